@@ -38,7 +38,7 @@ from query_mutator.confidence.scorers import SCORERS, Candidate
 from query_mutator.confidence.stopping import StoppingRule
 from query_mutator.confidence.submission import submitted
 from query_mutator.confidence.table import TrainingTable, table_of, training_table
-from query_mutator.errors import DatasetError, UsageError
+from query_mutator.errors import DatasetError, TooFewAnswersError, UsageError
 from query_mutator.files.whole import parse_json_object, write_json
 from query_mutator.stats.resampling import crossed_intervals
 from query_mutator.types import DoubleArray
@@ -122,7 +122,7 @@ def evaluate(
     held_out = [log for log in logs if log.part == "test" and log.prompts()]
     if not held_out:
         raise UsageError(f"{options.logs}: no question of the part 'test' has an answer with a grade")
-    test = test_of(held_out, asked, kind=table.kind)
+    test = test_of(held_out, asked, voted, kind=table.kind)
     votes = {name: vote_column(held_out, voted, rule, table.kind) for name, rule in RULES.items()}
     learned = np.empty((options.refits, len(held_out), len(CALLS)))  # [S, n, calls]
     mean_calls = []
@@ -141,10 +141,20 @@ def fitted(
     """Return a model of a bootstrap sample of the questions, and its rule for 1.5 calls after a first prompt."""
     rng = np.random.default_rng(seed)
     questions = int(table.questions.max()) + 1
-    weights = rng.multinomial(questions, np.full(questions, 1 / questions))[table.questions].astype(np.float64)
-    model = ConfidenceModel.fit(table, weights=weights, candidates=(candidate,), folds=FOLDS, seed=seed)
-    counts = np.where(np.array(table.forms) == first, weights, 0).astype(int)
+    drawn = rng.multinomial(questions, np.full(questions, 1 / questions)).astype(np.float64)
+    try:
+        model = fitted_to(drawn, table, candidate, seed=seed)
+    except TooFewAnswersError:  # the Bayesian bootstrap (Rubin 1981) leaves none of a few wrong answers out
+        drawn = rng.exponential(size=questions)
+        model = fitted_to(drawn, table, candidate, seed=seed)
+    counts = np.where(np.array(table.forms) == first, np.rint(10 * drawn[table.questions]), 0).astype(int)
     return model, rule_for_budget([[p] for p in np.repeat(model.out_of_fold, counts)], FEW_CALLS)
+
+
+def fitted_to(drawn: DoubleArray, table: TrainingTable, candidate: Candidate, *, seed: int) -> ConfidenceModel:
+    """Return a model of questions that count so many times [questions]."""
+    weights = drawn[table.questions]
+    return ConfidenceModel.fit(table, weights=weights, candidates=(candidate,), folds=FOLDS, seed=seed)
 
 
 def learned_columns(model: ConfidenceModel, rule: StoppingRule, test: HeldOut) -> tuple[DoubleArray, float]:
@@ -211,9 +221,13 @@ def printed(
     return result | {"mean_calls": {f"{FEW_CALLS:g}": round(float(np.mean(mean_calls)), 4)}, "over": differences}
 
 
-def test_of(logs: Sequence[Logged], order: Sequence[str], *, kind: AnswerKind | None) -> HeldOut:
-    """Return the test questions with the columns of their answers."""
-    orders = [[prompt for prompt in order if prompt in log.prompts()] for log in logs]
+def test_of(logs: Sequence[Logged], order: Sequence[str], ranked: Sequence[str], *, kind: AnswerKind | None) -> HeldOut:
+    """Return the test questions with the columns of their answers; without the first prompt the best by rate is it."""
+    orders = []
+    for log in logs:
+        known = log.prompts()
+        first = next(prompt for prompt in (order[0], *ranked) if prompt in known)
+        orders.append([first, *(prompt for prompt in order if prompt in known and prompt != first)])
     # A question that occurs twice is two questions here, or its answers would be mixed.
     tables = [
         table_of([answer(log, prompt) for prompt in prompts], kind=kind)

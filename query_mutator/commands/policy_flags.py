@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, ClassVar
 
 from tyro.conf import Positional
@@ -22,7 +23,16 @@ from query_mutator.settings.evaluation import FailureRate
 from query_mutator.settings.models import ADDRESS_FLAGS, Models
 from query_mutator.settings.output import Plugins
 
-__all__ = ["Policy", "PolicyFlags", "RunFlags", "max_failure_rate", "open_policy", "system_settings", "take_run"]
+__all__ = [
+    "Policy",
+    "PolicyFlags",
+    "RunFlags",
+    "is_policy",
+    "max_failure_rate",
+    "open_policy",
+    "system_settings",
+    "take_run",
+]
 
 LATEST = "runs/latest"
 
@@ -67,6 +77,16 @@ def take_run(flags: PolicyFlags, run: str) -> None:
     if flags.checkpoint not in (LATEST, run):
         raise ValueError(f"{run} and --checkpoint {flags.checkpoint} are two policies; give one")
     object.__setattr__(flags, "checkpoint", run)
+
+
+def is_policy(text: str) -> bool:
+    """Return whether a text is the path of a policy: a folder with a config.json, a .pt or a .qm file."""
+    try:
+        path = Path(text)
+        is_run = text != "" and (path / "config.json").is_file()
+        return is_run or (path.suffix in (".pt", ".qm") and path.is_file())
+    except (OSError, ValueError):  # too long for a path
+        return False
 
 
 @dataclass(frozen=True, kw_only=True)

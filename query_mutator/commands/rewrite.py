@@ -14,7 +14,7 @@ from query_mutator.apply import Limits, Mode, Rewrite, Rewriter
 from query_mutator.bounds import Count, Prose, Seconds
 from query_mutator.cli.flags import JsonTo
 from query_mutator.cli.outputs import Output, OutputFlags, holding
-from query_mutator.commands.policy_flags import PolicyFlags, max_failure_rate, open_policy, take_run
+from query_mutator.commands.policy_flags import PolicyFlags, is_policy, max_failure_rate, open_policy, take_run
 from query_mutator.errors import UsageError
 from query_mutator.evaluation.outcomes import check_failures
 from query_mutator.files import encode, write_text
@@ -29,7 +29,7 @@ class RewriteFlags(PolicyFlags, OutputFlags):
 
     question: Positional[Prose]
     """The question; - reads one per line from standard input. Of two arguments the first is the run."""
-    after_run: Positional[str] = ""
+    after_run: Positional[str | None] = None
     """The question, if a run is given before it."""
     mode: Mode = "full"
     """full: as the policy was trained; blind: all rewrites first, then one question to the target."""
@@ -42,10 +42,12 @@ class RewriteFlags(PolicyFlags, OutputFlags):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.after_run:
+        if self.after_run is not None:
             take_run(self, self.question)
             object.__setattr__(self, "question", self.after_run)
-            object.__setattr__(self, "after_run", "")
+            object.__setattr__(self, "after_run", None)
+        elif is_policy(self.question):
+            raise UsageError(f"{self.question} is a run: give the question after it, and --json at the end")
         Limits(max_calls=self.max_calls, deadline_s=self.request_deadline_s)
 
 

@@ -57,7 +57,7 @@ def feature_row(
     """Return the columns [F] of one attempt; `form` is the log odds of its form, `closeness` a cosine."""
     text = attempt.text.strip()[-_READ_CHARS:]
     values = [*_text_features(question, text, attempt, kind), *number_features(question, text)]
-    logprob = math.nan if attempt.logprob is None else max(-50.0, min(0.0, attempt.logprob))
+    logprob = math.nan if attempt.logprob is None else float(np.clip(attempt.logprob, -50, 0))
     return np.array([*values, form, logprob, closeness], dtype=np.float64)
 
 

@@ -25,6 +25,7 @@ _MOST_JSON_BYTES = 1_000_000
 _MOST_FORMS = 1_000
 _MOST_LOG_ODDS = 50.0
 _MOST_AGREEMENT = 10.0
+_LARGEST = 1e15  # of a number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,4 +157,4 @@ def _report(found: object) -> FitReport:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < math.inf
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < _LARGEST

@@ -8,6 +8,7 @@ each other, and at most one group is right.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -69,9 +70,11 @@ def combined(p: DoubleArray, groups: Sequence[int], *, agreement: float = 1.0) -
     members = group[:, None] == group[None]
     best = np.where(members, wrong, 0.0).min(axis=1)
     log_wrong = best + agreement * (np.where(members, wrong, 0.0).sum(axis=1) - best)
-    odds = np.expm1(-log_wrong)
+    log_odds = np.log(-np.expm1(log_wrong)) - log_wrong
+    largest = max(0.0, float(log_odds.max(initial=0.0)))  # taken out, so that no sum overflows
+    odds = np.exp(log_odds - largest)
     first = np.array([groups.index(name) == at for at, name in enumerate(groups)], dtype=np.float64)
-    return np.asarray(odds / (1 + (odds * first).sum()))
+    return np.asarray(odds / (math.exp(-largest) + (odds * first).sum()))
 
 
 def submitted(p: DoubleArray, groups: Sequence[int], *, agreement: float = 1.0) -> int:

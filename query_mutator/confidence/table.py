@@ -127,13 +127,17 @@ def attempt_groups(
 
 
 def form_rates(table: TrainingTable, weights: DoubleArray) -> dict[str, float]:
-    """Return the log odds of an answer in each form, against those of all answers that have a weight."""
+    """Return the log odds of an answer in each form, against those of all answers that have a weight.
+
+    Forms of few answers have none: their rate would tell the scorer which of these are right.
+    """
     total = float(weights @ table.right / weights.sum())
     rates: dict[str, float] = {}
     names = np.array(table.forms)
     for name in sorted(set(table.forms)):
         counted = np.where(names == name, weights, 0.0)
-        n = counted.sum()
+        if (n := counted.sum()) < _PRIOR_ANSWERS:
+            continue
         rate = (counted @ table.right + _PRIOR_ANSWERS * total) / (n + _PRIOR_ANSWERS)
         rates[name] = math.log(rate / (1 - rate)) - math.log(total / (1 - total))
     return rates
@@ -153,8 +157,10 @@ def infer_kind(rows: Sequence[LoggedAnswer]) -> AnswerKind | None:
     """
     graded = [row for row in rows if row.gold is not None][:_ROWS_TO_INFER]
     if graded:
-        kinds: list[AnswerKind | None] = [None, *get_args(AnswerKind)]
-        return max(kinds, key=lambda kind: sum(_agrees(row, kind) for row in graded))
+        kinds: tuple[AnswerKind | None, ...] = (*get_args(AnswerKind), None)
+        counts = {kind: sum(_agrees(row, kind) for row in graded) for kind in kinds}
+        # The wording of a question is read only where that tells more than one reading of all of them.
+        return max(kinds, key=lambda kind: counts[kind]) if len({*counts.values()}) > 1 else None
     counts = Counter(kind_of(row.question) for row in rows[:_ROWS_TO_INFER])
     kind, n = counts.most_common(1)[0]
     return kind if n >= 0.9 * counts.total() else None

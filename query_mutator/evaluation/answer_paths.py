@@ -49,10 +49,17 @@ class AnswerPaths:
 
         `prefix_calls` are those before the first answer.
         """
-        most = len(self.order)
-        left = [one - prefix_calls - 1 / len(self.p) for one in dict.fromkeys(budgets)]
-        rules = [rule_for_budget(self.p, one, max_calls=most) for one in left if 1 <= one <= most]
-        return list(dict.fromkeys([*rules, Stopping.fit(self.p).rule_for_price(price, max_calls=most)]))
+        within = [self.rule_within(one - prefix_calls) for one in budgets]
+        return list(dict.fromkeys([*(rule for rule in within if rule is not None), self.rule_worth(price)]))
+
+    def rule_within(self, budget: float) -> StoppingRule | None:
+        """Return the rule for a budget of calls per question, None for one that cannot be kept."""
+        budget, most = budget - 1 / len(self.p), len(self.order)
+        return rule_for_budget(self.p, budget, max_calls=most) if 1 <= budget <= most else None
+
+    def rule_worth(self, price: float) -> StoppingRule:
+        """Return the rule for the price of a call."""
+        return Stopping.fit(self.p).rule_for_price(price, max_calls=len(self.order))
 
     def stops(self, threshold: float) -> list[int]:
         """Return after which answer of each question P(right) is that high, else the last: [n] numbers from 0."""

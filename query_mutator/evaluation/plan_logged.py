@@ -11,15 +11,16 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from query_mutator.confidence import (
     ConfidenceModel,
     LoggedAnswer,
+    StoppingRule,
     greedy_order,
     places_by_question,
     rule_for_budget,
@@ -47,12 +48,14 @@ LEAST_SHARE = 0.5  # of the questions of the most frequent prompt
 MOST_PROMPTS, MOST_ORDERED = 16, 2_000  # prompts, the best, and questions, to choose an order from
 _HAS_KEY = FEATURES.index("has_key")
 
+Choose = Callable[[AnswerPaths], StoppingRule | None]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallsRow:
     """Rates of right submissions at a number of calls per question, cross-fitted by target."""
 
-    calls: float
+    calls: float  # of the vote
     learned: float  # by P(right)
     learned_calls: float  # that it made
     vote: float  # plain; 1.5 calls are a second answer for a random half
@@ -70,6 +73,7 @@ class LoggedPlans:
     points: tuple[PlanPoint, ...]
     chosen: PlanPoint
     by_calls: tuple[CallsRow, ...]
+    fitted: Mapping[Plan, CallsRow]  # of the points with several prompts
     questions: int  # that were asked in every prompt that was compared
     rates: Mapping[str, float]  # of right answers, by prompt that was compared
     not_compared: Mapping[str, int]  # prompt -> answers, where too few questions have one
@@ -82,20 +86,18 @@ class LoggedPlans:
         if chosen.plan.answer != "learned":
             more = "no plan of several prompts pays for its calls" if self.by_calls else "too few have two answers"
             return f"Ask {chosen.plan} alone: {rate}; {more}."
-        row = min(self.by_calls, key=lambda row: abs(row.calls - chosen.calls))
+        row = self.fitted[chosen.plan]
         low, high = (100 * bound for bound in row.lead_ci)
-        lead = f"{100 * row.lead:+.1f} points [{low:+.1f}, {high:+.1f}]"
-        fitted = f"{100 * _at(self.by_calls, chosen.calls):.1f} % cross-fitted"
+        lead = f"{100 * row.lead:+.1f} points [{low:+.1f}, {high:+.1f}] against a plain vote of {row.calls:.3g}"
+        fitted = f"cross-fitted {100 * row.learned:.1f} % at {row.learned_calls:.1f}, {lead}"
         return (
-            f"Use the plan {chosen.plan}: {rate} at {chosen.calls:.1f} calls per question, {fitted}; "
-            f"at {row.calls:g} calls {lead} against a plain vote; the best prompt alone {100 * row.single:.1f} %."
+            f"Use the plan {chosen.plan}: {rate} at {chosen.calls:.1f} calls per question; {fitted}; "
+            f"the best prompt alone {100 * row.single:.1f} %."
         )
 
     def to_json(self) -> dict[str, Any]:
         """Return plain types, without a text of the log."""
-        front = {
-            f"{budget:g}": _chosen(self.points, self.by_calls, budget=budget, price=0.0) for budget in (1, *BUDGETS)
-        }
+        front = {f"{budget:g}": _chosen(self.points, self.fitted, budget=budget, price=0.0) for budget in (1, *BUDGETS)}
         singles = {point.plan: point.to_json() for point in self.points if not point.plan.asks_early}
         original = singles.get(Plan(steps=(AS_IS,)))
         return {
@@ -104,6 +106,7 @@ class LoggedPlans:
             **({} if original is None else {"original": original}),
             "verdict": self.verdict,
             "front": {budget: point.to_json() for budget, point in front.items()},
+            "cross_fitted": asdict(self.fitted[self.chosen.plan]) if self.chosen.plan in self.fitted else None,
             "by_calls": [asdict(row) for row in self.by_calls],
             "order": list(self.order),
             "rates": dict(self.rates),
@@ -136,42 +139,53 @@ def logged_plans(
     model = ConfidenceModel.fit(table, candidates=candidates, seed=seed)
     counts = dict(Counter(table.forms).most_common())
     prompts = _shared_prompts(table, counts)
-    log = _Log.whole(table, model, prompts)
+    log, by_calls = _Log.whole(table, model, prompts), tuple[CallsRow, ...]()
+    fitted: dict[Plan, CallsRow] = {}
     if len(prompts) > 1:
-        paths, by_calls = log.paths(order := log.order()), _by_calls(log)
+        paths, folds = log.paths(order := log.order()), _folds(log)
+        by_calls = tuple(_row(folds, calls) for calls in CALLS if calls <= len(order))
         points = [log.alone(name) for name in prompts]
-        points += [paths.point(rule) for rule in paths.rules([*BUDGETS, budget or 0.0], price=price)]
+        for choose in _choices(budget, price):
+            rule = choose(paths)
+            if rule is not None and (point := paths.point(rule)).plan not in fitted:
+                points.append(point)
+                fitted[point.plan] = _row(folds, None, choose)
     else:  # each question was asked in one prompt: compare their rates
-        prompts, by_calls = [name for name, n in counts.items() if n >= LEAST_QUESTIONS] or prompts, ()
+        prompts = [name for name, n in counts.items() if n >= LEAST_QUESTIONS] or prompts
         points = [_Log.whole(table, model, [name]).alone(name) for name in prompts]
         order = [max(points, key=lambda point: point.success).plan.steps[0]]
     return LoggedPlans(
         confidence=model,
         order=tuple(order),
         points=tuple(points),
-        chosen=_chosen(points, by_calls, budget=budget, price=price),
+        chosen=_chosen(points, fitted, budget=budget, price=price),
         by_calls=by_calls,
+        fitted=fitted,
         questions=len(log.places),
         rates={point.plan.steps[0]: point.success for point in points if not point.plan.asks_early},
         not_compared={name: n for name, n in counts.items() if name not in prompts},
     )
 
 
+def _choices(budget: float | None, price: float) -> list[Choose]:
+    """Return what chooses the stopping rule of each plan from questions that were asked."""
+
+    def within(calls: float) -> Choose:
+        return lambda paths: paths.rule_within(calls)
+
+    return [*map(within, [*BUDGETS, *([] if budget is None else [budget])]), lambda paths: paths.rule_worth(price)]
+
+
 def _chosen(
-    points: Sequence[PlanPoint], by_calls: Sequence[CallsRow], *, budget: float | None, price: float
+    points: Sequence[PlanPoint], fitted: Mapping[Plan, CallsRow], *, budget: float | None, price: float
 ) -> PlanPoint:
     """Return the best plan within a budget, else by the price of calls; those of several prompts as cross-fitted."""
 
     def value(point: PlanPoint) -> tuple[float, float]:
-        rate = point.success if point.plan.answer != "learned" else _at(by_calls, point.calls)
+        rate = fitted[point.plan].learned if point.plan in fitted else point.success
         return (rate - price * point.calls if budget is None else rate), -point.calls
 
     return max((point for point in points if point.calls <= (budget or math.inf)), key=value)
-
-
-def _at(by_calls: Sequence[CallsRow], calls: float) -> float:
-    """Return the cross-fitted rate of learned submissions at a mean number of calls, between the rows of the table."""
-    return float(np.interp(calls, [row.calls for row in by_calls], [row.learned for row in by_calls]))
 
 
 def _asked_apart(table: TrainingTable) -> TrainingTable:
@@ -263,48 +277,69 @@ class _Log:
         return np.array(right)
 
 
-def _by_calls(log: _Log) -> tuple[CallsRow, ...]:
-    """Return the table by calls, as far as there are prompts."""
-    budgets = [calls for calls in CALLS if calls <= min(len(log.prompts), MOST_ANSWERS)]
+class _Fold(NamedTuple):
+    """n questions of a fold, asked in an order that is chosen on the others."""
+
+    others: AnswerPaths
+    paths: AnswerPaths
+    votes: list[DoubleArray]  # [n] each: whether the vote of 1, 2, ... answers is right
+    single: DoubleArray  # [n], whether the best prompt alone is right
+    targets: list[str]
+
+
+def _folds(log: _Log) -> list[_Fold]:
+    """Return the folds of a log, each with its order and votes by the others."""
     fold = log.table.fold_of(FOLDS)
-    parts = [_outcomes(log.part(fold != part), log.part(fold == part), budgets) for part in np.unique(fold)]
-    found = np.concatenate([outcomes for outcomes, _ in parts], axis=1)  # [4, n, budgets]
-    targets = [target for _, names in parts for target in names]
-    learned, calls, votes, single = found
-    return tuple(
-        CallsRow(
-            calls=budget,
-            learned=float(learned[:, at].mean()),
-            learned_calls=float(calls[:, at].mean()),
-            vote=float(votes[:, at].mean()),
-            single=float(single[:, at].mean()),
-            lead=float((learned - votes)[:, at].mean()),
-            lead_ci=difference_interval((learned - votes)[:, at], targets),
+    found = []
+    for number in np.unique(fold):
+        others, part = log.part(fold != number), log.part(fold == number)
+        order, ranked = others.order(), others.by_rate()
+        found.append(
+            _Fold(
+                others=others.paths(order),
+                paths=part.paths(order),
+                votes=[part.right_by_vote(ranked[: calls + 1]) for calls in range(len(order))],
+                single=part.right_alone(ranked[0]),
+                targets=[str(log.table.targets[rows[0]]) for rows in part.places],
+            )
         )
-        for at, budget in enumerate(budgets)
+    return found
+
+
+def _row(folds: Sequence[_Fold], calls: float | None, choose: Choose | None = None) -> CallsRow:
+    """Return what submissions by P(right) and votes bring; a rule is chosen on the other folds.
+
+    By default it makes so many calls; without a number the vote has as many as it made.
+    """
+    learned, made = [], []
+    for fold in folds:
+        stops = [0] * len(fold.targets)
+        if calls != 1:
+            rule = choose(fold.others) if choose else rule_for_budget(fold.others.p, calls or 1, max_calls=_most(fold))
+            assert rule is not None, "the budget is one of all questions"
+            stops = fold.paths.stops(rule.threshold)
+        learned.append(fold.paths.right[np.arange(len(stops)), stops])
+        made += [1 + stop for stop in stops]
+    right, targets = np.concatenate(learned), [target for fold in folds for target in fold.targets]
+    calls = float(np.mean(made)) if calls is None else calls
+    voted = np.concatenate([_vote_of(fold, calls) for fold in folds])
+    return CallsRow(
+        calls=calls,
+        learned=float(right.mean()),
+        learned_calls=float(np.mean(made)),
+        vote=float(voted.mean()),
+        single=float(np.concatenate([fold.single for fold in folds]).mean()),
+        lead=float((right - voted).mean()),
+        lead_ci=difference_interval(right - voted, targets),
     )
 
 
-def _outcomes(others: _Log, log: _Log, budgets: Sequence[float]) -> tuple[DoubleArray, list[str]]:
-    """Return by budget what is right and how many calls it took [4, n, budgets], chosen on others, and the targets."""
-    order, ranked = others.order(), others.by_rate()
-    chosen_on, paths = others.paths(order), log.paths(order)
-    votes = [log.right_by_vote(ranked[: calls + 1]) for calls in range(len(order))]
-    questions = np.arange(len(log.places))
-    columns = []
-    for budget in budgets:
-        stops = _stops(chosen_on, paths, budget)
-        low, high = votes[int(budget) - 1], votes[int(np.ceil(budget)) - 1]
-        columns.append(
-            [paths.right[questions, stops], 1.0 + np.array(stops), (low + high) / 2, log.right_alone(ranked[0])]
-        )
-    targets = [str(log.table.targets[rows[0]]) for rows in log.places]
-    return np.moveaxis(np.array(columns, dtype=np.float64), 0, 2), targets
+def _most(fold: _Fold) -> int:
+    return len(fold.paths.order)
 
 
-def _stops(chosen_on: AnswerPaths, paths: AnswerPaths, budget: float) -> list[int]:
-    """Return after which answer each question stops at a budget; the threshold is chosen on other questions."""
-    if budget == 1:
-        return [0] * len(paths.p)
-    threshold = rule_for_budget(chosen_on.p, budget, max_calls=len(paths.order)).threshold
-    return paths.stops(threshold)
+def _vote_of(fold: _Fold, calls: float) -> DoubleArray:
+    """Return how often a vote is right [n]; between two numbers a random share of the questions gets the larger one."""
+    low, high = math.floor(calls), math.ceil(calls)
+    share = calls - low
+    return np.asarray((1 - share) * fold.votes[low - 1] + share * fold.votes[high - 1])

@@ -38,7 +38,6 @@ FEWEST = 64  # steps to fit to
 MOST_ROWS = 20_000  # of a fit, drawn from the steps that are kept
 MOST_KEPT = 100_000  # the latest steps
 PRICES = (0.0025, 0.25)  # between which half of the steps get one
-_MASKED = -1e6
 _COLUMNS = ("obs", "next_obs", "actions", "gains", "calls", "ended", "episodes")
 _ARRAYS = ("column", "threshold", "unknown_left", "left", "right", "value", "roots", "baseline")
 
@@ -55,7 +54,7 @@ class FrozenValues:
             self._obs_dim = int(self.state["obs_dim"])
             count = len({name.partition("/")[0] for name in self.state if "/" in name})
             self.models = [self._model(number) for number in range(count)]
-        except (KeyError, TypeError, CheckpointError) as error:
+        except (KeyError, TypeError, OverflowError, CheckpointError) as error:
             raise ValueError(f"these are not the trees of a direct method: {error}") from error
         is_whole = self._masked.dtype.kind in "iu" and self._masked.ndim == 1 and self.num_actions
         if not is_whole or not 0 <= int(self._masked.min()) <= int(self._masked.max()) < self._obs_dim:
@@ -66,11 +65,11 @@ class FrozenValues:
         return TreeScorer.from_arrays(arrays, columns=self._obs_dim + self.num_actions)
 
     def values(self, obs: FloatArray) -> DoubleArray:
-        """Return the values [K, n, A] of actions for observations [n, D]; masked ones are far below all others."""
+        """Return the values [K, n, A] of actions for observations [n, D], -inf for masked ones."""
         rows = with_actions(obs, self.num_actions)
         shape = (len(self.models), len(obs), self.num_actions)
         values = np.array([model.log_odds(rows) for model in self.models]).reshape(shape)
-        return values + _MASKED * np.asarray(obs, dtype=np.float64)[:, self._masked]
+        return np.where(np.asarray(obs)[:, self._masked] > 0, -np.inf, values)
 
     def act(self, obs: FloatArray, rngs: Sequence[np.random.Generator] = (), *, greedy: bool = False) -> Acted:
         """Return the actions of largest mean value for observations [n, D]; nothing is random."""
@@ -172,7 +171,8 @@ class DirectMethod:
         rng = np.random.default_rng((self.config.seed, self.gradient_steps))
         count = len(steps["actions"])
         if count > MOST_ROWS:
-            steps = {name: column[rng.choice(count, MOST_ROWS, replace=False)] for name, column in steps.items()}
+            drawn = rng.choice(count, MOST_ROWS, replace=False)
+            steps = {name: column[drawn] for name, column in steps.items()}
         num_actions, masked = self.frozen.num_actions, self.frozen.state["masked"]
         obs, next_obs = steps["obs"].astype(np.float64), steps["next_obs"].astype(np.float64)
         chosen, own_prices = np.eye(num_actions)[steps["actions"]], self._prices_of(steps["obs"])
@@ -188,7 +188,7 @@ class DirectMethod:
         state = {name: self.frozen.state[name] for name in ("masked", "obs_dim")}
         for number in range(self.config.num_models):
             times = rng.poisson(1.0, size=int(steps["episodes"].max()) + 1)[steps["episodes"]]
-            drawn = np.repeat(np.arange(len(rows)), times)
+            drawn = np.repeat(np.arange(len(rows)), times if times.any() else 1)
             trees = self._regressor(rows[drawn], targets[drawn], seed=number).trees()
             state |= {f"{number}/{name}": array for name, array in trees.to_arrays().items()}
         self.frozen = FrozenValues(state)

@@ -72,8 +72,9 @@ class Plan:
         if not self.asks_early:
             return text
         of = "P(right)" if self.answer == "learned" else "fit"
-        stop = "" if self.stop_fit is None else f", stop at {of} {self.stop_fit:.3g}"
-        return f"{text} ({self.answer} answer{stop})"
+        if self.stop_fit is None:
+            return f"{text} ({self.answer} answer)"
+        return f"{text} ({self.answer} answer, stop at {of} {self.stop_fit:{'.3g' if self.stop_fit < 0.99 else '.4g'}})"
 
 
 class PlanPlayer:

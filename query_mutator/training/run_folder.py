@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -28,10 +30,17 @@ __all__ = ["described", "open_run_dir", "remember_run", "write_config", "write_s
 
 
 def open_run_dir(config: TrainConfig, checkpoint: Checkpoint | None, stack: ExitStack) -> RunDir:
-    """Return a new run folder, locked, or the resumed one with its row files truncated to where its checkpoint was."""
+    """Return a new run folder, locked, or the resumed one with its row files truncated to where its checkpoint was.
+
+    A new one that continues from a checkpoint gets a copy of the P(right) of the checkpoint's run.
+    """
     if checkpoint is None or not config.resumes_folder:
         run_dir = RunDir.create(config.save_dir, config.name or config.algo)
         stack.enter_context(locked(run_dir.path))
+        if checkpoint is not None and checkpoint.path is not None:  # what the learner has seen P(right) from
+            with contextlib.suppress(FileNotFoundError):
+                kept = checkpoint.path.parent.parent / run_dir.confidence_path.name
+                shutil.copyfile(kept, run_dir.confidence_path)
     else:
         done = checkpoint.progress
         run_dir = RunDir(

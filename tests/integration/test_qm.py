@@ -88,6 +88,24 @@ def test_rewrite_takes_the_run_before_the_question(run: str, capsys: pytest.Capt
     assert f"{run} and --checkpoint other are two policies; give one" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("after", "error"),
+    [
+        ([""], "the question is empty"),
+        ([], "is a run: give the question after it, and --json at the end"),
+        (["--json", "plz sort my list"], "is a run: give the question after it, and --json at the end"),
+    ],
+)
+def test_a_run_without_a_question_is_an_error(
+    after: list[str], error: str, run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    (here := tmp_path / "here").mkdir()
+    monkeypatch.chdir(here)
+    assert qm("rewrite", run, *after) == 2
+    assert error in capsys.readouterr().err
+    assert not list(here.iterdir())
+
+
 def test_rewrite_reads_lines(run: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("join my words\n\n  umm length plz\n"))
     assert qm("rewrite", "--checkpoint", run, "--json", "-") == 0

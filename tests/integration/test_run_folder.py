@@ -81,6 +81,15 @@ def test_a_new_run_holds_the_lock_of_its_folder(tmp_path: Path) -> None:
         pass
 
 
+def test_a_new_run_from_a_checkpoint_has_the_p_right_of_its_run(run: Path, tmp_path: Path) -> None:
+    (run / "p_right.pt").write_bytes(b"learned")
+    path = run / "checkpoints" / "step_64.pt"
+    config = parse_config(["--save-dir", str(tmp_path / "new"), "--resume", str(path)])
+    with ExitStack() as stack:
+        new = open_run_dir(config, read_checkpoint(path), stack)
+        assert new.confidence_path.read_bytes() == b"learned"
+
+
 def test_the_lock_of_another_host_is_broken_by_its_flag_alone(run: Path) -> None:
     (run / LOCK).write_text("17\nnode-7\n")
     refused(run, "is being written by pid 17 on node-7, which cannot be checked from here; if it has ended, take the")

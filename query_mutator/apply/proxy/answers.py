@@ -81,9 +81,13 @@ class _Request:
     calls: int = 0
     question: str = ""
     form: str = AS_IS
-    overhead_s: float | None = None  # until the request that answers was sent
+    overhead_s: float = 0.0  # until the request that answers was sent
     wants_field: bool = False
     acted: bool = False  # whether the policy acted on the question
+
+    def elapsed_s(self) -> float:
+        """Return the seconds since the request came."""
+        return time.perf_counter() - self.started
 
     def sent(self, question: str) -> Sent:
         """Return what the client asked and gets, for the shadow."""
@@ -104,13 +108,12 @@ class _Request:
 
     def facts(self) -> Json:
         """Return what the headers say, and the question that was asked."""
-        overhead_s = time.perf_counter() - self.started if self.overhead_s is None else self.overhead_s
         return {
             "decision": self.decision,
             "operators": list(self.operators),
             "form": self.form,
             "calls": self.calls,
-            "overhead_ms": round(1000 * overhead_s, 1),
+            "overhead_ms": round(1000 * self.overhead_s, 1),
             "question": self.question,
         }
 
@@ -205,6 +208,7 @@ class PolicyAnswerer:
         return await self._ask(request, request.call.asking(found.framed))
 
     async def _gate(self, request: _Request, question: str) -> Reply:
+        request.overhead_s = request.elapsed_s()
         async with AsyncExitStack() as stack:
             response = await self._open(stack, request, request.call.body)
             if request.call.streams:
@@ -228,10 +232,12 @@ class PolicyAnswerer:
         original = request.call.key(Framed.user(question))
         answers = {} if first is None else {original: Completion(text=first)}
         replies = {} if whole is None else {original: whole}
+        sent_s = {original: request.overhead_s}
 
         async def ask(framed: Framed) -> Completion:
             key = request.call.key(framed)
             if key not in answers:
+                sent_s[key] = request.elapsed_s()
                 replies[key] = await self._reply(request, framed)
                 answers[key] = answer_of(request.call.api, replies[key])
             return answers[key]
@@ -243,6 +249,7 @@ class PolicyAnswerer:
         reply = replies.get(request.call.key(found.framed))
         if reply is None:
             return await self._ask(request, request.call.asking(found.framed))
+        request.overhead_s = sent_s[request.call.key(found.framed)]
         return self._finished(request, reply)
 
     def _decide(self, request: _Request, question: str, found: Rewritten) -> None:
@@ -288,7 +295,7 @@ class PolicyAnswerer:
 
     async def _ask(self, request: _Request, body: Json) -> Reply:
         """Return the upstream's answer as it arrives."""
-        request.overhead_s = time.perf_counter() - request.started
+        request.overhead_s = request.elapsed_s()
         async with AsyncExitStack() as stack:
             response = await self._open(stack, request, body)
             if request.call.streams:

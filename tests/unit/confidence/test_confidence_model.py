@@ -13,8 +13,9 @@ import pytest
 from query_mutator.confidence import Attempt, ConfidenceModel, LoggedAnswer, cross_fitted, training_table
 from query_mutator.confidence import crossfit as crossfit_module
 from query_mutator.confidence.crossfit import log_loss
-from query_mutator.confidence.features import CLOSENESS, FEATURES
+from query_mutator.confidence.features import CLOSENESS, FEATURES, LOGPROB, feature_row
 from query_mutator.confidence.scorers import SCORERS
+from query_mutator.confidence.table import form_rates
 from query_mutator.encoder.hashing import HashEncoder
 from query_mutator.errors import CheckpointError, UsageError
 from query_mutator.session.confidence_file import load_or_learn
@@ -254,3 +255,23 @@ def test_folds_are_read_again_from_the_file_of_a_run(
 def test_an_answer_is_read_next_to_the_wording_that_was_asked(both: ConfidenceModel) -> None:
     cleaned = replace(GOOD, asked=QUESTION)
     assert both.p_alone("hw many pens lol", [cleaned]) == both.p_alone(QUESTION, [GOOD])
+
+
+def test_the_rate_of_a_form_tells_nothing_of_answers_that_are_scored() -> None:
+    def told(forms: int) -> float:
+        """Return the AUROC of answers that differ in their form alone, which says whether they are right."""
+        rows = [
+            LoggedAnswer(question=f"Q{at}?", attempt=Attempt(text="It is 7.", form=f"{at % forms}"), right=at % 2 == 0)
+            for at in range(300)
+        ]
+        right = np.array([row.right for row in rows], dtype=float)
+        return auroc(cross_fitted(rows, candidates=("linear",)), right)
+
+    assert told(10) == 1.0  # thirty answers in each
+    assert told(300) <= 0.5
+    assert not form_rates(training_table(graded_sums(9)), np.ones(9))  # too few in a form
+
+
+def test_a_log_probability_that_is_no_number_is_unknown() -> None:
+    rows = feature_row(QUESTION, Attempt(text="50", logprob=float("nan")), kind="number")
+    assert np.isnan(rows[FEATURES.index(LOGPROB)])

@@ -40,6 +40,29 @@ def test_learned_submission_beats_the_vote(tmp_path: Path, texts: tuple[str, ...
     assert "prompts steps" in out if texts == ("steps",) else "| 3 |" in out
 
 
+def test_a_question_without_the_first_prompt_begins_with_the_best_that_it_has(tmp_path: Path) -> None:
+    logs = write_logs(tmp_path / "logs", train=150, test=120)
+    rows = [json.loads(line) for line in gzip.decompress((logs / "logs.jsonl.gz").read_bytes()).splitlines()]
+    for at, row in enumerate(rows):
+        if row["part"] == "test":
+            del row["answers"][("plain", "steps", "short")[at % 3]]
+    write_rows(logs, rows)
+    assert run("--logs", logs, "--json", tmp_path / "result.json", "--refits", 1) == 0
+    result = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))
+    assert result["learned"]["1"] == result["vote"]["1"]
+    assert result["learned"]["2"] > result["vote"]["2"]
+
+
+def test_few_wrong_answers_suffice_for_every_refit(tmp_path: Path) -> None:
+    logs = write_logs(tmp_path / "logs", train=200, test=20, texts=("plain",))
+    rows = [json.loads(line) for line in gzip.decompress((logs / "logs.jsonl.gz").read_bytes()).splitlines()]
+    wrong = [row for row in rows if row["part"] == "train" and not row["right"]["plain"]]
+    for row in wrong[12:]:
+        row["right"]["plain"] = True
+    write_rows(logs, rows)
+    assert run("--logs", logs, "--json", tmp_path / "result.json", "--refits", 5) == 0
+
+
 def test_the_test_part_is_not_read_for_choices(tmp_path: Path, capsys: Any) -> None:
     logs = write_logs(tmp_path / "logs", train=120, test=30, texts=("plain",))
     assert run("--logs", logs, "--train-only") == 0

@@ -72,3 +72,11 @@ def test_the_likeliest_group_is_submitted_by_its_likeliest_answer() -> None:
     assert submitted(np.array([0.6, 0.5, 0.4]), [0, 1, 1]) == 1
     assert submitted(np.array([0.6, 0.5, 0.4]), [0, 1, 1], agreement=0.0) == 0
     assert submitted(np.array([0.5, 0.5]), [0, 1]) == 0
+
+
+def test_sure_answers_that_agree_are_surer_however_many_they_are() -> None:
+    with np.errstate(over="raise", invalid="raise"):
+        found = combined(np.full(60, 1 - 1e-9), [0] * 59 + [1], agreement=10.0)
+    assert found[0] == pytest.approx(1.0)
+    assert found[-1] == pytest.approx(0.0)
+    assert combined(np.array([0.5, 0.5]), [0, 1]) == pytest.approx([1 / 3, 1 / 3])

@@ -56,6 +56,41 @@ def test_it_takes_what_pays_and_submits_where_nothing_more_does() -> None:
     assert direct.frozen.values(np.zeros((4, SIZE), np.float32)).shape == (4, 4, 3)
 
 
+def test_a_sample_of_many_steps_keeps_what_belongs_to_each_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("query_mutator.learners.direct.MOST_ROWS", 500)
+    direct = learner()
+    play(direct, 60, price=0.05)
+    direct.update()
+    assert (chosen(direct, -1, price=0.05), chosen(direct, 1, price=0.05)) == (LEFT, RIGHT)
+    assert chosen(direct, 1, price=0.05, answered=True) == SUBMIT
+
+
+def test_environments_act_by_models_of_other_episodes_and_never_take_what_is_masked() -> None:
+    direct = learner()
+    play(direct, 60, price=0.05)
+    direct.update()
+    values = direct.frozen.values(np.zeros((1, SIZE), np.float32))[:, 0]
+    assert len(np.unique(values[:, LEFT])) == direct.config.num_models
+    masked = np.zeros((1, SIZE), np.float32)
+    masked[0, MASK.start : MASK.start + 2] = 1
+    assert direct.frozen.values(masked)[0, 0, :2].tolist() == [-np.inf, -np.inf]
+    stored = direct.state_dict()["optimizer"]["steps"]
+    asked = stored["actions"] != SUBMIT
+    assert set(np.round(stored["gains"][asked].tolist(), 6)) == {0.2, 1.0}  # without the price
+
+
+def test_the_latest_steps_are_kept_in_the_order_of_their_episodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def episodes() -> list[int]:
+        direct = learner()
+        play(direct, 10, price=0.05)
+        return [int(number) for number in direct.state_dict()["optimizer"]["steps"]["episodes"]]
+
+    every = episodes()
+    assert every == sorted(every)
+    monkeypatch.setattr("query_mutator.learners.direct.MOST_KEPT", 40)
+    assert episodes() == every[-40:]
+
+
 def test_one_fit_holds_for_prices_that_no_step_had(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("query_mutator.learners.direct.PRICES", (0.05, 2.0))
     direct = learner()
@@ -98,6 +133,9 @@ def test_a_restored_learner_goes_on_as_the_saved_one() -> None:
     assert ours["policy"].keys() == theirs["policy"].keys()
     assert all((ours["policy"][name] == theirs["policy"][name]).all() for name in ours["policy"])
     assert ours["counts"] == theirs["counts"]
+    again = learner()
+    again.load_state_dict(direct.state_dict())
+    assert again.update() == {}  # no step is new
 
 
 def test_arrays_of_something_else_are_refused() -> None:
