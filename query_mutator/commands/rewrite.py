@@ -29,7 +29,7 @@ class RewriteFlags(PolicyFlags, OutputFlags):
 
     question: Positional[Prose]
     """The question; - reads one per line from standard input. Of two arguments the first is the run."""
-    after_run: Positional[str | None] = None
+    after_run: Positional[Prose | None] = None
     """The question, if a run is given before it."""
     mode: Mode = "full"
     """full: as the policy was trained; blind: all rewrites first, then one question to the target."""
