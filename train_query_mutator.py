@@ -86,7 +86,11 @@ def main(argv: Sequence[str], *, prog: str = PROG) -> int:
             note(*remarks(config))
             print(found)
             return 0
-        trainer = stack.enter_context(build(config, checkpoint, stack))
+        try:
+            trainer = stack.enter_context(build(config, checkpoint, stack))
+        except KeyboardInterrupt:
+            note("nothing was trained: give the same command again" + ("" if checkpoint is None else ", with --resume"))
+            raise
         gc.freeze()  # loaded objects stay: collecting them again would stop the run for a tenth of a second
         trainer.begin()
         while trainer.updates_left:

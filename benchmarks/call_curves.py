@@ -30,7 +30,6 @@ from query_mutator.bounds import group_of
 from query_mutator.cli.console import table
 from query_mutator.encoder.documents import cache_dir
 from query_mutator.env.task import Task
-from query_mutator.errors import TooFewAnswersError
 from query_mutator.evaluation.methods import by_policy
 from query_mutator.evaluation.plan_search import find_plan
 from query_mutator.files import write_json
@@ -72,9 +71,8 @@ def plan_curve(world: World, argv: Sequence[str], calls: Sequence[int]) -> list[
     task = world.task_of(settings).with_rules(ask="policy", max_asks=None)
     held_out, found = task.on(split_dataset(settings).validation), []
     for most in calls:
-        try:
-            search = find_plan(world.evaluator, task, max_calls=most, seed=config.seed, learned=True)
-        except TooFewAnswersError:
+        search = find_plan(world.evaluator, task, max_calls=most, seed=config.seed, learned=True)
+        if search.confidence is None:
             found.append((math.nan, math.nan))
             continue
         plan = max(search.points, key=lambda point: point.success - PRICE * point.calls).plan

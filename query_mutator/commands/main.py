@@ -79,8 +79,8 @@ def _command(argv: Sequence[str]) -> tuple[str | None, Sequence[str]]:
         if HELP & set(argv):
             return None, group
         raise UsageError(f"{' '.join(group)} needs a command: {', '.join(_within(group))}")
-    typed = " ".join(words[: len(group) + 2]) or argv[0]
-    near = nearest(typed, COMMANDS)
+    typed = " ".join(words[: len(group) + 1]) or argv[0]
+    near = next((name for name in COMMANDS if name.startswith(typed)), None) or nearest(typed, COMMANDS)
     raise UsageError(f"unknown command {typed!r}; " + (f"did you mean {near}?" if near else "see qm help --all"))
 
 

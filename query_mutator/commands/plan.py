@@ -37,6 +37,8 @@ def plan(flags: PlanFlags) -> None:
         plan_from_logs(flags)
         return
     started = time.perf_counter()
+    if flags.answer == "learned" and "forms" in flags.given and len(rewrites(flags)[1]) < 2:
+        raise UsageError("--answer learned chooses among answers in several forms; name two or more with --forms")
     split = split_dataset(_task_settings(flags))
     train = split.train
     if not train:
@@ -74,7 +76,7 @@ def plan(flags: PlanFlags) -> None:
         path = str(run.run_dir.path)
     about = {"questions_in_training": len(train), "run_folder": path}
     report = {"plan": search.saved.to_json(), **search.to_json(), **about}
-    show(flags, report, _in_words(search, path, num_train=len(train)))
+    show(flags, report, _in_words(search, path, num_train=len(train), has_test=bool(split.test)))
 
 
 def _task_settings(flags: PlanFlags) -> TaskSettings:
@@ -88,8 +90,10 @@ def _estimate(flags: PlanFlags, num_train: int) -> str:
     """Return the size of the search, without asking a server."""
     text_s, (call_s, known) = encoding_time(flags), call_time(flags, flags, operators=flags.operators)
     max_calls = flags.max_calls or (calls_in(60 * flags.minutes, text_s + call_s) if known else MAX_CALLS)
+    learned = flags.answer == "learned"
+    count = questions_searched(num_train, max_calls, is_wide=not known, learned=learned)
     facts = {
-        "questions to search on": f"{questions_searched(num_train, max_calls, is_wide=not known)} of {num_train}",
+        "questions to search on": f"{count} of {num_train}",
         "operators": sum(map(len, rewrites(flags))),
         "model calls, at most": f"{max_calls:,}",
         "calls in flight": flags.calls_in_flight,
@@ -99,7 +103,7 @@ def _estimate(flags: PlanFlags, num_train: int) -> str:
     return "\n".join(["estimate (nothing was started)", rows_of(facts), source])
 
 
-def _in_words(search: PlanSearch, path: str, *, num_train: int) -> str:
+def _in_words(search: PlanSearch, path: str, *, num_train: int, has_test: bool) -> str:
     saved, original = search.saved, search.original
     low, high = saved.success_ci
     facts = {
@@ -110,9 +114,16 @@ def _in_words(search: PlanSearch, path: str, *, num_train: int) -> str:
         "calls per question": f"{saved.calls:.2f}",
         "search": f"{search.calls:,} calls, {search.plans_tried:,} plans, {search.seconds:.0f} s",
     }
+    if search.confidence is not None:
+        facts["P(right)"] = search.confidence.report.in_words.removeprefix("P(right): ")
+    if search.not_learned:
+        facts["P(right)"] = f"not used: {search.not_learned}"
+    if (learned := search.best_learned) is not None and saved.plan.answer != "learned":
+        rate = f"{learned.success:.1%} at {learned.calls:.2f} calls, out of fold"
+        facts["best plan by P(right)"] = f"{learned.plan}: {rate}; not better"
     if rejected := rejections_in_words(search.rewrites):
         facts["rejected rewrites"] = rejected.partition(": ")[2]
     front = [f"{budget:>6}  {point.success:>7.1%}  {point.plan}" for budget, point in search.front.items()]
     title = "best plan within a number of calls per question, on training questions"
-    after = [f"run folder: {path}", f"on held-out questions: qm eval --checkpoint {path}", search.verdict]
-    return "\n".join([rows_of(facts), "", title, " calls  success  plan", *front, "", *after])
+    after = [f"run folder: {path}", *([f"on held-out questions: qm eval --checkpoint {path}"] if has_test else [])]
+    return "\n".join([rows_of(facts), "", title, " calls  success  plan", *front, "", *after, search.verdict])

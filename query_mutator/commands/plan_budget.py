@@ -27,10 +27,12 @@ class CallBudget:
 
     max_calls: int
     call_s: float | None
+    learned: bool  # whether some of them go to P(right)
 
     def announced(self, task: Task) -> str:
         """Return what a search will take, in one line."""
-        count = questions_searched(len(task.questions), self.max_calls, is_wide=is_wide(task, self.max_calls))
+        wide = is_wide(task, self.max_calls)
+        count = questions_searched(len(task.questions), self.max_calls, is_wide=wide, learned=self.learned)
         line = f"{count} questions, at most {self.max_calls:,} calls"
         if self.call_s is None:
             return f"{line} (qm doctor measures how long they take)"
@@ -49,10 +51,11 @@ def measured_budget(flags: PlanFlags, models: OpenModels, task: Task) -> CallBud
 
     The embedded models answer MAX_CALLS calls within minutes.
     """
+    learned = flags.answer == "learned"
     is_own = models.choice.kind == EMBEDDED  # in this process: simulated times are its settings
     pace = None if is_own else kept_pace(flags, flags, mutator=flags.mutator_model)
     if not is_own and pace is None and (flags.max_calls is not None or models.embedded):
-        return CallBudget(flags.max_calls or MAX_CALLS, None)
+        return CallBudget(flags.max_calls or MAX_CALLS, None, learned)
     if not is_own and pace is None:
         client, at_once = models.calls.limit, flags.calls_in_flight
         calling = [one for place, one in enumerate(task.operators) if not task.is_local(place)]
@@ -62,4 +65,4 @@ def measured_budget(flags: PlanFlags, models: OpenModels, task: Task) -> CallBud
             keep_pace(measured, flags, flags, mutator=flags.mutator_model)
     call_s = text_time(models.encoder) + call_time(flags, flags, operators=flags.operators)[0]
     fitting = MAX_CALLS if models.embedded else calls_in(60 * flags.minutes, call_s)
-    return CallBudget(flags.max_calls or fitting, call_s)
+    return CallBudget(flags.max_calls or fitting, call_s, learned)

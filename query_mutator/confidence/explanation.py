@@ -75,7 +75,11 @@ def _result(values: Values) -> str:
 def _copy(values: Values) -> str:
     if values["answer_in_question"]:
         return "the answer is a number of the question"
-    return "the answer has only words of the question" if values["key_in_question"] else "the answer is new"
+    return (
+        "the answer has only words of the question"
+        if values["key_in_question"]
+        else "the answer has words that the question does not"
+    )
 
 
 def _given(values: Values) -> str:

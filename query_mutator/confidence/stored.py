@@ -14,7 +14,7 @@ from query_mutator.confidence.answer_keys import AnswerKind
 from query_mutator.confidence.crossfit import Platt
 from query_mutator.confidence.features import FEATURES
 from query_mutator.confidence.scorers import Scorer, load_scorer, real_array
-from query_mutator.errors import CheckpointError
+from query_mutator.errors import CheckpointError, TooFewAnswersError
 from query_mutator.stats.calibration import auroc, brier_score, expected_calibration_error
 from query_mutator.types import MAX_NAME_CHARS, DoubleArray
 
@@ -47,6 +47,14 @@ class FitReport:
             f"P(right): learned from {self.answers:,} answers, {self.base_rate:.0%} right; "
             f"AUROC {self.auroc:.2f}, calibration error {self.calibration_error:.3f}, out of fold"
         )
+
+    def check(self) -> None:
+        """Raise TooFewAnswersError for a fit that orders right and wrong answers no better than chance."""
+        if self.auroc <= 0.5:
+            raise TooFewAnswersError(
+                f"P(right) of {self.answers:,} answers orders right and wrong ones no better than chance "
+                f"(AUROC {self.auroc:.2f}, out of fold); give more questions"
+            )
 
     @classmethod
     def of(cls, p: DoubleArray, right: DoubleArray, *, scorer: str, targets: int) -> Self:

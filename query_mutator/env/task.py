@@ -176,7 +176,9 @@ class Task:
         """Return what moves the P(right) of an answer to question `index` most, in words."""
         replies = [self.reply_of(index, one) for one in attempts]
         found = self._fitted(index).explain(self.questions[index].text, replies, attempts.index(chosen))
-        return found[0].text if found else "a usual answer"
+        if not found:
+            return "a usual answer"
+        return f"{'raised' if found[0].log_odds > 0 else 'lowered'} most by: {found[0].text}"
 
     def _fitted(self, index: int) -> ConfidenceModel:
         """Return the model of P(right) that has seen no answer about the target of question `index`."""

@@ -35,7 +35,7 @@ def learn_confidence(
 ) -> Learned:
     """Return the model of P(right) of the answers that random plans get within about so many calls, and these.
 
-    UsageError for too few answers to learn from.
+    TooFewAnswersError for too few to learn from, or to order them better than chance.
     """
     bar = progress("answers to learn P(right) from", max_calls) if progress else None
     scores = PlanScores(caller, task, on_call=lambda: bar.update() if bar is not None else None)
@@ -56,6 +56,7 @@ def learn_confidence(
         if bar is not None:
             bar.close()
     confidence = ConfidenceModel.fit(list(graded_answers(scores, asked)), seed=seed)
+    confidence.report.check()
     return Learned(confidence, {row: QuestionMemory(attempts=dict(scores.answers(row))) for row in asked})
 
 

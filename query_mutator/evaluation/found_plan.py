@@ -61,7 +61,6 @@ def search_plan(
         seed=seed,
         budget=budget,
         learned=learned,
-        must_learn=False,
         progress=progress,
     )
     longest = task.rules.max_episode_steps  # the plan without a step fits

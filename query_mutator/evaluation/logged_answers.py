@@ -13,6 +13,7 @@ from query_mutator.data.logs import LoggedReply
 from query_mutator.data.split import Split, target_key
 from query_mutator.errors import DatasetError
 from query_mutator.forms import FORMS
+from query_mutator.registry import check_known
 from query_mutator.rewards import Evidence, Unscored, WeightedReward
 from query_mutator.types import UNSAFE, Question
 
@@ -61,11 +62,13 @@ def grade_log(
     """Return the graded answers of a log in `forms`, by default in all.
 
     Questions of `split` have its gold, and replies about its held-out ones are left out. DatasetError for a reply that
-    cannot be graded, but for one of real traffic, which is left out.
+    cannot be graded, but for one of real traffic, which is left out; UsageError for a form that no reply is in.
     """
     found, known = GradedLog(), _Known.of(split)
     asked: Counter[tuple[str, str]] = Counter()
+    prompts: set[str] = set()
     for reply in replies:
+        prompts.add(reply.form)
         question = known.question_of(reply)
         why = known.why_not(reply, question) or _why_not(reply, forms)
         if why is None:
@@ -78,6 +81,8 @@ def grade_log(
             why = _add(found, reply, question, reward)
         if why is not None:
             found.left_out[why] += 1
+    for name in forms:
+        check_known("prompt", name, sorted(prompts)[:MOST_FORMS])
     if len(found.forms) > MOST_FORMS:
         raise DatasetError(f"the log has more than {MOST_FORMS} prompts; give each prompt one name in all rows")
     return found

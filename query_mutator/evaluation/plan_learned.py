@@ -59,6 +59,7 @@ def learned_plans(trials: Trials, *, budget: float | None, seed: int = 0) -> Lea
     results = {form: trials.scores.results(plan, rows) for form, plan in asked.items()}
     table, scores = _graded(trials, rows, results)
     model = ConfidenceModel.fit(table, seed=seed)
+    model.report.check()
     first = max(asked, key=lambda form: trials.value_of(trials.point(asked[form], rows)))
     order = greedy_order(
         table, model.out_of_fold, list(asked), first=first, agreement=model.agreement, most=MOST_ANSWERS

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from query_mutator.confidence import ConfidenceModel
 from query_mutator.errors import UsageError
+from query_mutator.evaluation.verdict import MIN_QUESTIONS
 from query_mutator.learners.plan import Plan
 
 __all__ = ["BUDGETS", "PlanPoint", "PlanSearch"]
@@ -44,6 +46,7 @@ class PlanSearch:
     seconds: float
     rewrites: Mapping[str, Any]  # by operator, with those that a guard rejected (`count_rewrites`)
     confidence: ConfidenceModel | None = None  # by which plans with the rule `learned` submit
+    not_learned: str = ""  # why there are none, where they were asked for
 
     @property
     def best(self) -> PlanPoint:
@@ -61,6 +64,14 @@ class PlanSearch:
         return self.best if self.budget is None else self.best_plan_at(self.budget)
 
     @property
+    def best_learned(self) -> PlanPoint | None:
+        """Return the best plan that submits by P(right), within the budget if there is one."""
+        points = tuple(point for point in self.points if point.plan.answer == "learned")
+        if not any(point.calls <= (self.budget or math.inf) for point in points):
+            return None
+        return replace(self, points=points).chosen
+
+    @property
     def saved(self) -> PlanPoint:
         """Return the chosen plan, or the original question where the choice does no better on questions it left out."""
         is_better = self.cross_fitted_lead > 0 and self.cross_fitted >= self.original.success
@@ -69,6 +80,11 @@ class PlanSearch:
     @property
     def verdict(self) -> str:
         """Return one sentence on the plan that is saved and the original question."""
+        few = self.original.questions < MIN_QUESTIONS
+        return f"{self._verdict}{' These are too few questions to rely on it.' if few else ''}"
+
+    @property
+    def _verdict(self) -> str:
         original, saved = self.original, self.saved
         of = f"of {original.questions} training questions right"
         fitted, bar = f"{100 * self.cross_fitted:.1f} % cross-fitted", f"{100 * original.success:.1f} %"
@@ -106,4 +122,5 @@ class PlanSearch:
             "seconds": round(self.seconds, 3),
             "rewrites": dict(self.rewrites),
             "p_right": None if self.confidence is None else self.confidence.describe(),
+            "not_learned": self.not_learned,
         }

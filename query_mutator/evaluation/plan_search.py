@@ -15,7 +15,7 @@ from __future__ import annotations
 import textwrap
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import closing, nullcontext, suppress
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -55,7 +55,6 @@ def find_plan(
     seed: int = 0,
     budget: float | None = None,
     learned: bool = False,
-    must_learn: bool = True,
     progress: Callable[[str, int], Any] | None = None,
     on_best: Callable[[PlanPoint], Any] = lambda point: None,
 ) -> PlanSearch:
@@ -63,8 +62,8 @@ def find_plan(
 
     With `seconds` it ends by then, give or take a few seconds, with what was found on the questions scored so far.
     `budget` bounds the mean calls per question of the plan to choose. Few calls score fewer questions, a random sample.
-    With `learned` a third of it asks in all forms, for plans that submit the answer that is most likely right;
-    TooFewAnswersError where that does not suffice, or without `must_learn` a result without such plans.
+    With `learned` a third of it asks in all forms, for plans that submit the answer that is most likely right; where
+    that does not suffice the result says why it has none.
     `caller` is an `Evaluator`. `on_best` is called with each plan that is the best one so far, on the questions scored
     so far. UsageError for too few calls.
     """
@@ -75,7 +74,7 @@ def find_plan(
         edits = Edits(scores.task, has_no_effect=lambda name: trials.has_no_effect(name))
         wide = is_wide(scores.task, max_calls)
         share = SEARCHED_SHARE if learned else 1.0
-        count = questions_searched(len(task.questions), int(share * max_calls), is_wide=wide)
+        count = questions_searched(len(task.questions), max_calls, is_wide=wide, learned=learned)
         order = np.random.default_rng(seed).permutation(len(task.questions))[:count].tolist()
         rows = [tuple(order[:size]) for size in (_sizes(count) if wide else race_sizes(count))]
         trials = Trials(
@@ -87,13 +86,15 @@ def find_plan(
             on_best=[bar.show, on_best],
         )
         (_WideSearch(trials, edits) if wide else PlanRace(trials, edits)).run()
-        found = None
+        found: LearnedPlans | str = ""
         if learned:
             trials.extend(max_calls, seconds)
-            with nullcontext() if must_learn else suppress(TooFewAnswersError):
+            try:
                 found = learned_plans(trials, budget=budget, seed=seed)
+            except TooFewAnswersError as error:
+                found = str(error)
     search = trials.result(seconds=time.perf_counter() - started)
-    return search if found is None else _with_learned(search, found, trials)
+    return replace(search, not_learned=found) if isinstance(found, str) else _with_learned(search, found, trials)
 
 
 def _with_learned(search: PlanSearch, found: LearnedPlans, trials: Trials) -> PlanSearch:
@@ -113,9 +114,10 @@ def is_wide(task: Task, max_calls: int) -> bool:
     return task.calls.by_rules or WIDE_SHARE * max_calls >= first * Edits(task).first_calls
 
 
-def questions_searched(num_questions: int, max_calls: int, *, is_wide: bool) -> int:
+def questions_searched(num_questions: int, max_calls: int, *, is_wide: bool, learned: bool = False) -> int:
     """Return how many of the questions a search scores."""
-    return min(num_questions, max(1, max_calls // (CALLS_PER_QUESTION if is_wide else RACE_CALLS_PER_QUESTION)))
+    calls = int(SEARCHED_SHARE * max_calls) if learned else max_calls
+    return min(num_questions, max(1, calls // (CALLS_PER_QUESTION if is_wide else RACE_CALLS_PER_QUESTION)))
 
 
 def _sizes(count: int) -> list[int]:

@@ -62,10 +62,12 @@ def power_in_words(questions: Sequence[Question], settings: Settings) -> str:
     targets = [target_key(question) for question in questions]
     design = design_effect(targets, correlation=spread.correlation)
     least = detectable_difference(len(questions), discordant=spread.discordant, design=design)
-    shown = f"differences of {100 * least:.1f} points or more" if least <= 1 else "no difference"
+    shown = (
+        f"show differences of {100 * least:.1f} points or more" if least <= 1 else "are too few to show a difference"
+    )
     needed = questions_needed(AIM, discordant=max(AIM, spread.discordant), design=design)
     return (
-        f"{len(questions)} held-out questions show {shown}, {100 * AIM:g} points take {needed:,} "
+        f"{len(questions)} held-out questions {shown}, {100 * AIM:g} points take {needed:,} "
         f"(paired, 5 % two-sided, 80 % power; methods that differ on {spread.discordant:.0%} of the questions, "
         f"correlation {spread.correlation:.2g} within a target: {spread.source})"
     )

@@ -53,7 +53,8 @@ def _questions(report: Mapping[str, Any]) -> str:
     n, asked, available = report["n"], report["asked"], report.get("available", report["asked"])
     left = f" ({asked - n} more were not finished)" if asked > n else ""
     if available > asked:
-        return f"{n} of {available} {_of(report)}{left}, as many as {report['eval_calls']:,} calls allow"
+        why = left or f", as many as {report['eval_calls']:,} calls allow"
+        return f"{n} of {available} {_of(report)}{why}"
     return f"{n} {_of(report)}{left}"
 
 
