@@ -182,7 +182,8 @@ def _chosen(
     """Return the best plan within a budget, else by the price of calls; those of several prompts as cross-fitted."""
 
     def value(point: PlanPoint) -> tuple[float, float]:
-        rate = fitted[point.plan].learned if point.plan in fitted else point.success
+        # The rule of a fold may make more calls than the plan's.
+        rate = min(point.success, fitted[point.plan].learned) if point.plan in fitted else point.success
         return (rate - price * point.calls if budget is None else rate), -point.calls
 
     return max((point for point in points if point.calls <= (budget or math.inf)), key=value)

@@ -222,7 +222,7 @@ def way(text: str) -> dict[str, Any]:
         ([{"question": "What?"}], (), "log.jsonl:1: `reply` must be a text"),
         ([], (), "0 graded answers to 0 questions are too few"),
         (sums(), ("--resume", "."), "leave one of them out"),
-        (sums(), ("--forms", "steps"), "0 graded answers to 0 questions are too few"),
+        (sums(), ("--forms", "steps"), "unknown prompt 'steps'; known: few_words, question_answer"),
         (sums(), ("--reward", "judge=1"), "--reward judge needs --judge-model"),
     ],
 )

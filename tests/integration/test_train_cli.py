@@ -185,7 +185,7 @@ def test_dry_run_prints_the_estimate_and_writes_nothing(
     assert "time for training" in out
     held_out = re.search(r"held out +\d+ / \d+ / (\d+)\n", out)
     assert held_out
-    assert f"\n{held_out[1]} held-out questions show " in out
+    assert f"\n{held_out[1]} held-out questions are too few to show a difference" in out
     assert not (tmp_path / "runs").exists()
 
 
