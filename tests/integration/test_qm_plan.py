@@ -260,7 +260,10 @@ def test_a_dry_run_asks_nothing_and_writes_nothing(
     out = capsys.readouterr().out
     assert "model calls, at most    500" in out
     assert "2 s a call, assumed (qm doctor measures it)" in out
-    assert re.search(r"\n\d+ held-out questions are too few to show a difference, 2 points take [\d,]+ \(paired, .+: assumed\)\n", out)
+    assert re.search(
+        r"\n\d+ held-out questions are too few to show a difference, 2 points take [\d,]+ \(paired, .+: assumed\)\n",
+        out,
+    )
     assert not (tmp_path / "runs").exists()
 
 
