@@ -115,7 +115,7 @@ def proxy(
 
 @contextmanager
 def recording(seen: list[dict[str, Any]], headers: list[dict[str, str]] | None = None) -> Iterator[str]:
-    """Serve the librarian and note the bodies of chat requests, map_needs a small forwarding server."""
+    """Serve the librarian and note the bodies of chat requests, by a small forwarding server."""
     with start_server([Librarian(), Softener()], num_parallel=4) as server:
 
         class Handler(BaseHTTPRequestHandler):

@@ -526,3 +526,20 @@ def test_the_key_of_the_upstream_goes_where_a_client_sends_none(
                 timeout=10,
             )
     assert [headers.get("authorization") for headers in seen] == [got, got]
+
+
+@pytest.mark.parametrize(("mode", "text"), [("gate", SORT), ("full", SORT)])
+def test_the_overhead_is_what_passed_before_the_request_that_answers(
+    mode: Mode, text: str, hash_encoder: Encoder
+) -> None:
+    slow = 400.0  # ms of every call
+    with (
+        start_server([Librarian(), Softener()], num_parallel=4, latency_ms=slow) as server,
+        proxy(server.url, hash_encoder, mode=mode) as url,
+    ):
+        started = time.perf_counter()
+        reply = chat(url, text)
+        took = 1000 * (time.perf_counter() - started)
+    calls = int(reply.headers["x-qm-calls"])
+    overhead = float(reply.headers["x-qm-overhead-ms"])
+    assert (calls - 1) * slow <= overhead <= took - slow

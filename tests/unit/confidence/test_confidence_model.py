@@ -12,7 +12,7 @@ import pytest
 
 from query_mutator.confidence import Attempt, ConfidenceModel, LoggedAnswer, cross_fitted, training_table
 from query_mutator.confidence import crossfit as crossfit_module
-from query_mutator.confidence.crossfit import log_loss
+from query_mutator.confidence.crossfit import Platt, fit_agreement, log_loss
 from query_mutator.confidence.features import CLOSENESS, FEATURES, LOGPROB, feature_row
 from query_mutator.confidence.scorers import SCORERS
 from query_mutator.confidence.table import form_rates
@@ -275,3 +275,36 @@ def test_the_rate_of_a_form_tells_nothing_of_answers_that_are_scored() -> None:
 def test_a_log_probability_that_is_no_number_is_unknown() -> None:
     rows = feature_row(QUESTION, Attempt(text="50", logprob=float("nan")), kind="number")
     assert np.isnan(rows[FEATURES.index(LOGPROB)])
+
+
+def test_an_answer_that_counts_twice_is_two_answers_to_the_calibration() -> None:
+    rng = np.random.default_rng(0)
+    odds, right = rng.normal(size=60), rng.integers(0, 2, 60).astype(float)
+    times = np.repeat(np.arange(60), np.arange(60) % 2 + 1)
+    twice = Platt.fit(odds[times], right[times], np.ones(len(times)))
+    weighted = Platt.fit(odds, right, np.arange(60) % 2 + 1.0)
+    assert (weighted.slope, weighted.intercept) == pytest.approx((twice.slope, twice.intercept))
+
+
+def test_answers_that_repeat_another_add_nothing_and_independent_ones_do() -> None:
+    def agreement(*, copies: bool) -> float:
+        rng = np.random.default_rng(1)
+        rows, p = [], []
+        for at in range(300):
+            for form in ("one", "two"):
+                if form == "one" or not copies:
+                    right = bool(rng.random() < 0.5)
+                rows.append(
+                    LoggedAnswer(
+                        question=f"What is {at} + 1?",
+                        attempt=Attempt(text=str(at + 1 if right else at + 100 + int(rng.integers(50)) * (not copies))),
+                        right=right,
+                        gold=str(at + 1),
+                    )
+                )
+                p.append(0.5)
+        table = training_table(rows)
+        return fit_agreement(table, np.array(p), np.ones(len(rows)))
+
+    assert agreement(copies=True) == 0
+    assert agreement(copies=False) >= 1

@@ -7,7 +7,7 @@ import pytest
 
 from query_mutator.env.observation import PRICE_SCALE
 from query_mutator.env.steps import Steps
-from query_mutator.learners.direct import DirectMethod, FrozenValues
+from query_mutator.learners.direct import DirectMethod, FrozenValues, best_values
 from query_mutator.settings.learner import DirectConfig
 
 # Columns: what decides which action pays, whether there is an answer, three of the mask, the price.
@@ -110,6 +110,23 @@ def test_it_is_fitted_again_when_there_are_a_fifth_more_steps() -> None:
     play(direct, 10, price=0.05)
     direct.update()
     assert direct.gradient_steps == 2 * fits == 2 * (4 + direct.config.num_models)
+
+
+def test_what_follows_is_worth_its_best_allowed_action_at_the_price_of_the_step() -> None:
+    class Model:
+        """Values an action by its number."""
+
+        def predict(self, rows: np.ndarray) -> np.ndarray:
+            return rows[:, SIZE:] @ np.array([1.0, 9.0, 2.0])
+
+    obs = np.zeros((2, SIZE))
+    obs[1, MASK.start + RIGHT] = 1
+    assert best_values(Model(), obs, np.arange(2, 5)).tolist() == [9.0, 2.0]
+    both = np.zeros((200, SIZE)), np.zeros((200, SIZE))
+    prices = learner()._with_prices(np.full(200, 0.05), *both, np.random.default_rng(0))
+    assert len(np.unique(prices)) > 50
+    for seen in both:
+        assert np.array_equal(seen[prices != 0.05, PRICE], PRICE_SCALE * prices[prices != 0.05])
 
 
 def test_a_failed_step_is_left_out() -> None:
