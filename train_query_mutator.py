@@ -350,7 +350,9 @@ class Trainer:
             price, calls = price_for_budget(
                 parts.evaluator, parts.task.on(questions), parts.learner.frozen, config.budget
             )
-        note(f"--budget {config.budget:g}: at {price:g} a call {calls:.2f} calls, on {len(questions)} questions")
+        of = "validation" if parts.split.validation else "training"
+        taken = f"takes {calls:.2f} calls on {len(questions)} {of} questions"
+        note(f"--budget {config.budget:g}: the policy acts at a price of {price:g} for each call, and {taken}")
         self.checkpoints.set_price(price)
         return parts.task.with_rules(call_price=(price,))
 

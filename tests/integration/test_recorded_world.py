@@ -232,7 +232,9 @@ def test_a_policy_asks_again_and_submits_what_is_likely_right(
     said = capsys.readouterr().err
     assert "P(right): learned from" in said
     assert "answers to learn" not in said  # the model of the run's folder
-    price = re.search(r"--budget 2: at ([0-9.e-]+) a call [0-9.]+ calls, on ([0-9]+) questions", said)
+    price = re.search(
+        r"--budget 2: .+ price of ([0-9.e-]+) for each call, and takes [0-9.]+ calls on ([0-9]+) val", said
+    )
     assert price is not None
     assert int(price[2]) > 2  # more than a periodic evaluation has
     assert read_checkpoint(run).task.call_price == (float(price[1]),)
