@@ -193,7 +193,8 @@ def with_confidence(
         if must_learn:
             raise
         note(f"--answer vote: {error}")
-        return replace(config, answer="vote"), task.with_rules(answer="vote"), {}
+        voting = replace(task.with_rules(answer="vote"), calls=replace(task.calls, logprobs=False))  # as when resumed
+        return replace(config, answer="vote"), voting, {}
     note(found.report.in_words)
     return config, replace(task, confidence=found), answers
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -146,6 +147,8 @@ class Rewriter:
         most = self.models.settings.batch_size
         size = most if batch_size is None else min(batch_size, most)
         limits = Limits(max_calls=max_calls, deadline_s=deadline_s)
+        for question in questions:
+            self._check(question, mode)
         scheduler = PooledScheduler(
             client=self.models.calls.eval_client,
             encoder=self.models.encoder,
@@ -172,9 +175,10 @@ class Rewriter:
         Cancelling the task cuts its call in flight, so that the server stops working on it; a model that runs in this
         process (`hf:FOLDER`) finishes its reply.
         """
+        limits = Limits(max_calls=max_calls, deadline_s=deadline_s)
         return _answered(
             await run_flow_async(
-                self.flow(question, mode=mode, limits=Limits(max_calls=max_calls, deadline_s=deadline_s)),
+                await asyncio.to_thread(self.flow, question, mode=mode, limits=limits),  # it encodes the question
                 complete=self._complete,
                 encoder=self.models.encoder,
                 retry_policy=self.models.retry_policy,
@@ -242,6 +246,8 @@ class Rewriter:
             raise UsageError("this Rewriter was closed; load the policy again")
         if not question.strip():
             raise UsageError("the question is empty; give a text")
+        if any("\ud800" <= letter <= "\udfff" for letter in question):
+            raise UsageError("the question has half a character (a lone surrogate); decode it as UTF-8")
         check_known("mode", mode, MODES)
         if mode not in self.modes:
             raise UsageError(

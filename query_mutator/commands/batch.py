@@ -206,7 +206,9 @@ def _plain_work(flags: BatchFlags) -> Iterator[Work]:
                 ask, request_of(ask, model=model, max_tokens=flags.target_max_tokens, temperature=flags.temperature)
             )
 
-        about = {"target_model": first, "max_tokens": flags.target_max_tokens, "temperature": flags.temperature}
+        asked = first or models.target_model
+        about = {"target_model": asked, "max_tokens": flags.target_max_tokens, "temperature": flags.temperature}
+        about["weights"] = models.calls.identity(asked)
         yield Work(models=models, start=start, about={"checkpoint": None, **about})
 
 
@@ -246,6 +248,7 @@ def _policy_work(flags: BatchFlags) -> Iterator[Work]:
             "target_model": task.calls.target_model,
         }
         about |= {"mutator_model": task.calls.mutator_model, **given}
+        about["weights"] = policy.models.calls.identity(task.calls.target_model)
         yield Work(models=policy.models, start=start, about=about)
 
 

@@ -26,6 +26,7 @@ from query_mutator.llm.openai import token_field
 from query_mutator.runs.shadow import MARK, SHADOW, read_shadow
 from query_mutator.session.checkpoint import Checkpoint
 from query_mutator.session.models import ResolvedModels
+from query_mutator.settings.calls import DIRECT
 from query_mutator.settings.listening import Listening
 
 if TYPE_CHECKING:
@@ -86,8 +87,8 @@ class ServeFlags(RunFlags, Listening, OutputFlags):
     QM_API_KEY sets the default."""
 
     def of_training(self, settings: ResolvedModels) -> ResolvedModels:
-        """Return the training's settings without its context (calls have the client's) and without a cache on disk."""
-        return replace(settings, num_ctx=None, cache="off")
+        """Return the training's settings without its context (calls have the client's), and as of a program."""
+        return replace(settings, num_ctx=None, cache=DIRECT.cache, wait_for_server_s=DIRECT.wait_for_server_s)
 
     def __post_init__(self) -> None:
         super().__post_init__()

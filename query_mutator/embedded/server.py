@@ -11,9 +11,10 @@ import asyncio
 import errno
 import logging
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Coroutine, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Self, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar, get_args
 
 from annotated_types import Ge, Le
 
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     from query_mutator.encoder import Encoder
 
 __all__ = ["EmbeddedServer", "ServerSettings", "start_server"]
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +99,7 @@ class EmbeddedServer:
         self._loop = asyncio.SelectorEventLoop()  # whatever loop the process prefers: a Ray worker's is uvloop's
         self._loop.set_exception_handler(self._on_loop_error)
         try:
-            self._listener = self._loop.run_until_complete(
+            self._listener = self._run(
                 self._loop.create_server(
                     lambda: self._clients.connect(), settings.host, settings.port, backlog=_BACKLOG, start_serving=False
                 )
@@ -106,7 +109,7 @@ class EmbeddedServer:
             access = Access(bound=[address[0] for address in bound], origins=origins)
             router = Router(ollama, openai, stats=stats, faults=faults, access=access)
             self._clients = Clients(handler=router, request_timeout_s=settings.request_timeout_s)
-            self._loop.run_until_complete(self._listener.start_serving())
+            self._run(self._listener.start_serving())
         except (OSError, OverflowError) as error:
             self._loop.close()
             raise UsageError(why_not_listening(settings.host, settings.port, error)) from error
@@ -140,9 +143,14 @@ class EmbeddedServer:
                 return
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
-            self._loop.run_until_complete(self._shut_down())
+            self._run(self._shut_down())
             self._catalogue.close()
             self._loop.close()
+
+    def _run(self, step: Coroutine[Any, Any, T]) -> T:
+        """Return the result of a step, in a thread of its own: the caller's may run a loop, as a notebook's does."""
+        with ThreadPoolExecutor(1, thread_name_prefix="embedded-server") as thread:
+            return thread.submit(self._loop.run_until_complete, step).result()
 
     def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """Report that no connection can be accepted on one line a second; asyncio tries thousands of times in it."""

@@ -16,6 +16,8 @@ __all__ = ["Embed", "RemoteEncoder"]
 #: (model, texts, keep) -> rows [n, dim]; calls `keep` with the rows while the call still counts as in flight
 Embed = Callable[[str, Sequence[str], Callable[[FloatArray], None]], FloatArray]
 
+TEXTS_AT_ONCE = 256  # in a request: a server's replies are bounded
+
 PROBE = "What does this encoder make of a plain sentence?"
 
 
@@ -40,7 +42,9 @@ class RemoteEncoder:
 
     def encode(self, texts: Sequence[str]) -> FloatArray:
         """Return one unit row per text, [n, dim]; BackendError for rows of another length than the first ones."""
-        return self._encode(texts) if texts else np.empty((0, self.dim), np.float32)
+        starts = range(0, len(texts), TEXTS_AT_ONCE)
+        rows = [self._encode(texts[start : start + TEXTS_AT_ONCE]) for start in starts]
+        return np.concatenate(rows) if rows else np.empty((0, self.dim), np.float32)
 
     def _encode(self, texts: Sequence[str]) -> FloatArray:
         kept: list[FloatArray] = []

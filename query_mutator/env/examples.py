@@ -18,6 +18,7 @@ from query_mutator.types import FloatArray, Question
 __all__ = ["NUM_EXAMPLES", "Bank", "bank_of", "can_be_shown"]
 
 NUM_EXAMPLES = 4
+ROWS_AT_ONCE = 2000  # of questions next to all others, which bounds the memory
 _MAX_CHARS = 400  # of an example: longer ones crowd out the question
 
 
@@ -35,11 +36,15 @@ class Bank:
         """
         if not self.questions:
             return ((),) * len(questions)
-        order = np.argsort(-(vectors @ self.vectors.T), axis=1, kind="stable")
-        targets = [target_key(question) for question in self.questions]
-        return tuple(
-            self._examples(question, targets, row.tolist()) for question, row in zip(questions, order, strict=True)
-        )
+        targets, found = [target_key(question) for question in self.questions], list[tuple[Example, ...]]()
+        for start in range(0, len(questions), ROWS_AT_ONCE):
+            some = slice(start, start + ROWS_AT_ONCE)
+            order = np.argsort(-(vectors[some] @ self.vectors.T), axis=1, kind="stable")
+            found += [
+                self._examples(question, targets, row.tolist())
+                for question, row in zip(questions[some], order, strict=True)
+            ]
+        return tuple(found)
 
     def _examples(self, question: Question, targets: Sequence[str], order: Sequence[int]) -> tuple[Example, ...]:
         target = target_key(question)

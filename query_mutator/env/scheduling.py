@@ -25,7 +25,7 @@ from query_mutator.encoder import CachedEncoder, Encoder
 from query_mutator.env.flow import Call, CallJournal, CallOutcome, Encode, Flow, Prepare
 from query_mutator.errors import BackendError
 from query_mutator.llm.client import Client
-from query_mutator.llm.coalesce import Work, join
+from query_mutator.llm.coalesce import Work, abandon, join
 from query_mutator.llm.retry import Attempts, RetryPolicy, repeat
 from query_mutator.types import ChatRequest, Completion, ErrorInfo, FloatArray
 
@@ -230,6 +230,9 @@ class PooledScheduler:
     def close(self) -> None:
         """Drop waiting calls and stop the workers; calls in flight must have been cancelled through the client."""
         self._callers.shutdown(wait=True, cancel_futures=True)
+        while not self._waiting_calls.empty():
+            *_, work = self._waiting_calls.get_nowait()
+            abandon(work)
         self._encoders.shutdown(wait=True, cancel_futures=True)
 
     def _advance(self, running: _Running, result: Any) -> None:

@@ -15,7 +15,7 @@ from query_mutator.confidence import ConfidenceModel, Submission, plain_vote
 from query_mutator.data.split import target_key
 from query_mutator.encoder import Encoder
 from query_mutator.env.episode import Attempt
-from query_mutator.env.examples import Bank, bank_of
+from query_mutator.env.examples import ROWS_AT_ONCE, Bank, bank_of
 from query_mutator.env.observation import Observer, Projection
 from query_mutator.env.rules import EpisodeRules
 from query_mutator.errors import UsageError
@@ -288,10 +288,12 @@ def _embed(
 def _neighbors(
     questions: Sequence[Question], vectors: FloatArray, train: Sequence[Question], train_vectors: FloatArray
 ) -> tuple[str | None, ...]:
-    similar = vectors @ train_vectors.T  # [Q, train Q]
-    place = {question.id: index for index, question in enumerate(train)}
-    for row, question in enumerate(questions):
-        if question.id in place:
-            similar[row, place[question.id]] = -np.inf
-    nearest = similar.argmax(axis=1)
-    return tuple(train[best].text if np.isfinite(similar[row, best]) else None for row, best in enumerate(nearest))
+    place, found = {question.id: index for index, question in enumerate(train)}, list[str | None]()
+    for start in range(0, len(questions), ROWS_AT_ONCE):
+        similar = vectors[start : start + ROWS_AT_ONCE] @ train_vectors.T  # [rows, train Q]
+        for row, question in enumerate(questions[start : start + ROWS_AT_ONCE]):
+            if question.id in place:
+                similar[row, place[question.id]] = -np.inf
+        nearest = similar.argmax(axis=1)
+        found += [train[best].text if np.isfinite(similar[row, best]) else None for row, best in enumerate(nearest)]
+    return tuple(found)

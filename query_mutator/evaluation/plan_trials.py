@@ -166,7 +166,9 @@ class Trials:
         found = (self.point(plan, rows) for plan in dict.fromkeys([Plan(), *self.tried[rows]]))
         points = sorted(found, key=lambda point: len(point.plan.steps))
         points.sort(key=self.value_of, reverse=True)
-        cross_fitted, lead = self._cross_fitted([point.plan for point in points], rows)
+        # In an order that no result decides: the first of equal plans would be one that does well on the left-out fold.
+        plans = sorted((point.plan for point in points), key=lambda plan: (len(plan.steps), str(plan)))
+        cross_fitted, lead = self._cross_fitted(plans, rows)
         return PlanSearch(
             points=tuple(points),
             budget=self.budget,
@@ -182,11 +184,14 @@ class Trials:
         """Return success on each fold of the plan that is best on the other four, over all questions, and its lead.
 
         The lead over the original question is in score minus the price of calls; -inf where all questions are one fold.
+        Questions that are not scored count for nothing.
         """
         folds = np.array([fold_of(self.scores.task.questions[row]) for row in rows])
         results = [self.scores.results(plan, rows) for plan in plans]
         right, scores, calls = (
-            np.array([[getattr(result, name) for result in row] for row in results], dtype=np.float64)  # [P, Q]
+            np.array(  # [P, Q]
+                [[getattr(one, name) if one.error is None else math.nan for one in row] for row in results], np.float64
+            )
             for name in ("success", "score", "calls")
         )
         values = scores - self.price * calls
@@ -194,13 +199,20 @@ class Trials:
         for fold in range(FOLDS):
             inside = folds == fold
             if inside.any() and not inside.all():
-                of_others = (each[:, ~inside].mean(axis=1) for each in (values, right, scores, calls))
+                of_others = (_means(each[:, ~inside]) for each in (values, right, scores, calls))
                 chosen[inside] = _choice(*of_others, budget=self.budget)
         if (chosen < 0).any():
             return 0.0, -math.inf
         columns = np.arange(len(rows))
-        lead = values[chosen, columns].mean() - values[plans.index(Plan())].mean()
-        return float(right[chosen, columns].mean()), float(lead)
+        leads = values[chosen, columns] - values[plans.index(Plan())]
+        success, lead = _means(np.stack([right[chosen, columns], leads]))
+        return float(success), float(lead)
+
+
+def _means(values: Floats) -> Floats:
+    """Return the means [P] of the known numbers [P, n], 0 where none is."""
+    known = ~np.isnan(values)
+    return np.asarray(np.where(known, values, 0.0).sum(axis=1) / np.maximum(1, known.sum(axis=1)))
 
 
 def _choice(values: Floats, right: Floats, scores: Floats, calls: Floats, *, budget: float | None) -> int:

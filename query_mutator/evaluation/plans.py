@@ -196,5 +196,6 @@ class PlanScores:
         places = [place for place, item in enumerate(player.items) if item == action]
         rest = player.items[places[0] :] if places else [self._ask]
         round_trips = player.items.count(self._ask) if plan.answer == "round_trip" else 0
-        calls = sum(item == self._ask or not self.task.is_local(item) for item in rest)
-        return calls + (self._ask not in rest) + round_trips
+        answers = rest.count(self._ask) or 1
+        rewrites = sum(item != self._ask and not self.task.is_local(item) for item in rest)
+        return rewrites + answers * (1 + self.task.reward.asking) + round_trips

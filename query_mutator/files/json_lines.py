@@ -57,11 +57,14 @@ class JsonLines:
             for body in bodies:
                 crc = zlib.crc32(body, crc)
                 lines.append(b'%b%b%08x"}\n' % (body, _CRC, crc))
+            size = os.fstat(self._file.fileno()).st_size
             try:
                 left = b"".join(lines)
                 while left:
                     left = left[self._file.write(left) :]
             except OSError as error:
+                with contextlib.suppress(OSError):
+                    self._file.truncate(size)  # half a row would stand before the next one
                 with disk_errors(self.path):
                     raise error from None
             self.crc = crc

@@ -163,7 +163,7 @@ class DirectMethod:
     def _merge(self) -> None:
         """Join the steps in the order of their episodes, whatever the order in which they arrived."""
         if self._steps["episodes"]:
-            kept = np.concatenate(self._steps["episodes"]).argsort(kind="stable")[-MOST_KEPT:]
+            kept = _latest(np.concatenate(self._steps["episodes"]), envs=self.config.num_processes)
             self._steps = {name: [np.concatenate(parts)[kept]] for name, parts in self._steps.items()}
 
     def _fit(self, steps: Mapping[str, NDArray[Any]]) -> DoubleArray:
@@ -229,6 +229,18 @@ class DirectMethod:
         self._steps = {name: [np.array(saved["steps"][name])] if saved["steps"] else [] for name in _COLUMNS}
         self._episodes = np.array(saved["episodes"], dtype=np.int64)
         restore_counts(self, state)
+
+
+def _latest(episodes: NDArray[np.int64], *, envs: int) -> NDArray[np.int64]:
+    """Return the places of at most MOST_KEPT steps in the order of their episodes: as many latest ones of each env."""
+    order = episodes.argsort(kind="stable")
+    if len(order) <= MOST_KEPT:
+        return order
+    of = episodes[order] % envs
+    latest = np.zeros(len(order), dtype=np.bool_)
+    for env in range(envs):
+        latest[np.flatnonzero(of == env)[-(MOST_KEPT // envs) :]] = True
+    return order[latest]
 
 
 def with_actions(obs: FloatArray | DoubleArray, num_actions: int) -> DoubleArray:

@@ -1,6 +1,6 @@
 """Demonstrations in hindsight: a teacher's episodes without the rewrites that changed nothing.
 
-    T steps, N envs, D observation, A operators
+    T steps, N envs, D observation, A operators; a form always has an effect
 
 A plan requests every rewrite, as it cannot know which ones change a question. Afterwards it is known: where a rewrite
 changed nothing, the demonstrated action becomes the next one that had an effect, and the observation before that one
@@ -9,7 +9,7 @@ is of an episode in which the others were not requested. The policy learns which
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,16 +39,18 @@ def relabel(
     has_effect = (actions >= num_operators) | ends | _changes_text(obs, observer)  # [T, N]
     for env in range(actions.shape[1]):
         skipped: list[int] = []  # operators of the episode that had no effect
+        applied: set[int] = set()  # those that had one, if at another attempt
         since = 0  # the row after the last effect
         for row in range(len(actions)):
             if not has_effect[row, env]:
                 skipped.append(int(actions[row, env]))
                 continue
-            _forget(obs[row, env], skipped, observer, max_steps=max_steps)
+            _forget(obs[row, env], skipped, applied, observer, max_steps=max_steps)
+            applied.add(int(actions[row, env]))
             actions[since:row, env] = actions[row, env]
             since = row + 1
             if ends[row, env]:
-                skipped = []
+                skipped, applied = [], set()
 
 
 def _changes_text(obs: FloatArray, observer: Observer) -> BoolArray:
@@ -59,8 +61,11 @@ def _changes_text(obs: FloatArray, observer: Observer) -> BoolArray:
     return changes
 
 
-def _forget(row: FloatArray, skipped: Sequence[int], observer: Observer, *, max_steps: int) -> None:
-    """Change an observation [D] to that of an episode in which these operators were not requested."""
+def _forget(
+    row: FloatArray, skipped: Sequence[int], applied: Collection[int], observer: Observer, *, max_steps: int
+) -> None:
+    """Change an observation [D] to that of an episode in which these operators were not requested in vain."""
+    unused = np.array([name for name in skipped if name not in applied], dtype=np.int64)
     for name in ("used", "closed"):
-        row[observer.slices[name].start + np.array(skipped, dtype=np.int64)] = 0.0
+        row[observer.slices[name].start + unused] = 0.0
     row[observer.slices["progress"].start] -= len(skipped) / max_steps

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import queue
 import threading
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 from json.encoder import encode_basestring_ascii as quoted
 from typing import cast
@@ -18,11 +21,11 @@ from query_mutator.llm.cancellation import current_cancellation
 from query_mutator.llm.client import Client, ClientWrapper
 from query_mutator.types import ChatRequest, Completion
 
-__all__ = ["Coalesce", "Deliver", "JoiningClient", "Work", "is_repeatable", "join", "request_key"]
+__all__ = ["Coalesce", "Deliver", "JoiningClient", "Work", "abandon", "is_repeatable", "join", "request_key"]
 
 Deliver = Callable[[Completion], None]
 Work = Callable[[], None]
-_Key = tuple[str, int]
+_Key = tuple[str, int, bool]
 
 _LEFT = "the call that was shared was cancelled by its caller"  # the others try again
 
@@ -71,6 +74,12 @@ def join(client: Client, request: ChatRequest, deliver: Deliver) -> Work | None:
     return lambda: deliver(client.complete(request))
 
 
+def abandon(work: Work) -> None:
+    """Let who waits for a call that will not be made try again."""
+    if isinstance(work, _Lead):
+        work.abandon()
+
+
 class JoiningClient(ClientWrapper):
     """A wrapper that knows before a call whether there is one to make."""
 
@@ -82,19 +91,19 @@ class JoiningClient(ClientWrapper):
         return join(self._client, request, deliver)
 
     def complete(self, request: ChatRequest) -> Completion:
-        """Return the completion, making the call in this thread or waiting for a twin."""
-        arrived = threading.Event()
-        replies: list[Completion] = []
-
-        def deliver(completion: Completion) -> None:
-            replies.append(completion)
-            arrived.set()
-
-        work = self.join(request, deliver)
-        if work is not None:
-            work()
-        arrived.wait()
-        return replies[0]
+        """Return the completion, making the call in this thread or waiting for a twin, at most until the deadline."""
+        while True:
+            replies: queue.SimpleQueue[Completion] = queue.SimpleQueue()
+            work = self.join(request, replies.put)
+            if work is not None:
+                work()
+            left_s = None if request.deadline is None else max(0.0, request.deadline - time.monotonic())
+            try:
+                reply = replies.get(timeout=left_s)
+            except queue.Empty:
+                return Completion.failed("timeout", "the deadline passed while an equal call was in flight")
+            if reply.error is None or reply.error.message != _LEFT:
+                return reply
 
 
 class Coalesce(JoiningClient):
@@ -110,14 +119,15 @@ class Coalesce(JoiningClient):
         """Return the call to make, or None when an equal request is in flight, whose completion costs no attempt."""
         if not is_repeatable(request):
             return super().join(request, deliver)
-        key = (request_key(request), request.attempt)  # a retry never shares a first attempt, nor the reverse
+        # A retry never shares a first attempt, nor the reverse; a deadline may end a call that others could wait for.
+        key = (request_key(request), request.attempt, request.deadline is not None)
         with self._lock:
             if key in self._waiting:
                 self._waiting[key].append(deliver)
                 self.shared += 1
                 return None
             self._waiting[key] = []
-        return lambda: self._lead(key, request, deliver)
+        return _Lead(lambda: self._lead(key, request, deliver), lambda: self._share(key, _left()))
 
     def _lead(self, key: _Key, request: ChatRequest, deliver: Deliver) -> None:
         """Make the call and deliver its completion to all who wait for it."""
@@ -129,7 +139,7 @@ class Coalesce(JoiningClient):
                 deliver(completion)  # first, so that a cache has the reply before the next equal request arrives
             finally:
                 is_ours = cancellation is not None and cancellation.is_set and not completion.ok
-                self._share(key, Completion.failed("incomplete", _LEFT) if is_ours else completion)
+                self._share(key, _left() if is_ours else completion)
 
         try:
             work = join(self._client, request, share)
@@ -144,6 +154,21 @@ class Coalesce(JoiningClient):
             followers = self._waiting.pop(key, ())
         for follower in followers:
             follower(_shared(completion))
+
+
+@dataclass(frozen=True, slots=True)
+class _Lead:
+    """The call that others wait for, and what is done where it is not made."""
+
+    call: Work
+    abandon: Work
+
+    def __call__(self) -> None:
+        self.call()
+
+
+def _left() -> Completion:
+    return Completion.failed("incomplete", _LEFT)
 
 
 def _shared(completion: Completion) -> Completion:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -87,6 +88,9 @@ class HfModel:
         self._changed = threading.Condition()  # guards `_pending` and `_closed`
         self._closed = False
         self._owner = os.getpid()
+        ends = getattr(self._model.generation_config, "eos_token_id", None)  # a turn may end before the tokenizer's end
+        ends = ends if isinstance(ends, list) else [ends]
+        self._ends = [int(one) for one in dict.fromkeys([*ends, self._tokenizer.eos_token_id]) if one is not None]
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
 
@@ -188,7 +192,7 @@ class HfModel:
                 attention_mask=mask.to(self._model.device),
                 max_new_tokens=self._max_new_tokens(batch[0]),
                 pad_token_id=pad,
-                eos_token_id=self._tokenizer.eos_token_id,
+                eos_token_id=self._ends or None,
                 **sampling,
             )
         return [self._text(row, batch[0].stops) for row in out[:, longest:].tolist()]
@@ -210,8 +214,7 @@ class HfModel:
         return 0
 
     def _text(self, ids: list[int], stops: Sequence[str]) -> tuple[str, int]:
-        if self._tokenizer.eos_token_id in ids:
-            ids = ids[: ids.index(self._tokenizer.eos_token_id)]
+        ids = list(itertools.takewhile(lambda token: token not in self._ends, ids))
         while stops and ids and ids[-1] == self._pad_id():  # of a row that stopped before others
             ids = ids[:-1]
         text = str(self._tokenizer.decode(ids, skip_special_tokens=True))

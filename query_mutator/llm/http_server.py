@@ -190,7 +190,12 @@ class HttpServer(ModelServer):
         started = time.perf_counter()
         reader = self.reader(is_enough if self._surely_fits(request) else lambda text: False)
         body = {**self.chat_body(request), **self.stream_fields}
-        error = self._transport.stream(self.chat_path, body, reader.take, retry_count=request.attempt - 1)
+        left_s = self._left_s(request)
+        if left_s is not None and left_s <= 0:
+            return Completion.failed("timeout", "the deadline passed before the call started")
+        error = self._transport.stream(
+            self.chat_path, body, reader.take, retry_count=request.attempt - 1, timeout_s=left_s
+        )
         latency_s = time.perf_counter() - started
         if reader.was_cut:
             text, count = self._transport.without_secrets(reader.text.strip()), reader.pieces

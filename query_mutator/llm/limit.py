@@ -9,6 +9,7 @@ allows at once; calls that started under another limit are ignored.
 from __future__ import annotations
 
 import threading
+import time
 
 from query_mutator.llm.client import Client, ClientWrapper
 from query_mutator.llm.coalesce import Deliver, Work
@@ -36,9 +37,10 @@ class Limit(ClientWrapper):
         self._changed = threading.Condition(threading.Lock())  # guards the four above
 
     def complete(self, request: ChatRequest) -> Completion:
-        """Return the inner client's reply as soon as there is room for the call."""
-        with self:
-            return self._ask(request)
+        """Return the inner client's reply as soon as there is room for the call, if there is before its deadline."""
+        replies: list[Completion] = []
+        self.join(request, replies.append)()
+        return replies[0]
 
     def join(self, request: ChatRequest, deliver: Deliver) -> Work:
         """Return the call to make; it keeps its place until `deliver`, which journals the reply, has returned.
@@ -47,8 +49,13 @@ class Limit(ClientWrapper):
         """
 
         def work() -> None:
-            with self:
+            if not self._take(request.deadline):
+                deliver(Completion.failed("timeout", "the deadline passed before there was room for the call"))
+                return
+            try:
                 deliver(self._ask(request))
+            finally:
+                self.__exit__()
 
         return work
 
@@ -58,14 +65,23 @@ class Limit(ClientWrapper):
 
     def __enter__(self) -> None:
         """Take one place among the calls in flight; embeddings do so directly."""
+        self._take(None)
+
+    def _take(self, deadline: float | None) -> bool:
+        """Take a place as soon as there is one; return whether there was before a time of `time.monotonic()`."""
         with self._changed:
             # A closed client answers at once, so nobody needs to wait any more.
             while self._in_flight >= self.limit and not self._closed:
+                left_s = None if deadline is None else deadline - time.monotonic()
+                if left_s is not None and left_s <= 0:
+                    self._changed.notify()  # it may have been this one that was told of a place
+                    return False
                 self._waiting += 1
-                self._changed.wait()
+                self._changed.wait(left_s)
                 self._waiting -= 1
             self._in_flight += 1
             self._entered()
+            return True
 
     def __exit__(self, *_: object) -> None:
         with self._changed:

@@ -93,6 +93,7 @@ class Transport:
         take: Callable[[bytes], bool],
         *,
         retry_count: int | None = None,
+        timeout_s: float | None = None,
     ) -> ErrorInfo | None:
         """Pass the lines of a streamed reply to `take` as they arrive; return the error that ended them early, if any.
 
@@ -102,7 +103,7 @@ class Transport:
         def read(reply: Reply) -> None:
             _take_lines(reply, lambda line: take(self.without_secrets(line)))
 
-        return self._call("POST", path, payload, read, retry_count=retry_count)
+        return self._call("POST", path, payload, read, retry_count=retry_count, timeout_s=timeout_s)
 
     def without_secrets(self, text: Text) -> Text:
         """Return `text` without what authorizes our requests: some servers repeat what they were sent."""

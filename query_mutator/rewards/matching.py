@@ -80,7 +80,7 @@ def numbers_in(text: str) -> list[Number]:
 def final_number(answer: str) -> Number | None:
     """Return the number that an answer ends at: the first after its last mark, else the last one; None without any."""
     marks = list(_MARKED.finditer(answer))
-    marked = numbers_in(answer[marks[-1].end() :]) if marks else []
+    marked = numbers_in(answer[marks[-1].end() :][:_READ_CHARS]) if marks else []
     if marked:
         return marked[0]
     return next(reversed(numbers_in(answer)), None)

@@ -239,15 +239,16 @@ class _Clock:
         """Return the maximum calls of an action, with the call to the target that must follow it without an answer."""
         engine, task = self._engine, self._engine.task
         episode, name = engine.episode, task.actions[action]
-        calls = 0
+        calls, asks = 0, name == ASK
         if name not in CONTROLS:
             may_change = engine.may_change(action)
             calls = int(may_change and not task.is_local(action))
             asking = task.rules.asking
-            calls += may_change and (asking.asks_forms if task.form_of(action) else asking.asks_rewrites)
+            asks = may_change and (asking.asks_forms if task.form_of(action) else asking.asks_rewrites)
+            calls += asks
         elif name == ASK:
             calls = episode.current is None
         if name == SUBMIT or episode.steps + 1 >= task.rules.max_episode_steps:
             answers = len(episode.different_answers) if task.rules.answer == "round_trip" else 0
             calls += answers if answers > 1 else 0
-        return calls + (engine.submitted is None and name != ASK)
+        return calls + (engine.submitted is None and not asks)

@@ -152,8 +152,13 @@ def write_policy_file(path: str | Path, policy: SavedPolicy) -> None:
     if checkpoint.bandit is not None:
         arrays["bandit"] = _array("bandit", checkpoint.bandit["theta"])
     arrays |= {f"confidence/{name}": array for name, array in (checkpoint.confidence or {}).items()}
+    archive = _archive(_about(checkpoint, background), arrays)
+    try:
+        _contents(archive)
+    except ValueError as error:
+        raise CheckpointError(f"{path}: no policy file: nothing could read it ({error})") from None
     with atomic_write(path) as file:
-        file.write(_archive(_about(checkpoint, background), arrays))
+        file.write(archive)
 
 
 def write_own_policy(run: Path, policy: SavedPolicy) -> None:

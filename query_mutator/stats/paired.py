@@ -14,10 +14,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from query_mutator.stats.intervals import Floats, Interval, wilson_interval
+from query_mutator.stats.intervals import Floats, Interval, student_t, wilson_interval
 from query_mutator.stats.resampling import mean_intervals
 
 __all__ = ["Paired", "compare_pairs", "difference_interval", "mcnemar_p"]
+
+FEW_CLUSTERS = 50  # with more the bootstrap's interval is 3 % too narrow at most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,14 +88,20 @@ def difference_interval(differences: Floats, clusters: Sequence[str]) -> Interva
     """Return the interval of a mean of paired differences [n] in {-1, 0, 1} and NaN.
 
     Where one of the two never does better, the bootstrap takes this for certain; the interval is then at least as wide
-    as the square-and-add interval over clusters (Newcombe 1998): 12 points either way for 28 pairs that all agree.
+    as the square-and-add interval over clusters (Newcombe 1998): 12 points either way for 28 pairs that all agree. Of
+    few clusters it makes too little, by what Student's t is wider and a variance of n smaller than one of n - 1; one
+    cluster says nothing.
     """
     better = {name for name, value in zip(clusters, differences, strict=True) if value > 0}
     worse = {name for name, value in zip(clusters, differences, strict=True) if value < 0}
     n = len({name for name, value in zip(clusters, differences, strict=True) if not math.isnan(value)})
-    if not n:
+    if n < 2:
         return -1.0, 1.0
     ((drawn_low, drawn_high),) = mean_intervals(differences[:, None], clusters).tolist()
+    if n < FEW_CLUSTERS:
+        wider, mean = math.sqrt(n / (n - 1)) * student_t(n - 1) / student_t(math.inf), float(np.nanmean(differences))
+        drawn_low = max(-1.0, mean - wider * (mean - drawn_low))
+        drawn_high = min(1.0, mean + wider * (drawn_high - mean))
     if better and worse:
         return drawn_low, drawn_high
     (low_b, high_b), (low_w, high_w) = wilson_interval(len(better), n), wilson_interval(len(worse), n)

@@ -196,7 +196,9 @@ def _rewrites(steps: Iterable[Mapping[str, Any]], reward: WeightedReward) -> Ite
         form = step.get("form", AS_IS)
         if step["operator"] == "undo":
             names.clear()
-        elif step["rewrite"] != step["question"] and step["operator"] not in (*CONTROLS, form):
+        elif (
+            step["rewrite"] != step["question"] and not step.get("guard") and step["operator"] not in (*CONTROLS, form)
+        ):
             names.append(str(step["operator"]))
         if not step.get("answer", " ") or form != AS_IS:  # not asked, or not as it is
             continue

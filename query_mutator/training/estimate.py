@@ -52,9 +52,9 @@ class Estimate:
 
     @property
     def evaluations(self) -> int:
-        """Return the number of periodic evaluations, the one at the start included."""
+        """Return the number of periodic evaluations, those at the start and the end included."""
         every = self.config.updates_between_evals
-        return 1 + self.config.num_updates // every if every and self.num_validation else 0
+        return 1 + -(-self.config.num_updates // every) if every and self.num_validation else 0
 
     @property
     def evaluation_questions(self) -> int:

@@ -55,7 +55,7 @@ def teach(learner: Learner, teacher: Plan | Checkpoint, task: Task, config: Trai
     assert isinstance(learner, ImitationLearner)
     policy = plan_policy(teacher, task) if isinstance(teacher, Plan) else load_policy(teacher)
     in_hindsight = partial(
-        relabel, observer=task.observer, num_operators=task.num_rewrites, max_steps=task.rules.max_episode_steps
+        relabel, observer=task.observer, num_operators=len(task.operators), max_steps=task.rules.max_episode_steps
     )
     learner.learn_from(policy, rollouts=config.teacher_rollouts, relabel=in_hindsight)
 

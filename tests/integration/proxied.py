@@ -58,7 +58,8 @@ class PlanRewriter:
 
     def __init__(self, plan: Plan, encoder: Encoder, client: Client, chosen: Sequence[Form] = ()) -> None:
         calls = SimpleNamespace(eval_client=client)
-        self.models = SimpleNamespace(calls=calls, encoder=encoder, retry_policy=DEFAULT_POLICY)
+        settings = SimpleNamespace(batch_size=8)
+        self.models = SimpleNamespace(calls=calls, encoder=encoder, retry_policy=DEFAULT_POLICY, settings=settings)
         self.task = plan_task(plan, _task(encoder, chosen))
         self._policy = plan_policy(plan, self.task)
 

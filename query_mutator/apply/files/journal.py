@@ -10,6 +10,7 @@ per line are all that grows with the file.
 
 from __future__ import annotations
 
+import json
 from array import array
 from collections.abc import Mapping
 from pathlib import Path
@@ -121,7 +122,7 @@ class FileJournal:
         with self.path.open("rb") as journal, atomic_write(path) as file:
             for at in filter(None, self._rows_at):
                 journal.seek(at)
-                entry = decode_object(journal.readline())
+                entry = json.loads(journal.readline())  # keeps whole numbers of any size
                 if (entry["kind"] is not None) == failed:
                     file.write(encode(entry["row"]) + b"\n")
 

@@ -148,7 +148,7 @@ def _from_openai(number: int, row: Mapping[str, Any]) -> Ask:
         max_tokens=_whole(body, "max_completion_tokens", "max_tokens"),
         temperature=_number(body, "temperature"),
         seed=_whole(body, "seed"),
-        options={name: body[name] for name in _OPTIONS if body.get(name) is not None},
+        options={name: _option(body[name]) for name in _OPTIONS if body.get(name) is not None},
         is_openai=True,
     )
 
@@ -183,6 +183,11 @@ def _model(row: Mapping[str, Any]) -> str | None:
     if model is not None and (not isinstance(model, str) or not model):
         raise ValueError('"model" must be a name')
     return model
+
+
+def _option(value: Any) -> Any:
+    """Return an option as every server takes it: a list of stops, also of one."""
+    return [value] if isinstance(value, str) else value
 
 
 def _whole(body: Mapping[str, Any], *names: str) -> int | None:

@@ -170,6 +170,7 @@ class PolicyAnswerer:
 
     async def close(self) -> None:
         """Stop what is asked in the background."""
+        self._episodes.close()
         if self._shadow is not None:
             await self._shadow.close()
 

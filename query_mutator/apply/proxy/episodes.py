@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -41,6 +42,12 @@ class Episodes:
 
     def __init__(self, rewriter: Rewriter, *, lowest_meaning: float) -> None:
         self._rewriter, self._lowest_meaning = rewriter, lowest_meaning
+        # Of its own: that of asyncio has a thread or two for each core, and encodes.
+        self._callers = ThreadPoolExecutor(rewriter.models.settings.batch_size, thread_name_prefix="qm-rewrite")
+
+    def close(self) -> None:
+        """Start no more calls; those in flight end with the client."""
+        self._callers.shutdown(wait=False, cancel_futures=True)
 
     @property
     def can_be_blind(self) -> bool:
@@ -98,7 +105,7 @@ class Episodes:
             if options := call.runner_options(request.model):
                 request = replace(request, options={**request.options, **options})
             async with place(request.model):
-                return await complete_in_thread(client, request)
+                return await complete_in_thread(client, request, self._callers)
 
         found: Rewrite = await run_flow_async(
             flow, complete=complete, encoder=models.encoder, retry_policy=models.retry_policy

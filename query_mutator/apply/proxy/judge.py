@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
 from query_mutator.apply.proxy.queue import Place
@@ -31,6 +32,7 @@ Answer B:
 Reply with the letter of the better answer alone: A or B."""
 _LETTER = re.compile(r"\b([AB])\b")
 _MAX_TOKENS = 16
+_AT_ONCE = 4  # calls, in the background
 
 
 class JudgeFailed(Exception):
@@ -42,6 +44,7 @@ class Judge:
 
     def __init__(self, client: Client, model: str) -> None:
         self._client, self.model = client, model
+        self._callers = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="qm-judge")
 
     async def choose(
         self, question: str, first: str, second: str, *, place: Place, options: Mapping[str, Any]
@@ -59,7 +62,7 @@ class Judge:
         prompt = PROMPT.format(question=question, a=a, b=b)
         request = ChatRequest.user(prompt, model=self.model, purpose="judge", max_tokens=_MAX_TOKENS, options=options)
         async with place(self.model):
-            reply = await complete_in_thread(self._client, request)
+            reply = await complete_in_thread(self._client, request, self._callers)
         if reply.error is not None:
             raise JudgeFailed(str(reply.error))
         found = _LETTER.search(reply.text)

@@ -242,7 +242,7 @@ def _verdict(comparison: Comparison, metric: MetricSpec) -> tuple[Verdict, str]:
         return "inconclusive", f"the interval contains 0{seen}"
     if comparison.p > 1 - LEVEL:
         return "inconclusive", f"p = {comparison.p:.3g} after correction for several comparisons"
-    better = (comparison.difference > 0) == (metric.direction == "up")
+    better = (comparison.difference > 0) == metric.more_is_better
     return ("better" if better else "worse"), "the interval excludes 0"
 
 
@@ -303,10 +303,10 @@ def _over_tasks(results: Sequence[MetricResult], base: str) -> list[OverTasks]:
             for value in tasks[0].groups
         }
         for name, values in by_group.items():
-            complete = all(values) and all(by_group.get(base, []))
+            complete = all(values) and base in by_group and all(by_group[base])
             if len(tasks) < 2 or not complete or sum(map(len, values)) < _ENOUGH_RUNS_OF_TASKS:
                 continue
-            up = tasks[0].metric.direction != "down"
+            up = tasks[0].metric.more_is_better
             ours, theirs = (values, by_group[base]) if up else (by_group[base], values)
             found.append(
                 OverTasks(

@@ -157,7 +157,9 @@ def _name_key(by: str) -> Callable[[Run], str]:
     """Return the key of a run's name: the part at {group}, or the first pattern that matches."""
     has_group = "{group}" in by
     if has_group:
-        parts = re.split(r"(\{\w+\})", by)
+        parts = re.split(r"(\{[a-zA-Z_]\w*\})", by)
+        if len(named := [part for part in parts if part[:1] == "{"]) != len({*named}):
+            raise UsageError(f"--group-by {by!r} has a name twice; write each once, as {{group}}-s{{seed}}")
         patterns = {by: "".join(f"(?P<{part[1:-1]}>.+?)" if part[:1] == "{" else re.escape(part) for part in parts)}
     else:
         patterns = {pattern: fnmatch.translate(pattern) for pattern in by.split(",")}

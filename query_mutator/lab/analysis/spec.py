@@ -111,7 +111,7 @@ class MetricSpec:
     def _check(self) -> MetricSpec:
         if self.reducer == "time_to_threshold" and self.threshold is None:
             raise ValueError("time_to_threshold needs a threshold")
-        if not re.fullmatch(r"|[0-9.]+(e-?\d+)?%?", self.margin):
+        if not re.fullmatch(r"|(\d+\.?\d*|\.\d+)(e-?\d+)?%?", self.margin):
             raise ValueError(f"margin must be a number, or a share such as 5%, not {self.margin!r}")
         if self.limits is not None and not self.limits[0] < self.limits[1]:
             raise ValueError(f"limits must be the least and the greatest possible value, not {list(self.limits)}")
@@ -128,6 +128,11 @@ class MetricSpec:
     def maximize(self) -> bool:
         """Return whether higher values are better; True where neither direction is."""
         return self.direction != "down"
+
+    @property
+    def more_is_better(self) -> bool:
+        """Return whether higher readings are better: a time until values are good enough is better short."""
+        return self.maximize and self.reducer != "time_to_threshold"
 
     def tags_of(self, tags: Iterable[str]) -> dict[str, tuple[str, TagPattern]]:
         """Return task -> (tag, its pattern) for the first pattern that any of a run's tags matches."""
@@ -226,6 +231,8 @@ class Spec:
                     number = float(value.removesuffix("%") if flag == "margin" else value)
                 except ValueError:
                     raise UsageError(f"--{flag} {item}: write METRIC=NUMBER, as success=0.8") from None
+                if not (math.isfinite(number) and (flag == "threshold" or number >= 0)):
+                    raise UsageError(f"--{flag} {item}: give a finite number{', not below 0' * (flag == 'margin')}")
                 changes[name][flag] = value if flag == "margin" else number
         metrics = tuple(dataclasses.replace(metric, **changes[metric.name]) for metric in self.metrics)
         return dataclasses.replace(self, metrics=metrics)

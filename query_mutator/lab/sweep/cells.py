@@ -121,6 +121,8 @@ class Cells:
 
     def is_below(self, cell: int, p: float) -> bool:
         """Return whether a cell is below the best one by a t test at level `p`."""
+        if cell == self.best:
+            return False
         value, error = self._estimate({self.best: 1.0, cell: -1.0})
         return bool(self.degrees) and value > student_t(self.degrees, level=1 - 2 * p) * error
 

@@ -115,7 +115,7 @@ class Sweep:
         self._runner = Runner(self._folder, engine, command=flags.command, timeout_min=flags.timeout_min)
         if flags.sampler == "optuna" and self.ranges:
             settings = optuna_settings(
-                self.ranges, self._means, flags=flags, batch=engine.slots, maximize=self.metric.maximize
+                self.ranges, self._means, flags=flags, batch=engine.slots, maximize=self.metric.more_is_better
             )
             self.trials = trials_of(settings, flags.trial_seeds)
         self._run(self.trials)
@@ -143,7 +143,7 @@ class Sweep:
         return measure(self._folder, done, self.spec, self.flags)
 
     def _results(self, trials: Sequence[Trial]) -> list[SettingResult]:
-        return by_setting(self._measured(trials), maximize=self.metric.maximize, bounds=self.metric.bounds)
+        return by_setting(self._measured(trials), maximize=self.metric.more_is_better, bounds=self.metric.bounds)
 
     def _means(self, settings: Sequence[Setting]) -> list[float | None]:
         """Run settings; return the mean of each over its seeds, None where no trial has a number."""
@@ -154,7 +154,7 @@ class Sweep:
 
     def _extend_grid(self) -> bool:
         """Add a value at each end of the grid where the optimum lies, and run it; return whether there was one."""
-        found = optimum_of(self._measured(self.trials), maximize=self.metric.maximize)
+        found = optimum_of(self._measured(self.trials), maximize=self.metric.more_is_better)
         if isinstance(found, str) or found.kind != "edge":
             return False
         more = {axis.name: extended(self.grid[axis.name], axis.end) for axis in found.axes if axis.end}
@@ -169,12 +169,12 @@ class Sweep:
 
     def _findings(self) -> Findings:
         measured = self._measured(self.trials)
-        results = by_setting(measured, maximize=self.metric.maximize, bounds=self.metric.bounds)
-        optimum = optimum_of(measured, maximize=self.metric.maximize)
+        results = by_setting(measured, maximize=self.metric.more_is_better, bounds=self.metric.bounds)
+        optimum = optimum_of(measured, maximize=self.metric.more_is_better)
         ended = [self._ended[trial.name] for trial in self.trials if trial.name in self._ended]
         failed = [*(one for one in ended if one.status != "done"), *self._without_number().values()]
         self._note_failures(failed)
-        best = best_setting(results, optimum, maximize=self.metric.maximize)
+        best = best_setting(results, optimum, maximize=self.metric.more_is_better)
         says = [sentence(self.metric, optimum, best)]
         if self.flags.confirm:
             says.append(self._confirm(best))

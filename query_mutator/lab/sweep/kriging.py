@@ -21,6 +21,7 @@ __all__ = ["Surface"]
 
 SURFACES = 800
 MESH_POINTS = 500
+MOST_AXES = 5  # of which a mesh has five points each
 _WIDE = 10.0  # prior variance of the quadratic, in units of that of the means; axes run from -1 to 1
 _SIZES = (0.1, 1.0)  # variance of the remainder, in the same unit
 _LENGTHS = (0.25, 0.4, 0.8, 1.6, 3.2, 6.4)  # of the remainder; the grid does not resolve a shorter one
@@ -110,6 +111,8 @@ def _residual(places: Floats, means: Floats) -> float:
 
 
 def _mesh(low: Floats, high: Floats) -> Floats:
+    if len(low) > MOST_AXES:
+        raise ValueError(f"the optimum of more than {MOST_AXES} settings is not estimated; vary fewer of them")
     points = 201 if len(low) == 1 else max(5, int(MESH_POINTS ** (1 / len(low))))
     axes = [np.linspace(*ends, points) for ends in zip(low, high, strict=True)]
     return np.stack([axis.ravel() for axis in np.meshgrid(*axes, indexing="ij")], axis=1)

@@ -59,7 +59,8 @@ class Evaluation:
         if text is not None and found["q"] == NO_TEXT:
             found["q"] = self._texts.number(text)
             tags = tuple(map(str, row.get("tags", ())))
-            self._questions[place] = Question(id=place[1], text=str(text), accept=accept, tags=tags)
+            about = row.get("target")
+            self._questions[place] = Question(id=place[1], text=str(text), accept=accept, tags=tags, about=about)
         found["methods"][method] = self._method(row)
         self._outcomes.setdefault(method, {})[place] = _outcome(row)
 

@@ -52,6 +52,7 @@ class JudgeWatch(Callback):
         transcripts = parts.run_dir.path / "transcripts.jsonl"
         for row in read_json_lines(transcripts) if transcripts.exists() else ():
             watch.add_row(row)
+        watch._reported = len(watch._pairs)
         return watch
 
     def on_step(self, run: RunView, steps: Steps, records: Sequence[StepRecord]) -> None:

@@ -13,6 +13,7 @@ from pyarrow import parquet
 from query_mutator.data import guard_questions, load_questions, pynames, python_docs, split_questions
 from query_mutator.data.split import FOLDS, fold_of, target_key, validation_split
 from query_mutator.errors import DatasetError
+from query_mutator.types import NUMERIC
 
 
 def write(path: Path, *lines: str) -> Path:
@@ -192,3 +193,21 @@ def test_a_damaged_parquet_file_is_an_error_or_reads_as_some_questions(tmp_path:
             said.append(str(error))
     assert len(said) > 60
     assert all(line.startswith(str(path)) for line in said)
+
+
+def test_an_answer_of_many_questions_is_not_what_they_are_about(tmp_path: Path) -> None:
+    path = tmp_path / "labels.jsonl"
+    rows = [{"query": f"Is {n} even?", "accept": ["yes" if n % 2 == 0 else "no"]} for n in range(200)]
+    rows += [{"query": f"What sorts {n}?", "accept": ["sorted"]} for n in range(3)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    questions = load_questions(path)
+    split = split_questions(questions)
+    for part in (split.train, split.test):
+        assert {question.accept[0] for question in part} >= {"yes", "no"}
+    assert {target_key(question) for question in questions[-3:]} == {"sorted"}
+
+
+def test_an_answer_that_is_a_number_is_compared_as_one(tmp_path: Path) -> None:
+    path = tmp_path / "numbers.jsonl"
+    path.write_text('{"query": "6 * 7?", "answer": 42.0}\n{"query": "name?", "answer": "Ann"}\n')
+    assert [NUMERIC in question.tags for question in load_questions(path)] == [True, False]

@@ -18,6 +18,7 @@ from query_mutator.env.scheduling import (
     run_flow,
 )
 from query_mutator.llm.client import Client
+from query_mutator.llm.coalesce import Coalesce
 from query_mutator.llm.retry import RetryPolicy
 from query_mutator.types import ChatRequest, Completion
 
@@ -197,3 +198,33 @@ def test_the_call_that_is_furthest_behind_goes_first(hash_encoder: Encoder, tiny
 def test_batch_size_below_one_is_refused(hash_encoder: Encoder, tiny_client: Client) -> None:
     with pytest.raises(ValueError, match="batch_size=0"):
         PooledScheduler(client=tiny_client, encoder=hash_encoder, retry_policy=NEVER, batch_size=0)
+
+
+def test_calls_that_a_closed_scheduler_drops_are_free_to_be_made_again(
+    tiny_client: Client, hash_encoder: Encoder
+) -> None:
+    gate, entered = threading.Event(), threading.Event()
+
+    class Slow:
+        """Waits with every call."""
+
+        def complete(self, request: ChatRequest) -> Completion:
+            entered.set()
+            gate.wait(10)
+            return tiny_client.complete(request)
+
+    client = Coalesce(Slow())
+    scheduler = PooledScheduler(client=client, encoder=hash_encoder, retry_policy=NEVER, batch_size=1)
+    for text in ("sort my list", "join my words"):
+        scheduler.start(text, two_calls(text))
+    assert entered.wait(10)
+    threading.Timer(0.1, gate.set).start()
+    scheduler.close()
+    reply: list[Completion] = []
+    asking = threading.Thread(
+        target=lambda: reply.append(client.complete(ask("<question>join my words</question>", "softener").request)),
+        daemon=True,
+    )
+    asking.start()
+    asking.join(10)
+    assert [one.ok for one in reply] == [True]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -148,3 +150,29 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
     with pytest.raises(DiskError, match=r"transcripts\.jsonl"):
         JsonLines(tmp_path / "transcripts.jsonl", cut_at=0)
     assert own.read_text() == "the user's\n"
+
+
+def test_half_a_row_of_a_full_disk_is_taken_back(path: Path) -> None:
+    class FullDisk:
+        """Writes the beginning of what it is given, then fails."""
+
+        def __init__(self, file: Any) -> None:
+            self._file, self._calls = file, 0
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._file, name)
+
+        def write(self, data: bytes) -> int:
+            self._calls += 1
+            if self._calls > 1:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return int(self._file.write(data[:9]))
+
+    rows = JsonLines(path)
+    whole, rows._file = rows._file, FullDisk(rows._file)
+    with pytest.raises(DiskError):
+        rows.append({"step": 6})
+    rows._file = whole
+    rows.append({"step": 7})
+    rows.close()
+    assert list(read_json_lines(path)) == [*ROWS, {"step": 7}]

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
+from query_mutator import forms
 from query_mutator.env.task import Task
-from query_mutator.learners.hindsight import relabel
+from query_mutator.learners.hindsight import Relabel, relabel
+from query_mutator.learners.plan import Plan
 from query_mutator.llm.client import Client
 from query_mutator.operators import LocalOperator, OperatorContext
+from query_mutator.training.config import TrainConfig
+from query_mutator.training.learner import teach
 from rl_query_mutator_env import QueryMutationEnv
 
 SPELLING, NEUTRAL, FILLER, ASK, UNDO, SUBMIT = range(6)
@@ -74,3 +79,29 @@ def test_the_next_episode_starts_without_skipped_operators(task: Task, tiny_clie
 def test_the_end_of_a_rollout_keeps_its_action(task: Task, tiny_client: Client) -> None:
     obs = walk(task, tiny_client, [NEUTRAL, FILLER])
     assert relabeled(task, obs, [NEUTRAL, FILLER]) == [NEUTRAL, FILLER]
+
+
+def test_an_operator_that_worked_at_another_attempt_stays_used(task: Task, tiny_client: Client) -> None:
+    taken = [NEUTRAL, ASK, SUBMIT]
+    obs = walk(task, tiny_client, taken)
+    failed = np.concatenate([obs[:1], obs])  # a call that failed left everything as it was
+    relabeled(task, failed, [NEUTRAL, *taken])
+    used = task.observer.slices["used"].start + NEUTRAL
+    assert failed[-1, 0, used] == obs[-1, 0, used] == 1
+
+
+def test_a_teacher_s_form_is_imitated(tiny_task: Callable[..., Task], tiny_client: Client) -> None:
+    class Learner:
+        """Keeps what it should imitate."""
+
+        def learn_from(self, teacher: object, *, rollouts: int, relabel: Relabel | None) -> None:
+            self.relabel = relabel
+
+    task = tiny_task(ask="policy", max_episode_steps=STEPS, forms=forms.select("statement"))
+    form, submit = len(task.operators), len(task.actions) - 1
+    learner: Any = Learner()
+    teach(learner, Plan(steps=("statement",)), task, TrainConfig(ask="policy"))
+    obs, actions = walk(task, tiny_client, [form, submit]), np.array([[form], [submit]])
+    learner.relabel(obs, actions, actions == submit)
+    assert actions.ravel().tolist() == [form, submit]
+    assert obs[1, 0, task.observer.slices["used"].start + form] == 1

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
@@ -104,3 +106,31 @@ def test_a_call_keeps_its_place_until_its_reply_is_delivered() -> None:
         assert not gate.entered.acquire(timeout=0.05)  # the second call waits for the first one's journal entry
         journaled.set()
     assert len(deliveries) == 2
+
+
+def test_a_call_does_not_wait_for_room_beyond_its_deadline() -> None:
+    gate = Gate()
+    limit = Limit(gate, limit=1)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(limit.complete, REQUEST)
+        assert gate.entered.acquire(timeout=10)
+        late = limit.complete(replace(REQUEST, deadline=time.monotonic() + 0.05))
+        assert late.error is not None
+        assert late.error.kind == "timeout"
+        gate.open.set()
+        assert first.result(10).ok
+    assert limit.complete(REQUEST).ok
+
+
+def test_a_twin_does_not_wait_beyond_its_deadline() -> None:
+    gate = Gate()
+    client = Coalesce(gate)
+    hurried = replace(REQUEST, deadline=time.monotonic() + 30)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(client.complete, hurried)
+        assert gate.entered.acquire(timeout=10)
+        late = client.complete(replace(REQUEST, deadline=time.monotonic() + 0.05))
+        assert late.error is not None
+        assert late.error.kind == "timeout"
+        gate.open.set()
+        assert first.result(10).ok

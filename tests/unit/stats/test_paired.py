@@ -58,3 +58,12 @@ def test_no_common_question_says_nothing() -> None:
 def test_lists_of_unequal_length_are_refused() -> None:
     with pytest.raises(ValueError, match="1 outcomes are paired with 2 and 2 targets"):
         compare_pairs([1.0], [1.0, 0.0], ["a", "b"])
+
+
+def test_few_targets_decide_little() -> None:
+    gained, lost = [1.0] * 12 + [0.0] * 8, [0.0] * 19 + [1.0]
+    assert compare_pairs(gained, lost, ["a"] * 20).interval == (-1.0, 1.0)
+    two = compare_pairs(gained, lost, ["a"] * 10 + ["b"] * 10)
+    assert not two.is_clear
+    many = compare_pairs(gained, lost, [str(number) for number in range(20)])
+    assert many.is_clear
