@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 
 from query_mutator.report.speedup import BATCHED, Measurement, Mode, Row
 
@@ -34,8 +35,8 @@ class BenchmarkPlan:
         """Yield the runs, each with its share of the time left until `ends_at` of `time.perf_counter()`."""
         left_s = self.seconds
         for case, case_s in self.repeats * list(zip(self.cases, self.case_s, strict=True)):
-            yield case, max(0.0, ends_at - time.perf_counter()) * case_s / left_s
-            left_s = max(left_s - case_s, case_s)
+            yield case, max(0.0, ends_at - time.perf_counter()) * case_s / max(left_s, case_s)
+            left_s -= case_s
 
     def __str__(self) -> str:
         runs = len(self.cases) * self.repeats
@@ -108,16 +109,23 @@ class Results:
     advice: str | None
     num_queries: int
     runs: dict[Case, list[Measurement]] = field(default_factory=dict)
-    remark: str = ""
 
     def add(self, case: Case, run: Measurement) -> None:
         """Keep a run; one that was cut short counts only if the case has no whole one."""
-        is_whole = run.calls == CALLS_PER_QUERY * self.num_queries
-        if not run.calls or (self.runs.get(case) and not is_whole):
+        kept = self.runs.get(case, [])
+        if not run.calls or (kept and not self._is_whole(run)):
             return
-        self.runs.setdefault(case, []).append(run)
-        if not is_whole:
-            self.remark = "rows with fewer calls were cut at their share of the time; --budget-s gives them more"
+        self.runs[case] = [*(one for one in kept if self._is_whole(one)), run]
+
+    @property
+    def remark(self) -> str:
+        """Return what is to be said about runs that were cut short."""
+        if all(self._is_whole(run) for runs in self.runs.values() for run in runs):
+            return ""
+        return "rows with fewer calls were cut at their share of the time; --budget-s gives them more"
+
+    def _is_whole(self, run: Measurement) -> bool:
+        return run.calls == CALLS_PER_QUERY * self.num_queries
 
     def rows(self) -> list[Row]:
         """Return the rows of the table, in the order of modes and sizes; none if no call was answered."""
@@ -129,11 +137,9 @@ class Results:
 
     def row(self, case: Case) -> Row:
         """Return the row of one case, compared with the sequential one."""
-        [alone, *_] = self.runs.get(("sequential", 1), self.runs[case])
+        alone = median(run.calls_per_s for run in self.runs.get(("sequential", 1), self.runs[case]))
         mode, size = case
-        return Row.of(
-            self.runs[case], mode=mode, batch_size=size, slots=self.slots or size, sequential=alone.calls_per_s
-        )
+        return Row.of(self.runs[case], mode=mode, batch_size=size, slots=self.slots or size, sequential=alone)
 
     def line(self, case: Case) -> str:
         """Return the row of one case on one line."""

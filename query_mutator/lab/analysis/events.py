@@ -87,11 +87,14 @@ def merged(files: Sequence[EventFile], tag: str) -> Series:
     A file that begins after another has ended resumed from a checkpoint: the points the other logged from that step on
     are dropped. Files that overlap in time were written in parallel, and only equal steps conflict.
     """
-    files = sorted((file for file in files if tag in file.scalars), key=lambda file: file.first_wall)
+    files = sorted(files, key=lambda file: file.first_wall)
     kept = []
     for number, file in enumerate(files):
+        if tag not in file.scalars:
+            continue
         series, later = file.scalars[tag], files[number + 1 :]
-        cuts = [int(other.scalars[tag].step.min()) for other in later if other.first_wall >= file.last_wall]
+        after = (other for other in later if other.first_wall >= file.last_wall and tag in other.scalars)
+        cuts = [int(other.scalars[tag].step.min()) for other in after]
         cuts += [step for other in later for step in other.restarts]
         kept.append(series.take(series.step < min(cuts)) if cuts else series)
     return Series.joined(kept).by_step()
