@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from query_mutator.errors import BackendError, ServerDownError
+from query_mutator.llm.cancellation import uncancelled
 from query_mutator.llm.client import Backend, BackendWrapper, ModelServer
 from query_mutator.llm.pool import error_of
 from query_mutator.settings.calls import Calls
@@ -96,7 +97,8 @@ class WaitForServer(BackendWrapper):
             self._absence = absence
         if is_first:
             try:
-                absence.was_real = self._watch()
+                with uncancelled():
+                    absence.was_real = self._watch()
             finally:
                 with self._lock:
                     self._absence = None

@@ -18,7 +18,7 @@ from query_mutator.llm.client import Client
 from query_mutator.llm.connection import Connection
 from query_mutator.types import ChatRequest, Completion
 
-__all__ = ["Cancellation", "complete_in_thread", "current_cancellation"]
+__all__ = ["Cancellation", "complete_in_thread", "current_cancellation", "uncancelled"]
 
 
 class Cancellation:
@@ -58,6 +58,16 @@ _current: ContextVar[Cancellation | None] = ContextVar("cancellation", default=N
 def current_cancellation() -> Cancellation | None:
     """Return what cancels the calls of this thread, None if nothing does."""
     return _current.get()
+
+
+@contextmanager
+def uncancelled() -> Iterator[None]:
+    """Make calls for others too, which the cancellation of the one that is made does not end."""
+    token = _current.set(None)
+    try:
+        yield
+    finally:
+        _current.reset(token)
 
 
 async def complete_in_thread(client: Client, request: ChatRequest, executor: Executor | None = None) -> Completion:

@@ -57,8 +57,9 @@ def restore_envs(parts: RunParts, checkpoint: Checkpoint | None) -> FloatArray |
         parts.bandit.load_state_dict(checkpoint.bandit, new_episodes=not continues)
     if checkpoint.envs is not None and continues:
         return parts.envs.load_state_dict(checkpoint.envs)
+    unfinished = int(parts.config.resumes_folder)  # the transcript may have the beginning of an episode
     for env, episodes in zip(parts.env_list, checkpoint.progress.env_episodes, strict=False):
-        env.total_steps, env.total_episodes = parts.learner.updates_done * parts.config.num_steps, episodes
+        env.total_steps, env.total_episodes = parts.learner.updates_done * parts.config.num_steps, episodes + unfinished
     return None
 
 
