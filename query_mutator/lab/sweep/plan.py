@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import math
 import re
@@ -34,6 +35,8 @@ FOLD = "validation_fold"  # a name in the grid that tells repeats apart, as seed
 _OUR_TRAINER = "train_query_mutator.py"  # or `qm train`, `python -m query_mutator train`
 _OUR_PROGRAMS = {"qm", "query_mutator"}
 
+LONGEST_NAME = 200  # of a folder: most file systems take 255 bytes
+
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
@@ -45,9 +48,12 @@ class Trial:
 
     @property
     def name(self) -> str:
-        """Return a name that is valid as a folder name."""
-        parts = [f"{name}={value}" for name, value in {**self.setting, **self.repeat}.items()]
-        return re.sub(r"[^\w=.,+-]", "_", ",".join(parts))
+        """Return a name that is valid as a folder name, with a digest where it does not say all."""
+        whole = ",".join(f"{name}={value}" for name, value in {**self.setting, **self.repeat}.items())
+        name = re.sub(r"[^\w=.,+-]", "_", whole)
+        if name == whole and len(name) <= LONGEST_NAME:
+            return name
+        return f"{name[:LONGEST_NAME]}-{hashlib.sha256(whole.encode()).hexdigest()[:8]}"
 
     @property
     def repeat(self) -> Setting:

@@ -365,3 +365,10 @@ def test_a_key_in_the_command_reaches_the_trials_and_no_file(
     assert key not in captured.out + captured.err
     files = [path for path in (tmp_path / "s").rglob("*") if path.is_file()]
     assert [path for path in files if key.encode() in path.read_bytes()] == []
+
+
+def test_settings_that_differ_in_punctuation_are_two_trials_and_long_ones_have_short_names() -> None:
+    settings = grid_settings(parse_grid(["m=a/b,a:b", f"n={'x' * 400},1"]))
+    names = [trial.name for trial in trials_of(settings, [1])]
+    assert len({*names}) == 4
+    assert max(map(len, names)) < 255
