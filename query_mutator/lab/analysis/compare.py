@@ -216,6 +216,10 @@ def _too_few(result: MetricResult, ours: GroupValue, theirs: GroupValue, seeds: 
         return "there is no number to compare" if result.overlaps else "the runs have no step in common"
     if min(seeds[ours.group], seeds[theirs.group]) < 2:
         return "one seed does not predict the next"
+    for value in (ours, theirs):
+        late = sum(not math.isfinite(reading.value) for reading in value.values)
+        if late and result.metric.reducer == "time_to_threshold":  # the others would be compared without the slowest
+            return f"{late} of {len(value.values)} runs of {value.group} did not reach the threshold"
     alone = [value.group for value in (ours, theirs) if len(value.numbers) < 2]
     return f"only one seed of {' and of '.join(alone)} has a number here" if alone else ""
 

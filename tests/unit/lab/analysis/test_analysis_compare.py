@@ -11,6 +11,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -80,6 +81,30 @@ def test_verdicts(tmp_path: Path, ours: list[float], theirs: list[float], expect
     write_group(tmp_path, "a", theirs, batch=64)
     write_group(tmp_path, "b", ours, batch=128)
     assert verdict(tmp_path) == expected
+
+
+@pytest.mark.parametrize(
+    ("late", "expected", "why"),
+    [(0.0, "worse", "the interval excludes 0"), (0.3, "inconclusive", "1 of 4 runs of batch=128 did not reach")],
+)
+def test_a_late_threshold_is_worse_and_one_that_a_run_never_reaches_decides_nothing(
+    late: float, expected: str, why: str, tmp_path: Path
+) -> None:
+    def rising(step: int) -> np.ndarray:
+        return np.where(np.arange(20) >= step, 0.9, 0.1)
+
+    for name, batch, steps in (("a", 64, [3, 4, 3, 4]), ("b", 128, [12, 13, 12, 13])):
+        for seed, step in enumerate(steps):
+            values = rising(step) * (late or 1.0 if (name, seed) == ("b", 3) else 1.0)
+            path = write_run(tmp_path / f"{name}-s{seed}", {"validation/success": values, "llm/calls": range(20)})
+            (path / "config.json").write_text(json.dumps({"flags": {"seed": seed, "batch": batch}}))
+    timed = {"reducer": "time_to_threshold", "threshold": 0.5}
+    metrics = [replace(one, **timed) if one.name == "success" else one for one in SPEC.metrics]  # type: ignore[arg-type]
+    spec = replace(SPEC, metrics=tuple(metrics))
+    analysis = analyze(group_runs(load_runs(find_runs(["*"], logdir=str(tmp_path))), spec), spec)
+    (comparison,) = analysis.of_role("performance")[0].comparisons
+    assert comparison.verdict == expected
+    assert why in comparison.why
 
 
 @pytest.mark.parametrize(
