@@ -471,3 +471,13 @@ def test_code_in_a_folder_is_not_run(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(EncoderError, match=r"evil\.Module"):
         resolve_encoder(str(mine))
     assert not ran.exists()
+
+
+def test_a_text_that_was_looked_up_stays_longer() -> None:
+    encoder = CachedEncoder(HashEncoder(), max_texts=2)
+    encoder.encode(["a"])
+    encoder.encode(["b"])
+    assert encoder.get(["a"]) is not None
+    encoder.encode(["c"])
+    assert encoder.get(["a"]) is not None
+    assert encoder.get(["b"]) is None

@@ -334,3 +334,12 @@ def test_a_question_that_only_a_rewrite_makes_too_long_comes_again(task: Task, t
         env.step(0)
         env.step(len(longer.actions) - 1)
     assert env.prompts_too_long == {QUESTIONS[1].id: 4}
+
+
+def test_the_policy_sees_the_answer_to_the_wording_that_it_asked(env: QueryMutationEnv, task: Task) -> None:
+    answer = task.observer.slices["answer"]
+    env.reset(options=KILL)
+    before, *_ = env.step(NEUTRAL)
+    after, *_ = env.step(ASK)
+    assert not before[answer].any()
+    assert after[answer].any()

@@ -179,3 +179,10 @@ def test_the_share_of_a_report_is_that_of_all_its_methods() -> None:
     check_report(report, max_failure_rate=0.15)
     with pytest.raises(TooManyFailuresError, match="3 of 20"):
         check_report(report, max_failure_rate=0.14)
+
+
+def test_fewer_calls_do_not_make_up_for_being_clearly_worse() -> None:
+    plan, policy = [replace(GOOD, calls=8)] * 30, [replace(GOOD, calls=4)] * 18 + [NO] * 12
+    verdict = report_of(identity=[NO] * 30, best_plan=plan, policy=policy)["verdict"]
+    assert verdict["deploy"] == "best_plan"
+    assert "; the policy is worse (" in verdict["sentence"]

@@ -42,6 +42,9 @@ def varied() -> list[ChatRequest]:
 def test_a_key_depends_on_all_that_decides_a_reply_and_on_nothing_else() -> None:
     keys = {request_key(request) for request in [REQUEST, *varied()]}
     assert len(keys) == 9
+    forms = [{"choices": ("yes", "no")}, {"json_schema": {}}, {"json_schema": {}, "think": True}, {"logprobs": True}]
+    keys |= {request_key(replace(REQUEST, **form)) for form in forms}  # type: ignore[arg-type]
+    assert len(keys) == 13
     assert request_key(ChatRequest.user("why?", model="m", purpose="mutate")) == request_key(REQUEST)
     assert request_key(REQUEST, identity="other weights") != request_key(REQUEST)
 
