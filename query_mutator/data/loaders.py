@@ -11,7 +11,7 @@ import math
 from array import array
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,6 @@ _PEEKED_ROWS = 20  # read to recognize the layout
 _SHOWN_REASONS = 3  # why rows are dropped
 QUESTION_COLUMNS = ("query", "question", "prompt", "text")
 ANSWER_COLUMNS = ("accept", "answer", "reference", "response")
-LABEL_ROWS, LABEL_SHARE = 10, 0.05  # of the questions with one answer, from which on it is a label
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +82,7 @@ def load_question_set(
         lines.append(line)
     _check_some(name, questions, dropped)
     _check_ids(name, questions, lines)
-    found = _parted(_labels_apart(questions))
+    found = _parted(questions)
     if layout is not None:
         note(_what_was_read(name, layout, found, dropped))
     return found
@@ -151,6 +150,8 @@ def _question(
         what = "empty" if text is None or isinstance(text, str) else "not a text"
         raise DatasetError(f"{where}: the question is {what}; fill it in or drop the row")
     gold = _gold(row, where, answer_column)
+    answer = row.get(_column(row, answer_column, ANSWER_COLUMNS, where, "answer", required=False) or "")
+    is_numeric = _is_number(answer) and not isinstance(answer, bool)
     accept, reference = known.setdefault(gold, gold) if len(known) < KNOWN_ANSWERS else known.get(gold, gold)
     tags = row.get("tags") or ()
     if not isinstance(tags, (list, tuple)) or not all(isinstance(tag, str) for tag in tags):
@@ -160,30 +161,9 @@ def _question(
         text=text.strip(),
         accept=accept,
         reference=reference,
-        tags=(*tags, NUMERIC) if _has_number(row, answer_column) and NUMERIC not in tags else tuple(tags),
+        tags=tuple(dict.fromkeys((*tags, *([NUMERIC] if is_numeric else [])))),
         about=_about(row.get("about"), where),
     )
-
-
-def _has_number(row: dict[str, Any], answer_column: str | None) -> bool:
-    """Return whether the answer of a row is a number, and no text that looks like one."""
-    values = [row.get(name) for name in ([answer_column] if answer_column else ANSWER_COLUMNS)]
-    return any(_is_number(value) and not isinstance(value, bool) for value in values)
-
-
-def _labels_apart(questions: list[Question]) -> list[Question]:
-    """Return the questions, those whose answer is that of many each about itself: "yes" is nothing to be about."""
-    of = Counter(question.accept[0] for question in questions if question.accept and question.about is None)
-    labels = {name for name, count in of.items() if count >= max(LABEL_ROWS, LABEL_SHARE * len(questions))}
-    if not labels:
-        return questions
-    note(f"{len(labels)} answers are those of many questions, which count as about different things; `about` says what")
-    return [
-        replace(question, about=question.text)
-        if question.about is None and question.accept and question.accept[0] in labels
-        else question
-        for question in questions
-    ]
 
 
 def _about(value: Any, where: str) -> str | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -17,6 +18,8 @@ from query_mutator.types import Question
 
 TEST_PERCENT = 38
 FOLDS = 5
+_CLOSED = {"yes", "no", "true", "false"}  # answers that many questions have
+_LETTER = re.compile(r"\(?[A-Za-z][).]?")
 
 #: The fold to choose by, or "none" to learn from all training questions.
 ValidationFold = Literal[0, 1, 2, 3, 4, "none"]
@@ -39,8 +42,12 @@ class Split:
 
 
 def target_key(question: Question) -> str:
-    """Return what the question is about: where it does not say, its first accepted name, else its own text."""
-    return question.about or (question.accept[0] if question.accept else question.text)
+    """Return what the question is about: where it does not say, its first accepted name, else its own text.
+
+    A question that is answered by yes or no, or by the letter of a choice, is about itself.
+    """
+    name = question.accept[0] if question.accept else question.text
+    return question.about or (question.text if name.casefold() in _CLOSED or _LETTER.fullmatch(name) else name)
 
 
 def in_test(question: Question) -> bool:

@@ -148,7 +148,11 @@ class EmbeddedServer:
             self._loop.close()
 
     def _run(self, step: Coroutine[Any, Any, T]) -> T:
-        """Return the result of a step, in a thread of its own: the caller's may run a loop, as a notebook's does."""
+        """Return the result of a step, in a thread of its own where the caller's runs a loop, as a notebook's does."""
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return self._loop.run_until_complete(step)
         with ThreadPoolExecutor(1, thread_name_prefix="embedded-server") as thread:
             return thread.submit(self._loop.run_until_complete, step).result()
 

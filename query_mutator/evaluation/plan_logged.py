@@ -48,7 +48,7 @@ LEAST_SHARE = 0.5  # of the questions of the most frequent prompt
 MOST_PROMPTS, MOST_ORDERED = 16, 2_000  # prompts, the best, and questions, to choose an order from
 _HAS_KEY = FEATURES.index("has_key")
 
-Choose = Callable[[AnswerPaths], StoppingRule | None]
+Choose = Callable[[AnswerPaths], StoppingRule | None]  # None: one call
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,13 +143,13 @@ def logged_plans(
     fitted: dict[Plan, CallsRow] = {}
     if len(prompts) > 1:
         paths, folds = log.paths(order := log.order()), _folds(log)
-        by_calls = tuple(_row(folds, calls) for calls in CALLS if calls <= len(order))
+        by_calls = tuple(_row(folds, _exactly(calls), calls) for calls in CALLS if calls <= len(order))
         points = [log.alone(name) for name in prompts]
         for choose in _choices(budget, price):
             rule = choose(paths)
             if rule is not None and (point := paths.point(rule)).plan not in fitted:
                 points.append(point)
-                fitted[point.plan] = _row(folds, None, choose)
+                fitted[point.plan] = _row(folds, choose)
     else:  # each question was asked in one prompt: compare their rates
         prompts = [name for name, n in counts.items() if n >= LEAST_QUESTIONS] or prompts
         points = [_Log.whole(table, model, [name]).alone(name) for name in prompts]
@@ -165,6 +165,11 @@ def logged_plans(
         rates={point.plan.steps[0]: point.success for point in points if not point.plan.asks_early},
         not_compared={name: n for name, n in counts.items() if name not in prompts},
     )
+
+
+def _exactly(calls: float) -> Choose:
+    """Return what chooses the rule for so many calls."""
+    return lambda paths: None if calls == 1 else rule_for_budget(paths.p, calls, max_calls=len(paths.order))
 
 
 def _choices(budget: float | None, price: float) -> list[Choose]:
@@ -307,18 +312,15 @@ def _folds(log: _Log) -> list[_Fold]:
     return found
 
 
-def _row(folds: Sequence[_Fold], calls: float | None, choose: Choose | None = None) -> CallsRow:
-    """Return what submissions by P(right) and votes bring; a rule is chosen on the other folds.
+def _row(folds: Sequence[_Fold], choose: Choose, calls: float | None = None) -> CallsRow:
+    """Return what submissions by P(right) bring, by a rule chosen on the other folds, and a vote of so many calls.
 
-    By default it makes so many calls; without a number the vote has as many as it made.
+    Without a number the vote has as many as the rule made.
     """
     learned, made = [], []
     for fold in folds:
-        stops = [0] * len(fold.targets)
-        if calls != 1:
-            rule = choose(fold.others) if choose else rule_for_budget(fold.others.p, calls or 1, max_calls=_most(fold))
-            assert rule is not None, "the budget is one of all questions"
-            stops = fold.paths.stops(rule.threshold)
+        rule = choose(fold.others)
+        stops = [0] * len(fold.targets) if rule is None else fold.paths.stops(rule.threshold)
         learned.append(fold.paths.right[np.arange(len(stops)), stops])
         made += [1 + stop for stop in stops]
     right, targets = np.concatenate(learned), [target for fold in folds for target in fold.targets]
@@ -333,10 +335,6 @@ def _row(folds: Sequence[_Fold], calls: float | None, choose: Choose | None = No
         lead=float((right - voted).mean()),
         lead_ci=difference_interval(right - voted, targets),
     )
-
-
-def _most(fold: _Fold) -> int:
-    return len(fold.paths.order)
 
 
 def _vote_of(fold: _Fold, calls: float) -> DoubleArray:

@@ -200,11 +200,16 @@ def test_an_answer_of_many_questions_is_not_what_they_are_about(tmp_path: Path) 
     rows = [{"query": f"Is {n} even?", "accept": ["yes" if n % 2 == 0 else "no"]} for n in range(200)]
     rows += [{"query": f"What sorts {n}?", "accept": ["sorted"]} for n in range(3)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    rows = [{"query": f"Which of {n}?", "accept": ["B"]} for n in range(9)]
+    rows += [{"query": f"How to sort, wording {n}?", "accept": ["list.sort"]} for n in range(60)]
+    path.write_text(path.read_text() + "".join(json.dumps(row) + "\n" for row in rows))
     questions = load_questions(path)
     split = split_questions(questions)
     for part in (split.train, split.test):
         assert {question.accept[0] for question in part} >= {"yes", "no"}
-    assert {target_key(question) for question in questions[-3:]} == {"sorted"}
+    assert len({target_key(question) for question in questions[203:212]}) == 9
+    assert {target_key(question) for question in questions[212:]} == {"list.sort"}
+    assert {target_key(question) for question in questions[200:203]} == {"sorted"}
 
 
 def test_an_answer_that_is_a_number_is_compared_as_one(tmp_path: Path) -> None:

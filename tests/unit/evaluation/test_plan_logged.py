@@ -89,3 +89,10 @@ def test_too_few_answers_are_one_line(sums: list[LoggedAnswer]) -> None:
         learned(sums[:147])
     with pytest.raises(UsageError, match="150 right and 0 wrong answers are too few"):
         learned([replace(row, right=True) for row in sums[:150]])
+
+
+@pytest.mark.parametrize("budget", [1.0, 1.0051, 1.006, 1.01, 3.0])
+def test_a_budget_of_hardly_more_than_one_call_is_no_error(budget: float, sums: list[LoggedAnswer]) -> None:
+    found = learned(sums, budget=budget)
+    assert found.chosen.calls <= budget
+    assert set(found.fitted) == {point.plan for point in found.points if point.plan.asks_early}
