@@ -47,7 +47,10 @@ ANSWER_LENGTHS = 4
 @dataclass(frozen=True, kw_only=True)
 @defaults(port=11435)
 class ServeFlags(RunFlags, Listening, OutputFlags):
-    """Answer rewritten questions behind the address of a model server: MODEL+qm is MODEL with rewriting."""
+    """Answer rewritten questions behind the address of a model server: MODEL+qm is MODEL with rewriting.
+
+    Without a flag nothing is cached on disk, and a server that is down is not waited for, whatever the training did.
+    """
 
     FIRST: ClassVar[tuple[str, ...]] = (
         "run", "checkpoint", "ollama_url", "host", "port", "mode", "max_calls", "request_deadline_s", "api_key",

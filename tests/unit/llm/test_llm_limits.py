@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
 
+from query_mutator.llm.client import Client
 from query_mutator.llm.coalesce import Coalesce
 from query_mutator.llm.limit import Limit
 from query_mutator.llm.stack import Counted
@@ -108,29 +110,16 @@ def test_a_call_keeps_its_place_until_its_reply_is_delivered() -> None:
     assert len(deliveries) == 2
 
 
-def test_a_call_does_not_wait_for_room_beyond_its_deadline() -> None:
+@pytest.mark.parametrize("wrap", [lambda gate: Limit(gate, limit=1), Coalesce], ids=["for room", "for a twin"])
+def test_a_call_does_not_wait_beyond_its_deadline(wrap: Callable[[Client], Client]) -> None:
     gate = Gate()
-    limit = Limit(gate, limit=1)
+    client = wrap(gate)
     with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(limit.complete, REQUEST)
-        assert gate.entered.acquire(timeout=10)
-        late = limit.complete(replace(REQUEST, deadline=time.monotonic() + 0.05))
-        assert late.error is not None
-        assert late.error.kind == "timeout"
-        gate.open.set()
-        assert first.result(10).ok
-    assert limit.complete(REQUEST).ok
-
-
-def test_a_twin_does_not_wait_beyond_its_deadline() -> None:
-    gate = Gate()
-    client = Coalesce(gate)
-    hurried = replace(REQUEST, deadline=time.monotonic() + 30)
-    with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(client.complete, hurried)
+        first = pool.submit(client.complete, replace(REQUEST, deadline=time.monotonic() + 30))
         assert gate.entered.acquire(timeout=10)
         late = client.complete(replace(REQUEST, deadline=time.monotonic() + 0.05))
         assert late.error is not None
         assert late.error.kind == "timeout"
         gate.open.set()
         assert first.result(10).ok
+    assert client.complete(REQUEST).ok
