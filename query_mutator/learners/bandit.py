@@ -6,6 +6,8 @@ The value of an action is a linear function of the observation, fitted to the re
 episode. Its coefficients are a part that all actions share, as some questions are easy, plus one of the action, each
 with a normal prior (a hierarchical ridge regression), so that an action tried rarely is taken for an average one.
 While training, `ucb_alpha` standard errors are added, which favors actions tried rarely; greedy acting adds nothing.
+With a teacher it takes the teacher's action unless another one is better by `lcb_alpha` standard errors (safe policy
+improvement: Laroche et al., 2019, arXiv:1712.06924), which are large for a text unlike those that were learned from.
 """
 
 from __future__ import annotations
@@ -19,13 +21,15 @@ from numpy.typing import NDArray
 
 from ppo.streams import ACTION_STREAM, restore_streams
 from query_mutator.env.steps import Steps
-from query_mutator.learners.learner import Acted, counts_of, restore_counts, tensors
+from query_mutator.learners.learner import Acted, InferencePolicy, counts_of, restore_counts, tensors
+from query_mutator.learners.plan import PlanPolicy
 from query_mutator.learners.returns import ReturnSums, with_intercept
 from query_mutator.settings.learner import BanditConfig
 from query_mutator.types import DoubleArray, FloatArray
 
 #: Subtracted from the value of a masked action, so that it is below all others.
 MASKED_VALUE = 1e6
+_TEACHER = "teacher/"  # before the names of its weights
 
 
 class FrozenBandit:
@@ -34,10 +38,13 @@ class FrozenBandit:
     def __init__(self, state: Mapping[str, Any]) -> None:
         """Load the state dict of a bandit's policy."""
         try:
-            self.state = {name: np.asarray(state[name]) for name in ("theta", "inverse", "closed")}
+            self.state = {name: np.asarray(array) for name, array in state.items()}
             self._theta = self.state["theta"]  # [A, X]
             self._inverse = self.state["inverse"]  # [A, X, X]
             self._closed = self.state["closed"]  # [A] columns, or none
+            self._lcb_alpha = float(self.state.get("lcb_alpha", 0.0))
+            teacher = {name.removeprefix(_TEACHER): self.state[name] for name in state if name.startswith(_TEACHER)}
+            self._teacher = PlanPolicy(teacher) if teacher else None
             self.num_actions = self.values(np.zeros((1, self._theta.shape[1] - 1), np.float32)).shape[1]
         except (KeyError, IndexError, ValueError) as error:
             raise ValueError(f"these are not the coefficients of a bandit: {error}") from error
@@ -47,8 +54,7 @@ class FrozenBandit:
         contexts = with_intercept(obs)
         values = contexts @ self._theta.T
         if ucb_alpha:
-            variance = np.einsum("nx,axy,ny->na", contexts, self._inverse, contexts, optimize=True)
-            values = values + ucb_alpha * np.sqrt(np.maximum(variance, 0.0))
+            values = values + ucb_alpha * np.sqrt(self._variance(contexts))
         if len(self._closed):
             values = values - MASKED_VALUE * np.asarray(obs)[:, self._closed]
         return np.asarray(values)
@@ -63,11 +69,25 @@ class FrozenBandit:
     ) -> Acted:
         """Return the actions of largest value for observations [n, D]; `rngs` break ties uniformly."""
         values = self.values(obs, ucb_alpha=0.0 if greedy else ucb_alpha)
+        if greedy and self._teacher is not None:
+            values = self._leads(obs, values, self._teacher)
         best = values.max(axis=1)
         if greedy or not rngs:
             return Acted(values.argmax(axis=1), best.astype(np.float32))
         actions = [rng.choice(np.flatnonzero(row == top)) for rng, row, top in zip(rngs, values, best, strict=True)]
         return Acted(np.array(actions, dtype=np.int64), best.astype(np.float32))
+
+    def _variance(self, contexts: DoubleArray) -> DoubleArray:
+        """Return the squared standard errors [n, A] of values under contexts [n, X]."""
+        return np.maximum(np.einsum("nx,axy,ny->na", contexts, self._inverse, contexts, optimize=True), 0.0)
+
+    def _leads(self, obs: FloatArray, values: DoubleArray, teacher: PlanPolicy) -> DoubleArray:
+        """Return how much better than the teacher's action each is at least [n, A], 0 for the teacher's own."""
+        rows, taught = np.arange(len(values)), teacher.act(obs).actions
+        variance = self._variance(with_intercept(obs))
+        errors = np.sqrt(variance + variance[rows, taught][:, None])
+        errors[rows, taught] = 0.0
+        return np.asarray(values - values[rows, taught][:, None] - self._lcb_alpha * errors)
 
 
 class Bandit:
@@ -82,6 +102,8 @@ class Bandit:
         self._closed = np.array([] if mask_columns is None else range(obs_dim)[mask_columns], dtype=np.int64)
         self._rngs = [np.random.default_rng((config.seed + env, ACTION_STREAM)) for env in range(config.num_processes)]
         self.updates_done = self.env_steps = self.gradient_steps = self.samples_learned = self.version = 0
+        self._teacher: PlanPolicy | None = None
+        self._teacher_rollouts = 0
         self._ended = 0  # episodes since the last fit
         self._values: list[float] = []  # of the actions taken since the last update
         self.sync_weights()
@@ -91,8 +113,17 @@ class Bandit:
         """Return 0: everything is learned in `observe` and `update`."""
         return 0
 
+    def learn_from(self, teacher: InferencePolicy, *, rollouts: int, relabel: object = None) -> None:
+        """Have a plan choose the actions of the first `rollouts`, and leave it later only where that is surely better."""
+        if not isinstance(teacher, PlanPolicy):
+            raise ValueError("--algo bandit starts from a plan; name its steps, or search")
+        self._teacher, self._teacher_rollouts = teacher, rollouts
+        self.sync_weights()
+
     def act(self, obs: FloatArray, env_ids: Sequence[int]) -> NDArray[np.int64]:
         """Return actions [n] in environments `env_ids`, which see obs [n, D]."""
+        if self._teacher is not None and self.updates_done < self._teacher_rollouts:
+            return self._teacher.act(obs).actions
         rngs = [self._rngs[env] for env in env_ids]
         return self.frozen.act(obs, rngs, ucb_alpha=self.config.ucb_alpha).actions
 
@@ -117,7 +148,11 @@ class Bandit:
         theta, covariance = hierarchical_ridge(
             self._sums.outer, self._sums.returns, shared=self.config.ridge, own=self.config.own_ridge
         )
-        self.frozen = FrozenBandit({"theta": theta, "inverse": covariance, "closed": self._closed})
+        state = {"theta": theta, "inverse": covariance, "closed": self._closed}
+        if self._teacher is not None:
+            state["lcb_alpha"] = np.array(self.config.lcb_alpha)
+            state |= {f"{_TEACHER}{name}": array for name, array in self._teacher.weights.items()}
+        self.frozen = FrozenBandit(state)
         self.version += 1
 
     def update(self) -> dict[str, float]:

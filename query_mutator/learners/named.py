@@ -77,6 +77,8 @@ class IQNSpec(LearnerSpec):
 class BanditSpec(LearnerSpec):
     """A linear contextual bandit."""
 
+    imitates = True
+
     @classmethod
     def make(cls, obs_dim: int, num_actions: int, config: Any, *, mask_columns: slice) -> Learner:
         """Return a new learner."""

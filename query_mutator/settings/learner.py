@@ -40,7 +40,8 @@ class Learning(Group):
     teacher: str | None = None
     """Policy to imitate before learning by trial: a plan, as spelling,expand,neutral; search (the best plan within
     --plan-calls) or auto (search if half as many calls as training makes, and 15 minutes, are enough), all with
-    --ask policy; or a checkpoint with the same actions. It takes the first --teacher-steps steps of the run."""
+    --ask policy; or a checkpoint with the same actions. It takes the first --teacher-steps steps of the run. The bandit
+    starts from a plan and leaves it where another action is better by --lcb-alpha."""
     teacher_steps: CountOrNone = 1024
     """Steps that the teacher takes, in whole rollouts; they count as steps of the run."""
 
@@ -63,6 +64,8 @@ class BanditConfig(LearnerConfig):
 
     ucb_alpha: Weight = 2.0
     """Standard errors added to an action's estimated return while learning; 0 never explores."""
+    lcb_alpha: Weight = 0.5
+    """Standard errors by which an action must be better than the --teacher's for the learned policy to leave it."""
     ridge: Norm = 10.0
     """L2 penalty of the coefficients that all actions share."""
     own_ridge: Norm = 30.0

@@ -44,10 +44,10 @@ def make_learner(config: TrainConfig, task: Task, checkpoint: Checkpoint | None)
 
 @runtime_checkable
 class ImitationLearner(Protocol):
-    """A learner that can imitate another policy."""
+    """A learner that can imitate another policy, or start from it."""
 
     def learn_from(self, teacher: InferencePolicy, *, rollouts: int, relabel: Relabel | None) -> None:
-        """Have `teacher` choose the actions of the first `rollouts`, and imitate it after `relabel`."""
+        """Have `teacher` choose the actions of the first `rollouts`, and learn from it; ValueError for an unfit one."""
 
 
 def teach(learner: Learner, teacher: Plan | Checkpoint, task: Task, config: TrainConfig) -> None:
@@ -57,7 +57,10 @@ def teach(learner: Learner, teacher: Plan | Checkpoint, task: Task, config: Trai
     in_hindsight = partial(
         relabel, observer=task.observer, num_operators=len(task.operators), max_steps=task.rules.max_episode_steps
     )
-    learner.learn_from(policy, rollouts=config.teacher_rollouts, relabel=in_hindsight)
+    try:
+        learner.learn_from(policy, rollouts=config.teacher_rollouts, relabel=in_hindsight)
+    except ValueError as error:
+        raise UsageError(f"--teacher: {error}") from error
 
 
 def read_teacher(spec: str, actions: Sequence[str]) -> Plan | Checkpoint:

@@ -7,6 +7,7 @@ import pytest
 
 from query_mutator.env.steps import Steps
 from query_mutator.learners.bandit import Bandit, BanditConfig, FrozenBandit, hierarchical_ridge
+from query_mutator.learners.plan import PlanPolicy
 
 OBS_DIM, NUM_ENVS = 3, 2
 CONFIG = BanditConfig(num_processes=NUM_ENVS, ucb_alpha=0.5)
@@ -117,6 +118,46 @@ def test_it_goes_on_from_its_state() -> None:
     assert second.act(obs[:2], [0, 1]).tolist() == first.act(obs[:2], [0, 1]).tolist()
     again = FrozenBandit(first.state_dict()["policy"])
     np.testing.assert_allclose(again.values(obs), first.frozen.values(obs))
+
+
+def always_second() -> PlanPolicy:
+    """Return a plan for observations [gain, used 2, closed 2] that takes action 1."""
+    whole = {"items": [1], "used": [1, 2], "closed": [3, 4], "fit": 0, "asked": 0}
+    return PlanPolicy({name: np.array(value, dtype=np.int64) for name, value in whole.items()} | {"stop": np.nan})
+
+
+def taught_by_a_plan(*, lcb_alpha: float, rollouts: int = 0) -> Bandit:
+    """Return a bandit that saw action 0 pay the gain, up to 1, and action 1 the half of 1."""
+    config = BanditConfig(num_processes=1, lcb_alpha=lcb_alpha, ridge=1.0, own_ridge=1.0)
+    bandit, rng = Bandit(5, 2, config, mask_columns=slice(3, 5)), np.random.default_rng(0)
+    bandit.learn_from(always_second(), rollouts=rollouts)
+    for number in range(60):
+        obs = np.array([[rng.uniform(), 0, 0, 0, 0]], dtype=np.float32)
+        bandit.observe(steps(obs, np.array([number % 2]), np.array([0.5 if number % 2 else obs[0, 0]])))
+    return bandit
+
+
+def test_a_teacher_is_left_only_for_what_is_surely_better() -> None:
+    obs = np.array([[0.6, 0, 0, 0, 0], [1.0, 0, 0, 0, 0], [0.1, 0, 0, 0, 0]], dtype=np.float32)
+    assert taught_by_a_plan(lcb_alpha=0.0).frozen.act(obs, greedy=True).actions.tolist() == [0, 0, 1]
+    bandit = taught_by_a_plan(lcb_alpha=0.5)
+    assert bandit.frozen.act(obs, greedy=True).actions.tolist() == [1, 0, 1]
+    assert taught_by_a_plan(lcb_alpha=5.0).frozen.act(obs, greedy=True).actions.tolist() == [1, 1, 1]
+    loaded = FrozenBandit(bandit.state_dict()["policy"])
+    assert loaded.act(obs, greedy=True).actions.tolist() == [1, 0, 1]
+    closed = np.array([[0.6, 0, 0, 0, 1], [1.0, 0, 0, 1, 0]], dtype=np.float32)  # each way, one action is masked
+    assert bandit.frozen.act(closed, greedy=True).actions.tolist()[1] == 1
+
+
+def test_a_teacher_takes_the_first_rollouts() -> None:
+    bandit = taught_by_a_plan(lcb_alpha=0.5, rollouts=1)
+    obs = np.array([[1.0, 0, 0, 0, 0]], dtype=np.float32)
+    assert bandit.act(obs, [0]).tolist() == [1]
+    bandit.update()
+    assert bandit.act(obs, [0]).tolist() == [0]
+    other = bandit.frozen
+    with pytest.raises(ValueError, match="starts from a plan"):
+        bandit.learn_from(other, rollouts=1)
 
 
 def test_a_state_of_other_sizes_is_refused() -> None:
