@@ -79,7 +79,8 @@ class FrozenBandit:
 
     def _variance(self, contexts: DoubleArray) -> DoubleArray:
         """Return the squared standard errors [n, A] of values under contexts [n, X]."""
-        return np.maximum(np.einsum("nx,axy,ny->na", contexts, self._inverse, contexts, optimize=True), 0.0)
+        variance = np.einsum("nx,axy,ny->na", contexts, self._inverse, contexts, optimize=True)
+        return np.asarray(np.maximum(variance, 0.0))
 
     def _leads(self, obs: FloatArray, values: DoubleArray, teacher: PlanPolicy) -> DoubleArray:
         """Return how much better than the teacher's action each is at least [n, A], 0 for the teacher's own."""
@@ -114,9 +115,8 @@ class Bandit:
         return 0
 
     def learn_from(self, teacher: InferencePolicy, *, rollouts: int, relabel: object = None) -> None:
-        """Have a plan choose the actions of the first `rollouts`, and leave it later only where that is surely better."""
-        if not isinstance(teacher, PlanPolicy):
-            raise ValueError("--algo bandit starts from a plan; name its steps, or search")
+        """Have a plan choose the actions of the first `rollouts`, and leave it later only for what is better."""
+        assert isinstance(teacher, PlanPolicy)
         self._teacher, self._teacher_rollouts = teacher, rollouts
         self.sync_weights()
 

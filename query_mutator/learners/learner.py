@@ -119,6 +119,7 @@ class LearnerSpec:
     on_policy = False  # weights are frozen during a rollout, from which `update` learns
     deterministic = False  # supports --deterministic
     imitates = False  # has `learn_from`, for --teacher
+    only_plans = False  # as teachers
     made_by = ""  # the command that makes its checkpoints, for a policy that is not trained
 
     @classmethod

@@ -78,6 +78,7 @@ class BanditSpec(LearnerSpec):
     """A linear contextual bandit."""
 
     imitates = True
+    only_plans = True
 
     @classmethod
     def make(cls, obs_dim: int, num_actions: int, config: Any, *, mask_columns: slice) -> Learner:

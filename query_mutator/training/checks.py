@@ -40,7 +40,7 @@ def check_run(config: TrainConfig, split: Split, checkpoint: Checkpoint | None) 
     if config.teacher == SEARCH:
         check_calls(config.plan_calls, name="--plan-calls")
     elif config.teacher not in (None, AUTO_TEACHER):
-        read_teacher(config.teacher, actions)
+        read_teacher(config, actions)
     try:
         usable_device(config.device)
     except ValueError as error:

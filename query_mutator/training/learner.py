@@ -28,7 +28,7 @@ def make_learner(config: TrainConfig, task: Task, checkpoint: Checkpoint | None)
     make = LEARNERS.get(config.algo).make
     learner = make(observer.size, len(task.actions), config, mask_columns=observer.slices["closed"])
     if config.teacher not in (None, SEARCH):
-        teach(learner, read_teacher(config.teacher, task.actions), task, config)
+        teach(learner, read_teacher(config, task.actions), task, config)
     if checkpoint is None:
         return learner
     if checkpoint.algo != config.algo:
@@ -47,7 +47,7 @@ class ImitationLearner(Protocol):
     """A learner that can imitate another policy, or start from it."""
 
     def learn_from(self, teacher: InferencePolicy, *, rollouts: int, relabel: Relabel | None) -> None:
-        """Have `teacher` choose the actions of the first `rollouts`, and learn from it; ValueError for an unfit one."""
+        """Have `teacher` choose the actions of the first `rollouts`, and learn from it."""
 
 
 def teach(learner: Learner, teacher: Plan | Checkpoint, task: Task, config: TrainConfig) -> None:
@@ -57,17 +57,17 @@ def teach(learner: Learner, teacher: Plan | Checkpoint, task: Task, config: Trai
     in_hindsight = partial(
         relabel, observer=task.observer, num_operators=len(task.operators), max_steps=task.rules.max_episode_steps
     )
-    try:
-        learner.learn_from(policy, rollouts=config.teacher_rollouts, relabel=in_hindsight)
-    except ValueError as error:
-        raise UsageError(f"--teacher: {error}") from error
+    learner.learn_from(policy, rollouts=config.teacher_rollouts, relabel=in_hindsight)
 
 
-def read_teacher(spec: str, actions: Sequence[str]) -> Plan | Checkpoint:
+def read_teacher(config: TrainConfig, actions: Sequence[str]) -> Plan | Checkpoint:
     """Return the plan (a,b,c) or checkpoint that `--teacher` names; UsageError unless it has these actions."""
+    spec = str(config.teacher)
     if "/" in spec or spec.endswith(".pt") or Path(spec).exists():
         checkpoint = read_checkpoint(spec)
         checkpoint.check_actions(actions)
+        if LEARNERS.get(config.algo).only_plans and checkpoint.algo != "plan":
+            raise UsageError(f"--teacher {spec}: --algo {config.algo} starts from a plan; name its steps, or search")
         return checkpoint
     steps = [name.strip() for name in spec.split(",") if name.strip()]
     if ASK not in actions:

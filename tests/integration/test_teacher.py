@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from query_mutator.files import read_checked_json, write_checked_json
+from tests.integration.conftest import ROWS
 from tests.integration.training_runs import rows, the_run, train
+from tests.qm_command import qm
 
 SEARCH = ["--ask", "policy", "--teacher", "search", "--plan-calls", "60", "--no-use-linear-lr-decay"]
 
@@ -29,6 +31,22 @@ def test_a_checkpoint_can_be_the_teacher(tiny_flags: list[str], tmp_path: Path) 
     first = the_run(tmp_path)
     assert train(*flags, "--teacher", str(first), "--seed", "2", "--teacher-steps", "64") == 0
     assert the_run(tmp_path) != first
+
+
+def test_the_bandit_starts_from_a_plan_and_keeps_it(
+    tiny_flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = [*tiny_flags, "--ask", "policy", "--no-evaluate"]
+    bandit = ["--algo", "bandit", "--teacher", "filler,neutral", "--teacher-steps", "20", "--lcb-alpha", "100"]
+    assert train(*flags, *bandit) == 0
+    run = the_run(tmp_path)
+    taught = [row["operator"] for row in rows(run, "transcripts") if row["step"] < 8]
+    assert set(taught) == {"filler", "neutral", "submit"}
+    capsys.readouterr()
+    assert qm("rewrite", run, ROWS[0][0], "--json") == 0
+    assert json.loads(capsys.readouterr().out)["operators"] == ["filler", "neutral", "submit"]
+    assert train(*flags, "--algo", "bandit", "--teacher", str(run)) == 2
+    assert "--algo bandit starts from a plan; name its steps, or search" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

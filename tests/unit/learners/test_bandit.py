@@ -155,9 +155,6 @@ def test_a_teacher_takes_the_first_rollouts() -> None:
     assert bandit.act(obs, [0]).tolist() == [1]
     bandit.update()
     assert bandit.act(obs, [0]).tolist() == [0]
-    other = bandit.frozen
-    with pytest.raises(ValueError, match="starts from a plan"):
-        bandit.learn_from(other, rollouts=1)
 
 
 def test_a_state_of_other_sizes_is_refused() -> None:
