@@ -239,6 +239,7 @@ def train_seed(
     if config.teacher == SEARCH:
         found = search_plan(world.evaluator, task, max_calls=config.plan_calls, seed=config.seed)
         spent, teacher = spent + found.search["calls"], found.teacher
+        answers = {**found.memories, **answers}
     trained = train(
         world.system,
         task,

@@ -219,11 +219,11 @@ class EpisodeEngine:
         is_local = self.task.is_local(action)
         if not is_local and not may_change:
             return self.episode.text
-        found = None if self.memory is None else self.memory.rewrites.get(self._wording(action))
+        found = None if self.memory is None else self.memory.rewrites.get(self.wording(action))
         if found is None:
             found = yield from self._apply(action)
             if self.memory is not None:
-                self.memory.rewrites[self._wording(action)] = found
+                self.memory.rewrites[self.wording(action)] = found
         else:
             self.episode.calls += not is_local
         if isinstance(found, ErrorInfo):
@@ -369,7 +369,7 @@ class EpisodeEngine:
             return form.name != self.episode.form
         if self.memory is None:
             return self.task.would_change(action, self.episode.text, self._context())
-        key = self._wording(action)
+        key = self.wording(action)
         found = self.memory.changes.get(key)
         if found is None:
             found = self.memory.changes[key] = self.task.would_change(action, self.episode.text, self._context())
@@ -407,7 +407,8 @@ class EpisodeEngine:
         )
         return self.task.observer.draw(features)
 
-    def _wording(self, action: int) -> Wording:
+    def wording(self, action: int) -> Wording:
+        """Return under what the memory of a question has the rewrite of an action."""
         return action, self.episode.text, self.episode.form if self.episode.current is not None else None
 
     def _context(self) -> OperatorContext:

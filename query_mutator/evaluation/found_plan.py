@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
 from query_mutator.confidence import ConfidenceModel
+from query_mutator.env.memory import QuestionMemory
 from query_mutator.env.task import Task
 from query_mutator.errors import CheckpointError
 from query_mutator.evaluation.plan_search import find_plan
@@ -25,7 +26,9 @@ class FoundPlan:
     best: Plan
     teacher: Plan
     search: Mapping[str, Any]
-    confidence: ConfidenceModel | None = None  # by which the best plan submits; not in the file of a run
+    # Not in the file of a run:
+    confidence: ConfidenceModel | None = None  # by which the best plan submits
+    memories: Mapping[int, QuestionMemory] = field(default_factory=dict)  # what was rewritten and answered, by question
 
     def to_json(self) -> dict[str, Any]:
         """Return plain types."""
@@ -66,7 +69,13 @@ def search_plan(
     longest = task.rules.max_episode_steps  # the plan without a step fits
     plans = [point.plan for point in search.points if point.plan.answer != "learned"]
     teacher = next(plan for plan in plans if len(plan.items) <= longest)
-    return FoundPlan(best=search.chosen.plan, teacher=teacher, search=search.to_json(), confidence=search.confidence)
+    return FoundPlan(
+        best=search.chosen.plan,
+        teacher=teacher,
+        search=search.to_json(),
+        confidence=search.confidence,
+        memories=search.memories,
+    )
 
 
 def load_or_search(path: Path, search: Callable[[], FoundPlan]) -> FoundPlan:

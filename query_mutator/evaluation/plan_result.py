@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from query_mutator.confidence import ConfidenceModel
+from query_mutator.env.memory import QuestionMemory
 from query_mutator.errors import UsageError
 from query_mutator.evaluation.verdict import MIN_QUESTIONS
 from query_mutator.learners.plan import Plan
@@ -45,6 +46,7 @@ class PlanSearch:
     calls: int
     seconds: float
     rewrites: Mapping[str, Any]  # by operator, with those that a guard rejected (`count_rewrites`)
+    memories: Mapping[int, QuestionMemory]  # what was rewritten and answered, by question
     confidence: ConfidenceModel | None = None  # by which plans with the rule `learned` submit
     not_learned: str = ""  # why there are none, where they were asked for
 

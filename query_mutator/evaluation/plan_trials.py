@@ -178,6 +178,7 @@ class Trials:
             calls=self.scores.calls,
             seconds=seconds,
             rewrites=self.scores.rewrites,
+            memories=self.scores.memories,
         )
 
     def _cross_fitted(self, plans: Sequence[Plan], rows: Rows) -> tuple[float, float]:

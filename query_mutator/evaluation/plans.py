@@ -93,6 +93,19 @@ class PlanScores:
         return {asked: found for asked, found in attempts.items() if isinstance(found, Attempt)}
 
     @property
+    def memories(self) -> dict[int, QuestionMemory]:
+        """Return what was rewritten and answered so far, by question; failed calls are left out."""
+        found = {row: self.answers(row) for row in range(len(self._memories))}
+        return {
+            row: QuestionMemory(
+                attempts={**attempts},
+                rewrites={key: one for key, one in self._memories[row].rewrites.items() if isinstance(one, Rewriting)},
+            )
+            for row, attempts in found.items()
+            if attempts
+        }
+
+    @property
     def rewrites(self) -> dict[str, dict[str, Any]]:
         """Return by operator the rewrites so far, and how often a guard rejected one."""
         return count_rewrites(

@@ -94,6 +94,8 @@ class FrozenBandit:
 class Bandit:
     """Sums of contexts and returns per action, and the coefficients they give."""
 
+    episodes_recalled = 8
+
     def __init__(
         self, obs_dim: int, num_actions: int, config: BanditConfig, *, mask_columns: slice | None = None
     ) -> None:
@@ -119,6 +121,12 @@ class Bandit:
         assert isinstance(teacher, PlanPolicy)
         self._teacher, self._teacher_rollouts = teacher, rollouts
         self.sync_weights()
+
+    def recall(self, steps: Steps) -> None:
+        """Learn from the whole episodes of another policy before the training; `env_ids` number them."""
+        self._sums.observe(steps)
+        self._fit()
+        self._sums.forget_pending()
 
     def act(self, obs: FloatArray, env_ids: Sequence[int]) -> NDArray[np.int64]:
         """Return actions [n] in environments `env_ids`, which see obs [n, D]."""

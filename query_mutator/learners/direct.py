@@ -82,6 +82,8 @@ class FrozenValues:
 class DirectMethod:
     """All steps so far, and the models fitted to them."""
 
+    episodes_recalled = 1
+
     def __init__(self, obs_dim: int, num_actions: int, config: DirectConfig, *, mask_columns: slice) -> None:
         """Take sizes and settings; `mask_columns` of an observation are 1 where an action is not allowed."""
         from query_mutator.confidence.fitting import TreeRegressor  # scikit-learn takes a second: not between calls

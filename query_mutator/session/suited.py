@@ -29,6 +29,8 @@ SUITED: Mapping[str, Any] = {
     "call_price": (0.005, 0.02, 0.08),
     "algo": "direct",
 }
+#: With one answer, of which nothing tells whether it is right: the best plan, left only where that is surely better.
+SUITED_ONCE = {"algo": "bandit", "teacher": "auto"}
 #: Those of a search for a plan, which asks once.
 SUITED_PLAN = {"operators": SUITED["operators"], "forms": SUITED["forms"], "max_asks": 1}
 #: Those of an environment that others train on.
@@ -47,16 +49,23 @@ def suited(settings: G, *, embedded: bool, values: Mapping[str, Any] = SUITED) -
     left = given | ({"algo"} if given & _OF_PPO else set())
     if "ask" in given and not ASKING[vars(settings)["ask"]].policy_asks:
         left |= {"max_asks"}
-    if "max_asks" in given and vars(settings)["max_asks"] == 1:  # nothing to choose from
+    once = "max_asks" in given and vars(settings)["max_asks"] == 1
+    if once:  # nothing to choose from
         left |= {"answer", "budget", "call_price"}
     chosen = {name: value for name, value in values.items() if name not in left and hasattr(settings, name)}
     if not chosen:
         return settings, []
-    try:
-        found = replace(settings, **chosen)
-    except ValueError:  # as with a teacher, or workers
-        chosen.pop("algo", None)
-        found = replace(settings, **chosen)
+    fits = [chosen, {name: value for name, value in chosen.items() if name != "algo"}]
+    if once and "algo" in chosen and "teacher" not in left:
+        fits.insert(0, chosen | SUITED_ONCE)
+    # Some settings exclude a learner: --deterministic the bandit, a teacher or workers the direct method too.
+    for chosen in fits:
+        try:
+            found = replace(settings, **chosen)
+            break
+        except ValueError:
+            if chosen is fits[-1]:
+                raise
     object.__setattr__(found, "_given", given)
     said = " ".join(f"--{name.replace('_', '-')} {_word(value)}" for name, value in chosen.items())
     return found, [f"a language model answers: {said}"]

@@ -1,4 +1,7 @@
-"""Steps that cost no call: random episodes on questions with the answers that P(right) was learned from."""
+"""Steps that cost no call: random episodes on questions with answers of before the training.
+
+They are those that P(right) was learned from, or those of a search for a plan.
+"""
 
 from __future__ import annotations
 
@@ -25,26 +28,31 @@ _STREAM = 5  # of random numbers, in addition to those of the learners
 class RecallingLearner(Protocol):
     """A learner that learns from steps which another policy took."""
 
+    episodes_recalled: int  # random ones on each question
+
     def recall(self, steps: Steps) -> None:
         """Learn from steps before the training; `env_ids` are the numbers of their episodes, from 0 up."""
 
 
 def recall(learner: Learner, task: Task, answers: Mapping[int, QuestionMemory], *, seed: int) -> None:
     """Have a learner that can learn from what is known of questions, by their number."""
-    if isinstance(learner, RecallingLearner) and (steps := known_steps(task, answers, seed=seed)) is not None:
-        learner.recall(steps)
+    if isinstance(learner, RecallingLearner):
+        steps = known_steps(task, answers, seed=seed, episodes=learner.episodes_recalled)
+        if steps is not None:
+            learner.recall(steps)
 
 
-def known_steps(task: Task, answers: Mapping[int, QuestionMemory], *, seed: int) -> Steps | None:
-    """Return the steps [n] of a random episode on each of some questions, by number; None if there are none.
+def known_steps(task: Task, answers: Mapping[int, QuestionMemory], *, seed: int, episodes: int = 1) -> Steps | None:
+    """Return the steps [n] of random episodes on each of some questions, by number; None if there are none.
 
     Actions are drawn from the allowed ones that need no call whose result is not known.
     """
     rng, taken = np.random.default_rng((seed, _STREAM)), list[tuple[Any, ...]]()
     if not task.rules.asking.asks_original:
-        for episode, (question, memory) in enumerate(answers.items()):
-            engine = EpisodeEngine.open(task, question, memory=memory)
-            taken += [(episode, *step) for step in _steps(engine, memory, rng)]
+        questions = [question for question in answers for _ in range(episodes)]
+        for episode, question in enumerate(questions):
+            engine = EpisodeEngine.open(task, question, memory=answers[question])
+            taken += [(episode, *step) for step in _steps(engine, answers[question], rng)]
     return Steps(*map(np.array, zip(*taken, strict=True))) if taken else None
 
 
@@ -76,7 +84,7 @@ def _is_known(action: int, engine: EpisodeEngine, memory: QuestionMemory) -> boo
     """Return whether an action makes no call, or asks what has a known answer."""
     task, episode, name, form = engine.task, engine.episode, engine.task.actions[action], engine.task.form_of(action)
     if action < len(task.operators):
-        return task.is_local(action)
+        return task.is_local(action) or engine.wording(action) in memory.rewrites
     if form is not None and task.rules.asking.asks_forms:
         return (episode.text, form.name) in memory.attempts
     asks = name == ASK or (name == SUBMIT and episode.best is None)

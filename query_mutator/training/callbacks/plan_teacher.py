@@ -6,12 +6,16 @@ from query_mutator.cli.console import note, progress
 from query_mutator.evaluation.found_plan import FoundPlan, load_or_search, search_plan
 from query_mutator.training.callbacks.base import Callback, RunView
 from query_mutator.training.config import SEARCH
+from query_mutator.training.known_steps import recall
 from query_mutator.training.learner import teach
 from query_mutator.training.parts import RunParts, server_worked_before
 
 
 class PlanTeacher(Callback):
-    """Search for the best plan before training, and have the learner imitate it; a resumed run has it in its folder."""
+    """Search for the best plan before training, and have the learner start from it and from the search's calls.
+
+    A resumed run has the plan in its folder, and what was learned from the calls in its checkpoint.
+    """
 
     def __init__(self, parts: RunParts) -> None:
         self._parts = parts
@@ -24,6 +28,7 @@ class PlanTeacher(Callback):
         self.plan = load_or_search(self._parts.run_dir.plan_path, self._search)
         note(f"teacher: {self.plan.teacher}")
         teach(self._parts.learner, self.plan.teacher, self._parts.task, run.config)
+        recall(self._parts.learner, self._parts.task, self.plan.memories, seed=run.config.seed)
 
     def _search(self) -> FoundPlan:
         parts = self._parts

@@ -30,7 +30,7 @@ def test_a_language_model_gets_what_suits_it_and_the_embedded_assistant_nothing(
         (["--forms", "all"], {"forms"}),
         (["--ask", "every_step"], {"ask", "max_asks"}),
         (["--ask", "policy", "--max-asks", "3"], {"ask", "max_asks"}),
-        (["--ask", "form", "--max-asks", "1"], {"max_asks", "answer", "budget", "call_price"}),
+        (["--ask", "form", "--max-asks", "1", "--deterministic"], {"max_asks", "answer", "budget", "call_price"}),
         (["--answer", "vote", "--budget", "3"], {"answer", "budget"}),
         (["--max-episode-steps", "5"], {"max_episode_steps"}),
         (["--algo", "ppo"], {"algo"}),
@@ -45,6 +45,21 @@ def test_what_a_flag_says_or_excludes_stays(argv: list[str], left: set[str]) -> 
     found, _ = suited(config, embedded=False)
     assert {name for name, value in SUITED.items() if getattr(found, name) != value} == left
     assert all(getattr(found, name) == getattr(config, name) for name in left)
+
+
+@pytest.mark.parametrize(
+    ("more", "algo", "teacher"),
+    [
+        ([], "bandit", "auto"),
+        (["--deterministic"], "direct", None),
+        (["--engine", "ray"], "ppo", None),
+        (["--algo", "iqn"], "iqn", None),
+        (["--teacher", "clean"], "ppo", "clean"),
+    ],
+)
+def test_with_one_answer_it_starts_from_the_best_plan(more: list[str], algo: str, teacher: str | None) -> None:
+    found, _ = suited(parse_config(["--max-asks", "1", "--ask", "policy", *more]), embedded=False)
+    assert (found.algo, found.teacher) == (algo, teacher)
 
 
 def test_settings_without_a_field_are_left_without_it() -> None:
