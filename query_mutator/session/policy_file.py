@@ -78,7 +78,7 @@ _BACKGROUND: Mapping[str, Any] = {
     **dict.fromkeys(("shows_examples", "has_gold"), bool),
     "dataset": str | None,
 }
-_NAN_WEIGHT = "weights/stop"  # of a plan that never stops early
+_NAN_WEIGHTS = ("weights/stop", "weights/teacher/stop")  # of a plan that never stops early
 _LABEL = b"sha256 "  # the comment: this and the digest in hexadecimal
 _COMMENT_BYTES = len(_LABEL) + 64
 _END = struct.Struct("<4s4H2LH")  # of a zip archive: signature, disks, entries, bytes and place of their list
@@ -316,7 +316,7 @@ def _array_in(name: str, content: bytes) -> NDArray[Any]:
     if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != len(values):
         raise ValueError(f"{name} has the shape {shape}, which its {len(values)} bytes do not")
     array = np.frombuffer(values, dtype).reshape(shape).copy()
-    if dtype.kind == "f" and name != _NAN_WEIGHT and not np.isfinite(array).all():
+    if dtype.kind == "f" and name not in _NAN_WEIGHTS and not np.isfinite(array).all():
         raise ValueError(f"{name} has numbers that are not finite")
     return array
 

@@ -45,6 +45,10 @@ def test_the_bandit_starts_from_a_plan_and_keeps_it(
     capsys.readouterr()
     assert qm("rewrite", run, ROWS[0][0], "--json") == 0
     assert json.loads(capsys.readouterr().out)["operators"] == ["filler", "neutral", "submit"]
+    assert qm("export-policy", run, "-o", tmp_path / "policy.qm") == 0
+    capsys.readouterr()
+    assert qm("rewrite", tmp_path / "policy.qm", ROWS[0][0], "--json") == 0
+    assert json.loads(capsys.readouterr().out)["operators"] == ["filler", "neutral", "submit"]
     assert train(*flags, "--algo", "bandit", "--teacher", str(run)) == 2
     assert "--algo bandit starts from a plan; name its steps, or search" in capsys.readouterr().err
 

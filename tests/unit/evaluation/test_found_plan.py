@@ -21,7 +21,7 @@ def test_the_teacher_is_the_best_plan_that_fits_into_an_episode(
     plans = [Plan(steps=tuple(steps[:count]), answer="best") for count in (4, 3, 2, 1, 0)]
     sizes = {plan: len(plan.items) for plan in plans}
     points = [SimpleNamespace(plan=plan) for plan in plans]
-    search = SimpleNamespace(points=points, chosen=points[0], confidence=None, to_json=dict[str, Any])
+    search = SimpleNamespace(points=points, chosen=points[0], confidence=None, memories={}, to_json=dict[str, Any])
     monkeypatch.setattr(found_plan, "find_plan", lambda *args, **settings: search)
     task = tiny_task(ask="policy", max_episode_steps=max(1, longest))
     found = found_plan.search_plan(SimpleNamespace(), task, max_calls=1, seed=0)  # type: ignore[arg-type]
