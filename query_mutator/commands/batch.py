@@ -248,7 +248,8 @@ def _policy_work(flags: BatchFlags) -> Iterator[Work]:
             "target_model": task.calls.target_model,
         }
         about |= {"mutator_model": task.calls.mutator_model, **given}
-        about["weights"] = policy.models.calls.identity(task.calls.target_model)
+        models = dict.fromkeys([task.calls.target_model, task.calls.mutator_model])
+        about["weights"] = [policy.models.calls.identity(model) for model in models]
         yield Work(models=policy.models, start=start, about=about)
 
 

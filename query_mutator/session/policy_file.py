@@ -276,9 +276,11 @@ def _contents(data: bytes) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     archived = memoryview(data)[:-_COMMENT_BYTES]
     if data[len(archived) :] != _LABEL + hashlib.sha256(archived).hexdigest().encode():
         raise ValueError("its content does not match its digest")
-    signature, _, _, _, _, directory_bytes, _, _ = _END.unpack_from(archived, len(archived) - _END.size)
-    is_zip64 = bytes(archived[-_END.size - 20 : -_END.size - 16]) == b"PK\6\7"
-    if signature != b"PK\5\6" or is_zip64 or directory_bytes > MAX_DIRECTORY_BYTES:
+    end = len(archived) - _END.size
+    *_, directory_bytes, _, _ = _END.unpack_from(archived, end)
+    is_zip64 = bytes(archived[end - 20 : end - 16]) == b"PK\6\7"
+    # zipfile reads the last record of an end that it finds, also one inside of another.
+    if data.rfind(b"PK\5\6") != end or is_zip64 or directory_bytes > MAX_DIRECTORY_BYTES:
         raise ValueError("its list of entries is not that of a policy")
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         entries = {entry.filename: entry for entry in archive.infolist()}

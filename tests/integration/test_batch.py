@@ -20,7 +20,7 @@ from query_mutator.commands.main import main as qm_main
 from query_mutator.embedded.server import EmbeddedServer, start_server
 from query_mutator.env.flow import CallOutcome, CallSite
 from query_mutator.types import ChatRequest, Completion
-from tests.conftest import Librarian
+from tests.conftest import Librarian, Softener
 from tests.integration.killing import ServerProcess, kill_when, start
 from tests.qm_command import qm
 from train_query_mutator import main as train
@@ -157,6 +157,10 @@ def test_files_are_not_replaced_nor_mixed_up(
     assert batch(questions, out, tiny_server, *more, "--force") == 0
 
 
+class Gentler(Softener):
+    """Another mutator of the same name."""
+
+
 def changing(change: Callable[[], object]) -> Librarian:
     """Return a model that changes something at its fourth call."""
 
@@ -200,6 +204,29 @@ def test_a_file_that_changes_while_it_is_answered_is_one_line(
         assert not out.exists()
         questions.write_bytes(before)
         assert batch(questions, out, server, *more) == 0
+    assert [row["id"] for row in read(out)] == list(range(12))
+
+
+@pytest.mark.parametrize("way", ["plain", "policy", "mutator"])
+def test_a_journal_of_other_weights_under_the_same_name_is_one_line(
+    way: str, trained: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [{"id": number, "prompt": f"sort {number} " + "x" * 9_000} for number in range(12)]
+    questions, out = write(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl"
+    before = questions.read_bytes()
+    more = ("--target-model", "librarian") if way == "plain" else ("--checkpoint", str(trained()))
+    more = (*more, "--batch-size", "1")
+    begun = changing(lambda: questions.write_bytes(before.replace(b"sort 11", b"sort 12")))
+    others = [changing(lambda: None), Gentler()] if way == "mutator" else [Librarian(), Softener()]
+    with start_server([begun, Softener()]) as same, start_server(others) as other:
+        assert batch(questions, out, same, *more) == 2
+        questions.write_bytes(before)
+        capsys.readouterr()
+        assert batch(questions, out, other, *more) == 2
+        err = capsys.readouterr().err
+        assert batch(questions, out, same, *more) == 0
+    assert "out.jsonl.journal was begun with weights " in err
+    assert err.count("\n") == 1
     assert [row["id"] for row in read(out)] == list(range(12))
 
 

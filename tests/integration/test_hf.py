@@ -116,6 +116,24 @@ def test_a_reply_ends_before_a_stop_alone_and_in_a_batch(model: HfModel) -> None
     assert together[1].completion_tokens == ask(model, prompts[1]).completion_tokens
 
 
+def test_a_reply_ends_at_an_end_that_is_not_the_tokenizers(tmp_path: Path) -> None:
+    folder = save_model(tmp_path, endless=True)
+    tokenizer = load_tokenizer(str(folder))
+    [[a], [b]] = tokenizer.encode("a"), tokenizer.encode("b")
+    settings = json.loads((folder / "generation_config.json").read_text())
+    settings |= {"sequence_bias": [[[a], 1000.0], [[a, b], 9000.0]]}
+    replies = []
+    for ends in (tokenizer.eos_token_id, [tokenizer.eos_token_id, b]):
+        (folder / "generation_config.json").write_text(json.dumps({**settings, "eos_token_id": ends}))
+        untrained = HfModel(f"hf:{folder}")
+        replies.append(ask(untrained, "what is it", max_tokens=6))
+        untrained.close()
+    assert [(reply.text, reply.completion_tokens, reply.hit_limit) for reply in replies] == [
+        ("ababab", 6, True),
+        ("a", 1, False),
+    ]
+
+
 def test_all_messages_reach_a_model_without_a_chat_template(tmp_path: Path) -> None:
     untrained = HfModel(f"hf:{save_model(tmp_path, endless=True)}")
     last = Message(role="user", content="what is it")

@@ -85,6 +85,18 @@ def test_what_a_form_gained_is_no_rewrite(tmp_path: Path) -> None:
     assert (row["response"], row["operators"]) == ("please sort", ["spelling"])
 
 
+def test_a_rejected_rewrite_is_none_and_its_operator_none_of_the_way(tmp_path: Path) -> None:
+    steps = [
+        step("spelling", "please sort", 1.0, answer=""),  # asked with the next one only
+        step("filler", "please sort", 1.0, guard="length"),
+        step("neutral", "join plz", 1.0, guard="answer", question_id="q2", question="join plz", env=1),
+    ]
+    write_rows(tmp_path / "transcripts.jsonl", steps)
+    assert qm("data", "export", "--run", tmp_path, "-o", tmp_path / "rows.jsonl", "--without", "filler") == 0
+    (row,) = read_json_lines(tmp_path / "rows.jsonl")
+    assert (row["instruction"], row["response"], row["operators"]) == ("plz sort", "please sort", ["spelling"])
+
+
 def test_an_unknown_operator_to_leave_out_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_rows(tmp_path / "transcripts.jsonl", STEPS)
     assert qm("data", "export", "--run", tmp_path, "-o", tmp_path / "rows.jsonl", "--without", "fillr") == 2

@@ -7,13 +7,15 @@ import hashlib
 import json
 import random
 import socket
+import struct
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from benchmarks.attack.policies import archive, attack, entries_of, with_settings
+from benchmarks.attack.policies import archive, attack, entries_of, signed, with_settings
 from query_mutator import Rewriter
 from query_mutator.cli.console import exit_code
 from query_mutator.commands.main import main as qm_main
@@ -301,6 +303,36 @@ def test_a_file_that_would_take_memory_is_one_line(run: Path, tmp_path: Path) ->
     with path.open("wb") as file:
         file.truncate(MAX_BYTES + 1)
     with pytest.raises(CheckpointError, match="larger than"):
+        read_policy_file(path)
+
+
+def test_a_long_list_of_entries_is_one_line(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read_policy_file(run / POLICY_FILE)
+    monkeypatch.setattr("query_mutator.session.policy_file.MAX_DIRECTORY_BYTES", 100)
+    with pytest.raises(CheckpointError, match="its list of entries is not that of a policy"):
+        read_policy_file(run / POLICY_FILE)
+
+
+def test_the_list_of_entries_of_a_zip64_archive_is_one_line(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entries, path = entries_of(run / POLICY_FILE), tmp_path / "zip64.qm"
+    monkeypatch.setattr(zipfile, "ZIP_FILECOUNT_LIMIT", 1)
+    path.write_bytes(archive(entries))
+    assert entries_of(path) == entries
+    with pytest.raises(CheckpointError, match="its list of entries is not that of a policy"):
+        read_policy_file(path)
+
+
+def test_an_end_of_an_archive_in_another_one_is_one_line(run: Path, tmp_path: Path) -> None:
+    whole, path = archive(entries_of(run / POLICY_FILE)), tmp_path / "two.qm"
+    end, last = whole.rindex(b"PK\5\6"), whole.rindex(b"PK\1\2")
+    size = end - whole.index(b"PK\1\2") + 4
+    entries = whole[: last + 32] + struct.pack("<H", 4) + whole[last + 34 : end]  # the last one's comment has 4 bytes
+    path.write_bytes(signed(entries + b"PK\5\6" * 2 + bytes(8) + struct.pack("<LH", size, 71)))
+    with zipfile.ZipFile(path) as listed:
+        assert listed.namelist() == [name for name, _, _ in entries_of(run / POLICY_FILE)]
+    with pytest.raises(CheckpointError, match="its list of entries is not that of a policy"):
         read_policy_file(path)
 
 

@@ -20,6 +20,7 @@ from query_mutator.encoder import (
     CachedEncoder,
     Encoder,
     HashEncoder,
+    RemoteEncoder,
     cached,
     english_ranks,
     english_words,
@@ -403,6 +404,24 @@ def test_rows_of_a_server_are_normalized_and_cached() -> None:
     np.testing.assert_allclose(rows, [[0.6, 0.8]] * 3)
     assert asked == [("nomic-embed-text", ["a", " "])]  # a server has no row for an empty text
     assert (encoder.name, encoder.dim) == ("ollama:nomic-embed-text", 2)
+
+
+def test_many_texts_are_asked_for_in_several_requests_and_keep_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("query_mutator.encoder.remote.TEXTS_AT_ONCE", 3)
+    asked: list[list[str]] = []
+
+    def embed(model: str, texts: Sequence[str], keep: Callable[[FloatArray], None]) -> FloatArray:
+        asked.append(list(texts))
+        rows = np.array([[1.0, float(len(text))] for text in texts], np.float32)
+        keep(rows)
+        return rows
+
+    encoder = RemoteEncoder("m", embed)
+    del asked[:]
+    texts = [letter * size for size, letter in zip((7, 1, 5, 2, 6, 3, 4), "gaebfcd", strict=True)]
+    rows = encoder.encode(texts)
+    assert asked == [texts[:3], texts[3:6], texts[6:]]
+    np.testing.assert_allclose(rows[:, 1] / rows[:, 0], [7, 1, 5, 2, 6, 3, 4], rtol=1e-5)
 
 
 def test_rows_of_another_length_than_the_first_are_a_backend_error() -> None:

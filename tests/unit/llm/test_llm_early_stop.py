@@ -11,6 +11,7 @@ from query_mutator.embedded.faults import FaultPlan
 from query_mutator.embedded.server import EmbeddedServer, start_server
 from query_mutator.llm.client import ModelServer
 from query_mutator.llm.early_stop import EarlyStop, first_sentence
+from query_mutator.llm.http_server import HttpServer
 from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.openai import OpenAIBackend
 from query_mutator.rewards.verdicts import is_refusal
@@ -103,6 +104,25 @@ def test_leaving_early_frees_the_servers_slot_and_the_next_call_works() -> None:
             pass  # the server learns of a closed connection a moment later
     assert (stats["cancelled"], early.cut_replies) == (2, 2)
     assert stats["service_s"] < 5.0
+
+
+@pytest.mark.parametrize("kind", [OllamaBackend, OpenAIBackend])
+def test_a_deadline_ends_a_reply_that_is_streamed_slowly(kind: type[HttpServer]) -> None:
+    seen: list[str] = []
+    with start_server([Labelled()], latency_ms=20_000) as slow:
+        backend = kind(slow.url, timeout_s=60.0)
+        began = time.monotonic()
+        request = ask(11, deadline=began + 2.0)
+        reply = backend.complete_until(request, lambda text: seen.append(text) is not None)
+        took_s = time.monotonic() - began
+        late = EarlyStop(backend, is_refusal=is_refusal).complete(request)
+        backend.close()
+    assert seen
+    assert reply.error is not None
+    assert (reply.error.kind, reply.text) == ("timeout", "")
+    assert 1.0 < took_s < 10.0
+    assert late.error is not None
+    assert (late.error.kind, late.error.message) == ("timeout", "the deadline passed before the call started")
 
 
 def test_only_target_replies_are_judged(backend: ModelServer) -> None:
