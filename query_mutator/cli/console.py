@@ -170,19 +170,23 @@ def _handler(code: int) -> Callable[[int, FrameType | None], None]:
     def handle(number: int, _frame: FrameType | None) -> None:
         for other in (signal.SIGINT, signal.SIGTERM):
             signal.signal(other, lambda *_: os._exit(code))
-        # threading.Thread takes locks that the interrupted code may hold; this does not.
-        _thread.start_new_thread(_shut_down, (code,))
+        # threading.Thread takes locks that the interrupted code may hold, and a close may need one that it will hold for
+        # good, as an exception between a lock and its `with` leaves it.
+        _thread.start_new_thread(_exit_late, (code,))
+        _thread.start_new_thread(_close_all, ())
         raise Interrupted(code)
 
     return handle
 
 
-def _shut_down(code: int) -> None:
-    ends = time.monotonic() + SHUTDOWN_S
+def _exit_late(code: int) -> None:
+    time.sleep(SHUTDOWN_S)
+    os._exit(code)
+
+
+def _close_all() -> None:
     for close in tuple(_on_interrupt):
         close()
-    time.sleep(max(0.0, ends - time.monotonic()))
-    os._exit(code)
 
 
 def _leave(code: int) -> NoReturn:

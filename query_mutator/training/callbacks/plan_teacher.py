@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from query_mutator.cli.console import note, progress
 from query_mutator.evaluation.found_plan import FoundPlan, load_or_search, search_plan
 from query_mutator.training.callbacks.base import Callback, RunView
@@ -29,6 +31,7 @@ class PlanTeacher(Callback):
         note(f"teacher: {self.plan.teacher}")
         teach(self._parts.learner, self.plan.teacher, self._parts.task, run.config)
         recall(self._parts.learner, self._parts.task, self.plan.memories, seed=run.config.seed)
+        self.plan = replace(self.plan, memories={})  # some 3 kB for each answer
 
     def _search(self) -> FoundPlan:
         parts = self._parts

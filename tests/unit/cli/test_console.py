@@ -109,12 +109,12 @@ import os, signal, sys, threading
 from query_mutator.cli.console import closing_on_interrupt, run_cli
 let_go = threading.Event()
 def main(argv):
-    with closing_on_interrupt(let_go.set):
+    with closing_on_interrupt(threading.Event().wait if "stuck" in argv else let_go.set):
         try:
             print("ready", flush=True)
             threading.Event().wait()
         finally:
-            print("closed" if let_go.wait(10) else "still open", flush=True)
+            print("closed" if let_go.wait(60) else "still open", flush=True)
             if argv:
                 threading.Event().wait()
     return 0
@@ -148,8 +148,9 @@ def test_second_interrupt_leaves_at_once() -> None:
     assert process.wait(timeout=30) == 130
 
 
-def test_what_hangs_is_ended_anyway() -> None:
-    process = child("hang")
+@pytest.mark.parametrize("what", ["hang", "stuck"])
+def test_what_hangs_is_ended_anyway(what: str) -> None:
+    process = child(what)
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=30) == 143
 
