@@ -170,7 +170,7 @@ def _handler(code: int) -> Callable[[int, FrameType | None], None]:
     def handle(number: int, _frame: FrameType | None) -> None:
         for other in (signal.SIGINT, signal.SIGTERM):
             signal.signal(other, lambda *_: os._exit(code))
-        # threading.Thread takes locks that the interrupted code may hold; this does not. A close may wait for a lock that
+        # threading.Thread takes locks that the interrupted code may hold; this does not. A close may need a lock that
         # the exception leaves locked, between its acquisition and the block of its `with`.
         _thread.start_new_thread(_exit_late, (code,))
         _thread.start_new_thread(_close_all, ())
