@@ -88,7 +88,7 @@ short: install-dev
 	$(PYTEST) -n 3 --dist worksteal -m "not slow" $(addprefix --ignore=,$(shell grep -rl --include='test_*.py' '^pytestmark.*mark[.]slow' tests))
 
 test-slow: install-dev
-	$(PYTEST) -n 4 --dist loadscope -m slow $(shell grep -rl --include='test_*.py' 'mark[.]slow' tests)
+	$(PYTEST) -n 3 --dist loadscope -m slow $(shell grep -rl --include='test_*.py' 'mark[.]slow' tests)
 
 check-wheel: install-dev
 	$(BIN)/python scripts/check_wheel.py
