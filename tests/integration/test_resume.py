@@ -46,7 +46,7 @@ def calls_of(run: Path) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("algo", "most_kills"), [("ppo", 12), ("direct", 5)])
+@pytest.mark.parametrize(("algo", "most_kills"), [("ppo", 20), ("direct", 8)])
 def test_run_killed_again_and_again_ends_as_one_that_was_not(
     algo: str, most_kills: int, flags: list[str], server: EmbeddedServer, tmp_path: Path
 ) -> None:
