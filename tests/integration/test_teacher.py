@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from query_mutator.files import read_checked_json, write_checked_json
+from query_mutator.session.checkpoint import read_checkpoint
 from tests.integration.conftest import ROWS
 from tests.integration.training_runs import rows, the_run, train
 from tests.qm_command import qm
@@ -122,6 +123,19 @@ def test_a_resumed_run_does_not_search_again(
     assert "teacher: filler" in capsys.readouterr().err
     assert json.loads((run / "summary.json").read_text())["eval_llm_calls"] == 0
     assert {row["operator"] for row in rows(run, "transcripts") if row["step"] >= 8} == {"filler", "submit"}
+
+
+def test_a_search_again_teaches_no_call_twice(tiny_flags: list[str], tmp_path: Path) -> None:
+    flags = [*tiny_flags, *SEARCH, "--algo", "bandit", "--no-evaluate", "--eval-interval", "0"]
+    assert train(*flags, "--num-env-steps", "32") == 0
+    run = the_run(tmp_path)
+    before = read_checkpoint(run).learner["counts"]
+    assert before["samples_learned"] > before["env_steps"]  # the search's too
+    (run / "plan.json").unlink()
+    (run / "summary.json").unlink()
+    assert train("--resume", str(run), "--num-env-steps", "64") == 0
+    after = read_checkpoint(run).learner["counts"]
+    assert after["samples_learned"] - before["samples_learned"] <= after["env_steps"]  # a step is learned at its end
 
 
 def test_a_damaged_plan_of_a_run_is_one_line(

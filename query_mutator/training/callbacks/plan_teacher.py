@@ -30,7 +30,8 @@ class PlanTeacher(Callback):
         self.plan = load_or_search(self._parts.run_dir.plan_path, self._search)
         note(f"teacher: {self.plan.teacher}")
         teach(self._parts.learner, self.plan.teacher, self._parts.task, run.config)
-        recall(self._parts.learner, self._parts.task, self.plan.memories, seed=run.config.seed)
+        if not self._parts.learner.updates_done:
+            recall(self._parts.learner, self._parts.task, self.plan.memories, seed=run.config.seed)
         self.plan = replace(self.plan, memories={})  # some 3 kB for each answer
 
     def _search(self) -> FoundPlan:
