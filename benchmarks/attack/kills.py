@@ -8,12 +8,14 @@ never killed.
 from __future__ import annotations
 
 import argparse
+import math
 import random
 import shutil
 import signal
 import sqlite3
 import sys
 import tempfile
+import threading
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -69,7 +71,9 @@ def killed_run(
     The kills take turns through `signals`.
     """
     latency_ms = 2.0 * batch_size  # slow enough for a kill to be near its moment on a busy machine
-    with start_server([Librarian(), Softener()], num_parallel=32, latency_ms=latency_ms, latency_sigma=1.0) as server:
+    gate = _Gate()
+    models = [_Gated(Librarian(), gate), _Gated(Softener(), gate)]
+    with start_server(models, num_parallel=32, latency_ms=latency_ms, latency_sigma=1.0) as server:
         argv = _flags(algo, server, folder, batch_size=batch_size, env_steps=env_steps)
         whole = _started(folder / "whole")
         train([*argv, *_places(whole)], whole)
@@ -80,9 +84,11 @@ def killed_run(
         while done < kills:
             before = _received(server)
             left = 2 * total - before  # calls until the end at most
-            moment = before + rng.randrange(1, max(2, left // (kills - done)))
+            calls = rng.randrange(1, max(2, left // (kills - done)))
+            moment = before + calls
+            gate.close_after(calls + batch_size)
             trainer, number = start(given, killed), signal.Signals[signals[done % len(signals)]]
-            if not kill_when(trainer, lambda: _received(server) >= moment, number=number):  # noqa: B023
+            if not kill_when(trainer, lambda: _received(server) >= moment and gate.open(), number=number):  # noqa: B023
                 break  # it has ended
             done += 1
             if trainer.exitcode != EXIT_CODES[number]:
@@ -103,6 +109,42 @@ def killed_run(
             same_weights=all(torch.equal(tensor, second[name]) for name, tensor in first.items()),
             complaints=(*complaints, *_tracebacks(killed / "output.txt")),
         )
+
+
+class _Gate:
+    """Lets a number of calls through: a kill that comes late on a busy machine does not come after the end."""
+
+    def __init__(self) -> None:
+        self._left = math.inf
+        self._changed = threading.Condition()
+
+    def close_after(self, calls: int) -> None:
+        self._let_through(calls)
+
+    def open(self) -> bool:
+        self._let_through(math.inf)
+        return True
+
+    def _let_through(self, calls: float) -> None:
+        with self._changed:
+            self._left = calls
+            self._changed.notify_all()
+
+    def pass_through(self, calls: int) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._left > 0)
+            self._left -= calls
+
+
+class _Gated:
+    """A model behind a gate."""
+
+    def __init__(self, model: Librarian | Softener, gate: _Gate) -> None:
+        self.name, self._model, self._gate = model.name, model, gate
+
+    def reply_many(self, prompts: Sequence[str]) -> list[str]:
+        self._gate.pass_through(len(prompts))
+        return self._model.reply_many(prompts)
 
 
 def known_calls(folder: Path) -> int:
