@@ -38,7 +38,6 @@ from query_mutator.evaluation.heldout import Baselines, compare, embed_questions
 from query_mutator.evaluation.methods import Evaluator
 from query_mutator.evaluation.outcomes import check_report
 from query_mutator.files.lock import locked
-from query_mutator.learners.named import LEARNERS
 from query_mutator.report.curve import validation_end
 from query_mutator.report.plots import Plots
 from query_mutator.report.table import result_table
@@ -66,7 +65,6 @@ from query_mutator.training.estimate import size_of
 from query_mutator.training.known_steps import recall
 from query_mutator.training.learner import make_learner
 from query_mutator.training.loop import TrainingLoop
-from query_mutator.training.off_policy import EnvGroups
 from query_mutator.training.parts import RunParts, make_loop, server_worked_before
 from query_mutator.training.restore import open_journal, restore_counts, restore_envs, resumed_models, resumed_view
 from query_mutator.training.resume import check_named, check_resumption, fold_remarks, resumed_flags
@@ -217,18 +215,9 @@ def make_envs(
 
 def batch_envs(
     config: TrainConfig, envs: Sequence[QueryMutationEnv], journal: Journal | None
-) -> BatchedQueryMutationEnv | EnvGroups:
-    """Return the environments in one batch; for an off-policy learner in groups, one per collector."""
-    batch_size = config.batch_size if config.use_batching else None
-    if LEARNERS.get(config.algo).on_policy:
-        return BatchedQueryMutationEnv(envs, batch_size, journal=journal)
-    groups = EnvGroups.split(envs, min(config.num_collectors, len(envs)))
-    return EnvGroups(
-        [
-            BatchedQueryMutationEnv(group, batch_size and min(batch_size, len(group)), journal=journal)
-            for group in groups
-        ]
-    )
+) -> BatchedQueryMutationEnv:
+    """Return the environments in one batch."""
+    return BatchedQueryMutationEnv(envs, config.batch_size if config.use_batching else None, journal=journal)
 
 
 # --- train -----------------------------------------------------------------------------------------------------------

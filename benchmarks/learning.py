@@ -47,6 +47,7 @@ from query_mutator.evaluation.found_plan import search_plan
 from query_mutator.evaluation.methods import Evaluator, MakePlayer, always, by_policy
 from query_mutator.evaluation.outcomes import Outcome
 from query_mutator.learners.learner import InferencePolicy
+from query_mutator.learners.named import LEARNERS
 from query_mutator.learners.plan import Plan
 from query_mutator.llm.client import Client
 from query_mutator.session.checkpoint import read_checkpoint
@@ -59,7 +60,7 @@ from query_mutator.settings.models import ModelSettings
 from query_mutator.training.config import SEARCH, TrainConfig, parse_config
 from query_mutator.training.known_steps import recall
 from query_mutator.training.learner import make_learner, teach
-from query_mutator.training.off_policy import EnvGroups, OffPolicyLoop
+from query_mutator.training.off_policy import OffPolicyLoop
 from query_mutator.training.on_policy import OnPolicyLoop
 from query_mutator.training.parts import envs_seed
 from query_mutator.types import SUBMIT, StepRecord
@@ -173,10 +174,10 @@ def train(
         "on_steps": lambda infos, steps: bandit.observe(steps),
     }
     loop: OnPolicyLoop | OffPolicyLoop
-    if isinstance(batch, EnvGroups):
-        loop = OffPolicyLoop(batch.groups, learner, None, max_pending_updates=config.max_pending_updates, **common)
-    else:
+    if LEARNERS.get(config.algo).on_policy:
         loop = OnPolicyLoop(batch, learner, None, **common)
+    else:
+        loop = OffPolicyLoop(batch, learner, None, max_pending_updates=config.max_pending_updates, **common)
     calls = 0
     while learner.updates_done < config.num_updates and calls < (max_calls or sys.maxsize):
         loop.collect()

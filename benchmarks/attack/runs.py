@@ -35,7 +35,7 @@ from train_query_mutator import main, parse
 
 KINDS = ("ppo", "ppo killed", "iqn", "bandit")
 STEPS, MORE_STEPS = 32, 48
-LEARNER = ["--num-collectors", "1", "--train-batch-size", "8", "--learning-starts", "8"]
+LEARNER = ["--train-batch-size", "8", "--learning-starts", "8"]
 
 Reader = Callable[[Path], Any]
 

@@ -43,7 +43,6 @@ from query_mutator.session.models import OpenModels, ResolvedModels
 from query_mutator.settings.episode import TaskSettings
 from query_mutator.training.config import TrainConfig
 from query_mutator.training.loop import AsyncVectorEnv, OnSteps
-from query_mutator.training.off_policy import EnvGroups
 from query_mutator.training.on_policy import OnPolicyLoop
 from query_mutator.training.parts import RunParts, loop_settings
 from query_mutator.training.run_log import EPISODE_FIGURES
@@ -187,7 +186,6 @@ def cluster_loop(
 
     UsageError where a worker lacks what the run needs.
     """
-    assert not isinstance(parts.envs, EnvGroups)  # --engine ray is for on-policy learners
     spec = spec_of(parts.config, parts.models, parts.task, parts.run_dir.path, make_env=make_env, batch_envs=batch_envs)
     return ClusterLoop(
         parts.envs,

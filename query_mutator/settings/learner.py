@@ -18,7 +18,6 @@ from query_mutator.bounds import (
     Positive,
     Retries,
     Share,
-    Threads,
     Tokens,
     Weight,
     defaults,
@@ -48,12 +47,10 @@ class Learning(Group):
 
 @dataclass(frozen=True, kw_only=True)
 class CollectorConfig(Group):
-    """Threads that collect for an off-policy learner."""
+    """The thread that collects for an off-policy learner."""
 
-    num_collectors: Threads = 8
-    """Threads that collect; they share the environments evenly and are at most as many."""
     max_pending_updates: Annotated[CountOrNone, arg(aliases=["--max-update-debt"])] = 8
-    """Gradient steps that may be due before collectors wait for the learner; large numbers let the achieved replay
+    """Gradient steps that may be due before the collector waits for the learner; large numbers let the achieved replay
     ratio fall below --replay-ratio."""
 
 
@@ -97,7 +94,7 @@ class IQNConfig(LearnerConfig):
     learning_starts: Tokens = 256
     """Transitions to collect before the first gradient step."""
     sync_every: Count = 1
-    """Gradient steps after which the collectors get the new weights."""
+    """Gradient steps after which the collector gets the new weights."""
     n_step: Parallel = 3
     """Steps of the n-step return."""
     target_tau: Annotated[float, Gt(0), Le(1)] = 0.02

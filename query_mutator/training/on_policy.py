@@ -1,37 +1,31 @@
 """On-policy training: a rollout whose only barrier is its end, then an update.
 
-    N environments, n of them ready, O observation
-
 The policy is frozen during a rollout and every environment has its own random stream, so the data equal those of
 lock-step. The quota of steps is per environment: stopping at a total count would over-sample short (refused) episodes.
 
 With `max_policy_lag` above 0 an environment that has taken its steps starts the next rollout at once, while others
 finish and the update runs. Those steps are taken by an older policy than the one that learns from them; the learner
 corrects for that.
-
-Every action is in the journal before its step starts. A resumed run takes the actions it finds there: where acting is
-not deterministic, the last bits of a probability could lead to another action.
 """
 
 from __future__ import annotations
 
 import time
+from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from query_mutator.env.infos import rows_of
+from query_mutator.env.steps import Steps
 from query_mutator.learners.learner import RolloutLearner
-from query_mutator.training.loop import ActionJournal, AsyncVectorEnv, OnSteps, Received, make_steps
+from query_mutator.training.collector import Collector
+from query_mutator.training.loop import AsyncVectorEnv, OnSteps
 from query_mutator.types import FloatArray
 
 __all__ = ["OnPolicyLoop"]
 
-GROUP_ENVS = 16  # received at once: when hundreds are ready, the first must not wait for the last
 
+class OnPolicyLoop(Collector):
+    """Collects rollouts and learns from each."""
 
-class OnPolicyLoop:
-    """Collects rollouts. Holds the current observations [N, O]; resets the environments if `obs` is None."""
+    _learner: RolloutLearner
 
     def __init__(
         self,
@@ -39,30 +33,18 @@ class OnPolicyLoop:
         learner: RolloutLearner,
         obs: FloatArray | None,
         *,
-        seed: int,
-        num_steps: int,
         on_steps: OnSteps,
-        max_policy_lag: int = 0,
-        journal: ActionJournal | None = None,
+        **settings: Any,
     ) -> None:
-        self._envs, self._learner, self._on_steps, self._journal = envs, learner, on_steps, journal
-        num_envs, (obs_dim,) = envs.num_envs, envs.single_observation_space.shape or (0,)
-        self._reset_seed = seed if obs is None else None
-        self._obs = np.zeros((num_envs, obs_dim), dtype=np.float32) if obs is None else obs
-        self._num_steps, self._most_ahead = num_steps, (max_policy_lag + 1) * num_steps
-        self._steps_taken = np.zeros(num_envs, dtype=np.int64)  # [N] since the present rollout started
-        self._is_busy = np.zeros(num_envs, dtype=np.bool_)
-        self._actions = np.zeros(num_envs, dtype=np.int64)
-        self._versions = np.zeros(num_envs, dtype=np.int64)  # of the policy that chose the action
+        """Take the arguments of a Collector, and the callback for finished steps."""
+        super().__init__(envs, learner, obs, **settings)
+        self._on_steps = on_steps
         self._waited_s = 0.0
 
     def collect(self) -> None:
         """Take `num_steps` steps in every environment under the frozen policy."""
         started = time.perf_counter()
-        self._start()
-        while (self._steps_taken < self._num_steps).any():
-            self._receive(self._envs.recv(max_envs=GROUP_ENVS))
-        self._steps_taken -= self._num_steps
+        self._take_steps()
         self._waited_s = time.perf_counter() - started
 
     def update(self) -> dict[str, float]:
@@ -80,47 +62,6 @@ class OnPolicyLoop:
     def close(self) -> None:
         """Do nothing: there are no background threads."""
 
-    def _start(self) -> None:
-        if self._reset_seed is None:
-            self._send(np.flatnonzero(~self._is_busy))
-            return
-        self._envs.send_reset(seed=self._reset_seed)
-        self._reset_seed = None
-        self._is_busy[:] = True
-
-    def _receive(self, received: Received) -> None:
-        """Hand finished steps [n] to the learner and start the next ones; a reset is not a step."""
-        ready, infos = received[4]["env_id"], received[4]
-        self._is_busy[ready] = False
-        stepped = ~infos.get("reset", np.zeros(len(ready), dtype=np.bool_))
-        if stepped.all():
-            self._observe(ready, received)
-        elif stepped.any():
-            columns = [column[stepped] for column in received[:4]]
-            self._observe(ready[stepped], (*columns, rows_of(infos, stepped)))
-        self._obs[ready] = received[0]
-        self._send(ready[self._steps_taken[ready] < self._most_ahead])
-
-    def _observe(self, envs: NDArray[np.int64], received: Received) -> None:
-        steps = make_steps(
-            received,
-            env_ids=envs,
-            obs=self._obs[envs],
-            actions=self._actions[envs],
-            versions=self._versions[envs],
-        )
+    def _finished(self, steps: Steps, infos: dict[str, Any]) -> None:
         self._learner.observe(steps)
-        self._steps_taken[envs] += 1
-        self._on_steps(received[4], steps)
-
-    def _send(self, envs: NDArray[np.int64]) -> None:
-        """Choose actions in these environments and start their steps."""
-        if not len(envs):
-            return
-        actions = self._learner.act(self._obs[envs], envs.tolist())
-        if self._journal is not None:
-            actions = self._journal.replay(self._envs.step_ids(envs), actions)
-        self._actions[envs] = actions
-        self._versions[envs] = self._learner.version
-        self._is_busy[envs] = True
-        self._envs.send(actions, envs)
+        self._on_steps(infos, steps)

@@ -17,12 +17,13 @@ from query_mutator.evaluation.bandit_baseline import BanditBaseline
 from query_mutator.evaluation.methods import Evaluator
 from query_mutator.files.run_dir import RunDir
 from query_mutator.learners.learner import Learner
+from query_mutator.learners.named import LEARNERS
 from query_mutator.llm.stack import CallTotals
 from query_mutator.session.journal import Journal
 from query_mutator.session.models import OpenModels
 from query_mutator.training.config import TrainConfig
 from query_mutator.training.loop import AsyncVectorEnv, OnSteps, TrainingLoop
-from query_mutator.training.off_policy import EnvGroups, OffPolicyLoop
+from query_mutator.training.off_policy import OffPolicyLoop
 from query_mutator.training.on_policy import OnPolicyLoop
 from query_mutator.training.run_log import RunLog
 from query_mutator.types import FloatArray
@@ -51,7 +52,7 @@ class RunParts:
     run_dir: RunDir
     journal: Journal | None
     env_list: Sequence[Environment]
-    envs: AsyncVectorEnv | EnvGroups  # the same environments in one batch, or in one per collector
+    envs: AsyncVectorEnv  # `env_list` in one batch
     bandit: BanditBaseline
     evaluator: Evaluator
     runlog: RunLog
@@ -70,10 +71,9 @@ class RunParts:
 def make_loop(parts: RunParts, obs: FloatArray | None, on_steps: OnSteps) -> TrainingLoop:
     """Return the loop of the learner's kind; it continues from observations [N, O], None for new episodes."""
     config, common = parts.config, loop_settings(parts, on_steps)
-    if isinstance(parts.envs, EnvGroups):
-        groups = parts.envs.groups
-        return OffPolicyLoop(groups, parts.learner, obs, max_pending_updates=config.max_pending_updates, **common)
-    return OnPolicyLoop(parts.envs, parts.learner, obs, max_policy_lag=config.max_policy_lag, **common)
+    if LEARNERS.get(config.algo).on_policy:
+        return OnPolicyLoop(parts.envs, parts.learner, obs, max_policy_lag=config.max_policy_lag, **common)
+    return OffPolicyLoop(parts.envs, parts.learner, obs, max_pending_updates=config.max_pending_updates, **common)
 
 
 def loop_settings(parts: RunParts, on_steps: OnSteps) -> dict[str, Any]:

@@ -29,13 +29,15 @@ FREE = frozenset(
         *("latency_ms", "latency_sigma", "running_speed"),
         *("save_dir", "name", "save_interval", "log_interval", "eval_interval", "eval_questions", "evaluate"),
         *("track", "track_project", "track_group"),
-        *("num_collectors", "max_pending_updates", "plugin", "resume", "break_lock", "config", "dry_run"),
+        *("max_pending_updates", "plugin", "resume", "break_lock", "config", "dry_run"),
     }
 )
 
 
 #: What runs did before there was a flag for it.
 _EARLIER = {"validation_fold": "none"}
+#: Flags of earlier versions that decided nothing about what is learned.
+_GONE = frozenset({"num_collectors"})
 
 
 def resumed_flags(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -43,7 +45,7 @@ def resumed_flags(checkpoint: Checkpoint) -> dict[str, Any]:
     made_by = LEARNERS.get(checkpoint.algo).made_by if checkpoint.algo in LEARNERS else ""
     if made_by:
         raise UsageError(f"{checkpoint.path} is not trained, there is nothing to resume; run `{made_by}` again")
-    return {**_EARLIER, **checkpoint.flags}
+    return _EARLIER | {name: value for name, value in checkpoint.flags.items() if name not in _GONE}
 
 
 def check_named(config: TrainConfig, checkpoint: Checkpoint) -> None:

@@ -24,7 +24,7 @@ from tests.integration.training_runs import rows, the_run, train
 from train_query_mutator import main
 
 LEARNERS = ["iqn", "bandit"]
-SMALL = ("--train-batch-size", "16", "--learning-starts", "16", "--replay-ratio", "4", "--num-collectors", "3")
+SMALL = ("--train-batch-size", "16", "--learning-starts", "16", "--replay-ratio", "4")
 
 
 @pytest.mark.parametrize("algo", LEARNERS)
@@ -131,7 +131,6 @@ def test_checkpoint_of_another_algorithm_is_refused(
         (["--deterministic"], "--algo iqn has no deterministic mode"),
         (["--max-policy-lag", "1"], "see --sync-every"),
         (["--learning-starts", "200", "--replay-size", "100"], "try --replay-size 200"),
-        (["--num-collectors", "0"], "num_collectors=0 must be at least 1"),
     ],
 )
 def test_flags_that_do_not_fit_are_one_line(
@@ -150,7 +149,7 @@ def test_dry_run_counts_gradient_steps(tiny_flags: list[str], capsys: pytest.Cap
     assert " 16\n" in out  # 4 uses of 64 steps, 16 at once
 
 
-def test_one_call_at_a_time_whatever_the_collectors(tiny_flags: list[str], tmp_path: Path) -> None:
+def test_one_call_at_a_time(tiny_flags: list[str], tmp_path: Path) -> None:
     assert train(*tiny_flags, *SMALL, "--algo", "iqn", "--no-batching", "--no-evaluate") == 0
     assert len(rows(the_run(tmp_path), "transcripts")) == 64
 

@@ -151,7 +151,7 @@ def test_an_installed_learner(tiny_flags: list[str], tmp_path: Path, capsys: pyt
     subprocess.run(["cp", "-r", str(PLUGINS / "installed_learner"), str(source)], check=True)
     subprocess.run([*install, "--target", str(site), str(source)], check=True, timeout=120)
     env = os.environ | {"PYTHONPATH": os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])}
-    flags = [*tiny_flags, "--save-dir", str(run_dir), "--algo", "mean_reward", "--num-collectors", "2"]
+    flags = [*tiny_flags, "--save-dir", str(run_dir), "--algo", "mean_reward"]
     flags += ["--no-use-linear-lr-decay"]
     more = ["--resume", str(run_dir / "latest"), "--num-env-steps", "96", "--no-evaluate"]
     commands = [[*flags, "--no-evaluate"], more, ["eval", "--checkpoint", str(run_dir / "latest")]]

@@ -50,7 +50,7 @@ def calls_of(run: Path) -> int:
 def test_run_killed_again_and_again_ends_as_one_that_was_not(
     algo: str, most_kills: int, flags: list[str], server: EmbeddedServer, tmp_path: Path
 ) -> None:
-    flags = [*only_url(flags, server.url), "--algo", algo, *(["--num-collectors", "3"] if algo == "direct" else [])]
+    flags = [*only_url(flags, server.url), "--algo", algo]
     (tmp_path / "whole").mkdir()
     train([*flags, "--save-dir", str(tmp_path / "whole")], tmp_path / "whole")
     whole = (tmp_path / "whole" / "latest").resolve()
@@ -146,7 +146,7 @@ def test_an_off_policy_run_that_was_killed_goes_through_the_same_episodes(
     algo: str, flags: list[str], server: EmbeddedServer, tmp_path: Path
 ) -> None:
     flags = [word for word in only_url(flags, server.url) if word != "--deterministic"]
-    learner = ["--algo", algo, "--num-collectors", "3"]
+    learner = ["--algo", algo]
     if algo == "iqn":
         learner += ["--train-batch-size", "16", "--learning-starts", "16", "--replay-ratio", "4"]
     argv = [*flags, *learner, "--save-dir", str(tmp_path)]

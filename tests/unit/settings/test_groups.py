@@ -116,7 +116,6 @@ OTHER_MEANING: dict[str, set[str]] = {
     "DeviceFlags": {"device"},
     "RealFlags": {"timeout_s"},
     "SizeFlags": {"device"},
-    "SizeReplayFlags": {"num_collectors"},
     "SizeWorkersFlags": {"batch_size", "dataset", "num_workers"},
 }
 

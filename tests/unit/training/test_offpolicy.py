@@ -1,4 +1,4 @@
-"""The off-policy loop: groups of environments, what reaches the learner, who waits for whom."""
+"""The off-policy loop: what reaches the learner, who waits for whom."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from query_mutator.env.steps import Steps
 from query_mutator.env.task import Task
 from query_mutator.learners.learner import BaseLearner
 from query_mutator.llm.client import Client
-from query_mutator.training.off_policy import EnvGroups, OffPolicyLoop
+from query_mutator.training.off_policy import OffPolicyLoop
 from query_mutator.types import FloatArray
 from rl_query_mutator_env import BatchedQueryMutationEnv, QueryMutationEnv
 
-MakeEnvs = Callable[..., EnvGroups]
+MakeEnvs = Callable[[int], BatchedQueryMutationEnv]
 NUM_STEPS = 6
 
 
@@ -61,37 +61,27 @@ class Recorder(BaseLearner):
 
 @pytest.fixture
 def make_envs(tiny_task: Callable[..., Task], tiny_client: Client) -> Iterator[MakeEnvs]:
-    made: list[EnvGroups] = []
+    made: list[BatchedQueryMutationEnv] = []
 
-    def make(count: int, num_groups: int) -> EnvGroups:
+    def make(count: int) -> BatchedQueryMutationEnv:
         task = tiny_task(max_episode_steps=4)
         envs = [QueryMutationEnv(task, client=tiny_client, env_id=env) for env in range(count)]
-        shares = EnvGroups.split(envs, num_groups)
-        made.append(EnvGroups([BatchedQueryMutationEnv(share, min(8, len(share))) for share in shares]))
+        made.append(BatchedQueryMutationEnv(envs, min(8, count)))
         return made[-1]
 
     yield make
-    for groups in made:
-        groups.close()
+    for envs in made:
+        envs.close()
 
 
-def loop_of(groups: EnvGroups, recorder: Recorder, **settings: Any) -> OffPolicyLoop:
-    return OffPolicyLoop(
-        groups.groups, recorder, None, seed=1, num_steps=NUM_STEPS, on_steps=lambda *steps: None, **settings
-    )
-
-
-@pytest.mark.parametrize(("count", "num_groups"), [(16, 8), (7, 3), (5, 5), (4, 1)])
-def test_collectors_share_environments_evenly(count: int, num_groups: int, make_envs: MakeEnvs) -> None:
-    sizes = [group.num_envs for group in make_envs(count, num_groups).groups]
-    assert (len(sizes), sum(sizes)) == (num_groups, count)
-    assert max(sizes) - min(sizes) <= 1
+def loop_of(envs: BatchedQueryMutationEnv, recorder: Recorder, **settings: Any) -> OffPolicyLoop:
+    return OffPolicyLoop(envs, recorder, None, seed=1, num_steps=NUM_STEPS, on_steps=lambda *steps: None, **settings)
 
 
 def test_every_environment_takes_its_steps_and_the_chain_is_whole(make_envs: MakeEnvs) -> None:
-    groups = make_envs(5, 2)
-    recorder = Recorder(groups.groups[0].single_action_space.n)
-    loop = loop_of(groups, recorder)
+    envs = make_envs(5)
+    recorder = Recorder(envs.single_action_space.n)
+    loop = loop_of(envs, recorder)
     for _ in range(2):
         loop.collect()
         loop.update()
@@ -111,9 +101,9 @@ def test_every_environment_takes_its_steps_and_the_chain_is_whole(make_envs: Mak
 
 
 def test_no_update_is_pending_at_the_end_of_a_rollout(make_envs: MakeEnvs) -> None:
-    groups = make_envs(4, 2)
-    recorder = Recorder(groups.groups[0].single_action_space.n, every=3)
-    loop = loop_of(groups, recorder)
+    envs = make_envs(4)
+    recorder = Recorder(envs.single_action_space.n, every=3)
+    loop = loop_of(envs, recorder)
     loop.collect()
     shares = loop.update()
     loop.close()
@@ -123,32 +113,45 @@ def test_no_update_is_pending_at_the_end_of_a_rollout(make_envs: MakeEnvs) -> No
 
 
 def test_pending_updates_come_before_more_steps(make_envs: MakeEnvs) -> None:
-    groups = make_envs(4, 4)
-    recorder = Recorder(groups.groups[0].single_action_space.n)
-    loop = loop_of(groups, recorder, max_pending_updates=0)
+    envs = make_envs(4)
+    recorder = Recorder(envs.single_action_space.n)
+    loop = loop_of(envs, recorder, max_pending_updates=0)
     loop.collect()
     loop.close()
     assert recorder.most_pending <= max(len(steps.env_ids) for steps in recorder.seen)
 
 
-def test_errors_of_a_collector_are_raised(make_envs: MakeEnvs) -> None:
-    groups = make_envs(4, 2)
-    recorder = Recorder(groups.groups[0].single_action_space.n)
-    loop = loop_of(groups, recorder)
+def test_errors_of_the_collector_are_raised(make_envs: MakeEnvs) -> None:
+    envs = make_envs(4)
+    recorder = Recorder(envs.single_action_space.n)
+    loop = loop_of(envs, recorder)
     recorder.act = lambda obs, env_ids: np.full(len(obs), 99)  # type: ignore[method-assign]
     with pytest.raises(InvalidAction):
         loop.collect()
     loop.close()
 
 
-def test_states_go_round_by_environment_whatever_the_groups(make_envs: MakeEnvs) -> None:
-    first = make_envs(5, 2)
-    recorder = Recorder(first.groups[0].single_action_space.n)
+def test_a_loop_continues_from_states(make_envs: MakeEnvs) -> None:
+    first, second = make_envs(5), make_envs(5)
+    recorder = Recorder(first.single_action_space.n)
     loop = loop_of(first, recorder)
     loop.collect()
     loop.close()
-    second = make_envs(5, 3)
     obs = second.load_state_dict(first.state_dict())
     assert obs is not None
-    assert obs.shape == (5, len(recorder.seen[0].obs[0]))
-    assert [env["steps"] for env in second.state_dict()] == [NUM_STEPS] * 5
+    loop = OffPolicyLoop(second, recorder, obs, seed=1, num_steps=NUM_STEPS, on_steps=lambda *steps: None)
+    loop.collect()
+    loop.close()
+    assert Counter(env for steps in recorder.seen for env in steps.env_ids.tolist()) == dict.fromkeys(
+        range(5), 2 * NUM_STEPS
+    )
+    assert [env["steps"] for env in second.state_dict()] == [2 * NUM_STEPS] * 5
+
+
+def test_a_loop_that_is_closed_waits_for_nobody_to_take_its_steps(make_envs: MakeEnvs) -> None:
+    envs = make_envs(4)
+    recorder = Recorder(envs.single_action_space.n)
+    loop = loop_of(envs, recorder)
+    loop._thread.submit(loop._take_steps)
+    loop.close()
+    assert recorder.seen == []
