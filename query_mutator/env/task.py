@@ -249,7 +249,7 @@ def build_task(
         projection = Projection.fit(train_vectors, dims=embedding_dims)
     vectors, references, neighbors = _embed(train, encoder, train=train, train_vectors=train_vectors)
     shown = bank_of(train if bank is None else bank, encoder) if any(form.uses_examples for form in forms) else None
-    return Task(
+    task = Task(
         questions=train,
         calls=calls,
         encoder=encoder,
@@ -273,6 +273,9 @@ def build_task(
         domain=domain,
         confidence=confidence,
     )
+    for action in range(len(operators)):  # what cleans loads its word lists, which take a second: not between calls
+        task.would_change(action, train[0].text, task.context(0))
+    return task
 
 
 def _embed(

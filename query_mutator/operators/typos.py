@@ -134,8 +134,6 @@ class Speller:
             return word
         own = self._score(word, left, right)
         for other, cost in self._candidates(word):
-            if known and self._frequency(other) <= self._frequency(word):  # so that corrections end
-                continue
             scores[other] = self._score(other, left, right) - SLIP_WEIGHT * cost
         best = max(scores, key=lambda other: scores[other], default=word)
         if best == word:
@@ -144,13 +142,19 @@ class Speller:
         return best if scores[best] >= least else word
 
     def _find(self, word: str) -> tuple[tuple[str, float], ...]:
-        """Return the words that may be meant by `word`, with the costs of the slips; a split is a candidate too."""
+        """Return the words that may be meant by `word`, with the costs of the slips.
+
+        A known word may be a slip for a more frequent one only, so that corrections end; others may be two words.
+        """
         limit = _MAX_COST.get(len(word), MAX_COST)
         short = re.sub(r"(.)\1{2,}", r"\1\1", word)
         nearest = self._index.lookup(short, self._all, 2)[:MAX_CANDIDATES]
         found = {item.term for item in nearest if item.term.isalpha()}
+        known = self.knows(word)
+        if known:
+            found = {other for other in found if self._frequency(other) > self._frequency(word)}
         costs = {other: slip_cost(short, other) for other in found - {word}}
-        if not self.knows(word):
+        if not known:
             halves = ((word[:cut], word[cut:]) for cut in range(1, len(word)))
             pairs = (f"{one} {two}" for one, two in halves if not self._short.isdisjoint((one, two)))
             costs |= {pair: SPLIT_COST for pair in pairs if pair in self._index.bigrams}
