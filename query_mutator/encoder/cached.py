@@ -29,6 +29,7 @@ class CachedEncoder:
     def __init__(self, inner: Encoder, *, max_texts: int = MAX_TEXTS) -> None:
         self.name, self.dim, self.source, self.fingerprint = inner.name, inner.dim, inner.source, inner.fingerprint
         self.inner = inner
+        self.gathers = False  # whether texts wait for others: a model that is called needs the same cores
         self._max_texts = max_texts
         self._rows: OrderedDict[str, FloatArray] = OrderedDict()
         self._chars = 0  # in the keys of `_rows`

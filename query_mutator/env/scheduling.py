@@ -201,6 +201,7 @@ class PooledScheduler:
         self._encoders = ThreadPoolExecutor(max_workers=self._encode_workers, thread_name_prefix="qm-encode")
         self._to_encode: list[tuple[_Running | None, tuple[str, ...]]] = []
         self._to_prepare: list[tuple[_Running | None, tuple[str, ...]]] = []  # as above, for flows that do not wait yet
+        self._gathers = isinstance(encoder, CachedEncoder) and encoder.gathers
         self._prepares = is_local  # for a server it would be one more call
         self._encoding = 0  # batches of texts in flight
         self._timers: list[tuple[float, int, _Running]] = []
@@ -289,10 +290,13 @@ class PooledScheduler:
     def _encode_pending(self) -> None:
         """Submit all waiting texts to an encoder worker; while all workers are busy, texts gather.
 
-        They gather too while more calls wait than texts: one pass over many takes half as long as many passes.
+        Where a model needs the same cores they gather while more calls wait than texts, too: one pass over many texts
+        takes half the time of one for each.
         """
         waiting = len(self._to_encode) + len(self._to_prepare)
-        if self._encoding == self._encode_workers or not waiting or self._waiting_calls.qsize() > waiting:
+        if self._encoding == self._encode_workers or not waiting:
+            return
+        if self._gathers and self._waiting_calls.qsize() > waiting:
             return
         self._encoding += 1
         batch = self._to_encode + self._to_prepare

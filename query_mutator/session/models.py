@@ -177,6 +177,7 @@ def open_models(settings: ModelSettings, *, rewriter: str | None = None, light: 
         calls.require_models([name for name in (target, mutator, rewriter) if name is not None and not is_local(name)])
         if not starts_server:
             encoder = encoder_of(settings, calls.embed, light=light)
+            encoder.gathers = not settings.deterministic and any(server.runs_files for server in calls.servers)
             stack.callback(encoder.close)
         stack.enter_context(closing_on_interrupt(calls.close))
         stack.callback(calls.close)  # first of all, so that nothing waits for a reply

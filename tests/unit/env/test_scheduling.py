@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import pytest
 
-from query_mutator.encoder import Encoder
+from query_mutator.encoder import CachedEncoder, Encoder
+from query_mutator.encoder.hashing import HashEncoder
 from query_mutator.env.flow import Call, Encode, Flow, Prepare
 from query_mutator.env.scheduling import (
     PooledScheduler,
@@ -20,7 +21,7 @@ from query_mutator.env.scheduling import (
 from query_mutator.llm.client import Client
 from query_mutator.llm.coalesce import Coalesce
 from query_mutator.llm.retry import RetryPolicy
-from query_mutator.types import ChatRequest, Completion
+from query_mutator.types import ChatRequest, Completion, FloatArray
 
 MakeScheduler = Callable[[Client], Scheduler]
 
@@ -171,6 +172,34 @@ def test_texts_named_in_advance_hold_nothing_up_and_give_the_same_rows(
         scheduler.start(text, flow(text))
     results = dict(scheduler.finished() for _ in texts)
     assert all((results[text][0] == hash_encoder.encode([text])[0]).all() for text in texts)
+
+
+def test_texts_wait_for_others_while_more_calls_wait(tiny_client: Client) -> None:
+    passes: list[int] = []
+
+    class Noted(HashEncoder):
+        def encode(self, texts: Sequence[str]) -> FloatArray:
+            passes.append(len(texts))
+            return super().encode(texts)
+
+    class Slow(Counting):
+        def complete(self, request: ChatRequest) -> Completion:
+            time.sleep(0.01)
+            return super().complete(request)
+
+    def flow(text: str) -> Flow:
+        answered: Completion = yield ask(text)
+        return (yield Encode((f"{text}: {answered.text}",)))
+
+    encoder = CachedEncoder(Noted())
+    encoder.gathers = True
+    scheduler = PooledScheduler(client=Slow(tiny_client), encoder=encoder, retry_policy=NEVER, batch_size=1)
+    for number in range(8):
+        scheduler.start(number, flow(f"question {number}"))
+    assert {scheduler.finished()[0] for _ in range(8)} == set(range(8))
+    scheduler.close()
+    assert sum(passes) == 8
+    assert len(passes) <= 5  # of four, two, one and one
 
 
 def test_the_call_that_is_furthest_behind_goes_first(hash_encoder: Encoder, tiny_client: Client) -> None:
