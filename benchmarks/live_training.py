@@ -4,7 +4,7 @@
     python -m benchmarks.live_training --gguf smollm2 --steps 512 --pairs 1 -- --encoder hash
 
 What follows `--` are more flags of the training. Each side runs in a process of its own, which starts its own server;
-sides alternate (training, loop, loop, training, ...), and a loop asks what the last training asked, in that order. A
+sides alternate, and a loop asks what the training before it asked, in that order: other requests have other tokens. A
 rate is of the reply's tokens, from the first call to the last reply: updates and evaluations between them are included.
 """
 
@@ -45,8 +45,8 @@ def main() -> None:
         return
     arguments, ratios = parsed(), []
     with tempfile.TemporaryDirectory() as folder:
-        for number in range(arguments.pairs):
-            found = {side: run(side, Path(folder), arguments) for side in SIDES[:: 1 if number % 2 == 0 else -1]}
+        for _ in range(arguments.pairs):
+            found = {side: run(side, Path(folder), arguments) for side in SIDES}
             ratios.append(round(found["training"]["tokens_per_s"] / found["loop"]["tokens_per_s"], 3))
             print(json.dumps({**found, "ratio": ratios[-1]}), flush=True)
     shown = [min(ratios), statistics.median(ratios), max(ratios)]

@@ -10,6 +10,7 @@ import torch
 
 from query_mutator.env.steps import Steps
 from query_mutator.learners.iqn.learner import IQN
+from query_mutator.learners.iqn.replay import Sample
 from query_mutator.settings.learner import IQNConfig
 
 OBS_DIM, NUM_ACTIONS, NUM_ENVS = 4, 3, 4
@@ -80,6 +81,29 @@ def test_nothing_is_learned_before_there_is_enough() -> None:
     assert (len(iqn.replay), iqn.gradient_steps) == (28, 0)
     walk(iqn, 1)
     assert iqn.gradient_steps == 8 * 32 // 16
+
+
+def test_actions_are_random_before_there_is_enough_whatever_epsilon() -> None:
+    iqn = IQN(OBS_DIM, NUM_ACTIONS, replace(CONFIG, epsilon_start=0.0, epsilon_end=0.0, replay_ratio=1e-9))
+    obs = np.zeros((NUM_ENVS, OBS_DIM), dtype=np.float32)
+    before = {action for _ in range(20) for action in iqn.act(obs, range(NUM_ENVS)).tolist()}
+    walk(iqn, 8)
+    after = {action for _ in range(20) for action in iqn.act(obs, range(NUM_ENVS)).tolist()}
+    assert (before, len(after)) == ({0, 1, 2}, 1)
+
+
+def test_the_importance_exponent_grows_to_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    iqn, betas = IQN(OBS_DIM, NUM_ACTIONS, replace(CONFIG, per_beta=0.4)), list[float]()
+
+    def sample(size: int, *, beta: float) -> Sample:
+        betas.append(beta)
+        return draw(size, beta=beta)
+
+    draw = iqn.replay.sample
+    monkeypatch.setattr(iqn.replay, "sample", sample)
+    walk(iqn, 100)
+    assert betas == sorted(betas)
+    assert (betas[0], betas[-1]) == (pytest.approx(0.4 + 0.6 * 32 / 400), 1.0)
 
 
 def test_epsilon_falls_over_its_share_of_the_run() -> None:
