@@ -68,7 +68,7 @@ def killed_run(
 ) -> Killed:
     """Return what `kills` at random moments did to a run, which they interrupt in training and in evaluations.
 
-    The kills take turns through `signals`.
+    The kills take turns through `signals`. Where a run ends before its next moment, another one takes the rest.
     """
     latency_ms = 2.0 * batch_size  # slow enough for a kill to be near its moment on a busy machine
     gate = _Gate()
@@ -78,36 +78,41 @@ def killed_run(
         whole = _started(folder / "whole")
         train([*argv, *_places(whole)], whole)
         total = _received(server)
-        killed, lost, done, know = _started(folder / "killed"), [], 0, 0
-        complaints = []
-        given = [*argv, *_places(killed)]
-        while done < kills:
-            before = _received(server)
-            left = 2 * total - before  # calls until the end at most
-            calls = rng.randrange(1, max(2, left // (kills - done)))
-            moment = before + calls
-            gate.close_after(calls + batch_size)
-            trainer, number = start(given, killed), signal.Signals[signals[done % len(signals)]]
-            if not kill_when(trainer, lambda: _received(server) >= moment and gate.open(), number=number):  # noqa: B023
-                break  # it has ended
-            done += 1
-            if trainer.exitcode != EXIT_CODES[number]:
-                complaints.append(f"exit code {trainer.exitcode} after {number.name}")
-            missing = _received(server) - total - known_calls(killed)
-            lost.append(missing - know)
-            know = missing
-            if (killed / "latest").exists():
-                given = ["--resume", str(killed / "latest"), *_places(killed)[2:]]
-        else:
-            train(given, killed)
-        runs = [(path / "latest").resolve() for path in (whole, killed)]
-        first, second = map(weights, runs)
+        first, lost, complaints = (folder / "whole" / "latest").resolve(), list[int](), list[str]()
+        same_transcript = same_weights = True
+        while len(lost) < kills:
+            killed, begin, know = _started(folder / f"killed {len(lost)}"), _received(server), 0
+            given = [*argv, *_places(killed)]
+            while len(lost) < kills:
+                before = _received(server)
+                left = begin + total - before  # calls until the end at most: those at the same time share one
+                calls = rng.randrange(1, max(2, left // (kills - len(lost))))
+                gate.close_after(calls + batch_size)
+                trainer, number = start(given, killed), signal.Signals[signals[len(lost) % len(signals)]]
+                moment = before + calls
+                if not kill_when(trainer, lambda: _received(server) >= moment and gate.open(), number=number):  # noqa: B023
+                    gate.open()
+                    break  # it has ended
+                if trainer.exitcode != EXIT_CODES[number]:
+                    complaints.append(f"exit code {trainer.exitcode} after {number.name}")
+                missing = _received(server) - begin - known_calls(killed)
+                lost.append(missing - know)
+                know = missing
+                if (killed / "latest").exists():
+                    given = ["--resume", str(killed / "latest"), *_places(killed)[2:]]
+            else:
+                train(given, killed)
+            second = (killed / "latest").resolve()
+            same_transcript &= transcript(first) == transcript(second)
+            whole_weights, these = weights(first), weights(second)
+            same_weights &= all(torch.equal(tensor, these[name]) for name, tensor in whole_weights.items())
+            complaints += _tracebacks(killed / "output.txt")
         return Killed(
-            kills=done,
+            kills=len(lost),
             lost=tuple(lost),
-            same_transcript=transcript(runs[0]) == transcript(runs[1]),
-            same_weights=all(torch.equal(tensor, second[name]) for name, tensor in first.items()),
-            complaints=(*complaints, *_tracebacks(killed / "output.txt")),
+            same_transcript=same_transcript,
+            same_weights=same_weights,
+            complaints=tuple(complaints),
         )
 
 

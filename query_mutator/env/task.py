@@ -273,8 +273,8 @@ def build_task(
         domain=domain,
         confidence=confidence,
     )
-    for action in range(len(operators)):  # what cleans loads its word lists, which take a second: not between calls
-        task.would_change(action, train[0].text, task.context(0))
+    for action in range(len(operators) if train else 0):
+        task.would_change(action, train[0].text, task.context(0))  # word lists take a second: not between calls
     return task
 
 
