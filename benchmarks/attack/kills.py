@@ -8,14 +8,12 @@ never killed.
 from __future__ import annotations
 
 import argparse
-import math
 import random
 import shutil
 import signal
 import sqlite3
 import sys
 import tempfile
-import threading
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -71,85 +69,61 @@ def killed_run(
     The kills take turns through `signals`. Where a run ends before its next moment, another one takes the rest.
     """
     latency_ms = 2.0 * batch_size  # slow enough for a kill to be near its moment on a busy machine
-    gate = _Gate()
-    models = [_Gated(Librarian(), gate), _Gated(Softener(), gate)]
-    with start_server(models, num_parallel=32, latency_ms=latency_ms, latency_sigma=1.0) as server:
+    with start_server([Librarian(), Softener()], num_parallel=32, latency_ms=latency_ms, latency_sigma=1.0) as server:
         argv = _flags(algo, server, folder, batch_size=batch_size, env_steps=env_steps)
         whole = _started(folder / "whole")
         train([*argv, *_places(whole)], whole)
-        total = _received(server)
-        first, lost, complaints = (folder / "whole" / "latest").resolve(), list[int](), list[str]()
-        same_transcript = same_weights = True
+        total, lost, complaints, killed = _received(server), list[int](), list[str](), list[Path]()
         while len(lost) < kills:
-            killed, begin, know = _started(folder / f"killed {len(lost)}"), _received(server), 0
-            given = [*argv, *_places(killed)]
-            while len(lost) < kills:
-                before = _received(server)
-                left = begin + total - before  # calls until the end at most: those at the same time share one
-                calls = rng.randrange(1, max(2, left // (kills - len(lost))))
-                gate.close_after(calls + batch_size)
-                trainer, number = start(given, killed), signal.Signals[signals[len(lost) % len(signals)]]
-                moment = before + calls
-                if not kill_when(trainer, lambda: _received(server) >= moment and gate.open(), number=number):  # noqa: B023
-                    gate.open()
-                    break  # it has ended
-                if trainer.exitcode != EXIT_CODES[number]:
-                    complaints.append(f"exit code {trainer.exitcode} after {number.name}")
-                missing = _received(server) - begin - known_calls(killed)
-                lost.append(missing - know)
-                know = missing
-                if (killed / "latest").exists():
-                    given = ["--resume", str(killed / "latest"), *_places(killed)[2:]]
-            else:
-                train(given, killed)
-            second = (killed / "latest").resolve()
-            same_transcript &= transcript(first) == transcript(second)
-            whole_weights, these = weights(first), weights(second)
-            same_weights &= all(torch.equal(tensor, these[name]) for name, tensor in whole_weights.items())
-            complaints += _tracebacks(killed / "output.txt")
+            killed.append(_started(folder / f"killed {len(killed)}"))
+            left = [signal.Signals[signals[number % len(signals)]] for number in range(len(lost), kills)]
+            lost += _kill_one(server, argv, killed[-1], total=total, rng=rng, numbers=left, complaints=complaints)
         return Killed(
             kills=len(lost),
             lost=tuple(lost),
-            same_transcript=same_transcript,
-            same_weights=same_weights,
+            same_transcript=all(_transcript_of(whole) == _transcript_of(one) for one in killed),
+            same_weights=all(_same_weights(whole, one) for one in killed),
             complaints=tuple(complaints),
         )
 
 
-class _Gate:
-    """Lets a number of calls through: a kill that comes late on a busy machine does not come after the end."""
+def _kill_one(
+    server: EmbeddedServer,
+    argv: list[str],
+    folder: Path,
+    *,
+    total: int,
+    rng: random.Random,
+    numbers: Sequence[signal.Signals],
+    complaints: list[str],
+) -> list[int]:
+    """Send a run these signals until it ends, resuming it after each; return the calls that each one lost."""
+    begin, lost, given = _received(server), list[int](), [*argv, *_places(folder)]
+    for kills_left, number in zip(range(len(numbers), 0, -1), numbers, strict=True):
+        before = _received(server)
+        left = begin + total - before  # calls until the end at most: those at the same time share one
+        moment = before + rng.randrange(1, max(2, left // kills_left))
+        trainer = start(given, folder)
+        if not kill_when(trainer, lambda: _received(server) >= moment, number=number):  # noqa: B023
+            break  # it has ended
+        if trainer.exitcode != EXIT_CODES[number]:
+            complaints.append(f"exit code {trainer.exitcode} after {number.name}")
+        lost.append(_received(server) - begin - known_calls(folder) - sum(lost))
+        if (folder / "latest").exists():
+            given = ["--resume", str(folder / "latest"), *_places(folder)[2:]]
+    else:
+        train(given, folder)
+    complaints += _tracebacks(folder / "output.txt")
+    return lost
 
-    def __init__(self) -> None:
-        self._left = math.inf
-        self._changed = threading.Condition()
 
-    def close_after(self, calls: int) -> None:
-        self._let_through(calls)
-
-    def open(self) -> bool:
-        self._let_through(math.inf)
-        return True
-
-    def _let_through(self, calls: float) -> None:
-        with self._changed:
-            self._left = calls
-            self._changed.notify_all()
-
-    def pass_through(self, calls: int) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._left > 0)
-            self._left -= calls
+def _transcript_of(folder: Path) -> list[dict[str, Any]]:
+    return transcript((folder / "latest").resolve())
 
 
-class _Gated:
-    """A model behind a gate."""
-
-    def __init__(self, model: Librarian | Softener, gate: _Gate) -> None:
-        self.name, self._model, self._gate = model.name, model, gate
-
-    def reply_many(self, prompts: Sequence[str]) -> list[str]:
-        self._gate.pass_through(len(prompts))
-        return self._model.reply_many(prompts)
+def _same_weights(one: Path, other: Path) -> bool:
+    first, second = (weights((folder / "latest").resolve()) for folder in (one, other))
+    return all(torch.equal(tensor, second[name]) for name, tensor in first.items())
 
 
 def known_calls(folder: Path) -> int:
