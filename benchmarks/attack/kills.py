@@ -24,6 +24,7 @@ import torch
 
 from query_mutator.embedded.server import EmbeddedServer, start_server
 from query_mutator.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, CheckpointError
+from query_mutator.files.run_dir import SUMMARY
 from query_mutator.session.checkpoint import read_checkpoint
 from query_mutator.session.journal import Journal
 from tests.conftest import Librarian, Softener
@@ -104,8 +105,9 @@ def _kill_one(
         left = begin + total - before  # calls until the end at most: those at the same time share one
         moment = before + rng.randrange(1, max(2, left // kills_left))
         trainer = start(given, folder)
-        if not kill_when(trainer, lambda: _received(server) >= moment, number=number):  # noqa: B023
-            break  # it has ended
+        was_alive = kill_when(trainer, lambda: _received(server) >= moment, number=number)  # noqa: B023
+        if not was_alive or (folder / "latest" / SUMMARY).exists():
+            break  # it had ended
         if trainer.exitcode != EXIT_CODES[number]:
             complaints.append(f"exit code {trainer.exitcode} after {number.name}")
         lost.append(_received(server) - begin - known_calls(folder) - sum(lost))
