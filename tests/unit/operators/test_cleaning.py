@@ -10,9 +10,12 @@ import pytest
 
 from query_mutator import operators
 from query_mutator.data import bundled, split_questions
+from query_mutator.encoder import resolve_encoder
+from query_mutator.env.task import CallSettings, build_task
 from query_mutator.errors import UsageError
 from query_mutator.operators import OperatorContext, cleaning
-from query_mutator.operators.typos import Speller
+from query_mutator.operators.typos import Speller, speller
+from query_mutator.types import Question
 
 CLEANING = ("clean", "shorthand", "typos", "courtesy", "core", "tidy")
 STAYS = {
@@ -198,3 +201,16 @@ def test_cleaning_must_be_named() -> None:
 def test_a_rewrite_that_never_settles_ends_with_the_text_as_it_came() -> None:
     swap = cleaning._of_english(lambda text: text[:-1] if text.endswith("!") else f"{text}!")
     assert swap("What is the capital of Peru?") == "What is the capital of Peru?"
+
+
+def test_word_lists_are_loaded_with_a_task_and_not_between_calls() -> None:
+    speller.cache_clear()
+    cleaning.typos.cache_clear()
+    build_task(
+        [Question(id="1", text="how do i sort a list")],
+        calls=CallSettings(target_model="target", mutator_model="mutator"),
+        encoder=resolve_encoder("hash"),
+        operators=operators.select("typos"),
+        known_words=(),
+    )
+    assert speller.cache_info().currsize == 1

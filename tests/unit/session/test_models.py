@@ -76,3 +76,13 @@ def test_a_server_names_the_models_of_a_run_that_names_none() -> None:
     for given, used in (({}, ("large", "small")), ({"target_model": "huge"}, ("huge", "small"))):
         with open_models(dataclasses.replace(two, **given)) as models:
             assert (models.target_model, models.mutator_model) == used
+
+
+@pytest.mark.parametrize(
+    ("backend", "deterministic", "gathers"),
+    [("recorded", False, True), ("recorded", True, False), ("embedded", False, False)],
+)
+def test_texts_wait_for_others_where_a_file_is_the_model(backend: str, deterministic: bool, gathers: bool) -> None:
+    settings = dataclasses.replace(EMBEDDED, backend=backend, deterministic=deterministic)
+    with open_models(settings) as models:
+        assert models.encoder.gathers == gathers
