@@ -9,8 +9,10 @@ O observation, A operators
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
+
+import numpy as np
 
 from query_mutator.env.episode import Asked, Attempt, Episode, why_submitted
 from query_mutator.env.flow import Call, Encode, Flow, Prepare
@@ -100,12 +102,7 @@ class EpisodeEngine:
 
     def add_first(self, answered: Completion, tries: int = 1) -> Flow:
         """Add the target's answer to the original question; return the error of a call that failed for good."""
-        vectors = yield Encode((answered.text,))
-        if isinstance(vectors, ErrorInfo):
-            return vectors
-        episode = self.episode
-        vectors = (episode.vectors[episode.original], *vectors)
-        first = yield from self._attempt((episode.original, AS_IS), answered, vectors, phase=f"first judge {tries}")
+        first = yield from self._attempt((self.episode.original, AS_IS), answered, phase=f"first judge {tries}")
         if isinstance(first, ErrorInfo):
             return first
         self._add(first)
@@ -168,18 +165,13 @@ class EpisodeEngine:
     def _answer(self, asked: Asked, action: int | None) -> Flow:
         """Have the target answer a wording in a form; return the Attempt, or the error of a failed call."""
         text, form = asked
-        known = self.episode.vectors.get(text)
-        if known is None:
+        if text not in self.episode.vectors:
             yield Prepare((text,))
         request = self.task.target(self.episode.index, text, form)
         answered = yield from self._timed(request, "answer", "target", action=action)
         if not answered.ok:
             return answered.error
-        vectors = yield Encode((text, answered.text) if known is None else (answered.text,))
-        if isinstance(vectors, ErrorInfo):
-            return vectors
-        vectors = vectors if known is None else (known, *vectors)
-        return (yield from self._attempt(asked, answered, vectors, phase="judge", action=action))
+        return (yield from self._attempt(asked, answered, phase="judge", action=action))
 
     def _rewrite(self, action: int) -> Flow:
         """Rewrite the current question, or choose its form; return the error of a call that failed for good.
@@ -292,24 +284,30 @@ class EpisodeEngine:
         self.timing["queue_wait_s"] = self.timing.get("queue_wait_s", 0.0) + completion.queue_wait_s
         return completion
 
-    def _attempt(
-        self,
-        asked: Asked,
-        answered: Completion,
-        vectors: Sequence[FloatArray],
-        *,
-        phase: str,
-        action: int | None = None,
-    ) -> Flow:
-        """Score an answer with the `vectors` of text and answer; return the Attempt, or the error of a judge's call.
+    def _attempt(self, asked: Asked, answered: Completion, *, phase: str, action: int | None = None) -> Flow:
+        """Embed and score an answer; return the Attempt, or the error of a failed call.
 
         A reward part that asks a model is a cost of training, not of the policy: its calls are not in `episode.calls`.
         """
+        vectors = yield from self._vectors(asked[0], answered.text)
+        if isinstance(vectors, ErrorInfo):
+            return vectors
 
         def call(request: ChatRequest, number: int) -> Call:
             return self._call(request, f"{phase} {number}", action)
 
-        return score_answer(self.task, self.episode.index, asked=asked, answered=answered, vectors=vectors, call=call)
+        index = self.episode.index
+        return (yield from score_answer(self.task, index, asked=asked, answered=answered, vectors=vectors, call=call))
+
+    def _vectors(self, text: str, answer: str) -> Flow:
+        """Return the embeddings [D] of a wording and an answer, zeros for one that nothing reads, or an ErrorInfo."""
+        known, reads = self.episode.vectors.get(text), self.task.embeds_answers
+        texts = [text] * (known is None) + [answer] * reads
+        found = (yield Encode(tuple(texts))) if texts else []
+        if isinstance(found, ErrorInfo):
+            return found
+        of_text = found[0] if known is None else known
+        return of_text, found[-1] if reads else np.zeros_like(of_text)
 
     # --- the current state -----------------------------------------------------------------------------------------
 

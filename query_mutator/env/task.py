@@ -128,6 +128,11 @@ class Task:
         """Return the maximum calls of one episode."""
         return self.rules.max_calls(asked=self.num_asked)
 
+    @cached_property
+    def embeds_answers(self) -> bool:
+        """Return whether anything reads embeddings of answers: an only answer's, at most the reward."""
+        return self.rules.max_asks != 1 or bool(self.reward.embedding)
+
     def form_of(self, action: int) -> Form | None:
         """Return the form that an action chooses, None for other actions."""
         return self.forms[action - len(self.operators)] if len(self.operators) <= action < self.num_rewrites else None

@@ -325,7 +325,7 @@ def outcome_flow(task: Task, index: int, player: Player, *, env_id: int | None =
         answers=tuple(attempt.answer for attempt in attempts),
         parts=tuple(attempt.reward.parts for attempt in attempts),
         scores=tuple(attempt.reward.score for attempt in attempts),
-        fits=tuple(attempt.fit for attempt in attempts),
+        fits=tuple(attempt.fit for attempt in attempts if task.embeds_answers),
         submitted=list(episode.known).index(chosen.asked),
         why=engine.why(),
     )

@@ -43,7 +43,7 @@ class Outcome:
     answers: tuple[str, ...] = ()  # to those
     parts: tuple[Mapping[str, float], ...] = ()  # of the score of each answer
     scores: tuple[float, ...] = ()  # of the answers
-    fits: tuple[float, ...] = ()  # cosine of each wording asked and the answer to it
+    fits: tuple[float, ...] = ()  # cosines of wordings and answers, if these are embedded
     why: str = ""  # the rule that chose the answer, and its number
     submitted: int | None = None  # place among the answers
     error: ErrorInfo | None = None  # why the question is unscored

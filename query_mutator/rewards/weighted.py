@@ -85,9 +85,7 @@ class WeightedReward:
 
 
 class NoReward(WeightedReward):
-    """The reward of a program that only uses a policy: 0 for every answer, without gold and without a judge."""
+    """The reward of a program that only uses a policy: 0 for every answer, by no part, without gold and a judge."""
 
-    def score(self, evidence: Evidence) -> Generator[ChatRequest, Completion, Reward]:
-        """Return a score of 0 without parts."""
-        yield from ()
-        return Reward(score=0.0)
+    def __init__(self) -> None:
+        self.weights, self.judge, self._parts = {}, None, {}

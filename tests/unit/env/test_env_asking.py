@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from query_mutator.encoder import HashEncoder
 from query_mutator.env.episode import Attempt, Episode, why_submitted
 from query_mutator.env.task import Task
 from query_mutator.llm.client import Client
 from query_mutator.llm.retry import RetryPolicy
 from query_mutator.operators import LocalOperator, PromptOperator
-from query_mutator.types import AskRule, ChatRequest, Completion, Reward, StepRecord
+from query_mutator.rewards import WeightedReward
+from query_mutator.types import AskRule, ChatRequest, Completion, FloatArray, Reward, StepRecord
 from rl_query_mutator_env import BatchedQueryMutationEnv, QueryMutationEnv
 from tests.conftest import QUESTIONS
 
@@ -146,6 +148,28 @@ def test_blind_mode_leaves_the_only_ask_to_submit(task: Task, tiny_client: Clien
     env.step(NEUTRAL)
     assert env.action_masks()[[ASK, UNDO]].tolist() == [False, False]  # no answer to go back from
     assert env.step(SUBMIT)[4]["success"] == 1
+
+
+@pytest.mark.parametrize(
+    ("max_asks", "reward", "embeds"), [(1, "right", False), (1, "similarity", True), (2, "right", True)]
+)
+def test_an_only_answer_is_embedded_for_the_reward_alone(
+    task: Task, tiny_client: Client, max_asks: int, reward: str, embeds: bool
+) -> None:
+    encoded, records = list[str](), list[StepRecord]()
+
+    class Noted(HashEncoder):
+        def encode(self, texts: Sequence[str]) -> FloatArray:
+            encoded.extend(texts)
+            return super().encode(texts)
+
+    noted = replace(task.with_rules(max_asks=max_asks), encoder=Noted(), reward=WeightedReward.parse(reward))
+    env = QueryMutationEnv(noted, client=tiny_client, on_record=records.append)
+    env.reset(seed=0, options=KILL)
+    obs = env.step(SUBMIT)[0]
+    assert (records[0].answer in encoded) is embeds
+    assert np.isfinite(obs).all()
+    env.load_state_dict(env.state_dict())
 
 
 def test_a_rewrite_that_would_change_nothing_costs_no_call_and_is_masked(task: Task, tiny_client: Client) -> None:
