@@ -58,7 +58,8 @@ def test_an_interval_that_includes_0_is_inconclusive() -> None:
 
 
 def test_a_question_asked_again_counts_once() -> None:
-    again = [{**row, "question": "the same"} for row in rows(refused=30, both=0, neither=0)]
+    said = ("the same", "The  SAME ")
+    again = [{**row, "question": said[n % 2]} for n, row in enumerate(rows(refused=30, both=0, neither=0))]
     result = shadow_result([*again, *rows(refused=0, both=0, neither=3)])
     assert result["questions"] == 4
     assert row_of(result, "refused")["verdict"] == "inconclusive"
