@@ -38,6 +38,7 @@ class Progress:
     cut_replies: int = 0
     best_success: float = 0.0  # of the periodic evaluations
     env_episodes: tuple[int, ...] = ()  # finished episodes of each environment
+    env_total_steps: tuple[int, ...] = ()  # of each, those of a rollout ahead included; empty in older files
     transcripts_bytes: int = 0
     transcripts_crc: int | None = None  # None: written by an older version
     metrics_bytes: int = 0

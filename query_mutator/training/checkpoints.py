@@ -86,6 +86,7 @@ class Checkpoints:
             cut_replies=totals.cut_replies,
             best_success=self._run.best_success,
             env_episodes=tuple(env.total_episodes for env in parts.env_list),
+            env_total_steps=tuple(env.total_steps for env in parts.env_list),
             transcripts_bytes=rows.transcripts.size_bytes,
             transcripts_crc=rows.transcripts.crc,
             metrics_bytes=rows.metrics.rows.size_bytes,

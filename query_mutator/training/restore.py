@@ -5,6 +5,8 @@ Each function takes the checkpoint, None for a new run.
 
 from __future__ import annotations
 
+import itertools
+
 from query_mutator.bounds import group_of
 from query_mutator.files.run_dir import RunDir
 from query_mutator.llm.stack import CallTotals, ClientStack
@@ -58,8 +60,10 @@ def restore_envs(parts: RunParts, checkpoint: Checkpoint | None) -> FloatArray |
     if checkpoint.envs is not None and continues:
         return parts.envs.load_state_dict(checkpoint.envs)
     unfinished = int(parts.config.resumes_folder)  # the transcript may have the beginning of an episode
-    for env, episodes in zip(parts.env_list, checkpoint.progress.env_episodes, strict=False):
-        env.total_steps, env.total_episodes = parts.learner.updates_done * parts.config.num_steps, episodes + unfinished
+    done, before = checkpoint.progress, parts.learner.updates_done * parts.config.num_steps
+    steps = done.env_total_steps or itertools.repeat(before)
+    for env, taken, episodes in zip(parts.env_list, steps, done.env_episodes, strict=False):
+        env.total_steps, env.total_episodes = taken, episodes + unfinished
     return None
 
 

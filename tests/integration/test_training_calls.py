@@ -101,7 +101,9 @@ def test_early_stop_and_adaptive_limit_are_logged(flags: list[str], tmp_path: Pa
 def test_lagging_policy_takes_as_many_steps_and_logs_its_age(
     flags: list[str], server: EmbeddedServer, tmp_path: Path
 ) -> None:
-    train(*flags, "--ollama-url", server.url, "--no-evaluate", "--num-env-steps", "160", "--max-policy-lag", "1")
+    lagging = ["--max-policy-lag", "1", "--no-use-linear-lr-decay"]
+    train(*flags, "--ollama-url", server.url, "--no-evaluate", "--num-env-steps", "128", *lagging)
+    train("--resume", str(tmp_path / "runs" / "latest"), "--num-env-steps", "160")
     run = tmp_path / "runs" / "latest"
     rows = [row for row in read_json_lines(run / "metrics.jsonl") if "losses/policy_lag" in row]
     assert [row["step"] for row in rows] == [32, 64, 96, 128, 160]
