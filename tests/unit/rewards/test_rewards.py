@@ -7,7 +7,7 @@ import pytest
 
 from query_mutator.data import pynames
 from query_mutator.errors import UsageError
-from query_mutator.rewards import PARTS, Evidence, WeightedReward, is_not_sure, is_refusal
+from query_mutator.rewards import PARTS, Evidence, NoReward, WeightedReward, is_not_sure, is_refusal
 from query_mutator.types import Question
 
 EAST = np.array([1.0, 0.0], dtype=np.float32)
@@ -136,3 +136,9 @@ def test_a_part_may_return_a_numpy_number_or_a_bool(value: object) -> None:
 def test_registering_without_a_name_says_what_to_write() -> None:
     with pytest.raises(TypeError, match=r'write @….register\("NAME"\)'):
         PARTS.register(lambda evidence: 1.0)  # type: ignore[arg-type]
+
+
+def test_no_reward_scores_nothing_and_reads_no_embedding() -> None:
+    nothing = NoReward()
+    assert (nothing(evidence("`os.kill`")).score, nothing(evidence("`os.kill`")).parts) == (0.0, {})
+    assert (nothing.embedding, nothing.asking) == ((), 0)
