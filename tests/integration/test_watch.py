@@ -92,9 +92,15 @@ def slow_flags(tiny_flags: list[str]) -> Iterator[list[str]]:
 
 
 def kill_behind_a_checkpoint(flags: list[str], folder: Path, seen: Callable[[], int]) -> None:
-    """Train until `seen` rows are more than those of the checkpoint, then kill the trainer."""
+    """Train until `seen` rows are more than those of the checkpoint and the next one is far, then kill the trainer."""
+    rows = folder / "runs" / "latest" / "transcripts.jsonl"
+
+    def is_behind() -> bool:
+        checkpoints, more = divmod(rows.read_bytes().count(b"\n"), STEPS) if rows.exists() else (0, 0)
+        return 0 < checkpoints * STEPS < seen() and more <= STEPS // 2
+
     process = killing.start(flags, folder)
-    assert killing.kill_when(process, lambda: seen() > STEPS), (folder / "output.txt").read_text(encoding="utf-8")
+    assert killing.kill_when(process, is_behind), (folder / "output.txt").read_text(encoding="utf-8")
 
 
 def files_of(run: Path) -> tuple[list[int], list[float]]:
