@@ -36,7 +36,7 @@ __all__ = ["MAX_CALLS", "MIN_CALLS", "check_calls", "find_plan", "is_wide", "que
 MAX_CALLS = 20_000
 EDITED = (3, 6, 12)  # best plans to edit, more of them while calls are left
 MIN_CALLS = 20
-CALLS_PER_QUESTION, RACE_CALLS_PER_QUESTION = 20, 15  # at least; fewer calls score fewer questions
+CALLS_PER_QUESTION, RACE_CALLS_PER_QUESTION = 13, 15  # at least; fewer calls score fewer questions
 WIDE_SHARE = 0.25  # of the calls, at most, for the first stage of a wide search; with fewer calls a race does better
 MIN_KEPT = 3  # candidates of a race at every stage
 #: Share of the questions, and of the calls that may be spent when a race is at it: the rest is for the finalists.

@@ -40,16 +40,17 @@ def rewrites_of(pairs: Iterable[tuple[Question, Outcome]]) -> Iterator[tuple[str
 
 
 def rejections_in_words(counts: Mapping[str, Any]) -> str:
-    """Return one line on each operator's rate, "" without a rewrite."""
+    """Return one line on the rate of each operator with a rejection, "" without a rewrite."""
     total = sum(found["rewrites"] for found in counts.values())
     if not total:
         return ""
-    if not any(found["rejected"] for found in counts.values()):
+    rates = [_of_operator(name, found) for name, found in counts.items() if found["rejected"]]
+    if not rates:
         return f"rejected rewrites: none of {total:,}"
-    return f"rejected rewrites (the wording stays): {'; '.join(map(_of_operator, counts, counts.values()))}"
+    return f"rejected rewrites (the wording stays): {'; '.join(rates)}"
 
 
 def _of_operator(name: str, found: Mapping[str, Any]) -> str:
     rejected = found["rejected"]
-    guards = f" ({', '.join(f'{guard} {count}' for guard, count in rejected.items())})" if rejected else ""
-    return f"{name} {sum(rejected.values()) / found['rewrites']:.0%} of {found['rewrites']:,}{guards}"
+    guards = ", ".join(f"{guard} {count}" for guard, count in rejected.items())
+    return f"{name} {sum(rejected.values()) / found['rewrites']:.0%} of {found['rewrites']:,} ({guards})"

@@ -20,6 +20,7 @@ __all__ = ["results_of"]
 
 _CHOSEN_ON = "Plans were chosen on these questions, so the success of a plan is too high; measure it with qm eval."
 _OUT_OF_FOLD = "Figures are out of fold, by target, on the logged questions; on others measure the plan with qm eval."
+_OFTEN_REJECTED = 0.05  # of an operator's rewrites
 _RATES = ("success", "success_ci", "score", "false_refusal", "false_refusal_ci", "guard_refusal", "guard_refusal_ci")
 
 
@@ -160,8 +161,13 @@ def _warnings(report: Mapping[str, Any]) -> list[str]:
                 f"{name} refuses {_percent(refused)} of the requests that should be refused, the original question "
                 f"{_percent(original)}."
             )
-    if any(found["rejected"] for found in report["rewrites"].values()):
-        lines.append(f"Guards: {rejections_in_words(report['rewrites'])}.")
+    often = {
+        name: found
+        for name, found in report["rewrites"].items()
+        if sum(found["rejected"].values()) >= _OFTEN_REJECTED * found["rewrites"]
+    }
+    if rejected := rejections_in_words(often):
+        lines.append(f"Guards: {rejected}.")
     return [*lines, "One seed: the intervals say nothing about other seeds."]
 
 

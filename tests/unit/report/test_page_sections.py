@@ -229,6 +229,14 @@ def test_few_questions_and_a_weaker_guard_are_warned_of() -> None:
     assert not any("mean nothing" in line for line in sections(4, 2)["answer"]["warnings"])
 
 
+def test_an_operator_whose_rewrites_are_often_rejected_is_warned_of() -> None:
+    counts = {"slang": {"rewrites": 20, "rejected": {"answer": 1}}, "terms": {"rewrites": 21, "rejected": {"names": 1}}}
+    found = results_of(sections(4, 2)["report"] | {"rewrites": counts}, {}, evaluation_of())["answer"]["warnings"]
+    assert [line for line in found if line.startswith("Guards: ")] == [
+        "Guards: rejected rewrites (the wording stays): slang 5% of 20 (answer 1)."
+    ]
+
+
 def test_the_paired_table_counts_questions() -> None:
     (against_identity, against_plan) = sections(100, 20)["paired"]["rows"]
     assert (against_plan["gained"], against_plan["lost"], against_plan["same_right"], against_plan["same_wrong"]) == (
