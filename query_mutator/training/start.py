@@ -30,7 +30,7 @@ __all__ = ["bounded", "bounded_start", "foreseen"]
 
 SHARE, IN_WORDS = 1 / 2, "half"  # of the calls of training
 MOST_SEARCH_S = 900.0
-FEWEST_SEARCH_CALLS = 960  # a plan found on fewer than 48 questions, at 20 calls each, says little
+FEWEST_SEARCH_CALLS = 960  # fewer score fewer than about 48 questions, which says little about a plan
 FEWEST_QUESTIONS = 20  # of a periodic evaluation
 
 #: Returns the seconds of a call divided by the calls in flight, None where a call fails.
