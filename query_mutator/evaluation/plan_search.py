@@ -37,7 +37,8 @@ MAX_CALLS = 20_000
 EDITED = (3, 6, 12)  # best plans to edit, more of them while calls are left
 MIN_CALLS = 20
 CALLS_PER_QUESTION, RACE_CALLS_PER_QUESTION = 13, 15  # at least; fewer calls score fewer questions
-WIDE_SHARE = 0.25  # of the calls, at most, for the first stage of a wide search; with fewer calls a race does better
+#: Of the calls, at most, for the first stage of a wide search, at so many calls a question; else a race does better.
+WIDE_SHARE, WIDE_CALLS_PER_QUESTION = 0.25, 20
 MIN_KEPT = 3  # candidates of a race at every stage
 #: Share of the questions, and of the calls that may be spent when a race is at it: the rest is for the finalists.
 STAGES = ((0.1, 0.9), (0.2, 0.94), (0.4, 0.97), (1.0, 1.0))
@@ -110,7 +111,7 @@ def _with_learned(search: PlanSearch, found: LearnedPlans, trials: Trials) -> Pl
 
 def is_wide(task: Task, max_calls: int) -> bool:
     """Return whether a search is wide: with many calls, or where rewrites by rules make them cheap."""
-    first = min(_sizes(questions_searched(len(task.questions), max_calls, is_wide=True)))
+    first = min(_sizes(min(len(task.questions), max(1, max_calls // WIDE_CALLS_PER_QUESTION))))
     return task.calls.by_rules or WIDE_SHARE * max_calls >= first * Edits(task).first_calls
 
 

@@ -102,16 +102,17 @@ class RowTable {
 
   place(row, index, previous) {
     let drawn = this.nodes.get(row.key);
+    const focused = drawn?.main.contains(document.activeElement);
     if (!drawn || drawn.stale) drawn = this.make(row, drawn);
     drawn.main.setAttribute("aria-rowindex", index + 2);
     if (previous.nextSibling !== drawn.main) previous.after(drawn.main);
+    if (focused && !drawn.main.contains(document.activeElement)) drawn.main.querySelector(".opener").focus({ preventScroll: true });
     if (!drawn.extra) return drawn.main;
     if (drawn.main.nextSibling !== drawn.extra) drawn.main.after(drawn.extra);
     return drawn.extra;
   }
 
   make(row, old) {
-    const focused = old?.main.contains(document.activeElement);
     const isOpen = this.open.has(row.key);
     const main = el("tr", { "data-key": row.key, class: isOpen ? "open" : null, style: { height: `${this.rowHeight}px` } }, this.columns.map((column, place) => (place === 0
       ? el("th", { scope: "row", class: column.class }, el("button", { type: "button", class: "opener", "aria-expanded": String(isOpen), onclick: () => this.toggle(row.key) }, column.cell(row)))
@@ -127,7 +128,6 @@ class RowTable {
     old?.extra?.remove();
     const drawn = { main, extra, stamp: row.stamp };
     this.nodes.set(row.key, drawn);
-    if (focused) requestAnimationFrame(() => main.querySelector(".opener").focus({ preventScroll: true }));
     return drawn;
   }
 
