@@ -92,14 +92,24 @@ def slow_flags(tiny_flags: list[str]) -> Iterator[list[str]]:
 
 
 def kill_behind_a_checkpoint(flags: list[str], folder: Path, seen: Callable[[], int]) -> None:
-    """Train until `seen` rows are more than those of the checkpoint and the next one is far, then kill the trainer."""
+    """Train until rows are written behind a checkpoint; kill the trainer when all of them are `seen`."""
     rows = folder / "runs" / "latest" / "transcripts.jsonl"
+    process = killing.start(flags, folder)
+
+    def count() -> int:
+        return rows.read_bytes().count(b"\n") if rows.exists() else 0
 
     def is_behind() -> bool:
-        checkpoints, more = divmod(rows.read_bytes().count(b"\n"), STEPS) if rows.exists() else (0, 0)
-        return 0 < checkpoints * STEPS < seen() and more <= STEPS // 2
+        if count() <= STEPS:
+            return False
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGSTOP)
+        if count() % STEPS:
+            until(lambda: seen() == count(), "all rows on the page")
+            return True
+        os.kill(process.pid, signal.SIGCONT)
+        return False
 
-    process = killing.start(flags, folder)
     assert killing.kill_when(process, is_behind), (folder / "output.txt").read_text(encoding="utf-8")
 
 
