@@ -190,11 +190,11 @@ def _system(flags: PlanFlags) -> ResolvedModels:
 def _in_words(found: LoggedPlans, log: GradedLog, path: Path, missing: str) -> str:
     report, most = found.confidence.report, max(found.rates, key=lambda name: found.rates[name])
     facts = {
-        "answers": f"{report.answers:,} of {log.questions:,} questions about {report.targets:,} targets, "
+        "answers": f"{report.answers:,} to {log.questions:,} questions about {report.targets:,} targets, "
         f"{report.base_rate:.1%} right",
         "P(right), out of fold": f"AUROC {report.auroc:.3f}, Brier {report.brier:.3f}, calibration error (ECE) "
         f"{report.calibration_error:.3f} ({report.scorer})",
-        "best prompt alone": f"{most}: {found.rates[most]:.1%}",
+        "prompt with the most right answers": f"{most}: {found.rates[most]:.1%}",
         "prompts in their order": ", ".join(found.order),
     }
     if found.not_compared:
@@ -206,7 +206,7 @@ def _in_words(found: LoggedPlans, log: GradedLog, path: Path, missing: str) -> s
 def _by_calls(found: LoggedPlans) -> str:
     """Return the table by calls."""
     if not found.by_calls:
-        return "No table by calls: too few questions have answers to two prompts."
+        return f"No table by calls: {found.why_alone}."
     rows = [
         (
             f"{row.calls:g}",

@@ -48,9 +48,14 @@ class FitReport:
             f"AUROC {self.auroc:.2f}, calibration error {self.calibration_error:.3f}, out of fold"
         )
 
+    @property
+    def is_ordered(self) -> bool:
+        """Return whether right answers are ordered above wrong ones more often than by chance."""
+        return self.auroc > 0.5
+
     def check(self) -> None:
         """Raise TooFewAnswersError for a fit that orders right and wrong answers no better than chance."""
-        if self.auroc <= 0.5:
+        if not self.is_ordered:
             raise TooFewAnswersError(
                 f"P(right) of {self.answers:,} answers orders right and wrong ones no better than chance "
                 f"(AUROC {self.auroc:.2f}, out of fold); give more questions"

@@ -36,8 +36,8 @@ from query_mutator.evaluation.answer_paths import AnswerPaths
 from query_mutator.evaluation.plan_learned import BUDGETS, MOST_ANSWERS
 from query_mutator.evaluation.plan_result import PlanPoint
 from query_mutator.learners.plan import Plan
-from query_mutator.stats.intervals import wilson_interval
 from query_mutator.stats.paired import difference_interval
+from query_mutator.stats.resampling import rate_intervals
 from query_mutator.types import AS_IS, BoolArray, DoubleArray
 
 __all__ = ["CallsRow", "LoggedPlans", "logged_plans"]
@@ -46,6 +46,7 @@ CALLS = (1.0, 1.5, 2.0, 3.0, 6.0)  # per question, of the table
 LEAST_QUESTIONS = 50  # in a log, and with an answer to each prompt of a plan
 LEAST_SHARE = 0.5  # of the questions of the most frequent prompt
 MOST_PROMPTS, MOST_ORDERED = 16, 2_000  # prompts, the best, and questions, to choose an order from
+_UNORDERED = "P(right) orders right and wrong answers no better than chance"
 _HAS_KEY = FEATURES.index("has_key")
 
 Choose = Callable[[AnswerPaths], StoppingRule | None]  # None: one call
@@ -55,10 +56,10 @@ Choose = Callable[[AnswerPaths], StoppingRule | None]  # None: one call
 class CallsRow:
     """Rates of right submissions at a number of calls per question, cross-fitted by target."""
 
-    calls: float  # of the vote
+    calls: float  # that were asked for
     learned: float  # by P(right)
     learned_calls: float  # that it made
-    vote: float  # plain; 1.5 calls are a second answer for a random half
+    vote: float  # plain, of as many; 1.5 calls are a second answer for a random half
     single: float  # the best prompt alone, at one call
     lead: float  # of learned over vote
     lead_ci: tuple[float, float]
@@ -79,16 +80,23 @@ class LoggedPlans:
     not_compared: Mapping[str, int]  # prompt -> answers, where too few questions have one
 
     @property
+    def why_alone(self) -> str:
+        """Return why to ask in one prompt."""
+        if self.by_calls:
+            return "no plan of several prompts pays for its calls"
+        return "too few questions were asked in two prompts" if self.confidence.report.is_ordered else _UNORDERED
+
+    @property
     def verdict(self) -> str:
         """Return one sentence on what to use."""
         chosen = self.chosen
-        rate = f"{100 * chosen.success:.1f} % of {chosen.questions:,} logged questions right"
+        asked = "questions" if chosen.plan.asks_early else "answers"
+        rate = f"{100 * chosen.success:.1f} % of {chosen.questions:,} logged {asked} right"
         if chosen.plan.answer != "learned":
-            more = "no plan of several prompts pays for its calls" if self.by_calls else "too few have two answers"
-            return f"Ask {chosen.plan} alone: {rate}; {more}."
+            return f"Ask {chosen.plan} alone: {rate}; {self.why_alone}."
         row = self.fitted[chosen.plan]
         low, high = (100 * bound for bound in row.lead_ci)
-        lead = f"{100 * row.lead:+.1f} points [{low:+.1f}, {high:+.1f}] against a plain vote of {row.calls:.3g}"
+        lead = f"{100 * row.lead:+.1f} points [{low:+.1f}, {high:+.1f}] against a plain vote of as many"
         fitted = f"cross-fitted {100 * row.learned:.1f} % at {row.learned_calls:.1f}, {lead}"
         return (
             f"Use the plan {chosen.plan}: {rate} at {chosen.calls:.1f} calls per question; {fitted}; "
@@ -138,20 +146,20 @@ def logged_plans(
     table = _asked_apart(training_table(answers))
     model = ConfidenceModel.fit(table, candidates=candidates, seed=seed)
     counts = dict(Counter(table.forms).most_common())
-    prompts = _shared_prompts(table, counts)
-    log, by_calls = _Log.whole(table, model, prompts), tuple[CallsRow, ...]()
-    fitted: dict[Plan, CallsRow] = {}
+    prompts = _shared_prompts(table, counts) if model.report.is_ordered else []
+    by_calls, fitted = tuple[CallsRow, ...](), dict[Plan, CallsRow]()
     if len(prompts) > 1:
+        log = _Log.whole(table, model, prompts)
         paths, folds = log.paths(order := log.order()), _folds(log)
-        by_calls = tuple(_row(folds, _exactly(calls), calls) for calls in CALLS if calls <= len(order))
+        by_calls = tuple(_row(folds, _exactly(calls), calls=calls) for calls in CALLS if calls <= len(order))
         points = [log.alone(name) for name in prompts]
         for choose in _choices(budget, price):
             rule = choose(paths)
             if rule is not None and (point := paths.point(rule)).plan not in fitted:
                 points.append(point)
                 fitted[point.plan] = _row(folds, choose)
-    else:  # each question was asked in one prompt: compare their rates
-        prompts = [name for name, n in counts.items() if n >= LEAST_QUESTIONS] or prompts
+    else:  # no questions were asked in several prompts, or nothing says which answer is right: compare rates
+        prompts = [name for name, n in counts.items() if n >= LEAST_QUESTIONS] or list(counts)[:1]
         points = [_Log.whole(table, model, [name]).alone(name) for name in prompts]
         order = [max(points, key=lambda point: point.success).plan.steps[0]]
     return LoggedPlans(
@@ -161,7 +169,7 @@ def logged_plans(
         chosen=_chosen(points, fitted, budget=budget, price=price),
         by_calls=by_calls,
         fitted=fitted,
-        questions=len(log.places),
+        questions=max(point.questions for point in points),
         rates={point.plan.steps[0]: point.success for point in points if not point.plan.asks_early},
         not_compared={name: n for name, n in counts.items() if name not in prompts},
     )
@@ -205,11 +213,12 @@ def _asked_apart(table: TrainingTable) -> TrainingTable:
 
 
 def _shared_prompts(table: TrainingTable, counts: Mapping[str, int]) -> list[str]:
-    """Return the prompts that enough of the same questions were asked in, the most frequent first."""
-    first, *others = counts
-    least = max(LEAST_QUESTIONS, LEAST_SHARE * counts[first])
+    """Return the prompts that enough of the same questions were asked in, the one with the most right answers first."""
+    names, least = np.array(table.forms), max(LEAST_QUESTIONS, LEAST_SHARE * max(counts.values()))
+    frequent = [name for name, n in counts.items() if n >= least] or list(counts)[:1]
+    first, *others = sorted(frequent, key=lambda name: -table.right[names == name].mean())
     shared = [first]
-    for name in (name for name in others if counts[name] >= least):
+    for name in others:
         if len(places_by_question(table, [*shared, name])) >= least:
             shared.append(name)
     return shared
@@ -245,6 +254,11 @@ class _Log:
         rows = np.flatnonzero(chosen)
         return _Log.of(self.table.part(rows), self.p[rows], self.prompts, agreement=self.agreement)
 
+    @property
+    def targets(self) -> list[str]:
+        """Return what each question is about."""
+        return [str(self.table.targets[rows[0]]) for rows in self.places]
+
     def by_rate(self) -> list[str]:
         """Return the prompts, that with the most right answers first."""
         return sorted(self.prompts, key=lambda name: -self.rates[name])
@@ -261,10 +275,10 @@ class _Log:
 
     def alone(self, prompt: str) -> PlanPoint:
         """Return the plan that asks in one prompt."""
-        n, rate = len(self.places), self.rates[prompt]
-        interval = wilson_interval(round(rate * n), n)
+        right, rate = self.right_alone(prompt), self.rates[prompt]
+        (interval,) = rate_intervals(right[:, None], self.targets)
         return PlanPoint(
-            plan=Plan(steps=(prompt,)), success=rate, success_ci=interval, score=rate, calls=1.0, questions=n
+            plan=Plan(steps=(prompt,)), success=rate, success_ci=interval, score=rate, calls=1.0, questions=len(right)
         )
 
     def right_alone(self, prompt: str) -> DoubleArray:
@@ -306,17 +320,14 @@ def _folds(log: _Log) -> list[_Fold]:
                 paths=part.paths(order),
                 votes=[part.right_by_vote(ranked[: calls + 1]) for calls in range(len(order))],
                 single=part.right_alone(ranked[0]),
-                targets=[str(log.table.targets[rows[0]]) for rows in part.places],
+                targets=part.targets,
             )
         )
     return found
 
 
-def _row(folds: Sequence[_Fold], choose: Choose, calls: float | None = None) -> CallsRow:
-    """Return what submissions by P(right) bring, by a rule chosen on the other folds, and a vote of so many calls.
-
-    Without a number the vote has as many as the rule made.
-    """
+def _row(folds: Sequence[_Fold], choose: Choose, *, calls: float | None = None) -> CallsRow:
+    """Return what submissions by P(right) bring, by a rule chosen on the other folds, and a vote of as many calls."""
     learned, made = [], []
     for fold in folds:
         rule = choose(fold.others)
@@ -324,12 +335,12 @@ def _row(folds: Sequence[_Fold], choose: Choose, calls: float | None = None) -> 
         learned.append(fold.paths.right[np.arange(len(stops)), stops])
         made += [1 + stop for stop in stops]
     right, targets = np.concatenate(learned), [target for fold in folds for target in fold.targets]
-    calls = float(np.mean(made)) if calls is None else calls
-    voted = np.concatenate([_vote_of(fold, calls) for fold in folds])
+    mean_calls = float(np.mean(made))
+    voted = np.concatenate([_vote_of(fold, mean_calls) for fold in folds])
     return CallsRow(
-        calls=calls,
+        calls=mean_calls if calls is None else calls,
         learned=float(right.mean()),
-        learned_calls=float(np.mean(made)),
+        learned_calls=mean_calls,
         vote=float(voted.mean()),
         single=float(np.concatenate([fold.single for fold in folds]).mean()),
         lead=float((right - voted).mean()),

@@ -122,7 +122,7 @@ def _log_front(search: Mapping[str, Any]) -> dict[str, Any]:
     """Return submissions by P(right) and by plain votes, as far as the table of a log goes."""
     n, rows = search["best"]["questions"], search["by_calls"]
     by_p = {f"by P(right), {row['calls']:g}": (row["learned_calls"], row["learned"]) for row in rows}
-    votes = {f"vote of {row['calls']:g}": (row["calls"], row["vote"]) for row in rows if row["calls"] >= 2}
+    votes = {f"vote of {row['calls']:g}": (row["learned_calls"], row["vote"]) for row in rows if row["calls"] >= 2}
     found = {
         name: {"calls_per_question": calls, "success": rate, "scored": n}
         for name, (calls, rate) in (by_p | votes).items()
