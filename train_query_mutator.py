@@ -46,7 +46,6 @@ from query_mutator.session.confidence_file import load_or_learn
 from query_mutator.session.dataset import guard_requests, split_dataset
 from query_mutator.session.journal import Journal
 from query_mutator.session.models import OpenModels, open_models
-from query_mutator.session.suited import suited
 from query_mutator.session.task import make_task
 from query_mutator.session.truncation import cut_line, long_questions
 from query_mutator.training.callbacks.advice import SlotsAdvice
@@ -70,9 +69,12 @@ from query_mutator.training.restore import open_journal, restore_counts, restore
 from query_mutator.training.resume import check_named, check_resumption, fold_remarks, resumed_flags
 from query_mutator.training.run_folder import open_run_dir, write_config, write_summary
 from query_mutator.training.run_log import RunLog
-from query_mutator.training.start import bounded_start, foreseen
+from query_mutator.training.start import bounded_start, foreseen, settled
+from query_mutator.training.timing import uses_embedded
 from query_mutator.types import StepRecord
 from rl_query_mutator_env import BatchedQueryMutationEnv, QueryMutationEnv
+
+BUDGET_SLACK = 1.05  # the mean calls of some hundred questions are known to about a twentieth
 
 
 def main(argv: Sequence[str], *, prog: str = PROG) -> int:
@@ -129,13 +131,13 @@ def build(config: TrainConfig, checkpoint: Checkpoint | None, stack: ExitStack) 
     with progress("starting", 3, unit="part", terminal_only=True) as bar:
         split = split_dataset(config)
         bar.update()
-        check_run(config, split, checkpoint)
+        check_run(settled(config, embedded=uses_embedded(config))[0], split, checkpoint)
         bar.update()
         ray = stack.enter_context(connected(config.ray_address)) if config.engine == "ray" else None
         models = stack.enter_context(open_models(resumed_models(config, checkpoint)))
     embed_questions(models.encoder, split.train + split.validation)
     must_learn = "answer" in config.given
-    config, chosen = suited(config, embedded=models.embedded)
+    config, chosen = settled(config, embedded=models.embedded)
     note(*chosen)
     projection = checkpoint.projection if checkpoint else None
     task = make_task(models, config, split.train, projection=projection, learns=config.answer == "learned")
@@ -321,11 +323,18 @@ class Trainer:
         write_summary(parts, self.run, wall_s=wall_s, report=report, validation=validation)
         if report:
             print(result_table(report))
+            note(*self._budget_missed(report["methods"]["policy"]["calls_per_question"]))
         note(*cut_line(parts.training_calls + parts.evaluation_calls))
         print(f"run folder:     {path}")
         self.callbacks.on_training_end(self.run)
         print(f'next:           qm show {path}; qm rewrite {path} "your question"')
         return report
+
+    def _budget_missed(self, calls: float | None) -> list[str]:
+        budget = self.config.budget
+        if budget is None or calls is None or calls <= BUDGET_SLACK * budget:
+            return []
+        return [f"--budget {budget:g} was met on validation questions; the policy took {calls:.1f} calls on these"]
 
     def _within_budget(self) -> Task:
         """Return the task with the price at which the policy makes as many calls as --budget says, and save it."""

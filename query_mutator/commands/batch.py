@@ -264,6 +264,7 @@ def _rewritten(episode: Flow, *, model: str) -> Flow:
         model=model,
         prompt_tokens=tokens["prompt_tokens"],
         completion_tokens=tokens["completion_tokens"],
+        hit_limit=outcome.is_cut,
     )
     rejected = [{"operator": operator, "guard": guard} for operator, guard in outcome.rejected]
     about = {"operators": list(outcome.actions), "rewrite": outcome.rewrite, "form": outcome.form}

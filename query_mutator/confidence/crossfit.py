@@ -197,7 +197,9 @@ def _check(table: TrainingTable, weights: DoubleArray, folds: int) -> None:
             f"{hits} right and {n - hits} wrong answers are too few to learn P(right) from; give {_FEWEST} of each"
         )
     if not 2 <= folds <= len(np.unique(table.targets[used])):
-        raise TooFewAnswersError(f"{folds} folds need at least as many targets, and at least 2; give more questions")
+        raise TooFewAnswersError(
+            f"{folds} folds need as many targets, and at least 2; give questions about more targets"
+        )
     for part in range(folds):
         rest = table.right[used & (table.fold_of(folds) != part)]
         if not 0 < rest.sum() < len(rest):

@@ -120,7 +120,7 @@ def _repetition(values: Values) -> str:
 
 
 def _length(values: Values) -> str:
-    return f"the reply has {round(math.expm1(values['words']))} words"
+    return f"words in the reply: {round(math.expm1(values['words']))}"
 
 
 def _closeness(values: Values) -> str:
@@ -129,7 +129,7 @@ def _closeness(values: Values) -> str:
 
 
 def _question(values: Values) -> str:
-    return f"the question has {round(math.expm1(values['question_words']))} words and {values['given']:.0f} numbers"
+    return f"words in the question: {round(math.expm1(values['question_words']))}, numbers: {values['given']:.0f}"
 
 
 def _form(values: Values) -> str:

@@ -323,6 +323,7 @@ def outcome_flow(task: Task, index: int, player: Player, *, env_id: int | None =
         asked=tuple(attempt.text for attempt in attempts),
         forms=tuple(attempt.form for attempt in attempts),
         answers=tuple(attempt.answer for attempt in attempts),
+        is_cut=bool(chosen.cut),
         parts=tuple(attempt.reward.parts for attempt in attempts),
         scores=tuple(attempt.reward.score for attempt in attempts),
         fits=tuple(attempt.fit for attempt in attempts if task.embeds_answers),

@@ -41,6 +41,7 @@ class Outcome:
     asked: tuple[str, ...] = ()  # the wordings that the target was asked
     forms: tuple[str, ...] = ()  # in which it was asked them
     answers: tuple[str, ...] = ()  # to those
+    is_cut: bool = False  # the answer that was submitted ended at the token limit
     parts: tuple[Mapping[str, float], ...] = ()  # of the score of each answer
     scores: tuple[float, ...] = ()  # of the answers
     fits: tuple[float, ...] = ()  # cosines of wordings and answers, if these are embedded

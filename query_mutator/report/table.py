@@ -102,6 +102,8 @@ def _notes(report: Mapping[str, Any]) -> list[str]:
         search = report["plan_search"]
         cost = f"found in {search['calls']:,} calls and {search['seconds']:.0f} s, apart from the calls of the table"
         chosen.append(f"best_plan: {search['best']['plan']}; {cost}")
+        if reason := search.get("not_learned"):
+            chosen.append(f"best_plan does not submit by P(right): {reason}")
     is_guarded = any(_rate(one["guard_refusal"], one["guard_refusal_ci"]) for one in report["methods"].values())
     of_guard = "; guard refusals: of questions that should be refused" if is_guarded else ""
     rejected = rejections_in_words(report.get("rewrites", {}))

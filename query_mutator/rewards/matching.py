@@ -35,7 +35,7 @@ _NUMBER = re.compile(
 _SCALES = {"thousand": 1e3, "million": 1e6, "billion": 1e9, "trillion": 1e12}
 _SEPARATORS = re.compile("[,'\u00a0\u2009\u202f]")
 _MARKED = re.compile(r"####|\\boxed\{|\banswer\s*(?:is|:|=|equals)", re.IGNORECASE)
-_DECIDED = re.compile(r"(?:^|\n)\W*(?:final\s+)?answer\W*:|####|\bthe (?:final )?answer is\b", re.IGNORECASE)
+_DECIDED = re.compile(r"(?:^|\n)[^\w\n]*(?:final\s+)?answer\W*:|####|\bthe (?:final )?answer is\b", re.IGNORECASE)
 _READ_CHARS = 20_000  # of the end of an answer
 _CLOSE = 1e-6  # relative difference of equal numbers
 

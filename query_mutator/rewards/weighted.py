@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Generator, Mapping
 from dataclasses import replace
 from typing import SupportsFloat
@@ -23,7 +24,7 @@ class WeightedReward:
     """The weighted mean of named parts; weights need not sum to 1, they are divided by their sum."""
 
     def __init__(self, weights: Mapping[str, float] = DEFAULT_WEIGHTS, *, judge: Judge | None = None) -> None:
-        if not weights or any(weight < 0 for weight in weights.values()) or sum(weights.values()) <= 0:
+        if not all(0 <= weight < math.inf for weight in weights.values()) or not 0 < sum(weights.values()) < math.inf:
             raise UsageError("reward weights must be 0 or more with one above 0, as in right=0.7,similarity=0.3")
         total = sum(weights.values())
         self.weights = {name: weight / total for name, weight in weights.items()}

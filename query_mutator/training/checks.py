@@ -16,7 +16,7 @@ from query_mutator.session.task import rewrites
 from query_mutator.training.config import AUTO_TEACHER, SEARCH, TrainConfig
 from query_mutator.training.learner import read_teacher
 
-__all__ = ["check_run", "comparison_calls"]
+__all__ = ["check_run", "comparison"]
 
 
 def check_run(config: TrainConfig, split: Split, checkpoint: Checkpoint | None) -> None:
@@ -32,7 +32,7 @@ def check_run(config: TrainConfig, split: Split, checkpoint: Checkpoint | None) 
         )
     if not split.train:
         raise UsageError(f"{config.dataset}: no question is left to train on, all are held out; add more questions")
-    comparison_calls(config, split)
+    comparison(config, split)
     operators, forms = rewrites(config)
     actions = [*(one.name for one in operators), *(one.name for one in forms), *ASKING[config.ask].controls]
     if checkpoint is not None:
@@ -49,8 +49,11 @@ def check_run(config: TrainConfig, split: Split, checkpoint: Checkpoint | None) 
     torch.set_num_threads(1)
 
 
-def comparison_calls(config: TrainConfig, split: Split) -> int:
-    """Return the calls of the final comparison at most; UsageError when --eval-calls does not allow one question."""
+def comparison(config: TrainConfig, split: Split) -> tuple[int, int]:
+    """Return the calls of the final comparison at most, and the held-out questions that are sure to be asked.
+
+    UsageError when --eval-calls does not allow one question.
+    """
     operators, forms = rewrites(config)
     asked = sum(local_rewrite(operator) is None for operator in operators)
     cost = EvaluationCost(
@@ -64,5 +67,4 @@ def comparison_calls(config: TrainConfig, split: Split) -> int:
         search_calls=0 if config.teacher == SEARCH else config.plan_calls,
         plan_calls=PLAN_CALLS if config.plan_calls else 0,
     )
-    cost.within(config.eval_calls)
-    return min(cost.calls, config.eval_calls or cost.calls)
+    return min(cost.calls, config.eval_calls or cost.calls), cost.within(config.eval_calls).num_test

@@ -11,6 +11,7 @@ from ppo.config import PPOConfig
 from query_mutator.bounds import defaults
 from query_mutator.cli.flags import parse_flags
 from query_mutator.env.rules import ASKING
+from query_mutator.errors import UsageError
 from query_mutator.files.gguf_file import gguf_address
 from query_mutator.files.run_dir import check_name
 from query_mutator.files.tracking import TrackFlags, check_trackers
@@ -71,8 +72,6 @@ class TrainConfig(
         super().__post_init__()
         if self.latency_ms and self.running_speed:
             raise ValueError("latency_ms and running_speed both set the time of a call; leave one of them out")
-        if self.max_asks is not None and not ASKING[self.ask].policy_asks:
-            raise ValueError(f"max_asks={self.max_asks} needs --ask policy or form")
         if self.name is not None:
             check_name(self.name)
         check_trackers(self.track)
@@ -84,8 +83,8 @@ class TrainConfig(
             raise ValueError(f"--algo {self.algo} is not trained; make it with `{learner.made_by}`")
         if self.deterministic and not learner.deterministic:
             raise ValueError(f"--algo {self.algo} has no deterministic mode; leave out --deterministic")
-        if self.teacher not in (None, AUTO_TEACHER) and self.teacher_fault:
-            raise ValueError(self.teacher_fault)
+        if self.teacher not in (None, AUTO_TEACHER) and self._imitation_fault:
+            raise ValueError(self._imitation_fault)
         if self.max_policy_lag and not learner.on_policy:
             raise ValueError(
                 f"--max-policy-lag is for on-policy learners; --algo {self.algo} acts with the newest weights, "
@@ -96,10 +95,21 @@ class TrainConfig(
     @property
     def teacher_fault(self) -> str:
         """Return why --teacher cannot be used with these settings, "" if it can."""
+        if self._imitation_fault or self.teacher not in (SEARCH, AUTO_TEACHER) or ASKING[self.ask].policy_asks:
+            return self._imitation_fault
+        return "--teacher search finds a plan, which asks at its end; add --ask policy or form"
+
+    def check_asking(self) -> None:
+        """Raise a UsageError for a flag that needs another --ask, which is known when the model is."""
+        if self.max_asks is not None and not ASKING[self.ask].policy_asks:
+            raise UsageError(f"--max-asks {self.max_asks} needs --ask policy or form")
+        if self.teacher not in (None, AUTO_TEACHER) and self.teacher_fault:
+            raise UsageError(self.teacher_fault)
+
+    @property
+    def _imitation_fault(self) -> str:
         if not LEARNERS.get(self.algo).imitates:
             return f"--algo {self.algo} cannot imitate a policy; leave out --teacher"
-        if self.teacher in (SEARCH, AUTO_TEACHER) and not ASKING[self.ask].policy_asks:
-            return "--teacher search finds a plan, which asks at its end; add --ask policy or form"
         if self.max_policy_lag:
             return "--teacher and --max-policy-lag cannot be used together; leave one of them out"
         return ""

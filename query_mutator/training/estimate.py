@@ -16,7 +16,7 @@ from query_mutator.session.checkpoint import Checkpoint
 from query_mutator.session.dataset import split_dataset
 from query_mutator.session.judging import make_reward
 from query_mutator.session.task import rewrites
-from query_mutator.training.checks import check_run, comparison_calls
+from query_mutator.training.checks import check_run, comparison
 from query_mutator.training.config import SEARCH, TrainConfig
 from query_mutator.training.random_play import Play, random_play
 from query_mutator.training.timing import Timing, time_of
@@ -37,6 +37,7 @@ class Estimate:
     test: Sequence[Question]
     asking: int = 0  # parts of the reward that ask a model about each answer
     comparison_calls: int  # of the final comparison with the baselines, at most
+    compared: int  # held-out questions that are sure to be asked in it
     decided: tuple[str, ...] = ()  # lines about what the run leaves out
 
     @property
@@ -105,7 +106,8 @@ class Estimate:
         ]
         width = max(len(name) for name, _ in rows)
         lines = [f"  {name.ljust(width)}  {value}" for name, value in rows]
-        last = [f"by {timing.source}", power_in_words(self.test, config), *self.decided]
+        power = [power_in_words(self.test[: self.compared], config)] if self.compared else []
+        last = [f"by {timing.source}", *power, *self.decided]
         return "\n".join(["estimate (nothing was started)", *lines, *last])
 
 
@@ -120,6 +122,7 @@ def size_of(config: TrainConfig, split: Split) -> Estimate:
     """Return the size of a run on the questions of a split."""
     operators, forms = rewrites(config)
     local, rules = sum(local_rewrite(operator) is not None for operator in operators), group_of(EpisodeRules, config)
+    calls, compared = comparison(config, split) if config.evaluate and split.test else (0, 0)
     return Estimate(
         config=config,
         num_actions=len(operators) + len(forms) + len(rules.asking.controls),
@@ -128,7 +131,8 @@ def size_of(config: TrainConfig, split: Split) -> Estimate:
         num_validation=len(split.validation),
         test=split.test,
         asking=make_reward(config).asking,
-        comparison_calls=comparison_calls(config, split) if config.evaluate and split.test else 0,
+        comparison_calls=calls,
+        compared=compared,
     )
 
 

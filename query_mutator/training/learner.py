@@ -70,10 +70,10 @@ def read_teacher(config: TrainConfig, actions: Sequence[str]) -> Plan | Checkpoi
             raise UsageError(f"--teacher {spec}: --algo {config.algo} starts from a plan; name its steps, or search")
         return checkpoint
     steps = [name.strip() for name in spec.split(",") if name.strip()]
-    if ASK not in actions:
-        raise UsageError(f"--teacher {spec} is a plan, which asks at its end; add --ask policy")
     for name in steps:
         check_known("step of --teacher", name, [*operator_names(actions), ASK])
+    if ASK not in actions:
+        raise UsageError(f"--teacher {spec} is a plan, which asks at its end; add --ask policy")
     try:
         return Plan(steps=tuple(steps))
     except ValueError as error:

@@ -36,6 +36,7 @@ def open_run_dir(config: TrainConfig, checkpoint: Checkpoint | None, stack: Exit
     """
     if checkpoint is None or not config.resumes_folder:
         run_dir = RunDir.create(config.save_dir, config.name or config.algo)
+        stack.callback(_remove_unbegun, run_dir)
         stack.enter_context(locked(run_dir.path))
         if checkpoint is not None and checkpoint.path is not None:  # what the learner has seen P(right) from
             with contextlib.suppress(FileNotFoundError):
@@ -51,6 +52,11 @@ def open_run_dir(config: TrainConfig, checkpoint: Checkpoint | None, stack: Exit
         )
     stack.callback(run_dir.close)
     return run_dir
+
+
+def _remove_unbegun(run_dir: RunDir) -> None:
+    if not run_dir.config_path.exists():
+        shutil.rmtree(run_dir.path, ignore_errors=True)
 
 
 def write_config(parts: RunParts, *, resumed_at: int) -> None:

@@ -340,4 +340,5 @@ def test_the_token_limit_has_two_names_and_replaces_that_of_the_training(
     for name, more in (("plain", ["--target-model", "librarian"]), ("policy", ["--checkpoint", str(trained())])):
         out = tmp_path / f"{name}.jsonl"
         assert batch(questions, out, tiny_server, *more, flag, "1") == 0
-        assert len(read(out)[0]["answer"].split()) == 1
+        (row,) = read(out)
+        assert (len(row["answer"].split()), row["finish_reason"]) == (1, "length")

@@ -23,7 +23,14 @@ def started(call_time: CallTime | None, *, validation: int = 20, **flags: Any) -
     config = TrainConfig(**{**PROJECT, **flags})
     play = random_play(group_of(EpisodeRules, config), asked=5, local=0, forms=0)
     size = Estimate(
-        config=config, num_actions=8, play=play, num_train=60, num_validation=validation, test=(), comparison_calls=0
+        config=config,
+        num_actions=8,
+        play=play,
+        num_train=60,
+        num_validation=validation,
+        test=(),
+        comparison_calls=0,
+        compared=0,
     )
     return bounded(size, call_time=call_time)
 
