@@ -16,6 +16,7 @@ import importlib
 import importlib.util
 import logging
 import sys
+import traceback
 from collections.abc import Iterable, Mapping
 from itertools import accumulate
 from pathlib import Path
@@ -23,7 +24,7 @@ from types import ModuleType
 
 from query_mutator.errors import UsageError
 
-__all__ = ["absolute", "load_plugins", "plugin_hashes", "replaced", "source_sha256", "warn_of_changes"]
+__all__ = ["absolute", "fault_of", "load_plugins", "plugin_hashes", "replaced", "source_sha256", "warn_of_changes"]
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +42,13 @@ def load_plugins(specs: Iterable[str]) -> None:
         key = absolute(spec)
         if key not in _loaded:
             _loaded[key] = _import(spec, key)
+
+
+def fault_of(error: BaseException) -> str:
+    """Return where a plugin raised an error, and the error, in one line; "" for one that other code raised."""
+    files = {module.__file__ for module in _loaded.values()}
+    lines = [one for one in traceback.extract_tb(error.__traceback__) if one.filename in files]
+    return f"plugin {lines[-1].filename}:{lines[-1].lineno}: {type(error).__name__}: {error}" if lines else ""
 
 
 def source_sha256(spec: str) -> str:

@@ -22,6 +22,7 @@ from weakref import WeakSet
 from query_mutator.cli.plain import PlainStream, plain_output
 from query_mutator.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_USAGE, QueryMutatorError
 from query_mutator.files import disk_advice
+from query_mutator.plugins import fault_of
 
 if TYPE_CHECKING:
     from query_mutator.cli.bar import FittingBar
@@ -83,9 +84,9 @@ def _exit_code(main: Callable[[Sequence[str]], int], argv: Sequence[str], *, pro
         return EXIT_BROKEN_PIPE
     except MemoryError as error:
         return _print_error(prog, f"not enough memory ({error}); choose smaller sizes", EXIT_USAGE)
-    except OSError as error:
-        advice = disk_advice(error)
-        if advice is None:
+    except Exception as error:
+        advice = (disk_advice(error) if isinstance(error, OSError) else None) or fault_of(error)
+        if not advice:
             raise
         return _print_error(prog, advice, EXIT_USAGE)
 

@@ -21,6 +21,7 @@ from query_mutator.evaluation.plan_search import MAX_CALLS, find_plan, questions
 from query_mutator.evaluation.power import power_in_words
 from query_mutator.evaluation.rejections import rejections_in_words
 from query_mutator.session.dataset import split_dataset
+from query_mutator.session.judging import check_gold
 from query_mutator.session.models import open_models
 from query_mutator.session.suited import SUITED_PLAN, suited
 from query_mutator.session.task import make_task, rewrites
@@ -43,6 +44,7 @@ def plan(flags: PlanFlags) -> None:
     train = split.train
     if not train:
         raise UsageError(f"{flags.dataset}: no question is left to search on, all are held out; add more questions")
+    check_gold([*train, *split.test], _task_settings(flags))
     if flags.dry_run:
         flags, lines = suited(flags, embedded=uses_embedded(flags), values=SUITED_PLAN)
         print(_estimate(flags, len(train)), power_in_words(split.test, flags), *lines, sep="\n")

@@ -28,6 +28,7 @@ from query_mutator.learners.named import LEARNERS
 from query_mutator.report.table import result_table
 from query_mutator.session.background import text_digest
 from query_mutator.session.dataset import NO_DATASET, guard_requests, read_dataset
+from query_mutator.session.judging import check_gold
 from query_mutator.session.loading import acting_task, load_policy, load_saved, training_split
 from query_mutator.session.models import OpenModels, open_models
 from query_mutator.session.policy_file import SavedPolicy
@@ -215,4 +216,5 @@ def _new_questions(flags: EvalFlags, saved: SavedPolicy, was_seen: Callable[[Que
         raise UsageError(f"{flags.dataset}: the policy was trained on all its questions; use others")
     if len(left) < len(questions):
         note(f"{flags.dataset}: {len(questions) - len(left)} of {len(questions)} questions were trained on, left out")
+    check_gold(left, settings)
     return replace(found, questions=left)

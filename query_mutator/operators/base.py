@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from query_mutator.errors import UsageError
 from query_mutator.operators.guards import GUARDS, failed_guard
 from query_mutator.registry import check_known
 
@@ -166,7 +167,10 @@ class LocalOperator:
 
     def rewrite(self, question: str, *, context: OperatorContext) -> str:
         """Return the rewritten question."""
-        return self.function(question, context)
+        found = self.function(question, context)
+        if not isinstance(found, str):
+            raise UsageError(f"operator {self.name!r} returned a {type(found).__name__}; return the question as text")
+        return found
 
     def render(self, question: str, *, context: OperatorContext) -> str:
         """Return the question: no prompt is ever sent."""

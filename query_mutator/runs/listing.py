@@ -67,11 +67,10 @@ def _is_run(path: Path) -> bool:
 
 
 def _is_empty(path: Path) -> bool:
-    """Return whether a run folder has neither a row nor a checkpoint nor a result."""
+    """Return whether a run folder has neither a row nor a result."""
     rows = [path / name for name in ("transcripts.jsonl", METRICS_FILE)]
     has_rows = any(row.exists() and row.stat().st_size for row in rows)
-    checkpoints = path / "checkpoints"
-    return checkpoints.is_dir() and not (has_rows or any(checkpoints.iterdir()) or (path / SUMMARY).exists())
+    return (path / "checkpoints").is_dir() and not has_rows and not (path / SUMMARY).exists()
 
 
 def _listed(path: Path) -> ListedRun:

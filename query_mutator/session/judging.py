@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from query_mutator.cli.console import note
 from query_mutator.data.bundled import GRADED_BY
-from query_mutator.data.verified import is_verified
+from query_mutator.data.verified import is_verified, scored_by
 from query_mutator.errors import UsageError
 from query_mutator.llm.checkup import JudgeForm
 from query_mutator.llm.stack import ClientStack
 from query_mutator.rewards import DEFAULT_RUBRIC, Judge, WeightedReward
 from query_mutator.settings.episode import TaskSettings
 from query_mutator.settings.questions import Judging
-from query_mutator.types import SUCCESS_PARTS
+from query_mutator.types import SUCCESS_PARTS, Question
 
-__all__ = ["REFERENCE_METRICS", "default_reward", "make_judge", "make_reward"]
+__all__ = ["REFERENCE_METRICS", "check_gold", "default_reward", "make_judge", "make_reward"]
 
 REFERENCE_METRICS = tuple(name for name in SUCCESS_PARTS if name != "judge")  # that a judge is compared with
 JUDGE_FORMS: Mapping[JudgeForm, str] = {
@@ -48,6 +48,24 @@ def make_reward(settings: TaskSettings, *, judge: Judge | None = None) -> Weight
     if is_judged and not set(REFERENCE_METRICS) & set(reward.weights):
         return WeightedReward({**reward.weights, REFERENCE_METRICS[0]: 0.0}, judge=judge)
     return reward
+
+
+def check_gold(questions: Sequence[Question], settings: TaskSettings) -> None:
+    """Say how many questions have nothing to compare an answer with; UsageError where the reward compares and all do.
+
+    A judge and the scorers of a package need no gold.
+    """
+    weights = make_reward(settings).weights
+    compares = next((name for name in SUCCESS_PARTS if weights.get(name)), None)
+    bare = sum(not (one.accept or one.reference or scored_by(one)) for one in questions)
+    if not bare or compares not in REFERENCE_METRICS:
+        return
+    if bare == len(questions):
+        raise UsageError(
+            f"{settings.dataset}: no question has `accept` or `reference`, with which --reward {compares} compares "
+            "answers; add them, or score without gold: --reward answered, or a judge"
+        )
+    note(f"{settings.dataset}: {bare} of {len(questions)} questions have neither `accept` nor `reference`: never right")
 
 
 def make_judge(calls: ClientStack, settings: Judging, *, seed: int | None) -> Judge | None:

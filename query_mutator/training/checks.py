@@ -11,7 +11,7 @@ from query_mutator.evaluation.plan_search import check_calls
 from query_mutator.operators import local_rewrite
 from query_mutator.session.checkpoint import Checkpoint
 from query_mutator.session.dataset import guard_requests
-from query_mutator.session.judging import make_reward
+from query_mutator.session.judging import check_gold, make_reward
 from query_mutator.session.task import rewrites
 from query_mutator.training.config import AUTO_TEACHER, SEARCH, TrainConfig
 from query_mutator.training.learner import read_teacher
@@ -32,6 +32,7 @@ def check_run(config: TrainConfig, split: Split, checkpoint: Checkpoint | None) 
         )
     if not split.train:
         raise UsageError(f"{config.dataset}: no question is left to train on, all are held out; add more questions")
+    check_gold([*split.train, *split.validation, *split.test], config)
     comparison(config, split)
     operators, forms = rewrites(config)
     actions = [*(one.name for one in operators), *(one.name for one in forms), *ASKING[config.ask].controls]

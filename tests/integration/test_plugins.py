@@ -67,6 +67,35 @@ def test_an_operator_from_a_file(tiny_flags: list[str], tmp_path: Path) -> None:
     assert read_checkpoint(run).plugins == config["plugins"]
 
 
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("1 / 0", "plugin {plugin}:4: ZeroDivisionError: division by zero"),
+        ("OSError('no\\nluck')", "plugin {plugin}:4: OSError: no luck"),
+        ("5", "operator 'broken' returned a int; return the question as text"),
+    ],
+)
+def test_an_operator_that_fails_is_one_line(
+    body: str,
+    said: str,
+    tiny_flags: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plugin = tmp_path / "broken.py"
+    result = f"raise {body}" if "Error" in body else f"return {body}"
+    plugin.write_text(
+        "from query_mutator.operators import OPERATORS, LocalOperator\n\n"
+        f"def broken(question, context):\n    {result}\n"
+        'OPERATORS.add("broken", LocalOperator(name="broken", summary="Fails.", function=broken))\n'
+    )
+    monkeypatch.setattr(OPERATORS, "_entries", dict(OPERATORS._entries))
+    flags = [*tiny_flags, "--plugin", str(plugin), "--operators", "broken", "--no-evaluate"]
+    assert exit_code(main, flags, prog="qm train") == 2
+    assert capsys.readouterr().err.splitlines()[-1] == f"qm train: {said.format(plugin=plugin)}"
+
+
 def test_a_form_from_a_file(tiny_flags: list[str], tmp_path: Path) -> None:
     flags = [*tiny_flags, "--plugin", str(PLUGINS / "brief_form.py"), "--forms", "brief", "--no-use-linear-lr-decay"]
     run = train_and_evaluate(flags, tmp_path / "runs")

@@ -111,9 +111,9 @@ def test_reward_spec_is_parsed_and_typos_list_the_known_names() -> None:
     with pytest.raises(UsageError, match="not NAME or NAME=WEIGHT"):
         WeightedReward.parse("right=")
     assert WeightedReward.parse("exact,numeric=3").weights == {"exact": 0.25, "numeric": 0.75}
-    with pytest.raises(UsageError, match="must be 0 or more"):
-        WeightedReward.parse("right=-1")
-
+    for wrong in ("right=-1", "right=nan", "right=inf,meaning=1", "right=1e308,meaning=1e308"):
+        with pytest.raises(UsageError, match="must be 0 or more"):
+            WeightedReward.parse(wrong)
     with pytest.raises(UsageError, match="names 'right' twice"):
         WeightedReward.parse("right=1,right=2")
 

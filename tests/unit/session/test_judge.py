@@ -20,7 +20,7 @@ from query_mutator.llm.coalesce import request_key
 from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.openai import OpenAIBackend
 from query_mutator.rewards import PARTS, Evidence, Judge, Unscored, WeightedReward
-from query_mutator.session.judging import default_reward, make_reward
+from query_mutator.session.judging import check_gold, default_reward, make_reward
 from query_mutator.settings.episode import TaskSettings
 from query_mutator.settings.questions import Judging
 from query_mutator.training.callbacks.judge_watch import LEAST, JudgeWatch
@@ -283,3 +283,13 @@ def test_sets_with_a_grader_of_their_own_need_no_reward_flag() -> None:
     assert default_reward("general") == default_reward(str(GENERAL_2)) == "committed"
     assert default_reward("reasoning-gym:gcd") == "verifier"
     assert default_reward("python_docs") == ""
+
+
+def test_questions_without_gold_need_a_reward_that_needs_none(capsys: pytest.CaptureFixture[str]) -> None:
+    bare = [Question(id=str(at), text=f"What is {at}?") for at in range(3)]
+    with pytest.raises(UsageError, match="mine: no question has `accept` or `reference`, with which --reward exact"):
+        check_gold(bare, TaskSettings(dataset="mine", reward="exact=1,answered=1"))
+    for reward, judge in (("answered", None), ("judge", "m")):
+        check_gold(bare, TaskSettings(dataset="mine", reward=reward, judge_model=judge))
+    check_gold([*bare, Question(id="a", text="What is it?", accept=("x",))], TaskSettings(dataset="mine"))
+    assert capsys.readouterr().err == "mine: 3 of 4 questions have neither `accept` nor `reference`: never right\n"

@@ -36,6 +36,8 @@ def test_a_language_model_gets_what_suits_it_and_the_embedded_assistant_nothing(
         (["--algo", "ppo"], {"algo"}),
         (["--entropy-coef", "0.02"], {"algo"}),
         (["--ask", "policy", "--teacher", "search"], {"ask", "algo"}),
+        (["--teacher", "search"], {"algo"}),
+        (["--max-asks", "3"], {"max_asks"}),
         (["--engine", "ray"], {"algo"}),
         (["--num-steps", "16", "--lr", "0.001", "--teacher", "auto", "--deterministic"], set()),
     ],
