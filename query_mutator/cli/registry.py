@@ -63,7 +63,7 @@ _RUNS = {
     "show": Command("open the page of a run in the browser", "report:ShowFlags:show"),
     "watch": Command("show the page of runs while they train", "watch:WatchFlags:watch"),
     "report": Command("write the page of runs: what they learned, question by question", "report:ReportFlags:report"),
-    "compare": Command("compare our runs question by question", "compare:CompareFlags:compare_runs"),
+    "compare": Command("compare Query Mutator runs question by question", "compare:CompareFlags:compare_runs"),
     "rescore": Command("score the answers of a run again, by another reward or judge", "rescore:RescoreFlags:rescore"),
     "judge check": Command("compare a judge's verdicts with labels", "judge:JudgeCheckFlags:check_judge"),
     "export-policy": Command(

@@ -90,7 +90,7 @@ def answer(flags: BatchFlags) -> int:
         journal.write_outputs(out, errors)
     print(f"{out}: {journal.num_done - journal.num_failed} answers")
     if journal.num_failed:
-        note(f"{errors}: {journal.num_failed} lines without an answer")
+        note(f"{errors}: lines without an answer: {journal.num_failed}")
     return EXIT_FAILURES if journal.num_failed else 0
 
 

@@ -22,12 +22,12 @@ from query_mutator.runs.shadow import MARK, SHADOW, read_shadow, shadow_result
 __all__ = ["CompareFlags", "compare_runs"]
 
 
-_NUMBER = f"{{}} runs are named; give 2 to {MOST_RUNS}, one may be given twice"
+_NUMBER = f"runs named: {{}}; give 2 to {MOST_RUNS}, one may be given twice"
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompareFlags(JsonFlags):
-    """Compare our runs question by question: gained, lost, same, McNemar's p, and the difference with its interval.
+    """Compare Query Mutator runs question by question: gained, lost, same, McNemar's p, the difference, its interval.
 
     Only questions that two runs have in common count. For metrics over steps, several seeds, or runs of any trainer,
     use `qm analyze`. A single file or run of `qm serve --shadow` compares its two ways on real traffic.

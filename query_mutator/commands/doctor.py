@@ -195,7 +195,7 @@ def _slots(probe: Probe) -> str:
         return f"unknown, calls are too {'short' if (probe.service_s or 0) < 1 else 'slow'}{took}"
     if probe.width is None:
         return f"{probe.slots}, as the server reports{took}"
-    return f"about {probe.slots}{' or more' if probe.slots == probe.width else ''}{took}"
+    return f"{probe.slots} or more{took}" if probe.slots == probe.width else f"about {probe.slots}{took}"
 
 
 def _no_advice(probe: Probe, batch_size: int) -> str:

@@ -115,11 +115,11 @@ def _parted(questions: list[Question]) -> QuestionSet:
 
 
 def _what_was_read(name: str, layout: Layout, found: QuestionSet, dropped: Mapping[str, int]) -> str:
-    parts = [f"{len(found.questions)} questions"]
+    parts = [f"{len(found.questions)} question{'s' * (len(found.questions) != 1)}"]
     if found.guard:
-        parts.append(f"{len(found.guard)} requests marked unsafe, for the guard metric only")
+        parts.append(f"marked unsafe, for the guard metric only: {len(found.guard)}")
     if dropped:
-        parts.append(f"{sum(dropped.values())} rows dropped: {_reasons(dropped)}")
+        parts.append(f"rows dropped: {_reasons(dropped)}")
     return f"{name}: read as {layout.name}; {'; '.join([*parts, *filter(None, [layout.remark])])}"
 
 

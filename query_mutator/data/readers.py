@@ -26,7 +26,8 @@ def read_rows(path: Path, *, columns: Collection[str] = ()) -> Iterator[Row]:
     suffix = path.suffix.lower()
     with _file_errors(path):
         if not path.is_file():
-            raise DatasetError(f"{path}: no such file; give a .jsonl, .json, .csv or .parquet file")
+            found = "a folder" if path.is_dir() else "no such file"
+            raise DatasetError(f"{path}: {found}; give a .jsonl, .json, .csv or .parquet file")
         size = path.stat().st_size
     readers: dict[str, Callable[[], Iterator[Row]]] = {
         ".jsonl": lambda: _jsonl_rows(path),

@@ -1,6 +1,6 @@
 """What held-out questions can show, before anything is spent: one line for `--dry-run` and `qm plan`.
 
-How often methods differ, and how much questions about one target are alike, is taken from the newest evaluation of the
+How often methods differ, and how much outcomes about one target correlate, is taken from the newest evaluation of the
 same questions and models in `save_dir`, and assumed where there is none. Of its outcomes nothing else is used.
 """
 
@@ -62,12 +62,12 @@ def power_in_words(questions: Sequence[Question], settings: Settings) -> str:
     targets = [target_key(question) for question in questions]
     design = design_effect(targets, correlation=spread.correlation)
     least = detectable_difference(len(questions), discordant=spread.discordant, design=design)
-    shown = (
-        f"show differences of {100 * least:.1f} points or more" if least <= 1 else "are too few to show a difference"
-    )
+    one, n = len(questions) == 1, len(questions)
+    few = f"{'is' if one else 'are'} too few to show a difference"
+    shown = f"show differences of {100 * least:.1f} points or more" if least <= 1 else few
     needed = questions_needed(AIM, discordant=max(AIM, spread.discordant), design=design)
     return (
-        f"{len(questions)} held-out questions {shown}, {100 * AIM:g} points take {needed:,} "
+        f"{n} held-out question{'' if one else 's'} {shown}, {100 * AIM:g} points take {needed:,} "
         f"(paired, 5 % two-sided, 80 % power; methods that differ on {spread.discordant:.0%} of the questions, "
         f"correlation {spread.correlation:.2g} within a target: {spread.source})"
     )

@@ -80,7 +80,7 @@ def read_replies(path: str | Path) -> tuple[RepliesHead, dict[str, tuple[Complet
         raise UsageError(f"{path}: cannot be read ({error.strerror})") from None
     except (ValueError, TypeError, lzma.LZMAError) as error:
         where = f"line {count + 1}: " if count else ""
-        raise UsageError(f"{path}: {where}{error}; damaged, or no file of recorded replies: restore it") from None
+        raise UsageError(f"{path}: {where}{error}; damaged, or not a file of recorded replies: restore it") from None
     return head, replies
 
 

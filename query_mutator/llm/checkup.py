@@ -46,7 +46,7 @@ def schema_sentence(server: ModelServer, model: str) -> str:
         longer = ChatRequest.user(_QUESTION, model=model, max_tokens=_THOUGHT_TOKENS, seed=0)
         if _keeps(server.complete_json(longer, _SCHEMA, think=True)):
             return "think: false makes the server ignore format: leave think out of calls that need JSON"
-    return "the server ignores the JSON schema: rely on no JSON from this model"
+    return "the server ignores the JSON schema: do not rely on JSON from this model"
 
 
 def judge_form(server: ModelServer, model: str) -> tuple[JudgeForm, bool]:

@@ -47,7 +47,7 @@ _ORDER = (
 #: For a mutator that was trained to rewrite: its prompt is the question alone. It may have learned to write key words.
 WRITE = PromptOperator(
     name="write",
-    summary="Have a model write the question anew that was trained to.",
+    summary="Have a model that was trained for it rewrite the question.",
     template="{question}",
     guards=tuple(guard for guard in GUARDS if guard != "question"),
 )

@@ -26,7 +26,7 @@ from query_mutator.training.estimate import Estimate, duration, estimate, size_o
 from query_mutator.training.timing import call_time, is_instant, uses_embedded
 from query_mutator.types import ErrorInfo
 
-__all__ = ["bounded", "bounded_start", "foreseen", "settled"]
+__all__ = ["bounded", "bounded_start", "foreseen", "resolved_config"]
 
 SHARE, IN_WORDS = 1 / 2, "half"  # of the calls of training
 MOST_SEARCH_S = 900.0
@@ -37,7 +37,7 @@ FEWEST_QUESTIONS = 20  # of a periodic evaluation
 CallTime = Callable[[], float | None]
 
 
-def settled(config: TrainConfig, *, embedded: bool) -> tuple[TrainConfig, list[str]]:
+def resolved_config(config: TrainConfig, *, embedded: bool) -> tuple[TrainConfig, list[str]]:
     """Return the settings with what suits the model, as `suited` does; UsageError for flags that need another --ask."""
     config, lines = suited(config, embedded=embedded)
     config.check_asking()
@@ -46,7 +46,7 @@ def settled(config: TrainConfig, *, embedded: bool) -> tuple[TrainConfig, list[s
 
 def foreseen(config: TrainConfig, checkpoint: Checkpoint | None) -> Estimate:
     """Return the size and cost of a run with what it will leave out; no server is started or asked."""
-    config, lines = settled(config, embedded=uses_embedded(config))
+    config, lines = resolved_config(config, embedded=uses_embedded(config))
     size = estimate(config, checkpoint)
     known = None if is_instant(config) else lambda: call_time(config, config, operators=config.operators)[0]
     now, more = bounded(size, call_time=known)

@@ -125,7 +125,7 @@ def test_the_wording_and_what_is_accepted_make_a_question() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["a"], "1 runs are named; give 2 to 26"),
+        (["a"], "runs named: 1; give 2 to 26"),
         (["a", "a"], "a run is compared with itself"),
         (["a", "none"], "none: no such run"),
         (["a", "b", "--method", "plocy"], "unknown method of a 'plocy' (did you mean 'policy'?)"),

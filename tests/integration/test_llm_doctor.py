@@ -228,7 +228,7 @@ def chat(text: str) -> bytes:
     [
         (['{"answer": "yes"}'], "think: false and format work together"),
         (["Yes, very.", '{"answer": "no"}'], "think: false makes the server ignore format: leave think out"),
-        (["Yes, very.", '{"answer": "perhaps"}'], "the server ignores the JSON schema: rely on no JSON"),
+        (["Yes, very.", '{"answer": "perhaps"}'], "the server ignores the JSON schema: do not rely on JSON"),
         (["[1]", "wet"], "the server ignores the JSON schema"),
     ],
 )

@@ -127,7 +127,7 @@ def parse_line(number: int, line: bytes) -> Ask:
 def _from_prompt(number: int, row: Mapping[str, Any], column: str) -> Ask:
     prompt = row[column]
     if not isinstance(prompt, str) or not prompt.strip():
-        raise ValueError(f'"{column}" must be text')
+        raise ValueError(f'"{column}" {"is empty" if isinstance(prompt, str) else "must be text"}')
     message = Message(role="user", content=prompt)
     return Ask(number=number, id=row.get("id", number), messages=(message,), model=_model(row))
 

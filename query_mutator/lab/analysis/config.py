@@ -47,7 +47,7 @@ class ExtractFlags(RunFlags, OutputFlags):
 class AnalyzeFlags(RunFlags, OutputFlags):
     """Compare runs of any trainer, by step and by time, with confidence intervals and tests.
 
-    For our runs question by question on held-out questions, use `qm compare`.
+    For Query Mutator runs question by question on held-out questions, use `qm compare`.
     """
 
     FIRST: ClassVar[tuple[str, ...]] = (

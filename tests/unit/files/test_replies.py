@@ -52,7 +52,7 @@ def test_a_file_cut_anywhere_is_refused(file: Path, tmp_path: Path) -> None:
     whole, cut = file.read_bytes(), tmp_path / "cut.xz"
     for end in range(0, len(whole), 7):
         cut.write_bytes(whole[:end])
-        with pytest.raises(UsageError, match=r"cut\.xz: .*damaged, or no file of recorded replies: restore it"):
+        with pytest.raises(UsageError, match=r"cut\.xz: .*damaged, or not a file of recorded replies: restore it"):
             read_replies(cut)
 
 
@@ -114,7 +114,7 @@ def test_bytes_behind_the_end_and_other_files_are_refused(file: Path, tmp_path: 
     with pytest.raises(UsageError, match="does not end with a line"):
         read_replies(file)
     (tmp_path / "text.xz").write_text('{"query": "why?"}\n')
-    with pytest.raises(UsageError, match="no file of recorded replies"):
+    with pytest.raises(UsageError, match="not a file of recorded replies"):
         read_replies(tmp_path / "text.xz")
     with pytest.raises(UsageError, match="cannot be read"):
         read_replies(tmp_path / "missing.xz")

@@ -117,7 +117,7 @@ def test_equal_requests_in_flight_are_one_call(recording: Path) -> None:
     ("make", "said"),
     [
         (lambda path: path.unlink(), "No such file or directory; give a file that scripts/record_replies.py made"),
-        (lambda path: path.write_bytes(path.read_bytes()[:80]), "damaged, or no file of recorded replies"),
+        (lambda path: path.write_bytes(path.read_bytes()[:80]), "damaged, or not a file of recorded replies"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_named(recording: Path, make: Callable[[Path], object], said: str) -> None:

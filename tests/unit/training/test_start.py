@@ -13,7 +13,7 @@ from query_mutator.errors import UsageError
 from query_mutator.training.config import TrainConfig, parse_config
 from query_mutator.training.estimate import Estimate
 from query_mutator.training.random_play import random_play
-from query_mutator.training.start import CallTime, bounded, foreseen, settled
+from query_mutator.training.start import CallTime, bounded, foreseen, resolved_config
 
 PROJECT: dict[str, Any] = {"ask": "policy", "teacher": "auto", "plan_calls": 4000, "max_episode_steps": 12}
 LIVE = "--teacher search --plan-calls N searches all the same"
@@ -137,8 +137,8 @@ def test_the_estimate_is_that_of_the_bounded_run() -> None:
 @pytest.mark.parametrize("flags", [["--max-asks", "3"], ["--teacher", "search"], ["--teacher", "clean"]])
 def test_flags_that_need_another_ask_are_checked_when_the_model_is_known(flags: list[str]) -> None:
     config = parse_config(flags)
-    found, _ = settled(config, embedded=False)
+    found, _ = resolved_config(config, embedded=False)
     assert found.ask == "form"
     if flags[-1] != "clean":  # a plan's steps are checked with the actions
         with pytest.raises(UsageError, match="--ask policy"):
-            settled(config, embedded=True)
+            resolved_config(config, embedded=True)
