@@ -16,7 +16,7 @@ from query_mutator.files.metrics import METRICS_FILE
 from query_mutator.files.run_dir import SUMMARY
 from query_mutator.files.state import RunState, last_values, run_state
 
-__all__ = ["ListedRun", "list_runs"]
+__all__ = ["ListedRun", "list_runs", "steps_asked"]
 
 _CONFIG = "config.json"
 _RUN_FILES = (_CONFIG, METRICS_FILE, SUMMARY, LOCK)
@@ -86,7 +86,7 @@ def _listed(path: Path) -> ListedRun:
         state=state,
         started=_started(path, config),
         steps=_whole(figures.get("step")),
-        steps_asked=_asked(flags if isinstance(flags, Mapping) else {}),
+        steps_asked=steps_asked(flags if isinstance(flags, Mapping) else {}),
         validation_success=figures.get("validation/success"),
         held_out_success=_number(report, "eval", "methods", "policy", "success"),
         calls=_whole(figures.get("llm/calls") if calls is None else calls),
@@ -108,7 +108,7 @@ def _started(path: Path, config: Mapping[str, Any]) -> float:
     return 0.0
 
 
-def _asked(flags: Mapping[str, Any]) -> int | None:
+def steps_asked(flags: Mapping[str, Any]) -> int | None:
     """Return the steps of the run that was asked for: whole rollouts, as PPOConfig.total_steps has them."""
     steps, rollout = _number(flags, "num_env_steps"), 1.0
     for name in ("num_processes", "num_steps"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from query_mutator.bounds import group_of
+from query_mutator.cli.console import note
 from query_mutator.data import Split
 from query_mutator.env.rules import ASKING, EpisodeRules
 from query_mutator.errors import UsageError
@@ -33,6 +34,8 @@ def check_run(config: TrainConfig, split: Split, checkpoint: Checkpoint | None) 
     if not split.train:
         raise UsageError(f"{config.dataset}: no question is left to train on, all are held out; add more questions")
     check_gold([*split.train, *split.validation, *split.test], config)
+    if config.evaluate and not split.test:
+        note(f"{config.dataset}: no question is held out, so the run ends without a comparison; add more questions")
     comparison(config, split)
     operators, forms = rewrites(config)
     actions = [*(one.name for one in operators), *(one.name for one in forms), *ASKING[config.ask].controls]

@@ -19,6 +19,7 @@ from query_mutator.report.page.rows import check_metrics, check_outcomes, check_
 from query_mutator.report.page.tail import FollowedJson, FollowedRows
 from query_mutator.report.page.traffic import Traffic
 from query_mutator.report.page.usage import TrainingUsage, choices_of_policy
+from query_mutator.runs.listing import steps_asked
 from query_mutator.runs.shadow import SHADOW
 from query_mutator.types import AS_IS
 
@@ -184,7 +185,7 @@ class RunReader:
             "folder": str(self.folder),
             "started": config.get("started"),
             "step": self.figures.last.get("step", 0),
-            "steps": config.get("flags", {}).get("num_env_steps"),
+            "steps": steps_asked(config.get("flags", {})),
         }
 
     def _cost(self) -> dict[str, float | str] | None:

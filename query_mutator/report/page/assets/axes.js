@@ -1,10 +1,10 @@
 // Scales, ticks and axes of the charts, in pixels of the drawing.
 
-function ticks(low, high, count) {
+function ticks(low, high, count, least = 0) {
   if (!(high > low)) return [low];
   const rough = (high - low) / Math.max(1, count);
   const power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 2.5, 5, 10].map((factor) => factor * power).find((size) => size >= rough * 0.999);
+  const step = [1, 2, 2.5, 5, 10].map((factor) => factor * power).find((size) => size >= Math.max(least, rough * 0.999)) ?? least;
   const found = [];
   for (let tick = Math.ceil(low / step - 1e-9) * step; tick <= high + step * 1e-9; tick += step) {
     found.push(Math.abs(tick) < step * 1e-9 ? 0 : tick);
@@ -41,7 +41,7 @@ function axes({ width, height, x, y, left = 48, right = 22 }) {
       svg("line", { class: "grid", x1: box.left, x2: box.right, y1: at.y(tick), y2: at.y(tick) }),
       svg("text", { class: "tick", x: box.left - 8, y: at.y(tick) + 4, "text-anchor": "end" }, y.show(tick)));
   }
-  for (const tick of ticks(...x.range, Math.max(2, width / 110))) {
+  for (const tick of ticks(...x.range, Math.max(2, width / 110), x.least)) {
     node.append(svg("text", { class: "tick", x: at.x(tick), y: box.bottom + 18, "text-anchor": "middle" }, x.show(tick)));
   }
   node.append(

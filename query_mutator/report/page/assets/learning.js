@@ -56,8 +56,8 @@ function learningChart({ title, unit, keys: all }, lines) {
     rows: () => seriesTable(series, show),
     draw: (width) => curves({
       series, lines: references, width, height: validation ? 320 : 220,
-      x: { range: extentOf(steps), show: compact, label: "environment steps" },
-      y: { range: share && validation ? [0, Math.max(...extent(values, { zero: true }))] : extent(values), show: share ? (value) => fixed(100 * value, 0) : compact, label: share ? "%" : unit === "1" ? "" : unit },
+      x: { range: extentOf(steps), show: compact, least: 1, label: "environment steps" },
+      y: { range: share && validation ? [0, Math.max(...extent(values, { zero: true }))] : extent(values), show: share ? (value) => compact(100 * value) : compact, label: share ? "%" : unit === "1" ? "" : unit },
     }),
   });
 }
