@@ -15,6 +15,7 @@ import gzip
 import sys
 import time
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,6 +96,8 @@ def main(argv: Sequence[str]) -> int:
         raise UsageError(f"--json {options.json}: the logs are only read; choose another file")
     prompts, logs = read_logs(options.logs)
     train = [log for log in logs if log.part == "train"]
+    if others := Counter(log.part for log in logs if log.part not in ("train", "test")):
+        print(f"{options.logs}: left out, of other parts: {dict(others)}", file=sys.stderr)
     table = training_table(list(graded(train)))
     found = cross_fit(table, weights=np.ones(len(table)), candidates=CANDIDATES, folds=FOLDS, seed=0)
     asked = learned_order(train, prompts, table, found.p)
@@ -215,7 +218,7 @@ def printed(
             low, high = over[name][at].tolist()
             lead = float(refits.mean() - 100 * column[:, at].mean())
             differences[name][calls] = [round(value, 2) for value in (lead, low, high)]
-        cells += [f"{result[name][calls]:.1f}" for name in votes]
+        cells += [f"{100 * column[:, at].mean():.1f}" for column in votes.values()]
         cells += ["{:+.1f} [{:+.1f}, {:+.1f}]".format(*differences[name][calls]) for name in votes]
         print(f"| {calls} | {' | '.join(cells)} |")
     return result | {"mean_calls": {f"{FEW_CALLS:g}": round(float(np.mean(mean_calls)), 4)}, "over": differences}

@@ -11,8 +11,10 @@ from typing import Any, ClassVar
 from tyro.conf import Positional
 
 from query_mutator.bounds import Device
+from query_mutator.cli.console import note
 from query_mutator.env.task import Task
 from query_mutator.learners.learner import InferencePolicy
+from query_mutator.llm.backends import AUTO
 from query_mutator.plugins import absolute
 from query_mutator.session.checkpoint import Checkpoint
 from query_mutator.session.loading import acting_settings, acting_task, load_policy, load_saved
@@ -109,7 +111,10 @@ def open_policy(flags: PolicyFlags) -> Iterator[Policy]:
     """Yield the policy of --checkpoint with the models of its training, or those that flags name."""
     saved = load_saved(flags.checkpoint, flags.plugin)
     trained_with = flags.of_training(saved.checkpoint.system)
-    with open_models(system_settings(flags, trained_with, source=saved.checkpoint.path), light=True) as models:
+    settings = system_settings(flags, trained_with, source=saved.checkpoint.path)
+    with open_models(settings, light=True) as models:
+        if settings.backend == AUTO:  # no model is known from training, as after --from-logs
+            note(models.choice.reason)
         task = acting_task(saved, models)
         yield Policy(saved=saved, models=models, task=task, frozen=load_policy(saved.checkpoint, task))
 

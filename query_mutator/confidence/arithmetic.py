@@ -20,7 +20,7 @@ _MOST_TOKENS = 60
 _MOST_EQUATIONS = 200
 _ROUNDING = 0.005  # relative: results are rounded in writing
 
-_CONTINUED = re.compile(r"\n\s*=")
+_CONTINUED = re.compile(r"(?<!\n)\n\s*=")
 _BULLET = re.compile(r"^\s*(?:[-*•]|\d+[.)])\s+")
 _EQUALS = re.compile(r"(?<![<>!=])=(?!=)|\bequals\b|\bis equal to\b", re.IGNORECASE)
 _END = re.compile(r"[.,](?=\s|$)|[;:?!]|<<|>>")

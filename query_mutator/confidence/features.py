@@ -34,7 +34,7 @@ _HEDGE = re.compile(
 )
 _CONCLUSION = re.compile(r"\b(?:therefore|thus|hence|so|answer is|in total|finally)\b|####|\\boxed", re.IGNORECASE)
 _FINISHED = re.compile(r"[.!?)\]}\"'*`%$€£”’]$|\d$")
-_LIST_ITEM = re.compile(r"(?m)^\s*(?:\d+[.)]|[-*•])\s")
+_LIST_ITEM = re.compile(r"(?m)^[^\S\n]*(?:\d+[.)]|[-*•])\s")
 _MARKUP = re.compile(r"\*\*|\\|```|\$\$|^#", re.MULTILINE)
 _ALTERNATIVE = re.compile(r"\bor\b|/|;", re.IGNORECASE)
 

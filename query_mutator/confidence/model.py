@@ -11,7 +11,7 @@ keep the answers about one target together. Gold is read in fitting only.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
@@ -36,6 +36,7 @@ from query_mutator.confidence.table import (
 )
 from query_mutator.encoder.base import Encoder
 from query_mutator.errors import UsageError
+from query_mutator.registry import check_known
 from query_mutator.stats.calibration import Bin, reliability
 from query_mutator.types import DoubleArray
 
@@ -72,7 +73,7 @@ class ConfidenceModel:
     @classmethod
     def fit(
         cls,
-        rows: Sequence[LoggedAnswer] | TrainingTable,
+        rows: Iterable[LoggedAnswer] | TrainingTable,
         *,
         weights: DoubleArray | None = None,
         candidates: Sequence[Candidate] = SCORERS,
@@ -84,7 +85,9 @@ class ConfidenceModel:
 
         A table of `training_table` saves reading the same answers again.
         """
-        table = rows if isinstance(rows, TrainingTable) else training_table(rows, encoder=encoder)
+        for name in candidates or ("",):
+            check_known("candidate", name, SCORERS)
+        table = rows if isinstance(rows, TrainingTable) else training_table(tuple(rows), encoder=encoder)
         weight = np.ones(len(table)) if weights is None else np.asarray(weights, dtype=np.float64)
         found = cross_fit(table, weights=weight, candidates=candidates, folds=folds, seed=seed)
         rates = form_rates(table, weight)
