@@ -20,6 +20,7 @@ from query_mutator.evaluation.plan_result import PlanSearch
 from query_mutator.evaluation.plan_search import MAX_CALLS, find_plan, questions_searched
 from query_mutator.evaluation.power import power_in_words
 from query_mutator.evaluation.rejections import rejections_in_words
+from query_mutator.llm.backends import choose_backend
 from query_mutator.session.dataset import split_dataset
 from query_mutator.session.judging import check_gold
 from query_mutator.session.models import open_models
@@ -44,6 +45,7 @@ def plan(flags: PlanFlags) -> None:
     train = split.train
     if not train:
         raise UsageError(f"{flags.dataset}: no question is left to search on, all are held out; add more questions")
+    choose_backend(flags.backend, flags.urls)
     check_gold([*train, *split.test], _task_settings(flags))
     if flags.dry_run:
         flags, lines = suited(flags, embedded=uses_embedded(flags), values=SUITED_PLAN)

@@ -9,6 +9,7 @@ from query_mutator.env.rules import ASKING, EpisodeRules
 from query_mutator.errors import UsageError
 from query_mutator.evaluation.cost import PLAN_CALLS, EvaluationCost
 from query_mutator.evaluation.plan_search import check_calls
+from query_mutator.llm.backends import choose_backend
 from query_mutator.operators import local_rewrite
 from query_mutator.session.checkpoint import Checkpoint
 from query_mutator.session.dataset import guard_requests
@@ -33,6 +34,7 @@ def check_run(config: TrainConfig, split: Split, checkpoint: Checkpoint | None) 
         )
     if not split.train:
         raise UsageError(f"{config.dataset}: no question is left to train on, all are held out; add more questions")
+    choose_backend(config.backend, config.urls)
     check_gold([*split.train, *split.validation, *split.test], config)
     if config.evaluate and not split.test:
         note(f"{config.dataset}: no question is held out, so the run ends without a comparison; add more questions")
