@@ -186,6 +186,8 @@ def test_dry_run_prints_the_estimate_and_writes_nothing(
     held_out = re.search(r"held out +\d+ / \d+ / (\d+)\n", out)
     assert held_out
     assert f"\n{held_out[1]} held-out questions are too few to show a difference" in out
+    assert train(*tiny_flags, "--dry-run", "--gguf", "model.gguf") == 2
+    assert "name servers of two kinds; leave one of them out" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
 
 
