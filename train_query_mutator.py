@@ -131,7 +131,7 @@ def build(config: TrainConfig, checkpoint: Checkpoint | None, stack: ExitStack) 
     with progress("starting", 3, unit="part", terminal_only=True) as bar:
         split = split_dataset(config)
         bar.update()
-        check_run(resolved_config(config, embedded=uses_embedded(config))[0], split, checkpoint)
+        check_run(config, split, checkpoint, knows_model=uses_embedded(config))
         bar.update()
         ray = stack.enter_context(connected(config.ray_address)) if config.engine == "ray" else None
         models = stack.enter_context(open_models(resumed_models(config, checkpoint)))

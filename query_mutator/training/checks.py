@@ -21,8 +21,11 @@ from query_mutator.training.learner import read_teacher
 __all__ = ["check_run", "comparison"]
 
 
-def check_run(config: TrainConfig, split: Split, checkpoint: Checkpoint | None) -> None:
-    """Raise a UsageError for settings that do not fit the questions, the machine or the checkpoint."""
+def check_run(config: TrainConfig, split: Split, checkpoint: Checkpoint | None, *, knows_model: bool = True) -> None:
+    """Raise a UsageError for settings that do not fit the questions, the machine or the checkpoint.
+
+    Until the kind of model is known, so are not the actions that a teacher must have.
+    """
     import torch
 
     from ppo.algorithm import usable_device
@@ -45,7 +48,7 @@ def check_run(config: TrainConfig, split: Split, checkpoint: Checkpoint | None) 
         checkpoint.check_actions(actions)
     if config.teacher == SEARCH:
         check_calls(config.plan_calls, name="--plan-calls")
-    elif config.teacher not in (None, AUTO_TEACHER):
+    elif knows_model and config.teacher not in (None, AUTO_TEACHER):
         read_teacher(config, actions)
     try:
         usable_device(config.device)

@@ -76,7 +76,7 @@ def test_lines_that_cannot_be_asked_are_in_a_file_of_their_own_with_their_number
     bad = {
         2: ('{"id": 7', "not JSON"),
         3: ({"id": 1}, 'neither a question (query, question, prompt, text) nor "body"'),
-        5: ({"id": 1, "query": " "}, '"query" must be text'),
+        5: ({"id": 1, "query": " "}, '"query" is empty'),
         6: (chat("x", ("user", "a"), tools=[{"type": "function"}]), '"tools" in the body is not supported'),
         7: (chat("x", ("user", [{"type": "image_url", "image_url": {}}])), "content of a message must be text"),
         8: ({"custom_id": "e", "method": "POST", "url": "/v1/embeddings", "body": {}}, "/v1/embeddings"),
