@@ -169,7 +169,7 @@ class LocalOperator:
         """Return the rewritten question."""
         found = self.function(question, context)
         if not isinstance(found, str):
-            raise UsageError(f"operator {self.name!r} returned a {type(found).__name__}; return the question as text")
+            raise UsageError(f"operator {self.name!r} returned {type(found).__name__}; return the question as text")
         return found
 
     def render(self, question: str, *, context: OperatorContext) -> str:

@@ -24,7 +24,7 @@ __all__ = ["check_run", "comparison"]
 def check_run(config: TrainConfig, split: Split, checkpoint: Checkpoint | None, *, knows_model: bool = True) -> None:
     """Raise a UsageError for settings that do not fit the questions, the machine or the checkpoint.
 
-    Until the kind of model is known, so are not the actions that a teacher must have.
+    Until the kind of model is known, the actions are not, and the steps of a teacher are not checked.
     """
     import torch
 

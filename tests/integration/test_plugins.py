@@ -72,7 +72,7 @@ def test_an_operator_from_a_file(tiny_flags: list[str], tmp_path: Path) -> None:
     [
         ("1 / 0", "plugin {plugin}:4: ZeroDivisionError: division by zero"),
         ("OSError('no\\nluck')", "plugin {plugin}:4: OSError: no luck"),
-        ("5", "operator 'broken' returned a int; return the question as text"),
+        ("5", "operator 'broken' returned int; return the question as text"),
     ],
 )
 def test_an_operator_that_fails_is_one_line(

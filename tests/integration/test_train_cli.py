@@ -186,6 +186,8 @@ def test_dry_run_prints_the_estimate_and_writes_nothing(
     held_out = re.search(r"held out +\d+ / \d+ / (\d+)\n", out)
     assert held_out
     assert f"\n{held_out[1]} held-out questions are too few to show a difference" in out
+    assert train(*tiny_flags, "--dry-run", "--no-evaluate") == 0
+    assert "held-out questions" not in capsys.readouterr().out
     assert train(*tiny_flags, "--dry-run", "--gguf", "model.gguf") == 2
     assert "name servers of two kinds; leave one of them out" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
@@ -287,3 +289,22 @@ def test_run_that_was_ended_before_its_results_writes_them_when_gone_on_with(
     assert after["eval"] == before["eval"]
     assert (after["eval_llm_calls"], after["llm_calls"]) == (0, before["llm_calls"])  # all replies were remembered
     assert [row["step"] for row in rows(run, "metrics")] == [0, 32, 64]
+
+
+def test_a_run_that_fails_before_it_begins_leaves_no_folder(
+    tiny_flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--forms", "question_answer,few_words", "--ask", "form", "--answer", "learned", "--answer-calls", "8"]
+    assert train(*tiny_flags, *flags) == 2
+    assert "too few" in capsys.readouterr().err
+    assert not list((tmp_path / "runs").iterdir())
+
+
+def test_a_run_without_held_out_questions_says_so(
+    tiny_flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = tmp_path / "one.jsonl"
+    one.write_text('{"query": "plz sort my list", "accept": ["sorted"]}\n')
+    assert train(*tiny_flags, "--dataset", str(one), "--dry-run") == 0
+    said = capsys.readouterr().err
+    assert "one.jsonl: no question is held out, so the run ends without a comparison" in said

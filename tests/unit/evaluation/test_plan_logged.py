@@ -50,8 +50,15 @@ def test_chance_is_not_taken_for_a_better_plan() -> None:
     ]
     found = learned(answers, budget=None, price=0.005)
     assert not found.chosen.plan.asks_early
-    assert found.why_alone in found.verdict
+    assert found.verdict.endswith("; P(right) orders right and wrong answers no better than chance.")
+    assert (found.by_calls, sorted(found.rates)) == ((), sorted(PROMPTS))
     assert abs(found.confidence.report.auroc - 0.5) < 0.1
+
+
+def test_a_plan_whose_calls_cost_more_than_they_bring_is_not_chosen(sums: list[LoggedAnswer]) -> None:
+    found = learned(sums, budget=None, price=0.9)
+    assert not found.chosen.plan.asks_early
+    assert found.verdict.endswith("; no plan of several prompts pays for its calls.")
 
 
 def test_the_rows_of_a_log_may_come_in_any_order(sums: list[LoggedAnswer]) -> None:
