@@ -32,13 +32,20 @@ def test_submissions_by_p_right_are_right_more_often_than_votes_of_as_many(sums:
     assert rows[2].lead > 0.1
     assert rows[2].lead_ci[0] > 0
     assert 1.4 < rows[1.5].learned_calls < 1.6
-    share = rows[1.5].learned_calls - 1  # of a second answer: the vote has as many
-    assert rows[1.5].vote == pytest.approx((1 - share) * rows[1].vote + share * rows[2].vote)
     assert sorted(found.order) == sorted(PROMPTS)
     assert found.chosen.plan.answer == "learned"
     assert found.chosen.calls <= 2
     assert found.questions == found.chosen.questions == 200
     assert "Use the plan" in found.verdict
+
+
+def test_the_vote_has_as_many_calls_as_were_made() -> None:
+    rows = {row.calls: row for row in learned(graded_sums(90, prompts=3, seed=1)).by_calls}
+    more = rows[2].learned_calls - 2
+    assert more > 0.05
+    # A plain vote of two is the first answer.
+    assert rows[2].vote == pytest.approx((1 - more) * rows[1].vote + more * rows[3].vote)
+    assert rows[2].vote > rows[1].vote
 
 
 def test_chance_is_not_taken_for_a_better_plan() -> None:
