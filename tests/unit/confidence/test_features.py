@@ -56,7 +56,7 @@ def test_what_is_not_known_is_nan_and_what_is_known_is_kept() -> None:
     "text",
     [
         *("∞ ² ½ ١٢ 1e308 x 1e308 = 1e400", "\x00\ud800", "9" * 5_000, "=" * 5_000, "- " * 5_000),
-        *("x" + "\n" * 20_000 + "42", "\n=" * 20_000, " " * 40_000),
+        *("x" + "\n" * 60_000 + "42", "\n=" * 20_000, " " * 40_000),
     ],
 )
 def test_any_text_has_columns_without_infinities(text: str) -> None:

