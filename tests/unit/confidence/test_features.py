@@ -51,12 +51,12 @@ def test_what_is_not_known_is_nan_and_what_is_known_is_kept() -> None:
     assert found["echoes_context"] == pytest.approx(0.5)  # of paris and example
 
 
-@pytest.mark.timeout(20)  # of blank lines each start was read to the end of the text: minutes
+@pytest.mark.timeout(5)  # a tenth of a second; where each blank line is read with all after it: nine
 @pytest.mark.parametrize(
     "text",
     [
         *("∞ ² ½ ١٢ 1e308 x 1e308 = 1e400", "\x00\ud800", "9" * 5_000, "=" * 5_000, "- " * 5_000),
-        *("x" + "\n" * 60_000 + "42", "\n=" * 20_000, " " * 40_000),
+        *("x" + "\n" * 20_000 + "42", "\n=" * 20_000, " " * 40_000),
     ],
 )
 def test_any_text_has_columns_without_infinities(text: str) -> None:
