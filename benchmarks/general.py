@@ -47,7 +47,7 @@ from query_mutator.settings.models import ModelSettings
 from query_mutator.training.config import TrainConfig, parse_config
 from query_mutator.types import AS_IS, Question
 
-CONFIG = Path(__file__).resolve().parents[1] / "examples" / "run_llm.json"
+CONFIG = Path(__file__).resolve().parents[1] / "examples" / "first_run.json"
 ONE_CALL = "--ask policy --max-asks 1 --max-episode-steps 3 --answer best --algo bandit --teacher search"
 CLEAN = "clean"
 YARDSTICK = ("question_answer", "short_answer", "statement", "expert")  # forms in which the ideal texts are recorded
@@ -242,7 +242,7 @@ def run(world: World, arguments: argparse.Namespace) -> dict[str, Any]:
 def arguments_of(argv: Sequence[str] | None) -> argparse.Namespace:
     """Return the arguments of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--flags", default="", help="of the trainer, after those of examples/run_llm.json")
+    parser.add_argument("--flags", default="", help="of the trainer, after those of examples/first_run.json")
     parser.add_argument("--seeds", type=int, nargs="+", default=list(range(1, 9)))
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--folds", nargs="+", choices=list("01234"), help="folds of the training questions to score")

@@ -302,7 +302,7 @@ def in_words(found: Mapping[str, Any]) -> str:
 def main(argv: Sequence[str] | None = None) -> None:
     """Print the tables; write them as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--flags", default="", help="of the trainer, after those of examples/run_llm.json")
+    parser.add_argument("--flags", default="", help="of the trainer, after those of examples/first_run.json")
     parser.add_argument("--seeds", type=int, nargs="+", default=list(range(1, 9)))
     parser.add_argument("--max-calls", type=int, default=MAX_CALLS, help="of each search")
     parser.add_argument("--validation", action="store_true", help="score validation questions, on which to choose")

@@ -329,7 +329,7 @@ def test_a_run_and_a_search_take_what_suits_a_language_model(
 
 
 def test_the_example_run_asks_what_the_script_records() -> None:
-    config, _ = suited(parse_config(["--config", str(ROOT / "examples" / "run_llm.json")]), embedded=False)
+    config, _ = suited(parse_config(["--config", str(ROOT / "examples" / "first_run.json")]), embedded=False)
     assert config.target_max_tokens == MAX_TOKENS
     assert (config.ask, config.answer, config.algo) == ("form", "learned", "direct")
     assert all(local_rewrite(operator) is not None for operator in operators.select(config.operators))

@@ -194,5 +194,5 @@ def test_help_names_its_flags_and_loads_nothing_heavy(option: str) -> None:
 
 def test_first_run_is_a_file_of_flags() -> None:
     config = parse_config(["--config", str(ROOT / "examples" / "first_run.json")])
-    assert (config.name, config.teacher) == ("first-run", "search")
+    assert (config.name, config.dataset) == ("first-run", "general")
     assert remarks(config) == []
