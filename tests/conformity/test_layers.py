@@ -20,7 +20,7 @@ CALLS = BASE | {"encoder", "llm", "runs"}
 TASK = CALLS | {"confidence", "data", "forms", "operators", "rewards"}
 ENV = TASK | {"env"}
 LEARNERS = ENV | {"learners", "ppo"}
-SESSION = LEARNERS | {"session", "embedded"}
+SESSION = LEARNERS | {"session", "embedded", "testing"}
 EVALUATION = SESSION | {"evaluation"}
 TRAINING = EVALUATION | {"training"}
 TOOLKITS = {"batching", "lab"}
@@ -39,6 +39,7 @@ ALLOWED: dict[str, set[str]] = {
     "files": VOCABULARY | {"stats"},
     "cli": VOCABULARY | {"bounds", "files", "settings"},
     "encoder": VOCABULARY | {"files"},
+    "testing": VOCABULARY | {"bounds", "files", "settings", "stats"},
     "embedded": BASE - {"cli"} | {"encoder"},
     "runs": BASE,
     "llm": BASE - {"cli"} | {"encoder"},
@@ -49,7 +50,7 @@ ALLOWED: dict[str, set[str]] = {
     "data": CALLS,
     "env": TASK,
     "learners": ENV | {"ppo"},
-    "session": LEARNERS | {"embedded"},
+    "session": LEARNERS | {"embedded", "testing"},
     "evaluation": SESSION,
     "training": EVALUATION,
     "adapters": ENV | {"embedded"},
@@ -226,7 +227,8 @@ def test_imports_inside_functions_are_rare() -> None:
     "module",
     ["query_mutator", "query_mutator.llm", "query_mutator.operators", "query_mutator.rewards", "query_mutator.data",
      "query_mutator.confidence",
-     "query_mutator.training.config", "query_mutator.embedded.server", "query_mutator.batching",
+     "query_mutator.training.config", "query_mutator.embedded.server", "query_mutator.testing",
+     "query_mutator.batching",
      "query_mutator.lab", "query_mutator.lab.analysis.pages",
      "query_mutator.lab.analysis.compare", "query_mutator.report.curve", "query_mutator.commands.main",
      "query_mutator.commands.analyze", "query_mutator.report.page.build", "ollama_utils", "rl_query_mutator_env",

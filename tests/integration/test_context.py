@@ -19,7 +19,7 @@ from query_mutator.llm.retry import DEFAULT_POLICY
 from query_mutator.llm.stack import build_client
 from query_mutator.types import ChatRequest, Completion, ErrorInfo
 from tests.conftest import OnUpper, Upper
-from tests.integration.embedded_http import chat, get, post
+from tests.integration.raw_http import chat, get, post
 
 LONG = "begin " + "word " * 300 + "end"
 

@@ -8,7 +8,7 @@ import ssl
 from collections.abc import Iterator
 
 import pytest
-from embedded_http import until
+from raw_http import until
 
 from query_mutator.embedded.access import Access, is_local
 from query_mutator.embedded.http import MAX_HEAD_BYTES

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from embedded_http import FOREVER_MS, Held, TwoNumbers, count, in_flight, until
+from raw_http import FOREVER_MS, Held, TwoNumbers, count, in_flight, until
 
 from query_mutator.embedded.server import start_server
 from query_mutator.errors import UsageError

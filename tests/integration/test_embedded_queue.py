@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from embedded_http import (
+from raw_http import (
     FOREVER_MS,
     Fragile,
     Gate,

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from embedded_http import Fragile, TwoNumbers, chat, get, post, send, user
+from raw_http import Fragile, TwoNumbers, chat, get, post, send, user
 
 from query_mutator.embedded.rewriter import RuleRewriter
 from query_mutator.embedded.server import EmbeddedServer, start_server

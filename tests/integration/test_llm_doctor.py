@@ -18,7 +18,7 @@ from query_mutator.llm.client import ModelServer
 from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.types import ChatRequest
 from tests.conftest import OnUpper, Upper
-from tests.integration.embedded_http import TwoNumbers
+from tests.integration.raw_http import TwoNumbers
 from tests.patience import measured
 from tests.scripted_server import ScriptedServer, http
 

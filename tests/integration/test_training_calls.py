@@ -15,7 +15,7 @@ from query_mutator.commands.main import main as qm
 from query_mutator.embedded.server import EmbeddedServer, start_server
 from query_mutator.files.json_lines import read_json_lines
 from tests.conftest import Librarian, Softener
-from tests.integration.embedded_http import until
+from tests.integration.raw_http import until
 from train_query_mutator import main
 
 

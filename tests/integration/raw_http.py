@@ -1,4 +1,4 @@
-"""Helpers to test the embedded server: raw HTTP calls, open calls, and three tiny models."""
+"""Helpers to test a model server: raw HTTP calls, open calls, and tiny models."""
 
 from __future__ import annotations
 

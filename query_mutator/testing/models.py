@@ -1,0 +1,194 @@
+"""What the test server's models are: any function of a request, objects that answer prompts, and some to begin with."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Any, Protocol, TypeAlias, cast
+
+from query_mutator.errors import UsageError
+from query_mutator.types import ChatRequest, Completion
+
+__all__ = [
+    "EMBEDDING_MODEL", "Answer", "Canned", "Echo", "HashEncoder", "PromptError", "Served", "TextModel",
+    "embedding_model", "in_format", "text_model", "tokens_of", "user_text",
+]  # fmt: skip
+
+EMBEDDING_MODEL = "all-minilm"
+#: Words in an answer of `echo`; of a rewrite new ones, and those of the question.
+ANSWER_WORDS, NEW_WORDS, KEPT_WORDS = 30, 3, 11
+
+
+class PromptError(UsageError):
+    """A request that cannot be answered; the server replies with this message and HTTP 400, or another `status`."""
+
+    def __init__(self, message: str, *, status: int = 400) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class TextModel(Protocol):
+    """A model that answers the text of the last user message; it is asked from one thread at a time.
+
+    Optional attributes: `is_instant` (it is asked on the server's event loop: it neither waits nor computes for long),
+    `digest` (what the replies depend on), `weights` (models with the same share a runner), `parameters` (of the model's
+    file, as {"num_ctx": 2048}), `operators` (the rewrites that a mutator can carry out), `threads` (that may ask at
+    once, where that is more than one).
+    """
+
+    name: str
+
+    def reply_many(self, prompts: Sequence[str]) -> list[str]:
+        """Return one reply per prompt, in order; raise PromptError for a prompt that cannot be answered."""
+        ...
+
+
+#: A function as a model. Its request has what the client sent: `max_tokens` is -1 without a limit, and `options` has
+#: `top_logprobs` where the client asks for several first tokens, whose probabilities then are the reply: a JSON object.
+#: A completion says more than a text: `logprob`, `hit_limit`, and its counts of tokens where they are above 0.
+Answer: TypeAlias = "Callable[[ChatRequest], str | Completion]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """A model as the server lists and asks it: `answer` is that of a text model, `encode` that of an encoder."""
+
+    name: str  # without tag
+    digest: str
+    weights: str  # models with the same share a runner
+    answer: Answer | None = None
+    encode: Callable[[Sequence[str]], Any] | None = None
+    takes_requests: bool = False  # whether it knows of log probabilities and thinking
+    parameters: Mapping[str, int] = field(default_factory=dict)  # of the model's file, as num_ctx
+    operators: Sequence[str] = ()
+    threads: Executor | None = None  # None: it is asked on the event loop
+    modified_at: datetime = field(default_factory=lambda: datetime.now(UTC))
+
+    @property
+    def tagged(self) -> str:
+        """Return the name as Ollama lists it."""
+        return f"{self.name}:latest"
+
+
+def text_model(name: str, model: TextModel | Answer) -> Served:
+    """Return what the server needs of a model that writes text."""
+    about = {key: getattr(model, key) for key in ("parameters", "operators") if hasattr(model, key)}
+    ask: Any = getattr(model, "reply_many", None)
+    threads = ThreadPoolExecutor(getattr(model, "threads", 1), thread_name_prefix=f"model-{name}")
+    return Served(
+        name=name.lower().removesuffix(":latest"),
+        digest=getattr(model, "digest", None) or _sha256(f"{name}\0{type(model).__qualname__}"),
+        weights=getattr(model, "weights", name),
+        answer=(lambda request: ask([user_text(request)])[0]) if ask else cast(Answer, model),
+        takes_requests=ask is None,
+        threads=None if getattr(model, "is_instant", False) else threads,
+        **about,
+    )
+
+
+def embedding_model(encoder: Any) -> Served:
+    """Return what the server needs of an encoder: `encode` gives a unit vector for each text."""
+    name, threads = EMBEDDING_MODEL, ThreadPoolExecutor(1, thread_name_prefix=f"model-{EMBEDDING_MODEL}")
+    return Served(name=name, digest=_sha256(encoder.fingerprint), weights=name, encode=encoder.encode, threads=threads)
+
+
+def user_text(request: ChatRequest) -> str:
+    """Return the last user message, or the last message if no user wrote one."""
+    texts = {message.role: message.content for message in request.messages}
+    return texts.get("user", request.messages[-1].content if request.messages else "")
+
+
+class Echo:
+    """Answers with thirty words of the prompt, drawn by its hash, or always with the same `reply`.
+
+    A rewrite of a `<question>` is its beginning with three of its words in front.
+    """
+
+    name = "echo"
+    is_instant = True
+
+    def __init__(self, reply: str | None = None) -> None:
+        self._reply = reply
+
+    def reply_many(self, prompts: Sequence[str]) -> list[str]:
+        """Return one reply per prompt, in order; equal prompts get equal replies."""
+        return [self._echo(prompt) if self._reply is None else self._reply for prompt in prompts]
+
+    def _echo(self, prompt: str) -> str:
+        _, opening, rest = prompt.partition("<question>")
+        words = (rest.partition("</question>")[0] if opening else prompt).split() or ["nothing"]
+        drawn = [words[byte % len(words)] for byte in hashlib.shake_128(_bytes(prompt)).digest(ANSWER_WORDS)]
+        return " ".join([*drawn[:NEW_WORDS], *words[:KEPT_WORDS]] if opening else drawn)
+
+
+class Canned:
+    """Answers each prompt with its own reply; a prompt without one is an error."""
+
+    name = "canned"
+    is_instant = True
+
+    def __init__(self, replies: Mapping[str, str]) -> None:
+        self.replies = dict(replies)
+        self.digest = _sha256(json.dumps(self.replies, sort_keys=True))
+
+    def reply_many(self, prompts: Sequence[str]) -> list[str]:
+        """Return the reply to each prompt; PromptError for one that has none."""
+        if missing := [prompt for prompt in prompts if prompt not in self.replies]:
+            raise PromptError(f"no reply is known to the prompt {missing[0][:80]!r}")
+        return [self.replies[prompt] for prompt in prompts]
+
+
+class HashEncoder:
+    """Embeds a text as the sum of a random vector for each of its words: texts with the same words are near."""
+
+    dim = 64
+    fingerprint = "testing-hash-64"
+
+    def encode(self, texts: Sequence[str]) -> list[list[float]]:
+        """Return a unit vector for each text."""
+        return [self._row(re.findall(r"\w+", text.lower()) or [text]) for text in texts]
+
+    def _row(self, words: Sequence[str]) -> list[float]:
+        columns = zip(*(hashlib.shake_128(_bytes(word)).digest(self.dim) for word in words), strict=True)
+        sums = [sum(column) - 127.5 * len(words) for column in columns]
+        return [x / math.hypot(*sums) for x in sums]
+
+
+@lru_cache(maxsize=1024)
+def tokens_of(text: str) -> tuple[str, ...]:
+    """Return the tokens of `text`, which joined are the text: words of up to eight letters, and other characters."""
+    return tuple(re.findall(r"\s*\w{1,8}|\s*[^\w\s]|\s+", text))
+
+
+def in_format(text: str, schema: Mapping[str, Any]) -> str:
+    """Return `text` in the first string of a schema's smallest value; a JSON object stays as it is."""
+    if text.lstrip().startswith("{"):
+        return text
+    texts = [text]
+
+    def smallest(part: Mapping[str, Any]) -> Any:
+        if choices := part.get("enum"):
+            return texts.pop() if texts and text in choices else choices[0]
+        kind = part.get("type", "object" if "properties" in part else "string")
+        if kind == "object":
+            return {name: smallest(one) for name, one in part.get("properties", {}).items()}
+        if kind == "string":
+            return texts.pop() if texts else ""
+        return {"boolean": False, "integer": 0, "number": 0.0, "array": []}.get(kind)
+
+    return json.dumps(smallest(schema), ensure_ascii=False)
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(_bytes(text)).hexdigest()

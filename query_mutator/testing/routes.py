@@ -1,0 +1,356 @@
+"""Ollama's and OpenAI's routes and wire formats on the test server's calls.
+
+https://github.com/ollama/ollama/blob/main/docs/api.md; of OpenAI's what Ollama offers: models, chat, embeddings.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import itertools
+import re
+import socket
+import struct
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from aiohttp import web
+
+from query_mutator.files import decode_object, encode
+from query_mutator.testing.calls import BUSY, MAX_CONTEXT, Call, Calls, FaultPlan, Outcome
+from query_mutator.testing.models import PromptError, Served, user_text
+from query_mutator.types import ChatRequest, Message
+from query_mutator.version import __version__
+
+__all__ = ["Routes"]
+
+MAX_BODY_BYTES = 2**26
+_DURATION = re.compile(r"-?0|-?(?:\d+(?:\.\d+)?(?:ms|s|m|h))+")
+_UNITS_S = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_FOREVER_S = 1e9
+_DETAILS = {"format": "python", "family": "query-mutator", "families": ["query-mutator"], "parameter_size": ""}
+_SAMPLING = ("temperature", "num_predict", "seed")  # options that are fields of a ChatRequest
+_ANY_JSON = {"type": "object", "properties": {"response": {"type": "string"}}}
+_OPENAI_OPTIONS = {
+    "max_tokens": "num_predict", "max_completion_tokens": "num_predict", "seed": "seed", "temperature": "temperature",
+    "stop": "stop",
+}  # fmt: skip
+_ERROR_TYPES = {400: "invalid_request_error", 404: "not_found_error"}
+
+
+class Routes:
+    """Handlers of all routes; faults strike only those that call a model."""
+
+    def __init__(self, models: Sequence[Served], calls: Calls, *, faults: FaultPlan | None) -> None:
+        self._models = {model.name: model for model in models}
+        self._calls = calls
+        self._faults = faults
+        self._numbers = itertools.count(1)
+
+    def application(self) -> web.Application:
+        """Return the application that serves them."""
+        app = web.Application(middlewares=[self._middleware], client_max_size=MAX_BODY_BYTES)
+        gets = {
+            "/": self._root, "/api/version": self._version, "/api/tags": self._tags, "/api/ps": self._running,
+            "/v1/models": self._openai_models, "/debug/stats": self._show_stats,
+        }  # fmt: skip
+        posts = {
+            "/api/show": self._show, "/api/generate": self._generate, "/api/chat": self._chat,
+            "/api/embed": self._embed, "/v1/chat/completions": self._openai_chat, "/v1/embeddings": self._openai_embed,
+        }  # fmt: skip
+        app.add_routes([web.get(path, handler) for path, handler in gets.items()])
+        app.add_routes([web.post(path, handler) for path, handler in posts.items()])
+        app.add_routes([web.delete("/debug/stats", self._show_stats)])
+        return app
+
+    @web.middleware
+    async def _middleware(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        """Count the request, and give an error the body of the interface that it belongs to."""
+        try:
+            response: web.StreamResponse = await handler(request)
+        except PromptError as error:
+            response = _error(request.path, error.status, str(error))
+        except web.HTTPException as error:
+            response = _error(request.path, error.status, f"{request.method} {request.path}: {error.reason}")
+        except asyncio.CancelledError:
+            self._calls.stats.cancelled += 1
+            raise
+        resource = request.match_info.route.resource
+        self._calls.stats.routes[resource.canonical if resource else "other"] += 1
+        return response
+
+    async def _call(self, request: web.Request) -> tuple[dict[str, Any], str | None]:
+        """Return what a client sent, and the fault that its call is to have where that does not end it here."""
+        payload = await _payload(request)
+        attempt = request.headers.get("X-Stainless-Retry-Count", "")
+        number = int(attempt) if attempt.isdecimal() else None
+        fault = self._faults.pick(await request.read(), attempt=number) if self._faults else None
+        if fault:
+            self._calls.stats.faults[fault] += 1
+        if fault == "500":
+            raise PromptError("an error was encountered while running the model: scripted fault", status=500)
+        if fault == "503":
+            raise PromptError(BUSY, status=503)
+        if fault == "reset" and request.transport is not None:
+            connection = request.transport.get_extra_info("socket")
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            request.transport.abort()
+            await asyncio.Event().wait()  # until the lost connection cancels this
+        return payload, fault
+
+    def _find(self, payload: Mapping[str, Any]) -> Served:
+        """Return the model of a request, with or without `:latest`; PromptError for none."""
+        name = payload.get("model") or payload.get("name")
+        if not isinstance(name, str):
+            raise PromptError("model is required")
+        found = self._models.get(name) or self._models.get(name.lower().removesuffix(":latest"))
+        if found is None:
+            raise PromptError(f"model '{name}' not found", status=404)
+        return found
+
+    def _text_call(
+        self, payload: Mapping[str, Any], messages: Sequence[Any], options: Any, format: Any, fault: str | None
+    ) -> Call:
+        """Return the call for a text; PromptError for a model or request that cannot have one."""
+        name, model = payload.get("model", ""), self._find(payload)
+        wrong = [what for what in ("think", "logprobs") if payload.get(what) and not model.takes_requests]
+        if payload.get("tools") or model.answer is None or wrong:
+            what = "tools" if payload.get("tools") else "chat" if model.answer is None else wrong[0]
+            raise PromptError(f'"{name}" does not support {what.replace("think", "thinking")}')
+        rest = {key: value for key, value in options.items() if key not in _SAMPLING}
+        if payload.get("logprobs") and payload.get("top_logprobs"):
+            rest["top_logprobs"] = payload["top_logprobs"]
+        limit = options.get("num_predict")
+        request = ChatRequest(
+            model=name,
+            messages=tuple(map(_message, messages)),
+            max_tokens=-1 if limit is None else limit,
+            temperature=options.get("temperature") or 0.0,
+            seed=options.get("seed"),
+            options=rest,
+            json_schema=_ANY_JSON if format == "json" else format,
+            think=bool(payload.get("think")),
+            logprobs=bool(payload.get("logprobs")),
+        )
+        return Call(model=model, request=request, fault=fault, **_limits(payload))
+
+    async def _root(self, request: web.Request) -> web.Response:
+        return web.Response(text="Ollama is running")
+
+    async def _version(self, request: web.Request) -> web.Response:
+        return _json({"version": f"{__version__}+testing"})
+
+    async def _tags(self, request: web.Request) -> web.Response:
+        return _json({"models": [_summary(model) for model in self._models.values()]})
+
+    async def _running(self, request: web.Request) -> web.Response:
+        rows = []
+        for runner in self._calls.loaded():
+            expires = datetime.now(UTC) + timedelta(seconds=runner.expires_in_s)
+            row = {"expires_at": _stamp(expires), "size_vram": 0, "context_length": runner.options["num_ctx"]}
+            rows.append(_summary(runner.model) | row)
+        return _json({"models": rows})
+
+    async def _show(self, request: web.Request) -> web.Response:
+        model = self._find(await _payload(request))
+        info = {"general.architecture": "query-mutator", "query-mutator.context_length": MAX_CONTEXT}
+        shown = {
+            "parameters": "\n".join(f"{name:<30} {value}" for name, value in model.parameters.items()),
+            "template": "{{ .Prompt }}",
+            "details": _DETAILS,
+            "model_info": info | ({"query_mutator.operators": list(model.operators)} if model.operators else {}),
+            "capabilities": ["completion" if model.answer else "embedding"],
+            "modified_at": _stamp(model.modified_at),
+        }
+        return _json(shown)
+
+    async def _generate(self, request: web.Request) -> web.StreamResponse:
+        payload, fault = await self._call(request)
+        messages = [{"role": "user", "content": payload.get("prompt")}]
+        return await self._ollama(request, payload, fault, messages, lambda text: {"response": text})
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        payload, fault = await self._call(request)
+        messages = payload.get("messages") or []
+        return await self._ollama(request, payload, fault, messages, lambda text: {"message": _said(text)})
+
+    async def _ollama(
+        self, request: web.Request, payload: dict[str, Any], fault: str | None, messages: Sequence[Any],
+        part: Callable[[str], dict[str, Any]],
+    ) -> web.StreamResponse:  # fmt: skip
+        options = payload.get("options") or {}
+        call = self._text_call(payload, messages, options, payload.get("format") or None, fault)
+
+        def line(text: str, *, done: bool = False, **more: Any) -> bytes:
+            row = {"model": call.request.model, "created_at": _stamp(datetime.now(UTC)), **part(text), "done": done}
+            return encode(row | more) + b"\n"
+
+        def last(text: str, outcome: Outcome) -> bytes:
+            reason = {"done_reason": outcome.done_reason} if outcome.done else {}
+            logprobs = {"logprobs": outcome.logprobs} if outcome.logprobs else {}
+            return line(text, done=outcome.done, **reason, **outcome.durations(), **logprobs)
+
+        async def write(tokens: Sequence[str]) -> None:
+            await stream.write(b"".join(map(line, tokens)))
+
+        if not user_text(call.request):  # an empty prompt only loads the model
+            return _reply(line("", done=True, done_reason=await self._calls.load(call)))
+        if payload.get("stream") is False:
+            outcome = await self._calls.complete(call)
+            return _reply(last(outcome.text, outcome), fault)
+        stream = _Stream(request, "application/x-ndjson")
+        return await stream.end(last("", await self._calls.complete(call, write)), fault)
+
+    async def _embed(self, request: web.Request) -> web.Response:
+        payload, fault = await self._call(request)
+        outcome = await self._vectors(payload, fault)
+        counts = {"prompt_eval_count": outcome.prompt_tokens, "total_duration": outcome.ended - outcome.arrived}
+        return _json({"model": payload["model"], "embeddings": outcome.vectors, **counts}, fault)
+
+    async def _vectors(self, payload: dict[str, Any], fault: str | None) -> Outcome:
+        texts = payload.get("input") or []
+        texts = [texts] if isinstance(texts, str) else texts
+        if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+            raise PromptError("invalid input type")
+        asked = ChatRequest(model=payload.get("model", ""), messages=(), options=payload.get("options") or {})
+        call = Call(model=self._find(payload), request=asked, texts=texts, fault=fault, **_limits(payload))
+        return await self._calls.embed(call)
+
+    async def _openai_models(self, request: web.Request) -> web.Response:
+        about = {"object": "model", "created": 0, "owned_by": "library"}
+        return _json({"object": "list", "data": [{"id": model.tagged, **about} for model in self._models.values()]})
+
+    async def _openai_chat(self, request: web.Request) -> web.StreamResponse:
+        payload, fault = await self._call(request)
+        if not payload.get("messages"):
+            raise PromptError("[] is too short - 'messages'")
+        options = {ours: payload[theirs] for theirs, ours in _OPENAI_OPTIONS.items() if payload.get(theirs) is not None}
+        if isinstance(options.get("stop"), str):
+            options["stop"] = [options["stop"]]
+        wanted = payload.get("response_format") or {}
+        schema = (wanted.get("json_schema") or {}).get("schema")
+        format = "json" if wanted.get("type") == "json_object" else schema
+        call = self._text_call(payload, payload["messages"], options, format, fault)
+        about = {"id": f"chatcmpl-{next(self._numbers)}", "created": int(time.time()), "model": call.request.model}
+
+        def event(delta: str | None, reason: str | None = None, **more: Any) -> bytes:
+            choices = [] if delta is None else [{"index": 0, "delta": _said(delta), "finish_reason": reason}]
+            return (
+                b"data: " + encode({"object": "chat.completion.chunk", **about, "choices": choices, **more}) + b"\n\n"
+            )
+
+        async def write(tokens: Sequence[str]) -> None:
+            await stream.write(b"".join(map(event, tokens)))
+
+        if payload.get("stream"):
+            stream = _Stream(request, "text/event-stream")
+            outcome = await self._calls.complete(call, write)
+            has_usage = (payload.get("stream_options") or {}).get("include_usage")
+            usage = event(None, usage=_usage(outcome)) if has_usage else b""
+            end = event("", outcome.done_reason) + usage + b"data: [DONE]\n\n"
+            return await stream.end(end if outcome.done else b"", fault)
+        outcome = await self._calls.complete(call)
+        reason = outcome.done_reason if outcome.done else None
+        logprobs = {"content": outcome.logprobs} if outcome.logprobs else None
+        choice = {"index": 0, "message": _said(outcome.text), "finish_reason": reason, "logprobs": logprobs}
+        return _json({"object": "chat.completion", **about, "choices": [choice], "usage": _usage(outcome)}, fault)
+
+    async def _openai_embed(self, request: web.Request) -> web.Response:
+        payload, fault = await self._call(request)
+        outcome = await self._vectors(payload, fault)
+        rows: Sequence[Any] = outcome.vectors
+        if payload.get("encoding_format") == "base64":
+            rows = [base64.b64encode(struct.pack(f"<{len(row)}f", *row)).decode() for row in rows]
+        data = [{"object": "embedding", "embedding": row, "index": index} for index, row in enumerate(rows)]
+        return _json({"object": "list", "data": data, "model": payload["model"], "usage": _usage(outcome)}, fault)
+
+    async def _show_stats(self, request: web.Request) -> web.Response:
+        """Return all counters; DELETE also resets them."""
+        counted = self._calls.stats.snapshot()
+        if request.method == "DELETE":
+            self._calls.stats = self._calls.stats.cleared()
+        return _json(counted)
+
+
+class _Stream:
+    """A streamed reply, which begins with its first piece: an error before that has a status of its own."""
+
+    def __init__(self, request: web.Request, content_type: str) -> None:
+        self._request = request
+        self._response = web.StreamResponse(headers={"Content-Type": content_type})
+
+    async def write(self, piece: bytes) -> None:
+        """Send a piece."""
+        if not self._response.prepared:
+            await self._response.prepare(self._request)
+        await self._response.write(piece)
+
+    async def end(self, last: bytes, fault: str | None) -> web.StreamResponse:
+        """Send the last piece, half of it for the fault "cut", and end the reply."""
+        await self.write(last[: len(last) // 2] if fault == "cut" else last)
+        await self._response.write_eof()
+        return self._response
+
+
+def _json(payload: Any, fault: str | None = None, *, status: int = 200) -> web.Response:
+    return _reply(encode(payload), fault, status=status)
+
+
+def _reply(body: bytes, fault: str | None = None, *, status: int = 200) -> web.Response:
+    body = body[: len(body) // 2] if fault == "cut" else body
+    return web.Response(status=status, body=body, content_type="application/json")
+
+
+def _error(path: str, status: int, message: str) -> web.Response:
+    """Return an error in the form of the interface that `path` belongs to."""
+    about = {"message": message, "type": _ERROR_TYPES.get(status, "api_error"), "param": None, "code": None}
+    return _json({"error": about if path.startswith("/v1/") else message}, status=status)
+
+
+async def _payload(request: web.Request) -> dict[str, Any]:
+    try:
+        return decode_object(await request.read())
+    except ValueError as error:
+        raise PromptError(str(error)) from None
+
+
+def _message(message: Mapping[str, Any]) -> Message:
+    """Return a message of a chat, a list of text parts as one text; PromptError for another one."""
+    content = message.get("content") or ""
+    if isinstance(content, list):
+        content = "\n".join(part.get("text", "") for part in content)
+    if not isinstance(content, str):
+        raise PromptError("invalid message format")
+    return Message(role=message.get("role", "user"), content=content)
+
+
+def _limits(payload: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a request says about its context, and how long its model stays loaded: seconds, or as "1h30m"."""
+    fits: dict[str, Any] = {name: payload[name] is not False for name in ("truncate", "shift") if name in payload}
+    kept = payload.get("keep_alive")
+    if isinstance(kept, str):
+        if not _DURATION.fullmatch(kept):
+            raise PromptError(f'time: invalid duration "{kept}"')
+        parts = re.findall(r"([\d.]+)(ms|s|m|h)", kept)
+        kept = -1 if kept.startswith("-") else sum(float(number) * _UNITS_S[unit] for number, unit in parts)
+    return fits | {"keep_alive_s": _FOREVER_S if kept is not None and kept < 0 else kept}
+
+
+def _stamp(moment: datetime) -> str:
+    return moment.isoformat(timespec="microseconds")[:26] + "Z"
+
+
+def _summary(model: Served) -> dict[str, Any]:
+    about = {"size": 0, "digest": model.digest, "details": _DETAILS, "modified_at": _stamp(model.modified_at)}
+    return {"name": model.tagged, "model": model.tagged, **about}
+
+
+def _said(text: str) -> dict[str, Any]:
+    return {"role": "assistant", "content": text}
+
+
+def _usage(outcome: Outcome) -> dict[str, int]:
+    prompt, reply = outcome.prompt_tokens, outcome.reply_tokens
+    return {"prompt_tokens": prompt, "completion_tokens": reply, "total_tokens": prompt + reply}
