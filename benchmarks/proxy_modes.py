@@ -95,7 +95,7 @@ def ask_all(
 ) -> Asked:
     """Return the outcomes of all questions through a proxy with these flags."""
     calls = rewriter.task.calls
-    body = {"model": name, "options": {"temperature": calls.temperature, "num_predict": calls.target_max_tokens}}
+    body = {"model": name, "temperature": calls.temperature, "max_tokens": calls.target_max_tokens, "stream": True}
     with (
         serving(flags, rewriter, None) as app,
         running(app) as url,
@@ -110,13 +110,15 @@ def ask(session: requests.Session, url: str, body: dict[str, Any], question: Que
     """Return the outcome of one question; its seconds are those to the first byte."""
     started = time.perf_counter()
     messages = [{"role": "user", "content": question.text}]
-    with session.post(f"{url}/api/chat", json={**body, "messages": messages}, stream=True, timeout=300) as reply:
+    address = f"{url}/v1/chat/completions"
+    with session.post(address, json={**body, "messages": messages}, stream=True, timeout=300) as reply:
         reply.raise_for_status()
-        lines = reply.iter_lines()
+        lines = (line.removeprefix(b"data: ") for line in reply.iter_lines() if line)
         parts = [json.loads(next(lines))]
         seconds = time.perf_counter() - started
-        parts += [json.loads(line) for line in lines if line]
-    text = "".join(part["message"]["content"] for part in parts)
+        parts += [json.loads(line) for line in lines if line != b"[DONE]"]
+    choices = (choice for part in parts for choice in part["choices"])
+    text = "".join(choice["delta"].get("content") or "" for choice in choices)
     vectors = {"question_vector": _NO_VECTOR, "rewrite_vector": _NO_VECTOR, "answer_vector": _NO_VECTOR}
     part = committed if any(tag.startswith(FAMILY) for tag in question.tags) else right
     success = float(part(Evidence(question=question, rewrite=question.text, answer=text, **vectors)))

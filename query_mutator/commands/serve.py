@@ -160,13 +160,12 @@ def serving(flags: ServeFlags, rewriter: Rewriter, key: str | None) -> Iterator[
     """Yield the application of a policy in front of the model server of its target."""
     from query_mutator.apply.proxy.answers import PolicyAnswerer, Rules
     from query_mutator.apply.proxy.app import ProxyApp
-    from query_mutator.apply.proxy.both_apis import BothApis
     from query_mutator.apply.proxy.contract import ClientLimits
     from query_mutator.apply.proxy.episodes import Episodes
     from query_mutator.apply.proxy.queue import Queue
     from query_mutator.apply.proxy.shadow import Counterfactual
     from query_mutator.apply.proxy.status import Status
-    from query_mutator.apply.proxy.upstreams import Upstreams
+    from query_mutator.apply.proxy.upstream import Address, Upstream
 
     if flags.mode not in ("gate", *rewriter.modes):
         raise UsageError(
@@ -184,17 +183,18 @@ def serving(flags: ServeFlags, rewriter: Rewriter, key: str | None) -> Iterator[
     episodes = Episodes(rewriter, lowest_meaning=flags.min_meaning)
     status = Status(Queue(flags.slots))
     model = rewriter.target_model
-    upstream = Upstreams(
-        [
-            BothApis(
-                server.http_url(model).rstrip("/").removesuffix("/v1"),  # what clients ask for begins with it
-                timeout_s=flags.timeout_s if "timeout_s" in flags.given else UPSTREAM_TIMEOUT_S,
-                max_reply_bytes=round(flags.max_reply_mb * 1e6),
-                headers=server.http_headers(model),
-                replaces=server.runs_files,
-            )
-            for server in rewriter.models.calls.servers
-        ]
+    addresses = [
+        Address(
+            url=server.http_url(model).rstrip("/").removesuffix("/v1"),  # what clients ask for begins with it
+            headers=server.http_headers(model),
+            is_own=server.runs_files,
+        )
+        for server in rewriter.models.calls.servers
+    ]
+    upstream = Upstream(
+        addresses,
+        timeout_s=flags.timeout_s if "timeout_s" in flags.given else UPSTREAM_TIMEOUT_S,
+        max_reply_bytes=round(flags.max_reply_mb * 1e6),
     )
     with _shadow(flags, rewriter, Counterfactual(upstream, episodes, status, rules.limits), status) as shadow:
         yield ProxyApp(

@@ -26,8 +26,7 @@ from query_mutator.apply.proxy.queue import Queue
 from query_mutator.apply.proxy.server import running
 from query_mutator.apply.proxy.shadow import Counterfactual, Shadow
 from query_mutator.apply.proxy.status import Status
-from query_mutator.apply.proxy.upstream import Upstream
-from query_mutator.apply.proxy.upstreams import Upstreams
+from query_mutator.apply.proxy.upstream import Address, Upstream
 from query_mutator.embedded.access import Access
 from query_mutator.embedded.server import start_server
 from query_mutator.encoder import Encoder
@@ -82,7 +81,6 @@ def proxy(
     limits: ClientLimits | None = None,
     upstream_headers: Mapping[str, str] | None = None,
     others: Sequence[str] = (),
-    upstream_class: type[Upstream] = Upstream,
     max_reply_bytes: int = MAX_REPLY_BYTES,
     shadow: Path | None = None,
     judge: str | None = None,
@@ -96,9 +94,8 @@ def proxy(
     rewriter.task = replace(rewriter.task, calls=replace(rewriter.task.calls, logprobs=logprobs))
     episodes = Episodes(rewriter, lowest_meaning=lowest_meaning)
     status = Status(Queue(slots))
-    urls = (upstream_url, *others)
-    bounds: dict[str, int] = {"timeout_s": 30, "max_reply_bytes": max_reply_bytes}
-    upstream = Upstreams([upstream_class(each, headers=upstream_headers, **bounds) for each in urls])
+    addresses = [Address(url=each, headers=upstream_headers or {}) for each in (upstream_url, *others)]
+    upstream = Upstream(addresses, timeout_s=30, max_reply_bytes=max_reply_bytes)
     rules = Rules(mode=mode, limits=RewriteLimits(max_calls=calls, deadline_s=seconds), max_tokens=max_tokens)
     kept = None
     if shadow is not None:

@@ -17,7 +17,7 @@ from query_mutator.embedded.server import EmbeddedServer, start_server
 from query_mutator.encoder import Encoder
 from tests.conftest import Librarian, Softener
 from tests.integration.proxied import KILL, MODEL, SORT, answer, chat, proxy
-from tests.scripted_server import ScriptedServer, chunks, http
+from tests.scripted_server import ScriptedServer, http
 
 PICTURE = "iVBORw0KGgo=" * 200_000
 HALF = b"POST %b HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{"
@@ -72,21 +72,27 @@ def test_health_is_answered_where_calls_are_refused(hash_encoder: Encoder) -> No
 # --- large requests ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("is_first", [True, False])
-@pytest.mark.parametrize("stream", [True, False])
-def test_a_large_request_to_a_virtual_model_is_forwarded_as_it_is(
-    hash_encoder: Encoder, is_first: bool, stream: bool
-) -> None:
-    turns = {"messages": [{"role": "user", "content": "what is this", "images": [PICTURE]}]}
-    name = {"model": "m+qm"}
-    body = json.dumps({**name, **turns} if is_first else {**turns, **name})
-    line = b'{"model":"m","message":{"content":"A cat."},"done":true}\n'
-    reply = chunks(line) + b"0\r\n\r\n" if stream else http(line)
-    with closing(ScriptedServer(reply)) as upstream, proxy(upstream.url, hash_encoder) as url:
-        got = requests.post(f"{url}/api/chat", data=body, timeout=20)
-    assert upstream.requests[0].partition(b"\r\n\r\n")[2].decode() == body.replace('"m+qm"', '"m"   ')
-    assert got.headers["x-qm-decision"] == "passed; size"
+def test_a_picture_for_a_virtual_model_passes_under_the_upstreams_name(hash_encoder: Encoder) -> None:
+    turns = [{"role": "user", "content": "what is this", "images": [PICTURE]}]
+    line = b'{"model":"m","message":{"content":"A cat."},"done":true}'
+    with closing(ScriptedServer(http(line))) as upstream, proxy(upstream.url, hash_encoder) as url:
+        got = requests.post(f"{url}/api/chat", json={"model": "m+qm", "messages": turns}, timeout=20)
+    assert json.loads(upstream.requests[0].partition(b"\r\n\r\n")[2]) == {"model": "m", "messages": turns}
+    assert got.headers["x-qm-decision"] == "passed; images"
     assert got.json() == {"model": "m+qm", "message": {"content": "A cat."}, "done": True}
+
+
+@pytest.mark.parametrize("fields", [("model", "options"), ("options", "model")])
+def test_a_larger_request_is_forwarded_as_it_is_and_refused_for_a_virtual_model(
+    hash_encoder: Encoder, fields: tuple[str, str]
+) -> None:
+    body: dict[str, Any] = {"model": "m", "options": {"note": PICTURE * 4}}
+    with closing(ScriptedServer(http("{}"))) as upstream, proxy(upstream.url, hash_encoder) as url:
+        sent = json.dumps({name: body[name] for name in fields})
+        assert requests.post(f"{url}/api/chat", data=sent, timeout=20).status_code == 200
+        refused = requests.post(f"{url}/api/chat", data=sent.replace('"m"', '"m+qm"'), timeout=20)
+    assert (refused.status_code, "8,000,000 bytes" in refused.json()["error"]) == (413, True)
+    assert [request.partition(b"\r\n\r\n")[2].decode() for request in upstream.requests] == [sent]
 
 
 def test_many_values_are_not_parsed(hash_encoder: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,27 +106,7 @@ def test_many_values_are_not_parsed(hash_encoder: Encoder, monkeypatch: pytest.M
         for body in (b"[" + b"{}," * 200_000 + b"{}]", b'{"model":"m","a":[' + b"[]," * 2_000_000 + b"1]}"):
             assert requests.post(f"{url}/api/chat", data=body, timeout=20).status_code == 200
             assert upstream.requests[-1].partition(b"\r\n\r\n")[2] == body
-        assert requests.post(f"{url}/qm/rewrite", data=body, timeout=20).status_code == 413
-
-
-def test_a_large_request_goes_to_the_server_that_has_its_model(hash_encoder: Encoder) -> None:
-    class Other(Librarian):
-        name = "other"
-
-    body = {"options": {"note": PICTURE}, "messages": [{"role": "user", "content": SORT}], "model": "other+qm"}
-    with (
-        start_server([Librarian(), Softener()]) as first,
-        start_server([Other(), Softener()]) as second,
-        start_server([Other(), Softener()]) as third,
-        proxy(first.url, hash_encoder, others=[second.url, third.url]) as url,
-    ):
-        for _ in range(2):
-            assert requests.post(f"{url}/api/chat", json={**body, "stream": False}, timeout=20).status_code == 200
-        second.close()  # a server that is down is left for another, whatever the size
-        for _ in range(2):
-            reply = requests.post(f"{url}/api/chat", json={**body, "stream": False}, timeout=20)
-            assert (reply.status_code, reply.json()["model"]) == (200, "other+qm")
-        assert first.stats()["calls_by_model"].get("other", 0) == 0
+        assert requests.post(f"{url}/qm/rewrite", data=body, timeout=20).status_code == 400
 
 
 # --- replies ----------------------------------------------------------------------------------------------------------

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 
 import ollama
 import openai
@@ -80,22 +78,6 @@ def test_a_model_that_nobody_has_is_the_upstreams_error(both: str, first: Embedd
     assert (ours.status_code, ours.content) == (theirs.status_code, theirs.content) == (404, ours.content)
 
 
-def test_a_model_that_both_have_is_asked_where_fewer_calls_are(hash_encoder: Encoder) -> None:
-    class Slow(Librarian):
-        def reply_many(self, prompts: Sequence[str]) -> list[str]:
-            time.sleep(0.3)
-            return super().reply_many(prompts)
-
-    with (
-        start_server([Slow(), Softener()]) as one,
-        start_server([Slow(), Softener()]) as two,
-        proxy(one.url, hash_encoder, others=[two.url]) as url,
-    ):
-        with ThreadPoolExecutor(6) as pool:
-            assert {found.status_code for found in pool.map(lambda _: chat(url, SORT), range(6))} == {200}
-        assert [server.stats()["calls_by_model"]["librarian"] for server in (one, two)] == [3, 3]
-
-
 def test_a_server_that_is_down_is_named_where_nobody_else_has_its_model(
     first: EmbeddedServer, second: EmbeddedServer, hash_encoder: Encoder
 ) -> None:
@@ -110,8 +92,7 @@ def test_a_server_that_is_down_is_named_where_nobody_else_has_its_model(
         assert chat(url, SORT, model=MODEL).status_code == 200
         assert MODEL in names(url)
         assert OTHER not in names(url)
-        assert requests.head(url, timeout=10).status_code == 200
-        assert requests.get(f"{url}/api/version", timeout=10).status_code == 200
+        assert second.url in requests.get(f"{url}/api/version", timeout=10).json()["error"]  # of no model: the first
         first.close()
         gone = requests.get(f"{url}/api/tags", timeout=10)
         assert gone.status_code == 502
@@ -126,14 +107,3 @@ def test_a_server_that_was_down_from_the_start_is_named(first: EmbeddedServer, h
         unknown = chat(url, SORT, model=OTHER)
     assert unknown.status_code == 502
     assert dead in unknown.json()["error"]
-
-
-def test_calls_go_to_the_server_that_is_left(first: EmbeddedServer, hash_encoder: Encoder) -> None:
-    with (
-        start_server([Librarian(), Softener()], num_parallel=4) as twin,
-        proxy(twin.url, hash_encoder, others=[first.url]) as url,
-    ):
-        for _ in range(2):
-            assert chat(url, SORT, model=MODEL).status_code == 200
-        twin.close()
-        assert {chat(url, SORT, model=MODEL).status_code for _ in range(4)} == {200}

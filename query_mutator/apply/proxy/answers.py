@@ -17,6 +17,8 @@ from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 from typing import Literal
 
+from aiohttp import ClientResponse
+
 from query_mutator.apply import Limits
 from query_mutator.apply.proxy.contract import Reply
 from query_mutator.apply.proxy.eligibility import MAX_QUESTION_TOKENS, skip_reason
@@ -35,8 +37,7 @@ from query_mutator.apply.proxy.replies import (
 from query_mutator.apply.proxy.requests import LOGPROBS, ChatCall
 from query_mutator.apply.proxy.shadow import Sent, Shadow
 from query_mutator.apply.proxy.status import Status
-from query_mutator.apply.proxy.upstream import Header, Response, UpstreamError, end_to_end, read_object
-from query_mutator.apply.proxy.upstreams import Upstreams
+from query_mutator.apply.proxy.upstream import Header, Upstream, UpstreamError, end_to_end
 from query_mutator.forms import Framed
 from query_mutator.llm.early_stop import first_sentence
 from query_mutator.llm.http_server import REFUSALS
@@ -133,7 +134,7 @@ class PolicyAnswerer:
     """Answers requests to virtual models with a policy."""
 
     def __init__(
-        self, upstream: Upstreams, episodes: Episodes, status: Status, rules: Rules, *, shadow: Shadow | None = None
+        self, upstream: Upstream, episodes: Episodes, status: Status, rules: Rules, *, shadow: Shadow | None = None
     ) -> None:
         self._upstream, self._episodes, self._status, self._rules = upstream, episodes, status, rules
         self._shadow = shadow
@@ -213,10 +214,10 @@ class PolicyAnswerer:
         async with AsyncExitStack() as stack:
             response = await self._open(stack, request, request.call.body)
             if request.call.streams:
-                lines = read_lines(response)
+                lines = read_lines(self._upstream.pieces(response))
                 held, text = await _opening(lines, request.call)
             else:
-                reply = await read_object(response)
+                reply = await self._upstream.read_object(response)
                 text = text_of(request.call.api, reply)
             if not request.rules.is_bad(text):
                 request.decision, request.question = "kept", question
@@ -271,7 +272,7 @@ class PolicyAnswerer:
 
     # --- calls and replies -----------------------------------------------------------------------------------------
 
-    async def _open(self, stack: AsyncExitStack, request: _Request, body: Json) -> Response:
+    async def _open(self, stack: AsyncExitStack, request: _Request, body: Json) -> ClientResponse:
         """Send a request of the client's form to the upstream, which `stack` closes."""
         await stack.enter_async_context(self._status.queue.place(request.call.upstream_model))
         request.calls += 1
@@ -292,7 +293,7 @@ class PolicyAnswerer:
 
     async def _read(self, request: _Request, body: Json) -> Json:
         async with AsyncExitStack() as stack:
-            return await read_object(await self._open(stack, request, body))
+            return await self._upstream.read_object(await self._open(stack, request, body))
 
     async def _ask(self, request: _Request, body: Json) -> Reply:
         """Return the upstream's answer as it arrives."""
@@ -300,19 +301,20 @@ class PolicyAnswerer:
         async with AsyncExitStack() as stack:
             response = await self._open(stack, request, body)
             if request.call.streams:
-                return self._streamed(request, response, [], read_lines(response), stack.pop_all())
-            return self._finished(request, await read_object(response))
+                lines = read_lines(self._upstream.pieces(response))
+                return self._streamed(request, response, [], lines, stack.pop_all())
+            return self._finished(request, await self._upstream.read_object(response))
 
     def _streamed(
         self,
         request: _Request,
-        response: Response,
+        response: ClientResponse,
         held: Iterable[list[bytes]],
         lines: AsyncIterator[list[bytes]],
         stack: AsyncExitStack,
     ) -> Reply:
         """Return the reply of lines held back and those that follow, under the client's model name."""
-        kept, model = end_to_end(response.headers, without=(b"content-length",)), request.call.model
+        kept, model = end_to_end(response.raw_headers, without=(b"content-length",)), request.call.model
 
         async def body() -> AsyncIterator[bytes]:
             async with stack:

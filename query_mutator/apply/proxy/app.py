@@ -14,15 +14,16 @@ import orjson
 from query_mutator.apply.proxy.contract import Answerer, ClientLimits, Reply
 from query_mutator.apply.proxy.cors import PREFLIGHT, cors_headers, without_origin
 from query_mutator.apply.proxy.models import LISTS, merged_list
-from query_mutator.apply.proxy.names import MAX_PARSED_BYTES, SOUGHT_BYTES, find_model, is_small
 from query_mutator.apply.proxy.queue import Counts
 from query_mutator.apply.proxy.replies import parsed, read_lines, renamed_lines
 from query_mutator.apply.proxy.requests import (
-    ANYWHERE_PATHS,
     CHAT_PATHS,
+    MAX_PARSED_BYTES,
+    MAX_PARSED_VALUES,
     MODEL_PATHS,
     NAMED_PATHS,
     SUFFIX,
+    is_small,
     is_virtual,
     model_of,
     names_virtual,
@@ -33,8 +34,7 @@ from query_mutator.apply.proxy.requests import (
     virtual_name,
 )  # fmt: skip
 from query_mutator.apply.proxy.status import Status
-from query_mutator.apply.proxy.upstream import Header, UpstreamError, UpstreamGone, end_to_end
-from query_mutator.apply.proxy.upstreams import Upstreams
+from query_mutator.apply.proxy.upstream import Header, Upstream, UpstreamError, UpstreamGone, end_to_end
 from query_mutator.embedded.access import Access
 from query_mutator.embedded.http import Connection, HttpError, IncomingBody, Request, Stream
 from query_mutator.types import MAX_NAME_CHARS
@@ -58,7 +58,7 @@ class ProxyApp:
 
     def __init__(
         self,
-        upstream: Upstreams,
+        upstream: Upstream,
         answerer: Answerer,
         status: Status,
         *,
@@ -186,67 +186,43 @@ class _Exchange:
             elif self._method == "POST" and self._path == _REWRITE:
                 await self._rewrite()
             elif self._method in ("POST", "DELETE") and self._path.startswith(_APIS):
-                content = self._small()
-                await (self._pass_large() if content is None else self._post(content))
+                await self._post(b"".join(self._incoming.held))
             else:
                 await self._forward(self._incoming.pieces() if has_body else None)
 
-    def _small(self) -> bytes | None:
-        """Return the body, None for one that is too large to parse."""
-        if self._incoming.held_bytes > MAX_PARSED_BYTES:
-            return None
-        content = b"".join(self._incoming.held)
-        return content if is_small(content) else None
-
     async def _post(self, content: bytes) -> None:
         """Forward a request; one to a virtual model is rewritten, or forwarded under the upstream's name."""
-        body = parsed(content)
+        body = parsed(content) if is_small(content) else None
         call = read_call(self._path, body)
         if call is not None:
             await self._stream(await self._app.answerer.answer(call, self._forwarded(), self._path))
             return
         model, alias = model_of(body), virtual_in(body)
         if body is None and names_virtual(content):
+            if not is_small(content):
+                limits = f"{MAX_PARSED_BYTES:,} bytes and {MAX_PARSED_VALUES:,} values"
+                raise HttpError(413, f"a request to a model with {SUFFIX} has at most {limits}; ask the model itself")
             raise HttpError(400, f"the body is not valid JSON, which {SUFFIX} needs: no lone surrogates, NaN or 1e999")
         if body is None or alias is None:
             await self._forward(content, model=model)
         else:
             await self._forward(orjson.dumps(upstream_body(body)), model=upstream_name(model or alias), alias=alias)
 
-    async def _pass_large(self) -> None:
-        """Forward a request that is too large to parse; one to a virtual model under the upstream's name."""
-        self._incoming.join_ends(SOUGHT_BYTES)
-        pieces = self._incoming.held
-        found = find_model(pieces[0], pieces[-1])
-        if found is None or not is_virtual(found.text):
-            await self._forward(self._incoming.pieces(), model=None if found is None else found.text)
-            return
-        name = upstream_name(found.text)
-        end, string = (-1 if found.is_in_tail else 0), orjson.dumps(name).ljust(found.end - found.start)
-        pieces[end] = pieces[end][: found.start] + string + pieces[end][found.end :]  # of the same length
-        added: list[Header] = []
-        if self._path in CHAT_PATHS:
-            self._app.status.count("qm_decisions_total", decision="passed", mode="passed")
-            added.append((b"x-qm-decision", b"passed; size"))
-        await self._forward(self._incoming.pieces(), *added, model=name, alias=found.text)
-
     async def _one_model(self, name: str) -> None:
         """Describe one model of OpenAI's list; a virtual one as the upstream's, under its own name."""
         target = _ONE_MODEL.encode() + quote(upstream_name(name), safe="/:").encode()
         sending = self._app.upstream.send("GET", target, self._without_coding(), None, model=upstream_name(name))
         async with sending as response:
-            content, body = await response.aread(), None
-            if is_virtual(name) and response.status_code == 200:
+            content, body = await self._app.upstream.read(response), None
+            if is_virtual(name) and response.status == 200:
                 body = parsed(content)
             if isinstance(body, dict):
                 content = orjson.dumps({**body, "id": name})
-            await self._whole(response.status_code, content, *end_to_end(response.headers))
+            await self._whole(response.status, content, *end_to_end(response.raw_headers))
 
     async def _rewrite(self) -> None:
-        content = self._small()
-        if content is None:
-            raise HttpError(413, f"send a question of at most {MAX_PARSED_BYTES:,} bytes")
-        body = parsed(content)
+        content = b"".join(self._incoming.held)
+        body = parsed(content) if is_small(content) else None
         messages = body.get("messages") if isinstance(body, dict) else None
         call = read_call("/api/chat", {"model": virtual_name(""), "messages": messages})
         if call is None or not messages:
@@ -257,14 +233,14 @@ class _Exchange:
     async def _list(self) -> None:
         """Forward a list of models, of all servers that can be reached, with the virtual ones in it."""
         replies = await self._app.upstream.lists(self._target, self._without_coding())
-        response, content = next((each for each in replies if each[0].is_ok), replies[0])
-        content = merged_list(self._path, [found for each, found in replies if each.is_ok]) or content
-        await self._whole(response.status_code, content, *end_to_end(response.headers))
+        response, content = next((each for each in replies if each[0].status == 200), replies[0])
+        content = merged_list(self._path, [found for each, found in replies if each.status == 200]) or content
+        await self._whole(response.status, content, *end_to_end(response.raw_headers))
 
     async def _forward(
         self,
         content: AsyncIterator[bytes] | bytes | None,
-        *added: Header,
+        *,
         model: str | None = None,
         alias: str | None = None,
     ) -> None:
@@ -278,15 +254,14 @@ class _Exchange:
         async with AsyncExitStack() as stack:
             if model is not None and self._path in MODEL_PATHS:
                 await stack.enter_async_context(self._app.status.queue.place(model))
-            where = None if self._path in ANYWHERE_PATHS else model
-            sending = self._app.upstream.send(self._method, self._target, headers, content, model=where)
+            sending = self._app.upstream.send(self._method, self._target, headers, content, model=model)
             response = await stack.enter_async_context(sending)
-            kept = end_to_end(response.headers)
-            chunks: AsyncIterator[bytes] = response.aiter_raw()
+            kept = end_to_end(response.raw_headers)
+            chunks = self._app.upstream.pieces(response, bounded=False)
             if alias is not None:
                 kept = end_to_end(kept, without=(b"content-length",))
-                chunks = renamed_lines(read_lines(response), alias)
-            await self._stream(Reply(status=response.status_code, headers=[*kept, *added], body=chunks))
+                chunks = renamed_lines(read_lines(self._app.upstream.pieces(response)), alias)
+            await self._stream(Reply(status=response.status, headers=kept, body=chunks))
 
     def _forwarded(self) -> list[Header]:
         """Return the client's headers, without the proxy's own key."""

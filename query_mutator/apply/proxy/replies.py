@@ -7,15 +7,14 @@ from typing import Any, TypeVar
 
 import orjson
 
-from query_mutator.apply.proxy.names import SOUGHT_BYTES, find_model
 from query_mutator.apply.proxy.requests import Api, ChatCall
-from query_mutator.apply.proxy.upstream import MAX_REPLY_VALUES, Response, UpstreamGone
+from query_mutator.apply.proxy.upstream import MAX_REPLY_VALUES, UpstreamGone
 from query_mutator.files import count_values
 from query_mutator.types import Completion, Json, mean_logprob
 
 __all__ = [
     "STREAM_TYPES", "LineReader", "answer_of", "as_stream", "choice_of", "parsed", "read_lines", "renamed",
-    "renamed_lines", "text_of", "thought_of", "tokens_of", "with_fields",
+    "renamed_lines", "text_of", "tokens_of", "with_fields",
 ]  # fmt: skip
 
 T = TypeVar("T", list[Any], Json)
@@ -26,7 +25,7 @@ STREAM_TYPES = {
     "openai_chat": b"text/event-stream",
 }
 _DATA = b"data:"
-_MAX_PARSED_LINE_BYTES = SOUGHT_BYTES  # a longer one is a vector, or a picture
+_MAX_PARSED_LINE_BYTES = 64 * 1024  # a longer one is a vector, or a picture
 
 
 def text_of(api: Api, reply: Json) -> str:
@@ -49,13 +48,6 @@ def answer_of(api: Api, reply: Json) -> Completion:
         rows, end = reply.pop("logprobs", None), reply.get("done_reason")
     text, model = text_of(api, reply), str(reply.get("model") or "upstream")
     return Completion(text=text, model=model, logprob=mean_logprob(rows), hit_limit=end == "length")
-
-
-def thought_of(reply: Json) -> str:
-    """Return what a model thought before it answered, in a reply of OpenAI's API or a line of its stream."""
-    message = _message_of(reply)
-    found = message.get("reasoning_content") or message.get("reasoning")
-    return found if isinstance(found, str) else ""
 
 
 def choice_of(reply: Json) -> Json:
@@ -104,10 +96,10 @@ class LineReader:
         return bytes(self._rest)
 
 
-async def read_lines(response: Response) -> AsyncIterator[list[bytes]]:
-    """Yield the lines of a stream, each with its end, as they arrive; UpstreamGone beyond the bound of a reply."""
+async def read_lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[list[bytes]]:
+    """Yield the lines of a stream, each with its end, as they arrive."""
     reader = LineReader()
-    async for chunk in response.aiter_bounded():
+    async for chunk in chunks:
         if lines := reader.lines(chunk):
             yield lines
     if rest := reader.rest():
@@ -128,11 +120,8 @@ def parsed(line: bytes) -> Json | None:
 
 
 def renamed(line: bytes, model: str) -> bytes:
-    """Return a line with the client's model name in the place of the upstream's."""
-    if len(line) > _MAX_PARSED_LINE_BYTES:
-        name = find_model(line[:SOUGHT_BYTES], b"")  # servers write it first
-        return line if name is None else line[: name.start] + orjson.dumps(model) + line[name.end :]
-    found = parsed(line)
+    """Return a line with the client's model name in the place of the upstream's; a long one is left as it is."""
+    found = parsed(line) if len(line) <= _MAX_PARSED_LINE_BYTES else None
     inner = found.get("response") if found is not None else None  # of an event of OpenAI's responses
     if found is None or not ("model" in found or (isinstance(inner, dict) and "model" in inner)):
         return line

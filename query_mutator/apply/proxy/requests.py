@@ -9,13 +9,15 @@ from typing import Literal
 
 import orjson
 
+from query_mutator.files import count_values
 from query_mutator.forms import Framed
 from query_mutator.llm.ollama import with_tag
 from query_mutator.types import Json
 
 __all__ = [
-    "ANYWHERE_PATHS", "CHAT_PATHS", "LOGPROBS", "MODEL_PATHS", "NAMED_PATHS", "SUFFIX", "ChatCall", "is_virtual",
-    "model_of", "names_virtual", "read_call", "upstream_body", "upstream_name", "virtual_in", "virtual_name",
+    "CHAT_PATHS", "LOGPROBS", "MAX_PARSED_BYTES", "MAX_PARSED_VALUES", "MODEL_PATHS", "NAMED_PATHS", "SUFFIX",
+    "ChatCall", "is_small", "is_virtual", "model_of", "names_virtual", "read_call", "upstream_body", "upstream_name",
+    "virtual_in", "virtual_name",
 ]  # fmt: skip
 
 Api = Literal["ollama_chat", "ollama_generate", "openai_chat"]
@@ -32,9 +34,10 @@ MODEL_PATHS = frozenset({
 })  # fmt: skip
 #: Where a virtual name stands for the upstream's; `DELETE m+qm` must not delete `m`.
 NAMED_PATHS = frozenset({*MODEL_PATHS, "/api/show", "/v1/messages/count_tokens"})
+MAX_PARSED_BYTES = 8_000_000  # of a request, which may have a picture; a larger one is forwarded unparsed
+MAX_PARSED_VALUES = 100_000
+_SOUGHT_BYTES = 64 * 1024  # at either end of what is not parsed
 _RUNNER_OPTIONS = ("num_ctx", "num_batch", "num_gpu", "main_gpu", "use_mmap", "num_thread")  # Ollama's api.Runner
-#: What names a model that need not exist yet.
-ANYWHERE_PATHS = frozenset({"/api/pull", "/api/create"})
 _NAMES = ("model", "name", "source")  # fields that name a model; older clients send `name`
 _VIRTUAL_FIELD = re.compile(rb'"(?:model|name|source|destination|from)"\s*:\s*"[^"\\]*\+qm')
 #: Where a client limits the tokens of an answer; Ollama has it in `options`.
@@ -82,9 +85,17 @@ def virtual_in(body: object) -> str | None:
     return next((name for name in found if isinstance(name, str) and SUFFIX in name), None)
 
 
+def is_small(content: bytes) -> bool:
+    """Return whether a request is parsed; nobody else is served in that time."""
+    return len(content) <= MAX_PARSED_BYTES and (
+        len(content) <= MAX_PARSED_VALUES or count_values(content) <= MAX_PARSED_VALUES
+    )
+
+
 def names_virtual(content: bytes) -> bool:
-    """Return whether a body that cannot be parsed seems to name a virtual model."""
-    return _VIRTUAL_FIELD.search(content) is not None
+    """Return whether a body that is not parsed seems to name a virtual model, near its beginning or its end."""
+    ends = content if len(content) <= 2 * _SOUGHT_BYTES else content[:_SOUGHT_BYTES] + content[-_SOUGHT_BYTES:]
+    return _VIRTUAL_FIELD.search(ends) is not None
 
 
 def upstream_body(body: Json) -> Json:

@@ -25,8 +25,7 @@ from query_mutator.apply.proxy.queue import NoSlotError
 from query_mutator.apply.proxy.replies import LineReader, parsed, text_of, tokens_of
 from query_mutator.apply.proxy.requests import ChatCall
 from query_mutator.apply.proxy.status import Status
-from query_mutator.apply.proxy.upstream import Header, UpstreamError, UpstreamGone
-from query_mutator.apply.proxy.upstreams import Upstreams
+from query_mutator.apply.proxy.upstream import Header, Upstream, UpstreamError, UpstreamGone
 from query_mutator.encoder import Encoder
 from query_mutator.errors import BackendError, DiskError, EncoderError
 from query_mutator.files.json_lines import JsonLines
@@ -88,7 +87,7 @@ class Pair:
 class Counterfactual:
     """Asks the way that was not sent, on spare slots."""
 
-    def __init__(self, upstream: Upstreams, episodes: Episodes, status: Status, limits: Limits) -> None:
+    def __init__(self, upstream: Upstream, episodes: Episodes, status: Status, limits: Limits) -> None:
         self._upstream, self._episodes, self._queue, self._limits = upstream, episodes, status.queue, limits
 
     async def pair(self, sent: Sent, answer: Answer) -> Pair:

@@ -1,24 +1,34 @@
-"""The model server behind the proxy: requests go there, and replies come back, byte for byte and as they arrive."""
+"""The model servers behind the proxy: requests go there, and replies come back, byte for byte and as they arrive.
+
+A request goes to the first address whose server lists its model; what belongs to no model goes to the first address.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping
+import asyncio
+import contextlib
+import sys
+import time
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
 import orjson
+from aiohttp import ClientResponse
 from aiohttp.http import HttpProcessingError
 from yarl import URL
 
 from query_mutator.files import count_values
 from query_mutator.llm.connection import tls_context
+from query_mutator.llm.ollama import with_tag
 from query_mutator.llm.reply import MAX_REPLY_BYTES
+from query_mutator.types import MAX_NAME_CHARS
 
 __all__ = [
-    "MAX_REPLY_VALUES", "Response", "Upstream", "UpstreamError", "UpstreamGone", "end_to_end", "json_headers",
-    "read_object", "success",
+    "MAX_REPLY_VALUES", "Address", "Header", "Upstream", "UpstreamError", "UpstreamGone", "end_to_end",
 ]  # fmt: skip
 
 Header = tuple[bytes, bytes]
@@ -27,9 +37,11 @@ _HOP_BY_HOP = frozenset({
     b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te", b"trailer",
     b"transfer-encoding", b"upgrade",
 })  # fmt: skip
-OWN_PREFIX = b"x-qm-"  # of headers between a client and the proxy
+_OWN_PREFIX = b"x-qm-"  # of headers between a client and the proxy
 _ERRORS = (aiohttp.ClientError, HttpProcessingError, OSError)
-_UNREACHED = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
+MODELS_PATH = b"/v1/models"  # which Ollama has too
+FRESH_S = 5.0  # for which a list of models is believed
+LIST_S = 1.0  # for which counts by model wait for a list
 KEEP_ALIVE_S = 4.0  # llama.cpp says Keep-Alive: timeout=5, and closes then
 MAX_REPLY_VALUES = 1_000_000  # parsed in a tenth of a second, in which no other client is served
 _MAX_HEADER_BYTES = 64 * 1024
@@ -37,11 +49,7 @@ _PIECE_BYTES = 256 * 1024  # of a body; a larger one is sent in pieces, so that 
 
 
 class UpstreamGone(Exception):
-    """The upstream could not be reached (`is_unreached`), or closed the connection before its reply was complete."""
-
-    def __init__(self, message: str, *, is_unreached: bool = False) -> None:
-        super().__init__(message)
-        self.is_unreached = is_unreached
+    """The upstream could not be reached, or its reply is not a complete one of a chat."""
 
 
 class UpstreamError(Exception):
@@ -52,66 +60,40 @@ class UpstreamError(Exception):
         self.status, self.headers, self.body = status, headers, body
 
 
-class Response:
-    """The upstream's reply: status and headers, and the body as it arrives or whole."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """Where a model server is; `headers`, as its key, are sent where the client has none of these names.
 
-    def __init__(self, reply: aiohttp.ClientResponse, upstream: str, *, max_bytes: int) -> None:
-        self._reply, self._upstream, self._max_bytes = reply, upstream, max_bytes
-        self.url = str(reply.url)
-        self.status_code = reply.status
-        self.headers: list[Header] = list(reply.raw_headers)
+    If the server is this process's own (`is_own`), they replace those of the client.
+    """
 
-    @property
-    def is_ok(self) -> bool:
-        """Return whether the status is 200."""
-        return self.status_code == 200
+    url: str  # without /v1
+    headers: Mapping[str, str] = field(default_factory=dict)
+    is_own: bool = False
 
-    async def aiter_raw(self) -> AsyncIterator[bytes]:
-        """Yield the body's bytes on arrival; UpstreamGone if the connection ends before the body does."""
-        try:
-            async for chunk in self._reply.content.iter_any():
-                yield chunk
-        except _ERRORS as error:
-            raise UpstreamGone(f"{self._upstream}: {_named(error)}") from error
-
-    async def aiter_bounded(self) -> AsyncIterator[bytes]:
-        """Yield the body's bytes as `aiter_raw` does; UpstreamGone too if they are more than --max-reply-mb allows."""
-        left_bytes = self._max_bytes
-        async for chunk in self.aiter_raw():
-            left_bytes -= len(chunk)
-            if left_bytes < 0:
-                limit_mb = self._max_bytes / 1e6
-                raise UpstreamGone(
-                    f"{self._upstream}: sent a reply of more than {limit_mb:g} MB; --max-reply-mb allows larger ones"
-                )
-            yield chunk
-
-    async def aread(self) -> bytes:
-        """Return the whole body; UpstreamGone as above."""
-        return b"".join([chunk async for chunk in self.aiter_bounded()])
+    def sent(self, headers: Iterable[Header]) -> list[tuple[str, str]]:
+        """Return a client's headers as this server gets them."""
+        own = [(name.lower().encode(), value.encode()) for name, value in self.headers.items()]
+        replaced = [name for name, _ in own] if self.is_own else []
+        kept = end_to_end(headers, without=(b"host", b"expect", *replaced))
+        kept = [pair for pair in kept if not pair[0].lower().startswith(_OWN_PREFIX)]
+        given = {name.lower() for name, _ in kept}
+        kept += [pair for pair in own if pair[0] not in given]
+        return [(name.decode("latin-1"), _text(value)) for name, value in kept]
 
 
 class Upstream:
-    """One model server; `headers`, as the key it expects, are sent where the client has none of these names.
-
-    With `replaces` they are sent in place of the client's: the server is this process's own. `max_reply_bytes` bounds
-    the replies that are not forwarded as they are.
-    """
+    """One or several model servers with different models. `max_reply_bytes` bounds replies that the proxy reads."""
 
     def __init__(
-        self,
-        url: str,
-        *,
-        timeout_s: float,
-        max_reply_bytes: int = MAX_REPLY_BYTES,
-        headers: Mapping[str, str] | None = None,
-        replaces: bool = False,
+        self, addresses: Sequence[Address], *, timeout_s: float, max_reply_bytes: int = MAX_REPLY_BYTES
     ) -> None:
-        self.url = url.rstrip("/")
-        self._own = [(name.lower().encode(), value.encode()) for name, value in (headers or {}).items()]
-        self._replaced = [name for name, _ in self._own] if replaces else []
+        self._addresses = tuple(addresses)
         self._timeout_s, self._max_reply_bytes = timeout_s, max_reply_bytes
         self._session: aiohttp.ClientSession | None = None
+        self._homes: dict[str, Address] = {}  # of models, by their names with a tag
+        self._away: tuple[str, ...] = ()  # addresses that gave no list
+        self._listed_at = -FRESH_S
 
     def _opened(self) -> aiohttp.ClientSession:
         """Return the session, which needs a running event loop to be made; a proxy of the environment is not used."""
@@ -133,40 +115,78 @@ class Upstream:
         if self._session is not None:
             await self._session.close()
 
+    # --- requests ---------------------------------------------------------------------------------------------------
+
     @asynccontextmanager
     async def send(
-        self, method: str, target: bytes, headers: Iterable[Header], content: AsyncIterator[bytes] | bytes | None
-    ) -> AsyncIterator[Response]:
+        self,
+        method: str,
+        target: bytes,
+        headers: Iterable[Header],
+        content: AsyncIterator[bytes] | bytes | None,
+        *,
+        model: str | None = None,
+    ) -> AsyncIterator[ClientResponse]:
         """Send a request as it is and yield the reply before its body; leaving cuts what has not arrived.
 
-        UpstreamGone if there is no reply.
+        UpstreamGone if there is no reply, or if it ends before it is complete.
         """
-        sent = self._sent(headers)
+        address = await self._home(model)
+        async with self._asked(address, method, target, headers, content) as reply:
+            yield reply
+
+    @asynccontextmanager
+    async def post(
+        self, path: str, body: Mapping[str, Any], headers: Iterable[Header]
+    ) -> AsyncIterator[ClientResponse]:
+        """Send a JSON body with a client's headers and yield the reply; UpstreamError for an error."""
+        kept = end_to_end(headers, without=(b"host", b"content-length", b"content-type", b"accept-encoding"))
+        sent = [*kept, (b"content-type", b"application/json"), (b"accept-encoding", b"identity")]
+        async with self.send("POST", path.encode(), sent, orjson.dumps(body), model=body.get("model")) as reply:
+            if reply.status != 200:
+                raise UpstreamError(reply.status, end_to_end(reply.raw_headers), await self.read(reply))
+            yield reply
+
+    async def post_json(self, path: str, body: Mapping[str, Any], headers: Iterable[Header]) -> dict[str, Any]:
+        """Return the whole JSON reply; UpstreamGone if it is not a JSON object."""
+        async with self.post(path, body, headers) as reply:
+            return await self.read_object(reply)
+
+    @asynccontextmanager
+    async def _asked(
+        self,
+        address: Address,
+        method: str,
+        target: bytes,
+        headers: Iterable[Header],
+        content: AsyncIterator[bytes] | bytes | None,
+    ) -> AsyncIterator[ClientResponse]:
+        sent = address.sent(headers)
         if isinstance(content, bytes) and len(content) > _PIECE_BYTES:
-            sent.append((b"Content-Length", str(len(content)).encode()))
+            sent.append(("Content-Length", str(len(content))))
             content = _pieces(content)
         try:
-            reply = await self._reply(method, target, sent, content)
+            reply = await self._reply(method, address.url + target.decode("latin-1"), sent, content)
+            try:
+                if reply.status < 200:  # no server may send it, and no client would take it
+                    raise UpstreamGone(f"{address.url}: answered with the status {reply.status}")
+                yield reply
+            finally:
+                reply.close()
         except _ERRORS as error:
-            raise UpstreamGone(f"{self.url}: {_named(error)}", is_unreached=isinstance(error, _UNREACHED)) from error
-        try:
-            if reply.status < 200:  # no server may send it, and no client would take it
-                raise UpstreamGone(f"{self.url}: answered with the status {reply.status}")
-            yield Response(reply, self.url, max_bytes=self._max_reply_bytes)
-        finally:
-            reply.close()
+            raise UpstreamGone(f"{address.url}: {str(error) or type(error).__name__}") from error
 
     async def _reply(
-        self, method: str, target: bytes, headers: Iterable[Header], content: AsyncIterator[bytes] | bytes | None
-    ) -> aiohttp.ClientResponse:
+        self, method: str, url: str, headers: list[tuple[str, str]], content: AsyncIterator[bytes] | bytes | None
+    ) -> ClientResponse:
         """Return the reply; where the server has just closed a kept connection, ask again, as aiohttp does for GET."""
         connection: dict[str, bool] = {}
         while True:
             try:
                 return await self._opened().request(
                     method,
-                    URL(self.url + target.decode("latin-1"), encoded=True),
-                    headers=[(name.decode("latin-1"), _text(value)) for name, value in headers],
+                    URL(url, encoded=True),
+                    headers=headers,
                     data=content,
                     allow_redirects=False,
                     trace_request_ctx=connection,
@@ -175,39 +195,89 @@ class Upstream:
                 if not connection.pop("is_kept", False) or not isinstance(content, bytes | None):
                     raise
 
-    def _sent(self, headers: Iterable[Header]) -> list[Header]:
-        """Return a client's headers as the upstream gets them, with its own."""
-        kept = end_to_end(headers, without=(b"host", b"expect", *self._replaced))
-        kept = [pair for pair in kept if not pair[0].lower().startswith(OWN_PREFIX)]
-        given = {name.lower() for name, _ in kept}
-        return [*kept, *((name, value) for name, value in self._own if name not in given)]
+    # --- bodies of replies ------------------------------------------------------------------------------------------
 
+    async def pieces(self, reply: ClientResponse, *, bounded: bool = True) -> AsyncIterator[bytes]:
+        """Yield a body as it arrives; UpstreamGone if one that is bounded is longer than --max-reply-mb allows."""
+        left_bytes = self._max_reply_bytes if bounded else sys.maxsize
+        async for piece in reply.content.iter_any():
+            left_bytes -= len(piece)
+            if left_bytes < 0:
+                limit_mb = self._max_reply_bytes / 1e6
+                raise UpstreamGone(
+                    f"{reply.url}: sent a reply of more than {limit_mb:g} MB; --max-reply-mb allows larger ones"
+                )
+            yield piece
 
-def json_headers(headers: Iterable[Header]) -> list[Header]:
-    """Return a client's headers for a JSON body of the proxy, whose reply it reads."""
-    kept = end_to_end(headers, without=(b"host", b"content-length", b"content-type", b"accept-encoding"))
-    return [*kept, (b"content-type", b"application/json"), (b"accept-encoding", b"identity")]
+    async def read(self, reply: ClientResponse) -> bytes:
+        """Return a whole body; UpstreamGone as above."""
+        return b"".join([piece async for piece in self.pieces(reply)])
 
+    async def read_object(self, reply: ClientResponse) -> dict[str, Any]:
+        """Return the JSON object of a whole reply; UpstreamGone for anything else."""
+        content = await self.read(reply)
+        if count_values(content) > MAX_REPLY_VALUES:
+            raise UpstreamGone(f"{reply.url}: the reply has more than {MAX_REPLY_VALUES:,} values")
+        try:
+            found = orjson.loads(content)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise UpstreamGone(f"{reply.url}: the reply is not a JSON object")
+        return found
 
-async def success(response: Response) -> Response:
-    """Return a reply of status 200; UpstreamError for another."""
-    if not response.is_ok:
-        raise UpstreamError(response.status_code, end_to_end(response.headers), await response.aread())
-    return response
+    # --- which server has which model -------------------------------------------------------------------------------
 
+    async def lists(self, target: bytes, headers: Sequence[Header]) -> list[tuple[ClientResponse, bytes]]:
+        """Return the replies of all servers that can be reached to a request for a list; UpstreamGone if none can."""
+        found = await asyncio.gather(*(self._list(address, target, headers) for address in self._addresses))
+        replies = [reply for reply in found if not isinstance(reply, UpstreamGone)]
+        if not replies:
+            raise UpstreamGone("; ".join(map(str, found)))
+        return replies
 
-async def read_object(response: Response) -> dict[str, Any]:
-    """Return the JSON object of a whole reply; UpstreamGone for anything else."""
-    content = await response.aread()
-    if count_values(content) > MAX_REPLY_VALUES:
-        raise UpstreamGone(f"{response.url}: the reply has more than {MAX_REPLY_VALUES:,} values")
-    try:
-        reply = orjson.loads(content)
-    except ValueError:
-        reply = None
-    if not isinstance(reply, dict):
-        raise UpstreamGone(f"{response.url}: the reply is not a JSON object")
-    return reply
+    async def listed(self) -> frozenset[str]:
+        """Return the names, with their tags, that the servers list; what is known already if that takes long."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LIST_S):
+                await self._refresh()
+        return frozenset(self._homes)
+
+    async def _home(self, model: object) -> Address:
+        """Return the address of the server that has a model; the first one, which then says so, if none has it."""
+        if len(self._addresses) == 1 or not isinstance(model, str):
+            return self._addresses[0]
+        name = with_tag(model)
+        if name not in self._homes:
+            await self._refresh()
+        if name not in self._homes and self._away:
+            raise UpstreamGone(
+                f"{', '.join(self._away)} cannot be reached, and no other server has {model[:MAX_NAME_CHARS]!r}"
+            )
+        return self._homes.get(name, self._addresses[0])
+
+    async def _refresh(self) -> None:
+        """Ask for the lists of models unless they are fresh; a server that gives none keeps the models it had."""
+        if time.monotonic() - self._listed_at < FRESH_S:
+            return
+        found = await asyncio.gather(*(self._list(address, MODELS_PATH, []) for address in self._addresses))
+        self._listed_at = time.monotonic()
+        pairs = tuple(zip(self._addresses, found, strict=True))
+        self._away = tuple(address.url for address, reply in pairs if isinstance(reply, UpstreamGone))
+        homes = {name: home for name, home in self._homes.items() if home.url in self._away}
+        for address, reply in pairs:
+            for name in () if isinstance(reply, UpstreamGone) else _names(reply[1]):
+                homes.setdefault(name, address)
+        self._homes = homes
+
+    async def _list(
+        self, address: Address, target: bytes, headers: Sequence[Header]
+    ) -> tuple[ClientResponse, bytes] | UpstreamGone:
+        try:
+            async with self._asked(address, "GET", target, headers, None) as reply:
+                return reply, await self.read(reply)
+        except UpstreamGone as gone:
+            return gone
 
 
 def end_to_end(headers: Iterable[Header], *, without: Iterable[bytes] = ()) -> list[Header]:
@@ -218,6 +288,14 @@ def end_to_end(headers: Iterable[Header], *, without: Iterable[bytes] = ()) -> l
     }
     dropped = _HOP_BY_HOP | named | set(without)
     return [(name, value) for name, value in headers if name.lower() not in dropped]
+
+
+def _names(content: bytes) -> frozenset[str]:
+    try:
+        rows = orjson.loads(content)["data"]
+        return frozenset(with_tag(str(row["id"])) for row in rows or ())
+    except (ValueError, KeyError, TypeError):
+        return frozenset()
 
 
 def _watching() -> aiohttp.TraceConfig:
@@ -231,10 +309,6 @@ def _watching() -> aiohttp.TraceConfig:
     config = aiohttp.TraceConfig()
     config.on_connection_reuseconn.append(kept)
     return config
-
-
-def _named(error: BaseException) -> str:
-    return str(error) or type(error).__name__
 
 
 def _text(value: bytes) -> str:
