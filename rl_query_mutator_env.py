@@ -8,10 +8,9 @@
             so the return is final score - baseline score - prices; with `answer="learned"` change of its P(right),
             which varies less and has the same mean
 
-With `ask="policy"` rewriting and asking are separate: reset asks nothing, an operator only rewrites, and the action
-*ask* asks the target the current question. An episode that ends without an answer asks the current question then.
-Before the first answer the score is 0, so the return is final score - prices. With `ask="form"` choosing a form also
-asks.
+With `ask="form"` rewriting and asking are separate: reset asks nothing, an operator only rewrites, and a form or the
+action *ask* asks the target the current question. An episode that ends without an answer asks the current question
+then. Before the first answer the score is 0, so the return is final score - prices.
 
 `QueryMutationEnv` is one environment, a plain `gymnasium.Env`. `BatchedQueryMutationEnv` is a
 `gymnasium.vector.VectorEnv` over N of them that fans all their calls out through one ThreadPoolExecutor.
@@ -211,7 +210,7 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
         if self.episode is not None:
             self.episode.ended = True  # also if no question can be answered
         fixed = self._questions.chosen(options)
-        if not self.task.rules.asking.asks_original:
+        if self.task.rules.policy_asks:
             self.last_error = None
             return self._begin(self._open(fixed))
         error: ErrorInfo | None = None
@@ -239,7 +238,7 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
         calls = episode.calls - calls
         reward = 0.0 if error else engine.worth - worth - episode.call_price * calls
         name = self.task.actions[action]
-        result = self._end_step(engine, name, reward, error, calls=calls, terminated=name == SUBMIT)
+        result = self._end_step(engine, name, reward, error, calls=calls)
         self._failed_in_a_row = 0 if error is None else self._failed_in_a_row + 1
         if error is None or self.on_failure == "mask":
             return result
@@ -274,16 +273,16 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
         return Call(request, CallSite(self.env_id, self.total_steps, phase, action))
 
     def _end_step(
-        self, engine: EpisodeEngine, name: str, reward: float, error: ErrorInfo | None, *, calls: int, terminated: bool
+        self, engine: EpisodeEngine, name: str, reward: float, error: ErrorInfo | None, *, calls: int
     ) -> StepResult:
         episode = engine.episode
         episode.total_reward += reward
         cut_off = error is not None and self.on_failure != "mask"
-        limit = episode.steps >= self.task.rules.max_episode_steps
+        ends = self.task.rules.ends(name, steps=episode.steps)
         # The observation shows how many steps are left, so the limit is a state that ends the episode. The result of a
-        # failed step is unknown.
-        terminated = (terminated or (limit and error is None)) and not cut_off
-        truncated = cut_off or (limit and not terminated)
+        # step that failed there is unknown.
+        terminated = ends and not cut_off and (error is None or name == SUBMIT)
+        truncated = (ends or cut_off) and not terminated
         episode.ended = terminated or truncated
         if self.on_record is not None:
             numbers = {"env": self.env_id, "step": self.total_steps, "episode": self.total_episodes}

@@ -69,7 +69,7 @@ def plan_curve(world: World, argv: Sequence[str], calls: Sequence[int]) -> list[
     """Return the same of plans, each from a search of its own; NaN where too few calls teach no P(right)."""
     config = config_of(argv)
     settings = task_settings(config)
-    task = world.task_of(settings).with_rules(ask="policy", max_asks=None)
+    task = world.task_of(settings).with_rules(ask="form", max_asks=None)
     held_out, found = task.on(split_dataset(settings).validation), []
     for most in calls:
         search = find_plan(world.evaluator, task, max_calls=most, seed=config.seed, learned=True)

@@ -48,7 +48,7 @@ from query_mutator.training.config import TrainConfig, parse_config
 from query_mutator.types import AS_IS, Question
 
 CONFIG = Path(__file__).resolve().parents[1] / "examples" / "first_run.json"
-ONE_CALL = "--ask policy --max-asks 1 --max-episode-steps 3 --answer best --algo bandit --teacher search"
+ONE_CALL = "--ask form --max-asks 1 --max-episode-steps 3 --answer best --algo bandit --teacher search"
 CLEAN = "clean"
 YARDSTICK = ("question_answer", "short_answer", "statement", "expert")  # forms in which the ideal texts are recorded
 #: Mixtures of reasoning-gym, chosen by the tasks' descriptions before a reply to them was seen. Their replies come from

@@ -233,7 +233,7 @@ def compared(ours: DoubleArray, theirs: DoubleArray, keys: Sequence[str]) -> dic
 def run(world: World, arguments: argparse.Namespace) -> dict[str, Any]:
     """Search once for each seed, play all plans, and return the report."""
     settings = task_settings(config_of(argv := flags_of(arguments)))
-    task, split = world.task_of(settings).with_rules(ask="policy", max_asks=None), split_dataset(settings)
+    task, split = world.task_of(settings).with_rules(ask="form", max_asks=None), split_dataset(settings)
     questions = list(split.validation if arguments.validation else split.test)
     if arguments.second_author:
         log_reading(arguments.log, ["benchmarks.learned_answer"], argv)

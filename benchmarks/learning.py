@@ -2,7 +2,7 @@
 
     python benchmarks/learning.py                                    the candidates below, 8 seeds, 5 folds
     python benchmarks/learning.py --only asks,blind --seeds 4 --folds 0,1
-    python benchmarks/learning.py --add "wide:--ask policy --hidden-sizes 256 256"
+    python benchmarks/learning.py --add "wide:--ask form --hidden-sizes 256 256"
     python benchmarks/learning.py --prove                            one seed equals the real run over HTTP
 
 Environment, learners, training loop and evaluation are those of `train_query_mutator.py`; only replies and embeddings
@@ -71,10 +71,10 @@ from train_query_mutator import main as train_main
 FOLDS: tuple[ValidationFold, ...] = (0, 1, 2, 3, 4)
 MAX_CALLS = 5_000
 COMMON = "--backend embedded --batch-size 16 --num-env-steps 6000"
-_ASKS = "--ask policy --max-episode-steps 7"
+_ASKS = "--ask form --max-episode-steps 7"
 _BLIND = f"{_ASKS} --max-asks 1"
 #: As with a language model as mutator; next to chains with `--no-skip`.
-_UNTESTED = "--ask policy --max-episode-steps 8 --no-skip-unchanged --embedding-dims 24"
+_UNTESTED = "--ask form --max-episode-steps 8 --no-skip-unchanged --embedding-dims 24"
 _PLAN = "--teacher grammar,spelling,neutral,slang,expand,how_to"
 CANDIDATES: Mapping[str, str] = {
     "every-step": "--ask every_step",
@@ -192,7 +192,7 @@ def train(
 
 def calls_of(records: Iterable[StepRecord], envs: Sequence[QueryMutationEnv], task: Task) -> int:
     """Return the calls of a training: those of the steps, and the first answers where a reset asks."""
-    resets = sum(env.total_episodes + 1 for env in envs) if task.rules.asking.asks_original else 0
+    resets = sum(env.total_episodes + 1 for env in envs) if not task.rules.policy_asks else 0
     return resets + sum(record.calls for record in records)
 
 
@@ -276,7 +276,7 @@ def run_chain(
     found = {}
     for fold in folds:
         settings = TaskSettings(
-            ask="policy", validation_fold=fold, max_episode_steps=len(names), skip_unchanged=skip_unchanged
+            ask="form", validation_fold=fold, max_episode_steps=len(names), skip_unchanged=skip_unchanged
         )
         actions = [world.task_of(settings).actions.index(name) for name in names]
         found[fold] = summary(world.validate(settings, always(actions)))
@@ -391,7 +391,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", default="", help="names of candidates, with commas")
     parser.add_argument("--add", action="append", default=[], metavar="NAME:FLAGS", help="one more candidate")
     parser.add_argument("--store", type=Path, default=cache_dir() / "learning", help="folder of replies and embeddings")
-    parser.add_argument("--prove", nargs="?", const="--ask policy", metavar="FLAGS")
+    parser.add_argument("--prove", nargs="?", const="--ask form", metavar="FLAGS")
     arguments = parser.parse_args(argv)
     torch.set_num_threads(1)
     if arguments.prove is not None:

@@ -31,7 +31,7 @@ from query_mutator.types import ChatRequest, Completion, Message
 
 ROOT = Path(__file__).resolve().parents[1]
 FLAGS = (
-    *("--dataset", "general", "--operators", "clean", "--forms", "all", "--ask", "policy", "--max-asks", "1"),
+    *("--dataset", "general", "--operators", "clean", "--forms", "all", "--ask", "form", "--max-asks", "1"),
     *("--target-max-tokens", "32", "--no-evaluate"),
 )
 SIDES = ("training", "loop")

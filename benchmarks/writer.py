@@ -114,7 +114,7 @@ def made(run: Path, kind: str, argv: Sequence[str]) -> Path:
 
 def written(file: Path, questions: Sequence[Question], folder: Path) -> Found:
     """Return the outcomes of a writer's wordings, from the live models."""
-    flags = ["--gguf", "smollm2", str(file), "--operators", f"write,{CLEAN}", "--forms", FORM, "--ask", "policy"]
+    flags = ["--gguf", "smollm2", str(file), "--operators", f"write,{CLEAN}", "--forms", FORM, "--ask", "form"]
     config = config_of(["--config", str(CONFIG), *flags])
     cache = {"cache": "all", "cache_path": str(folder / f"{file.stem}.sqlite")}
     os.environ["OMP_NUM_THREADS"] = "1"  # of each of the two models' processes
@@ -160,7 +160,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     split = split_dataset(task_settings(config))
     questions = split.validation if arguments.validation else split.test
     with world.system:
-        task = world.task_of(task_settings(config)).with_rules(ask="policy", max_asks=None)
+        task = world.task_of(task_settings(config)).with_rules(ask="form", max_asks=None)
         rows = {name: (right[None, :], calls) for name, (right, calls) in rivals(world, task, questions).items()}
     for name, files in writers.items():
         outcomes = [written(file, questions, arguments.out) for file in files]

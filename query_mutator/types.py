@@ -24,11 +24,11 @@ Json: TypeAlias = dict[str, Any]  # an object of a wire format
 
 Role = Literal["system", "user", "assistant"]
 Purpose = Literal["mutate", "target", "judge"]
-#: What an episode submits: the answer that best fits its own question, the one closest to the original question, the
-#: last, or the one from which the mutator can tell the question (round-trip consistency).
-AnswerRule = Literal["best", "closest", "last", "round_trip", "vote", "learned"]
-#: When the target is asked: after every rewrite, or when the policy takes the action "ask" (or submits).
-AskRule = Literal["every_step", "form", "policy"]
+#: What an episode submits: the answer that best fits its own question, the most frequent one, or the one that is most
+#: likely right.
+AnswerRule = Literal["best", "vote", "learned"]
+#: When the target is asked: after every rewrite, or when the policy chooses a form, asks, or submits without an answer.
+AskRule = Literal["every_step", "form"]
 
 #: Every way one call can fail; `ErrorInfo.kind` is one of them.
 ERROR_KINDS = (

@@ -38,7 +38,7 @@ EXIT_CODES = {
 }
 ALGOS: dict[str, list[str]] = {
     "ppo": ["--deterministic"],
-    "asking": ["--deterministic", "--ask", "policy", "--answer", "round_trip", "--call-price", "0", "0.01"],
+    "asking": ["--deterministic", "--ask", "form", "--call-price", "0", "0.01"],
     "iqn": ["--algo", "iqn", "--train-batch-size", "16", "--learning-starts", "16", "--replay-ratio", "4"],
     "bandit": ["--algo", "bandit"],
 }

@@ -82,5 +82,5 @@ def rewrite_flow(
 
 
 def _why(engine: EpisodeEngine, stopped: Stopped | None) -> str:
-    why = engine.why(was_stopped=stopped is not None)
+    why = engine.why()
     return why if stopped is None or not why else f"{why}; {_REASONS[stopped]}"

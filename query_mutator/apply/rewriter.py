@@ -230,7 +230,7 @@ class Rewriter:
     @property
     def _asks_once(self) -> bool:
         is_blind = self._task.rules.max_asks == 1 or bool(getattr(self.policy, "asks_once", False))
-        return self._task.rules.asking.policy_asks and is_blind
+        return self._task.rules.policy_asks and is_blind
 
     async def _complete(self, request: ChatRequest) -> Completion:
         """Make a call in a thread of this process; those of before a fork are gone."""
@@ -251,7 +251,7 @@ class Rewriter:
         check_known("mode", mode, MODES)
         if mode not in self.modes:
             raise UsageError(
-                'mode="blind" needs a policy that rewrites without an answer: one trained with --ask policy '
+                'mode="blind" needs a policy that rewrites without an answer: one trained with --ask form '
                 '--max-asks 1, or a plan with one answer; use mode="full"'
             )
 

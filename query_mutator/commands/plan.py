@@ -85,9 +85,7 @@ def plan(flags: PlanFlags) -> None:
 
 def _task_settings(flags: PlanFlags) -> TaskSettings:
     """Return the settings of a search's task; a plan reads no embedding."""
-    return group_of(
-        TaskSettings, flags, ask="policy", answer="last", max_episode_steps=1, embedding_dims=1, validation_fold="none"
-    )
+    return group_of(TaskSettings, flags, ask="form", max_episode_steps=1, embedding_dims=1, validation_fold="none")
 
 
 def _estimate(flags: PlanFlags, num_train: int) -> str:

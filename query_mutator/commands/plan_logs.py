@@ -86,7 +86,7 @@ def plan_from_logs(flags: PlanFlags) -> None:
 def _task_settings(flags: PlanFlags) -> TaskSettings:
     """Return the settings of a task in which a plan of forms alone is played."""
     named = {} if "dataset" in flags.given else {"dataset": NO_DATASET}
-    of_a_plan: dict[str, Any] = {"ask": "policy", "answer": "last", "max_episode_steps": 1, "embedding_dims": 1}
+    of_a_plan: dict[str, Any] = {"ask": "form", "max_episode_steps": 1, "embedding_dims": 1}
     return group_of(TaskSettings, flags, operators=NONE, validation_fold="none", **of_a_plan, **named)
 
 

@@ -169,7 +169,7 @@ def serving(flags: ServeFlags, rewriter: Rewriter, key: str | None) -> Iterator[
 
     if flags.mode not in ("gate", *rewriter.modes):
         raise UsageError(
-            "--mode blind needs a policy that asks once: --ask policy --max-asks 1, or a plan with one answer"
+            "--mode blind needs a policy that asks once: --ask form --max-asks 1, or a plan with one answer"
         )
     calls = flags.max_calls or MAX_CALLS[flags.mode]
     rules = Rules(

@@ -111,21 +111,20 @@ class EpisodeEngine:
     def act(self, action: int, *, asks_at_end: bool = True) -> Flow:
         """Take one action, whose number was checked; return the error of a call that failed for good, if any.
 
-        The end of an episode asks the target where nothing was asked, unless not `asks_at_end`.
+        The end of an episode asks the target where nothing was asked. Without `asks_at_end` the caller does that, and
+        a form asks nothing.
         """
         episode, name = self.episode, self.task.actions[action]
         self.timing, self.guard = {}, None
-        ends = name == SUBMIT or episode.steps + 1 >= self.task.rules.max_episode_steps
+        ends = self.task.rules.ends(name, steps=episode.steps + 1)
         error: ErrorInfo | None = None
         if name == UNDO:
             self._show_form(AS_IS)
             episode.move((episode.original, AS_IS), self.task.rules.answer)
         elif name not in (ASK, SUBMIT):
-            error = yield from self._rewrite(action)
+            error = yield from self._rewrite(action, asks_form=asks_at_end)
         if error is None and (name == ASK or (ends and asks_at_end and episode.best is None)):
             error = yield from self.ask(action)
-        if error is None and ends and self.task.rules.answer == "round_trip":
-            error = yield from self._round_trip(action)
         episode.names.append(name)
         episode.steps += 1
         return error
@@ -173,10 +172,10 @@ class EpisodeEngine:
             return answered.error
         return (yield from self._attempt(asked, answered, phase="judge", action=action))
 
-    def _rewrite(self, action: int) -> Flow:
+    def _rewrite(self, action: int, *, asks_form: bool) -> Flow:
         """Rewrite the current question, or choose its form; return the error of a call that failed for good.
 
-        The target answers it where the rules ask after rewrites, or after forms.
+        The target answers it in a form that was chosen, and after a rewrite where the policy does not ask.
         """
         episode, before, form = self.episode, self.episode.text, self.task.form_of(action)
         may_change = self.may_change(action)
@@ -185,8 +184,7 @@ class EpisodeEngine:
             return text
         asked = (text, form.name if form else episode.form)
         error: ErrorInfo | None = None
-        asking = self.task.rules.asking
-        if asking.asks_forms if form else asking.asks_rewrites:
+        if asks_form if form else not self.task.rules.policy_asks:
             error = yield from self.ask(action, asked)
         elif self.observes:
             error = yield from self._embed(text)
@@ -247,35 +245,6 @@ class EpisodeEngine:
             self.episode.vectors[text] = vectors[0]
         return None
 
-    def _round_trip(self, action: int) -> Flow:
-        """Make the answer the best from which the mutator can tell the question; return the error of a failed call.
-
-        Asked for answers that neither refuse nor are unsure, if two or more of them differ (round-trip consistency:
-        Alberti et al., 2019, arXiv:1906.05416).
-        """
-        answers = self.episode.different_answers
-        if len(answers) < 2:
-            return None
-        found = {} if self.memory is None else self.memory.closeness  # by answer
-        told: dict[str, str] = {}  # the question that the mutator tells from an answer
-        for number, answer in enumerate(answers, 1):
-            if answer in found:
-                self.episode.calls += 1
-                continue
-            request = self.task.round_trip(self.episode.index, answer)
-            asked = yield from self._timed(request, f"round trip {number}", "mutator", action=action)
-            if not asked.ok:
-                return asked.error
-            told[answer] = asked.text
-        if told:
-            vectors = yield Encode(tuple(told.values()))
-            if isinstance(vectors, ErrorInfo):
-                return vectors
-            original = self.episode.vectors[self.episode.original]
-            found |= {answer: cosine(original, vector) for answer, vector in zip(told, vectors, strict=True)}
-        self.episode.best = answers[max(answers, key=lambda answer: found[answer])]
-        return None
-
     def _timed(self, request: ChatRequest, phase: str, kind: str, *, action: int | None) -> Flow:
         """Yield one call of a step, count it and note its time; return the Completion."""
         completion: Completion = yield self._call(request, phase, action)
@@ -314,7 +283,7 @@ class EpisodeEngine:
     @property
     def submitted(self) -> Attempt | None:
         """Return what would be submitted now, None before the first answer."""
-        return self.episode.last if self.task.rules.answer == "last" else self.episode.best
+        return self.episode.best
 
     @property
     def score(self) -> float:
@@ -333,9 +302,9 @@ class EpisodeEngine:
     def allows(self, action: int) -> bool:
         """Return whether an action is allowed.
 
-        Masked are operators and forms tried on the current question or that would not change it, a second form before
-        an answer to the first, undo at the original, and ask where the answer is known. With `max_asks=1` submit asks,
-        and there is no answer to go back from. After the last ask only submit is allowed.
+        Masked are operators and forms tried on the current question or that would not change it, undo at the original,
+        and ask where the answer is known. With `max_asks=1` submit asks, and there is no answer to go back from. After
+        the last ask only submit is allowed.
         """
         episode, rules, name = self.episode, self.task.rules, self.task.actions[action]
         if name == SUBMIT:
@@ -346,19 +315,15 @@ class EpisodeEngine:
             return rules.max_asks != 1 and episode.asked != (episode.original, AS_IS)
         if name == ASK:
             return rules.max_asks != 1 and episode.current is None
-        is_form = self.task.form_of(action) is not None
-        if is_form and not rules.asking.asks_forms and episode.form != AS_IS and episode.current is None:
-            return False
         return not episode.was_tried(action) and self.may_change(action)
 
-    def why(self, *, was_stopped: bool = False) -> str:
-        """Return why the submitted answer was chosen, "" without one; an episode that was stopped has no round trip."""
+    def why(self) -> str:
+        """Return why the submitted answer was chosen, "" without one."""
         episode, task, chosen = self.episode, self.task, self.submitted
         if chosen is None:
             return ""
-        attempts, rule = list(episode.known.values()), task.rules.answer
-        rule = "best" if rule == "round_trip" and was_stopped else rule
-        why = why_submitted(attempts, chosen, rule, p_right=episode.p_right)
+        attempts = list(episode.known.values())
+        why = why_submitted(attempts, chosen, task.rules.answer, p_right=episode.p_right)
         return f"{why}; {task.reason(episode.index, attempts, chosen)}" if episode.p_right else why
 
     def may_change(self, action: int) -> bool:

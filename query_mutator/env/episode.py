@@ -46,14 +46,9 @@ class Attempt:
         return self.text, self.form
 
     @property
-    def answers(self) -> bool:
-        """Return whether the answer is neither a refusal nor "not sure"."""
-        return not is_refusal(self.answer) and not is_not_sure(self.answer)
-
-    def rank(self, rule: AnswerRule) -> tuple[bool, bool, float]:
-        """Return the sort key of a rule, without gold: an answer beats "not sure" beats a refusal, then a cosine."""
-        cosine = self.closeness if rule == "closest" else self.fit
-        return not is_refusal(self.answer), not is_not_sure(self.answer), cosine
+    def rank(self) -> tuple[bool, bool, float]:
+        """Return the sort key of `best`, without gold: an answer beats "not sure" beats a refusal, then fit."""
+        return not is_refusal(self.answer), not is_not_sure(self.answer), self.fit
 
     def to_state(self) -> dict[str, Any]:
         """Return plain types and tensors."""
@@ -98,18 +93,15 @@ def why_submitted(
         return f"{place}: P(right) {', '.join(f'{p:.2f}' for p in p_right)}"
     if len(attempts) == 1:
         return "the only answer"
-    if rule == "last":
-        return f"the last of {count}"
     if rule == "vote":
         return f"the most frequent of {count}"
-    if rule == "round_trip" and len({attempt.answer for attempt in attempts if attempt.answers}) > 1:
-        return f"round trip: the question told from it is closest to the original, of {count}"
-    baselines = [attempt for attempt in attempts if attempt.rank(rule)[:2] == chosen.rank(rule)[:2]]
-    numbers = sorted((attempt.rank(rule)[2] for attempt in baselines), reverse=True)
-    name = "closest: similarity to the question" if rule == "closest" else "best: fit to its wording"
+    baselines = [attempt for attempt in attempts if attempt.rank[:2] == chosen.rank[:2]]
+    numbers = sorted((attempt.fit for attempt in baselines), reverse=True)
     shown = ", then ".join(f"{number:.2f}" for number in numbers[:2])
     left_out = len(attempts) - len(baselines)
-    return f"{name} {shown}, of {count}" + (f", {left_out} not counted: refused or not sure" if left_out else "")
+    return f"best: fit to its wording {shown}, of {count}" + (
+        f", {left_out} not counted: refused or not sure" if left_out else ""
+    )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -125,7 +117,6 @@ class Episode:
     call_price: float = 0.0
     known: dict[Asked, Attempt] = field(default_factory=dict)  # all that was asked, which is not asked again
     best: Attempt | None = None  # None before the first answer
-    last: Attempt | None = None  # the current wording's, or that of the last one asked
     p_right: tuple[float, ...] = ()  # of all that is known, by the rule `learned`
     tried: set[tuple[str, int]] = field(default_factory=set)  # texts and the actions taken on them
     steps: int = 0
@@ -154,11 +145,6 @@ class Episode:
         """Return the target's answer to the current wording, None if it was not asked."""
         return None if self.current is None else self.current.answer
 
-    @property
-    def different_answers(self) -> dict[str, Attempt]:
-        """Return the answers that neither refuse nor are unsure, with the last attempt that got each."""
-        return {attempt.answer: attempt for attempt in self.known.values() if attempt.answers}
-
     def was_tried(self, action: int) -> bool:
         """Return whether an action was taken on the current wording."""
         return (self.text, action) in self.tried
@@ -172,10 +158,9 @@ class Episode:
         """Make a wording and form the current ones; their answer, if there is one, may become the best."""
         self.text, self.form = asked
         if self.current is not None:
-            self.last = self.current
             if rule in ("vote", "learned"):  # by all answers at once
                 return
-            self.best = max(filter(None, (self.best, self.current)), key=lambda attempt: attempt.rank(rule))
+            self.best = max(filter(None, (self.best, self.current)), key=lambda attempt: attempt.rank)
 
     def submit(self, chosen: Submission) -> None:
         """Make the answer the best that is most likely right."""
@@ -201,7 +186,6 @@ class Episode:
             "current": self.text,
             "form": self.form,
             "best": self.best and list(self.best.asked),
-            "last": self.last and list(self.last.asked),
             "p_right": list(self.p_right),
             "known": [attempt.to_state() for attempt in self.known.values()],
             "vectors": {text: _tensor(vector) for text, vector in self.vectors.items()},
@@ -228,7 +212,6 @@ class Episode:
             form=state.get("form", AS_IS),
             vectors=vectors or {attempt.text: attempt.text_vector for attempt in attempts},
             best=known.get(_asked(state["best"])),
-            last=known.get(_asked(state.get("last", state["current"]))),
             p_right=tuple(state.get("p_right", ())),
             known=known,
             used=list(state["used"]),

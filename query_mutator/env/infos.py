@@ -58,7 +58,7 @@ def step_record(
     """Return the transcript's record of a step that just ended; `env`, `step` and `episode` are numbers in the run."""
     question = engine.task.questions[engine.episode.index]
     first, current, submitted = engine.episode.first, engine.episode.current, engine.submitted
-    opening = first if engine.episode.steps == 1 and engine.task.rules.asking.asks_original else None
+    opening = first if engine.episode.steps == 1 and not engine.task.rules.policy_asks else None
     return StepRecord(
         env=env,
         step=step,

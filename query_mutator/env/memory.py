@@ -28,5 +28,4 @@ class QuestionMemory:
 
     rewrites: dict[Wording, Rewriting | ErrorInfo] = field(default_factory=dict)
     attempts: dict[Asked, Attempt | ErrorInfo] = field(default_factory=dict)
-    closeness: dict[str, float] = field(default_factory=dict)  # by answer: of the question told from it
     changes: dict[Wording, bool] = field(default_factory=dict)  # whether the operator may change the text

@@ -13,7 +13,7 @@ progress     2     share of the episode's steps used, current question is the or
 used         A     operators used in this episode
 closed       A+2   1 for masked actions: operators tried on the current question, undo at the original
 
-With `ask="policy"` the slices of the answer are 0 while the current question was not asked, `closed` has one more
+With `ask="form"` the slices of the answer are 0 while the current question was not asked, `closed` has one more
 column for the action *ask*, and three slices are added:
 slice        size  content
 asked        3     the current question was asked, any question was asked, questions asked as a share of the most

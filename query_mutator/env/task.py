@@ -20,7 +20,7 @@ from query_mutator.env.observation import Observer, Projection
 from query_mutator.env.rules import EpisodeRules
 from query_mutator.errors import UsageError
 from query_mutator.forms import Example, Form, FormContext, Framed
-from query_mutator.operators import NONE, ROUND_TRIP, Operator, OperatorContext, local_rewrite, prompt_of, would_change
+from query_mutator.operators import NONE, Operator, OperatorContext, local_rewrite, prompt_of, would_change
 from query_mutator.rewards import WeightedReward
 from query_mutator.settings.episode import Observing, Operators
 from query_mutator.settings.models import Sampling
@@ -111,7 +111,7 @@ class Task:
     def actions(self) -> tuple[str, ...]:
         """Return the names of all actions: operators, forms, then ask (if the policy asks), undo and submit."""
         operators, forms = (operator.name for operator in self.operators), (form.name for form in self.forms)
-        return (*operators, *forms, *self.rules.asking.controls)
+        return (*operators, *forms, *self.rules.controls)
 
     @property
     def num_rewrites(self) -> int:
@@ -200,14 +200,10 @@ class Task:
         original = self.questions[index].text
         return OperatorContext(domain=self.domain, neighbor=self.neighbors[index], original=original, answer=answer)
 
-    def round_trip(self, index: int, answer: str) -> ChatRequest:
-        """Return the request for the question that an answer to question `index` answers."""
-        return self.calls.rewrite(ROUND_TRIP, self.questions[index].text, context=self.context(index, answer))
-
     def with_rules(self, **changes: Any) -> Task:
         """Return the task with some rules of its episodes changed, and the observations that belong to them."""
         rules = replace(self.rules, **changes)
-        observer = self.observer.of(num_operators=self.num_rewrites, policy_asks=rules.asking.policy_asks)
+        observer = self.observer.of(num_operators=self.num_rewrites, policy_asks=rules.policy_asks)
         return replace(self, rules=rules, observer=observer)
 
     def on(self, questions: Sequence[Question]) -> Task:
@@ -263,7 +259,7 @@ def build_task(
             projection=projection,
             known_words=known_words,
             num_operators=len(operators) + len(forms),
-            policy_asks=rules.asking.policy_asks,
+            policy_asks=rules.policy_asks,
         ),
         question_vectors=vectors,
         reference_vectors=references,

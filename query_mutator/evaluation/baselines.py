@@ -14,7 +14,7 @@
     bandit        a ridge regression of the return for each action, fitted on the transitions of the policy's training
     policy        the trained policy, greedy
 
-Baselines make no call that they do not need: they run with `ask="policy"`. Success and score are over held-out
+Baselines make no call that they do not need: they run with `ask="form"`. Success and score are over held-out
 questions; false refusals over the same (all are harmless); guard refusals over requests that should be refused.
 """
 
@@ -60,7 +60,7 @@ class Method:
 
 def asking(task: Task, **rules: Any) -> Task:
     """Return the task with rewriting and asking apart and with `rules`, for players that ignore observations."""
-    return task.with_rules(ask="policy", max_asks=None, **rules)
+    return task.with_rules(ask="form", max_asks=None, **rules)
 
 
 def chain_of(name: str, task: Task, actions: Sequence[str], **rules: Any) -> Method:
@@ -84,7 +84,7 @@ def standard_methods(task: Task, policy: MakePlayer, *, seed: int, rewriter: str
 
 def best_single(ranking: Sequence[str], task: Task) -> Method:
     """Return one rewrite by the best operator, whose answer is submitted."""
-    return chain_of(BEST_SINGLE, task, [ranking[0], SUBMIT], answer="last")
+    return chain_of(BEST_SINGLE, task, [ranking[0], SUBMIT])
 
 
 def best_of_name(k: int) -> str:
@@ -101,8 +101,7 @@ def best_of(k: int, ranking: Sequence[str], task: Task, *, first: Sequence[str] 
     """Return best-of-k: the target is asked the original question and k - 1 rewrites of it, or `first` in k forms."""
     if votes_on_forms(task):
         forms = [name for name in ranking if name in {form.name for form in task.forms}][:k]
-        asked = chain.from_iterable((form, ASK) for form in forms)
-        return chain_of(best_of_name(k), task, [*first, *asked, SUBMIT], answer="vote")
+        return chain_of(best_of_name(k), task, [*first, *forms, SUBMIT], answer="vote")
     tries = chain.from_iterable((operator, ASK, UNDO) for operator in ranking[: k - 1])
     return chain_of(best_of_name(k), task, [ASK, *tries, SUBMIT], answer=rule_of(task))
 
@@ -126,6 +125,6 @@ def rewriting(model: str, task: Task) -> list[Method]:
 
     first = task.actions[0]
     return [
-        by_model(chain_of("rewriter", task, [first, SUBMIT], answer="last")),
+        by_model(chain_of("rewriter", task, [first, SUBMIT])),
         by_model(chain_of("rewriter_fit", task, [ASK, first, ASK, SUBMIT], answer="best")),
     ]

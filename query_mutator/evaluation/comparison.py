@@ -71,7 +71,7 @@ class Comparison:
         self._guard = _indices(guard, self._tasks.guard)
         self._tried_k, self._is_k_found = None, False
         jobs = [
-            self._job(chain_of(_ranked(name), self._tasks.ranking, [*actions, SUBMIT], answer="last"),
+            self._job(chain_of(_ranked(name), self._tasks.ranking, [*actions, SUBMIT]),
                       self._tasks.ranking, is_first=True)
             for name, actions in self._to_rank.items()
         ]  # fmt: skip

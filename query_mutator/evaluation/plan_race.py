@@ -1,7 +1,7 @@
 """Search for a plan with few calls for each question: race single actions, then edits of the best, on paired questions.
 
     single actions   the original question and every action alone, with at most `SINGLES` of the calls
-    compositions     edits of the best plan, and chains known to do well; those of the most promising actions first
+    compositions     edits of the best plan; those of the most promising actions first
     race             eight questions, then twice as many, at last all. Plans that are surely worse than the best on the
                      same questions leave; so do the last ones of those that half of the calls left would not pay for
 
@@ -51,7 +51,7 @@ class PlanRace:
         edited: set[Plan] = set()
         while (plan := self._next(edited)) is not None:
             edited.add(plan)
-            plans = dict.fromkeys([*self._edits.of(plan), *self._edits.chains])
+            plans = dict.fromkeys(self._edits.of(plan))
             leads = {name: self._lead(name) for name in self._edits.names}
             by_promise = sorted(plans, key=lambda one: sum(leads[name] for name in one.operators), reverse=True)
             if not self._race(by_promise):

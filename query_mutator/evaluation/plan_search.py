@@ -1,6 +1,6 @@
 """Search for the best plan on training questions, by a race (`plan_race.py`) or, with many calls, widely:
 
-    candidates   the original question, single operators, seed chains; then every edit of the best plan: insert, delete
+    candidates   the original question, single operators; then every edit of the best plan: insert, delete
                  and swap operators, insert and delete ask points, add a second answer
     race         a tenth of the questions, then twice as many for the best quarter, and so on; finalists on all
     variants     every submit rule and stop threshold of the plan that is edited, on all questions: they share its calls
@@ -170,11 +170,11 @@ class _WideSearch:
         self._trials, self._edits = trials, edits
 
     def run(self) -> None:
-        """Race the simplest plans and the seed chains, then edits of the best, until calls or ideas run out."""
+        """Race the simplest plans, then edits of the best, until calls or ideas run out."""
         trials, edits = self._trials, self._edits
         trials.score([Plan()], trials.rows[-1])
         for budget in (None, *BUDGETS):
-            self._race([*edits.singles, *edits.chains], budget)
+            self._race(edits.singles, budget)
         edited: set[Plan] = set()
         for num_best in EDITED:
             while (job := self._next_job(edited, num_best)) is not None and trials.scores.calls < trials.max_calls:

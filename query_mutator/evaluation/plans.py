@@ -203,12 +203,9 @@ class PlanScores:
         if next(flow, None) is None:
             return 0
         flow.close()
-        episode, action = engine.episode, player.action
-        if action == player.submit and episode.best is not None:  # the round trips of an ended episode
-            return len(episode.different_answers.keys() - self._memories[row].closeness.keys())
+        action = player.action
         places = [place for place, item in enumerate(player.items) if item == action]
         rest = player.items[places[0] :] if places else [self._ask]
-        round_trips = player.items.count(self._ask) if plan.answer == "round_trip" else 0
         answers = rest.count(self._ask) or 1
         rewrites = sum(item != self._ask and not self.task.is_local(item) for item in rest)
-        return rewrites + answers * (1 + self.task.reward.asking) + round_trips
+        return rewrites + answers * (1 + self.task.reward.asking)

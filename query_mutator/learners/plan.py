@@ -25,30 +25,29 @@ if TYPE_CHECKING:
     from query_mutator.env.engine import EpisodeEngine
     from query_mutator.env.task import Task
 
-__all__ = ["PLAN_ANSWERS", "Plan", "PlanPlayer", "PlanPolicy", "plan_policy", "plan_task"]
+__all__ = ["Plan", "PlanPlayer", "PlanPolicy", "plan_policy", "plan_task"]
 
-PLAN_ANSWERS: tuple[AnswerRule, ...] = get_args(AnswerRule)
 WEIGHTS = ("items", "used", "closed", "fit", "asked", "stop")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Operators in order, each at most once; "ask" among them asks the target there, and the end always does.
+    """Operators and forms in order, each at most once; a form, "ask" and the end ask the target.
 
     With several answers, `answer` chooses which one is submitted, and `stop_fit` submits as soon as the best answer
     fits its question at least this well (a cosine), or with `learned` has at least this P(right).
     """
 
     steps: tuple[str, ...] = ()
-    answer: AnswerRule = "last"
+    answer: AnswerRule = "best"
     stop_fit: float | None = None
 
     def __post_init__(self) -> None:
         repeated = [name for name in self.operators if self.steps.count(name) > 1]
         if repeated:
             raise ValueError(f"plan {self}: {repeated[0]} occurs twice; use each operator at most once")
-        if self.answer not in PLAN_ANSWERS:
-            raise ValueError(f"answer={self.answer!r} must be one of {', '.join(PLAN_ANSWERS)}")
+        if self.answer not in get_args(AnswerRule):
+            raise ValueError(f"answer={self.answer!r} must be one of {', '.join(get_args(AnswerRule))}")
         if self.stop_fit is not None and not self.asks_early:
             raise ValueError(f"plan {self}: it can only stop after an answer; add {ASK!r} before its last operator")
 
@@ -112,7 +111,7 @@ class PlanPlayer:
 
 
 class PlanPolicy:
-    """Follows a plan from observations of an `ask="policy"` task."""
+    """Follows a plan from observations of an `ask="form"` task."""
 
     def __init__(self, weights: Mapping[str, Any]) -> None:
         """Load saved weights; ValueError if one is missing or names no action."""
@@ -165,7 +164,7 @@ class PlanPolicy:
 def plan_task(plan: Plan, task: Task) -> Task:
     """Return the task on which a plan acts: rewrites and answers are separate, and the episode is long enough."""
     several = {"max_asks": None} if plan.answer == "learned" else {}  # found by a search of plans with one answer
-    return task.with_rules(ask="policy", answer=plan.answer, max_episode_steps=len(plan.items) + 1, **several)
+    return task.with_rules(ask="form", answer=plan.answer, max_episode_steps=len(plan.items) + 1, **several)
 
 
 def plan_policy(plan: Plan, task: Task) -> PlanPolicy:

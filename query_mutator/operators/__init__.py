@@ -25,7 +25,7 @@ from query_mutator.operators.local import CLEANING_OPERATORS, LOCAL_OPERATORS
 from query_mutator.registry import Registry
 
 __all__ = [
-    "GUARDS", "OPERATORS", "ROUND_TRIP", "WRITE", "LocalOperator", "Operator", "OperatorContext", "PromptOperator",
+    "GUARDS", "OPERATORS", "WRITE", "LocalOperator", "Operator", "OperatorContext", "PromptOperator",
     "get", "local_rewrite", "names", "prompt_of", "rejecting_guard", "select", "would_change",
 ]  # fmt: skip
 
@@ -76,9 +76,6 @@ OPERATORS.add("phrase", _load("phrase"))
 for _local in CLEANING_OPERATORS:
     OPERATORS.add(_local.name, _local)
 OPERATORS.add(WRITE.name, WRITE)
-
-#: Not an action of the policy: asks which question an answer answers, for `--answer round_trip`.
-ROUND_TRIP = _load("round_trip")
 
 
 def names() -> list[str]:

@@ -24,7 +24,7 @@ from query_mutator.env.engine import EpisodeEngine
 from query_mutator.env.episode import Asked
 from query_mutator.env.flow import Call, Flow, Need, map_needs
 from query_mutator.learners.learner import InferencePolicy
-from query_mutator.types import AS_IS, ASK, CONTROLS, SUBMIT, Completion, ErrorInfo, FloatArray
+from query_mutator.types import AS_IS, ASK, CONTROLS, Completion, ErrorInfo, FloatArray
 
 __all__ = ["ByObservation", "Limits", "Played", "Player", "Script", "Step", "Stopped", "Uniform", "greedy", "play"]
 
@@ -141,22 +141,22 @@ def play(
     """Yield the needs of an episode from its beginning to its end; return how it was Played.
 
     `first_answer` is the target's answer to the original question, if it is known; else, where the rules ask the
-    original, it is asked up to `first_tries` times. Without `asks_at_end` an episode that would ask at its end leaves
-    that to the caller. With `asks_when_stopped` an episode that a limit or a failed call ends before its first answer
-    asks its current wording.
+    original, it is asked up to `first_tries` times. Without `asks_at_end` an episode that asks once leaves that to the
+    caller: it ends with a form, or at submit. With `asks_when_stopped` an episode that a limit or a failed call ends
+    before its first answer asks its current wording.
     """
     task, played, clock = engine.task, Played(), _Clock(engine, limits or NO_LIMITS)
     ended = False
     if first_answer is not None:
         played.error = yield from engine.add_first(Completion(text=first_answer))
-    elif task.rules.asking.asks_original:
+    elif not task.rules.policy_asks:
         played.error = yield from clock.bound(engine.ask_original(tries=first_tries), clock.ends_at)
     while not (ended or played.stopped or played.error):
         action = player(engine)
         played.stopped = clock.reached(action)
         if played.stopped is None:
             ended = yield from _step(action, engine, played, clock, asks_at_end=asks_at_end)
-    if asks_when_stopped and not ended and engine.submitted is None and task.rules.asking.policy_asks:
+    if asks_when_stopped and not ended and engine.submitted is None and task.rules.policy_asks:
         failed = yield from clock.bound(engine.ask(), clock.ends_at)
         played.error = failed or played.error
     if played.error is not None and not clock.is_late(played.error):
@@ -168,7 +168,7 @@ def play(
 
 def _step(action: int, engine: EpisodeEngine, played: Played, clock: _Clock, *, asks_at_end: bool) -> Flow:
     """Take one action and note it; return whether it ended the episode."""
-    episode, rules, name = engine.episode, engine.task.rules, engine.task.actions[action]
+    episode, name = engine.episode, engine.task.actions[action]
     known = len(episode.known)
     error = yield from clock.bound(engine.act(action, asks_at_end=asks_at_end), clock.rewriting_ends_at)
     if error is not None:
@@ -187,7 +187,8 @@ def _step(action: int, engine: EpisodeEngine, played: Played, clock: _Clock, *, 
             guard=engine.guard,
         )
     )
-    return name == SUBMIT or episode.steps >= rules.max_episode_steps
+    is_asked_outside = not asks_at_end and engine.task.form_of(action) is not None
+    return is_asked_outside or engine.task.rules.ends(name, steps=episode.steps)
 
 
 class _Clock:
@@ -243,12 +244,8 @@ class _Clock:
         if name not in CONTROLS:
             may_change = engine.may_change(action)
             calls = int(may_change and not task.is_local(action))
-            asking = task.rules.asking
-            asks = may_change and (asking.asks_forms if task.form_of(action) else asking.asks_rewrites)
+            asks = may_change and (task.form_of(action) is not None or not task.rules.policy_asks)
             calls += asks
         elif name == ASK:
             calls = episode.current is None
-        if name == SUBMIT or episode.steps + 1 >= task.rules.max_episode_steps:
-            answers = len(episode.different_answers) if task.rules.answer == "round_trip" else 0
-            calls += answers if answers > 1 else 0
         return calls + (engine.submitted is None and not asks)

@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 
 from ppo.config import PPOConfig
 from query_mutator.bounds import Group
-from query_mutator.env.rules import ASKING
 from query_mutator.settings.learner import DirectConfig
 
 __all__ = ["SUITED", "SUITED_ENV", "SUITED_PLAN", "suited"]
@@ -47,7 +46,7 @@ def suited(settings: G, *, embedded: bool, values: Mapping[str, Any] = SUITED) -
         return settings, []
     given = settings.given
     left = given | ({"algo"} if given & _OF_PPO else set())
-    if "ask" in given and not ASKING[vars(settings)["ask"]].policy_asks:
+    if "ask" in given and vars(settings)["ask"] == "every_step":
         left |= {"max_asks"}
     once = "max_asks" in given and vars(settings)["max_asks"] == 1
     if once:  # nothing to choose from

@@ -14,7 +14,7 @@ from query_mutator.env.rules import EpisodeRules
 from query_mutator.env.task import CallSettings, Task, build_task
 from query_mutator.errors import UsageError
 from query_mutator.forms import Form
-from query_mutator.operators import ROUND_TRIP, Operator, local_rewrite
+from query_mutator.operators import Operator, local_rewrite
 from query_mutator.rewards import WeightedReward
 from query_mutator.session.dataset import example_bank
 from query_mutator.session.judging import make_judge, make_reward
@@ -59,7 +59,7 @@ def make_task(
     vocabulary = models.vocabulary if vocabulary is None else vocabulary
     operators, forms = rewrites(settings)
     asked = [operator.name for operator in operators if local_rewrite(operator) is None]
-    models.require_operators([*asked, *([ROUND_TRIP.name] if settings.answer == "round_trip" else [])])
+    models.require_operators(asked)
     if settings.skip_unchanged:
         operators = models.with_local_tests(operators, vocabulary)
     judge = make_judge(models.calls, settings, seed=settings.seed)

@@ -32,7 +32,7 @@ class CallRules(Group):
     """Which calls an episode makes, and what they cost."""
 
     max_asks: Few | None = None
-    """Most questions to the target in an episode with --ask policy or form; 1: no answer is seen before the end."""
+    """Most questions to the target in an episode with --ask form; 1: no answer is seen before the end."""
     call_price: tuple[Weight, ...] = (CALL_PRICE,)
     """Subtracted from the reward for every model call; of several prices each episode draws one and sees it."""
     skip_unchanged: bool = True
@@ -44,12 +44,10 @@ class Episode(CallRules):
     """The rules of an episode."""
 
     answer: AnswerRule = "best"
-    """Answer that an episode submits: best fits its question, closest is nearest to the original, the last one,
-    round_trip: that from which the mutator can tell the question, one call for each of several answers; vote: the most
-    frequent one; or learned: the one that is most likely right, as learned from --answer-calls graded answers."""
+    """Answer that an episode submits: best fits its question, vote is the most frequent one, learned the one that is
+    most likely right, as learned from --answer-calls graded answers."""
     ask: AskRule = "every_step"
-    """When the target is asked: after every rewrite, when the policy decides to (policy), or also when it chooses a
-    form (form)."""
+    """When the target is asked: after every rewrite, or when the policy decides to or chooses a form (form)."""
     max_episode_steps: Few = 5
     """Steps after which an episode ends."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from query_mutator.bounds import group_of
 from query_mutator.cli.console import note
 from query_mutator.data import Split
-from query_mutator.env.rules import ASKING, EpisodeRules
+from query_mutator.env.rules import EpisodeRules
 from query_mutator.errors import UsageError
 from query_mutator.evaluation.cost import PLAN_CALLS, EvaluationCost
 from query_mutator.evaluation.plan_search import check_calls
@@ -43,7 +43,7 @@ def check_run(config: TrainConfig, split: Split, checkpoint: Checkpoint | None, 
         note(f"{config.dataset}: no question is held out, so the run ends without a comparison; add more questions")
     comparison(config, split)
     operators, forms = rewrites(config)
-    actions = [*(one.name for one in operators), *(one.name for one in forms), *ASKING[config.ask].controls]
+    actions = [*(one.name for one in operators), *(one.name for one in forms), *group_of(EpisodeRules, config).controls]
     if checkpoint is not None:
         checkpoint.check_actions(actions)
     if config.teacher == SEARCH:

@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 from ppo.config import PPOConfig
 from query_mutator.bounds import defaults
 from query_mutator.cli.flags import parse_flags
-from query_mutator.env.rules import ASKING
 from query_mutator.errors import UsageError
 from query_mutator.files.gguf_file import gguf_address
 from query_mutator.files.run_dir import check_name
@@ -95,14 +94,14 @@ class TrainConfig(
     @property
     def teacher_fault(self) -> str:
         """Return why --teacher cannot be used with these settings, "" if it can."""
-        if self._imitation_fault or self.teacher not in (SEARCH, AUTO_TEACHER) or ASKING[self.ask].policy_asks:
+        if self._imitation_fault or self.teacher not in (SEARCH, AUTO_TEACHER) or self.ask == "form":
             return self._imitation_fault
-        return "--teacher search finds a plan, which asks at its end; add --ask policy or form"
+        return "--teacher search finds a plan, which asks at its end; add --ask form"
 
     def check_asking(self) -> None:
         """Raise a UsageError for a flag that needs another --ask, which is known when the model is."""
-        if self.max_asks is not None and not ASKING[self.ask].policy_asks:
-            raise UsageError(f"--max-asks {self.max_asks} needs --ask policy or form")
+        if self.max_asks is not None and self.ask == "every_step":
+            raise UsageError(f"--max-asks {self.max_asks} needs --ask form")
         if self.teacher not in (None, AUTO_TEACHER) and self.teacher_fault:
             raise UsageError(self.teacher_fault)
 

@@ -125,7 +125,7 @@ def size_of(config: TrainConfig, split: Split) -> Estimate:
     calls, compared = comparison(config, split) if config.evaluate and split.test else (0, 0)
     return Estimate(
         config=config,
-        num_actions=len(operators) + len(forms) + len(rules.asking.controls),
+        num_actions=len(operators) + len(forms) + len(rules.controls),
         play=random_play(rules, asked=len(operators) - local, local=local, forms=len(forms)),
         num_train=len(split.train),
         num_validation=len(split.validation),

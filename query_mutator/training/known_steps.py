@@ -48,7 +48,7 @@ def known_steps(task: Task, answers: Mapping[int, QuestionMemory], *, seed: int,
     Actions are drawn from the allowed ones that need no call whose result is not known.
     """
     rng, taken = np.random.default_rng((seed, _STREAM)), list[tuple[Any, ...]]()
-    if not task.rules.asking.asks_original:
+    if task.rules.policy_asks:
         questions = [question for question in answers for _ in range(episodes)]
         for episode, question in enumerate(questions):
             engine = EpisodeEngine.open(task, question, memory=answers[question])
@@ -72,7 +72,7 @@ def _steps(engine: EpisodeEngine, memory: QuestionMemory, rng: np.random.Generat
             return
         calls = episode.calls - calls
         reward = engine.worth - worth - episode.call_price * calls
-        ended = task.actions[action] == SUBMIT or episode.steps >= task.rules.max_episode_steps
+        ended = task.rules.ends(task.actions[action], steps=episode.steps)
         yield obs, action, reward, engine.observe(), ended, False, True, 0, calls
 
 
@@ -85,7 +85,7 @@ def _is_known(action: int, engine: EpisodeEngine, memory: QuestionMemory) -> boo
     task, episode, name, form = engine.task, engine.episode, engine.task.actions[action], engine.task.form_of(action)
     if action < len(task.operators):
         return task.is_local(action) or engine.wording(action) in memory.rewrites
-    if form is not None and task.rules.asking.asks_forms:
+    if form is not None:
         return (episode.text, form.name) in memory.attempts
     asks = name == ASK or (name == SUBMIT and episode.best is None)
     return not asks or episode.asked in memory.attempts

@@ -73,7 +73,7 @@ def read_teacher(config: TrainConfig, actions: Sequence[str]) -> Plan | Checkpoi
     for name in steps:
         check_known("step of --teacher", name, [*operator_names(actions), ASK])
     if ASK not in actions:
-        raise UsageError(f"--teacher {spec} is a plan, which asks at its end; add --ask policy")
+        raise UsageError(f"--teacher {spec} is a plan, which asks at its end; add --ask form")
     try:
         return Plan(steps=tuple(steps))
     except ValueError as error:

@@ -51,10 +51,10 @@ class _World:
 
     def play(self, rng: random.Random) -> tuple[int, int, int]:
         """Return steps, calls and answers of one episode."""
-        rules, asking = self.rules, self.rules.asking
+        rules = self.rules
         now, known, tried = _ORIGINAL, set[_Asked](), set[tuple[object, _Action]]()
         steps = rewrites = 0
-        if asking.asks_original:
+        if not rules.policy_asks:
             known.add(now)
         while True:
             action = rng.choice(self.allowed(now, known, tried))
@@ -66,14 +66,13 @@ class _World:
                 is_form = action in self.forms
                 rewrites += action in self.asked
                 now = (now[0], action) if is_form else ((*now[0], action), now[1])
-                if asking.asks_forms if is_form else asking.asks_rewrites:
+                if is_form or not rules.policy_asks:
                     known.add(now)
-            ends = action == SUBMIT or steps >= rules.max_episode_steps
+            ends = rules.ends(str(action), steps=steps)
             if action == ASK or (ends and not known):
                 known.add(now)
             if ends:
-                round_trips = len(known) if rules.answer == "round_trip" and len(known) > 1 else 0
-                return steps, rewrites + len(known) + round_trips, len(known)
+                return steps, rewrites + len(known), len(known)
 
     def allowed(self, now: _Asked, known: set[_Asked], tried: set[tuple[object, _Action]]) -> list[_Action]:
         """Return the actions that `EpisodeEngine.allows`."""
@@ -81,10 +80,9 @@ class _World:
         if rules.max_asks is not None and len(known) >= rules.max_asks:
             return [SUBMIT]
         choices = [*self.asked, *(one for one in self.local if one not in text)]
-        if rules.asking.asks_forms or form is None or now in known:
-            choices += [one for one in self.forms if one != form]
+        choices += [one for one in self.forms if one != form]
         found: list[_Action] = [SUBMIT, *(one for one in choices if (text, one) not in tried)]
         if rules.max_asks != 1:
             found += [UNDO] if now != _ORIGINAL else []
-            found += [ASK] if rules.asking.policy_asks and now not in known else []
+            found += [ASK] if rules.policy_asks and now not in known else []
         return found

@@ -22,7 +22,7 @@ Rows = dict[tuple[str, str], list[dict[str, Any]]]  # by set and method
 
 @pytest.fixture
 def evaluated(trained: Callable[..., Path], tmp_path: Path) -> Callable[..., tuple[Logs, Rows]]:
-    run = trained("--plan-calls", "60", "--forms", "steps", "--ask", "policy")
+    run = trained("--plan-calls", "60", "--forms", "steps", "--ask", "form")
     folder, file = tmp_path / "logs", tmp_path / "rows.jsonl"
 
     def evaluate(*flags: str) -> tuple[Logs, Rows]:

@@ -39,7 +39,7 @@ def plan_file(folder: Path, steps: Sequence[str], **flags: Any) -> Path:
         save_dir=str(folder),
         **flags,
     )
-    settings = group_of(TaskSettings, given, ask="policy", answer="last", validation_fold="none")
+    settings = group_of(TaskSettings, given, ask="form", validation_fold="none")
     split = split_dataset(settings)
     with ExitStack() as stack:
         models = stack.enter_context(open_models(given))

@@ -350,7 +350,7 @@ def test_a_step_that_takes_too_long_is_a_visible_failure(dataset: Path) -> None:
     faults = FaultPlan(1.0, kinds=["stall"])
     with (
         start_server([Librarian(), Softener()], faults=faults) as models,
-        in_thread(dataset, models, step_timeout_s=0.3, ask="policy") as url,
+        in_thread(dataset, models, step_timeout_s=0.3, ask="form") as url,
         QueryRewritingEnv(base_url=url).sync() as env,
     ):
         before = env.reset(seed=1).observation
@@ -398,7 +398,7 @@ def test_words_that_were_not_recorded_are_a_visible_failure(dataset: Path, tiny_
     from query_mutator.adapters.openenv.client import QueryRewritingAction
     from query_mutator.adapters.openenv.environment import QueryRewritingEnvironment
 
-    with sharing(small_flags(dataset, tiny_server, ask="policy")) as shared:
+    with sharing(small_flags(dataset, tiny_server, ask="form")) as shared:
         env = QueryRewritingEnvironment(replace(shared, client=NotRecorded()))
         env.reset()
         assert env.step(QueryRewritingAction(text="Which is sorted?")).valid

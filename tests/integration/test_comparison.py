@@ -133,14 +133,14 @@ def test_on_a_language_model_best_of_k_is_a_vote_of_forms(
     changed: str, first: list[str], evaluator: Evaluator, tiny_task: MakeTask
 ) -> None:
     shout = LocalOperator(name="shout", summary="Turn.", function=lambda text, context: text.replace("kill", changed))
-    task = tiny_task(forms=[FORMS.get(name) for name in ("few_words", "restate", "read_twice")], ask="policy")
+    task = tiny_task(forms=[FORMS.get(name) for name in ("few_words", "restate", "read_twice")], ask="form")
     task = replace(task, operators=(shout, *task.operators[1:]))
     ran = contest(evaluator, task, ["few_words", "ask", "restate", "ask", "submit"])
     ran.run()
     forms = [name for name in ran.ranking if name in {form.name for form in task.forms}]
     outcome = ran.results().outcomes["best_of_k"][1]
     assert ran.k == outcome.calls == 2
-    assert list(outcome.actions) == [*first, forms[0], "ask", forms[1], "ask", "submit"]
+    assert list(outcome.actions) == [*first, forms[0], forms[1], "submit"]
     assert outcome.why == "the most frequent of 2 answers"
 
 

@@ -25,7 +25,7 @@ from tests.qm_command import qm
         ("data batchplan ", ["build", "info", "verify", "shard"]),
         ("train --target-m", ["--target-model", "--target-max-tokens"]),
         ("train sft --lora-r", ["--lora-rank"]),
-        ("train --answer cl", ["closest"]),
+        ("train --answer vo", ["vote"]),
         ("train --validation-fold n", ["none"]),
         ("rewrite --cache ", ["auto", "off", "eval", "all"]),
         ("--completion z", ["zsh"]),

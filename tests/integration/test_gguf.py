@@ -291,7 +291,7 @@ def test_a_training_that_is_killed_resumes_to_the_same_weights_and_leaves_no_pro
 def test_what_comes_before_the_first_step_is_bounded(
     flags: list[str], file: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    more = ["--ask", "policy", "--teacher", "auto", "--num-env-steps", "64", "--save-dir", str(tmp_path / "runs")]
+    more = ["--ask", "form", "--teacher", "auto", "--num-env-steps", "64", "--save-dir", str(tmp_path / "runs")]
     assert qm("train", *flags, *more) == 0
     said = capfd.readouterr().err
     assert "teacher: none; a search takes 960 calls or more, half of the" in said

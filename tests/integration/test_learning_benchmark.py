@@ -18,7 +18,7 @@ SMALL = "--encoder hash --num-env-steps 96 --num-processes 4 --num-steps 8"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("flags", ["--ask policy --max-episode-steps 4", "--ask every_step"])
+@pytest.mark.parametrize("flags", ["--ask form --max-episode-steps 4", "--ask every_step"])
 def test_a_training_on_stored_calls_equals_the_real_run(flags: str, capsys: pytest.CaptureFixture[str]) -> None:
     main(["--prove", f"{SMALL} {flags}"])
     lines = [line for line in capsys.readouterr().out.splitlines() if line.endswith(": equal")]
@@ -28,7 +28,7 @@ def test_a_training_on_stored_calls_equals_the_real_run(flags: str, capsys: pyte
 @pytest.mark.slow
 def test_the_calls_of_the_search_for_a_teacher_count(tmp_path: Path) -> None:
     teacher = "--teacher search --plan-calls 400 --teacher-steps 64"
-    flags = f"--backend embedded {SMALL} --ask policy --max-asks 1 {teacher}".split()
+    flags = f"--backend embedded {SMALL} --ask form --max-asks 1 {teacher}".split()
     world = World(ModelSettings(backend="embedded", encoder="hash"), tmp_path)
     with world.system:
         first, again = run_one(world, flags, max_calls=1000), run_one(world, flags, max_calls=1000)
@@ -39,7 +39,7 @@ def test_the_calls_of_the_search_for_a_teacher_count(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_policy_leaves_out_rewrites_of_its_teacher_that_change_nothing(tmp_path: Path) -> None:
-    plan = "--ask policy --teacher spelling,slang,neutral --no-skip-unchanged --teacher-steps 512"
+    plan = "--ask form --teacher spelling,slang,neutral --no-skip-unchanged --teacher-steps 512"
     flags = f"--backend embedded --encoder hash --num-env-steps 512 --num-processes 8 {plan}".split()
     world = World(ModelSettings(backend="embedded", encoder="hash"), tmp_path)
     with world.system:

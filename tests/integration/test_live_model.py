@@ -117,7 +117,7 @@ def test_qm_serve_asks_in_the_form_for_the_official_clients(plan: Path, answer: 
 def test_a_training_that_is_killed_resumes_to_the_weights_of_a_whole_one(tmp_path: Path) -> None:
     flags = [
         *("--gguf", MODEL, "--dataset", "general", "--encoder", "hash", "--operators", "clean", "--forms", FORM),
-        *("--ask", "policy", "--max-asks", "1", "--target-max-tokens", "8", "--embedding-dims", "4", "--deterministic"),
+        *("--ask", "form", "--max-asks", "1", "--target-max-tokens", "8", "--embedding-dims", "4", "--deterministic"),
         *("--num-processes", "4", "--num-steps", "4", "--num-env-steps", "32", "--num-mini-batch", "2"),
         *("--no-evaluate", "--eval-interval", "0", "--cache-path", str(tmp_path / "replies.sqlite")),
     ]

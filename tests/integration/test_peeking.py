@@ -115,7 +115,7 @@ def test_the_search_for_a_plan_sends_no_held_out_question(
 def test_the_search_for_a_teacher_sends_no_held_out_question(
     server: EmbeddedServer, received: list[str], tmp_path: Path
 ) -> None:
-    run = train(server, tmp_path, "--no-evaluate", "--ask", "policy", "--teacher", "search", "--plan-calls", "200")
+    run = train(server, tmp_path, "--no-evaluate", "--ask", "form", "--teacher", "search", "--plan-calls", "200")
     assert (run / "plan.json").exists()
     assert sent(HELD_OUT, received) == []
 

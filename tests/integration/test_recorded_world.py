@@ -73,7 +73,7 @@ def flags(world: tuple[Path, Path], tmp_path: Path) -> list[str]:
     dataset, recording = map(str, world)
     return [
         "--recording", recording, "--dataset", dataset, "--reward", "committed=1", "--operators", CLEAN,
-        "--forms", "question_answer,few_words,asking_sentence", "--ask", "policy", "--max-asks", "1",
+        "--forms", "question_answer,few_words,asking_sentence", "--ask", "form", "--max-asks", "1",
         "--target-max-tokens", str(MAX_TOKENS), "--encoder", "hash", "--save-dir", str(tmp_path / "runs"),
     ]  # fmt: skip
 

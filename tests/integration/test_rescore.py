@@ -33,14 +33,14 @@ def without_times(found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(left, key=lambda row: (row.get("env", 0), row.get("step", 0), str(row.get("method"))))
 
 
-@pytest.mark.parametrize("ask", ["every_step", "policy"])
+@pytest.mark.parametrize("ask", ["every_step", "form"])
 def test_steps_have_the_scores_of_a_run_with_that_reward(
     tiny_server: EmbeddedServer, dataset: Path, tmp_path: Path, ask: str
 ) -> None:
     found = {}
     for name, reward in (("one", "right=0.7,meaning=0.3"), ("other", "contains=1,meaning=0.5,answered=0.25")):
         flags = flags_of(tiny_server, dataset, tmp_path / name)
-        asking = ("--ask", ask, "--forms", "steps,expert", "--call-price", "0.005", "0.05") if ask == "policy" else ()
+        asking = ("--ask", ask, "--forms", "steps,expert", "--call-price", "0.005", "0.05") if ask == "form" else ()
         assert train(*flags, *FROZEN, "--reward", reward, *asking) == 0
         found[name] = rows((tmp_path / name / "latest").resolve(), "transcripts")
     again = ("rescore", tmp_path / "one" / "latest", "--reward", "contains=1,meaning=0.5,answered=0.25")

@@ -27,7 +27,7 @@ from query_mutator.session.policy_file import MAX_BYTES, POLICY_FILE, read_polic
 from query_mutator.session.trust import remember
 from train_query_mutator import main as train_main
 
-FLAGS = ("--ask", "policy", "--no-evaluate", "--eval-interval", "0", "--cache", "off", "--no-use-linear-lr-decay")
+FLAGS = ("--ask", "form", "--no-evaluate", "--eval-interval", "0", "--cache", "off", "--no-use-linear-lr-decay")
 COMMANDS = {
     "rewrite": ["qm", "rewrite", "--checkpoint", "{policy}", "plz sort"],
     "eval": ["qm", "eval", "--checkpoint", "{policy}"],

@@ -13,11 +13,11 @@ from tests.integration.conftest import ROWS
 from tests.integration.training_runs import rows, the_run, train
 from tests.qm_command import qm
 
-SEARCH = ["--ask", "policy", "--teacher", "search", "--plan-calls", "60", "--no-use-linear-lr-decay"]
+SEARCH = ["--ask", "form", "--teacher", "search", "--plan-calls", "60", "--no-use-linear-lr-decay"]
 
 
 def test_a_teacher_takes_the_first_steps_of_a_run(tiny_flags: list[str], tmp_path: Path) -> None:
-    flags = ["--no-evaluate", "--ask", "policy", "--teacher", "filler,neutral", "--teacher-steps", "20"]
+    flags = ["--no-evaluate", "--ask", "form", "--teacher", "filler,neutral", "--teacher-steps", "20"]
     flags += ["--deterministic"]
     assert train(*tiny_flags, *flags) == 0
     steps = rows(the_run(tmp_path), "transcripts")
@@ -27,7 +27,7 @@ def test_a_teacher_takes_the_first_steps_of_a_run(tiny_flags: list[str], tmp_pat
 
 
 def test_a_checkpoint_can_be_the_teacher(tiny_flags: list[str], tmp_path: Path) -> None:
-    flags = [*tiny_flags, "--no-evaluate", "--ask", "policy"]
+    flags = [*tiny_flags, "--no-evaluate", "--ask", "form"]
     assert train(*flags, "--teacher", "filler,neutral", "--num-env-steps", "32") == 0
     first = the_run(tmp_path)
     assert train(*flags, "--teacher", str(first), "--seed", "2", "--teacher-steps", "64") == 0
@@ -37,7 +37,7 @@ def test_a_checkpoint_can_be_the_teacher(tiny_flags: list[str], tmp_path: Path) 
 def test_the_bandit_starts_from_a_plan_and_keeps_it(
     tiny_flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flags = [*tiny_flags, "--ask", "policy", "--no-evaluate"]
+    flags = [*tiny_flags, "--ask", "form", "--no-evaluate"]
     bandit = ["--algo", "bandit", "--teacher", "filler,neutral", "--teacher-steps", "20", "--lcb-alpha", "100"]
     assert train(*flags, *bandit) == 0
     run = the_run(tmp_path)
@@ -65,7 +65,7 @@ def test_the_bandit_starts_from_a_plan_and_keeps_it(
 def test_a_teacher_that_cannot_teach_is_one_line(
     teacher: str, line: str, tiny_flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert train(*tiny_flags, "--ask", "policy", "--teacher", teacher) == 2
+    assert train(*tiny_flags, "--ask", "form", "--teacher", teacher) == 2
     err = capsys.readouterr().err.strip()
     assert line in err
     assert "\n" not in err
@@ -74,11 +74,11 @@ def test_a_teacher_that_cannot_teach_is_one_line(
 
 def test_a_plan_teaches_only_a_policy_that_asks(tiny_flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert train(*tiny_flags, "--teacher", "filler,neutral") == 2
-    assert "add --ask policy" in capsys.readouterr().err
+    assert "add --ask form" in capsys.readouterr().err
 
 
 def test_a_run_with_a_teacher_resumes_to_the_same_steps(tiny_flags: list[str], tmp_path: Path) -> None:
-    flags = [*tiny_flags, "--no-evaluate", "--ask", "policy", "--teacher", "filler", "--deterministic"]
+    flags = [*tiny_flags, "--no-evaluate", "--ask", "form", "--teacher", "filler", "--deterministic"]
     flags += ["--no-use-linear-lr-decay"]
     assert train(*flags, "--num-env-steps", "96", "--teacher-steps", "64", "--name", "whole") == 0
     whole = {(row["env"], row["step"]): row["operator"] for row in rows(the_run(tmp_path), "transcripts")}
@@ -159,9 +159,9 @@ def test_a_damaged_plan_of_a_run_is_one_line(
 @pytest.mark.parametrize(
     ("flags", "line"),
     [
-        (["--ask", "policy", "--plan-calls", "5"], "--plan-calls=5 is too few"),
-        (["--ask", "every_step"], "add --ask policy"),
-        (["--ask", "policy", "--algo", "iqn"], "cannot imitate"),
+        (["--ask", "form", "--plan-calls", "5"], "--plan-calls=5 is too few"),
+        (["--ask", "every_step"], "add --ask form"),
+        (["--ask", "form", "--algo", "iqn"], "cannot imitate"),
     ],
 )
 def test_a_search_that_cannot_teach_is_one_line(

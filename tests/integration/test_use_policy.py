@@ -49,7 +49,7 @@ def qm(*argv: str) -> int:
 
 
 #: A policy that asks when it wants to, of a run that can be resumed for longer.
-ASKS = ("--ask", "policy", "--no-evaluate", "--eval-interval", "0", "--cache", "off", "--no-use-linear-lr-decay")
+ASKS = ("--ask", "form", "--no-evaluate", "--eval-interval", "0", "--cache", "off", "--no-use-linear-lr-decay")
 
 
 @pytest.fixture

@@ -79,7 +79,7 @@ class Target:
         """Return the settings of the task; where none are given, operators and forms are those that suit the target."""
         names = [one.name for one in fields(TaskSettings) if one.name in type(self._config).model_fields]
         given = TaskSettings(**{name: getattr(self._config, name) for name in names})
-        rules: dict[str, Any] = {"ask": "policy", "answer": "last", "max_asks": None}
+        rules: dict[str, Any] = {"ask": "form", "max_asks": None}
         found, _ = suited(given, embedded=self.models.embedded)
         return replace(found, **rules, max_episode_steps=self._config.max_steps)
 

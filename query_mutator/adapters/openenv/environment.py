@@ -29,7 +29,7 @@ from query_mutator.env.flow import Flow
 from query_mutator.errors import BackendError, UsageError
 from query_mutator.llm.cancellation import complete_in_thread
 from query_mutator.registry import check_known
-from query_mutator.types import SUBMIT, ChatRequest, Completion, ErrorInfo
+from query_mutator.types import ChatRequest, Completion, ErrorInfo
 from query_mutator.version import __version__
 
 __all__ = ["QueryRewritingEnvironment"]
@@ -165,7 +165,7 @@ class QueryRewritingEnvironment(Environment[QueryRewritingAction, QueryRewriting
         episode = engine.episode
         episode.names.append(name)
         episode.steps += 1
-        episode.ended = name == SUBMIT or episode.steps >= self._task.rules.max_episode_steps
+        episode.ended = self._task.rules.ends(name, steps=episode.steps)
 
     async def _run(self, flow: Flow, timeout_s: float | None = None) -> Any:
         """Return the result of a flow, or the ErrorInfo of a reset that failed or of one that took too long.

@@ -86,7 +86,7 @@ class Episodes:
         submit it in the place of asking what it rewrote.
         """
         question = call.question or ""
-        if self._rewriter.task.rules.asking.policy_asks:
+        if self._rewriter.task.rules.policy_asks:
             first_answer = None
         flow = await asyncio.to_thread(
             self._rewriter.flow, question, limits=limits, first_answer=first_answer, usable=call.takes

@@ -58,7 +58,6 @@ def make_rules(lexicon: Lexicon, phrasebook: Phrasebook) -> Mapping[str, Rule]:
         "first_part": first_part,
         "grammar": repair,
         "expand": phrasebook.expand,
-        "round_trip": phrasebook.questions,
         "phrase": phrasebook.alone,
     }
     rules: dict[str, Rule] = {name: _on_question(rule) for name, rule in of_question.items()}

@@ -7,7 +7,6 @@ row twice: by shared words (`WordIndex`) and by the cosine of the embeddings.
 from __future__ import annotations
 
 import io
-import re
 from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import sha256
@@ -15,7 +14,6 @@ from importlib import resources
 
 import numpy as np
 
-from query_mutator.embedded.corpus import split_identifier
 from query_mutator.embedded.rules.essential import has_essentials
 from query_mutator.embedded.rules.inflect import stems
 from query_mutator.embedded.rules.tables import load_rows, load_words
@@ -33,8 +31,6 @@ _WORDS_WEIGHT = 0.2
 _TERM_WORDS, _TERM_VECTOR = 2, 0.5
 #: Rows with a lower score do not match the question.
 MIN_SCORE = 0.4
-_NAME = re.compile(r"`([^`]+)`")  # what an answer is about
-_SUMMARY_CHARS = 400
 
 
 class Phrasebook:
@@ -69,13 +65,6 @@ class Phrasebook:
         """Return the phrase of the best row, or None if no row matches."""
         row = self._best_row(text)
         return None if row is None else row[0]
-
-    def questions(self, answer: str) -> str:
-        """Return what an answer answers: phrase and two everyday questions of the best row for its name and text."""
-        name = _NAME.search(answer)
-        summary = answer.rpartition("\n\n")[2][:_SUMMARY_CHARS]
-        row = self._best_row(f"{summary} ({' '.join(split_identifier(name[1]))})" if name else summary)
-        return summary if row is None else "; ".join(row[:3])
 
     def _best_row(self, text: str) -> Sequence[str] | None:
         """Return the row with the highest score, or None if no row matches."""

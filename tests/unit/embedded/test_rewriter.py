@@ -193,12 +193,3 @@ def test_sentences_survive_abbreviations() -> None:
 
 def test_tidy_mends_articles_spaces_and_commas() -> None:
     assert tidy("a object , and an file ,, then an URL an hour") == "An object, and a file, then a URL an hour"
-
-
-def test_the_question_is_told_from_an_answer(rewriter: RuleRewriter) -> None:
-    context = OperatorContext(
-        answer="You are looking for `dict.pop`.\n\n    pop(key)\n\nRemove a key and return its value."
-    )
-    told = rewriter.reply(prompt_of(operators.ROUND_TRIP, "", context=context, by_rules=True))
-    assert told.count("; ") == 2
-    assert "key" in told

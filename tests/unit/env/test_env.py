@@ -79,15 +79,6 @@ def test_undo_goes_back_without_a_call_and_best_keeps_the_better_answer(env: Que
     assert env.step(SUBMIT)[4]["success"] == 1.0
 
 
-def test_last_submits_the_answer_to_the_present_question(tiny_task: MakeTask, tiny_client: Client) -> None:
-    env = QueryMutationEnv(tiny_task(answer="last"), client=tiny_client)
-    env.reset(seed=0, options=KILL)
-    gained = env.step(NEUTRAL)[1]
-    lost = env.step(UNDO)[1]
-    assert gained + lost == pytest.approx(-2 * CALL_PRICE)
-    assert env.step(SUBMIT)[4]["success"] == 0.0
-
-
 def test_text_asked_before_is_not_asked_again(env: QueryMutationEnv) -> None:
     env.reset(seed=0, options=KILL)
     env.step(NEUTRAL)

@@ -1,4 +1,4 @@
-"""`ask="policy"`: rewriting and asking are separate actions, priced by the call; local tests save calls."""
+"""`ask="form"`: rewriting and asking are separate actions, priced by the call; local tests save calls."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PRICE = 0.02
 
 @pytest.fixture
 def task(tiny_task: MakeTask) -> Task:
-    return tiny_task(ask="policy", call_price=(PRICE,), max_episode_steps=4)
+    return tiny_task(ask="form", call_price=(PRICE,), max_episode_steps=4)
 
 
 @pytest.fixture
@@ -52,26 +52,22 @@ class Counting:
         self.client.close()
 
 
-def attempt(answer: str, *, fit: float = 0.5, closeness: float = 0.5) -> Attempt:
+def attempt(answer: str, *, fit: float = 0.5) -> Attempt:
     """Return the answer to the wording that repeats it."""
     zero = np.zeros(1, dtype=np.float32)
     return Attempt(
-        text=answer, answer=answer, text_vector=zero, answer_vector=zero, fit=fit, closeness=closeness,
+        text=answer, answer=answer, text_vector=zero, answer_vector=zero, fit=fit, closeness=0.5,
         reward=Reward(score=0.0),
     )  # fmt: skip
 
 
 def test_why_an_answer_was_submitted_names_the_rule_and_its_numbers() -> None:
-    refused = attempt("I'm sorry, but I can't help with that.", fit=0.9, closeness=0.9)
-    first, second = attempt("`len`", fit=0.71, closeness=0.2), attempt("`sum`", fit=0.6, closeness=0.3)
+    refused = attempt("I'm sorry, but I can't help with that.", fit=0.9)
+    first, second = attempt("`len`", fit=0.71), attempt("`sum`", fit=0.6)
     tries = [refused, first, second]
     rest = "of 3 answers, 1 not counted: refused or not sure"
     assert why_submitted(tries, first, "best") == f"best: fit to its wording 0.71, then 0.60, {rest}"
-    assert why_submitted(tries, second, "closest") == f"closest: similarity to the question 0.30, then 0.20, {rest}"
     assert why_submitted([first, second], first, "best") == "best: fit to its wording 0.71, then 0.60, of 2 answers"
-    assert why_submitted(tries, second, "last") == "the last of 3 answers"
-    assert "question told from it" in why_submitted(tries, first, "round_trip")
-    assert why_submitted([refused, first], first, "round_trip").startswith("best: fit to its wording 0.71, of 2")
     assert why_submitted([refused], refused, "best") == "the only answer"
 
 
@@ -80,7 +76,7 @@ def test_of_answers_that_rank_alike_the_first_is_submitted() -> None:
     first, second = attempt("`len`"), attempt("`sum`")
     for each in (first, second):
         episode.add(each, "best")
-    assert (episode.best, episode.last) == (first, second)
+    assert episode.best == first
 
 
 def test_actions_end_with_ask_undo_submit(task: Task, tiny_task: MakeTask) -> None:
@@ -269,57 +265,6 @@ def test_an_operator_may_use_the_answer_to_the_present_question(task: Task, tiny
     assert not env.action_masks()[SPELLING]  # the new wording has no answer yet
 
 
-class Backwards:
-    """Tells every question from its answer: the target says `sorted`, the mutator that sorting was asked for."""
-
-    def __init__(self, client: Client, questions: dict[str, str]) -> None:
-        self.client, self.questions, self.asked = client, questions, list[str]()
-
-    def complete(self, request: ChatRequest) -> Completion:
-        prompt = request.messages[-1].content
-        if "Write the question that it answers" not in prompt:
-            return self.client.complete(request)
-        self.asked.append(prompt)
-        return Completion(text=next(text for answer, text in self.questions.items() if answer in prompt))
-
-    def close(self) -> None:
-        self.client.close()
-
-
-def two_answers(task: Task, client: Client) -> QueryMutationEnv:
-    """Return an environment in which two different answers were given: `os.kill`, then `sorted`."""
-    turn = LocalOperator(name="filler", summary="Turn.", function=lambda text, _: text.replace("stop", "sort"))
-    env = QueryMutationEnv(
-        replace(task, operators=(*task.operators[:2], turn)).with_rules(answer="round_trip", max_episode_steps=9),
-        client=client,
-    )
-    env.reset(seed=0, options=KILL)
-    for action in (NEUTRAL, ASK, FILLER, ASK):
-        env.step(action)
-    return env
-
-
-@pytest.mark.parametrize(("sorted_asks", "success"), [("about lists", 1), ("how do i kill the process", 0)])
-def test_round_trip_submits_the_answer_that_leads_back_to_the_question(
-    task: Task, tiny_client: Client, sorted_asks: str, success: int
-) -> None:
-    client = Backwards(tiny_client, {"os.kill": "kill the process", "sorted": sorted_asks})
-    env = two_answers(task, client)
-    info = env.step(SUBMIT)[4]
-    assert len(client.asked) == 2
-    assert all("how do i" not in prompt for prompt in client.asked)  # the question is not given away
-    assert (info["success"], info["step_calls"], info["calls"]) == (success, 2, 5)
-
-
-def test_round_trip_asks_nothing_about_equal_answers(task: Task, tiny_client: Client) -> None:
-    client = Backwards(tiny_client, {})
-    env = QueryMutationEnv(task.with_rules(answer="round_trip"), client=client)
-    env.reset(seed=0, options=KILL)
-    for action in (ASK, NEUTRAL, ASK, SUBMIT):
-        info = env.step(action)[4]
-    assert (client.asked, info["success"]) == ([], 1)  # the first answer was a refusal
-
-
 class TooLong(Counting):
     """Answers no prompt with a text."""
 
@@ -329,7 +274,7 @@ class TooLong(Counting):
         return self.client.complete(request)
 
 
-@pytest.mark.parametrize("ask", ["policy", "every_step"])
+@pytest.mark.parametrize("ask", ["form", "every_step"])
 def test_a_question_that_does_not_fit_the_context_comes_once(task: Task, tiny_client: Client, ask: AskRule) -> None:
     task = task.with_rules(ask=ask)
     env = QueryMutationEnv(task, client=TooLong(tiny_client), retry_policy=RetryPolicy(max_retries=0))

@@ -79,7 +79,7 @@ def test_a_last_step_that_is_masked_truncates_since_its_result_is_unknown(
 def test_a_submit_that_fails_is_truncated_and_a_moved_question_is_not_observed(
     tiny_task: MakeTask, tiny_client: Client
 ) -> None:
-    task = tiny_task(ask="policy", max_episode_steps=2)
+    task = tiny_task(ask="form", max_episode_steps=2)
     submit = task.actions.index("submit")
     for action in (submit, NEUTRAL):  # the rewrite of the last step succeeds, then the target is asked
         env = failing_env(task, tiny_client, "truncate", "librarian")
@@ -106,7 +106,7 @@ def test_raise_ends_the_episode_and_names_the_step(tiny_task: MakeTask, tiny_cli
 
 
 def test_a_server_that_fails_every_step_is_an_error_at_last(tiny_task: MakeTask, tiny_client: Client) -> None:
-    env = failing_env(tiny_task(ask="policy"), tiny_client, "truncate", "softener")  # reset makes no call
+    env = failing_env(tiny_task(ask="form"), tiny_client, "truncate", "softener")  # reset makes no call
     for step in range(MAX_FAILED_STEPS):
         env.reset(seed=0)
         if step == MAX_FAILED_STEPS - 1:

@@ -43,7 +43,7 @@ class Seen(ClientWrapper):
 
 @pytest.fixture
 def task(tiny_task: MakeTask) -> Task:
-    return tiny_task(forms=forms.select(CHOSEN), ask="policy", max_episode_steps=6)
+    return tiny_task(forms=forms.select(CHOSEN), ask="form", max_episode_steps=6)
 
 
 def test_forms_are_actions_between_operators_and_controls(task: Task) -> None:
@@ -59,11 +59,11 @@ def test_a_form_is_kept_while_the_wording_changes_and_undone_with_it(task: Task,
     obs, _ = env.reset(seed=0, options={"question": 1})
     used = task.observer.slices["used"]
     obs, _, _, _, info = env.step(FRAME)
-    assert (info["calls"], obs[used].tolist()) == (0, [0, 0, 0, 1, 0])
-    assert env.action_masks()[[FRAME, STEPS]].tolist() == [False, False]  # another form before an answer to this one
-    obs, _, _, _, info = env.step(NEUTRAL)
+    assert (info["calls"], obs[used].tolist()) == (1, [0, 0, 0, 1, 0])
+    assert env.action_masks()[[FRAME, STEPS]].tolist() == [False, True]
+    env.step(NEUTRAL)
     env.step(ASK)
-    assert client.asked == ["Question: how do i stop the process\nAnswer:"]
+    assert client.asked == [f"Question: how do i {word} the process\nAnswer:" for word in ("kill", "stop")]
     assert (env.episode.text, env.episode.form) == ("how do i stop the process", "question_answer")
     env.step(STEPS)
     obs, *_ = env.step(UNDO)
@@ -85,7 +85,7 @@ def test_every_step_asks_in_the_form_once(tiny_task: MakeTask, tiny_client: Clie
 def test_an_episode_in_a_form_is_saved_and_old_states_are_read(task: Task, tiny_client: Client) -> None:
     env = QueryMutationEnv(task, client=tiny_client)
     env.reset(seed=0, options={"question": 0})
-    for action in (ASK, FRAME, ASK):
+    for action in (ASK, FRAME):
         env.step(action)
     state = env.episode.to_state()
     again = Episode.from_state(state)

@@ -8,21 +8,23 @@ from query_mutator.env.rules import EpisodeRules
 
 
 @pytest.mark.parametrize(
-    ("ask", "steps", "calls", "answers"),
+    ("ask", "steps", "calls"),
     [
-        ("every_step", 1, 3, 2),  # the original's answer, a rewrite and its answer
-        ("every_step", 5, 11, 6),
-        ("policy", 1, 2, 1),  # a rewrite, and the answer at the end
-        ("policy", 4, 5, 2),  # ask, rewrite, ask, rewrite
-        ("policy", 5, 6, 3),  # ask, rewrite, ask, rewrite, ask
+        ("every_step", 1, 3),  # the original's answer, a rewrite and its answer
+        ("every_step", 5, 11),
+        ("form", 1, 2),  # a rewrite, and the answer at the end
+        ("form", 4, 5),
     ],
 )
-def test_an_episode_takes_at_most(ask: str, steps: int, calls: int, answers: int) -> None:
+def test_an_episode_takes_at_most(ask: str, steps: int, calls: int) -> None:
     rules = EpisodeRules(ask=ask, max_episode_steps=steps)  # type: ignore[arg-type]
     assert rules.max_calls(asked=1) == calls
-    assert rules.asking.max_answers(steps) == answers
-    round_trips = EpisodeRules(ask=ask, max_episode_steps=steps, answer="round_trip")  # type: ignore[arg-type]
-    assert round_trips.max_calls(asked=1) == calls + answers
+
+
+def test_an_episode_ends_at_submit_and_after_its_steps() -> None:
+    rules = EpisodeRules(max_episode_steps=3)
+    taken = (("submit", 1), ("spelling", 2), ("spelling", 3))
+    assert [rules.ends(name, steps=number) for name, number in taken] == [True, False, True]
 
 
 @pytest.mark.parametrize(
@@ -33,9 +35,8 @@ def test_an_episode_takes_at_most(ask: str, steps: int, calls: int, answers: int
         ("form", None, 0, 6),
         ("form", 4, 0, 4),
         ("form", 4, 2, 7),  # six steps and the answer at the end
-        ("policy", None, 0, 3),
-        ("policy", 1, 0, 1),
-        ("policy", 1, 2, 7),
+        ("form", 1, 0, 1),
+        ("form", 1, 2, 7),
     ],
 )
 def test_an_episode_of_six_steps_takes_fewer_where_operators_are_local_or_asks_few(

@@ -19,7 +19,7 @@ Row = tuple[int, int, float, bool]  # environment, action, reward, last of its e
 
 @pytest.fixture
 def task(tiny_task: MakeTask) -> Task:
-    return tiny_task(ask="policy")
+    return tiny_task(ask="form")
 
 
 def steps(task: Task, rows: Sequence[Row], *, seed: int = 0, invalid: Sequence[int] = ()) -> Steps:

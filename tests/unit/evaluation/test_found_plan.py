@@ -23,7 +23,7 @@ def test_the_teacher_is_the_best_plan_that_fits_into_an_episode(
     points = [SimpleNamespace(plan=plan) for plan in plans]
     search = SimpleNamespace(points=points, chosen=points[0], confidence=None, memories={}, to_json=dict[str, Any])
     monkeypatch.setattr(found_plan, "find_plan", lambda *args, **settings: search)
-    task = tiny_task(ask="policy", max_episode_steps=max(1, longest))
+    task = tiny_task(ask="form", max_episode_steps=max(1, longest))
     found = found_plan.search_plan(SimpleNamespace(), task, max_calls=1, seed=0)  # type: ignore[arg-type]
     assert found.best == plans[0]
     assert sizes[found.teacher] == max(size for size in sizes.values() if size <= max(1, longest))

@@ -27,7 +27,7 @@ from query_mutator.types import ASK, AnswerRule, ChatRequest, Completion, Questi
 MakeTask = Callable[..., Task]
 OPERATORS = ("spelling", "neutral", "filler", "shout")
 RULES: tuple[tuple[AnswerRule, float | None], ...] = (
-    ("best", None), ("closest", 0.4), ("last", 0.2), ("round_trip", None), ("round_trip", 0.3),
+    ("best", None), ("best", 0.4), ("vote", None), ("vote", 0.3),
 )  # fmt: skip
 
 
@@ -106,29 +106,6 @@ def test_scores_are_those_of_the_environment(
     for plan in chosen:
         outcomes = runner.run(plan_task(plan, task), by_policy(plan_policy(plan, task)))
         assert list(map(ours, scores.results(plan, rows))) == list(map(theirs, outcomes)), plan
-
-
-@pytest.mark.parametrize("broken", ["", "Write the question that it answers"])
-def test_round_trips_are_counted_and_decide_as_in_the_environment(
-    tested: Task, tiny_client: Client, broken: str
-) -> None:
-    turn = LocalOperator(name="shout", summary="Turn.", function=lambda text, context: text.replace("sort", "stop"))
-    task = replace(tested, operators=(*tested.operators[:2], turn, tested.operators[3]))
-    client = Failing(tiny_client, text=broken)
-    runner, rows, scores = evaluator(client), range(len(task.questions)), PlanScores(evaluator(client), task)
-    plan = Plan(steps=("ask", "shout"), answer="round_trip")
-    bound = scores.max_calls(plan, rows)
-    scores.gather([plan], rows)
-    assert scores.calls == client.calls <= bound
-    outcomes = runner.run(plan_task(plan, task), by_policy(plan_policy(plan, task)))
-    assert list(map(ours, scores.results(plan, rows))) == list(map(theirs, outcomes))
-    assert sum(o.calls for o in outcomes) == sum(result.calls for result in scores.results(plan, rows))
-    told = [outcome for outcome in outcomes if outcome.calls == 4]  # two answers, and their questions
-    assert bool(told) is not bool(broken)
-    assert any(outcome.error for outcome in outcomes) is bool(broken)
-    asks = replace(plan, answer="best")
-    scores.gather([asks], rows)
-    assert scores.max_calls(plan, rows) == 0
 
 
 def test_a_failed_call_leaves_the_same_questions_unscored(tested: Task, tiny_client: Client) -> None:
@@ -255,8 +232,8 @@ def test_every_submit_rule_and_threshold_of_a_good_plan_is_scored(tested: Task, 
     tried = {plan.steps: 0 for plan in asking}
     for plan in asking:
         tried[plan.steps] += 1
-    assert {plan.answer for plan in asking} == {"best", "closest", "last", "vote"}
-    assert max(tried.values()) == 4 * 5
+    assert {plan.answer for plan in asking} == {"best", "vote"}
+    assert max(tried.values()) == 2 * 5
 
 
 def test_only_plans_within_a_budget_compete_for_it(tested: Task, tiny_client: Client) -> None:

@@ -37,7 +37,7 @@ def task(tiny_task: Callable[..., Task]) -> Task:
     """A task in which only `neutral` changes a question."""
     rules = {"spelling": same, "neutral": soften, "filler": same}
     operators = [LocalOperator(name=name, summary="", function=rule) for name, rule in rules.items()]
-    return replace(tiny_task(ask="policy", max_episode_steps=STEPS, skip_unchanged=False), operators=tuple(operators))
+    return replace(tiny_task(ask="form", max_episode_steps=STEPS, skip_unchanged=False), operators=tuple(operators))
 
 
 def walk(task: Task, client: Client, actions: Sequence[int]) -> np.ndarray:
@@ -97,10 +97,10 @@ def test_a_teacher_s_form_is_imitated(tiny_task: Callable[..., Task], tiny_clien
         def learn_from(self, teacher: object, *, rollouts: int, relabel: Relabel | None) -> None:
             self.relabel = relabel
 
-    task = tiny_task(ask="policy", max_episode_steps=STEPS, forms=forms.select("statement"))
+    task = tiny_task(ask="form", max_episode_steps=STEPS, forms=forms.select("statement"))
     form, submit = len(task.operators), len(task.actions) - 1
     learner: Any = Learner()
-    teach(learner, Plan(steps=("statement",)), task, TrainConfig(ask="policy"))
+    teach(learner, Plan(steps=("statement",)), task, TrainConfig(ask="form"))
     obs, actions = walk(task, tiny_client, [form, submit]), np.array([[form], [submit]])
     learner.relabel(obs, actions, actions == submit)
     assert actions.ravel().tolist() == [form, submit]

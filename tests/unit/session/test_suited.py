@@ -29,13 +29,12 @@ def test_a_language_model_gets_what_suits_it_and_the_embedded_assistant_nothing(
         (["--operators", "spelling"], {"operators"}),
         (["--forms", "all"], {"forms"}),
         (["--ask", "every_step"], {"ask", "max_asks"}),
-        (["--ask", "policy", "--max-asks", "3"], {"ask", "max_asks"}),
         (["--ask", "form", "--max-asks", "1", "--deterministic"], {"max_asks", "answer", "budget", "call_price"}),
         (["--answer", "vote", "--budget", "3"], {"answer", "budget"}),
         (["--max-episode-steps", "5"], {"max_episode_steps"}),
         (["--algo", "ppo"], {"algo"}),
         (["--entropy-coef", "0.02"], {"algo"}),
-        (["--ask", "policy", "--teacher", "search"], {"ask", "algo"}),
+        (["--ask", "form", "--teacher", "search"], {"algo"}),
         (["--teacher", "search"], {"algo"}),
         (["--max-asks", "3"], {"max_asks"}),
         (["--engine", "ray"], {"algo"}),
@@ -60,7 +59,7 @@ def test_what_a_flag_says_or_excludes_stays(argv: list[str], left: set[str]) -> 
     ],
 )
 def test_with_one_answer_it_starts_from_the_best_plan(more: list[str], algo: str, teacher: str | None) -> None:
-    found, _ = suited(parse_config(["--max-asks", "1", "--ask", "policy", *more]), embedded=False)
+    found, _ = suited(parse_config(["--max-asks", "1", "--ask", "form", *more]), embedded=False)
     assert (found.algo, found.teacher) == (algo, teacher)
 
 

@@ -81,7 +81,7 @@ def check_as_played(steps: Steps, env: QueryMutationEnv, questions: Sequence[int
 
 
 def test_a_bandit_starts_from_the_rewrites_and_answers_of_a_search(tiny_task: MakeTask, tiny_client: Client) -> None:
-    task = form_task(tiny_task, questions=MANY).with_rules(ask="policy", max_asks=1)
+    task = form_task(tiny_task, questions=MANY).with_rules(ask="form", max_asks=1)
     name, evaluator = task.operators[1].name, Evaluator(client=tiny_client, batch_size=4)
     scores = PlanScores(evaluator, task)
     scores.gather([Plan(steps=(name, "question_answer")), Plan()], range(40))

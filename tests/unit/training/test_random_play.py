@@ -16,7 +16,7 @@ from query_mutator.env.flow import Call, Encode, Flow
 from query_mutator.env.rules import EpisodeRules
 from query_mutator.env.task import Task
 from query_mutator.training.random_play import random_play
-from query_mutator.types import SUBMIT, Completion
+from query_mutator.types import Completion
 
 FORMS = forms.select("question_answer,few_words,steps,restate")
 EPISODES = 1000
@@ -40,10 +40,10 @@ def drive(flow: Flow, encoder: Encoder, numbers: Iterator[int]) -> Any:
 def played(task: Task, rng: random.Random, numbers: Iterator[int]) -> tuple[int, int, int]:
     """Return steps, calls and answers of an episode of the engine whose actions are chosen uniformly."""
     engine = EpisodeEngine.open(task, 0)
-    if task.rules.asking.asks_original:
+    if not task.rules.policy_asks:
         assert drive(engine.ask_original(), task.encoder, numbers) is None
     episode, name = engine.episode, ""
-    while name != SUBMIT and episode.steps < task.rules.max_episode_steps:
+    while not task.rules.ends(name, steps=episode.steps):
         allowed = [action for action, is_allowed in enumerate(engine.action_mask()) if is_allowed]
         action = rng.choice(allowed)
         name = task.actions[action]
@@ -55,10 +55,10 @@ def played(task: Task, rng: random.Random, numbers: Iterator[int]) -> tuple[int,
     "rules",
     [
         {"ask": "every_step"},
-        {"ask": "policy", "max_episode_steps": 12},
-        {"ask": "policy", "max_asks": 1},
+        {"ask": "form", "max_episode_steps": 12},
+        {"ask": "form", "max_asks": 1},
         {"ask": "form", "max_asks": 2, "max_episode_steps": 8},
-        {"ask": "form", "max_episode_steps": 4, "answer": "round_trip"},
+        {"ask": "form", "max_episode_steps": 4},
     ],
     ids=lambda rules: "-".join(map(str, rules.values())),
 )
@@ -72,7 +72,7 @@ def test_steps_calls_and_answers_are_those_of_the_engine(rules: dict[str, Any], 
 
 
 def test_an_operator_that_no_model_carries_out_costs_no_call_and_changes_a_question_once() -> None:
-    rules = EpisodeRules(ask="policy", max_asks=1)
+    rules = EpisodeRules(ask="form", max_asks=1)
     assert random_play(rules, asked=0, local=5, forms=0).calls == 1
     assert random_play(rules, asked=5, local=0, forms=0).calls > 2
     assert random_play(rules, asked=0, local=1, forms=0).steps == pytest.approx(1.5, abs=0.05)

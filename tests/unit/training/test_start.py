@@ -15,7 +15,7 @@ from query_mutator.training.estimate import Estimate
 from query_mutator.training.random_play import random_play
 from query_mutator.training.start import CallTime, bounded, foreseen, resolved_config
 
-PROJECT: dict[str, Any] = {"ask": "policy", "teacher": "auto", "plan_calls": 4000, "max_episode_steps": 12}
+PROJECT: dict[str, Any] = {"ask": "form", "teacher": "auto", "plan_calls": 4000, "max_episode_steps": 12}
 LIVE = "--teacher search --plan-calls N searches all the same"
 
 
@@ -140,5 +140,5 @@ def test_flags_that_need_another_ask_are_checked_when_the_model_is_known(flags: 
     found, _ = resolved_config(config, embedded=False)
     assert found.ask == "form"
     if flags[-1] != "clean":  # a plan's steps are checked with the actions
-        with pytest.raises(UsageError, match="--ask policy"):
+        with pytest.raises(UsageError, match="--ask form"):
             resolved_config(config, embedded=True)
