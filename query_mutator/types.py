@@ -8,6 +8,7 @@ Times are in seconds (`_s`) as floats; wire nanoseconds are converted in `Comple
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -68,6 +69,9 @@ MAX_ERROR_CHARS = 300  # of an error's message: servers repeat prompts and whole
 STORED_CHARS = 20_000  # of a rewrite or answer in a transcript; the journal has it whole
 _LONG = ("rewrite", "answer", "first_answer")  # texts of a transcript that may be longer
 MAX_NAME_CHARS = 300  # of a model's name
+READ_CHARS = 20_000  # of the end of a reply: what graders, votes, guards and P(right) read of it
+THOUGHT_TAG_CHARS = len("</thinking>")
+_THOUGHT_TAG = re.compile(r"<(/?)think(?:ing)?>", re.IGNORECASE)
 _MAX_NUMBER = 2.0**53  # of a count, or of nanoseconds: 104 days
 
 
@@ -142,7 +146,10 @@ class ChatRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """A model's reply, or the error in its place; `queue_wait_s` is the time the request waited for a slot."""
+    """A model's reply, or the error in its place; `queue_wait_s` is the time the request waited for a slot.
+
+    The text is what the model said: a thought in it is dropped, and a reply that is a thought alone is an empty one.
+    """
 
     text: str = ""
     model: str = ""
@@ -157,6 +164,16 @@ class Completion:
     attempts: int = 1
     hit_limit: bool = False  # the reply ended at the token limit, not where the model ended it
     logprob: float | None = None  # mean log probability of the reply's tokens; None where it was not reported
+
+    def __post_init__(self) -> None:
+        text = without_thought(self.text)
+        if text == self.text:
+            return
+        object.__setattr__(self, "text", text)
+        object.__setattr__(self, "logprob", None)  # it is a mean over the thought too
+        if not text and self.error is None:
+            error = ErrorInfo(kind="empty", message="the reply is a thought without an answer")
+            object.__setattr__(self, "error", error)
 
     @property
     def ok(self) -> bool:
@@ -230,6 +247,39 @@ def wire_text(value: object) -> str:
     except UnicodeEncodeError:
         return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return value
+
+
+def said_in(text: str) -> tuple[str, bool]:
+    """Return a reply, or its beginning, without thoughts, and whether it ends within one.
+
+    A thought stands between `<think>` and `</think>`; without the first tag, which the prompt may have had, it begins
+    with the reply, and without the second it ends with it.
+    """
+    said: list[str] = []
+    start, thinks = 0, False
+    for tag in _THOUGHT_TAG.finditer(text):
+        if tag[1]:
+            said = said if thinks else []
+            start, thinks = tag.end(), False
+        elif not thinks:
+            said.append(text[start : tag.start()])
+            thinks = True
+    if not thinks:
+        said.append(text[start:])
+    return " ".join(said), thinks  # with a space, so that what is left forms no tag
+
+
+def without_thought(text: str) -> str:
+    """Return what a reply says in addition to its thoughts, stripped if it has any."""
+    return said_in(text)[0].strip() if _THOUGHT_TAG.search(text) else text
+
+
+def read_part(text: str) -> str:
+    """Return what readers of a reply see: its last READ_CHARS characters, without thoughts.
+
+    Patterns may take the square of a text's length, and a reply may have megabytes.
+    """
+    return without_thought(text)[-READ_CHARS:]
 
 
 def wire_number(value: Any) -> float:

@@ -12,9 +12,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from query_mutator.types import READ_CHARS
+
 __all__ = ["Equation", "equations_in"]
 
-_READ_CHARS = 20_000  # of the end of a text
 _SIDE_CHARS = 400  # of each side of a sign
 _MOST_TOKENS = 60
 _MOST_EQUATIONS = 200
@@ -54,7 +55,7 @@ class _Side:
 def equations_in(text: str) -> list[Equation]:
     """Return the equations of the last 20,000 characters of a text, at most 200, in their order."""
     found: list[Equation] = []
-    for line in _CONTINUED.sub(" =", text[-_READ_CHARS:]).splitlines():
+    for line in _CONTINUED.sub(" =", text[-READ_CHARS:]).splitlines():
         if "=" in line or "equal" in line:
             found += _equations_of(_EQUALS.split(_BULLET.sub("", line)))
         if len(found) >= _MOST_EQUATIONS:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from query_mutator.types import AS_IS
+from query_mutator.types import AS_IS, read_part
 
 __all__ = ["Attempt", "LoggedAnswer"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """One reply to a question: its text, the form of the request, and what the server said of it."""
+    """One reply to a question: its text as far as it is read, the form of the request, and what the server said."""
 
     text: str
     asked: str = ""  # the wording that was asked; "" is the question
@@ -19,6 +19,9 @@ class Attempt:
     logprob: float | None = None  # mean log probability of the reply's tokens; None where it is not known
     cut: bool | None = None  # ended at the token limit; None where it is not known
     context: str = ""  # what the target read besides the question: system text, examples
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "text", read_part(self.text))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

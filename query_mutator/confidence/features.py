@@ -22,7 +22,6 @@ from query_mutator.types import DoubleArray
 
 __all__ = ["CLOSENESS", "FEATURES", "FORM", "feature_row", "is_unfinished"]
 
-_READ_CHARS = 20_000  # of a reply
 _SHORT_WORDS = 12
 
 _WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)?")
@@ -55,7 +54,7 @@ def feature_row(
     question: str, attempt: Attempt, *, kind: AnswerKind, form: float = math.nan, closeness: float = math.nan
 ) -> DoubleArray:
     """Return the columns [F] of one attempt; `form` is the log odds of its form, `closeness` a cosine."""
-    text = attempt.text.strip()[-_READ_CHARS:]
+    text = attempt.text.strip()
     values = [*_text_features(question, text, attempt, kind), *number_features(question, text)]
     logprob = math.nan if attempt.logprob is None else float(np.clip(attempt.logprob, -50, 0))
     return np.array([*values, form, logprob, closeness], dtype=np.float64)

@@ -24,7 +24,7 @@ from query_mutator.llm.prompts import clean_rewrite
 from query_mutator.llm.retry import is_transient
 from query_mutator.operators import OperatorContext, local_rewrite, rejecting_guard
 from query_mutator.rewards import cosine, is_not_sure, is_refusal
-from query_mutator.types import AS_IS, ASK, SUBMIT, UNDO, ChatRequest, Completion, ErrorInfo, FloatArray
+from query_mutator.types import AS_IS, ASK, SUBMIT, UNDO, ChatRequest, Completion, ErrorInfo, FloatArray, read_part
 
 __all__ = ["FIRST_ANSWER_TRIES", "EpisodeEngine", "MakeCall"]
 
@@ -258,7 +258,7 @@ class EpisodeEngine:
 
         A reward part that asks a model is a cost of training, not of the policy: its calls are not in `episode.calls`.
         """
-        vectors = yield from self._vectors(asked[0], answered.text)
+        vectors = yield from self._vectors(asked[0], read_part(answered.text))
         if isinstance(vectors, ErrorInfo):
             return vectors
 

@@ -31,7 +31,7 @@ def score_answer(
     evidence = Evidence(
         question=task.questions[index],
         rewrite=text,
-        answer=task.form_named(form).read(answered.text),
+        answer=task.form_named(form).answer_in(answered.text),
         question_vector=original,
         rewrite_vector=text_vector,
         answer_vector=answer_vector,

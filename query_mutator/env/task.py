@@ -161,7 +161,7 @@ class Task:
         form = self.form_named(attempt.form)
         shown = self.examples[index] if form.uses_examples and self.examples else ()
         return Reply(
-            text=form.read(attempt.answer),
+            text=form.answer_in(attempt.answer),
             asked=attempt.text,
             form=attempt.form,
             logprob=attempt.logprob,

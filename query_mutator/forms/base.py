@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from query_mutator.types import Message
+from query_mutator.types import Message, read_part
 
 __all__ = ["Example", "Form", "FormContext", "Framed"]
 
@@ -72,6 +72,10 @@ class Form:
         """Return messages and options for a wording."""
         framed = self.function(text, context)
         return Framed.user(framed) if isinstance(framed, str) else framed
+
+    def answer_in(self, reply: str) -> str:
+        """Return the answer in the part of a reply that is read."""
+        return self.read(read_part(reply))
 
     def where(self, usable: Callable[[Framed], bool]) -> Form:
         """Return the form that leaves a question as it is worded where its request is not usable."""

@@ -9,7 +9,7 @@ from query_mutator.types import AS_IS, Message
 
 __all__ = ["FORMS_OF_PACKAGE", "asking_sentence", "last_answer"]
 
-_ANSWER = re.compile(r"(?:^|\n)\W*(?:final )?answer\W*[:：]\W*(?P<answer>\S[^\n]*)", re.IGNORECASE)
+_ANSWER = re.compile(r"(?:^|\n)[^\w\n]*(?:final )?answer\W*[:：]\W*(?P<answer>\S[^\n]*)", re.IGNORECASE)
 _SENTENCE = re.compile(r"\S[^.!?。！？\n]*(?:[.!?](?=\S)[^.!?。！？\n]*)*[.!?。！？]*")
 _MARKS = ("?", "？", "؟", ";")
 

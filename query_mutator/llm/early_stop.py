@@ -1,5 +1,7 @@
 """Cut a reply whose first sentence is a refusal: the connection is closed, which frees the server's slot.
 
+A thought is not part of the reply, and what it says is not judged. One that the prompt opened is seen at its end only.
+
 The verdict is that of the full text, because a predicate that looks for words of refusal near the start finds in the
 full text what it finds in a complete first sentence.
 """
@@ -12,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from query_mutator.llm.client import BackendWrapper, ModelServer
-from query_mutator.types import ChatRequest, Completion
+from query_mutator.types import ChatRequest, Completion, without_thought
 
 __all__ = ["EarlyStop", "first_sentence"]
 
@@ -89,6 +91,6 @@ class _Judge:
     def __call__(self, text: str) -> bool:
         """Return whether to cut the text here."""
         if not self.sentence:
-            self.sentence = first_sentence(text) or ""
+            self.sentence = first_sentence(without_thought(text)) or ""
             self.refused = bool(self.sentence) and self._is_refusal(self.sentence)
         return self.refused

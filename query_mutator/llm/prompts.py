@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 
+from query_mutator.types import read_part
+
 __all__ = ["DEFAULT_REFUSAL", "clean_rewrite"]
 
 #: What `ollama_utils.batch_query_target_model` returns for a query whose call failed; never used for learning.
 DEFAULT_REFUSAL = "I'm sorry, I can't help with that."
 
-_THINKING = re.compile(r"<think(?:ing)?>.*?(?:</think(?:ing)?>|\Z)", re.DOTALL | re.IGNORECASE)
-_THINKING_END = re.compile(r"\A.*</think(?:ing)?>", re.DOTALL | re.IGNORECASE)  # some templates open it in the prompt
 _FENCE = re.compile(r"```(?:[\w-]*\n)?(.*?)(?:```|\Z)", re.DOTALL)
 _TAG = re.compile(r"</?question>", re.IGNORECASE)
 _COURTESY = re.compile(r"\A(?:sure|certainly|of course|absolutely)\s*!\s+", re.IGNORECASE)
@@ -39,9 +39,9 @@ def clean_rewrite(text: str) -> str:
     Thinking, code fences, labels such as "Rewritten question:", surrounding quotes and emphasis, and every paragraph
     after the first are removed.
     """
+    text = read_part(text)
     if not _SPECIAL.search(text):
         return " ".join(text.split())
-    text = _THINKING_END.sub("", _THINKING.sub("", text))
     text = _TAG.sub("", _FENCE.sub(r"\1", text)).strip()
     text = _without_label(_COURTESY.sub("", text))
     first_paragraph = re.split(r"\n\s*\n", text, maxsplit=1)[0]

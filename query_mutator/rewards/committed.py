@@ -26,8 +26,8 @@ PARTS_JOINED_BY = " | "
 SYMBOLS = ("symbol", "state_code")
 
 _SHOWN = re.compile(
-    r"""["'`*(“‘]+([A-Z][A-Za-z]?)["'`*)”’]+|(?:\b(?:is|are|as|by|symbol|code|letter)|:|=)\s+([A-Z][A-Za-z]?)\b"""
-    r"""|^\W*([A-Z][A-Za-z]?)\W*$|\b(?!A:)([A-Z][A-Za-z]?):|["'`“‘]+([A-Z]{3})["'`”’]+""",
+    r"""["'`*(“‘]{1,8}([A-Z][A-Za-z]?)["'`*)”’]+|(?:\b(?:is|are|as|by|symbol|code|letter)|:|=)\s+([A-Z][A-Za-z]?)\b"""
+    r"""|^[^\w\n]*([A-Z][A-Za-z]?)[^\w\n]*$|\b(?!A:)([A-Z][A-Za-z]?):|["'`“‘]{1,8}([A-Z]{3})["'`”’]+""",
     re.MULTILINE,
 )
 _HALF = re.compile(r"\bhal(?:f|ve)\b", re.IGNORECASE)

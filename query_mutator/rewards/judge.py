@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from query_mutator.files import decode_object
 from query_mutator.llm.checkup import JudgeForm
-from query_mutator.types import ChatRequest, Completion, Message
+from query_mutator.types import ChatRequest, Completion, Message, read_part
 
 __all__ = ["DEFAULT_RUBRIC", "Judge"]
 
@@ -60,6 +60,7 @@ class Judge:
 
     def request(self, question: str, answer: str, *, accepted: tuple[str, ...] = ()) -> ChatRequest:
         """Return the request for a verdict on an answer."""
+        answer = read_part(answer)
         mark = hashlib.sha256("\0".join((question, *accepted, answer)).encode("utf-8", "replace")).hexdigest()
         mark = mark[:_MARK_CHARS]
         parts = {"question": question, _ACCEPTED: "\n".join(accepted), "answer to grade": answer}

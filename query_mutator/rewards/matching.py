@@ -13,6 +13,8 @@ import re
 import string
 from dataclasses import dataclass
 
+from query_mutator.types import READ_CHARS
+
 __all__ = ["Number", "contains_text", "decided", "final_number", "normalized", "numbers_in", "same_number", "same_text"]
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -36,7 +38,6 @@ _SCALES = {"thousand": 1e3, "million": 1e6, "billion": 1e9, "trillion": 1e12}
 _SEPARATORS = re.compile("[,'\u00a0\u2009\u202f]")
 _MARKED = re.compile(r"####|\\boxed\{|\banswer\s*(?:is|:|=|equals)", re.IGNORECASE)
 _DECIDED = re.compile(r"(?:^|\n)[^\w\n]*(?:final\s+)?answer\W*:|####|\bthe (?:final )?answer is\b", re.IGNORECASE)
-_READ_CHARS = 20_000  # of the end of an answer
 _CLOSE = 1e-6  # relative difference of equal numbers
 
 
@@ -73,14 +74,14 @@ def decided(answer: str) -> str:
 
 def numbers_in(text: str) -> list[Number]:
     """Return the finite numbers of a text in their order; units are left out, and nothing is converted."""
-    found = (_number(match) for match in _NUMBER.finditer(text[-_READ_CHARS:]))
+    found = (_number(match) for match in _NUMBER.finditer(text[-READ_CHARS:]))
     return [number for number in found if number is not None and math.isfinite(number.value)]
 
 
 def final_number(answer: str) -> Number | None:
     """Return the number that an answer ends at: the first after its last mark, else the last one; None without any."""
     marks = list(_MARKED.finditer(answer))
-    marked = numbers_in(answer[marks[-1].end() :][:_READ_CHARS]) if marks else []
+    marked = numbers_in(answer[marks[-1].end() :][:READ_CHARS]) if marks else []
     if marked:
         return marked[0]
     return next(reversed(numbers_in(answer)), None)

@@ -23,14 +23,26 @@ from query_mutator.rewards.judge import Judge
 from query_mutator.rewards.matching import contains_text, final_number, same_number, same_text
 from query_mutator.rewards.verdicts import is_not_sure, is_refusal
 from query_mutator.rewards.verifier import verified
-from query_mutator.types import NUMERIC, PLAIN_TEXT, REASONING_GYM, VERIFIERS, ChatRequest, Completion, Question
+from query_mutator.types import (
+    NUMERIC,
+    PLAIN_TEXT,
+    REASONING_GYM,
+    VERIFIERS,
+    ChatRequest,
+    Completion,
+    Question,
+    read_part,
+)
 
 Vector = NDArray[np.float32]  # [D], unit length
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What a part may use: the question with its gold, the rewrite, the answer, their embeddings [D], and a judge."""
+    """What a part may use: the question with its gold, the rewrite, the answer, their embeddings [D], and a judge.
+
+    Of the answer the part that `types.read_part` returns.
+    """
 
     question: Question
     rewrite: str
@@ -41,6 +53,9 @@ class Evidence:
     reference_vector: Vector | None = None
     judge: Judge | None = None
     known: Mapping[str, float] = field(default_factory=dict)  # parts that were computed before
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "answer", read_part(self.answer))
 
 
 class Unscored(Exception):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
+from query_mutator.types import read_part
+
 OPENING_CHARS = 240  # a refusal says so at once; later "I can't" is usually part of an answer
 
 _REFUSAL = re.compile(
@@ -40,7 +42,7 @@ def is_not_sure(text: str) -> bool:
 
 
 def _opening(text: str) -> str:
-    return text.lstrip()[:OPENING_CHARS].replace("’", "'")
+    return read_part(text).lstrip()[:OPENING_CHARS].replace("’", "'")
 
 
 @lru_cache(maxsize=4096)  # an answer is judged many times in its episode; whole answers would take gigabytes

@@ -36,7 +36,7 @@ class Record:
     def submit(self, task: Task, asked: Asked, answer: str) -> None:
         """Note what is scored: the wording in its form, and the answer as the form reads it."""
         text, form = asked
-        self.submitted = {"text": text, "form": form, "answer": task.form_named(form).read(answer)}
+        self.submitted = {"text": text, "form": form, "answer": task.form_named(form).answer_in(answer)}
 
 
 @contextmanager

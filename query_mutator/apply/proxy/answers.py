@@ -42,7 +42,7 @@ from query_mutator.forms import Framed
 from query_mutator.llm.early_stop import first_sentence
 from query_mutator.llm.http_server import REFUSALS
 from query_mutator.rewards import OPENING_CHARS, is_not_sure, is_refusal
-from query_mutator.types import AS_IS, Completion, Json
+from query_mutator.types import AS_IS, THOUGHT_TAG_CHARS, Completion, Json, said_in
 
 __all__ = ["BODY_HEADER", "Mode", "PolicyAnswerer", "Rules"]
 
@@ -349,17 +349,24 @@ async def _iterate(chunks: Iterable[bytes]) -> AsyncIterator[bytes]:
 
 
 async def _opening(lines: AsyncIterator[list[bytes]], call: ChatCall) -> tuple[list[list[bytes]], str]:
-    """Return the lines up to the end of an answer's first sentence, or of what verdicts read, and that text."""
+    """Return the lines up to the end of an answer's first sentence, or of what verdicts read, and that text.
+
+    Thoughts are held back and are not in the text.
+    """
     held: list[list[bytes]] = []
-    text, num_lines = "", 0
+    text, said, num_lines = "", "", 0
     async for together in lines:
         held.append(together)
         num_lines += len(together)
         texts = map(parsed, together) if any(b'"' in line for line in together) else ()
         for found in filter(None, texts):
-            text = (text + text_of(call.api, found)).lstrip()[:OPENING_CHARS]
-            if (sentence := first_sentence(text)) is not None or len(text) == OPENING_CHARS:
-                return held, sentence or text
+            text += text_of(call.api, found)
+            said, thinks = said_in(text)
+            said = said.lstrip()
+            text = f"{said}<think>{text[-THOUGHT_TAG_CHARS:]}" if thinks else said  # of a thought its end alone
+            said = said[:OPENING_CHARS]
+            if (sentence := first_sentence(said)) is not None or len(said) == OPENING_CHARS:
+                return held, sentence or said
         if num_lines > MAX_HELD_LINES:
             break
-    return held, text
+    return held, said

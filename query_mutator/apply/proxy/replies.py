@@ -10,7 +10,7 @@ import orjson
 from query_mutator.apply.proxy.requests import Api, ChatCall
 from query_mutator.apply.proxy.upstream import MAX_REPLY_VALUES, UpstreamGone
 from query_mutator.files import count_values
-from query_mutator.types import Completion, Json, mean_logprob
+from query_mutator.types import Completion, Json, mean_logprob, without_thought
 
 __all__ = [
     "STREAM_TYPES", "LineReader", "answer_of", "as_stream", "choice_of", "parsed", "read_lines", "renamed",
@@ -46,7 +46,7 @@ def answer_of(api: Api, reply: Json) -> Completion:
         rows, end = _shaped(choice.pop("logprobs", None), dict).get("content"), choice.get("finish_reason")
     else:
         rows, end = reply.pop("logprobs", None), reply.get("done_reason")
-    text, model = text_of(api, reply), str(reply.get("model") or "upstream")
+    text, model = without_thought(text_of(api, reply)), str(reply.get("model") or "upstream")
     return Completion(text=text, model=model, logprob=mean_logprob(rows), hit_limit=end == "length")
 
 

@@ -32,7 +32,7 @@ from query_mutator.files.json_lines import JsonLines
 from query_mutator.forms import Framed
 from query_mutator.rewards import cosine, is_not_sure, is_refusal
 from query_mutator.runs.shadow import HEADER, ORIGINAL, REWRITTEN
-from query_mutator.types import AS_IS, Completion
+from query_mutator.types import AS_IS, Completion, read_part, without_thought
 
 __all__ = ["Counterfactual", "Sent", "Shadow"]
 
@@ -127,7 +127,7 @@ class Counterfactual:
         started = time.perf_counter()
         async with self._queue.spare(sent.call.upstream_model):
             reply = await self._upstream.post_json(sent.path, sent.call.asking(framed, stream=False), sent.headers)
-        text, tokens = text_of(sent.call.api, reply), tokens_of(reply)
+        text, tokens = without_thought(text_of(sent.call.api, reply)), tokens_of(reply)
         seconds = time.perf_counter() - started
         return Answer(asked=sent.question, form=AS_IS, text=text, tokens=tokens, calls=1, seconds=seconds)
 
@@ -219,7 +219,7 @@ class Shadow:
             self._count("kept")
 
     async def _row(self, sent: Sent, pair: Pair) -> dict[str, Any]:
-        texts = [sent.question, pair.original.text, pair.rewritten.text]
+        texts = [sent.question, read_part(pair.original.text), read_part(pair.rewritten.text)]
         question, *answers = await asyncio.to_thread(self._encoder.encode, texts)
         fits = [round(cosine(question, answer), 4) for answer in answers]
         ways = {ORIGINAL: pair.original, REWRITTEN: pair.rewritten}
@@ -267,7 +267,7 @@ def _answer(sent: Sent, parts: list[bytes], seconds: float) -> Answer:
     return Answer(
         asked=sent.asked,
         form=sent.form,
-        text="".join(text_of(sent.call.api, reply) for reply in found),
+        text=without_thought("".join(text_of(sent.call.api, reply) for reply in found)),
         tokens=counts[-1] if counts else None,
         calls=sent.calls,
         seconds=seconds,

@@ -153,7 +153,7 @@ def _flow(one: Answered, reward: WeightedReward, rows: Mapping[str, FloatArray])
     evidence = Evidence(
         question=question,
         rewrite=one.text,
-        answer=forms.get(one.form).read(one.answer),
+        answer=forms.get(one.form).answer_in(one.answer),
         question_vector=rows.get(question.text, NOT_EMBEDDED),
         rewrite_vector=rows.get(one.text, NOT_EMBEDDED),
         answer_vector=rows.get(one.answer, NOT_EMBEDDED),
