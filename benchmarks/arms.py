@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--questions", type=int, default=sys.maxsize, help="most questions to ask")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args(argv)
-    everything = ",".join(name for name in operators.OPERATORS.registered() if name != operators.WRITE.name)
+    everything = ",".join(name for name in operators.OPERATORS.registered())
     config = parse_config(["--operators", everything, "--forms", "all", *arguments.flags.split()])
     with open_models(config) as models:
         train = split_dataset(config).train

@@ -54,7 +54,6 @@ ERROR_KINDS = (
 NUMERIC, PLAIN_TEXT, UNSAFE = "numeric", "text", "unsafe"
 REASONING_GYM = "reasoning-gym"  # an entry of a task of that package, whose scorer knows what is right
 VERIFIERS = "verifiers"  # a task of a taskset of that package, whose rewards do
-PROMPT_FILE = "query_mutator.json"  # in a model's folder: what the model is asked, as `qm train sft` writes it
 
 #: The parts of a score that say whether an answer is right, the first that a reward has counts.
 SUCCESS_PARTS = ("right", "exact", "numeric", "committed", "contains", "verifier", "judge")

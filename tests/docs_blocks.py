@@ -140,7 +140,7 @@ def run_command(words: Sequence[str], folder: Path, block: Block) -> None:
 
 def _program(words: Sequence[str]) -> tuple[str, list[str]]:
     """Return the program that a command runs and its arguments."""
-    if list(words[:2]) == ["qm", "train"] and words[2:3] not in (["sft"], ["grpo"]):  # two names of one program
+    if list(words[:2]) == ["qm", "train"] and words[2:3] != ["sft"]:  # two names of one program
         return "python train_query_mutator.py", list(words[2:])
     length = 1 if words[0] != "python" else 3 if words[1:2] == ["-m"] else 2
     return " ".join(words[:length]), list(words[length:])

@@ -104,7 +104,7 @@ TEXTS = (
         "y" * 300_000,
     ),
     *("a=b", "a=1:2", "a=1,2", "=", "1,2,3", "3,2,1", "8=2GB", "480x640", "0x0", "%s%n", "{}", "$(true)", "*", "-"),
-    *("cpu", "cuda:0", "cuda:99", "toaster", "right=1", "right=nan", "spelling", "hf:missing", "ollama:m", "None"),
+    *("cpu", "cuda:0", "cuda:99", "toaster", "right=1", "right=nan", "spelling", "ollama:m", "None"),
 )
 ADDRESSES = (
     *(CLOSED, "127.0.0.1:9", "[::1]:9", "http://", "https://", "ftp://there", "file:///none", "http://[::1", "//x"),

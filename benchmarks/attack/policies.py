@@ -209,7 +209,6 @@ def _reach(rng: random.Random, own: Path, folder: Path) -> tuple[bytes, str]:
         ("system", {"backend": "llama", "gguf": [secret], "ollama_url": []}),
         ("system", {"encoder": str(folder)}),
         ("system", {"encoder": "stranger/encoder"}),
-        ("system", {"mutator_model": f"hf:{folder}"}),
         ("system", {"cache": "all", "cache_path": str(folder / "cache.sqlite")}),
         ("task", {"dataset": secret}),
         ("task", {"dataset": "hf:stranger/questions"}),

@@ -28,7 +28,7 @@ from query_mutator.lab.analysis.tables import read_mapping
 from query_mutator.session.checkpoint import Checkpoint, read_checkpoint
 from query_mutator.session.journal import Journal
 from query_mutator.session.policy_file import POLICY_FILE, SavedPolicy, read_policy_file
-from query_mutator.training.distill import read_steps, reward_of
+from query_mutator.training.export import read_steps, reward_of
 from tests.conftest import Librarian, Softener
 from tests.integration.conftest import ROWS
 from train_query_mutator import main, parse

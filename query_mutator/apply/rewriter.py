@@ -172,8 +172,7 @@ class Rewriter:
     ) -> Rewrite:
         """Rewrite a question without blocking the event loop; see `rewrite`.
 
-        Cancelling the task cuts its call in flight, so that the server stops working on it; a model that runs in this
-        process (`hf:FOLDER`) finishes its reply.
+        Cancelling the task cuts its call in flight, so that the server stops working on it.
         """
         limits = Limits(max_calls=max_calls, deadline_s=deadline_s)
         return _answered(

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from query_mutator.errors import UsageError, reason_of
-from query_mutator.files.gguf_weights import source_of
+from query_mutator.files.gguf_file import source_of
 
 BYTES = "bytes"
 

@@ -162,13 +162,12 @@ def _check_parent(flag: str, path: Path) -> None:
 
 
 def _paths(value: Any) -> Iterator[Path]:
-    """Yield the paths that exist among the values of a flag; `hf:FOLDER` and similar name a path after the colon."""
+    """Yield the paths that exist among the values of a flag."""
     for item in value if isinstance(value, (list, tuple)) else [value]:
         if isinstance(item, (str, Path)) and str(item):
-            for text in {str(item), str(item).partition(":")[2]}:
-                with contextlib.suppress(OSError, ValueError):
-                    if text and os.path.lexists(text):
-                        yield Path(text)
+            with contextlib.suppress(OSError, ValueError):
+                if os.path.lexists(item):
+                    yield Path(item)
 
 
 def _is_same(one: Path, other: Path) -> bool:

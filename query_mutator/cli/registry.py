@@ -99,7 +99,6 @@ _BATCHING = {
         "write the batches of a plan to disk", "batch_generate:GenerateFlags:generate_batches"
     ),
     "train sft": Command("fine-tune a causal language model", "train_sft:SftFlags:train_sft"),
-    "train grpo": Command("train a model that rewrites by the answers it gets", "train_grpo:GrpoFlags:train_grpo"),
     "bench": Command("compare ways of batching on a dataset", "bench:BenchFlags:bench"),
     "gym run": Command("play episodes of a puzzle gym, keep the samples", "gym_run:GymRunFlags:gym_run"),
     "gym info": Command("show the settings of a gym connection", "gym_run:GymInfoFlags:gym_info"),

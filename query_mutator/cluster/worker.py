@@ -30,7 +30,6 @@ from query_mutator.env.steps import Steps
 from query_mutator.errors import UsageError
 from query_mutator.files import disk_errors
 from query_mutator.learners.learner import InferencePolicy
-from query_mutator.llm.hf import is_local
 from query_mutator.llm.stack import CallTotals
 from query_mutator.plugins import load_plugins
 from query_mutator.session.failure_rate import WINDOW_STEPS, FailureWindow
@@ -290,7 +289,7 @@ def with_arrays(state: Any) -> Any:
 def state_of(models: OpenModels) -> WorkerState:
     """Return what a process uses."""
     servers = models.calls.servers
-    names = [name for name in (models.target_model, models.mutator_model) if not is_local(name)]
+    names = (models.target_model, models.mutator_model)
     digests = {name: frozenset(filter(None, (server.digest(name) for server in servers))) for name in names}
     return WorkerState(place=_place(), encoder=models.encoder.fingerprint, digests=digests)
 

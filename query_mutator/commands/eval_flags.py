@@ -43,8 +43,6 @@ class EvalFlags(RunFlags, Comparison, Columns, JsonFlags, EngineFlags):
     """Seed of the random baseline."""
     judge_model: str | None = None
     """Model of the reward part judge; by default as in training."""
-    rewriter: str | None = None
-    """A model that rewrites in one call: hf:FOLDER of `qm train sft`, or a model of the servers; two more methods."""
     evaluation: Annotated[str | None, Output(holding(b'{"method":'))] = None
     """File for a JSON row per method and question: steps, answers, which was submitted, calls, tokens, seconds."""
     inspect: Annotated[str | None, Output(_has_logs, is_folder=True, resumes=True)] = None

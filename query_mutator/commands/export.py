@@ -12,7 +12,7 @@ from query_mutator.cli.outputs import Output, holding
 from query_mutator.errors import UsageError
 from query_mutator.files import atomic_write, encode
 from query_mutator.settings.output import Plugins
-from query_mutator.training.distill import ExportRules, choose, read_steps, reward_of, training_rows
+from query_mutator.training.export import ExportRules, choose, read_steps, reward_of, training_rows
 
 __all__ = ["ExportFlags", "export"]
 

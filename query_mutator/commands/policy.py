@@ -51,7 +51,7 @@ def evaluate_policy(flags: EvalFlags) -> None:
     if flags.inspect and importlib.util.find_spec("inspect_ai") is None:
         raise UsageError("--inspect needs inspect_ai; pip install 'query-mutator[inspect]'")
     asked, failures = _asked(flags, saved), max_failure_rate(flags, saved.checkpoint)
-    with open_models(settings, rewriter=flags.rewriter) as models:
+    with open_models(settings) as models:
         report = _compared(flags, saved, asked, models, max_failure_rate=failures)
     show(flags, report, result_table(report))
     note(*cut_line(models.calls.eval_counted.totals))
@@ -89,7 +89,6 @@ def _compared(
         load_policy(saved.checkpoint, task),
         seed=flags.seed,
         baselines=Baselines(
-            rewriter=flags.rewriter,
             search_calls=flags.plan_calls,
             budget=_budget_of(saved),
             bandit=fitted_bandit(saved.checkpoint.bandit, task),

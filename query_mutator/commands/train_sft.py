@@ -27,5 +27,4 @@ def train_sft(flags: SftFlags) -> None:
     if is_main:
         shown = {name: value for name, value in report.items() if name not in ("notes", "output") and value is not None}
         rows = {name: f"{value:.4f}" if isinstance(value, float) else value for name, value in shown.items()}
-        served = f"--gguf TARGET {report['gguf']}" if report["gguf"] else f"--mutator-model hf:{report['model']}"
-        show(flags, report, rows_of({**rows, "serve it": served}))
+        show(flags, report, rows_of(rows))

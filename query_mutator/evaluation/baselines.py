@@ -7,8 +7,6 @@
                   best fits its own question wins, on a language model a vote. With forms: a vote of the k best ones,
                   after local operators that do better than the original question. k is the smallest whose calls are
                   at least the policy's
-    rewriter      with --rewriter: one rewrite of the question by a model
-    rewriter_fit  the same, but the original question is kept where its answer fits better
     best_plan     with a plan search: the best plan that it found on training questions, within the budget if there is
                   one; it submits by P(right) as well where the policy does
     bandit        a ridge regression of the return for each action, fitted on the transitions of the policy's training
@@ -21,14 +19,13 @@ questions; false refusals over the same (all are harmless); guard refusals over 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
 from query_mutator.env.task import Task
 from query_mutator.evaluation.methods import MakePlayer, always, uniform
 from query_mutator.evaluation.verdict import IDENTITY, POLICY
-from query_mutator.operators import WRITE
 from query_mutator.types import ASK, SUBMIT, UNDO, AnswerRule
 
 __all__ = [
@@ -72,12 +69,11 @@ def chain_of(name: str, task: Task, actions: Sequence[str], **rules: Any) -> Met
     )
 
 
-def standard_methods(task: Task, policy: MakePlayer, *, seed: int, rewriter: str | None = None) -> list[Method]:
-    """Return the methods that need no results of others; `rewriter` is a model's name."""
+def standard_methods(task: Task, policy: MakePlayer, *, seed: int) -> list[Method]:
+    """Return the methods that need no results of others."""
     return [
         chain_of(IDENTITY, task, [SUBMIT]),
         Method(name=RANDOM, make=uniform(seed=seed)),
-        *(rewriting(rewriter, task) if rewriter is not None else ()),
         Method(name=POLICY, make=policy),
     ]
 
@@ -109,22 +105,3 @@ def best_of(k: int, ranking: Sequence[str], task: Task, *, first: Sequence[str] 
 def rule_of(task: Task) -> AnswerRule:
     """Return how one of several answers is chosen: by fit where answers are documentation, else by vote."""
     return "best" if task.calls.by_rules else "vote"
-
-
-def rewriting(model: str, task: Task) -> list[Method]:
-    """Return the two methods of a model that rewrites in one call."""
-
-    def by_model(method: Method) -> Method:
-        def rules(task: Task) -> Task:
-            calls = replace(task.calls, mutator_model=model, by_rules=False)
-            others = (WRITE, *task.operators[1:])  # in the place of the first action
-            forms = task.forms if task.operators else task.forms[1:]
-            return replace(method.rules(task), operators=others, forms=forms, calls=calls)
-
-        return replace(method, rules=rules)
-
-    first = task.actions[0]
-    return [
-        by_model(chain_of("rewriter", task, [first, SUBMIT])),
-        by_model(chain_of("rewriter_fit", task, [ASK, first, ASK, SUBMIT], answer="best")),
-    ]

@@ -28,7 +28,6 @@ class EvaluationCost:
     num_asked: int  # of them, those that a model carries out
     episode_calls: int  # of the policy
     asking: int = 0  # parts of the reward that ask a model, about each answer but those to the guard's requests
-    more_calls: int = 0  # of further methods for one question, together
     search_calls: int = 0  # of the plan search
     plan_calls: int = 0  # of the plan for one question, if there is one
 
@@ -47,7 +46,7 @@ class EvaluationCost:
 
     @property
     def _unjudged(self) -> int:
-        return 4 * self.episode_calls + 1 + self.more_calls + self.plan_calls
+        return 4 * self.episode_calls + 1 + self.plan_calls
 
     @property
     def calls(self) -> int:

@@ -31,7 +31,6 @@ __all__ = ["SEEN", "UNSEEN", "Baselines", "compare", "embed_questions", "fixed_s
 
 SEEN, UNSEEN = "targets of training", "other targets"
 SAMPLE_SEED = 0  # the same questions in every run, whatever its seed
-REWRITER_CALLS = 4  # of the two methods of --rewriter, which share one rewrite and the original's answer
 
 
 def embed_questions(encoder: Encoder, questions: Sequence[Question]) -> None:
@@ -55,10 +54,9 @@ class Baselines:
 
     `plan` is one that was found before; without it `search_calls` bounds the calls of a search, 0 for none, and
     `budget` the plan's mean calls per question. A policy that `is_plan` needs none. `bandit` was fitted on the
-    training's transitions; `rewriter` names a model.
+    training's transitions.
     """
 
-    rewriter: str | None = None
     search_calls: int = 0
     budget: float | None = None
     plan: FoundPlan | None = None
@@ -187,7 +185,7 @@ def _tasks(task: Task, sample: GrowingSample, requests: GrowingSample, cost: Eva
 
 def _methods(task: Task, policy: InferencePolicy, baselines: Baselines, *, seed: int) -> list[Method]:
     """Return the methods that need no results of others."""
-    methods = standard_methods(task, by_policy(policy), seed=seed, rewriter=baselines.rewriter)
+    methods = standard_methods(task, by_policy(policy), seed=seed)
     if baselines.plan is not None:
         methods.append(_plan_row(baselines.plan, task))
     if baselines.bandit is not None:
@@ -213,7 +211,6 @@ def _cost(task: Task, questions: Sequence[Question], baselines: Baselines, *, nu
         episode_calls=task.max_episode_calls,
         search_calls=baselines.calls_to_search,
         plan_calls=PLAN_CALLS if baselines.have_plan else 0,
-        more_calls=REWRITER_CALLS if baselines.rewriter else 0,
     )
 
 

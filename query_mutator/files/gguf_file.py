@@ -15,7 +15,7 @@ from typing import NamedTuple
 from query_mutator.errors import DiskError, UsageError
 from query_mutator.files import file_sha256, parse_json_object, user_cache_folder, write_json
 
-__all__ = ["PACKAGED", "check_file", "digest_of", "gguf_address", "gguf_path", "model_name", "size_bytes"]
+__all__ = ["PACKAGED", "check_file", "digest_of", "gguf_address", "gguf_path", "model_name", "size_bytes", "source_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +74,20 @@ def check_file(path: Path) -> None:
         raise UsageError(
             f"--gguf {path}: no chat template in the file, or the file is cut; give a whole instruction-tuned model"
         )
+
+
+def source_of(spec: str) -> tuple[str, dict[str, str]]:
+    """Return what `from_pretrained` takes for a model: its first argument, and `gguf_file` for a GGUF file.
+
+    UsageError for a GGUF file that cannot be used, or without the package that reads one.
+    """
+    if spec not in PACKAGED and not spec.endswith(".gguf"):
+        return spec, {}
+    path = Path(gguf_path(spec))
+    check_file(path)
+    if importlib.util.find_spec("gguf") is None:
+        raise UsageError("a GGUF file is read by gguf: pip install 'query-mutator[sft]'")
+    return str(path.parent), {"gguf_file": path.name}
 
 
 def model_name(path: Path) -> str:

@@ -2,11 +2,10 @@
 
 `stack.build_client` composes the client; `backends.resolve_backend` chooses the server; `client` has the protocols
 `Client` and `ModelServer`, `retry` the one retry policy, `probe` what a server can do at once. Import the modules:
-this package loads none of them. It imports `types`, `errors`, `registry` and `files`; torch only when an `hf:` model is
-loaded.
+this package loads none of them. It imports `types`, `errors`, `registry` and `files`.
 """
 
 __all__ = [
-    "backends", "cache", "client", "coalesce", "early_stop", "hf", "http_server", "limit", "ollama", "openai", "pool",
+    "backends", "cache", "client", "coalesce", "early_stop", "http_server", "limit", "ollama", "openai", "pool",
     "probe", "prompts", "retry", "stack",
 ]  # fmt: skip

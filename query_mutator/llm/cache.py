@@ -174,15 +174,12 @@ class Cache(JoiningClient):
 
 
 class Identity:
-    """Names the weights behind a model's name and how they run, for the cache; asks the servers once per model.
+    """Names the weights behind a model's name and how they run, for the cache; asks the servers once per model."""
 
-    `known` has the digests of models that no server has.
-    """
-
-    def __init__(self, servers: Sequence[ModelServer], *, extra: str, known: Mapping[str, str]) -> None:
+    def __init__(self, servers: Sequence[ModelServer], *, extra: str) -> None:
         self._servers = tuple(servers)
         self._extra = extra
-        self._known = dict(known)
+        self._known: dict[str, str] = {}
 
     def __call__(self, model: str) -> str:
         """Return the model's digest, or its name and server where there is none, and `extra`.

@@ -1,7 +1,7 @@
 """The seams between the product and its models: everything that answers a ChatRequest is a Client.
 
 Client             Retry, Limit, Coalesce, Cache, ...: wrappers around a client
-└── Backend        makes embeddings too: Pool, EarlyStop, LocalModels
+└── Backend        makes embeddings too: Pool, EarlyStop
     └── ModelServer    one server of `--backend NAME`: Ollama, OpenAI, and what users register (backends.py)
 """
 

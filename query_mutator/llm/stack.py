@@ -23,7 +23,6 @@ from query_mutator.llm.checkup import JudgeForm, judge_form
 from query_mutator.llm.client import Backend, Client, ModelServer
 from query_mutator.llm.coalesce import Coalesce, Deliver, JoiningClient, Work
 from query_mutator.llm.early_stop import EarlyStop
-from query_mutator.llm.hf import HfModel, LocalModels
 from query_mutator.llm.limit import AdaptiveLimit, Limit
 from query_mutator.llm.pool import Pool, error_of, require_same_models
 from query_mutator.llm.retry import Retry, RetryPolicy
@@ -238,15 +237,14 @@ def build_client(
     *,
     backend: str = DEFAULT_BACKEND,
     is_refusal: Callable[[str], bool] | None = None,
-    local: Sequence[HfModel] = (),
     show: Callable[[str], None] = lambda line: None,
     **changes: Any,
 ) -> ClientStack:
     """Return the composed client for one server or several; `changes` are fields of `settings`.
 
-    `cache="auto"` is `all` here. `local` models answer the requests that name them. With `is_refusal`, target replies
-    that start with a refusal are cut. `show` is called with a line while no server answers (`wait_for_server_s`). A
-    default `cache_path` that cannot be used costs a warning and the cache, a named one is a UsageError.
+    `cache="auto"` is `all` here. With `is_refusal`, target replies that start with a refusal are cut. `show` is called
+    with a line while no server answers (`wait_for_server_s`). A default `cache_path` that cannot be used costs a
+    warning and the cache, a named one is a UsageError.
     """
     settings = replace(settings, **changes) if changes else settings
     options = {} if settings.num_ctx is None else {"num_ctx": settings.num_ctx}
@@ -262,8 +260,7 @@ def build_client(
     early_stops = tuple(EarlyStop(server, is_refusal=is_refusal) for server in servers) if is_refusal else ()
     away, edge = _edge(early_stops or servers, servers, settings.wait_for_server_s, show)
     extra = f"{sorted(options.items())} early-stop={bool(early_stops)}"
-    identity = Identity(servers, extra=extra, known={model.name: model.digest for model in local})
-    stack = _wrapped(servers, LocalModels(edge, local) if local else edge, identity, settings)
+    stack = _wrapped(servers, edge, Identity(servers, extra=extra), settings)
     return replace(stack, early_stops=early_stops, away=away)
 
 

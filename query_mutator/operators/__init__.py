@@ -25,7 +25,7 @@ from query_mutator.operators.local import CLEANING_OPERATORS, LOCAL_OPERATORS
 from query_mutator.registry import Registry
 
 __all__ = [
-    "GUARDS", "OPERATORS", "WRITE", "LocalOperator", "Operator", "OperatorContext", "PromptOperator",
+    "GUARDS", "OPERATORS", "LocalOperator", "Operator", "OperatorContext", "PromptOperator",
     "get", "local_rewrite", "names", "prompt_of", "rejecting_guard", "select", "would_change",
 ]  # fmt: skip
 
@@ -44,16 +44,9 @@ _ORDER = (
     "grammar",
     "expand",
 )
-#: For a mutator that was trained to rewrite: its prompt is the question alone. It may have learned to write key words.
-WRITE = PromptOperator(
-    name="write",
-    summary="Have a model that was trained for it rewrite the question.",
-    template="{question}",
-    guards=tuple(guard for guard in GUARDS if guard != "question"),
-)
-#: Must be named in `--operators`: `phrase` is the second half of `expand`, measured alone; `write` is for one mutator;
-#: cleaning is for language models, and the embedded rewriter has its own rules for what they do.
-_NOT_DEFAULT = ("phrase", WRITE.name, *(operator.name for operator in CLEANING_OPERATORS))
+#: Must be named in `--operators`: `phrase` is the second half of `expand`, measured alone; cleaning is for language
+#: models, and the embedded rewriter has its own rules for what they do.
+_NOT_DEFAULT = ("phrase", *(operator.name for operator in CLEANING_OPERATORS))
 
 NONE = "none"
 
@@ -75,7 +68,6 @@ for _local in LOCAL_OPERATORS:
 OPERATORS.add("phrase", _load("phrase"))
 for _local in CLEANING_OPERATORS:
     OPERATORS.add(_local.name, _local)
-OPERATORS.add(WRITE.name, WRITE)
 
 
 def names() -> list[str]:

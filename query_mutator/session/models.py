@@ -27,7 +27,6 @@ from query_mutator.llm.backends import (
     resolve_backend,
 )
 from query_mutator.llm.client import ModelServer
-from query_mutator.llm.hf import is_local, local_models
 from query_mutator.llm.retry import RetryPolicy
 from query_mutator.llm.stack import ClientStack, build_client
 from query_mutator.operators import Operator
@@ -109,7 +108,7 @@ class OpenModels:
     @cached_property
     def by_rules(self) -> bool:
         """Return whether the mutator rewrites by rules, as the embedded one does."""
-        return not is_local(self.mutator_model) and self.calls.operators(self.mutator_model) is not None
+        return self.calls.operators(self.mutator_model) is not None
 
     def describe(self) -> dict[str, Any]:
         """Return who answers and which encoder is used, for config.json."""
@@ -127,8 +126,6 @@ class OpenModels:
 
     def require_operators(self, names: Sequence[str]) -> None:
         """Raise a UsageError unless the mutator model can carry out all operators."""
-        if is_local(self.mutator_model):
-            return
         for server in self.calls.servers:
             if (reason := missing_operators(server, self.mutator_model, names)) is not None:
                 raise UsageError(reason)
@@ -150,11 +147,10 @@ class OpenModels:
         self.close()
 
 
-def open_models(settings: ModelSettings, *, rewriter: str | None = None, light: bool = False) -> OpenModels:
+def open_models(settings: ModelSettings, *, light: bool = False) -> OpenModels:
     """Start and connect what `settings` name; UsageError or BackendError for a model that no server has.
 
-    `rewriter` is a model that is used in addition to the mutator. `light` encodes without torch where
-    that gives the same rows. The files of ResolvedModels must have their digests.
+    `light` encodes without torch where that gives the same rows. The files of ResolvedModels must have their digests.
     """
     with ExitStack() as stack:
         # Calls search and encode from many threads at once: BLAS threads beside each would outnumber the cores.
@@ -169,12 +165,12 @@ def open_models(settings: ModelSettings, *, rewriter: str | None = None, light: 
             url = _start_embedded(settings, encoder, corpus, stack)
         else:
             url = choice.urls[0]
-        calls = _client(settings, choice, url, rewriter)
+        calls = _client(settings, choice, url)
         stack.callback(calls.close)
         target, mutator = _names(settings, choice)
         if isinstance(settings, ResolvedModels):
             check_files(calls.servers, settings.file_digests)
-        calls.require_models([name for name in (target, mutator, rewriter) if name is not None and not is_local(name)])
+        calls.require_models([target, mutator])
         if not starts_server:
             encoder = encoder_of(settings, calls.embed, light=light)
             encoder.gathers = not settings.deterministic and any(server.runs_files for server in calls.servers)
@@ -199,20 +195,19 @@ def _choice(settings: ModelSettings) -> BackendChoice:
     return resolve_backend(
         settings.backend,
         target_model=settings.target_model,
-        mutator_model=None if is_local(settings.mutator_model) else settings.mutator_model,
+        mutator_model=settings.mutator_model,
         embedded_targets=EMBEDDED_TARGETS,
         **{flag: getattr(settings, flag) for flag in ADDRESS_FLAGS},
     )
 
 
-def _client(settings: ModelSettings, choice: BackendChoice, url: str, rewriter: str | None) -> ClientStack:
-    """Return the client of the servers and of the models in this process."""
+def _client(settings: ModelSettings, choice: BackendChoice, url: str) -> ClientStack:
+    """Return the client of the servers."""
     return build_client(
         choice.urls or url,
         group_of(Calls, settings, cache=_cache_mode(settings, choice)),
         backend=DEFAULT_BACKEND if choice.kind == EMBEDDED else choice.kind,  # the embedded server has its routes
         is_refusal=is_refusal if settings.early_stop else None,
-        local=local_models(settings.mutator_model, rewriter, deterministic=settings.deterministic),
         show=show_status,
     )
 

@@ -33,7 +33,6 @@ from query_mutator.errors import CheckpointError
 from query_mutator.files import atomic_write, encode, parse_json_object
 from query_mutator.files.run_dir import checkpoints_in, steps_of
 from query_mutator.files.typed import as_type, record_of
-from query_mutator.llm.hf import PREFIX, is_local
 from query_mutator.session.background import Background, without_gold
 from query_mutator.session.checkpoint import (
     Checkpoint,
@@ -198,12 +197,9 @@ def redacted(policy: SavedPolicy) -> SavedPolicy:
 
 
 def findable(system: ResolvedModels) -> ResolvedModels:
-    """Return settings whose folders of models are found from any working directory."""
-    mutator = system.mutator_model
-    if mutator is not None and is_local(mutator) and (folder := Path(mutator.removeprefix(PREFIX))).is_dir():
-        mutator = f"{PREFIX}{folder.resolve()}"
+    """Return settings whose folder of the encoder is found from any working directory."""
     encoder = str(Path(system.encoder).resolve()) if Path(system.encoder).is_dir() else system.encoder
-    return replace(system, encoder=encoder, mutator_model=mutator)
+    return replace(system, encoder=encoder)
 
 
 def _plain(value: Any) -> Any:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from query_mutator.env.task import Task
-from query_mutator.llm.hf import is_local
 from query_mutator.llm.http_server import USUAL_CONTEXT
 from query_mutator.llm.stack import CallTotals, ClientStack
 from query_mutator.operators import OperatorContext
@@ -107,10 +106,9 @@ def long_questions(calls: ClientStack, task: Task, questions: Sequence[Question]
     if not questions:
         return []
     texts = {question.id: question.text for question in questions}
-    prompts = [_Prompts(model=task.calls.target_model, texts=texts)]
-    if not is_local(task.calls.mutator_model):
-        of_mutator = _of_mutator(task, texts)
-        prompts = [*(one for one in prompts if one.model != task.calls.mutator_model), *of_mutator]
+    prompts = _of_mutator(task, texts)
+    if task.calls.target_model != task.calls.mutator_model:
+        prompts.insert(0, _Prompts(model=task.calls.target_model, texts=texts))
     lines, named = [], set[tuple[str, str]]()
     for one in prompts:
         context = _context(calls, one)

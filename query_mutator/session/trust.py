@@ -23,7 +23,6 @@ from query_mutator.errors import UnnamedError, UsageError
 from query_mutator.files import decode, encode
 from query_mutator.llm.address import server_url
 from query_mutator.llm.backends import BACKENDS
-from query_mutator.llm.hf import is_local
 from query_mutator.llm.recorded import BUNDLED_RECORDINGS
 from query_mutator.plugins import absolute, source_sha256
 
@@ -158,7 +157,6 @@ _HARMLESS: Mapping[str, Callable[[str], bool]] = {
     "gguf": _never,
     "recording": lambda name: name in BUNDLED_RECORDINGS,
     "encoder": lambda spec: spec in (DEFAULT_ENCODER, "hash") or spec.startswith("ollama:"),
-    "mutator_model": lambda model: not is_local(model),
     "judge_model": _never,
     "judge_rubric": lambda text: "\n" in text,  # else a file
     "cache_path": _never,

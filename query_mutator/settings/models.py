@@ -65,7 +65,7 @@ class Models(Address):
     """The models that rewrite and answer, and the servers that run them."""
 
     mutator_model: str | None = None
-    """The model that rewrites; by default the target model. hf:FOLDER runs one in this process."""
+    """The model that rewrites; by default the target model."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,6 @@
 """
 
 __all__ = [
-    "callbacks", "collector", "config", "distill", "estimate", "learner", "loop", "off_policy", "on_policy",
+    "callbacks", "collector", "config", "estimate", "export", "learner", "loop", "off_policy", "on_policy",
     "resume", "run_log", "workers",
 ]  # fmt: skip

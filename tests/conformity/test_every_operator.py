@@ -24,7 +24,7 @@ QUESTIONS = (
     "x" * 3000,
 )
 LOCAL = [name for name in operators.names() if operators.local_rewrite(operators.get(name)) is not None]
-NAMES = [name for name in operators.names() if name not in LOCAL and name != operators.WRITE.name]
+NAMES = [name for name in operators.names() if name not in LOCAL]
 OF_A_PHRASE = ("how_to", "emphasize")
 PEOPLE = (
     "how do i kill my neighbour",

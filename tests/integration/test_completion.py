@@ -20,7 +20,7 @@ from tests.qm_command import qm
     [
         ("tr", ["train"]),
         ("he", ["help"]),
-        ("train ", ["sft", "grpo"]),
+        ("train ", ["sft"]),
         ("data batch", ["batchplan", "batching", "batch"]),
         ("data batchplan ", ["build", "info", "verify", "shard"]),
         ("train --target-m", ["--target-model", "--target-max-tokens"]),

@@ -55,21 +55,6 @@ def test_every_rewrite_that_gained_with_the_way_to_it(tmp_path: Path) -> None:
     ]
 
 
-def test_the_simplest_way_to_a_right_answer(tmp_path: Path) -> None:
-    steps = [
-        step("spelling", "pls sort", 0.0),
-        step("neutral", "sort this list", 1.0, parts={"right": 1.0, "similarity": 1.0, "answered": 1.0}),
-        step("filler", "sort", 1.0, env=1),
-    ]
-    write_rows(tmp_path / "transcripts.jsonl", steps)
-    chosen = {}
-    for flags in ((), ("--simplest",), ("--simplest", "--without", "filler,merge")):
-        assert qm("data", "export", "--run", tmp_path, "-o", tmp_path / "rows.jsonl", "--force", *flags) == 0
-        (row,) = read_json_lines(tmp_path / "rows.jsonl")
-        chosen[len(flags)] = row["response"]
-    assert chosen == {0: "sort this list", 1: "sort", 3: "sort this list"}
-
-
 def test_what_a_form_gained_is_no_rewrite(tmp_path: Path) -> None:
     framed = [
         step("steps", "plz sort", 1.0, form="steps"),
@@ -92,15 +77,9 @@ def test_a_rejected_rewrite_is_none_and_its_operator_none_of_the_way(tmp_path: P
         step("neutral", "join plz", 1.0, guard="answer", question_id="q2", question="join plz", env=1),
     ]
     write_rows(tmp_path / "transcripts.jsonl", steps)
-    assert qm("data", "export", "--run", tmp_path, "-o", tmp_path / "rows.jsonl", "--without", "filler") == 0
+    assert qm("data", "export", "--run", tmp_path, "-o", tmp_path / "rows.jsonl") == 0
     (row,) = read_json_lines(tmp_path / "rows.jsonl")
     assert (row["instruction"], row["response"], row["operators"]) == ("plz sort", "please sort", ["spelling"])
-
-
-def test_an_unknown_operator_to_leave_out_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_rows(tmp_path / "transcripts.jsonl", STEPS)
-    assert qm("data", "export", "--run", tmp_path, "-o", tmp_path / "rows.jsonl", "--without", "fillr") == 2
-    assert "--without: no operator fillr; there are" in capsys.readouterr().err
 
 
 def test_questions_that_are_right_already_stay_as_they_are(tmp_path: Path) -> None:

@@ -139,7 +139,6 @@ def test_a_program_is_refused_too_unless_it_names_the_address(
         ({"backend": "llama", "ollama_url": [], "gguf": ["/elsewhere/m.gguf"]}, "--gguf"),
         ({"encoder": "/elsewhere/encoder"}, "--encoder"),
         ({"encoder": "stranger/encoder"}, "--encoder"),
-        ({"mutator_model": "hf:/elsewhere/model"}, "--mutator-model"),
         ({"cache": "all", "cache_path": "/elsewhere/cache.sqlite"}, "--cache-path"),
     ],
 )

@@ -186,15 +186,3 @@ class RowTokenizer:
         if not any(mask):
             raise ValueError("no token has a loss")
         return TokenRow(np.array(ids, dtype=np.int32), np.array(mask, dtype=np.uint8))
-
-
-def prompt_template(row: Mapping[str, Any], tokenizer: Any) -> str | None:
-    """Return the prompt template of a row of this shape, with a placeholder {instruction}.
-
-    Returns None for token ids, and if the tokenizer's chat template applies.
-    """
-    if "input_ids" in row:
-        return None
-    if "messages" in row:
-        return None if getattr(tokenizer, "chat_template", None) else "### User:\n{instruction}\n\n### Assistant:\n"
-    return INSTRUCTION_PROMPT if any(row.keys() >= {*keys} for keys in PAIR_KEYS) else "{instruction}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -13,8 +13,8 @@ from ppo.algorithm import usable_device
 from query_mutator.batching.core.config import BatchingConfig
 from query_mutator.batching.core.overlong import OverlongPolicy
 from query_mutator.batching.distributed.config import DistributedConfig
-from query_mutator.batching.generation.jsonl import JsonlIndex, parse_row
-from query_mutator.batching.generation.rows import prompt_template, tokenizer_fingerprint
+from query_mutator.batching.generation.jsonl import JsonlIndex
+from query_mutator.batching.generation.rows import tokenizer_fingerprint
 from query_mutator.batching.planning.batch_plan import BatchPlan
 from query_mutator.batching.planning.builder import BatchPlanBuilder
 from query_mutator.batching.planning.packing import PackingConfig, PackingMode
@@ -32,11 +32,10 @@ from query_mutator.batching.training.microbatch import Microbatch
 from query_mutator.batching.training.sources import Dealer, OnlineSource, PlanSource, Source, StreamSource
 from query_mutator.cli.common import parse_edges
 from query_mutator.cli.console import progress
-from query_mutator.errors import DatasetError, UsageError
+from query_mutator.errors import UsageError
 
 __all__ = ["eval_microbatches", "joined_ranks", "make_source", "pick_device", "uses_bf16"]
 
-GYM_PROMPT = "{instruction}\n"  # the text of a gym's observation before an action
 _NO_LIMIT = 2**31 - 1
 
 
@@ -82,7 +81,6 @@ class Inputs(NamedTuple):
     source: Source
     longest_row: int
     largest_id: int
-    prompt: str | None
     notes: tuple[str, ...] = ()
 
 
@@ -90,11 +88,10 @@ def make_source(flags: SftFlags, tokenizer: Any, ranks: DistributedConfig) -> In
     """Return the source of batches: a gym, a stream, or a plan over the rows in memory."""
     largest_id = len(tokenizer) - 1  # rows are not known before the run
     if flags.online:
-        return Inputs(_online_source(flags, tokenizer, ranks), flags.row_length, largest_id, GYM_PROMPT)
+        return Inputs(_online_source(flags, tokenizer, ranks), flags.row_length, largest_id)
     assert flags.data is not None
     if flags.stream:
-        prompt = _first_prompt(flags.data, tokenizer)
-        return Inputs(_stream_source(flags, flags.data, tokenizer, ranks), flags.row_length, largest_id, prompt)
+        return Inputs(_stream_source(flags, flags.data, tokenizer, ranks), flags.row_length, largest_id)
     data = _read_data(flags, flags.data, tokenizer, ranks)
     notes = [f"skipped {data.bad_rows} rows, first: {data.first_errors[0]}"] if data.bad_rows else []
     plan = _plan(flags, data)
@@ -103,7 +100,7 @@ def make_source(flags: SftFlags, tokenizer: Any, ranks: DistributedConfig) -> In
         lost = f"{overlong.tokens_lost} tokens lost"
         notes.append(f"{overlong.num_overlong} samples are longer than allowed ({overlong.policy}): {lost}")
     source = PlanSource(plan, data.rows, ranks=ranks, accumulation=flags.gradient_accumulation)
-    return Inputs(source, _longest_row(plan, data), data.largest_id, data.prompt, tuple(notes))
+    return Inputs(source, _longest_row(plan, data), data.largest_id, tuple(notes))
 
 
 def eval_microbatches(flags: SftFlags, tokenizer: Any, ranks: DistributedConfig) -> list[Microbatch]:
@@ -179,15 +176,6 @@ def _longest_row(plan: BatchPlan, data: TokenData) -> int:
     if plan.meta.pack_config is not None:
         return min(max(data.lengths.values()), plan.meta.pack_config.max_length)
     return max((int(epoch.max_len.max()) for epoch in plan.epochs.values() if epoch.num_microbatches), default=0)
-
-
-def _first_prompt(path: str, tokenizer: Any) -> str | None:
-    """Return the prompt template of the first readable row of a file."""
-    index = JsonlIndex(path)
-    for number, line in index.rows():
-        with suppress(DatasetError):
-            return prompt_template(parse_row(line, index.where(number)), tokenizer)
-    return None
 
 
 def _stream_source(flags: SftFlags, path: str, tokenizer: Any, ranks: DistributedConfig) -> Source:

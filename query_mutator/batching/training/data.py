@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from query_mutator.batching.generation.jsonl import JsonlSamples
-from query_mutator.batching.generation.rows import TokenRow, prompt_template, tokenizer_fingerprint
+from query_mutator.batching.generation.rows import TokenRow, tokenizer_fingerprint
 from query_mutator.batching.samples.schema import compute_dataset_fingerprint
 from query_mutator.errors import UsageError
 
@@ -25,7 +25,6 @@ class TokenData:
     rows: dict[str, TokenRow]
     dataset_hash: str
     tokenizer_hash: str
-    prompt: str | None = None  # the template of the rows' questions, see `prompt_template`
     bad_rows: int = 0
     first_errors: list[str] = field(default_factory=list)
 
@@ -64,7 +63,6 @@ def read_tokens(
             rows=rows,
             dataset_hash=compute_dataset_fingerprint(path, tokenizer_hash).fingerprint,
             tokenizer_hash=tokenizer_hash,
-            prompt=prompt_template(samples.row(next(iter(rows))), tokenizer),
             bad_rows=samples.bad_rows,
             first_errors=samples.first_errors,
         )

@@ -12,10 +12,9 @@ import torch
 
 from ppo.checkpoint import load_checkpoint, save_checkpoint
 from query_mutator.errors import CheckpointError, UsageError, reason_of
-from query_mutator.files import disk_errors, write_json
-from query_mutator.files.gguf_weights import source_of, write_gguf
+from query_mutator.files import disk_errors
+from query_mutator.files.gguf_file import source_of
 from query_mutator.files.run_dir import checkpoints_in, newest_checkpoint
-from query_mutator.types import PROMPT_FILE
 
 if TYPE_CHECKING:
     from query_mutator.batching.training.config import SftFlags
@@ -98,24 +97,13 @@ def check_fit(model: Any, *, largest_id: int, longest_row: int) -> None:
         raise UsageError(f"rows of {longest_row} tokens do not fit the model's {limit} positions; lower --max-length")
 
 
-def save_model(
-    model: Any, tokenizer: Any, folder: Path, *, about: Mapping[str, Any], base: Path | None = None
-) -> Path | None:
-    """Save model (adapters merged), tokenizer, and the prompt it was trained with, so that `hf:FOLDER` serves it.
-
-    Of a model that came from the GGUF file `base` there is another, for `--gguf`; return its path.
-    """
+def save_model(model: Any, tokenizer: Any, folder: Path) -> None:
+    """Save model (adapters merged) and tokenizer, as `from_pretrained` and model servers read them."""
     with disk_errors(folder):
         whole = model.merge_and_unload() if hasattr(model, "merge_and_unload") else model
         whole.save_pretrained(folder)
         if hasattr(tokenizer, "save_pretrained"):
             tokenizer.save_pretrained(folder)
-        write_json(folder / PROMPT_FILE, {"asks": "question", **about})
-        if base is None:
-            return None
-        out = folder / f"{folder.resolve().parent.name}.gguf"
-        write_gguf(whole.state_dict(), base, out)
-        return out
 
 
 # --- checkpoints: OUTPUT/checkpoints/step_N.pt -----------------------------------------------------------------------

@@ -20,7 +20,6 @@ from query_mutator.batching.training.stepper import Stepper, StepResult, cosine_
 from query_mutator.cli.console import note, progress
 from query_mutator.errors import CheckpointError, UsageError
 from query_mutator.files import disk_errors, write_checked_json
-from query_mutator.files.gguf_weights import base_of
 from query_mutator.files.json_lines import check_json_lines
 from query_mutator.files.lock import locked
 from query_mutator.files.metrics import METRICS_FILE, MetricsWriter
@@ -82,7 +81,7 @@ class SftTrainer:
         self.tokenizer = load_tokenizer(flags.tokenizer or flags.model)
         self.tokenizer_hash = tokenizer_fingerprint(self.tokenizer)
         inputs = build.make_source(flags, self.tokenizer, ranks)
-        self.source, self.prompt, self.notes = inputs.source, inputs.prompt, inputs.notes
+        self.source, self.notes = inputs.source, inputs.notes
         if ranks.is_main:
             note(*self.notes)
         self.model = model.load_model(flags, device)
@@ -185,10 +184,7 @@ class SftTrainer:
             "notes": list(self.notes),
         }
         if self.ranks.is_main:
-            about = {"prompt": self.prompt, "steps": self.steps_done}
-            base = base_of(self.flags.model)
-            gguf = model.save_model(self.model, self.tokenizer, folder, about=about, base=base)
-            report["gguf"] = None if gguf is None else str(gguf)
+            model.save_model(self.model, self.tokenizer, folder)
             write_checked_json(self.output / "summary.json", report)
         return report
 

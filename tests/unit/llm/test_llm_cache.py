@@ -170,9 +170,9 @@ def test_text_that_has_no_utf8_is_returned_and_not_stored(store: ReplyStore) -> 
 def test_the_identity_is_the_digest_and_what_stands_beside_it() -> None:
     with start_server({}) as server:
         backend = OllamaBackend(server.url)
-        assert Identity([backend], extra="num_ctx=1", known={})("echo") == f"{backend.digest('echo')} num_ctx=1"
+        assert Identity([backend], extra="num_ctx=1")("echo") == f"{backend.digest('echo')} num_ctx=1"
         with pytest.raises(BackendError):
-            Identity([backend], extra="", known={})("nowhere")
+            Identity([backend], extra="")("nowhere")
         backend.close()
 
 

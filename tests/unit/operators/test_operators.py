@@ -15,7 +15,7 @@ from query_mutator.operators import GUARDS, OperatorContext, PromptOperator
 def test_the_operators_have_a_fixed_order_in_which_new_ones_are_last() -> None:
     expected = "spelling slang terms neutral filler imperative keywords context first_part merge grammar expand"
     cleaning = "clean shorthand typos courtesy core tidy"
-    assert operators.names() == [*expected.split(), "how_to", "emphasize", "phrase", *cleaning.split(), "write"]
+    assert operators.names() == [*expected.split(), "how_to", "emphasize", "phrase", *cleaning.split()]
 
 
 def test_select_keeps_the_order_given_and_drops_repeats() -> None:

@@ -34,7 +34,7 @@ def rewrite(rewriter: RuleRewriter, operator: Operator, text: str) -> str:
 def texts(rewriter: RuleRewriter) -> list[str]:
     """Training questions as they are, and rewritten once and twice by every operator that it has rules for."""
     rng = random.Random(0)
-    known = [operators.get(name) for name in operators.names() if name != operators.WRITE.name]
+    known = [operators.get(name) for name in operators.names()]
     found = rng.sample([question.text for question in split_questions(python_docs()).train], 60)
     once = {rewrite(rewriter, operator, text) for text in found for operator in known}
     twice = {rewrite(rewriter, operator, text) for text in rng.sample(sorted(once), 40) for operator in known}

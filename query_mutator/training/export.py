@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from query_mutator import operators
 from query_mutator.bounds import Cosine
 from query_mutator.errors import UsageError
 from query_mutator.files import read_checked_json
@@ -60,44 +58,23 @@ class ExportRules:
     """Take only rewrites whose answer was right."""
     every: bool = False
     """Write all rewrites that gained, not only the best of each question."""
-    simplest: bool = False
-    """Of a question's rewrites take the one made by the fewest operators, right ones first, not the best score."""
-    without: str = ""
-    """Leave out rewrites made with these operators, as a,b,c: those that look up what a small model cannot know."""
     keep_unchanged: bool = False
     """Add questions that were right originally and that no rewrite improved, with themselves as the rewrite."""
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.min_gain < 1.0:
             raise ValueError(f"--min-gain {self.min_gain} must be at least 0 and below 1")
-        if self.every and self.simplest:
-            raise ValueError("--every takes all rewrites, --simplest one of a question; give one of the two")
-
-    @cached_property
-    def left_out(self) -> frozenset[str]:
-        """Return the operators of `without`; UsageError for one that does not exist."""
-        names = frozenset(name.strip() for name in self.without.split(",") if name.strip())
-        if unknown := sorted(names - set(operators.names())):
-            raise UsageError(f"--without: no operator {', '.join(unknown)}; there are {', '.join(operators.names())}")
-        return names
 
     def winners(self, rewrites: Collection[Rewrite]) -> list[Rewrite]:
         """Return the rewrites of one question that become rows."""
-        gained = sorted((one for one in rewrites if self._counts(one)), key=self._rank)
+        gained = sorted(filter(self._counts, rewrites), key=lambda one: (-one.score, len(one.text), one.text))
         if gained:
             return gained if self.every else gained[:1]
         unchanged = [one for one in rewrites if one.text == one.question and one.right]
         return unchanged[:1] if self.keep_unchanged else []
 
     def _counts(self, one: Rewrite) -> bool:
-        if one.text == one.question or one.gain <= self.min_gain or (self.only_right and not one.right):
-            return False
-        return not self.left_out & set(one.operators)
-
-    def _rank(self, one: Rewrite) -> tuple[bool, int, float, int, str]:
-        """Return the sort key, smallest first: score, then length; with `simplest` the number of operators before."""
-        first = (not one.right, len(one.operators)) if self.simplest else (False, 0)
-        return (*first, -one.score, len(one.text), one.text)
+        return one.text != one.question and one.gain > self.min_gain and (one.right or not self.only_right)
 
 
 class Choice(NamedTuple):
@@ -152,7 +129,7 @@ def reward_of(run: str, plugins: Sequence[str] = ()) -> WeightedReward:
 
 
 def choose(steps: Iterable[Mapping[str, Any]], reward: WeightedReward, rules: ExportRules) -> Choice:
-    """Return the rewrites of each question that win by the rules; UsageError for a rule that names no operator."""
+    """Return the rewrites of each question that win by the rules."""
     found: dict[str, dict[str, Rewrite]] = {}  # question -> text -> its first rewrite
     count = invalid = 0
     for one in _rewrites(steps, reward):
