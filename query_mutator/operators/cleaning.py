@@ -10,8 +10,7 @@ import re
 from collections.abc import Callable
 from functools import cache, lru_cache, wraps
 
-from query_mutator.embedded.rules.text import like, sentences
-from query_mutator.operators.english import chat_words, is_english, lines_of, pieces
+from query_mutator.operators.english import chat_words, is_english, like, lines_of, pieces, sentences
 from query_mutator.operators.typos import speller
 
 __all__ = ["clean", "core", "courtesy", "shorthand", "tidy", "typos"]

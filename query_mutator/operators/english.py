@@ -10,7 +10,9 @@ from importlib import resources
 from query_mutator.encoder import english_ranks
 from query_mutator.operators.guards import LANGUAGES
 
-__all__ = ["chat_words", "is_english", "lines_of", "pieces", "split_word"]
+__all__ = [
+    "chat_words", "grammar", "is_english", "like", "lines_of", "pieces", "sentences", "split_word", "words_of",
+]  # fmt: skip
 
 MAX_CHARS = 4_000  # longer texts are documents
 MIN_KNOWN_SHARE = 0.5  # of the words, in a text without function words of any language
@@ -33,10 +35,28 @@ _CODE = re.compile(
 )
 
 
-def lines_of(name: str) -> list[str]:
-    """Return the lines of a file of this room that are no comments."""
+_SENTENCE_END = re.compile(r"(?<=[.!?…])[\"')\]]*\s+(?=[^\s])|\n+")
+_ABBREVIATIONS = ("e.g.", "i.e.", "etc.", "vs.", "approx.")
+
+
+@cache
+def lines_of(name: str) -> tuple[str, ...]:
+    """Return the lines of a data file of this room without its comments."""
     text = resources.files("query_mutator.operators").joinpath(name).read_text(encoding="utf-8")
-    return [line for line in text.splitlines() if line and not line.startswith("# ")]
+    return tuple(line for line in text.splitlines() if line.strip() and not line.startswith("# "))
+
+
+@cache
+def words_of(name: str) -> frozenset[str]:
+    """Return all words of a data file of this room."""
+    return frozenset(word for line in lines_of(name) for word in line.split())
+
+
+@cache
+def grammar(name_of_class: str) -> frozenset[str]:
+    """Return the English function words of one class of `grammar.tsv`."""
+    rows = (line.split("\t") for line in lines_of("grammar.tsv"))
+    return frozenset(word for name, words in rows if name == name_of_class for word in words.split())
 
 
 @cache
@@ -69,3 +89,21 @@ def split_word(piece: str) -> Sequence[str] | None:
     """Return what precedes a piece's word, the word and the marks after it; None if the piece is not a plain word."""
     found = _WORD.fullmatch(piece)
     return found.groups() if found else None
+
+
+def sentences(text: str) -> list[str]:
+    """Return the sentences of the text, stripped, none empty."""
+    found: list[str] = []
+    for piece in _SENTENCE_END.split(text.strip()):
+        if found and found[-1].lower().endswith(_ABBREVIATIONS):
+            found[-1] = f"{found[-1]} {piece}"
+        elif piece.strip():
+            found.append(piece.strip())
+    return found
+
+
+def like(model: str, word: str) -> str:
+    """Return `word` with the capitals of `model`: none, the first letter, or all."""
+    if len(model) > 1 and model.isupper():
+        return word.upper()
+    return word[:1].upper() + word[1:] if model[:1].isupper() else word

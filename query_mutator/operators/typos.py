@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 from functools import lru_cache
 from importlib import resources
 
-from query_mutator.embedded.rules.inflect import forms, plural, stems
-from query_mutator.embedded.rules.spelling import slip_cost
-from query_mutator.embedded.rules.tables import grammar, load_words
-from query_mutator.embedded.rules.text import like
 from query_mutator.encoder import english_ranks
 from query_mutator.errors import UsageError
-from query_mutator.operators.english import pieces, split_word
+from query_mutator.operators.english import grammar, like, pieces, split_word, words_of
 from query_mutator.operators.guards import LANGUAGES
+from query_mutator.operators.inflect import forms, plural, stems
 
-__all__ = ["Speller", "speller"]
+__all__ = ["Speller", "slip_cost", "speller"]
 
 MIN_LETTERS = 3
 #: The dictionary words that are candidates have this count at least: about half of them.
@@ -65,7 +63,7 @@ class Speller:
         self._index.load_bigram_dictionary(str(folder / "frequency_bigramdictionary_en_243_342.txt"), 0, 2)
         self._total = math.log10(sum(self._index.words.values()))
         self._add_american()
-        self._names = load_words("computing.txt").union(english_ranks())
+        self._names = words_of("computing.txt").union(english_ranks())
         self._short = grammar("short") | LANGUAGES["en"]
         self._candidates = lru_cache(maxsize=16_384)(self._find)
 
@@ -186,3 +184,67 @@ def _plain(piece: str) -> str:
 def speller() -> Speller:
     """Return the one speller of this process, loaded at the first call."""
     return Speller()
+
+
+# --- the cost of a slip -----------------------------------------------------------------------------------------------
+
+_KEY_ROWS = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
+#: Letters of similar sound: one for the other is a more likely slip than any two letters.
+_SOUNDS = ("aeiouy", "ckqs", "sz", "dt", "gj", "fv", "mn", "bp", "vw", "cx", "cg")
+
+
+def _pairs(groups: Iterable[str]) -> frozenset[tuple[str, str]]:
+    return frozenset((one, two) for group in groups for one in group for two in group if one != two)
+
+
+_ALIKE = _pairs(_SOUNDS)
+_NEIGHBORS = _pairs(row[at : at + 2] for row in _KEY_ROWS for at in range(len(row) - 1))
+
+
+def slip_cost(typed: str, meant: str) -> float:
+    """Return the weighted Damerau-Levenshtein distance (Damerau 1964); likely slips cost less than 1."""
+    # Rows of the dynamic program: `last` is the previous prefix of `typed`, `before` the one before it (for swaps).
+    before, last = list[float](), _edge(meant)
+    for i, here in enumerate(typed, start=1):
+        row = [last[0] + _insert_cost(typed, i - 1)]
+        for j, there in enumerate(meant, start=1):
+            best = min(
+                last[j - 1] + _swap_cost(here, there, first=i == j == 1),
+                last[j] + _insert_cost(typed, i - 1),
+                row[j - 1] + _insert_cost(meant, j - 1),
+            )
+            if i > 1 and j > 1 and here == meant[j - 2] and typed[i - 2] == there and here != there:
+                best = min(best, before[j - 2] + (0.7 if i > 2 else 1.1))
+            row.append(best)
+        before, last = last, row
+    # One displaced letter ("theard") counts as two slips above, but is one.
+    displaced = typed[0] == meant[0] and sorted(typed) == sorted(meant)
+    return min(last[-1], 1.2) if displaced else last[-1]
+
+
+def _edge(meant: str) -> list[float]:
+    """Return the costs of writing the prefixes of `meant` from nothing."""
+    costs = [0.0]
+    for at in range(len(meant)):
+        costs.append(costs[-1] + _insert_cost(meant, at))
+    return costs
+
+
+def _insert_cost(word: str, at: int) -> float:
+    """Return the cost of one letter too many or too few; doubled and silent letters are cheap."""
+    if word[at] == "'":
+        return 0.2
+    if (at and word[at] == word[at - 1]) or (at + 1 < len(word) and word[at] == word[at + 1]):
+        return 0.4
+    if at == 0:
+        return 1.4
+    if at + 1 == len(word) and (word[at] == "e" or word.endswith("ing")):
+        return 0.5
+    return 0.75 if word[at] in "aeiouh" else 0.95
+
+
+def _swap_cost(here: str, there: str, *, first: bool) -> float:
+    if here == there:
+        return 0.0
+    cost = 0.8 if (here, there) in _ALIKE else 0.85 if (here, there) in _NEIGHBORS else 1.1
+    return cost + 0.4 if first else cost
