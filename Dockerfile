@@ -1,4 +1,4 @@
-# docker build -t query-mutator . && docker run --rm -v "$PWD:/work" query-mutator train --backend embedded
+# docker build -t query-mutator . && docker run --rm -v "$PWD:/work" query-mutator train --backend recorded
 FROM python:3.11-slim AS build
 WORKDIR /src
 COPY pyproject.toml MANIFEST.in README.md LICENSE train_query_mutator.py rl_query_mutator_env.py ollama_utils.py \

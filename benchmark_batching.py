@@ -33,7 +33,7 @@ from query_mutator import operators
 from query_mutator.cli.common import show
 from query_mutator.cli.console import closing_on_interrupt, note, run_cli, table
 from query_mutator.cli.flags import parse_flags
-from query_mutator.data.bundled import python_docs
+from query_mutator.data.bundled import general
 from query_mutator.embedded.models import Echo
 from query_mutator.embedded.process import embedded_process
 from query_mutator.encoder import resolve_encoder
@@ -136,15 +136,14 @@ def connect(config: BenchmarkConfig) -> Iterator[System]:
         stack = exits.enter_context(closing(build_client(urls, settings, backend=backend)))
         exits.enter_context(closing_on_interrupt(stack.close))
         mutator = config.mutator_model or target
-        by_rules = stack.operators(mutator) is not None
-        calls = CallSettings(target_model=target, mutator_model=mutator, by_rules=by_rules)
+        calls = CallSettings(target_model=target, mutator_model=mutator)
         stack.require_models(list(dict.fromkeys((calls.target_model, calls.mutator_model))))
         yield System(stack=stack, recorder=Recorder(stack.retry), calls=calls, about=about)
 
 
 def make_queries(count: int) -> list[str]:
     """Return `count` different queries: the bundled ones, then the same with a number."""
-    texts = [question.text for question in python_docs()]
+    texts = [question.text for question in general()]
     return [
         texts[index % len(texts)] + (f" ({index // len(texts) + 1})" if index >= len(texts) else "")
         for index in range(count)
@@ -176,7 +175,6 @@ def _run_phases(system: System, queries: Sequence[str], batch_size: int) -> None
         OPERATOR,
         model=calls.mutator_model,
         max_tokens=calls.mutator_max_tokens,
-        by_rules=calls.by_rules,
         **shared,
     )
     prompts = [system.target_prompt(query, rewrite) for query, rewrite in zip(queries, rewrites, strict=True)]

@@ -27,7 +27,7 @@ from query_mutator.llm.client import Client
 from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.prompts import DEFAULT_REFUSAL, clean_rewrite
 from query_mutator.llm.stack import build_client
-from query_mutator.operators import OperatorContext, prompt_of, rejecting_guard
+from query_mutator.operators import OperatorContext, rejecting_guard
 from query_mutator.settings.calls import Calls
 from query_mutator.types import ChatRequest, Completion, ErrorInfo, FloatArray, Purpose
 
@@ -69,7 +69,6 @@ class CallOptions(TypedDict, total=False):
     timeout_s: float  # of one attempt, from connecting to the last byte; default: 120
     max_retries: int  # default: 2
     client: Client | None  # used in place of connections to `url`, and left open; for many small batches
-    by_rules: bool  # whether the mutator is the embedded rewriter; default: the server is asked, with `client` False
 
 
 class BatchOptions(CallOptions, total=False):
@@ -171,8 +170,7 @@ def batch_mutate_queries(
     chosen = [operator_registry.get(name) for name in names]
     context, queries = OperatorContext(), _texts(queries)
     asked = [index for index, one in enumerate(chosen) if operator_registry.local_rewrite(one) is None]
-    by_rules = bool(asked) and _by_rules(settings)
-    prompts = [prompt_of(chosen[index], queries[index], context=context, by_rules=by_rules) for index in asked]
+    prompts = [chosen[index].render(queries[index], context=context) for index in asked]
     replies = dict(zip(asked, _complete_all(prompts, purpose="mutate", settings=settings), strict=True))
     outcomes: list[Outcome] = []
     for index, (query, one) in enumerate(zip(queries, chosen, strict=True)):
@@ -264,14 +262,6 @@ def _complete_all(prompts: Sequence[str], *, purpose: Purpose, settings: BatchOp
         except BaseException:
             client.close()
             raise
-
-
-def _by_rules(settings: CallOptions) -> bool:
-    """Return whether the mutator rewrites by rules, as the embedded one does."""
-    if "by_rules" in settings or settings.get("client") is not None:
-        return settings.get("by_rules", False)
-    with closing(OllamaBackend(OllamaBackend.address(settings.get("url")))) as server:
-        return server.operators(_model("mutate", settings)) is not None
 
 
 def _model(purpose: Purpose, settings: CallOptions) -> str:

@@ -69,8 +69,7 @@ from query_mutator.training.restore import open_journal, restore_counts, restore
 from query_mutator.training.resume import check_named, check_resumption, fold_remarks, resumed_flags
 from query_mutator.training.run_folder import open_run_dir, write_config, write_summary
 from query_mutator.training.run_log import RunLog
-from query_mutator.training.start import bounded_start, foreseen, resolved_config
-from query_mutator.training.timing import uses_embedded
+from query_mutator.training.start import bounded_start, foreseen
 from query_mutator.types import StepRecord
 from rl_query_mutator_env import BatchedQueryMutationEnv, QueryMutationEnv
 
@@ -131,14 +130,12 @@ def build(config: TrainConfig, checkpoint: Checkpoint | None, stack: ExitStack) 
     with progress("starting", 3, unit="part", terminal_only=True) as bar:
         split = split_dataset(config)
         bar.update()
-        check_run(config, split, checkpoint, knows_model=uses_embedded(config))
+        check_run(config, split, checkpoint)
         bar.update()
         ray = stack.enter_context(connected(config.ray_address)) if config.engine == "ray" else None
-        models = stack.enter_context(open_models(resumed_models(config, checkpoint)))
+        models = stack.enter_context(open_models(resumed_models(config, checkpoint), dataset=config.dataset))
     embed_questions(models.encoder, split.train + split.validation)
     must_learn = "answer" in config.given
-    config, chosen = resolved_config(config, embedded=models.embedded)
-    note(*chosen)
     projection = checkpoint.projection if checkpoint else None
     task = make_task(models, config, split.train, projection=projection, learns=config.answer == "learned")
     config, lines = bounded_start(config, models, task, split)

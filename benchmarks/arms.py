@@ -1,6 +1,6 @@
 """What each operator and each form brings alone: gain over the question as it stands, calls, tokens and seconds.
 
-    python -m benchmarks.arms --flags "--backend embedded"
+    python -m benchmarks.arms --flags "--gguf smollm2"
     python -m benchmarks.arms --flags "--backend recorded --dataset general --target-max-tokens 32 --operators clean"
     python -m benchmarks.arms --flags "--gguf smollm2 --dataset general --target-max-tokens 32" --questions 100
 
@@ -70,7 +70,7 @@ def rights(outcomes: dict[int, Outcome]) -> Any:
 def main(argv: Sequence[str] | None = None) -> None:
     """Ask all questions by each operator and form, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--flags", default="--backend embedded", help="of the trainer: models, questions, token limits")
+    parser.add_argument("--flags", default="--backend recorded", help="of the trainer: models, questions, token limits")
     parser.add_argument("--questions", type=int, default=sys.maxsize, help="most questions to ask")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args(argv)

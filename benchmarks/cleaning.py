@@ -24,9 +24,8 @@ from typing import Any, NamedTuple
 from query_mutator import operators
 from query_mutator.data.bundled import FOLDER
 from query_mutator.data.split import fold_of, in_test
-from query_mutator.embedded.rules.text import like
 from query_mutator.operators import OperatorContext
-from query_mutator.operators.english import pieces, split_word
+from query_mutator.operators.english import like, pieces, split_word
 from query_mutator.types import Question
 
 VALIDATION_FOLD = 0

@@ -42,7 +42,6 @@ from query_mutator.files import write_json
 from query_mutator.learners.plan import Plan, plan_policy, plan_task
 from query_mutator.rewards.committed import FAMILY
 from query_mutator.session.dataset import split_dataset
-from query_mutator.session.suited import suited
 from query_mutator.settings.models import ModelSettings
 from query_mutator.training.config import TrainConfig, parse_config
 from query_mutator.types import AS_IS, Question
@@ -108,7 +107,7 @@ def mixture(name: str) -> str:
 
 def config_of(argv: Sequence[str]) -> TrainConfig:
     """Return the settings that a run with these flags has on a language model."""
-    return suited(parse_config(argv), embedded=False)[0]
+    return parse_config(argv)
 
 
 def fixed_plans(task: Task) -> dict[str, Plan]:

@@ -70,7 +70,7 @@ from train_query_mutator import main as train_main
 
 FOLDS: tuple[ValidationFold, ...] = (0, 1, 2, 3, 4)
 MAX_CALLS = 5_000
-COMMON = "--backend embedded --batch-size 16 --num-env-steps 6000"
+COMMON = "--backend recorded --batch-size 16 --num-env-steps 6000"
 _ASKS = "--ask form --max-episode-steps 7"
 _BLIND = f"{_ASKS} --max-asks 1"
 #: As with a language model as mutator; next to chains with `--no-skip`.
@@ -332,7 +332,7 @@ def print_table(world: World, candidates: Mapping[str, str], arguments: argparse
 
 # --- proof -----------------------------------------------------------------------------------------------------------
 
-PROOF = "--backend embedded --deterministic --num-env-steps 512 --cache off --no-evaluate --eval-interval 0"
+PROOF = "--backend recorded --deterministic --num-env-steps 512 --cache off --no-evaluate --eval-interval 0"
 PROOF_QUESTIONS = 100
 
 
@@ -400,7 +400,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     added = dict(item.split(":", 1) for item in arguments.add)
     names = [name for name in arguments.only.split(",") if name]
     candidates = {name: flags for name, flags in CANDIDATES.items() if not (names or added) or name in names} | added
-    world = World(ModelSettings(backend="embedded"), arguments.store)
+    world = World(ModelSettings(backend="recorded"), arguments.store)
     with world.system:
         print_table(world, candidates, arguments)
 

@@ -29,7 +29,7 @@ from torch.distributions import Categorical
 class Args:
     """Settings under CleanRL's names."""
 
-    backend: str = "embedded"
+    backend: str = "recorded"
     encoder: str = "hash"
     on_failure: Literal["truncate", "raise"] = "truncate"
     seed: int = 1

@@ -23,7 +23,7 @@ from rl_query_mutator_env import make_env
 class Args:
     """Settings of a short training."""
 
-    backend: str = "embedded"
+    backend: str = "recorded"
     encoder: str = "hash"
     iterations: int = 8
     batch_size: int = 256

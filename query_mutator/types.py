@@ -51,7 +51,7 @@ ERROR_KINDS = (
 
 #: Tags that decide how a question is used: its gold is a number, or a text that is no Python name; it should be refused
 #: and serves the guard metric only.
-NUMERIC, PLAIN_TEXT, UNSAFE = "numeric", "text", "unsafe"
+NUMERIC, UNSAFE = "numeric", "unsafe"
 REASONING_GYM = "reasoning-gym"  # an entry of a task of that package, whose scorer knows what is right
 VERIFIERS = "verifiers"  # a task of a taskset of that package, whose rewards do
 

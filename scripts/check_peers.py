@@ -17,7 +17,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 ID = "rl_query_mutator_env:QueryMutation-v0"
-MAKE: dict[str, Any] = {"backend": "embedded", "encoder": "hash", "operators": "spelling,neutral"}
+MAKE: dict[str, Any] = {"backend": "recorded", "encoder": "hash", "operators": "clean"}
 
 
 def check_gymnasium() -> None:
@@ -116,8 +116,8 @@ def check_torchrl() -> None:
     from torchrl.envs import ActionMask, GymEnv, GymWrapper, TransformedEnv, check_env_specs
 
     # GymEnv keeps the keyword `backend` for itself, so the settings go with an id.
-    gym.register("Embedded-v0", entry_point="rl_query_mutator_env:make_env", kwargs=MAKE)
-    named = GymEnv("Embedded-v0", categorical_action_encoding=True)
+    gym.register("Recorded-v0", entry_point="rl_query_mutator_env:make_env", kwargs=MAKE)
+    named = GymEnv("Recorded-v0", categorical_action_encoding=True)
     check_env_specs(named)
     for data in Collector(named, None, frames_per_batch=16, total_frames=32):
         ended = data["next", "done"].squeeze(-1)

@@ -27,13 +27,13 @@ STEP_S = 600
 COMMANDS: tuple[tuple[str, str], ...] = (
     ("qm --version", ""),
     ("qm init", "wrote qm.toml"),
-    ("qm doctor --backend embedded --no-probe", "model:"),
+    ("qm doctor --backend recorded --no-probe", "model:"),
     (
-        "qm train --num-env-steps 256 --num-processes 8 --plan-calls 200 --teacher-steps 64 --eval-calls 400",
+        "qm train --num-env-steps 256 --num-processes 8 --plan-calls 200 --eval-calls 400",
         "policy",
     ),
     ("qm report runs/latest", "report.html"),
-    ("qm rewrite 'plz sort my lisst'", "answer"),
+    ("qm rewrite 'What country is Beijing the capital of?'", "answer"),
 )
 
 

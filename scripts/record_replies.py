@@ -110,6 +110,7 @@ def run(arguments: argparse.Namespace, servers: Sequence[ModelServer], stack: Ex
     calls = CallSettings(target_model=model, mutator_model=model, target_max_tokens=arguments.max_tokens)
     wanted = without_repeats(request for name in arguments.dataset for request in requests_for(name, calls, arguments))
     head = RepliesHead(
+        max_tokens=arguments.max_tokens,
         model=model,
         model_sha256=servers[0].digest(model),
         made_with=f"{servers[0].title} {servers[0].version()}",

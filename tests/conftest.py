@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +14,6 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before huggingface_hub is import
 
 from query_mutator import operators, plugins
 from query_mutator.commands import size_presets  # noqa: F401  registers its presets before a test does
-from query_mutator.data import pynames
 from query_mutator.embedded.server import EmbeddedServer, start_server
 from query_mutator.encoder import Encoder, resolve_encoder
 from query_mutator.env.rules import EpisodeRules
@@ -37,9 +35,6 @@ from tests.tiny_lm import save_model, save_tokenizer
 
 #: All of the product's, which tests/conformity/test_surface.py checks.
 REGISTRIES: tuple[Registry[Any], ...] = (operators.OPERATORS, FORMS, PARTS, BACKENDS, LEARNERS, CALLBACKS, PRESETS)
-
-#: As the standard library has it, taken before a test imports ray.
-ISGENERATOR = inspect.isgenerator
 
 QUESTIONS = tuple(
     Question(id=f"q{index}", text=text, accept=(name,), reference=reference)
@@ -127,15 +122,6 @@ def children_end_with_the_session() -> None:
 def another_user(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Keep what trainings remember out of the user's configuration folder."""
     os.environ["QUERY_MUTATOR_TRUSTED"] = str(tmp_path_factory.mktemp("user") / "trusted.jsonl")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def plain_inspect() -> None:
-    """Undo what an import of ray does to `inspect`, whose functions are names that questions accept."""
-    if inspect.isgenerator is not ISGENERATOR:
-        inspect.isgenerator = ISGENERATOR
-        for function in (pynames.resolve, pynames.same_object):
-            function.cache_clear()
 
 
 @pytest.fixture(autouse=True)

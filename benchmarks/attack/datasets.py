@@ -157,7 +157,7 @@ def qm(line: str) -> Run:
 
 
 def train(line: str) -> Run:
-    argv = ["--dry-run", "--encoder", "hash", "--backend", "embedded", *line.split()]
+    argv = ["--dry-run", "--encoder", "hash", "--backend", "recorded", *line.split()]
     return lambda folder: run_cli(train_query_mutator.main, argv, folder)
 
 

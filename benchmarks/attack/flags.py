@@ -30,7 +30,7 @@ CLOSED = "http://127.0.0.1:9"  # nothing answers there
 #: Words with which a command is quick. A word in capitals stands for a file of `make_files`.
 QUICK: dict[str, tuple[str, ...]] = {
     "train_query_mutator.py": (
-        *("--backend", "embedded", "--encoder", "hash", "--num-env-steps", "8", "--num-processes", "2"),
+        *("--backend", "recorded", "--encoder", "hash", "--num-env-steps", "8", "--num-processes", "2"),
         *("--num-steps", "4", "--num-mini-batch", "1", "--no-evaluate", "--eval-interval", "0"),
     ),
     "benchmark_batching.py": ("--target-model", "m", "--num-queries", "2", "--repeats", "1"),
@@ -43,7 +43,7 @@ QUICK: dict[str, tuple[str, ...]] = {
         *("--total-steps", "32", "--num-processes", "2", "--learning-starts", "8", "--replay-size", "64"),
         *("--train-batch-size", "4", "--eval-episodes", "1"),
     ),
-    "qm plan": ("--backend", "embedded", "--encoder", "hash", "--max-calls", "40"),
+    "qm plan": ("--backend", "recorded", "--encoder", "hash", "--max-calls", "40"),
     "qm eval": ("--checkpoint", "RUN", "--ollama-url", CLOSED, "--wait-for-server", "0"),
     "qm rewrite": ("--checkpoint", "RUN", "--ollama-url", CLOSED, "--wait-for-server", "0", "how do I sort"),
     "qm doctor": ("--ollama-url", CLOSED, "--probe-s", "1"),

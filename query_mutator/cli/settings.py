@@ -112,7 +112,7 @@ def read_project(table: str, usable: Mapping[str, str], elsewhere: Mapping[str, 
             *(("target_model", "mutator_model") if elsewhere.get("gguf") or elsewhere.get("recording") else ()),
         }
     else:
-        replaced = _ADDRESSES if elsewhere.get("backend") == "embedded" else set()
+        replaced = _ADDRESSES if elsewhere.get("backend") == "recorded" else set()
     return {key: value for key, value in values.items() if usable.get(_key(key)) not in replaced}
 
 

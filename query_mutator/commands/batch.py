@@ -26,7 +26,6 @@ from query_mutator.env.scheduling import PooledScheduler
 from query_mutator.errors import EXIT_FAILURES, TooManyFailuresError, UsageError, disk_errors
 from query_mutator.evaluation.methods import by_policy, outcome_flow
 from query_mutator.files import file_sha256
-from query_mutator.llm.backends import ADDRESS_FLAGS, AUTO, EMBEDDED
 from query_mutator.llm.stack import Counted
 from query_mutator.session.failure_rate import FailureWindow
 from query_mutator.session.models import OpenModels, ResolvedModels, open_models
@@ -194,9 +193,7 @@ class _BadLines:
 @contextmanager
 def _plain_work(flags: BatchFlags) -> Iterator[Work]:
     """Yield the work of sending each line as it is."""
-    is_named = any(getattr(flags, flag) for flag in ADDRESS_FLAGS) or flags.backend not in (None, AUTO, EMBEDDED)
-    encoder = "hash" if is_named else ResolvedModels.encoder  # the embedded assistant searches with it
-    base = ResolvedModels(encoder=encoder, cache="off")
+    base = ResolvedModels(encoder="hash", cache="off")  # nothing is embedded
     first = flags.target_model or _first_model(flags.questions)
     with open_models(system_settings(flags, base, source=flags.questions, target_model=first)) as models:
 

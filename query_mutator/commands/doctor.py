@@ -9,7 +9,7 @@ qm doctor --backend openai --openai-url http://127.0.0.1:8000/v1
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -22,9 +22,6 @@ from query_mutator.errors import EXIT_USAGE, ModelMissingError
 from query_mutator.lab.sizing.collecting import size_calls
 from query_mutator.llm.backends import (
     BACKENDS,
-    DEFAULT_BACKEND,
-    EMBEDDED,
-    EMBEDDED_VERSION,
     choose_backend,
     open_servers,
 )
@@ -33,10 +30,9 @@ from query_mutator.llm.client import ModelServer
 from query_mutator.llm.flags import ServerAddressFlags
 from query_mutator.llm.probe import PROBE_TEXT, PROBE_TOKENS, PROBE_WIDTH, Probe, measure_calls, slots_advice
 from query_mutator.session.dataset import split_dataset
-from query_mutator.session.models import default_mutator, missing_operators, open_models
 from query_mutator.session.pace import Pace, combined_pace, keep_pace, measure_pace
 from query_mutator.settings.episode import TaskSettings
-from query_mutator.settings.models import ModelSettings, Sampling
+from query_mutator.settings.models import Sampling
 from query_mutator.settings.questions import Questions
 from query_mutator.types import ErrorInfo, Question
 
@@ -88,16 +84,12 @@ def doctor(config: DoctorConfig) -> int:
     backend, urls = choose_backend(config.backend, config.urls)
     options = {} if config.num_ctx is None else {"num_ctx": config.num_ctx}
     found: list[Finding] = []
-    with ExitStack() as stack:
-        if backend == EMBEDDED:
-            settings = ModelSettings(backend=EMBEDDED, batch_size=config.batch_size, cache="off")
-            backend, urls = DEFAULT_BACKEND, (stack.enter_context(open_models(settings, light=True)).url,)
-        slots = config.batch_size if BACKENDS.get(backend).runs_files else config.probe_width
-        for server in open_servers(backend, urls, timeout_s=config.probe_s, pool_size=slots, runner_options=options):
-            with closing(server):
-                for finding in examine(server, config):
-                    print(_line(finding), flush=True)
-                    found.append(finding)
+    slots = config.batch_size if BACKENDS.get(backend).runs_files else config.probe_width
+    for server in open_servers(backend, urls, timeout_s=config.probe_s, pool_size=slots, runner_options=options):
+        with closing(server):
+            for finding in examine(server, config):
+                print(_line(finding), flush=True)
+                found.append(finding)
     paces = [finding.pace for finding in found if finding.pace]
     for finding in _settings([finding.probe for finding in found if finding.probe], paces):
         print(_line(finding))
@@ -115,7 +107,7 @@ def examine(server: ModelServer, config: DoctorConfig) -> Iterator[Finding]:
         advice = f"none installed: {server.more_models}, or name one with --target-model"
         yield Finding("models", advice, is_fine=False)
         return
-    mutator = config.mutator_model or default_mutator(target, embedded=version.endswith(EMBEDDED_VERSION))
+    mutator = config.mutator_model or target
     present = []
     for name in dict.fromkeys((target, mutator)):
         try:
@@ -124,10 +116,6 @@ def examine(server: ModelServer, config: DoctorConfig) -> Iterator[Finding]:
         except ModelMissingError as error:
             yield Finding("model", str(error), is_fine=False)
     if present:
-        asked = [operator.name for operator in _calling(operators.select(""))]
-        reason = missing_operators(server, present[-1], asked)
-        if reason is not None:
-            yield Finding("model", reason, is_fine=False)
         slots = yield from _calls(server, present, config)
         if slots and len(present) == len({target, mutator}):
             yield from _pace(server, present, config, at_once=slots)
@@ -165,8 +153,7 @@ def _pace(server: ModelServer, models: Sequence[str], config: DoctorConfig, *, a
     questions = split_dataset(group_of(TaskSettings, config, validation_fold="none")).train or [
         Question(id="probe", text=PROBE_TEXT)
     ]
-    by_rules = server.operators(models[-1]) is not None
-    calls = group_of(CallSettings, config, target_model=models[0], mutator_model=models[-1], by_rules=by_rules)
+    calls = group_of(CallSettings, config, target_model=models[0], mutator_model=models[-1])
     pace = measure_pace(server, calls, questions, _calling(operators.select("")), at_once=at_once)
     limit, together = config.target_max_tokens, f"{at_once} calls at once" if at_once > 1 else "one call at a time"
     if isinstance(pace, ErrorInfo):

@@ -15,7 +15,6 @@ from query_mutator.cli.flags import parse_flags
 from query_mutator.embedded.catalogue import EMBEDDING_MODEL
 from query_mutator.embedded.faults import KINDS, FaultPlan
 from query_mutator.embedded.models import Babble, Echo
-from query_mutator.embedded.rule_judge import RuleJudge
 from query_mutator.embedded.server import ServerSettings, start_server
 from query_mutator.errors import UsageError
 from query_mutator.llm.address import DEFAULT_PORT
@@ -30,9 +29,7 @@ __all__ = ["EmbeddedFlags", "main"]
 
 PROG = "python -m query_mutator.embedded"
 _ENDINGS = (signal.SIGINT, signal.SIGTERM)
-MODEL_NAMES = (
-    "pydoc-assistant", "reference-assistant", "rule-rewriter", RuleJudge.name, EMBEDDING_MODEL, Echo.name, Babble.name
-)  # fmt: skip
+MODEL_NAMES = (Echo.name, Babble.name, EMBEDDING_MODEL)
 
 
 def _from_environment(name: str, default: int) -> int:
@@ -101,15 +98,12 @@ def _models(
     """Return the text models and, if one of them needs it, the encoder; echo and babble need none."""
     for name in names:
         check_known("model", name, MODEL_NAMES)
-    light: dict[str, EmbeddedModel] = {Babble.name: Babble()} if Babble.name in names else {}
-    if set(names) <= {Echo.name, Babble.name}:
-        return light, None
-    from query_mutator.embedded.default_models import default_models
+    models: dict[str, EmbeddedModel] = {model.name: model for model in (Echo(), Babble()) if model.name in names}
+    if EMBEDDING_MODEL not in names:
+        return models, None
     from query_mutator.encoder import resolve_encoder
 
-    encoder = resolve_encoder(encoder_name, deterministic=deterministic)
-    models = {name: model for name, model in default_models(encoder).items() if name in names}
-    return models | light, encoder if EMBEDDING_MODEL in names else None
+    return models, resolve_encoder(encoder_name, deterministic=deterministic)
 
 
 def _names(text: str) -> list[str]:

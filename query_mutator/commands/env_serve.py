@@ -22,7 +22,6 @@ from query_mutator.evaluation.heldout import embed_questions
 from query_mutator.llm.flags import ServerAddressFlags
 from query_mutator.session.dataset import split_dataset
 from query_mutator.session.models import open_models
-from query_mutator.session.suited import SUITED_ENV, suited
 from query_mutator.session.task import make_task
 from query_mutator.settings.episode import Episode, Operators, TaskSettings
 from query_mutator.settings.listening import Listening
@@ -91,8 +90,7 @@ def _openenv() -> ModuleType:
 def sharing(flags: EnvServeFlags) -> Iterator[Shared]:
     """Yield what all sessions share, with the models running."""
     with open_models(flags, light=True) as models, ThreadPoolExecutor(flags.calls_in_flight) as threads:
-        flags, lines = suited(flags, embedded=models.embedded, values=SUITED_ENV)
-        note(models.choice.reason, *lines)
+        note(models.choice.reason)
         settings = group_of(TaskSettings, flags, validation_fold="none")
         train = split_dataset(settings).train
         if not train:

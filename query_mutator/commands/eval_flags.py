@@ -37,7 +37,7 @@ class EvalFlags(RunFlags, Comparison, Columns, JsonFlags, EngineFlags):
     """Address of the model server on each machine that evaluates, as http://127.0.0.1:11434, for --ollama-url."""
 
     dataset: str | None = None
-    """Questions to ask: a file, or second_hand (bundled, by another author); by default the held-out ones. Those whose
+    """Questions to ask: a file, or the name of a bundled set; by default the held-out ones. Those whose
     text is in the training set are left out; those about its targets have a column of their own."""
     seed: Seed = 1
     """Seed of the random baseline."""

@@ -24,11 +24,10 @@ from query_mutator.llm.backends import choose_backend
 from query_mutator.session.dataset import split_dataset
 from query_mutator.session.judging import check_gold
 from query_mutator.session.models import open_models
-from query_mutator.session.suited import SUITED_PLAN, suited
 from query_mutator.session.task import make_task, rewrites
 from query_mutator.settings.episode import TaskSettings
 from query_mutator.training.estimate import duration
-from query_mutator.training.timing import call_time, encoding_time, uses_embedded
+from query_mutator.training.timing import call_time, encoding_time
 
 __all__ = ["PlanFlags", "plan"]
 
@@ -48,23 +47,21 @@ def plan(flags: PlanFlags) -> None:
     choose_backend(flags.backend, flags.urls)
     check_gold([*train, *split.test], _task_settings(flags))
     if flags.dry_run:
-        flags, lines = suited(flags, embedded=uses_embedded(flags), values=SUITED_PLAN)
-        print(_estimate(flags, len(train)), power_in_words(split.test, flags), *lines, sep="\n")
+        print(_estimate(flags, len(train)), power_in_words(split.test, flags), sep="\n")
         return
     with ExitStack() as stack:
-        models = stack.enter_context(open_models(flags))
-        flags, lines = suited(flags, embedded=models.embedded, values=SUITED_PLAN)
+        models = stack.enter_context(open_models(flags, dataset=flags.dataset))
         settings = _task_settings(flags)
         embed_questions(models.encoder, train)
         task = make_task(models, settings, train, learns=flags.answer == "learned")
         run = stack.enter_context(plan_run(flags, models, task))  # a folder that cannot be written costs no calls
-        note(models.choice.reason, *lines)
+        note(models.choice.reason)
         calls = measured_budget(flags, models, task)
         run.begin(replace(flags, max_calls=calls.max_calls), settings, split)
         note(calls.announced(task), power_in_words(split.test, flags))
         evaluator = Evaluator.of(models, max_failure_rate=flags.max_failure_rate)
         evaluator.client = run.client(evaluator.client)
-        is_bounded = flags.max_calls is not None or models.embedded
+        is_bounded = flags.max_calls is not None or models.calls.backend_class.is_instant
         search = find_plan(
             evaluator,
             task,

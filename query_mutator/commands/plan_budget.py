@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from query_mutator.commands.plan_flags import PlanFlags
 from query_mutator.evaluation.plan_search import MAX_CALLS, MIN_CALLS, is_wide, questions_searched
-from query_mutator.llm.backends import EMBEDDED
 from query_mutator.session.pace import keep_pace, kept_pace, measure_pace
 from query_mutator.training.estimate import duration
 from query_mutator.training.timing import call_time, text_time
@@ -49,14 +48,14 @@ def calls_in(seconds: float, call_s: float) -> int:
 def measured_budget(flags: PlanFlags, models: OpenModels, task: Task) -> CallBudget:
     """Return the bound on the calls of a search; without --max-calls the speed of the models is measured.
 
-    The embedded models answer MAX_CALLS calls within minutes.
+    Recorded replies answer MAX_CALLS calls within minutes.
     """
     learned = flags.answer == "learned"
-    is_own = models.choice.kind == EMBEDDED  # in this process: simulated times are its settings
-    pace = None if is_own else kept_pace(flags, flags, mutator=flags.mutator_model)
-    if not is_own and pace is None and (flags.max_calls is not None or models.embedded):
-        return CallBudget(flags.max_calls or MAX_CALLS, None, learned)
-    if not is_own and pace is None:
+    is_instant = models.calls.backend_class.is_instant
+    pace = None if is_instant else kept_pace(flags, flags, mutator=flags.mutator_model)
+    if not is_instant and pace is None and flags.max_calls is not None:
+        return CallBudget(flags.max_calls, None, learned)
+    if not is_instant and pace is None:
         client, at_once = models.calls.limit, flags.calls_in_flight
         calling = [one for place, one in enumerate(task.operators) if not task.is_local(place)]
         client.complete(task.calls.target(task.questions[0].text))  # loads the model
@@ -64,5 +63,5 @@ def measured_budget(flags: PlanFlags, models: OpenModels, task: Task) -> CallBud
         if not isinstance(measured, ErrorInfo):
             keep_pace(measured, flags, flags, mutator=flags.mutator_model)
     call_s = text_time(models.encoder) + call_time(flags, flags, operators=flags.operators)[0]
-    fitting = MAX_CALLS if models.embedded else calls_in(60 * flags.minutes, call_s)
+    fitting = MAX_CALLS if is_instant else calls_in(60 * flags.minutes, call_s)
     return CallBudget(flags.max_calls or fitting, call_s, learned)

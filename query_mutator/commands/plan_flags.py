@@ -29,7 +29,7 @@ ALGO = "plan"
 
 
 @dataclass(frozen=True, kw_only=True)
-@defaults(name=ALGO)
+@defaults(name=ALGO, max_asks=1)
 class PlanFlags(
     NamedRun,
     DryRun,
@@ -56,7 +56,7 @@ class PlanFlags(
     )  # fmt: skip
 
     minutes: Annotated[float, Gt(0), Le(10_000)] = 5.0
-    """Time without --max-calls, loading included; the embedded models get 20,000 calls instead."""
+    """Time without --max-calls, loading included; recorded replies get 20,000 calls instead."""
     max_calls: Count | None = None
     """Maximum model calls of the search; with few, a random sample of the questions is scored."""
     answer: Literal["searched", "learned"] = "searched"

@@ -166,7 +166,7 @@ class _LogRun:
         )
         return SavedPolicy(
             checkpoint=planned(checkpoint, plan, task, found.confidence),
-            background=background_of(task, split, vocabulary=frozenset(), dataset=settings.dataset),
+            background=background_of(task, split, dataset=settings.dataset),
         )
 
     def finish(self, found: LoggedPlans, *, is_playable: bool) -> None:

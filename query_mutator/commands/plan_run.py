@@ -63,7 +63,7 @@ class PlanRun:
         config = describe_run(kept, **described(models, split, flags.plugin))
         self.run_dir.write_config(config, resumed_at=len(self.store) if flags.resume else 0)
         remember_run(asdict(flags), models)
-        self.background = background_of(task, split, vocabulary=models.vocabulary, dataset=flags.dataset)
+        self.background = background_of(task, split, dataset=flags.dataset)
         self.checkpoint = Checkpoint(
             learner={},
             actions=(),

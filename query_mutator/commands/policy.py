@@ -15,7 +15,6 @@ from query_mutator.commands.eval_flags import EvalFlags
 from query_mutator.commands.eval_models import evaluate_models
 from query_mutator.commands.policy_flags import max_failure_rate, system_settings
 from query_mutator.data import QuestionSet
-from query_mutator.data.bundled import EVALUATION_ONLY
 from query_mutator.data.split import target_key
 from query_mutator.errors import DatasetError, UnnamedError, UsageError
 from query_mutator.evaluation.bandit_baseline import fitted_bandit
@@ -124,7 +123,7 @@ def _write_logs(
     """Add logs of inspect_ai to a folder."""
     from query_mutator.report.inspect_logs import Evaluated, write_logs
 
-    about = {name: report[name] for name in ("mutator", "encoder", "embedded", "best_single_operator", "k")}
+    about = {name: report[name] for name in ("mutator", "encoder", "best_single_operator", "k")}
     evaluated = Evaluated(
         dataset=str(report["dataset"] or saved.checkpoint.task.dataset),
         provider=models.choice.kind,
@@ -208,7 +207,7 @@ def _new_questions(flags: EvalFlags, saved: SavedPolicy, was_seen: Callable[[Que
         question_column=flags.question_column,
         answer_column=flags.answer_column,
     )
-    found = read_dataset(settings, EVALUATION_ONLY)
+    found = read_dataset(settings, for_training=False)
     questions = found.questions
     left = [question for question in questions if not was_seen(question)]
     if not left:

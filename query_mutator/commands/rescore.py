@@ -17,7 +17,6 @@ from query_mutator.cli.common import JsonFlags, show
 from query_mutator.cli.console import note
 from query_mutator.cli.outputs import Output, holding, write_report
 from query_mutator.commands.policy_flags import RunFlags, max_failure_rate, system_settings
-from query_mutator.data.bundled import EVALUATION_ONLY
 from query_mutator.encoder import Encoder
 from query_mutator.env.scheduling import make_scheduler
 from query_mutator.errors import DatasetError, UnnamedError, UsageError
@@ -144,7 +143,7 @@ def _gold(flags: RescoreFlags, saved: SavedPolicy) -> Gold:
     """Return the questions of --dataset, else those of the training; where these are gone, those the run keeps."""
     if flags.dataset is not None:
         columns = {name: getattr(flags, name) for name in ("question_column", "answer_column")}
-        found = read_dataset(replace(saved.checkpoint.task, dataset=flags.dataset, **columns), EVALUATION_ONLY)
+        found = read_dataset(replace(saved.checkpoint.task, dataset=flags.dataset, **columns), for_training=False)
         return Gold.of((*found.questions, *found.guard), is_unchanged=False)
     try:
         split = training_split(saved)

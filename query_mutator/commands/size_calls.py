@@ -11,7 +11,7 @@ from annotated_types import Ge, Le
 from query_mutator.bounds import Tokens
 from query_mutator.errors import BackendError, UsageError
 from query_mutator.lab.sizing.collecting import cache_line, size_calls
-from query_mutator.llm.backends import EMBEDDED, choose_backend
+from query_mutator.llm.backends import choose_backend
 from query_mutator.llm.flags import ServerFlags
 from query_mutator.llm.probe import PROBE_TOKENS, PROBE_WIDTH, measure_calls, slots_advice
 from query_mutator.llm.stack import build_client
@@ -29,11 +29,6 @@ class SizeCallsFlags(ServerFlags):
     """Calls to send at once; more slots than that cannot be seen."""
     max_tokens: Tokens = PROBE_TOKENS
     """Longest reply of a probe call; give what runs use, as a call's time grows with it."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.backend == EMBEDDED:
-            raise UsageError("--backend embedded has as many slots as --batch-size; name the kind of a running server")
 
 
 def size_server(flags: SizeCallsFlags) -> None:

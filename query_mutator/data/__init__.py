@@ -2,12 +2,12 @@
 
 `load_questions` reads .jsonl, .json, .csv and .parquet, also in known layouts (SQuAD, TriviaQA, GSM8K, XSTest,
 OR-Bench); `load_question_set` returns in addition the requests that should be refused, apart from the questions. The
-sets in `BUNDLED`, `second_hand_questions` and `guard_questions` come with the product; `split_questions` holds
+sets in `BUNDLED` and `guard_questions` come with the product; `split_questions` holds
 questions out by a hash of their target, and `validation_split` a fold of the training questions, so that adding rows
-moves no other row. `pynames` compares names of Python's standard library.
+moves no other row.
 """
 
-from query_mutator.data.bundled import BANKS, BUNDLED, guard_questions, python_docs, second_hand_questions
+from query_mutator.data.bundled import BANKS, BUNDLED, guard_questions
 from query_mutator.data.loaders import QuestionSet, load_question_set, load_questions
 from query_mutator.data.split import Split, split_questions, validation_split
 
@@ -19,8 +19,6 @@ __all__ = [
     "guard_questions",
     "load_question_set",
     "load_questions",
-    "python_docs",
-    "second_hand_questions",
     "split_questions",
     "validation_split",
 ]

@@ -14,16 +14,6 @@ FOLDER = Path(str(resources.files("query_mutator"))) / "data" / "questions"
 GENERAL_2 = FOLDER / "general_2.jsonl"
 
 
-def python_docs() -> list[Question]:
-    """Return the ordinary questions about Python's standard library, in the voices people type."""
-    return load_questions(FOLDER / "python_docs.jsonl")
-
-
-def reference_tables() -> list[Question]:
-    """Return ordinary questions about the tables that `reference-assistant` knows: characters, statuses, errors, ..."""
-    return load_questions(FOLDER / "reference_tables.jsonl")
-
-
 def general() -> list[Question]:
     """Return ordinary questions of many families for a language model; `committed` is their reward part."""
     return load_questions(FOLDER / "general.jsonl")
@@ -39,38 +29,19 @@ def guard_questions() -> list[Question]:
     return [replace(request, tags=(*request.tags, UNSAFE)) for request in load_questions(FOLDER / "guard.jsonl")]
 
 
-def second_hand_questions() -> list[Question]:
-    """Return a second author's questions about objects that no question of `python_docs` is about.
-
-    Another author wrote them without seeing the rewrite rules, the phrasebook or any method's answers. Use them for
-    evaluation only: never train on them, choose a model or plan with them, or edit them after a measurement.
-    """
-    return load_questions(FOLDER / "python_docs_2.jsonl")
-
-
 def general_second_author() -> list[Question]:
     """Return a second author's questions about things that no question of `general` is about; for evaluation only."""
     return load_questions(GENERAL_2)
 
 
 #: Sets to train on, by name. Evaluation-only sets are not among them.
-BUNDLED: Mapping[str, Callable[[], list[Question]]] = {
-    "python_docs": python_docs,
-    "reference_tables": reference_tables,
-    "general": general,
-}
+BUNDLED: Mapping[str, Callable[[], list[Question]]] = {"general": general}
 
 #: Questions with answers to show a model as examples, by the name of the set that they are for.
 BANKS: Mapping[str, Callable[[], list[Question]]] = {"general": general_bank}
 
-#: Sets that are only asked, by name.
-EVALUATION_ONLY: Mapping[str, Callable[[], list[Question]]] = {"second_hand": second_hand_questions}
-
 #: The reward part of sets that the usual ones do not grade, by name or path.
 GRADED_BY: Mapping[str, str] = {"general": "committed", str(GENERAL_2): "committed"}
 
-#: What opens each set that is never trained on; `general-2` is opened where the reading is logged, not by `qm eval`.
-OPENED_BY: Mapping[str, str] = {
-    "second_hand": "qm eval --dataset second_hand",
-    "general-2": "python -m benchmarks.second_author",
-}
+#: What opens each set that is never trained on.
+OPENED_BY: Mapping[str, str] = {"general-2": "python -m benchmarks.second_author"}

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from query_mutator.errors import DatasetError
-from query_mutator.types import NUMERIC, PLAIN_TEXT, UNSAFE
+from query_mutator.types import NUMERIC, UNSAFE
 
 __all__ = ["COLUMNS", "Layout", "layout_of"]
 
@@ -120,7 +120,7 @@ def _squad(row: Fields) -> Converted:
     texts = _distinct(_texts(row.get("answers")) or ())
     if row.get("is_impossible") is True or not texts:
         return "without an answer"
-    return _ours(row.get("question"), row.get("id"), PLAIN_TEXT) | {"accept": texts, "reference": texts[0]}
+    return _ours(row.get("question"), row.get("id")) | {"accept": texts, "reference": texts[0]}
 
 
 def _trivia(row: Fields) -> Converted:
@@ -128,7 +128,7 @@ def _trivia(row: Fields) -> Converted:
     names = _distinct([answer.get("value"), *(answer.get("aliases") or answer.get("normalized_aliases") or ())])
     if not names:
         return "without an answer"
-    return _ours(row.get("question"), row.get("question_id"), PLAIN_TEXT) | {"accept": names, "reference": names[0]}
+    return _ours(row.get("question"), row.get("question_id")) | {"accept": names, "reference": names[0]}
 
 
 def _gsm8k(row: Fields) -> Converted:

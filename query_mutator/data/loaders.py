@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from query_mutator.cli.console import note
-from query_mutator.data import pynames
 from query_mutator.data.layouts import COLUMNS, Layout, layout_of
 from query_mutator.data.readers import read_rows
 from query_mutator.errors import DatasetError
@@ -187,7 +186,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _gold(row: dict[str, Any], where: str, answer_column: str | None) -> Gold:
-    """Return (accepted names, reference); `reference` defaults to the docstring of `accept[0]`."""
+    """Return (accepted names, reference)."""
     column = _column(row, answer_column, ANSWER_COLUMNS, where, "answer", required=False)
     value = row.get(column) if column else None
     reference = row.get("reference")
@@ -206,8 +205,6 @@ def _gold(row: dict[str, Any], where: str, answer_column: str | None) -> Gold:
         raise DatasetError(f"{where}: `{column}` must be a text, a number or a list of names, not {str(value)[:80]}")
     if reference is not None and not isinstance(reference, str):
         raise DatasetError(f"{where}: `reference` must be a text")
-    if not reference and accept:
-        reference = pynames.first_paragraph(accept[0])
     return accept, reference or None
 
 

@@ -20,7 +20,7 @@ from query_mutator.env.observation import Observer, Projection
 from query_mutator.env.rules import EpisodeRules
 from query_mutator.errors import UsageError
 from query_mutator.forms import Example, Form, FormContext, Framed
-from query_mutator.operators import NONE, Operator, OperatorContext, local_rewrite, prompt_of, would_change
+from query_mutator.operators import NONE, Operator, OperatorContext, local_rewrite, would_change
 from query_mutator.rewards import WeightedReward
 from query_mutator.settings.episode import Observing, Operators
 from query_mutator.settings.models import Sampling
@@ -54,7 +54,6 @@ class CallSettings(Sampling):
     target_model: str
     mutator_model: str
     logprobs: bool = False  # ask for the log probabilities of answers, which P(right) reads
-    by_rules: bool = False  # the mutator rewrites by rules: a line before the prompt names the operator
     seed: int | None = 0
 
     def target(self, framed: Framed | str) -> ChatRequest:
@@ -74,9 +73,8 @@ class CallSettings(Sampling):
 
     def rewrite(self, operator: Operator, text: str, *, context: OperatorContext) -> ChatRequest:
         """Return the request for a rewrite by an operator."""
-        prompt = prompt_of(operator, text, context=context, by_rules=self.by_rules)
         return ChatRequest.user(
-            prompt,
+            operator.render(text, context=context),
             model=self.mutator_model,
             purpose="mutate",
             max_tokens=self.mutator_max_tokens,

@@ -26,7 +26,7 @@ from typing import Any
 from query_mutator.env.task import Task
 from query_mutator.evaluation.methods import MakePlayer, always, uniform
 from query_mutator.evaluation.verdict import IDENTITY, POLICY
-from query_mutator.types import ASK, SUBMIT, UNDO, AnswerRule
+from query_mutator.types import ASK, SUBMIT, UNDO
 
 __all__ = [
     "BANDIT",
@@ -38,7 +38,6 @@ __all__ = [
     "best_of",
     "best_single",
     "chain_of",
-    "rule_of",
     "standard_methods",
     "votes_on_forms",
 ]  # fmt: skip
@@ -90,7 +89,7 @@ def best_of_name(k: int) -> str:
 
 def votes_on_forms(task: Task) -> bool:
     """Return whether best-of-k is a vote of forms."""
-    return bool(task.forms) and rule_of(task) == "vote"
+    return bool(task.forms)
 
 
 def best_of(k: int, ranking: Sequence[str], task: Task, *, first: Sequence[str] = ()) -> Method:
@@ -99,9 +98,4 @@ def best_of(k: int, ranking: Sequence[str], task: Task, *, first: Sequence[str] 
         forms = [name for name in ranking if name in {form.name for form in task.forms}][:k]
         return chain_of(best_of_name(k), task, [*first, *forms, SUBMIT], answer="vote")
     tries = chain.from_iterable((operator, ASK, UNDO) for operator in ranking[: k - 1])
-    return chain_of(best_of_name(k), task, [ASK, *tries, SUBMIT], answer=rule_of(task))
-
-
-def rule_of(task: Task) -> AnswerRule:
-    """Return how one of several answers is chosen: by fit where answers are documentation, else by vote."""
-    return "best" if task.calls.by_rules else "vote"
+    return chain_of(best_of_name(k), task, [ASK, *tries, SUBMIT], answer="vote")

@@ -14,7 +14,7 @@ from query_mutator.cli.console import note
 from query_mutator.data.split import target_key
 from query_mutator.encoder import CachedEncoder, Encoder, embed_documents
 from query_mutator.env.task import Task
-from query_mutator.evaluation.baselines import BANDIT, Method, rule_of, standard_methods
+from query_mutator.evaluation.baselines import BANDIT, Method, standard_methods
 from query_mutator.evaluation.comparison import Comparison, QuestionTasks
 from query_mutator.evaluation.cost import PLAN_CALLS, EvaluationCost
 from query_mutator.evaluation.found_plan import FoundPlan, search_plan
@@ -224,11 +224,9 @@ def _report(
         **summarize(results, groups=groups, is_plan=baselines.is_plan),
         "best_single_operator": comparison.ranking[0] if comparison.ranking else None,
         "k": comparison.k,
-        "votes": rule_of(comparison.task) == "vote",
         "plan_search": dict(baselines.plan.search) if baselines.plan else None,
         "target": models.target_model,
         "mutator": models.mutator_model,
-        "embedded": models.embedded,
         "encoder": models.encoder.source,
     }
 

@@ -110,9 +110,9 @@ def _with_learned(search: PlanSearch, found: LearnedPlans, trials: Trials) -> Pl
 
 
 def is_wide(task: Task, max_calls: int) -> bool:
-    """Return whether a search is wide: with many calls, or where rewrites by rules make them cheap."""
+    """Return whether a search is wide: with many calls."""
     first = min(_sizes(min(len(task.questions), max(1, max_calls // WIDE_CALLS_PER_QUESTION))))
-    return task.calls.by_rules or WIDE_SHARE * max_calls >= first * Edits(task).first_calls
+    return WIDE_SHARE * max_calls >= first * Edits(task).first_calls
 
 
 def questions_searched(num_questions: int, max_calls: int, *, is_wide: bool, learned: bool = False) -> int:

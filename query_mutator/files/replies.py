@@ -43,6 +43,8 @@ class RepliesHead:
     made_with: str  # library and version
     command: str
     date: str  # of the last reply, as 2026-11-23
+    max_tokens: int = 0  # of replies to questions, 0 if it is not known
+    operators: tuple[str, ...] = ()  # whose rewrites by the model are recorded, with the answers to them
     rows: int = 0
     format: str = FORMAT
 

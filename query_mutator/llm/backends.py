@@ -8,7 +8,7 @@ tests its name.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,26 +22,25 @@ from query_mutator.registry import Registry, check_known
 from query_mutator.settings.models import ADDRESS_FLAGS, AUTO
 
 __all__ = [
-    "ADDRESS_FLAGS", "AUTO", "BACKENDS", "DEFAULT_BACKEND", "EMBEDDED", "EMBEDDED_VERSION", "BackendChoice",
+    "ADDRESS_FLAGS", "AUTO", "BACKENDS", "DEFAULT_BACKEND", "RECORDED", "BackendChoice",
     "backend_for", "check_backend", "choose_backend", "open_servers", "resolve_backend",
 ]  # fmt: skip
 
 PROBE_TIMEOUT_S = 1.0  # a server on this machine answers in milliseconds
 
-EMBEDDED = "embedded"  # what `--backend` takes in addition to AUTO and the registered names
 DEFAULT_BACKEND = "ollama"  # what `auto` tries
-EMBEDDED_VERSION = "+embedded"  # the end of our own server's version
+RECORDED = "recorded"  # what `auto` takes for bundled questions where no server answers
 
 BACKENDS: Registry[type[ModelServer]] = Registry("backend", group="query_mutator.backends")
 BACKENDS.add(DEFAULT_BACKEND, OllamaBackend)
 BACKENDS.add("openai", OpenAIBackend)
 BACKENDS.add("llama", LlamaBackend)
-BACKENDS.add("recorded", RecordedBackend)
+BACKENDS.add(RECORDED, RecordedBackend)
 
 
 def check_backend(name: str) -> None:
     """Raise a UsageError with the nearest name unless `--backend` takes this one."""
-    check_known("backend", name, [AUTO, EMBEDDED, *BACKENDS])
+    check_known("backend", name, [AUTO, *BACKENDS])
 
 
 def backend_for(flag: str, *, backend: str = AUTO) -> str:
@@ -61,10 +60,8 @@ def choose_backend(backend: str, urls: Mapping[str, str | Sequence[str] | None])
         flags = " and ".join(map(_spelled, given))
         raise UsageError(f"{flags} name servers of two kinds; leave one of them out")
     for flag in given:
-        fits = backend == AUTO or (backend != EMBEDDED and BACKENDS.get(backend).url_flag == flag)
-        if not fits:
-            uses = "uses none" if backend == EMBEDDED else "another kind of server"
-            raise UsageError(f"{_spelled(flag)} names a server, --backend {backend} {uses}; leave one of them out")
+        if backend != AUTO and BACKENDS.get(backend).url_flag != flag:
+            raise UsageError(f"{_spelled(flag)} names another kind of server than --backend {backend}; leave one out")
         backend = backend_for(flag, backend=backend)
     return DEFAULT_BACKEND if backend == AUTO else backend, next(iter(given.values()), ())
 
@@ -78,24 +75,23 @@ def open_servers(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendChoice:
-    """What answers a run's calls; no `urls` for the embedded server, which the command line starts itself."""
+    """What answers a run's calls."""
 
-    kind: str  # "embedded", or a name in BACKENDS
+    kind: str  # a name in BACKENDS
     urls: tuple[str, ...]
     reason: str  # one line for the user
-    is_embedded: bool  # our own assistant answers, perhaps behind an address: tables and figures must say so
     default_models: tuple[str, str] | None = None  # the target and the mutator of a run that names none
+    operators: tuple[str, ...] | None = None  # whose rewrites are recorded; None where any prompt is answered
 
     @property
-    def url(self) -> str | None:
-        """Return the first server's address, or None for the embedded one."""
-        return self.urls[0] if self.urls else None
+    def url(self) -> str:
+        """Return the first server's address."""
+        return self.urls[0]
 
     @property
     def addresses(self) -> dict[str, tuple[str, ...]]:
         """Return the addresses under the name of their flag, so that they can be given again."""
-        flag = BACKENDS.get(self.kind).url_flag if self.urls else ""
-        return {flag: self.urls} if flag else {}
+        return {flag: self.urls} if (flag := BACKENDS.get(self.kind).url_flag) else {}
 
 
 def resolve_backend(
@@ -105,29 +101,25 @@ def resolve_backend(
     mutator_model: str | None = None,
     environ: Mapping[str, str] = os.environ,
     probe_timeout_s: float = PROBE_TIMEOUT_S,
-    embedded_targets: Collection[str] = (),
+    has_recording: bool = False,
     **urls: str | Sequence[str] | None,
 ) -> BackendChoice:
     """Return which backend a run uses, after asking the servers for the models; `urls` by flag, as `ollama_url=...`.
 
-    `auto` falls back to the embedded server when none answers, unless an address is given, or a `target_model` that is
-    not among `embedded_targets`. Raises ServerDownError, ModelMissingError, or UsageError (with the available models)
-    when no target model is named.
+    `auto` falls back to the bundled recording when no server answers, no model or address is named, and it has replies
+    to the questions (`has_recording`). Raises ServerDownError, ModelMissingError, or UsageError (with the available
+    models) when no target model is named.
     """
     kind, given = choose_backend(backend, urls)
-    if kind == EMBEDDED:
-        return _embedded("backend: embedded, as requested")
     servers = open_servers(kind, given, environ=environ)
     models = [model for model in (target_model, mutator_model) if model is not None]
     try:
         versions = _check(servers, models, has_target=target_model is not None, probe_timeout_s=probe_timeout_s)
     except BackendError as error:
-        elsewhere = target_model and target_model.removesuffix(":latest") not in embedded_targets
-        if backend != AUTO or given or elsewhere:
+        if backend != AUTO or given or models or not has_recording or isinstance(error, ModelMissingError):
             raise
-        server = servers[0]
-        lacks = f"no {target_model} is" if isinstance(error, ModelMissingError) else f"no {server.title} server answers"
-        return _embedded(f"backend: embedded, because {lacks} at {server.url}")
+        where = f"no {servers[0].title} server answers at {servers[0].url}"
+        return _recorded(f"backend: recorded replies, because {where}")
     found = [
         f"{f'{server.title} {version}'.strip()} at {', '.join(server.addresses())}"
         for server, version in zip(servers, versions, strict=True)
@@ -136,8 +128,8 @@ def resolve_backend(
         kind=kind,
         urls=tuple(url for server in servers for url in server.addresses()),
         reason=f"backend: {', '.join(found)}",
-        is_embedded=versions[0].endswith(EMBEDDED_VERSION),
         default_models=servers[0].default_models(),
+        operators=servers[0].operators(),
     )
 
 
@@ -161,13 +153,20 @@ def _check(
 def _name_a_model(server: ModelServer) -> str:
     models = server.text_models()
     if models is not None and not models:
-        return f"the server at {server.url} has no models: {server.more_models}, or give --backend embedded"
+        return f"the server at {server.url} has no models: {server.more_models}"
     known = f", one of: {shown_names(models)}" if models else ""
-    return f"which model should answer? Give --target-model{known}; or --backend embedded"
+    return f"which model should answer? Give --target-model{known}"
 
 
-def _embedded(reason: str) -> BackendChoice:
-    return BackendChoice(kind=EMBEDDED, urls=(), reason=reason, is_embedded=True)
+def _recorded(reason: str) -> BackendChoice:
+    [server] = open_servers(RECORDED)
+    return BackendChoice(
+        kind=RECORDED,
+        urls=(server.url,),
+        reason=reason,
+        default_models=server.default_models(),
+        operators=server.operators(),
+    )
 
 
 def _spelled(flag: str) -> str:

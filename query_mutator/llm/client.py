@@ -269,8 +269,8 @@ class ModelServer(Backend, Protocol):
         """Return the tokens of a text; None when the server does not offer its tokenizer."""
         return None
 
-    def operators(self, model: str) -> tuple[str, ...] | None:
-        """Return the rewrite operators a model is limited to, as a rewriter by rules is; None for any prompt."""
+    def operators(self) -> tuple[str, ...] | None:
+        """Return the operators whose rewrites a recording has; None for a server that answers any prompt."""
         return None
 
     def complete_until(self, request: ChatRequest, is_enough: Callable[[str], bool]) -> Completion:

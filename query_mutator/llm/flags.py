@@ -33,7 +33,7 @@ class ServerFlags(ServerAddressFlags, Connection):
 
     @property
     def names_server(self) -> bool:
-        """Return whether an address or a kind of server is given, so that the embedded server is not meant."""
+        """Return whether an address or a kind of server is given."""
         return self.backend != AUTO or any(self.urls.values()) or self.target_model is not None
 
     def client_settings(self, *, batch_size: int) -> Calls:

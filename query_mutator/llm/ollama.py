@@ -60,7 +60,7 @@ class OllamaBackend(HttpServer):
     more_loaded = "OLLAMA_MAX_LOADED_MODELS=2 ollama serve, if there is memory for both"
     more_context = "give a larger --num-ctx"
     sends_think = True
-    start_advice = "start it with `ollama serve`, or give --ollama-url, or --backend embedded"
+    start_advice = "start it with `ollama serve`, or give --ollama-url, --openai-url or --gguf FILE (smollm2 to try)"
     chat_path = "/api/chat"
     embed_path = "/api/embed"
     reader = _JsonLines
@@ -99,11 +99,6 @@ class OllamaBackend(HttpServer):
         """Return the figures the server gives for an installed model, as "llama.block_count"; {} without any."""
         found = self._show(model).get("model_info")
         return found if isinstance(found, dict) else {}
-
-    def operators(self, model: str) -> tuple[str, ...] | None:
-        """Return the operators that our embedded rewriter has rules for, None for every other model."""
-        listed = self.model_info(model).get("query_mutator.operators")
-        return tuple(map(str, listed)) if isinstance(listed, list) and listed else None
 
     def context(self, model: str) -> int | None:
         """Return the context of a call: `num_ctx` as far as the model has it, else that of the loaded model.

@@ -69,9 +69,12 @@ class Recording:
     def find(self, request: ChatRequest) -> Completion | None:
         """Return the recorded reply, None for a request that is not there.
 
-        The seed of the request permutes the samples, so that each seed meets other random replies.
+        A request with a higher token limit than the recording gets the recorded reply, which may be cut. The seed of
+        the request permutes the samples, so that each seed meets other random replies.
         """
         key = reply_key(request)
+        if key not in self._replies and 0 < self.head.max_tokens < request.max_tokens:
+            key = reply_key(replace(request, max_tokens=self.head.max_tokens))
         samples = self._replies.get(key, ())
         if request.temperature == 0:
             return samples[0] if samples else None
@@ -127,6 +130,10 @@ class RecordedBackend(ModelServer):
     def default_models(self) -> tuple[str, str]:
         """Return the recorded model, as target and as mutator."""
         return self.recording.head.model, self.recording.head.model
+
+    def operators(self) -> tuple[str, ...]:
+        """Return the operators whose rewrites are recorded."""
+        return self.recording.head.operators
 
     def file_digests(self) -> tuple[str, ...]:
         """Return the sha256 of the recording."""

@@ -192,10 +192,6 @@ class ClientStack:
         """Return the tokens of a text; None when no tokenizer is offered."""
         return self.servers[0].count_tokens(model, text)
 
-    def operators(self, model: str) -> tuple[str, ...] | None:
-        """Return the rewrite operators that a model is limited to; None for any prompt."""
-        return self.servers[0].operators(model)
-
     def judge_form(self, model: str) -> tuple[JudgeForm, bool]:
         """Return how a model can be had to say yes or no, and whether it must be let think for it."""
         return judge_form(self.servers[0], model)

@@ -16,17 +16,16 @@ from query_mutator.operators.base import (
     OperatorContext,
     PromptOperator,
     local_rewrite,
-    prompt_of,
     rejecting_guard,
     would_change,
 )
 from query_mutator.operators.guards import GUARDS
-from query_mutator.operators.local import CLEANING_OPERATORS, LOCAL_OPERATORS
+from query_mutator.operators.local import CLEANING_OPERATORS
 from query_mutator.registry import Registry
 
 __all__ = [
     "GUARDS", "OPERATORS", "LocalOperator", "Operator", "OperatorContext", "PromptOperator",
-    "get", "local_rewrite", "names", "prompt_of", "rejecting_guard", "select", "would_change",
+    "get", "local_rewrite", "names", "rejecting_guard", "select", "would_change",
 ]  # fmt: skip
 
 #: The order of the policy's actions; a checkpoint names its operators, so new ones go to the end.
@@ -44,9 +43,11 @@ _ORDER = (
     "grammar",
     "expand",
 )
-#: Must be named in `--operators`: `phrase` is the second half of `expand`, measured alone; cleaning is for language
-#: models, and the embedded rewriter has its own rules for what they do.
-_NOT_DEFAULT = ("phrase", *(operator.name for operator in CLEANING_OPERATORS))
+#: Must be named in `--operators`: they may lose a part of the meaning, or clean English only.
+_NOT_DEFAULT = (
+    *("imperative", "keywords", "first_part", "merge"),
+    *(operator.name for operator in CLEANING_OPERATORS),
+)
 
 NONE = "none"
 
@@ -63,9 +64,6 @@ def _load(name: str) -> PromptOperator:
 
 for _name in _ORDER:
     OPERATORS.add(_name, _load(_name))
-for _local in LOCAL_OPERATORS:
-    OPERATORS.add(_local.name, _local)
-OPERATORS.add("phrase", _load("phrase"))
 for _local in CLEANING_OPERATORS:
     OPERATORS.add(_local.name, _local)
 
@@ -83,8 +81,8 @@ def get(name: str) -> Operator:
 def select(spec: str = "") -> tuple[Operator, ...]:
     """Return the operators of `a,b,c` in that order, each once.
 
-    An empty text stands for those of the package and of plugins, `none` for none. `phrase` must be named, and so must
-    operators of installed distributions: installing one must not change the actions of a run.
+    An empty text stands for those of plugins and the rewrites by a mutator model that keep the meaning, `none` for
+    none. Operators of installed distributions must be named: installing one must not change the actions of a run.
     """
     wanted = [name.strip() for name in spec.split(",") if name.strip()]
     if wanted == [NONE]:

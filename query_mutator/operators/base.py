@@ -23,7 +23,7 @@ _SUBJECT = re.compile(r"\{(question|answer)\}")
 class OperatorContext:
     """What an operator may use in addition to the current question; domain and neighbor are fixed for a run."""
 
-    domain: str = "Python's standard library"
+    domain: str = "general knowledge"
     neighbor: str | None = None  # the nearest other training question
     original: str | None = None  # the question before the first rewrite
     answer: str | None = None  # the target's to the current question; None if it was not asked
@@ -59,12 +59,6 @@ def would_change(operator: Operator, question: str, *, context: OperatorContext)
         return local(question, context=context) != question
     test = getattr(operator, "would_change", None)
     return test is None or bool(test(question, context=context))
-
-
-def prompt_of(operator: Operator, question: str, *, context: OperatorContext, by_rules: bool) -> str:
-    """Return an operator's prompt; one for a rewriter `by_rules` begins with a line that names the operator."""
-    prompt = operator.render(question, context=context)
-    return f"{MARKER.format(name=operator.name)}\n{prompt}" if by_rules else prompt
 
 
 def rejecting_guard(operator: Operator, question: str, rewrite: str, *, context: OperatorContext) -> str | None:

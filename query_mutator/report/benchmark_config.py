@@ -12,7 +12,7 @@ from tyro.conf import arg
 from query_mutator.bounds import Million, Seconds, Sigma, Wait
 from query_mutator.cli.flags import JsonTo
 from query_mutator.cli.outputs import FIGURE, OutputFlags
-from query_mutator.llm.backends import ADDRESS_FLAGS, EMBEDDED
+from query_mutator.llm.backends import ADDRESS_FLAGS
 from query_mutator.llm.flags import ServerFlags
 from query_mutator.llm.probe import PROBE_WIDTH
 
@@ -76,7 +76,7 @@ class BenchmarkConfig(OutputFlags, ServerFlags):
     @property
     def is_embedded(self) -> bool:
         """Return whether to start the embedded server."""
-        return self.backend == EMBEDDED or not self.names_server
+        return not self.names_server
 
     @property
     def probe_width(self) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from query_mutator.report.curve import draw_learning_curve
 from query_mutator.report.page.build import write_report
-from query_mutator.report.table import assistant_name
 from query_mutator.training.callbacks.base import Callback, RunView
 from query_mutator.training.parts import RunParts
 
@@ -19,8 +18,7 @@ class Plots(Callback):
 
     def on_training_end(self, run: RunView) -> None:
         """Draw, write, and print where everything is."""
-        target = assistant_name(self._models.target_model, embedded=self._models.embedded)
-        title = f"{target}, seed {run.config.seed}"
+        title = f"{self._models.target_model}, seed {run.config.seed}"
         draw_learning_curve(self._run_dir.metrics_path, self._run_dir.curve_path, title=title)
         print(f"learning curve: {self._run_dir.curve_path}")
         if page := write_report(run.folder):

@@ -10,7 +10,7 @@ from query_mutator.cli.console import table
 from query_mutator.evaluation.rejections import rejections_in_words
 from query_mutator.evaluation.verdict import MIN_QUESTIONS, warning_of
 
-__all__ = ["assistant_name", "models_table", "result_table"]
+__all__ = ["models_table", "result_table"]
 
 _HEADER = (
     "",
@@ -27,15 +27,9 @@ _HEADER = (
 _SHOWN_CHARS = 100  # of a question or an answer
 
 
-def assistant_name(target: str, *, embedded: bool) -> str:
-    """Return the target's name, marked when it is the embedded assistant."""
-    return f"{target} (the embedded assistant)" if embedded else target
-
-
 def result_table(report: Mapping[str, Any]) -> str:
     """Return the table of an evaluation report with notes on its rows, success by group, and the verdict."""
-    target = assistant_name(report["target"], embedded=report["embedded"])
-    title = f"{_questions(report)}, answered by {target}; percent with 95 % intervals"
+    title = f"{_questions(report)}, answered by {report['target']}; percent with 95 % intervals"
     differences = report["policy_minus"]
     rows = [_row(name, method, differences.get(name)) for name, method in report["methods"].items()]
     shown = [column for column in range(len(_HEADER)) if column == 0 or any(row[column] for row in rows)]
@@ -96,8 +90,7 @@ def _notes(report: Mapping[str, Any]) -> list[str]:
     if report["best_single_operator"]:
         chosen.append(f"best_single: {report['best_single_operator']}")
     if report["k"]:
-        vote = "a vote, " if report.get("votes") else ""
-        chosen.append(f"best_of_k: {vote}k = {report['k']}, the smallest with at least as many calls as the policy")
+        chosen.append(f"best_of_k: a vote, k = {report['k']}, the smallest with at least as many calls as the policy")
     if report["plan_search"]:
         search = report["plan_search"]
         cost = f"found in {search['calls']:,} calls and {search['seconds']:.0f} s, apart from the calls of the table"

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from query_mutator.data import pynames
 from query_mutator.data.taskset import NotScored, score_of
 from query_mutator.data.verified import scored_by
 from query_mutator.errors import UsageError
@@ -25,7 +24,6 @@ from query_mutator.rewards.verdicts import is_not_sure, is_refusal
 from query_mutator.rewards.verifier import verified
 from query_mutator.types import (
     NUMERIC,
-    PLAIN_TEXT,
     REASONING_GYM,
     VERIFIERS,
     ChatRequest,
@@ -77,10 +75,9 @@ def cosine(one: Vector, two: Vector) -> float:
 
 @PARTS.register("right")
 def right(evidence: Evidence) -> float:
-    """Return 1 when the answer names an accepted object first, or gives the accepted number, or an accepted text.
+    """Return 1 when the answer gives the accepted number (questions with the tag `numeric`), or an accepted text.
 
-    What the gold is: a number in questions with the tag `numeric`, else an object if it is a Python name. Answers to
-    entries of reasoning-gym and to tasks of a taskset are right with full marks of `verifier`.
+    Answers to entries of reasoning-gym and to tasks of a taskset are right with full marks of `verifier`.
     """
     accept, tags = evidence.question.accept, evidence.question.tags
     if scored_by(evidence.question):
@@ -89,9 +86,6 @@ def right(evidence: Evidence) -> float:
         return 0.0
     if NUMERIC in tags:
         return _ends_at_gold(evidence)
-    if PLAIN_TEXT not in tags and callable(pynames.resolve(accept[0])):
-        named = pynames.first_name(evidence.answer)
-        return float(named is not None and any(pynames.same_object(named, name) for name in accept))
     said = f" {_plain(evidence.answer)} "
     return float(any(f" {_plain(text)} " in said for text in accept))
 

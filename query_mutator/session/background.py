@@ -43,7 +43,6 @@ class Background:
 
     train: tuple[Question, ...] = ()  # without gold in an exported file
     train_vectors: FloatArray = field(default_factory=lambda: np.empty((0, 0), np.float32))
-    vocabulary: frozenset[str] = frozenset()  # words of the subject
     operators: Mapping[str, str] = field(default_factory=dict)  # name -> digest; forms too
     encoder: str = ""  # its fingerprint, the sha256 of weights and tokenizer
     probe: FloatArray = field(default_factory=lambda: np.empty(0, np.float32))  # [D] its row for PROBE
@@ -54,8 +53,8 @@ class Background:
     dataset: str | None = None  # absolute path of the file of the questions
 
 
-def background_of(task: Task, split: Split, *, vocabulary: frozenset[str], dataset: str) -> Background:
-    """Return the background of a run: its questions, its subject's words, and digests of operators and encoder."""
+def background_of(task: Task, split: Split, *, dataset: str) -> Background:
+    """Return the background of a run: its questions, and digests of operators and encoder."""
     seen = (*split.train, *split.validation)
     chosen: Sequence[int] = range(len(task.train_questions))
     if len(chosen) > MAX_NEIGHBORS:
@@ -63,7 +62,6 @@ def background_of(task: Task, split: Split, *, vocabulary: frozenset[str], datas
     return Background(
         train=tuple(task.train_questions[index] for index in chosen),
         train_vectors=task.train_vectors[list(chosen)],
-        vocabulary=vocabulary,
         operators=_digests([*task.operators, *task.forms]),
         encoder=task.encoder.fingerprint,
         probe=task.encoder.encode([PROBE])[0],

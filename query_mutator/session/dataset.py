@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -30,12 +30,12 @@ __all__ = ["NO_DATASET", "example_bank", "guard_requests", "read_dataset", "spli
 NO_DATASET = "none"  # of a plan that was learned from a log
 
 
-def read_dataset(settings: TaskSettings, more: Mapping[str, Callable[[], list[Question]]] | None = None) -> QuestionSet:
-    """Return the questions of `settings.dataset`, the name of a bundled set (or one of `more`) or a file.
+def read_dataset(settings: TaskSettings, *, for_training: bool = True) -> QuestionSet:
+    """Return the questions of `settings.dataset`, the name of a bundled set or a file.
 
     Bundled sets, tasks of reasoning-gym and tasksets come with the bundled requests that should be refused.
     """
-    dataset, bundled = settings.dataset, {**BUNDLED, **(more or {})}
+    dataset, bundled = settings.dataset, dict(BUNDLED)
     for start, read in VERIFIED_SETS.items():
         if dataset.startswith(start):
             bundled[dataset] = partial(read, dataset)
@@ -44,7 +44,7 @@ def read_dataset(settings: TaskSettings, more: Mapping[str, Callable[[], list[Qu
             if getattr(settings, name) is not None:
                 raise UsageError(f"--{name.replace('_', '-')} is for a file; {dataset} has its own columns")
         return QuestionSet(questions=bundled[dataset](), guard=tuple(guard_questions()))
-    _check_not_held_out(dataset, for_training=more is None)
+    _check_not_held_out(dataset, for_training=for_training)
     paths, source = ([Path(dataset)], {}) if not dataset.startswith(hub.PREFIX) else hub.fetch(dataset)
     if not source and not os.path.splitext(dataset)[1] and not os.path.exists(dataset):
         sets = ", ".join(bundled)

@@ -99,11 +99,10 @@ def acting_task(saved: SavedPolicy, models: OpenModels, *, train: Sequence[Quest
     With `train`, the questions with gold, answers are scored as in training; without, they are not.
     """
     background, reward = saved.background, NoReward() if train is None else None
-    vocabulary = bank = None
+    bank = None
     if background is not None:
         check_encoder(background, models.encoder, path=saved.checkpoint.path)
         models.encoder.put([question.text for question in background.train], background.train_vectors)
-        vocabulary = background.vocabulary
     if train is None:
         known = background.train if background is not None else training_split(saved).train
         train, bank = [Question(id=question.id, text=question.text) for question in known], known
@@ -114,7 +113,6 @@ def acting_task(saved: SavedPolicy, models: OpenModels, *, train: Sequence[Quest
         settings,
         train,
         projection=checkpoint.projection,
-        vocabulary=vocabulary,
         reward=reward,
         bank=bank,
         confidence=checkpoint.confidence_model(),
@@ -132,4 +130,4 @@ def with_background(saved: SavedPolicy, models: OpenModels) -> SavedPolicy:
     split = training_split(saved)
     task = acting_task(saved, models, train=split.train)
     dataset = saved.checkpoint.task.dataset
-    return replace(saved, background=background_of(task, split, vocabulary=models.vocabulary, dataset=dataset))
+    return replace(saved, background=background_of(task, split, dataset=dataset))

@@ -20,7 +20,7 @@ from typing import Any
 from query_mutator.env.task import CallSettings
 from query_mutator.errors import DiskError
 from query_mutator.files import user_cache_folder, write_json
-from query_mutator.llm.backends import BACKENDS, EMBEDDED, choose_backend
+from query_mutator.llm.backends import BACKENDS, choose_backend
 from query_mutator.llm.client import Client
 from query_mutator.llm.probe import together
 from query_mutator.operators import Operator, OperatorContext, local_rewrite, would_change
@@ -130,11 +130,9 @@ def _read() -> dict[str, Any]:
 def _key(where: Address, limits: Sampling, *, target: str | None, mutator: str | None) -> str:
     """Return the sha256 of what decides how long a call takes: an address may hold a password."""
     kind, urls = choose_backend(where.backend, where.urls)
-    variable, runs_files = "", False
-    if kind != EMBEDDED:
-        variable, runs_files = BACKENDS.get(kind).url_variable, BACKENDS.get(kind).runs_files
-    places = [BACKENDS.get(kind).address(url) for url in urls] if runs_files else list(urls)
+    backend = BACKENDS.get(kind)
+    places = [backend.address(url) for url in urls] if backend.runs_files else list(urls)
     models = [name and name.removesuffix(":latest") for name in (target, mutator or target)]
     tokens = [where.num_ctx, limits.target_max_tokens, limits.mutator_max_tokens]
-    facts = [kind, places or os.environ.get(variable, ""), models, tokens]
+    facts = [kind, places or os.environ.get(backend.url_variable, ""), models, tokens]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()

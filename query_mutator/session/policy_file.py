@@ -71,7 +71,7 @@ _ARRAYS = {"mean": 1, "components": 2, "train_vectors": 2, "probe": 1, "bandit":
 _WEIGHTS = re.compile(r"(weights|confidence)/[\w./-]{1,200}\.npy")
 #: What policy.json has of the background, besides the questions.
 _BACKGROUND: Mapping[str, Any] = {
-    **dict.fromkeys(("vocabulary", "trained_texts", "trained_targets"), frozenset[str]),
+    **dict.fromkeys(("trained_texts", "trained_targets"), frozenset[str]),
     "operators": Mapping[str, str],
     "encoder": str,
     **dict.fromkeys(("shows_examples", "has_gold"), bool),

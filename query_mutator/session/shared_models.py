@@ -26,7 +26,10 @@ class SharedModels:
     def __init__(self, keywords: Mapping[str, Any], *, others: tuple[str, ...]) -> None:
         """Open the models unless they are open; KeywordError for one that is not a field or in `others`."""
         self.settings, task_settings = _settings_of(keywords, others)
-        self.models, users = _running.get(self.settings) or (open_models(self.settings), 0)
+        self.models, users = _running.get(self.settings) or (
+            open_models(self.settings, dataset=task_settings.dataset),
+            0,
+        )
         _running[self.settings] = (self.models, users + 1)
         try:
             self.task: Task = make_task(self.models, task_settings, split_dataset(task_settings).train)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
 
 from query_mutator import forms as form_registry
 from query_mutator import operators as operator_registry
 from query_mutator.bounds import group_of
+from query_mutator.cli.console import note
 from query_mutator.confidence import ConfidenceModel
 from query_mutator.encoder import english_words
 from query_mutator.env.observation import Projection
@@ -14,7 +18,7 @@ from query_mutator.env.rules import EpisodeRules
 from query_mutator.env.task import CallSettings, Task, build_task
 from query_mutator.errors import UsageError
 from query_mutator.forms import Form
-from query_mutator.operators import Operator, local_rewrite
+from query_mutator.operators import Operator, PromptOperator, local_rewrite
 from query_mutator.rewards import WeightedReward
 from query_mutator.session.dataset import example_bank
 from query_mutator.session.judging import make_judge, make_reward
@@ -23,6 +27,8 @@ from query_mutator.settings.episode import Operators, TaskSettings
 from query_mutator.types import Question
 
 __all__ = ["make_task", "rewrites"]
+
+_WORD = re.compile(r"[a-z]+(?:'[a-z]+)*")
 
 
 def rewrites(settings: Operators) -> tuple[tuple[Operator, ...], tuple[Form, ...]]:
@@ -41,27 +47,23 @@ def make_task(
     questions: Sequence[Question],
     *,
     projection: Projection | None = None,
-    vocabulary: frozenset[str] | None = None,
     reward: WeightedReward | None = None,
     bank: Sequence[Question] | None = None,
     confidence: ConfidenceModel | None = None,
     learns: bool = False,
 ) -> Task:
-    """Return the task on training `questions` against open models, whose mutator knows all operators.
+    """Return the task on training `questions` against open models.
 
-    `vocabulary` is the subject's, by default that of the models that answer; `reward` replaces that of the settings;
-    `bank` has the examples that forms show, by default those of a bundled set or the training questions; `confidence`
-    is what --answer learned submits by. A caller that `learns` it gets answers with their log probability; for others
-    --answer learned without it is a UsageError.
+    `reward` replaces that of the settings; `bank` has the examples that forms show, by default those of a bundled set
+    or the training questions; `confidence` is what --answer learned submits by. A caller that `learns` it gets answers
+    with their log probability; for others --answer learned without it is a UsageError.
     """
     if settings.answer == "learned" and confidence is None and not learns:
         raise UsageError("--answer learned submits by a P(right) that a training learns; choose another --answer")
-    vocabulary = models.vocabulary if vocabulary is None else vocabulary
     operators, forms = rewrites(settings)
-    asked = [operator.name for operator in operators if local_rewrite(operator) is None]
-    models.require_operators(asked)
+    operators = _available(operators, models, is_default=not settings.operators)
     if settings.skip_unchanged:
-        operators = models.with_local_tests(operators, vocabulary)
+        operators = tuple(map(_with_local_test, operators))
     judge = make_judge(models.calls, settings, seed=settings.seed)
     names = {"target_model": models.target_model, "mutator_model": models.mutator_model}
     return build_task(
@@ -70,12 +72,11 @@ def make_task(
             CallSettings,
             settings,
             logprobs=learns or (confidence is not None and confidence.reads_logprobs),
-            by_rules=models.by_rules,
             **names,
         ),
         encoder=models.encoder,
         operators=operators,
-        known_words=english_words() | vocabulary,
+        known_words=english_words(),
         embedding_dims=settings.embedding_dims,
         projection=projection,
         reward=reward or make_reward(settings, judge=judge),
@@ -85,3 +86,33 @@ def make_task(
         bank=example_bank(settings.dataset) or bank,
         confidence=confidence,
     )
+
+
+def _available(operators: Sequence[Operator], models: OpenModels, *, is_default: bool) -> tuple[Operator, ...]:
+    """Return the operators without those that a recording has no rewrites of; UsageError if they were named."""
+    known = models.choice.operators
+    missing = [
+        one.name for one in operators if local_rewrite(one) is None and known is not None and one.name not in known
+    ]
+    if not missing:
+        return tuple(operators)
+    if not is_default:
+        raise UsageError(
+            f"no rewrites by {', '.join(missing)} are recorded; leave them out of --operators, or ask the model, as "
+            "with --gguf smollm2"
+        )
+    note(f"operators without recorded rewrites are left out: {', '.join(missing)}")
+    return tuple(one for one in operators if one.name not in missing)
+
+
+def _with_local_test(operator: Operator) -> Operator:
+    """Return `spelling` with a test that spares the call where every word is known; other operators as they are."""
+    if isinstance(operator, PromptOperator) and operator.name == "spelling" and operator.test is None:
+        return replace(operator, test=_has_unknown_word)
+    return operator
+
+
+@lru_cache(maxsize=16_384)
+def _has_unknown_word(text: str) -> bool:
+    known = english_words()
+    return any(word not in known for word in _WORD.findall(text.lower().replace("’", "'")))

@@ -18,12 +18,11 @@ class Operators(Group):
     """What may be done with a question."""
 
     operators: str = ""
-    """Rewrite operators that the policy may choose, as a,b,c, or none; by default all with the embedded assistant,
-    clean with a language model."""
-    forms: str = ""
-    """Forms of the request that the policy may choose, as a,b,c, all or none; by default none with the embedded
-    assistant, the usual ones with a language model."""
-    domain: Prose = "Python's standard library"
+    """Rewrite operators that the policy may choose, as a,b,c, or none; by default rewrites by the mutator model that
+    keep the meaning."""
+    forms: str = "question_answer,short_answer,statement,one_sentence,restate,asking_sentence,examples"
+    """Forms of the request that the policy may choose, as a,b,c, all or none."""
+    domain: Prose = "general knowledge"
     """Subject of the questions, for the operators that mention it."""
 
 

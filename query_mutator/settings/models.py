@@ -25,6 +25,7 @@ __all__ = [
 ]
 
 AUTO = "auto"  # what `backend` is unless one is named
+RUNNING_SPEED_S = 16.0  # of a call at --running-speed 1
 ADDRESS_FLAGS = ("ollama_url", "openai_url", "gguf", "recording")  # the settings that say where a model is
 
 
@@ -33,7 +34,7 @@ class Address(Context):
     """The servers, and the model that answers."""
 
     backend: str = AUTO
-    """Server: auto, embedded, ollama, openai, llama, recorded, a plugin's; auto: Ollama if there, else embedded."""
+    """Server: auto, ollama, openai, llama, recorded, a plugin's; auto: Ollama if there, else the bundled recording."""
     ollama_url: tuple[str, ...] = ()
     """Address of the Ollama server, or of several that share the calls; else OLLAMA_HOST, else http://127.0.0.1:11434."""
     openai_url: str | None = None
@@ -82,14 +83,19 @@ class Sampling(Group):
 
 @dataclass(frozen=True, kw_only=True)
 class Simulation(Group):
-    """Simulated times of the embedded server."""
+    """Simulated times of recorded replies."""
 
     latency_ms: Wait = 0.0
-    """Simulated: mean time of a call to the embedded server, computing included; 0 adds none."""
+    """Simulated: mean time of a recorded reply; 0 adds none."""
     latency_sigma: Sigma = 0.0
     """Simulated: sigma of the log-normal spread of that time, the same for the same prompt."""
     running_speed: Wait = 0.0
     """Simulated: 16 s divided by this number in place of --latency-ms; 0 adds no time."""
+
+    @property
+    def simulated_s(self) -> float:
+        """Return the mean simulated seconds of a call."""
+        return RUNNING_SPEED_S / self.running_speed if self.running_speed else self.latency_ms / 1000
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,8 +8,9 @@ from typing import Literal
 
 from query_mutator.bounds import Group, Prose
 
-__all__ = ["Columns", "Judging", "Questions", "Reward", "ValidationFold"]
+__all__ = ["RECORDED_SET", "Columns", "Judging", "Questions", "Reward", "ValidationFold"]
 
+RECORDED_SET = "general"  # the bundled questions, to which a language model's replies are recorded
 ValidationFold = Literal[0, 1, 2, 3, 4, "none"]
 
 
@@ -27,8 +28,8 @@ class Columns(Group):
 class Questions(Columns):
     """The questions."""
 
-    dataset: str = "python_docs"
-    """Questions: python_docs, reference_tables or general (bundled), a .jsonl, .json, .csv or .parquet file, a set of
+    dataset: str = RECORDED_SET
+    """Questions: general (bundled), a .jsonl, .json, .csv or .parquet file, a set of
     the Hugging Face hub as hf:NAME[:CONFIG][@SPLIT], reasoning-gym:TASK,TASK(size=50), or
     verifiers:PACKAGE(size=50); see docs/how-to/use-your-own-data.md."""
 

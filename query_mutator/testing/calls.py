@@ -45,7 +45,7 @@ BUSY = "server busy, please try again.  maximum pending requests exceeded"
 #: Time to read a token of the prompt, as a share of the time to write one of the reply.
 READ_SHARE = 0.1
 KINDS = ("500", "503", "reset", "stall", "cut", "empty", "incomplete")
-RUNNING_SPEED_ONE_S = 16.0  # that one call takes at running speed 1
+
 #: Options of the loaded model rather than of one call: another value means a reload.
 _RUNNER_OPTIONS = ("num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "use_mmap")
 _TOO_LONG = {
@@ -97,8 +97,7 @@ class Latency:
         """
         if settings.latency_ms and settings.running_speed:
             raise UsageError("latency_ms and running_speed both set how long a call takes; give one of them")
-        mean_s = RUNNING_SPEED_ONE_S / settings.running_speed if settings.running_speed else settings.latency_ms / 1000
-        return cls(mean_s=mean_s, sigma=settings.latency_sigma, seed=seed)
+        return cls(mean_s=settings.simulated_s, sigma=settings.latency_sigma, seed=seed)
 
     def total_s(self, prompt: str) -> float:
         """Return the seconds a call with this prompt takes."""

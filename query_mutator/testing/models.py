@@ -83,7 +83,7 @@ def text_model(name: str, model: TextModel | Answer) -> Served:
     ask: Any = getattr(model, "reply_many", None)
     threads = ThreadPoolExecutor(getattr(model, "threads", 1), thread_name_prefix=f"model-{name}")
     return Served(
-        name=name.lower().removesuffix(":latest"),
+        name=name.removesuffix(":latest"),
         digest=getattr(model, "digest", None) or _sha256(f"{name}\0{type(model).__qualname__}"),
         weights=getattr(model, "weights", name),
         answer=(lambda request: ask([user_text(request)])[0]) if ask else cast(Answer, model),

@@ -44,7 +44,7 @@ class Routes:
     """Handlers of all routes; faults strike only those that call a model."""
 
     def __init__(self, models: Sequence[Served], calls: Calls, *, faults: FaultPlan | None) -> None:
-        self._models = {model.name: model for model in models}
+        self._models = {model.name.lower(): model for model in models}
         self._calls = calls
         self._faults = faults
         self._numbers = itertools.count(1)
@@ -105,7 +105,7 @@ class Routes:
         name = payload.get("model") or payload.get("name")
         if not isinstance(name, str):
             raise PromptError("model is required")
-        found = self._models.get(name) or self._models.get(name.lower().removesuffix(":latest"))
+        found = self._models.get(name.lower().removesuffix(":latest"))
         if found is None:
             raise PromptError(f"model '{name}' not found", status=404)
         return found

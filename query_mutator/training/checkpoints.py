@@ -27,9 +27,7 @@ class Checkpoints:
     def __init__(self, parts: RunParts, run: RunView, callbacks: CallbackList, *, resumed: Checkpoint | None) -> None:
         """Keep the state as it is; `resumed` is the checkpoint that it was restored from."""
         self._parts, self._run, self._callbacks = parts, run, callbacks
-        self._background = background_of(
-            parts.task, parts.split, vocabulary=parts.models.vocabulary, dataset=parts.config.dataset
-        )
+        self._background = background_of(parts.task, parts.split, dataset=parts.config.dataset)
         self._price: float | None = None
         self._latest = self._state()
         self.saved: Path | None = resumed.path if resumed else None

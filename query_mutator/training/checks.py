@@ -37,6 +37,7 @@ def check_run(config: TrainConfig, split: Split, checkpoint: Checkpoint | None, 
         )
     if not split.train:
         raise UsageError(f"{config.dataset}: no question is left to train on, all are held out; add more questions")
+    config.check_asking()
     choose_backend(config.backend, config.urls)
     check_gold([*split.train, *split.validation, *split.test], config)
     if config.evaluate and not split.test:

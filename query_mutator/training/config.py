@@ -10,12 +10,12 @@ from typing import Any, ClassVar
 from ppo.config import PPOConfig
 from query_mutator.bounds import defaults
 from query_mutator.cli.flags import parse_flags
+from query_mutator.env.rules import EpisodeRules
 from query_mutator.errors import UsageError
 from query_mutator.files.gguf_file import gguf_address
 from query_mutator.files.run_dir import check_name
 from query_mutator.files.tracking import TrackFlags, check_trackers
 from query_mutator.learners.named import LEARNERS
-from query_mutator.llm.backends import EMBEDDED
 from query_mutator.llm.flags import ServerAddressFlags
 from query_mutator.llm.recorded import recording_address
 from query_mutator.settings.episode import TaskSettings
@@ -32,7 +32,16 @@ EVAL_POINTS = 10  # periodic evaluations in a run, when --eval-interval leaves i
 
 
 @dataclass(frozen=True, kw_only=True)
-@defaults(lr=2e-3, gamma=0.9)
+@defaults(
+    lr=2e-3,
+    gamma=0.9,
+    ask="form",
+    max_asks=4,
+    max_episode_steps=6,
+    answer="learned",
+    budget=2.0,
+    call_price=(0.005, 0.02, 0.08),
+)
 class TrainConfig(
     Run,
     TrackFlags,
@@ -68,6 +77,7 @@ class TrainConfig(
         object.__setattr__(self, "gguf", tuple(map(gguf_address, self.gguf)))
         if self.recording is not None:
             object.__setattr__(self, "recording", recording_address(self.recording))
+        self._fit_asking()
         super().__post_init__()
         if self.latency_ms and self.running_speed:
             raise ValueError("latency_ms and running_speed both set the time of a call; leave one of them out")
@@ -75,6 +85,17 @@ class TrainConfig(
             check_name(self.name)
         check_trackers(self.track)
         self._check_learner()
+
+    def _fit_asking(self) -> None:
+        """Drop the defaults that need several answers, or a policy that asks, where there are none."""
+        if self.ask == "every_step":
+            if self.max_asks not in (None, TrainConfig.max_asks):
+                raise ValueError(f"--max-asks {self.max_asks} needs --ask form; add it, or leave --max-asks out")
+            object.__setattr__(self, "max_asks", None)
+        if self.max_asks == 1:
+            for name in ("answer", "budget", "call_price"):
+                if getattr(self, name) == getattr(TrainConfig, name):
+                    object.__setattr__(self, name, getattr(EpisodeRules, name, None))
 
     def _check_learner(self) -> None:
         learner = LEARNERS.get(self.algo)
@@ -100,8 +121,6 @@ class TrainConfig(
 
     def check_asking(self) -> None:
         """Raise a UsageError for a flag that needs another --ask, which is known when the model is."""
-        if self.max_asks is not None and self.ask == "every_step":
-            raise UsageError(f"--max-asks {self.max_asks} needs --ask form")
         if self.teacher not in (None, AUTO_TEACHER) and self.teacher_fault:
             raise UsageError(self.teacher_fault)
 
@@ -131,8 +150,6 @@ class TrainConfig(
         calls, flag = (self.batch_size, "--batch-size") if self.use_batching else (1, "--no-batching")
         if self.num_workers > calls:
             raise ValueError(f"--num-workers {self.num_workers} is more than the {calls} calls in flight of {flag}")
-        if self.local_server_url and self.backend == EMBEDDED:
-            raise ValueError("--backend embedded starts a server in each worker; leave out --local-server-url")
 
     @property
     def resumes_folder(self) -> bool:

@@ -104,6 +104,5 @@ def write_summary(
         "wall_s": round(wall_s, 3),
         "seed": parts.config.seed,
         "backend": parts.models.choice.kind,
-        "embedded": parts.models.embedded,
     }
     write_checked_json(parts.run_dir.summary_path, summary)

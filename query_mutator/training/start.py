@@ -1,10 +1,10 @@
 """Bound what a run does before its first step by its own length and by the speed of its calls.
 
-    --answer learned         P(right) learned within half as many calls as training makes
+    --answer learned         P(right) learned within a tenth of the calls of training
     --teacher auto           a search within as many, and 15 minutes; or no teacher
     periodic evaluations     within as many, unless a flag says which
 
-The embedded assistant answers in milliseconds: with it nothing is left out.
+Recorded replies take no time: with them nothing is left out.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from query_mutator.operators import local_rewrite
 from query_mutator.session.checkpoint import Checkpoint
 from query_mutator.session.models import OpenModels
 from query_mutator.session.pace import keep_pace, kept_pace, measure_pace
-from query_mutator.session.suited import suited
 from query_mutator.training.config import AUTO_TEACHER, SEARCH, TrainConfig
 from query_mutator.training.estimate import Estimate, duration, estimate, size_of
-from query_mutator.training.timing import call_time, is_instant, uses_embedded
+from query_mutator.training.timing import call_time, is_instant
 from query_mutator.types import ErrorInfo
 
-__all__ = ["bounded", "bounded_start", "foreseen", "resolved_config"]
+__all__ = ["bounded", "bounded_start", "foreseen"]
 
 SHARE, IN_WORDS = 1 / 2, "half"  # of the calls of training
+ANSWERS_SHARE = 1 / 10  # of them, for the answers that P(right) is learned from
 MOST_SEARCH_S = 900.0
 FEWEST_SEARCH_CALLS = 960  # fewer score fewer than about 48 questions, which says little about a plan
 FEWEST_QUESTIONS = 20  # of a periodic evaluation
@@ -37,29 +37,19 @@ FEWEST_QUESTIONS = 20  # of a periodic evaluation
 CallTime = Callable[[], float | None]
 
 
-def resolved_config(config: TrainConfig, *, embedded: bool) -> tuple[TrainConfig, list[str]]:
-    """Return the settings with what suits the model, as `suited` does; UsageError for flags that need another --ask."""
-    config, lines = suited(config, embedded=embedded)
-    config.check_asking()
-    return config, lines
-
-
 def foreseen(config: TrainConfig, checkpoint: Checkpoint | None) -> Estimate:
     """Return the size and cost of a run with what it will leave out; no server is started or asked."""
-    config, lines = resolved_config(config, embedded=uses_embedded(config))
     size = estimate(config, checkpoint)
     known = None if is_instant(config) else lambda: call_time(config, config, operators=config.operators)[0]
     now, more = bounded(size, call_time=known)
-    return replace(size if now is config else estimate(now, checkpoint), decided=(*lines, *more))
+    return replace(size if now is config else estimate(now, checkpoint), decided=tuple(more))
 
 
 def bounded_start(
     config: TrainConfig, models: OpenModels, task: Task, split: Split
 ) -> tuple[TrainConfig, Sequence[str]]:
     """Return the settings of a run that was opened, as `bounded` does; a live model's speed is measured if need be."""
-    known = (
-        None if models.embedded or models.calls.backend_class.is_instant else lambda: _measured(config, models, task)
-    )
+    known = None if models.calls.backend_class.is_instant else lambda: _measured(config, models, task)
     return bounded(size_of(config, split), call_time=known)
 
 
@@ -72,8 +62,8 @@ def bounded(size: Estimate, *, call_time: CallTime | None) -> tuple[TrainConfig,
     if call_time is not None and not {"eval_interval", "eval_questions"} & config.given:
         config, line = _with_evaluations(config, size)
         lines += line
-    if call_time is not None and config.answer == "learned" and "answer_calls" not in config.given:
-        config = replace(config, answer_calls=min(config.answer_calls, int(SHARE * size.calls)))
+    if config.answer == "learned" and "answer_calls" not in config.given:
+        config = replace(config, answer_calls=min(config.answer_calls, int(ANSWERS_SHARE * size.calls)))
     if config.teacher == AUTO_TEACHER:
         config, line = _with_teacher(config, size.calls, call_time)
         lines += line

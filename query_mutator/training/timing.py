@@ -12,22 +12,21 @@ from typing import Any
 import numpy as np
 
 from query_mutator import operators as operator_registry
-from query_mutator.embedded.latency import Latency
 from query_mutator.encoder import Encoder
 from query_mutator.files.json_lines import read_json_lines
 from query_mutator.files.run_dir import earlier_runs
-from query_mutator.llm.backends import AUTO, BACKENDS, EMBEDDED
+from query_mutator.llm.backends import AUTO, BACKENDS
 from query_mutator.session.models import encoder_of
 from query_mutator.session.pace import kept_pace
 from query_mutator.settings.models import ModelSettings, Sampling
 from query_mutator.training.config import TrainConfig
 from query_mutator.types import FloatArray
 
-__all__ = ["Timing", "call_time", "encoding_time", "is_instant", "text_time", "time_of", "uses_embedded"]
+__all__ = ["Timing", "call_time", "encoding_time", "is_instant", "text_time", "time_of"]
 
 MODEL_CALL_S = 2.0  # a model of about 3 B parameters on a desktop GPU
 STEP_S = 0.003  # scoring, policy and update, for one environment step
-TEXTS_PER_STEP = 1.0  # new to the encoder; measured with the embedded assistant, which embeds the prompt as well
+TEXTS_PER_STEP = 1.0  # new to the encoder
 PROBE_TEXTS = 24
 #: Flags that decide how long a step takes; a run with others says nothing.
 DECISIVE = (
@@ -101,18 +100,8 @@ def _no_server(_model: str, texts: Sequence[str], *_: object) -> FloatArray:
     return np.ones((len(texts), 1), dtype=np.float32)
 
 
-def uses_embedded(settings: ModelSettings) -> bool:
-    """Return whether the embedded assistant answers, unless a server is found at the default address."""
-    names_other = any(settings.urls.values()) or settings.target_model
-    return settings.backend == EMBEDDED or (settings.backend == AUTO and not names_other)
-
-
 def is_instant(settings: ModelSettings) -> bool:
-    """Return whether calls take next to no time: those of the embedded assistant, and recorded replies."""
-    return uses_embedded(settings) or _is_recorded(settings)
-
-
-def _is_recorded(settings: ModelSettings) -> bool:
+    """Return whether calls take next to no time, as those to recorded replies do."""
     instant = {name: BACKENDS.get(name).url_flag for name in BACKENDS if BACKENDS.get(name).is_instant}
     if settings.backend == AUTO:
         return any(settings.urls.get(flag) for flag in instant.values())
@@ -120,18 +109,10 @@ def _is_recorded(settings: ModelSettings) -> bool:
 
 
 def call_time(settings: ModelSettings, limits: Sampling, *, operators: str) -> tuple[float, str]:
-    """Return the seconds of a call, divided by the calls in flight, and the words for where they come from.
-
-    Those of the embedded server are the simulated ones: its own are those of the encoder.
-    """
+    """Return the seconds of a call, divided by the calls in flight, and the words for where they come from."""
     in_flight = settings.calls_in_flight
-    if uses_embedded(settings):
-        latency = Latency.from_settings(
-            latency_ms=settings.latency_ms, sigma=settings.latency_sigma, running_speed=settings.running_speed, seed=0
-        )
-        return latency.mean_s / in_flight, ""
-    if _is_recorded(settings):
-        return 0.0, ""
+    if is_instant(settings):
+        return settings.simulated_s / in_flight, ""
     pace = kept_pace(settings, limits, mutator=settings.mutator_model)
     if pace is None:
         return MODEL_CALL_S / in_flight, f", and {MODEL_CALL_S:g} s a call, assumed (qm doctor measures it)"

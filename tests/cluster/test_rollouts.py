@@ -20,7 +20,6 @@ import torch
 from query_mutator.bounds import group_of
 from query_mutator.cluster.rollouts import check_states, spec_of
 from query_mutator.cluster.worker import RolloutRequest, RolloutWorker, WorkerSpec, WorkerState
-from query_mutator.embedded.rule_judge import RuleJudge
 from query_mutator.embedded.server import EmbeddedServer, start_server
 from query_mutator.errors import ServerDownError, UsageError
 from query_mutator.files.json_lines import read_json_lines
@@ -37,6 +36,7 @@ from tests.cluster.conftest import RayCluster, wait_until
 from tests.conftest import Librarian, Softener
 from tests.integration.conftest import ROWS, write_dataset
 from tests.integration.killing import kill_when, run_in, start, transcript, weights
+from tests.rule_judge import RuleJudge
 from train_query_mutator import main
 
 pytestmark = pytest.mark.slow

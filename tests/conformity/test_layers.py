@@ -20,7 +20,7 @@ CALLS = BASE | {"encoder", "llm", "runs"}
 TASK = CALLS | {"confidence", "data", "forms", "operators", "rewards"}
 ENV = TASK | {"env"}
 LEARNERS = ENV | {"learners", "ppo"}
-SESSION = LEARNERS | {"session", "embedded", "testing"}
+SESSION = LEARNERS | {"session", "testing"}
 EVALUATION = SESSION | {"evaluation"}
 TRAINING = EVALUATION | {"training"}
 TOOLKITS = {"batching", "lab"}
@@ -43,21 +43,21 @@ ALLOWED: dict[str, set[str]] = {
     "embedded": BASE - {"cli"} | {"encoder"},
     "runs": BASE,
     "llm": BASE - {"cli"} | {"encoder"},
-    "operators": CALLS | {"embedded"},
+    "operators": CALLS,
     "forms": VOCABULARY,
     "rewards": CALLS | {"data"},
     "confidence": VOCABULARY | {"encoder", "rewards", "stats"},
     "data": CALLS,
     "env": TASK,
     "learners": ENV | {"ppo"},
-    "session": LEARNERS | {"embedded", "testing"},
+    "session": LEARNERS | {"testing"},
     "evaluation": SESSION,
     "training": EVALUATION,
     "adapters": ENV | {"embedded"},
-    "apply": EVALUATION,
+    "apply": EVALUATION | {"embedded"},
     "batching": BASE | {"ppo"},
     "lab": BASE | {"ppo"},
-    "report": TRAINING | {"lab"},
+    "report": TRAINING | {"lab", "embedded"},
     "cluster": TRAINING | {"lab"},
 }
 #: Command lines may import every room and the surface.

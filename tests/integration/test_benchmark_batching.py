@@ -164,7 +164,7 @@ def test_recommended_is_the_smallest_batch_near_the_best() -> None:
         (["--ollama-url", "http://127.0.0.1:9", "--target-model", "llama3.2"], "nothing answers at"),
         (["--openai-url", "http://127.0.0.1:9", "--target-model", "x"], "nothing answers at"),
         (["--openai-url", "http://h", "--ollama-url", "http://h", "--target-model", "x"], "name servers of two kinds"),
-        (["--backend", "embedded", "--num-ctx", "2048"], "--num-ctx is for an Ollama server"),
+        (["--num-ctx", "2048"], "--num-ctx is for an Ollama server"),
         (["--budget-s", "0"], "budget_s=0.0 must be above 0"),
         (["--batch-size", "4"], "unknown flag --batch-size; did you mean --batch-sizes?"),
     ],

@@ -35,9 +35,7 @@ def results(methods: Mapping[str, Sequence[float | None]], *, targets: int = 10*
     return Results(questions=questions, outcomes=outcomes, guard=(), guarded=dict.fromkeys(methods, ()))
 
 
-def write_run(
-    folder: Path, found: Results, *, seed: int = 1, model: str = "llama", dataset: str = "python_docs"
-) -> Path:
+def write_run(folder: Path, found: Results, *, seed: int = 1, model: str = "llama", dataset: str = "general") -> Path:
     folder.mkdir(parents=True)
     flags = {"seed": seed, "dataset": dataset}
     write_checked_json(folder / "config.json", {"flags": flags, "backend": {"target_model": model}})
@@ -109,7 +107,7 @@ def test_another_model_another_dataset_and_other_wordings_are_reported(
     assert qm("compare", a, b) == 0
     out = capsys.readouterr().out
     assert "Not the same target model (A llama, B qwen)" in out
-    assert "Not the same questions (A python_docs, B mine.jsonl)" in out
+    assert "Not the same questions (A general, B mine.jsonl)" in out
 
 
 def test_the_wording_and_what_is_accepted_make_a_question() -> None:
@@ -132,7 +130,7 @@ def test_the_wording_and_what_is_accepted_make_a_question() -> None:
         (["a", "b", "--method", "policy", "policy", "identity"], "--method has 3 names for 2 runs"),
         (["a", "empty"], "empty has no evaluation.jsonl: its evaluation did not finish"),
         (["a", "other.jsonl"], "other.jsonl has no rows of an evaluation"),
-        (["a", "apart"], "no held-out question in common: a asked 2 of python_docs, apart asked 1 of mine"),
+        (["a", "apart"], "no held-out question in common: a asked 2 of general, apart asked 1 of mine"),
     ],
 )
 def test_what_cannot_be_compared_is_one_line(

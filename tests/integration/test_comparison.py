@@ -261,17 +261,6 @@ def test_a_dataset_is_asked_whole_with_trained_targets_apart(
     assert "1 of 3 questions were trained on, left out" in err
 
 
-def test_the_second_authors_questions_have_a_name(run: str, capsys: pytest.CaptureFixture[str]) -> None:
-    argv = ["eval", "--checkpoint", run, "--dataset", "second_hand", "--eval-calls", "600"]
-    assert qm(*argv) == 0
-    out = capsys.readouterr().out
-    assert " questions of second_hand that training did not have" in out
-    assert "guard refusals" in out
-    assert "success by group of questions" in out
-    assert exit_code(train_main, ["--dataset", "second_hand", "--dry-run"], prog="train") == 2  # never to train on
-    assert "second_hand: only for evaluation, by `qm eval --dataset second_hand`" in capsys.readouterr().err
-
-
 def test_the_second_authors_general_questions_are_opened_by_the_command_that_logs_each_reading(
     run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,7 +14,8 @@ from query_mutator.session.checkpoint import read_checkpoint
 from train_query_mutator import main
 
 FLAGS = [
-    *("--backend", "embedded", "--deterministic", "--seed", "11", "--no-evaluate", "--eval-interval", "0"),
+    *("--backend", "recorded", "--deterministic", "--seed", "11", "--no-evaluate", "--eval-interval", "0"),
+    *("--operators", "clean", "--forms", "question_answer,statement", "--answer", "vote", "--reward", "committed"),
     *("--num-processes", "4", "--num-steps", "8", "--num-env-steps", "64", "--num-mini-batch", "2"),
 ]
 
@@ -28,7 +29,7 @@ def transcript(run: Path) -> list[dict[str, Any]]:
 def few_questions(tmp_path: Path) -> Path:
     """Every 40th of the bundled questions: fewer texts to embed, one by one, in each of the runs."""
     path = tmp_path / "few.jsonl"
-    path.write_text("".join((FOLDER / "python_docs.jsonl").read_text(encoding="utf-8").splitlines(True)[::40]))
+    path.write_text("".join((FOLDER / "general.jsonl").read_text(encoding="utf-8").splitlines(True)[::40]))
     return path
 
 

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from raw_http import Fragile, TwoNumbers, chat, get, post, send, user
 
-from query_mutator.embedded.rewriter import RuleRewriter
 from query_mutator.embedded.server import EmbeddedServer, start_server
 from query_mutator.types import Completion
 from tests.conftest import Upper
@@ -41,18 +40,6 @@ def test_show_distinguishes_text_models_from_the_encoder(server: EmbeddedServer)
     status, shown = post(server, "/api/show", model="all-minilm:latest")
     assert (status, shown["capabilities"]) == (200, ["embedding"])
     assert shown["model_info"]["query-mutator.embedding_length"] == 2
-
-
-def test_show_lists_the_operators_of_a_rewriter_and_another_operator_is_an_error() -> None:
-    with start_server([RuleRewriter({"len"}, {"the"})]) as server:
-        shown = post(server, "/api/show", model="rule-rewriter")[1]
-        assert shown["capabilities"] == ["completion"]
-        assert "spelling" in shown["model_info"]["query_mutator.operators"]
-        messages = [user("[operator: cite]\n<question>\nthe len\n</question>")]
-        status, reply = post(server, "/api/chat", model="rule-rewriter", messages=messages)
-        assert status == 400
-        assert "operator 'cite'" in reply["error"]
-        assert "--mutator-model" in reply["error"]
 
 
 def test_chat_answers_the_last_user_message_and_its_durations_add_up(server: EmbeddedServer) -> None:

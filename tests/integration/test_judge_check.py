@@ -13,9 +13,9 @@ import pytest
 from query_mutator.cli.console import exit_code
 from query_mutator.commands.main import main
 from query_mutator.embedded.models import Echo
-from query_mutator.embedded.rule_judge import RuleJudge
 from query_mutator.embedded.server import start_server
 from query_mutator.stats.agreement import agreement, cohen_kappa
+from tests.rule_judge import RuleJudge
 
 
 class Generous:
@@ -99,6 +99,6 @@ def test_a_file_that_cannot_tell_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, says: str
 ) -> None:
     (tmp_path / "l.jsonl").write_text(text)
-    argv = ["judge", "check", str(tmp_path / "l.jsonl"), "--judge-model", "m", "--backend", "embedded"]
+    argv = ["judge", "check", str(tmp_path / "l.jsonl"), "--judge-model", "m"]
     assert exit_code(main, argv, prog="qm") == 2
     assert says in capsys.readouterr().err

@@ -17,7 +17,6 @@ from query_mutator.cli.console import exit_code
 from query_mutator.commands.main import main as qm_main
 from query_mutator.data import guard_questions
 from query_mutator.embedded.models import EmbeddedModel
-from query_mutator.embedded.rule_judge import RuleJudge
 from query_mutator.embedded.server import EmbeddedServer, start_server
 from query_mutator.files.json_lines import read_json_lines
 from query_mutator.llm.checkup import judge_form
@@ -26,6 +25,7 @@ from query_mutator.rewards import Judge
 from query_mutator.session.checkpoint import read_checkpoint
 from tests.conftest import Librarian, Softener
 from tests.integration.llama_server import MODEL, LlamaServer
+from tests.rule_judge import RuleJudge
 from train_query_mutator import main
 
 

@@ -71,13 +71,6 @@ def test_a_server_with_enough_slots_gets_no_advice(capsys: pytest.CaptureFixture
     assert lines["options"][0].startswith("num_ctx=2048 (loaded with num_ctx=2048)")
 
 
-@pytest.mark.slow
-def test_the_embedded_server_is_started_to_be_checked(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = lines_of(capsys, ["--backend", "embedded", "--no-probe"])
-    assert lines["server"][0].startswith("Ollama 0.1.0+embedded at http://127.0.0.1:")
-    assert [line.partition(":")[0] for line in lines["model"]] == ["pydoc-assistant", "rule-rewriter"]
-
-
 def test_a_missing_model_is_named_with_the_command_that_fetches_it(capsys: pytest.CaptureFixture[str]) -> None:
     with start_server({}) as server:
         argv = ["--ollama-url", server.url, "--target-model", "llama3.2:1b", "--mutator-model", "echo", "--no-probe"]
@@ -130,9 +123,6 @@ def test_the_default_models_are_those_that_a_run_takes(capsys: pytest.CaptureFix
     with start_server([Upper()], encoder=TwoNumbers()) as server:
         own = lines_of(capsys, ["--ollama-url", server.url, "--no-probe"])
     assert [finding.split(":")[0] for finding in own["model"]] == ["upper"]
-    with start_server({"pydoc-assistant": Upper()}) as server:  # the mutator of a run is missing
-        assistant = lines_of(capsys, ["--ollama-url", server.url, "--no-probe"], code=2)
-    assert "no model 'rule-rewriter'" in assistant["model"][1]
 
 
 def test_an_embedder_is_neither_suggested_nor_accepted_as_a_model_that_answers(

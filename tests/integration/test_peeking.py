@@ -11,7 +11,8 @@ import pytest
 
 from query_mutator.cli.console import exit_code
 from query_mutator.commands.main import main as qm
-from query_mutator.data import load_questions, python_docs, split_questions
+from query_mutator.data import load_questions, split_questions
+from query_mutator.data.bundled import general
 from query_mutator.data.split import fold_of
 from query_mutator.embedded.http import Connection, Request, Response
 from query_mutator.embedded.routing import Router
@@ -22,8 +23,8 @@ from tests.conftest import Librarian, Softener
 from tests.integration.conftest import EVERY_STEP
 from train_query_mutator import main
 
-HELD_OUT = [question.text for question in split_questions(python_docs()).test]
-TRAINING = [question.text for question in split_questions(python_docs()).train]
+HELD_OUT = [question.text for question in split_questions(general()).test]
+TRAINING = [question.text for question in split_questions(general()).train]
 
 
 @pytest.fixture(autouse=True)
@@ -123,7 +124,7 @@ def test_the_search_for_a_teacher_sends_no_held_out_question(
 def test_a_resumed_run_keeps_its_fold(server: EmbeddedServer, received: list[str], tmp_path: Path) -> None:
     run = train(server, tmp_path, "--no-evaluate", "--validation-fold", "3", "--no-use-linear-lr-decay")
     assert exit_code(main, ["--resume", str(run), "--num-env-steps", "96"], prog="train") == 0
-    questions = {question.id: question for question in python_docs()}
+    questions = {question.id: question for question in general()}
     learned = [questions[row["question_id"]] for row in read_json_lines(run / "transcripts.jsonl")]
     assert len(learned) == 96
     assert 3 not in {fold_of(question) for question in learned}

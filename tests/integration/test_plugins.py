@@ -254,14 +254,3 @@ def test_a_typo_lists_the_known_names(
 ) -> None:
     assert exit_code(main, [*tiny_flags, *flags], prog="train") == 2
     assert said in capsys.readouterr().err
-
-
-def test_a_mutator_that_cannot_carry_out_an_operator_is_found_before_the_run(
-    dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    flags = ["--backend", "embedded", "--encoder", "hash", "--dataset", str(dataset), "--save-dir", str(tmp_path / "r")]
-    plugin = ["--plugin", str(PLUGINS / "polite_operator.py"), "--operators", "spelling,polite"]
-    assert exit_code(main, [*flags, *plugin], prog="train") == 2
-    err = capsys.readouterr().err
-    assert "rule-rewriter rewrites by rules and has none for polite; use a language model as --mutator-model" in err
-    assert not (tmp_path / "r").exists()

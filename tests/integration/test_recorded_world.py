@@ -22,7 +22,6 @@ from query_mutator.files.replies import RepliesHead, write_replies
 from query_mutator.llm.recorded import BUNDLED_RECORDINGS, RecordedBackend, Recording, reply_key
 from query_mutator.operators import local_rewrite
 from query_mutator.session.checkpoint import read_checkpoint
-from query_mutator.session.suited import SUITED, suited
 from query_mutator.training.config import parse_config
 from query_mutator.types import AS_IS, ChatRequest, Completion
 from scripts.recorded_requests import MAX_TOKENS, requests_of, task_of, versions_of
@@ -34,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[2]
 GENERAL = FOLDER / "general.jsonl"
 MODEL = "small"
 CALLS = CallSettings(target_model=MODEL, mutator_model=MODEL, target_max_tokens=MAX_TOKENS)
-CLEAN = SUITED["operators"]
+CLEAN = "clean"
 NUM_QUESTIONS = 60
 
 
@@ -305,33 +304,10 @@ def test_another_question_is_one_line(flags: list[str], tmp_path: Path, capsys: 
     assert "failed" not in said
 
 
-def test_a_run_and_a_search_take_what_suits_a_language_model(
-    world: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    dataset, recording = map(str, world)
-    common = ["--recording", recording, "--dataset", dataset, "--reward", "committed=1", "--encoder", "hash"]
-    common += [
-        "--forms",
-        "question_answer",
-        "--target-max-tokens",
-        str(MAX_TOKENS),
-        "--save-dir",
-        str(tmp_path / "runs"),
-    ]
-    assert train(*common, "--num-env-steps", "64", "--num-processes", "4", "--num-steps", "16", "--no-evaluate") == 0
-    found, left = json.loads((the_run(tmp_path) / "config.json").read_text())["flags"], ("forms", "answer")
-    assert found["answer"] == "vote"  # all answers are right
-    expected = json.loads(json.dumps({name: value for name, value in SUITED.items() if name not in left}))
-    assert {name: found[name] for name in expected} == expected
-    assert "a language model answers: --operators clean --ask form" in capsys.readouterr().err
-    assert qm("plan", *common, "--max-calls", "200") == 0
-    assert "a language model answers: --operators clean --max-asks 1" in capsys.readouterr().err
-
-
 def test_the_example_run_asks_what_the_script_records() -> None:
-    config, _ = suited(parse_config(["--config", str(ROOT / "examples" / "first_run.json")]), embedded=False)
+    config = parse_config(["--config", str(ROOT / "examples" / "first_run.json")])
     assert config.target_max_tokens == MAX_TOKENS
-    assert (config.ask, config.answer, config.algo) == ("form", "learned", "direct")
+    assert (config.ask, config.answer, config.algo) == ("form", "learned", "ppo")
     assert all(local_rewrite(operator) is not None for operator in operators.select(config.operators))
 
 

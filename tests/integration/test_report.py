@@ -349,32 +349,3 @@ def test_a_summary_of_another_program_is_named(
     code = qm("report", run, "-o", tmp_path / "x.html")
     assert code == (0 if broken == {"eval": []} else 2)
     assert code == 0 or "summary.json or config.json is not that of a run" in capsys.readouterr().err
-
-
-def test_a_run_of_the_first_version_has_a_page(tmp_path: Path) -> None:
-    old = Path(__file__).parents[1] / "data" / "runs_of_0_1_0" / "ppo"
-    path = tmp_path / "page.html"
-    assert qm("report", old, "-o", path) == 0
-    steps = list(read_json_lines(old / "transcripts.jsonl"))
-    columns = [message["columns"] for message in messages_of(path) if message["kind"] == "transcripts"]
-    assert sum(len(each["env"]) for each in columns) == len(steps)
-    assert section_of(path, "answer")["state"] == "finished"
-
-
-def test_a_report_of_the_first_version_is_shown_with_what_it_has(run: Path, tmp_path: Path) -> None:
-    report = summary_of(run)["eval"]
-    for name in ("front", "verdict", "by_tag", "by_group", "unscored", "asked"):
-        del report[name]
-    for found in report["methods"].values():
-        for name in ("scored", "unscored", "guard_unscored", "tokens_per_question"):
-            del found[name]
-    (run / "summary.json").write_text(json.dumps({"eval": report, "env_steps": 64}))
-    (run / "evaluation.jsonl").unlink()
-    path = tmp_path / "page.html"
-    assert qm("report", run, "-o", path) == 0
-    answer = section_of(path, "answer")
-    assert {row["method"]: row["success"] for row in answer["methods"]} == {
-        name: found["success"] for name, found in report["methods"].items()
-    }
-    assert answer["verdict"] is None  # neither stored nor to be made of rows
-    assert len(section_of(path, "front")["points"]) == len(report["methods"])

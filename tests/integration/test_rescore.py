@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from query_mutator.embedded.rule_judge import RuleJudge
 from query_mutator.embedded.server import EmbeddedServer, start_server
 from query_mutator.files import read_checked_json
 from query_mutator.files.json_lines import JsonLines, read_json_lines
@@ -20,6 +19,7 @@ from query_mutator.session.policy_file import read_policy, write_policy_file
 from tests.integration.conftest import ROWS, flags_of, write_dataset
 from tests.integration.training_runs import rows, the_run, train
 from tests.qm_command import qm
+from tests.rule_judge import RuleJudge
 
 QUIET = ("--eval-interval", "0", "--no-evaluate")
 Trained = Callable[..., Path]

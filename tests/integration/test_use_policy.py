@@ -41,7 +41,6 @@ from train_query_mutator import main as train_main
 
 TEXTS = ["plz sort my list", "umm how do i kill the process", "count words plz", "join my words", "what is it"]
 ROOT = Path(__file__).resolve().parents[2]
-OLD = ROOT / "tests" / "data" / "runs_of_0_1_0"
 
 
 def qm(*argv: str) -> int:
@@ -201,19 +200,23 @@ def test_another_encoder_under_the_same_name_is_refused(run: Path) -> None:
 # --- without torch ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["ppo", "iqn.pt", "bandit.pt", "plan"])
-def test_every_learners_policy_acts_in_numpy_as_the_trained_one(name: str, plan: Path, tmp_path: Path) -> None:
-    checkpoint = read_checkpoint(plan if name == "plan" else OLD / name)
+@pytest.mark.parametrize("name", ["ppo", "iqn", "direct", "plan"])
+def test_every_learners_policy_acts_in_numpy_as_the_trained_one(
+    name: str, plan: Path, trained: Callable[..., Path], tmp_path: Path
+) -> None:
+    checkpoint = read_checkpoint(plan if name == "plan" else trained("--algo", name, "--learning-starts", "16"))
     if name == "plan":
         learner = {
             **checkpoint.learner,
             "policy": {**checkpoint.learner["policy"], "items": torch.tensor([3, 1, 3, 0])},
         }
         checkpoint = dataclasses.replace(checkpoint, learner=learner)
-    trained = load_policy(checkpoint)
+    policy, saved = load_policy(checkpoint), checkpoint.learner["policy"]
     background = read_policy(plan).background
     write_policy_file(tmp_path / "policy.qm", SavedPolicy(checkpoint=checkpoint, background=background))
-    obs = np.random.default_rng(3).normal(size=(4000, 32 if name == "plan" else 30)).astype(np.float32)
+    widths = [tensor.shape[1] for tensor in saved.values() if tensor.ndim == 2]
+    width = 32 if name == "plan" else int(saved["obs_dim"]) if name == "direct" else widths[0]
+    obs = np.random.default_rng(3).normal(size=(4000, width)).astype(np.float32)
     obs[:, 16:] = np.random.default_rng(4).random(obs[:, 16:].shape) < 0.4  # used operators and masks
     np.save(tmp_path / "obs.npy", obs)
     code = """
@@ -226,7 +229,7 @@ assert "torch" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, cwd=ROOT)
     actions = np.load(tmp_path / "actions.npy")
-    np.testing.assert_array_equal(actions, trained.act(obs, (), greedy=True).actions)
+    np.testing.assert_array_equal(actions, policy.act(obs, (), greedy=True).actions)
     assert len(set(actions.tolist())) > 1
 
 

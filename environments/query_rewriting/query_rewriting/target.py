@@ -21,7 +21,6 @@ from query_mutator.rewards import NoReward
 from query_mutator.session.dataset import split_dataset
 from query_mutator.session.loading import load_saved
 from query_mutator.session.models import OpenModels, open_models
-from query_mutator.session.suited import suited
 from query_mutator.session.task import make_task
 from query_mutator.settings.episode import TaskSettings
 from query_mutator.settings.models import ModelSettings
@@ -80,8 +79,7 @@ class Target:
         names = [one.name for one in fields(TaskSettings) if one.name in type(self._config).model_fields]
         given = TaskSettings(**{name: getattr(self._config, name) for name in names})
         rules: dict[str, Any] = {"ask": "form", "max_asks": None}
-        found, _ = suited(given, embedded=self.models.embedded)
-        return replace(found, **rules, max_episode_steps=self._config.max_steps)
+        return replace(given, **rules, max_episode_steps=self._config.max_steps)
 
     @cached_property
     def split(self) -> Split:

@@ -68,7 +68,7 @@ def _answer(report: Mapping[str, Any], evaluation: Evaluation) -> dict[str, Any]
         for name, found in report["methods"].items()
     ]
     for row in methods:
-        if row["method"] == BEST_OF_K and report.get("votes"):
+        if row["method"] == BEST_OF_K:
             row["note"] = "k tries, a vote"
     search = report.get("plan_search")
     return {

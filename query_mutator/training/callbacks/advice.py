@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from query_mutator.cli.console import note
 from query_mutator.env.steps import Steps
-from query_mutator.llm.backends import EMBEDDED
 from query_mutator.llm.probe import reported_slots, slots_advice, slots_under_load
 from query_mutator.training.callbacks.base import Callback, RunView
 from query_mutator.training.parts import RunParts
@@ -20,8 +19,7 @@ class SlotsAdvice(Callback):
 
     def __init__(self, parts: RunParts) -> None:
         self._models, self._runlog = parts.models, parts.runlog
-        # Our server has as many slots as calls in flight; those on the workers' machines are not asked from here.
-        self._has_advised = parts.models.choice.kind == EMBEDDED or bool(parts.config.local_server_url)
+        self._has_advised = bool(parts.config.local_server_url)  # servers on the workers' machines are not asked here
 
     def on_step(self, run: RunView, steps: Steps, records: Sequence[StepRecord]) -> None:
         """Print the advice when enough calls were made."""

@@ -342,14 +342,6 @@ def test_windows_that_one_batch_could_hold_are_merged() -> None:
     assert len(batches) < 20
 
 
-def test_a_file_written_by_version_0_1_0_is_read() -> None:
-    path = Path(__file__).resolve().parents[2] / "data" / "arrays_of_0_1_0.bin"
-    found = read_arrays(path, kind="sample")
-    assert found.meta["budget"] == 128
-    assert found.arrays["lengths"].tolist() == list(range(7))
-    assert found.arrays["flags"].tolist() == [True, False, True]
-
-
 def test_seeds_beyond_32_bits_have_orders_of_their_own() -> None:
     orders = [permutation(50, *seed).tolist() for seed in [(0, 1), (2**32, 0), (0, 2**32), (2**32, 1), (1, 2**32)]]
     assert len({tuple(order) for order in orders}) == len(orders)

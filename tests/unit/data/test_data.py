@@ -10,7 +10,8 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from query_mutator.data import guard_questions, load_questions, pynames, python_docs, split_questions
+from query_mutator.data import guard_questions, load_questions, split_questions
+from query_mutator.data.bundled import general
 from query_mutator.data.split import FOLDS, fold_of, target_key, validation_split
 from query_mutator.errors import DatasetError
 from query_mutator.types import NUMERIC
@@ -21,12 +22,11 @@ def write(path: Path, *lines: str) -> Path:
     return path
 
 
-def test_jsonl_row_becomes_a_question_with_the_docstring_as_reference(tmp_path: Path) -> None:
+def test_jsonl_row_becomes_a_question(tmp_path: Path) -> None:
     path = write(tmp_path / "q.jsonl", '{"id": "a", "query": " sort a list ", "accept": ["sorted"], "tags": ["plain"]}')
     (question,) = load_questions(path)
     assert (question.id, question.text, question.accept, question.tags) == ("a", "sort a list", ("sorted",), ("plain",))
-    assert question.reference is not None
-    assert question.reference.startswith("Return a new list")
+    assert question.reference is None
 
 
 def test_csv_and_parquet_give_the_same_questions(tmp_path: Path) -> None:
@@ -90,42 +90,27 @@ def test_missing_and_unknown_files_say_what_to_give(tmp_path: Path) -> None:
         load_questions(write(tmp_path / "q.txt", "x"))
 
 
-def test_bundled_questions_keep_the_mix_written_down_before_tuning() -> None:
-    questions = python_docs()
-    share = {
-        tag: sum(tag in question.tags for question in questions) / len(questions)
-        for tag in ("trigger", "misspelt", "slang", "wordy", "plain")
-    }
-    assert len(questions) >= 600
-    assert len({question.accept[0] for question in questions}) >= 200
-    assert share["trigger"] == pytest.approx(0.25, abs=0.01)
-    assert share["misspelt"] == pytest.approx(0.20, abs=0.01)
-    assert share["slang"] == pytest.approx(0.15, abs=0.01)
-    assert share["wordy"] == pytest.approx(0.15, abs=0.01)
-    assert share["plain"] <= 0.10
-
-
 def test_split_keeps_targets_apart_and_does_not_move() -> None:
-    questions = python_docs()
+    questions = general()
     split = split_questions(questions)
     assert len(split.test) >= 240
     trained = {target_key(question) for question in split.train}
-    assert not [q.id for q in split.test if any(pynames.same_object(q.accept[0], name) for name in trained)]
+    assert trained.isdisjoint(target_key(question) for question in split.test)
     fewer = split_questions(questions[::3])
     assert set(fewer.test) <= set(split.test)
     assert set(fewer.train) <= set(split.train)
 
 
 def test_folds_keep_targets_apart_and_do_not_move() -> None:
-    train = split_questions(python_docs()).train
+    train = split_questions(general()).train
     folds = [validation_split(train, fold) for fold in range(FOLDS)]
     assert sorted(q.id for part in folds for q in part.validation) == sorted(q.id for q in train)
-    assert [len(part.validation) for part in folds] == [123, 106, 129, 113, 113]
+    assert [len(part.validation) for part in folds] == [174, 282, 185, 199, 208]
     for part in folds:
         assert len(part.train) + len(part.validation) == len(train)
         chosen_on = {target_key(question) for question in part.validation}
         learned = {target_key(question) for question in part.train}
-        assert not [name for name in chosen_on if any(pynames.same_object(name, other) for other in learned)]
+        assert chosen_on.isdisjoint(learned)
     fewer = validation_split(train[::3], 2)
     assert set(fewer.validation) <= set(folds[2].validation)
     assert {fold_of(question) for question in fewer.train} == {0, 1, 3, 4}
@@ -135,15 +120,6 @@ def test_guard_requests_have_no_gold() -> None:
     guard = guard_questions()
     assert len(guard) >= 20
     assert all(not question.accept and question.reference is None for question in guard)
-
-
-def test_every_bundled_line_is_one_json_object_with_the_documented_fields() -> None:
-    from query_mutator.data.bundled import FOLDER
-
-    for line in (FOLDER / "python_docs.jsonl").read_text(encoding="utf-8").splitlines():
-        assert (
-            {"id", "query", "accept", "tags"} <= set(json.loads(line)) <= {"id", "query", "accept", "tags", "reference"}
-        )
 
 
 def test_a_csv_cell_may_be_long_and_a_quote_that_stays_open_loses_no_rows(tmp_path: Path) -> None:

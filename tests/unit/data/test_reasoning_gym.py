@@ -117,7 +117,7 @@ def test_the_package_is_imported_only_when_it_is_asked_for() -> None:
 def test_such_a_set_is_rewarded_by_the_scorer_of_its_tasks() -> None:
     assert make_reward(TaskSettings(dataset=SPEC)).weights == {"verifier": 1.0}
     assert make_reward(TaskSettings(dataset=SPEC, reward="right")).weights == {"right": 1.0}
-    assert make_reward(TaskSettings()).weights == DEFAULT_WEIGHTS
+    assert make_reward(TaskSettings(dataset="questions.jsonl")).weights == DEFAULT_WEIGHTS
 
 
 def test_a_question_of_another_version_is_not_scored_by_this_one() -> None:

@@ -30,7 +30,7 @@ def write_run(folder: Path, settings: PlanFlags, outcomes: dict[str, list[float 
 
 @pytest.fixture
 def settings(tmp_path: Path) -> PlanFlags:
-    return PlanFlags(save_dir=str(tmp_path), dataset="general", backend="embedded")
+    return PlanFlags(save_dir=str(tmp_path), dataset="general", backend="recorded")
 
 
 def test_without_an_evaluation_shares_are_assumed(settings: PlanFlags) -> None:
@@ -51,7 +51,7 @@ def test_an_evaluation_of_the_same_questions_and_models_is_taken(settings: PlanF
     write_run(tmp_path / "few", settings, {"identity": [0.0] * 19 + [None] * 9, "policy": [1.0] * 28})
     said = power_in_words(QUESTIONS, settings)
     assert said.endswith(f"methods that differ on 50% of the questions, correlation 1 within a target: as in {run})")
-    assert "assumed" in power_in_words(QUESTIONS, replace(settings, dataset="python_docs"))
+    assert "assumed" in power_in_words(QUESTIONS, replace(settings, dataset="questions.jsonl"))
 
 
 @pytest.mark.parametrize("damaged", ["not JSON\n", "{}\n", "[]\n", '{"method": "a", "question_id": "b"}\n', ""])

@@ -90,7 +90,7 @@ def test_an_evaluation_counts_them_by_operator(task: Task, client: Limit) -> Non
     found = {"neutral": {"rewrites": 3, "rejected": {}}, "spelling": {"rewrites": 5, "rejected": {"answer": 5}}}
     assert report["rewrites"] == found
     line = "rejected rewrites (the wording stays): spelling 100% of 5 (answer 5)"
-    more = {"target": "m", "embedded": False, "asked": 5, "best_single_operator": None, "k": None, "plan_search": None}
+    more = {"target": "m", "asked": 5, "best_single_operator": None, "k": None, "plan_search": None}
     assert line in result_table({**report, **more}).splitlines()
     assert rejections_in_words({"neutral": found["neutral"]}) == "rejected rewrites: none of 3"
     assert rejections_in_words({}) == ""

@@ -136,7 +136,7 @@ def checkpoint() -> Checkpoint:
         learner=ppo.state_dict(),
         actions=("spelling", "filler", "undo", "submit"),
         task=TaskSettings(seed=3),
-        system=ResolvedModels(backend="embedded", deterministic=True),
+        system=ResolvedModels(backend="recorded", deterministic=True),
         projection=Projection(mean=np.zeros(3, np.float32), components=np.eye(3, 2, dtype=np.float32)),
         flags={"seed": 3, "hidden_sizes": (64, 64), "target_model": None},
         versions={"python": "3"},

@@ -16,6 +16,7 @@ from query_mutator.encoder import resolve_encoder
 from query_mutator.errors import BackendError, ModelMissingError, ServerDownError, UsageError
 from query_mutator.llm.backends import resolve_backend
 from query_mutator.llm.ollama import OllamaBackend
+from query_mutator.llm.recorded import BUNDLED_RECORDINGS
 from query_mutator.llm.stack import build_client
 from query_mutator.types import ChatRequest
 
@@ -45,31 +46,21 @@ def test_auto_without_a_target_model_lists_the_installed_ones(server: EmbeddedSe
         resolve_backend("auto", environ={"OLLAMA_HOST": server.url})
 
 
-def test_auto_falls_back_and_says_so_when_nobody_answers(nobody: str) -> None:
-    choice = resolve_backend("auto", environ={"OLLAMA_HOST": nobody})
-    assert (choice.kind, choice.url, choice.is_embedded) == ("embedded", None, True)
-    assert choice.reason == f"backend: embedded, because no Ollama server answers at http://{nobody}"
-
-
-def test_auto_falls_back_when_what_answers_is_no_ollama(server: EmbeddedServer) -> None:
-    assert resolve_backend("auto", environ={"OLLAMA_HOST": f"{server.url}/elsewhere"}).kind == "embedded"
-
-
-def test_auto_falls_back_for_a_model_that_only_the_embedded_server_has(server: EmbeddedServer, nobody: str) -> None:
-    asked: dict[str, Any] = {"target_model": "ours", "embedded_targets": ["ours"]}
-    for address, why in ((nobody, "no Ollama server answers at"), (server.url, "no ours is at")):
-        choice = resolve_backend(**asked, environ={"OLLAMA_HOST": address})
-        assert (choice.kind, choice.url) == ("embedded", None)
-        assert why in choice.reason
-    with pytest.raises(ServerDownError):
-        resolve_backend("ollama", **asked, environ={"OLLAMA_HOST": nobody})
+def test_auto_falls_back_on_the_recording_for_its_questions_and_says_so(nobody: str, server: EmbeddedServer) -> None:
+    choice = resolve_backend("auto", environ={"OLLAMA_HOST": nobody}, has_recording=True)
+    assert (choice.kind, choice.urls) == ("recorded", BUNDLED_RECORDINGS)
+    assert choice.reason == f"backend: recorded replies, because no Ollama server answers at http://{nobody}"
+    elsewhere = {"OLLAMA_HOST": f"{server.url}/elsewhere"}  # what answers is not Ollama
+    assert resolve_backend("auto", environ=elsewhere, has_recording=True).kind == "recorded"
+    with pytest.raises(ServerDownError, match=r"--openai-url or --gguf FILE \(smollm2 to try\)"):
+        resolve_backend("auto", environ={"OLLAMA_HOST": nobody})
 
 
 @pytest.mark.parametrize("asked", [{"backend": "ollama"}, {"ollama_url": ...}, {"target_model": "echo"}])
 def test_what_was_asked_for_by_name_never_falls_back(asked: dict[str, Any], nobody: str) -> None:
     asked = {key: nobody if value is ... else value for key, value in asked.items()}
     with pytest.raises(ServerDownError, match=f"nothing answers at http://{nobody}: start it with `ollama serve`"):
-        resolve_backend(**asked, environ={"OLLAMA_HOST": nobody})
+        resolve_backend(**asked, environ={"OLLAMA_HOST": nobody}, has_recording=True)
 
 
 @pytest.mark.parametrize("models", [{"target_model": "missing"}, {"target_model": "echo", "mutator_model": "missing"}])
@@ -81,16 +72,6 @@ def test_either_model_missing_is_refused(server: EmbeddedServer, models: dict[st
 def test_an_explicit_ollama_without_a_target_model_lists_the_installed_ones(server: EmbeddedServer) -> None:
     with pytest.raises(UsageError, match="echo:latest"):
         resolve_backend("ollama", ollama_url=server.url)
-
-
-def test_embedded_needs_no_server_and_takes_no_address(nobody: str) -> None:
-    assert resolve_backend("embedded", target_model="echo", environ={"OLLAMA_HOST": nobody}).kind == "embedded"
-    with pytest.raises(UsageError, match="leave one of them out"):
-        resolve_backend("embedded", ollama_url=nobody)
-
-
-def test_our_own_server_behind_an_address_is_recognised(server: EmbeddedServer) -> None:
-    assert resolve_backend("auto", ollama_url=server.url, target_model="echo").is_embedded
 
 
 def test_the_address_is_the_one_given_then_the_environments_then_ollamas_own() -> None:
@@ -162,7 +143,7 @@ def test_a_cache_that_cannot_be_had_costs_a_warning_unless_it_was_named(
 
 def test_an_openai_address_makes_an_openai_backend(server: EmbeddedServer) -> None:
     choice = resolve_backend("auto", openai_url=server.url, target_model="echo")
-    assert (choice.kind, choice.urls, choice.is_embedded) == ("openai", (f"{server.url}/v1",), False)
+    assert (choice.kind, choice.urls) == ("openai", (f"{server.url}/v1",))
     stack = build_client(choice.urls, backend="openai")
     assert stack.retry.complete(ChatRequest.user("why?", model="echo")).ok
     assert repr(stack.limit) == f"Limit(OpenAI('{server.url}/v1'))"
@@ -183,12 +164,11 @@ def test_openai_takes_its_address_from_the_environment_or_asks_for_it(server: Em
     [
         {"backend": "openai", "ollama_url": "a:1"},
         {"backend": "ollama", "openai_url": "a:1"},
-        {"backend": "embedded", "openai_url": "a:1"},
         {"ollama_url": "a:1", "openai_url": "a:1"},
     ],
 )
 def test_addresses_of_another_kind_of_server_are_refused(asked: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="leave one of them out"):
+    with pytest.raises(UsageError, match=r"leave one (of them )?out"):
         resolve_backend(**asked, target_model="m")
 
 

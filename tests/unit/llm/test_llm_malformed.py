@@ -149,7 +149,6 @@ def test_a_list_of_models_is_read_as_far_as_it_holds_names(connect: Connect, kin
 def test_what_is_said_about_a_model_may_be_anything(connect: Connect, path_reply: str) -> None:
     _, backend = connect(OllamaBackend, http(path_reply))
     assert backend.model_info("m") == {}
-    assert backend.operators("m") is None
 
 
 # --- streamed --------------------------------------------------------------------------------------------------------

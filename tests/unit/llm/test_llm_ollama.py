@@ -122,7 +122,7 @@ def test_a_missing_model_is_refused_with_the_command_that_fetches_it(backend: Ol
 def test_nothing_at_the_address_is_said_with_what_to_do() -> None:
     with start_server({}) as gone:
         url = gone.url
-    with pytest.raises(ServerDownError, match=r"nothing answers at .*ollama serve.*--ollama-url.*--backend embedded"):
+    with pytest.raises(ServerDownError, match=r"nothing answers at .*ollama serve.*--ollama-url.*--openai-url"):
         OllamaBackend(url).version()
 
 

@@ -15,18 +15,17 @@ from query_mutator.operators import GUARDS, OperatorContext, PromptOperator
 def test_the_operators_have_a_fixed_order_in_which_new_ones_are_last() -> None:
     expected = "spelling slang terms neutral filler imperative keywords context first_part merge grammar expand"
     cleaning = "clean shorthand typos courtesy core tidy"
-    assert operators.names() == [*expected.split(), "how_to", "emphasize", "phrase", *cleaning.split()]
+    assert operators.names() == [*expected.split(), *cleaning.split()]
 
 
 def test_select_keeps_the_order_given_and_drops_repeats() -> None:
     assert [operator.name for operator in operators.select("terms, spelling,terms")] == ["terms", "spelling"]
 
 
-def test_select_of_nothing_is_all_but_phrase_and_cleaning() -> None:
-    assert [operator.name for operator in operators.select("")] == operators.names()[
-        : operators.names().index("phrase")
-    ]
-    assert [operator.name for operator in operators.select("phrase")] == ["phrase"]
+def test_select_of_nothing_is_the_rewrites_by_a_model_that_keep_the_meaning() -> None:
+    expected = "spelling slang terms neutral filler context grammar expand"
+    assert [operator.name for operator in operators.select("")] == expected.split()
+    assert [operator.name for operator in operators.select("keywords")] == ["keywords"]
 
 
 def test_a_typo_names_the_operator_that_was_meant() -> None:

@@ -60,7 +60,6 @@ REPORT: dict[str, Any] = {
     "n": 100,
     "asked": 100,
     "target": "pydoc-assistant",
-    "embedded": True,
     "best_single_operator": "spelling",
     "plan_search": {"calls": 2843, "seconds": 83.6, "best": {"plan": "slang > neutral"}},
     "k": 3,
@@ -79,14 +78,14 @@ REPORT: dict[str, Any] = {
 
 def test_table_is_in_per_cent_and_says_who_answered() -> None:
     lines = result_table(REPORT).splitlines()
-    assert lines[0].startswith("100 held-out questions, answered by pydoc-assistant (the embedded assistant)")
+    assert lines[0].startswith("100 held-out questions, answered by pydoc-assistant; percent")
     identity = next(line for line in lines if line.startswith("identity"))
     assert "25.0 [40.0, 60.0]" in identity
     assert identity.endswith("+25.0 [+20.0, +30.0]")
     policy = next(line for line in lines if line.startswith("policy"))
     assert policy.split()[1] == "50.0"
     assert "best_single: spelling" in lines
-    assert any(line.startswith("best_of_k: k = 3, the smallest") for line in lines)
+    assert any(line.startswith("best_of_k: a vote, k = 3, the smallest") for line in lines)
     assert "best_plan: slang > neutral; found in 2,843 calls and 84 s, apart from the calls of the table" in lines
     assert lines[-1] == "Deploy the policy."
     assert next(line for line in lines if line.startswith("slang")).split() == ["slang", "40", "10.0", "42.5"]
@@ -117,7 +116,3 @@ def test_answers_none_of_which_is_right_stand_next_to_what_is_accepted() -> None
     example = {"question": "plz sort", "answer": "`len` is what\nyou want.", "accepted": ["sorted", "list.sort"]}
     lines = result_table({**REPORT, "examples": [example]}).splitlines()
     assert "  plz sort -> `len` is what you want. (accepted: sorted | list.sort)" in lines
-
-
-def test_table_of_another_target_claims_nothing() -> None:
-    assert "embedded" not in result_table({**REPORT, "embedded": False, "target": "qwen2.5:3b"})

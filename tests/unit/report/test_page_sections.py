@@ -183,7 +183,7 @@ def test_the_time_of_recorded_replies_is_not_shown() -> None:
 
 
 TABLE: dict[str, Any] = {
-    "target": "m", "embedded": False, "asked": 200, "best_single_operator": None, "k": None, "plan_search": None,
+    "target": "m", "asked": 200, "best_single_operator": None, "k": None, "plan_search": None,
 }  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from query_mutator.rewards import PARTS, Evidence
 from query_mutator.rewards.matching import final_number, normalized, numbers_in
-from query_mutator.types import NUMERIC, PLAIN_TEXT, Question, Reward
+from query_mutator.types import NUMERIC, Question, Reward
 
 UNIT = np.ones(1, dtype=np.float32)
 
@@ -75,11 +75,6 @@ def test_texts(answer: str, accept: tuple[str, ...], exact: int, contains: int) 
 def test_numbers(answer: str, gold: str, right: int) -> None:
     assert score("numeric", answer, gold) == right
     assert score("right", answer, gold, tags=(NUMERIC,)) == right
-
-
-def test_right_compares_a_text_that_is_a_python_name_as_the_tag_says() -> None:
-    assert score("right", "The word print.", "print") == 0.0  # an object: it must be named as one
-    assert score("right", "The word print.", "print", tags=(PLAIN_TEXT,)) == 1.0
 
 
 def test_the_first_part_that_says_right_or_wrong_is_the_success() -> None:

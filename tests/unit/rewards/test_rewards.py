@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from query_mutator.data import pynames
 from query_mutator.errors import UsageError
 from query_mutator.rewards import PARTS, Evidence, NoReward, WeightedReward, is_not_sure, is_refusal
 from query_mutator.types import Question
@@ -66,31 +65,9 @@ def test_not_sure_is_its_own_verdict() -> None:
     assert not is_refusal("I'm not sure which function you mean.")
 
 
-@pytest.mark.parametrize(
-    ("answer", "right"),
-    [
-        ("`os.kill(pid, sig)` sends a signal.", 1.0),
-        ("Use os.kill to do that, or subprocess.Popen.kill.", 1.0),
-        ("Use subprocess.Popen.kill, or os.kill.", 0.0),  # the first name counts
-        ("`posix.kill` does it.", 1.0),  # the same object under another name
-        ("I'm sorry, I can't help with os.kill.", 0.0),
-        ("No idea, e.g. try harder.", 0.0),
-    ],
-)
-def test_the_first_name_mentioned_decides(answer: str, right: float) -> None:
-    assert PARTS.get("right")(evidence(answer)) == right
-
-
 def test_plain_answers_are_right_when_they_hold_the_accepted_text() -> None:
     assert PARTS.get("right")(evidence("The capital is Paris.", accept=("Paris",))) == 1.0
     assert PARTS.get("right")(evidence("Parisian cafes.", accept=("Paris",))) == 0.0
-
-
-def test_classmethods_are_the_same_object_at_each_look_up() -> None:
-    assert pynames.same_object("datetime.datetime.now", "datetime.datetime.now")
-    assert pynames.same_object("os.path.join", "posixpath.join")
-    assert not pynames.same_object("os.path.join", "os.path.split")
-    assert not pynames.same_object("no.such", "no.thing")
 
 
 def test_weighted_score_is_the_weighed_mean_of_the_parts() -> None:

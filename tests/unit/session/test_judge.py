@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from query_mutator.data.bundled import GENERAL_2
-from query_mutator.embedded.rule_judge import RuleJudge
 from query_mutator.embedded.server import start_server
 from query_mutator.errors import UsageError
 from query_mutator.llm.checkup import JudgeForm, judge_form
@@ -25,6 +24,7 @@ from query_mutator.settings.episode import TaskSettings
 from query_mutator.settings.questions import Judging
 from query_mutator.training.callbacks.judge_watch import LEAST, JudgeWatch
 from query_mutator.types import ChatRequest, Completion, Question
+from tests.rule_judge import RuleJudge
 from tests.scripted_server import ScriptedServer, http
 
 UNIT = np.ones(1, dtype=np.float32)
@@ -282,7 +282,7 @@ def test_unscored_steps_and_questions_without_gold_are_left_out() -> None:
 def test_sets_with_a_grader_of_their_own_need_no_reward_flag() -> None:
     assert default_reward("general") == default_reward(str(GENERAL_2)) == "committed"
     assert default_reward("reasoning-gym:gcd") == "verifier"
-    assert default_reward("python_docs") == ""
+    assert default_reward("questions.jsonl") == ""
 
 
 def test_questions_without_gold_need_a_reward_that_needs_none(capsys: pytest.CaptureFixture[str]) -> None:

@@ -59,7 +59,7 @@ def test_every_number_flag_has_bounds(name: str) -> None:
         (["--openai-url", "localhost:8000/v1"], "--openai-url localhost:8000/v1 has no scheme"),
         (["--device", "."], "--device '.' is not a device of torch"),
         (["--device", "toaster"], "--device toaster cannot be used"),
-        (["--question-column", "nope"], "--question-column is for a file; python_docs has its own columns"),
+        (["--question-column", "nope"], "--question-column is for a file; general has its own columns"),
         (["--keep-alive", "forever"], "--keep-alive 'forever' is not a time; try 30m"),
         (["--target-model", ""], "--target-model '' is empty; give a value, or leave the flag out"),
         (["--name", "a\x1bb"], r"--name 'a\x1bb' has a control character"),

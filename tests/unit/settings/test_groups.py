@@ -102,7 +102,7 @@ OTHER_MEANING: dict[str, set[str]] = {
     "ServeFlags": {"judge_model"},
     # the embedded server, whose encoder is on this machine, and the gym that a client connects to
     "EmbeddedFlags": {"deterministic", "encoder"},
-    "ServerSettings": {"seed"},
+    "ServerSettings": {"num_ctx", "port", "seed"},
     "GymRunFlags": {"host", "port", "seed"},
     "WatchFlags": {"port"},
     # files, caches and seeds of the batching toolkit

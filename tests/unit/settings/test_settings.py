@@ -71,7 +71,7 @@ def test_a_server_that_is_named_elsewhere_replaces_that_of_the_file(project: Pat
     assert parse_config([]).ollama_url == ("http://box:1",)
     other = parse_config(["--openai-url", "http://127.0.0.1:2/v1"])
     assert (other.ollama_url, other.backend, other.openai_url) == ((), "auto", "http://127.0.0.1:2/v1")
-    assert parse_config(["--backend", "embedded"]).ollama_url == ()
+    assert parse_config(["--backend", "recorded"]).ollama_url == ()
 
 
 def test_a_resumed_run_keeps_its_settings(project: Path) -> None:
@@ -131,7 +131,7 @@ def test_init_writes_valid_settings_and_ten_questions(project: Path, capsys: pyt
     assert qm("init") == 0
     assert capsys.readouterr().out.splitlines()[-1].startswith("next: qm train,")
     config = parse_config([])
-    assert (config.ask, config.teacher, config.dataset) == ("policy", "auto", "python_docs")
+    assert (config.ask, config.dataset) == ("form", "general")
     assert parse("eval").dataset is None  # the held-out questions of the run
     questions = load_questions("questions.jsonl")
     assert len(questions) == 10

@@ -43,8 +43,8 @@ def test_defaults_are_those_of_the_documents() -> None:
     assert (config.backend, config.encoder, config.answer, config.max_episode_steps) == (
         "auto",
         "all-MiniLM-L6-v2",
-        "best",
-        5,
+        "learned",
+        6,
     )
 
 
@@ -84,7 +84,7 @@ def test_flag_is_read(argv: list[str], field: str, value: object) -> None:
         (["--seed"], "--seed must be a whole number, not nothing"),
         (
             ["--backend", "olama"],
-            "unknown backend 'olama' (did you mean 'ollama'?); known: auto, embedded, ollama, openai",
+            "unknown backend 'olama' (did you mean 'ollama'?); known: auto, ollama, openai",
         ),
         (["--use-batching=yes"], "--use-batching takes no value; write --use-batching alone"),
         (["--batch-size", "0"], "batch_size=0 must be at least 1; the default is 8"),

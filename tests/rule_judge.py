@@ -1,4 +1,4 @@
-"""`rule-judge`: grades by words, for trying out a judge without a language model.
+"""`rule-judge`: a model for tests that grades by words.
 
 It says yes to an answer that contains an accepted text, and to every answer where none is given.
 """
@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-
-__all__ = ["RuleJudge"]
 
 #: The material of `rewards.judge`: parts between lines with the same mark.
 _PART = re.compile(
@@ -21,11 +19,6 @@ class RuleJudge:
     """Answers `yes` or `no` to the prompts of a judge, and says what it is to every other prompt."""
 
     name = "rule-judge"
-
-    def __init__(self) -> None:
-        from query_mutator.embedded.digests import digest_of  # loads numpy
-
-        self.digest = digest_of(sources=("rule_judge.py",))
 
     def reply_many(self, prompts: Sequence[str]) -> list[str]:
         """Return one verdict per prompt, in order."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import NamedTuple
 
-from query_mutator.embedded.rules.tables import grammar, load_rows
+from query_mutator.operators.english import grammar, lines_of
 
 __all__ = ["Forms", "forms", "plural", "stems"]
 
@@ -39,7 +39,8 @@ class Forms(NamedTuple):
 
 @cache
 def _irregular() -> dict[str, Forms]:
-    return {row[0]: Forms(*row) for row in load_rows("irregular.tsv")}
+    rows = (line.split("\t") for line in lines_of("irregular.tsv"))
+    return {row[0]: Forms(*row) for row in rows}
 
 
 @cache
