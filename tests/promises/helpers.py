@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -275,8 +276,28 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
 
 def transcript(run_folder: Path) -> list[dict[str, Any]]:
     """Return a run's steps by environment and step, without what depends on the clock."""
-    rows = [{**row, "timing": None} for row in rows_of(run_folder / "transcripts.jsonl")]
+    clock = ("timing", "crc")
+    rows = [{k: v for k, v in row.items() if k not in clock} for row in rows_of(run_folder / "transcripts.jsonl")]
     return sorted(rows, key=lambda row: (row["env"], row["step"]))
+
+
+def weights(run_folder: Path) -> dict[str, bytes]:
+    """Return the arrays of a run's policy file, which is a zip of them and of `policy.json`."""
+    with zipfile.ZipFile(run_folder / "policy.qm") as archive:
+        found = {name: archive.read(name) for name in archive.namelist() if name != "policy.json"}
+    assert found
+    return found
+
+
+def summary(run_folder: Path) -> dict[str, Any]:
+    """Return a run's summary.json."""
+    found: dict[str, Any] = json.loads((run_folder / "summary.json").read_text(encoding="utf-8"))
+    return found
+
+
+def last_metrics(run_folder: Path) -> dict[str, Any]:
+    """Return the last row of a run's metrics.jsonl."""
+    return rows_of(run_folder / "metrics.jsonl")[-1]
 
 
 def contents(folder: Path) -> dict[str, bytes]:

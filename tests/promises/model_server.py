@@ -179,6 +179,7 @@ class Handler(BaseHTTPRequestHandler):
     state: State
     disable_nagle_algorithm = True
     _open = ""  # the model of the call that is in flight on this connection
+    _began = 0  # when it began; Ollama's `total_duration` has the wait for a slot in it
 
     def log_message(self, *_: Any) -> None:
         """Say nothing."""
@@ -223,6 +224,8 @@ class Handler(BaseHTTPRequestHandler):
         if path == "/promises/set":
             for name, value in body.items():
                 setattr(self.state.flags, name, value)
+            if "slots" in body:
+                self.state.slots = threading.Semaphore(body["slots"])
             return self._json({})
         if not self._has_key():
             return None
@@ -243,7 +246,7 @@ class Handler(BaseHTTPRequestHandler):
         """Carry one call out: wait for a slot, take its time, have its fault; count it from begin to end."""
         state, prompt = self.state, self._prompt(body)
         attempt = state.began(model, prompt)
-        self._open = model
+        self._open, self._began = model, time.monotonic_ns()
         with state.lock:
             more = {name: body[name] for name in ("think", "keep_alive") if name in body}
             state.options = {**(body.get("options") or {}), **more}
@@ -328,10 +331,11 @@ class Handler(BaseHTTPRequestHandler):
             return {"model": body["model"], "created_at": "2026-01-01T00:00:00Z", **part, "done": False, **more}
 
         ms = 1_000_000
-        spent = int(self.state.flags.latency_ms * ms)
+        total = time.monotonic_ns() - self._began
+        spent = min(int(self.state.flags.latency_ms * ms), total // 2)
         end: dict[str, Any] = {
             "done": True, "done_reason": reason, "prompt_eval_count": num_prompt, "eval_count": len(tokens),
-            "total_duration": spent + 2 * ms, "load_duration": 0,
+            "total_duration": total + 2 * ms, "load_duration": 0,
             "prompt_eval_duration": ms, "eval_duration": spent + ms,
         }  # fmt: skip
         if body.get("stream", True) is False:
