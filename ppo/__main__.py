@@ -101,14 +101,22 @@ def run(args: Args) -> dict[str, Any]:
 
     from ppo.algorithm import PPO
     from ppo.checkpoint import load_checkpoint, save_checkpoint
+    from ppo.collect import NotFiniteError
 
     torch.set_num_threads(args.torch_threads)
     envs = make_envs(args.env, args.num_processes)
     ppo = PPO(envs.single_observation_space.shape[0], int(envs.single_action_space.n), args)
     if args.resume:
         ppo.load_state_dict(load_checkpoint(args.resume))
-    started = time.perf_counter()
-    train(ppo, envs, args)
+    started, updates = time.perf_counter(), ppo.updates_done
+    try:
+        train(ppo, envs, args)
+    except NotFiniteError as error:
+        if args.save is None or ppo.updates_done == updates:
+            raise
+        save_checkpoint(args.save, ppo.state_dict())
+        steps = ppo.updates_done * args.rollout_steps
+        raise ValueError(f"{error}; {args.save} has the policy after {steps} steps, for --resume") from None
     train_s = time.perf_counter() - started
     if args.save:
         logger.info("saved %s", save_checkpoint(args.save, ppo.state_dict()))

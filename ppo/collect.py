@@ -5,16 +5,36 @@ N envs, D obs; works with SAME_STEP and NEXT_STEP autoreset
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import NDArray
 
-from ppo.algorithm import PPO
 from ppo.frozen import FloatArray, InferencePolicy
-from ppo.rollout import RolloutBuffer
+
+if TYPE_CHECKING:
+    from ppo.algorithm import PPO
+    from ppo.rollout import RolloutBuffer
+
+
+class NotFiniteError(ValueError):
+    """An environment returned a number that is not finite, of which every weight would become NaN."""
+
+
+def require_finite(what: str, values: NDArray[Any], place: Callable[[int], tuple[int, int]]) -> None:
+    """Raise NotFiniteError unless all `values` [n] or [n, D] are; `place(row)` is an environment and its step."""
+    is_finite = np.isfinite(values)
+    if is_finite.all():
+        return
+    row, *_ = np.argwhere(~is_finite)[0].tolist()
+    env, step = place(row)
+    raise NotFiniteError(
+        f"environment {env}, step {step}: the {what} has the value {values[~is_finite][0]}; correct the environment, "
+        "or wrap it in one whose numbers are finite"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +52,8 @@ class RolloutCollector:
     def __init__(self, envs: VectorEnv[Any, Any, Any], *, seed: int | None = None) -> None:
         self.envs = envs
         self.same_step = _autoreset_mode(envs) is AutoresetMode.SAME_STEP
-        self.obs = _copied(envs.reset(seed=seed)[0])  # [N, D]
+        self._steps = 0  # of each environment
+        self.obs = self._checked("first observation", _copied(envs.reset(seed=seed)[0]))  # [N, D]
         self._returns = np.zeros(envs.num_envs)
         self._lengths = np.zeros(envs.num_envs, dtype=np.int64)
         self._resetting = np.zeros(envs.num_envs, dtype=bool)
@@ -48,6 +69,9 @@ class RolloutCollector:
         acted = ppo.act(self.obs)
         next_obs, rewards, terminations, truncations, infos = self.envs.step(acted.actions)
         done = terminations | truncations
+        self._steps += 1
+        self._checked("reward", rewards)
+        next_obs = self._checked("observation", _copied(next_obs))
         # With NEXT_STEP the step after an episode's end only resets: it ignores the action and does not count.
         valid = ~self._resetting
         buffer.add(
@@ -61,7 +85,7 @@ class RolloutCollector:
             final_values=self._final_values(ppo, next_obs, truncations, infos) if truncations.any() else 0.0,
             valid=valid,
         )
-        self.obs = _copied(next_obs)
+        self.obs = next_obs
         if not self.same_step:
             self._resetting = done
         return self._count(rewards, valid, done)
@@ -72,8 +96,15 @@ class RolloutCollector:
         final_obs = infos["final_obs"] if self.same_step else next_obs
         ended = np.flatnonzero(truncations)
         final_values = np.zeros(len(truncations), dtype=np.float32)
-        final_values[ended] = ppo.get_value(np.stack([final_obs[i] for i in ended]))
+        last = np.array([final_obs[i] for i in ended], dtype=np.float32)
+        require_finite("last observation", last, lambda row: (int(ended[row]), self._steps))
+        final_values[ended] = ppo.get_value(last)
         return final_values
+
+    def _checked(self, what: str, values: NDArray[Any]) -> NDArray[Any]:
+        """Return what every environment returned; NotFiniteError unless it is finite."""
+        require_finite(what, values, lambda env: (env, self._steps))
+        return values
 
     def _count(self, rewards: NDArray[np.float64], valid: NDArray[np.bool_], done: NDArray[np.bool_]) -> list[Episode]:
         self._returns += rewards

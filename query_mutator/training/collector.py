@@ -13,8 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ppo.collect import NotFiniteError, require_finite
 from query_mutator.env.infos import rows_of
 from query_mutator.env.steps import Steps
+from query_mutator.errors import UsageError
 from query_mutator.learners.learner import RolloutLearner
 from query_mutator.training.loop import ActionJournal, AsyncVectorEnv, Received, make_steps
 from query_mutator.types import FloatArray
@@ -71,6 +73,8 @@ class Collector:
         """Hand over finished steps [n] and start the next ones; a reset is not a step."""
         ready, infos = received[4]["env_id"], received[4]
         self._is_busy[ready] = False
+        self._require_finite("reward", ready, received[1])
+        self._require_finite("observation", ready, received[0])
         stepped = ~infos.get("reset", np.zeros(len(ready), dtype=np.bool_))
         if stepped.all():
             self._step(ready, received)
@@ -88,8 +92,16 @@ class Collector:
             actions=self._actions[envs],
             versions=self._versions[envs],
         )
+        self._require_finite("last observation", envs, steps.next_obs)
         self._finished(steps, received[4])
         self._steps_taken[envs] += 1
+
+    def _require_finite(self, what: str, envs: NDArray[np.int64], values: NDArray[Any]) -> None:
+        """Raise a UsageError unless what environments returned is finite."""
+        try:
+            require_finite(what, values, lambda row: self._envs.step_ids(envs[row : row + 1])[0])
+        except NotFiniteError as error:
+            raise UsageError(str(error)) from None
 
     def _send(self, envs: NDArray[np.int64]) -> None:
         """Choose actions in these environments and start their steps."""
