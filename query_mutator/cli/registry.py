@@ -64,7 +64,6 @@ _RUNS = {
     "watch": Command("show the page of runs while they train", "watch:WatchFlags:watch"),
     "report": Command("write the page of runs: what they learned, question by question", "report:ReportFlags:report"),
     "compare": Command("compare Query Mutator runs question by question", "compare:CompareFlags:compare_runs"),
-    "rescore": Command("score the answers of a run again, by another reward or judge", "rescore:RescoreFlags:rescore"),
     "judge check": Command("compare a judge's verdicts with labels", "judge:JudgeCheckFlags:check_judge"),
     "export-policy": Command(
         "write a policy to one file, to use anywhere", "export_policy:ExportPolicyFlags:export_policy"

@@ -12,7 +12,7 @@ from query_mutator.cli.outputs import Output, holding
 from query_mutator.commands.policy_flags import RunFlags
 from query_mutator.lab.sweep.config import EngineFlags, is_sweep
 from query_mutator.settings.evaluation import Comparison
-from query_mutator.settings.questions import Columns
+from query_mutator.settings.questions import Columns, Reward
 
 __all__ = ["EvalFlags"]
 
@@ -22,8 +22,10 @@ def _has_logs(folder: Path) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvalFlags(RunFlags, Comparison, Columns, JsonFlags, EngineFlags):
+class EvalFlags(RunFlags, Comparison, Columns, Reward, JsonFlags, EngineFlags):
     """Compare a trained policy with baselines: the original question, random rewrites, fixed rewrites.
+
+    Answers are scored as in training, or by --reward.
 
     With several models after --target-model, evaluate each and print a row for each; --engine says where. Rerun the
     command to resume.
@@ -41,8 +43,6 @@ class EvalFlags(RunFlags, Comparison, Columns, JsonFlags, EngineFlags):
     text is in the training set are left out; those about its targets have a column of their own."""
     seed: Seed = 1
     """Seed of the random baseline."""
-    judge_model: str | None = None
-    """Model of the reward part judge; by default as in training."""
     evaluation: Annotated[str | None, Output(holding(b'{"method":'))] = None
     """File for a JSON row per method and question: steps, answers, which was submitted, calls, tokens, seconds."""
     inspect: Annotated[str | None, Output(_has_logs, is_folder=True, resumes=True)] = None

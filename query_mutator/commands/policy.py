@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -25,17 +25,21 @@ from query_mutator.evaluation.outcomes import check_report
 from query_mutator.evaluation.summary import Results
 from query_mutator.learners.named import LEARNERS
 from query_mutator.report.table import result_table
+from query_mutator.rewards import WeightedReward
 from query_mutator.session.background import text_digest
 from query_mutator.session.dataset import NO_DATASET, guard_requests, read_dataset
-from query_mutator.session.judging import check_gold
+from query_mutator.session.judging import check_gold, make_reward
 from query_mutator.session.loading import acting_task, load_policy, load_saved, training_split
 from query_mutator.session.models import OpenModels, open_models
 from query_mutator.session.policy_file import SavedPolicy
 from query_mutator.session.truncation import cut_line, long_questions
 from query_mutator.session.trust import check_reach
+from query_mutator.settings.questions import Reward
 from query_mutator.types import Question
 
 __all__ = ["evaluate_policy"]
+
+_REWARD = {one.name for one in fields(Reward)}
 
 
 def evaluate_policy(flags: EvalFlags) -> None:
@@ -58,10 +62,13 @@ def evaluate_policy(flags: EvalFlags) -> None:
 
 
 def _judged(flags: EvalFlags, saved: SavedPolicy) -> SavedPolicy:
-    """Return the policy with the judge of --judge-model; UnnamedError for one that only its file names."""
-    checkpoint, named = saved.checkpoint, {"judge_model": flags.judge_model}
-    task = replace(checkpoint.task, judge_model=flags.judge_model or checkpoint.task.judge_model)
-    check_reach({"judge_model": task.judge_model}, source=checkpoint.path, named=named)
+    """Return the policy with the reward and judge of the flags; UnnamedError for a judge that only its file names."""
+    checkpoint, given = saved.checkpoint, {name: getattr(flags, name) for name in _REWARD & flags.given}
+    if given.get("reward") and "judge" not in WeightedReward.parse(given["reward"]).weights:
+        given = {"judge_model": None, **given}
+    task = replace(checkpoint.task, **given)
+    make_reward(task)
+    check_reach({"judge_model": task.judge_model}, source=checkpoint.path, named=given)
     return replace(saved, checkpoint=replace(checkpoint, task=task))
 
 

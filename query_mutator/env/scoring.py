@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from query_mutator.env.episode import Asked, Attempt
 from query_mutator.env.flow import Call, Flow
 from query_mutator.env.task import Task
-from query_mutator.rewards import Evidence, Unscored, WeightedReward, cosine
+from query_mutator.rewards import Evidence, Unscored, cosine
 from query_mutator.types import ChatRequest, Completion, ErrorInfo, FloatArray
 
-__all__ = ["reward_flow", "score_answer"]
+__all__ = ["score_answer"]
 
 
 def score_answer(
@@ -37,7 +37,7 @@ def score_answer(
         answer_vector=answer_vector,
         reference_vector=task.reference_vectors[index],
     )
-    reward = yield from reward_flow(evidence, task.reward, call=call)
+    reward = yield from _reward_flow(evidence, task, call=call)
     if isinstance(reward, ErrorInfo):
         return reward
     return Attempt(
@@ -54,9 +54,8 @@ def score_answer(
     )
 
 
-def reward_flow(evidence: Evidence, reward: WeightedReward, *, call: Callable[[ChatRequest, int], Call]) -> Flow:
-    """Return the Reward of an answer, or the ErrorInfo of a failed call; `call` numbers a part's calls from 1."""
-    scoring, reply, number = reward.score(evidence), None, 0
+def _reward_flow(evidence: Evidence, task: Task, *, call: Callable[[ChatRequest, int], Call]) -> Flow:
+    scoring, reply, number = task.reward.score(evidence), None, 0
     while True:
         try:
             request = scoring.send(reply)  # type: ignore[arg-type]

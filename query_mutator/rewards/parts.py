@@ -8,8 +8,8 @@ does Unscored, for a reply that gives no score.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,7 +50,6 @@ class Evidence:
     answer_vector: Vector
     reference_vector: Vector | None = None
     judge: Judge | None = None
-    known: Mapping[str, float] = field(default_factory=dict)  # parts that were computed before
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "answer", read_part(self.answer))

@@ -66,7 +66,7 @@ class WeightedReward:
         evidence = replace(evidence, judge=self.judge)
         parts = {}
         for name, part in self._parts.items():
-            value = evidence.known[name] if name in evidence.known else part(evidence)
+            value = part(evidence)
             if isinstance(value, Generator):
                 value = yield from value
             if not isinstance(value, SupportsFloat) or not -_ROUNDING <= float(value) <= 1 + _ROUNDING:

@@ -148,6 +148,29 @@ def test_an_evaluation_judges_answers_but_none_to_what_should_be_refused(
     assert total < int(found[1].replace(",", ""))
 
 
+def test_another_reward_scores_answers_that_were_kept_and_asks_only_its_judge(
+    tiny_flags: list[str], tmp_path: Path
+) -> None:
+    run, rows = tmp_path / "runs" / "latest", tmp_path / "rows.jsonl"
+    again = ["eval", "--checkpoint", str(run), "--plan-calls", "0", "--evaluation", str(rows), "--force"]
+    found, calls = {}, {}
+    with served(RuleJudge()) as server:
+        assert main(flags_for(server, tiny_flags, "--no-evaluate", "--cache-path", str(tmp_path / "c.sqlite"))) == 0
+        for reward in ("", "contains=1,meaning=0.5", "judge --judge-model rule-judge"):
+            before = server.stats()["calls"]
+            assert qm_main([*again, *(["--reward", *reward.split()] if reward else [])]) == 0
+            found[reward] = list(read_json_lines(rows))
+            calls[reward] = server.stats()["calls"] - before
+    trained, other, judged = found.values()
+    assert {name for row in other for parts in row["parts"] for name in parts} == {"contains", "meaning"}
+    assert all(row["parts"] == [] or row["parts"][0]["judge"] == row["parts"][0]["right"] for row in judged)
+    methods = [[row["answers"] for row in rows if row["method"] == "identity"] for rows in found.values()]
+    assert methods[0] == methods[1] == methods[2]
+    assert [row["score"] for row in trained] != [row["score"] for row in other]
+    assert calls["contains=1,meaning=0.5"] == 0
+    assert 0 < calls["judge --judge-model rule-judge"] <= 1 + sum(len(row["answers"]) for row in judged)
+
+
 def test_a_judge_that_is_not_there_is_one_line(tiny_flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with served() as server:
         flags = flags_for(server, tiny_flags, "--reward", "judge", "--judge-model", "nobody")

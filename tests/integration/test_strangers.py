@@ -167,23 +167,6 @@ def test_an_evaluation_reads_no_file_and_asks_no_judge_that_only_the_policy_name
     assert "judge_rubric" in refused(words, capsys, policy=rubric)
 
 
-def test_scoring_again_asks_no_judge_and_no_server_that_only_the_policy_names(
-    run: Path, dataset: Path, tmp_path: Path, listener: Listener, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rows = tmp_path / "rows.jsonl"
-    texts = {"method": "policy", "set": "test", "question_id": "q0", "steps": [], "rewrites": [], "tags": []}
-    lists = {"asked": ["plz sort my list"], "answers": ["`sorted`"], "accepted": ["sorted"]}
-    rows.write_text(json.dumps(texts | lists | {"calls": 1, "tokens": 1, "seconds": 0.1, "success": 1, "submitted": 0}))
-    words = ["qm", "rescore", "{policy}", "--rows", str(rows), "--dataset", str(dataset)]
-    judged = policy_with(run, "task", reward="judge=1", judge_model="librarian")
-    assert "--judge-model librarian" in refused(words, capsys, policy=judged)
-    elsewhere = policy_with(run, "system", backend="openai", openai_url=listener.url, ollama_url=[])
-    asking = [*words, "--reward", "judge", "--judge-model", "librarian"]
-    assert f"--openai-url {listener.url.removesuffix('/v1')}" in refused(asking, capsys, policy=elsewhere)
-    assert exit_code(qm_main, ["rescore", str(elsewhere), *words[3:], "--reward", "contains"], prog="qm") == 0
-    assert not listener.was_called
-
-
 @pytest.mark.parametrize(
     ("flags", "flag"),
     [

@@ -92,9 +92,8 @@ OTHER_MEANING: dict[str, set[str]] = {
     # questions, servers and models that a command takes from elsewhere unless they are named
     "BenchmarkConfig": {"latency_ms", "latency_sigma", "mutator_model"},
     "DoctorConfig": {"batch_size", "mutator_model", "target_model"},
-    "EvalFlags": {"dataset", "judge_model", "local_server_url", "seed", "target_model"},
+    "EvalFlags": {"dataset", "local_server_url", "seed", "target_model"},
     "PlanFlags": {"answer"},
-    "RescoreFlags": {"dataset"},
     "PolicyFlags": {"device", "encoder"},
     "SizeCallsFlags": {"target_model"},
     # the judge of labelled answers, which is required, and that of --shadow
@@ -104,6 +103,7 @@ OTHER_MEANING: dict[str, set[str]] = {
     "EmbeddedFlags": {"deterministic", "encoder"},
     "ServerSettings": {"num_ctx", "port", "seed"},
     "GymRunFlags": {"host", "port", "seed"},
+    "StubServerFlags": {"recording"},
     "WatchFlags": {"port"},
     # files, caches and seeds of the batching toolkit
     "BenchFlags": {"cache", "dataset", "seed"},
