@@ -9,7 +9,6 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.wrappers import vector as wrappers
 
@@ -74,12 +73,6 @@ def assert_same(one: Any, other: Any) -> None:
             assert_same(left, right)
     else:
         assert np.array_equal(one, other)
-
-
-def test_make_gives_an_environment_that_passes_gymnasiums_checker(settings: dict[str, Any]) -> None:
-    env = gym.make(ID, render_mode="ansi", **settings)
-    check_env(env.unwrapped)
-    env.close()
 
 
 @pytest.mark.parametrize("error", [ValueError, TypeError])  # the latter is what torchrl's GymEnv expects

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from query_mutator.cli.console import exit_code
-from query_mutator.commands.main import main as qm
 from query_mutator.data import load_questions, split_questions
 from query_mutator.data.bundled import general
 from query_mutator.data.split import fold_of
@@ -24,7 +23,6 @@ from tests.integration.conftest import EVERY_STEP
 from train_query_mutator import main
 
 HELD_OUT = [question.text for question in split_questions(general()).test]
-TRAINING = [question.text for question in split_questions(general()).train]
 
 
 @pytest.fixture(autouse=True)
@@ -77,40 +75,6 @@ def train(server: EmbeddedServer, folder: Path, *flags: str) -> Path:
     ]
     assert exit_code(main, argv, prog="train") == 0
     return (folder / "runs" / "latest").resolve()
-
-
-def test_training_and_its_evaluations_send_no_held_out_question(
-    server: EmbeddedServer, received: list[str], tmp_path: Path
-) -> None:
-    run = train(server, tmp_path, "--no-evaluate")
-    evaluated = [row for row in read_json_lines(run / "metrics.jsonl") if "validation/success" in row]
-    assert len(evaluated) == 3
-    assert sent(TRAINING, received) == TRAINING  # all of them are embedded
-    assert sent(HELD_OUT, received) == []
-
-
-def test_the_comparison_at_the_end_is_what_reads_held_out_questions(
-    server: EmbeddedServer, received: list[str], dataset: Path, tmp_path: Path
-) -> None:
-    held_out = [question.text for question in split_questions(load_questions(dataset)).test]
-    flags = ("--dataset", str(dataset), "--embedding-dims", "4")
-    run = train(server, tmp_path, *flags, "--no-evaluate")
-    assert sent(held_out, received) == []
-    assert exit_code(qm, ["eval", "--checkpoint", str(run)], prog="qm") == 0
-    assert sent(held_out, received) == held_out
-
-
-def test_the_search_for_a_plan_sends_no_held_out_question(
-    server: EmbeddedServer, received: list[str], tmp_path: Path
-) -> None:
-    argv = [
-        *("plan", "--ollama-url", server.url, "--target-model", "librarian", "--mutator-model", "softener"),
-        *("--encoder", "ollama:all-minilm", "--operators", "spelling,neutral,filler", "--cache", "off"),
-        *("--max-calls", "200", "--save-dir", str(tmp_path / "runs")),
-    ]
-    assert exit_code(qm, argv, prog="qm") == 0
-    assert sent(TRAINING, received) == TRAINING
-    assert sent(HELD_OUT, received) == []
 
 
 def test_the_search_for_a_teacher_sends_no_held_out_question(

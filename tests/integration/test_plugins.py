@@ -6,9 +6,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,7 +15,6 @@ from query_mutator import plugins
 from query_mutator.cli.console import exit_code
 from query_mutator.commands.main import main as qm_main
 from query_mutator.env.task import Task
-from query_mutator.files.json_lines import read_json_lines
 from query_mutator.forms import FORMS
 from query_mutator.llm.client import Client
 from query_mutator.operators import OPERATORS
@@ -25,8 +23,6 @@ from query_mutator.session.checkpoint import read_checkpoint
 from query_mutator.types import ChatRequest
 from rl_query_mutator_env import QueryMutationEnv
 from tests.conftest import QUESTIONS
-from tests.integration.conftest import EVERY_STEP
-from tests.integration.killing import train
 from train_query_mutator import main
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,31 +36,6 @@ from train_query_mutator import main as train
 for main, argv in zip((train, train, qm), json.loads(sys.argv[1])):
     assert main(argv) == 0, argv
 """
-
-
-def train_and_evaluate(flags: Sequence[str], save_dir: Path) -> Path:
-    """Train, evaluate and resume in separate processes, as a user does; return the run folder."""
-    argv, report = [*flags, "--save-dir", str(save_dir), "--no-evaluate"], save_dir / "report.json"
-    assert main(argv) == 0
-    run = (save_dir / "latest").resolve()
-    for entry, more in (
-        (qm_main, ["eval", "--checkpoint", str(run), "--json", str(report)]),
-        (qm_main, ["rewrite", "--checkpoint", str(run), "plz sort my list"]),
-        (main, ["--resume", str(run), "--num-env-steps", "96", "--no-use-linear-lr-decay", "--no-evaluate"]),
-    ):
-        train(more, save_dir, entry)
-    assert json.loads(report.read_text())["methods"]["policy"]["calls_per_question"] >= 1
-    return run
-
-
-def test_an_operator_from_a_file(tiny_flags: list[str], tmp_path: Path) -> None:
-    plugin = str(PLUGINS / "polite_operator.py")
-    flags = [*tiny_flags, "--plugin", plugin, "--operators", "spelling,polite", "--no-use-linear-lr-decay"]
-    run = train_and_evaluate(flags, tmp_path / "runs")
-    assert {row["operator"] for row in read_json_lines(run / "transcripts.jsonl")} >= {"polite"}
-    config = json.loads((run / "config.json").read_text())
-    assert len(config["plugins"][plugin]) == 64
-    assert read_checkpoint(run).plugins == config["plugins"]
 
 
 @pytest.mark.parametrize(
@@ -96,14 +67,6 @@ def test_an_operator_that_fails_is_one_line(
     assert capsys.readouterr().err.splitlines()[-1] == f"qm train: {said.format(plugin=plugin)}"
 
 
-def test_a_form_from_a_file(tiny_flags: list[str], tmp_path: Path) -> None:
-    flags = [*tiny_flags, "--plugin", str(PLUGINS / "brief_form.py"), "--forms", "brief", "--no-use-linear-lr-decay"]
-    run = train_and_evaluate(flags, tmp_path / "runs")
-    rows = list(read_json_lines(run / "transcripts.jsonl"))
-    assert {row["form"] for row in rows if row["operator"] == "brief"} == {"brief"}
-    assert read_checkpoint(run).actions[-3:] == ("brief", "undo", "submit")
-
-
 def test_an_installed_form(tmp_path: Path) -> None:
     info = tmp_path / "quiz-1.0.dist-info"
     info.mkdir()
@@ -128,18 +91,6 @@ def test_a_plugins_operators_are_among_the_default_ones(tiny_flags: list[str], t
     assert read_checkpoint(tmp_path / "runs" / "latest").actions[-3:] == ("polite", "undo", "submit")
 
 
-@pytest.mark.slow
-def test_a_reward_part_that_asks_a_model(tiny_flags: list[str], tmp_path: Path) -> None:
-    plugin = str(PLUGINS / "judge_reward.py")
-    flags = [*tiny_flags, "--plugin", plugin, "--reward", "right=0.5,quoted=0.2,judged=0.3", "--no-use-linear-lr-decay"]
-    run = train_and_evaluate(flags, tmp_path / "runs")
-    rows = list(read_json_lines(run / "transcripts.jsonl"))
-    assert {row["parts"]["judged"] for row in rows} == {0.0, 1.0}
-    assert all(row["valid"] for row in rows)
-    calls = [row for row in _journal(run) if row.get("phase", "").startswith(("judge", "first judge"))]
-    assert calls  # journaled like every other call
-
-
 def test_a_judge_that_fails_makes_the_step_invalid(tiny_task: Callable[..., Task], tiny_client: Client) -> None:
     @PARTS.register("broken judge")
     def judge(evidence: Evidence) -> Scoring:
@@ -152,24 +103,6 @@ def test_a_judge_that_fails_makes_the_step_invalid(tiny_task: Callable[..., Task
     env.reset(options={"question": 0})  # the judge of the first answer works
     _, reward, terminated, _, info = env.step(0)
     assert (info["valid"], reward, terminated) == (False, 0.0, False)
-
-
-def _journal(run: Path) -> list[dict[str, Any]]:
-    return [row for path in sorted((run / "journal").iterdir()) for row in read_json_lines(path)]
-
-
-@pytest.mark.slow
-def test_a_backend_from_a_file(tiny_flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    plugin = ["--plugin", str(PLUGINS / "function_backend.py")]
-    flags = [*tiny_flags[6:], *EVERY_STEP, *plugin, "--backend", "function", "--target-model", "any"]
-    flags += ["--no-use-linear-lr-decay"]
-    run = train_and_evaluate(flags, tmp_path / "runs")
-    rows = list(read_json_lines(run / "transcripts.jsonl"))
-    assert all(row["valid"] and row["answer"].endswith("is what you want.") for row in rows)
-    config = json.loads((run / "config.json").read_text())
-    assert (config["backend"]["kind"], config["backend"]["url"]) == ("function", "in-process")
-    assert qm_main(["doctor", *plugin, "--backend", "function", "--target-model", "any", "--no-probe"]) == 0
-    assert "a local function at in-process" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ import requests
 from query_mutator.embedded.server import EmbeddedServer, start_server
 from query_mutator.runs.shadow import read_shadow
 from tests.conftest import Librarian, Softener
-from tests.integration.proxied import KILL, SORT, VIRTUAL, chat
+from tests.integration.proxied import KILL, SORT, chat
 from tests.qm_command import qm, serving
 
 
@@ -56,20 +56,6 @@ def test_sigterm_lets_an_open_stream_end(plan: Path, tmp_path: Path) -> None:
         assert process.wait(20) == 128 + signal.SIGTERM  # as a shell reports it
         with pytest.raises(requests.ConnectionError):
             requests.get(f"{url}/healthz", timeout=5)
-
-
-def test_no_prompt_is_on_disk_or_in_the_log(plan: Path, tmp_path: Path) -> None:
-    marked = KILL + " zanzibar"
-    folder = tmp_path / "served"
-    folder.mkdir()
-    with serving(plan, folder, "--mode", "full") as (process, url):
-        for model in (VIRTUAL, "no-such-model+qm", "librarian:latest"):
-            chat(url, marked, model=model)
-        process.terminate()
-        process.wait(20)
-    kept = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    assert folder / "log.txt" in kept
-    assert [path for path, content in kept.items() if b"zanzibar" in content] == []
 
 
 def test_shadow_keeps_pairs_in_the_run_folder(plan: Path, tmp_path: Path) -> None:

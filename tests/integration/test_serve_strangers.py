@@ -32,30 +32,6 @@ def head(line: str, *headers: str) -> bytes:
 # --- names ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_virtual_name_is_no_model_to_delete_or_to_make(hash_encoder: Encoder) -> None:
-    asked = [
-        ("DELETE", "/api/delete", {"model": VIRTUAL}),
-        ("DELETE", "/api/delete", {"name": VIRTUAL}),
-        ("DELETE", "/api//delete", {"name": VIRTUAL}),
-        ("POST", "/api/create", {"model": "mine", "from": VIRTUAL}),
-        ("POST", "/api/create", {"model": VIRTUAL, "from": MODEL}),
-        ("POST", "/api/pull", {"model": VIRTUAL}),
-        ("POST", "/api/push", {"model": VIRTUAL}),
-        ("POST", "/api/copy", {"source": VIRTUAL, "destination": "mine"}),
-        ("POST", "/api/copy", {"source": MODEL, "destination": VIRTUAL}),
-        ("POST", "/v1/unload", {"model": VIRTUAL}),
-        ("DELETE", "/api/delete", {"model": VIRTUAL, "more": "x" * 1_500_000}),
-    ]
-    with closing(ScriptedServer(http("{}"))) as upstream, proxy(upstream.url, hash_encoder) as url:
-        for method, path, body in asked:
-            reply = requests.request(method, url + path, json=body, timeout=20)
-            assert (reply.status_code, repr(MODEL) in reply.text) == (400, True), (method, path, [*body])
-        assert upstream.requests == []
-        assert requests.delete(f"{url}/api/delete", json={"model": MODEL}, timeout=20).status_code == 200
-        assert requests.post(f"{url}/api/show", json={"name": VIRTUAL}, timeout=20).status_code == 200
-    assert json.loads(upstream.requests[1].partition(b"\r\n\r\n")[2]) == {"name": MODEL}
-
-
 @pytest.mark.parametrize("slots", [0, 2])
 def test_names_that_clients_choose_are_no_labels_and_do_not_stay(hash_encoder: Encoder, slots: int) -> None:
     release, name = threading.Event(), "x" * 100_000

@@ -31,9 +31,6 @@ FLAGS = ("--ask", "form", "--no-evaluate", "--eval-interval", "0", "--cache", "o
 COMMANDS = {
     "rewrite": ["qm", "rewrite", "--checkpoint", "{policy}", "plz sort"],
     "eval": ["qm", "eval", "--checkpoint", "{policy}"],
-    "eval of two": ["qm", "eval", "--checkpoint", "{policy}", "--target-model", "a", "b"],
-    "serve": ["qm", "serve", "--checkpoint", "{policy}", "--port", "0"],
-    "batch": ["qm", "batch", "{lines}", "--checkpoint", "{policy}", "--out", "{out}"],
 }
 
 
@@ -102,34 +99,6 @@ def refused(words: list[str], capsys: pytest.CaptureFixture[str], **places: Path
 
 
 # --- keys and addresses ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_policy_file_does_not_choose_where_the_key_goes(
-    command: str, run: Path, tmp_path: Path, listener: Listener, capsys: pytest.CaptureFixture[str]
-) -> None:
-    policy = policy_with(run, "system", backend="openai", openai_url=listener.url, ollama_url=[])
-    lines = tmp_path / "lines.jsonl"
-    lines.write_text('{"id": "1", "prompt": "plz sort"}\n')
-    err = refused(COMMANDS[command], capsys, policy=policy, lines=lines, out=tmp_path / "out.jsonl")
-    assert f"--openai-url {listener.url.removesuffix('/v1')}" in err
-    assert not listener.was_called
-
-
-def test_a_program_is_refused_too_unless_it_names_the_address(
-    run: Path, listener: Listener, tiny_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    policy = policy_with(run, "system", backend="openai", openai_url=listener.url, ollama_url=[])
-    with pytest.raises(UnnamedError, match="--openai-url"):
-        Rewriter.load(policy)
-    assert not listener.was_called
-    for named in ({"openai_url": f"{tiny_server.url}/v1"}, {"ollama_url": tiny_server.url}):
-        with Rewriter.load(policy, **named) as rewriter:
-            assert rewriter.rewrite("plz sort my list").answer
-    own = policy_with(run, "system", backend="openai", openai_url=f"{tiny_server.url}/v1", ollama_url=[])
-    monkeypatch.setenv("OPENAI_BASE_URL", tiny_server.url)  # names it as well
-    with Rewriter.load(own) as rewriter:
-        assert rewriter.rewrite("plz sort my list").answer
 
 
 @pytest.mark.parametrize(
@@ -206,21 +175,6 @@ def test_a_run_of_this_user_needs_no_flag(
 # --- code ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_policy_file_runs_no_code(
-    command: str, run: Path, code: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    remember({}, plugins=["0" * 64])
-    lines = tmp_path / "lines.jsonl"
-    lines.write_text('{"id": "1", "prompt": "plz sort"}\n')
-    for sha256 in ("", "0" * 64, hashlib.sha256(code.read_bytes()).hexdigest()):
-        err = refused(
-            COMMANDS[command], capsys, policy=plugged(run, code, sha256), lines=lines, out=tmp_path / "o.jsonl"
-        )
-        assert "--plugin" in err
-        assert not (tmp_path / "ran").exists()
-
-
 def test_a_plugin_runs_if_it_is_named_or_was_trained_with(
     run: Path, code: Path, tiny_server: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -251,21 +205,6 @@ def test_a_module_of_a_policy_file_is_found_without_importing_its_package(
     with pytest.raises(UnnamedError, match="--plugin"):
         Rewriter.load(policy_with(run, "plugins", **{"package_of_a_stranger.inner": "0" * 64}))
     assert source_sha256("package_of_a_stranger.inner") == hashlib.sha256(b"").hexdigest()
-    assert not (tmp_path / "ran").exists()
-
-
-def test_a_run_folder_runs_no_code(run: Path, code: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = json.loads((run / "config.json").read_text())
-    config["flags"]["plugin"] = [str(code)]
-    del config["file_sha256"]
-    (run / "config.json").write_text(json.dumps(config))
-    words = ["qm", "data", "export", "--run", str(run), "--out", str(tmp_path / "rows.jsonl")]
-    assert "--plugin" in refused(words, capsys)
-    checkpoint = read_checkpoint(run / "checkpoints" / "step_64.pt")
-    remember(checkpoint.flags)
-    flags = {**checkpoint.flags, "plugin": (str(code),)}
-    file = dataclasses.replace(checkpoint, flags=flags).save(run.parent / "stranger.pt")
-    assert "--plugin" in refused(["train", "--resume", str(file), "--num-env-steps", "128"], capsys)
     assert not (tmp_path / "ran").exists()
 
 

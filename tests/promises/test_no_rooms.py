@@ -10,7 +10,13 @@ import pytest
 
 HERE = Path(__file__).resolve().parent
 PRODUCT = {"query_mutator", "ppo", "rl_query_mutator_env", "train_query_mutator", "ollama_utils", "benchmark_batching"}
-PUBLIC = {*PRODUCT, "query_mutator.batching", "query_mutator.lab", "query_mutator.testing"}
+PUBLIC = {
+    *PRODUCT,
+    "query_mutator.batching",
+    "query_mutator.lab",
+    "query_mutator.testing",
+    "query_mutator.adapters.sb3",
+}
 FILES = sorted(HERE.rglob("*.py"))
 
 

@@ -1,0 +1,236 @@
+"""What somebody else made, a policy file or a run folder, takes no key, runs no code, and names no address or path."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+
+from query_mutator import Rewriter
+from tests.promises import helpers
+from tests.promises.helpers import QM, TRAIN, Command, ModelServer, contents, good, one_line_error, run
+
+KEY = "sk-of-the-user-0123456789"
+QUESTION = "plz tell me the river umm"
+COMMANDS = ("rewrite", "eval", "eval of two models", "serve", "batch", "train")
+EVIL = """
+from pathlib import Path
+from query_mutator.operators import OPERATORS, LocalOperator
+
+Path(__file__).with_name("ran").touch()
+OPERATORS.add("evil", LocalOperator(name="evil", summary="As it is.", function=lambda question, context: question))
+"""
+
+
+@dataclass
+class Stranger:
+    """Two runs of another user: one with a plug-in, the other with a server that would see the key, and a cache."""
+
+    folder: Path
+    plugin: Path
+    plugged: Path
+    server: ModelServer
+    openai: Path
+
+
+@pytest.fixture(scope="module")
+def stranger(server: ModelServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stranger]:
+    """Train the two runs, with another home and another server."""
+    folder = tmp_path_factory.mktemp("stranger")
+    plugin = folder / "evil.py"
+    plugin.write_text(EVIL)
+    plugged = helpers.train(server, folder, "--plugin", str(plugin), "--operators", "spelling,neutral,evil")
+    with helpers.model_server() as theirs:
+        flags = helpers.train_flags(theirs, folder)
+        at = flags.index("--ollama-url")
+        flags[at : at + 2] = ["--backend", "openai", "--openai-url", f"{theirs.url}/v1"]
+        good(run([*TRAIN, *flags, "--cache", "all", "--cache-path", str(folder / "replies.sqlite")], cwd=folder))
+        theirs.reset()
+        (folder / "ran").unlink()
+        yield Stranger(folder, plugin, plugged, theirs, helpers.latest(folder))
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """The folder of the user, who never saw these runs."""
+    (tmp_path / "home").mkdir()
+    return tmp_path / "home"
+
+
+def user_runs(run_folder: Path, home: Path, *more: str, commands: Sequence[str] = COMMANDS) -> Iterator[str]:
+    """Run commands that take a policy or a run on that of a stranger, with the user's key; yield their one line."""
+    policy, lines = home / "policy.qm", home / "lines.jsonl"
+    shutil.copy(run_folder / "policy.qm", policy)
+    lines.write_text('{"id": "1", "prompt": "plz tell me the river"}\n')
+    named = ["--dataset", run_folder.parents[1] / "questions.jsonl", "--save-dir", home / "runs"]
+    words: dict[str, list[str | Path]] = {
+        "rewrite": ["rewrite", QUESTION, "--checkpoint", policy],
+        "eval": ["eval", "--checkpoint", policy],
+        "eval of two models": ["eval", "--checkpoint", policy, "--target-model", "librarian", "echo"],
+        "serve": ["serve", policy, "--port", "0"],
+        "batch": ["batch", lines, "--checkpoint", policy, "--out", home / "out.jsonl"],
+        "train": ["train", "--resume", run_folder, "--num-env-steps", "128", *named],
+    }
+    for name in commands:
+        yield one_line_error(run([*QM, *words[name], *more], cwd=home, env={"OPENAI_API_KEY": KEY}))
+
+
+def test_a_strangers_policy_or_run_does_not_choose_where_the_key_goes(stranger: Stranger, home: Path) -> None:
+    """No command sends the user's key, or anything, to an address that only a stranger's file names."""
+    for line in user_runs(stranger.openai, home):
+        assert f"--openai-url {stranger.server.url}" in line
+    seen = stranger.server.counts()
+    assert (seen["keys"], seen["paths"]) == ([], {})
+    named = ["rewrite", QUESTION, "--checkpoint", home / "policy.qm", "--openai-url", f"{stranger.server.url}/v1"]
+    good(run([*QM, *named], cwd=home, env={"OPENAI_API_KEY": KEY}))
+    assert stranger.server.counts()["keys"] == [f"Bearer {KEY}"]
+    stranger.server.reset()
+
+
+def test_a_program_asks_no_address_that_only_a_policy_names(
+    stranger: Stranger, server: ModelServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`Rewriter.load` refuses a stranger's address too, and takes one that the program names in its place."""
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    with pytest.raises(ValueError, match="--openai-url"):
+        Rewriter.load(stranger.openai / "policy.qm")
+    with Rewriter.load(stranger.openai / "policy.qm", ollama_url=server.url) as rewriter:
+        assert rewriter.rewrite(QUESTION).answer == "It is Nile."
+    assert stranger.server.counts()["paths"] == {}
+    monkeypatch.setenv("OPENAI_BASE_URL", stranger.server.url)  # names it as well
+    with Rewriter.load(stranger.openai / "policy.qm") as rewriter:
+        assert rewriter.rewrite(QUESTION).answer == "It is Nile."
+    stranger.server.reset()
+
+
+def test_a_strangers_policy_or_run_runs_no_code(stranger: Stranger, server: ModelServer, home: Path) -> None:
+    """No command imports a plug-in that only a stranger's file names, and one changed since it was read neither."""
+    address = ["--ollama-url", server.url]
+    for line in user_runs(stranger.plugged, home, *address, commands=("rewrite", "serve", "train")):
+        assert f"the plugin {stranger.plugin}" in line
+        assert "--plugin" in line
+    export = ["data", "export", "--run", stranger.plugged, "--out", home / "rows.jsonl"]
+    assert "--plugin" in one_line_error(run([*QM, *export], cwd=home))
+    assert not (stranger.folder / "ran").exists()
+    words = ["rewrite", QUESTION, "--checkpoint", home / "policy.qm", *address]
+    good(run([*QM, *words, "--plugin", stranger.plugin], cwd=home))
+    assert (stranger.folder / "ran").exists()
+    (stranger.folder / "ran").unlink()
+
+
+def test_a_strangers_policy_writes_and_reads_nothing_else(stranger: Stranger, server: ModelServer, home: Path) -> None:
+    """A stranger's file names no cache to write, no questions to read, and no entry that is unpacked elsewhere."""
+    outside, policy = contents(stranger.folder), home / "policy.qm"
+    (name, about), *rest = entries_of(stranger.openai / "policy.qm")
+    system = {**json.loads(about)["system"], "cache": "all", "cache_path": str(stranger.folder / "replies.sqlite")}
+    named = ["rewrite", QUESTION, "--checkpoint", policy, "--openai-url", f"{server.url}/v1"]
+    archive(policy, [(name, json.dumps({**json.loads(about), "system": system}).encode()), *rest])
+    assert f"--cache-path {stranger.folder / 'replies.sqlite'}" in one_line_error(run([*QM, *named], cwd=home))
+    archive(policy, [(name, about), *rest, ("../escaped", b"x"), (str(home / "escaped"), b"x")])
+    assert "policy.qm" in one_line_error(run([*QM, *named], cwd=home))
+    shutil.copy(stranger.openai / "policy.qm", policy)
+    assert "--dataset" in one_line_error(run([*QM, "eval", *named[2:]], cwd=home))
+    assert contents(stranger.folder) == outside
+    assert {path.name for folder in (home, home.parent) for path in folder.iterdir()} <= {"home", ".cache", policy.name}
+
+
+# --- the file itself -------------------------------------------------------------------------------------------------
+
+
+def entries_of(path: Path) -> list[tuple[str, bytes]]:
+    """Return names and contents of a policy file's entries."""
+    with zipfile.ZipFile(path) as file:
+        return [(name, file.read(name)) for name in file.namelist()]
+
+
+def archive(path: Path, entries: list[tuple[str, bytes]]) -> None:
+    """Write a policy file that is not damaged: the sha256 of the content is the archive's comment."""
+    file = BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as whole:
+        for name, content in entries:
+            packing = zipfile.ZIP_DEFLATED if name.endswith("bomb.npy") else zipfile.ZIP_STORED
+            whole.writestr(zipfile.ZipInfo(name), content, packing, 1)
+        whole.comment = bytes(71)
+    body = file.getvalue()[:-71]
+    path.write_bytes(body + b"sha256 " + hashlib.sha256(body).hexdigest().encode())
+
+
+def peak_mb(command: Command) -> float:
+    """Return the peak of a command's memory, watched until it ends."""
+    peak = 0.0
+    while command.poll(0.005) is None:
+        try:
+            status = Path(f"/proc/{command.pid}/status").read_text()
+        except OSError:
+            continue
+        rows = [line for line in status.splitlines() if line.startswith("VmHWM")]
+        peak = max(peak, *(int(row.split()[1]) / 1024 for row in rows), 0.0)
+    return peak
+
+
+def bomb(entries: list[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
+    """Add an array of zeros, which is small as long as it is compressed."""
+    return [*entries, ("weights/bomb.npy", bytes(600_000_000))]
+
+
+def boast(entries: list[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
+    """Let an array's head say that it has a trillion rows."""
+    at = next(index for index, (name, _) in enumerate(entries) if name.startswith("weights/"))
+    head = b"{'descr': '<f4', 'fortran_order': False, 'shape': (1000000000000,), }".ljust(117) + b"\n"
+    changed = b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head + bytes(64)
+    return [*entries[:at], (entries[at][0], changed), *entries[at + 1 :]]
+
+
+def values(entries: list[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
+    """Put four million values into its JSON."""
+    return [(n, b'{"a": [' + b"[]," * 4_000_000 + b"1]," + c[1:] if n == "policy.json" else c) for n, c in entries]
+
+
+@pytest.mark.parametrize("change", [bomb, boast, values])
+def test_a_policy_file_takes_no_memory(
+    change: Callable[[list[tuple[str, bytes]]], list[tuple[str, bytes]]],
+    trained: Path,
+    server: ModelServer,
+    home: Path,
+) -> None:
+    """A policy file that would take gigabytes is one line, and the command stays within 150 MB of an honest one."""
+    policy = home / "policy.qm"
+    words = [*QM, "rewrite", QUESTION, "--checkpoint", policy, "--ollama-url", server.url]
+    archive(policy, entries_of(trained / "policy.qm"))
+    honest = Command(words, cwd=home)
+    usual = peak_mb(honest)
+    good(honest.wait())
+    archive(policy, change(entries_of(trained / "policy.qm")))
+    hostile = Command(words, cwd=home)
+    assert peak_mb(hostile) < usual + 150
+    assert "policy.qm" in one_line_error(hostile.wait())
+
+
+def test_a_key_is_in_no_file_and_no_output(home: Path) -> None:
+    """A key reaches the server that the user named, and is in no file and no output."""
+    with helpers.model_server(api_key=KEY) as guarded:
+        flags = helpers.train_flags(guarded, home)
+        at = flags.index("--ollama-url")
+        flags[at : at + 2] = ["--backend", "openai", "--openai-url", f"{guarded.url}/v1"]
+        said = []
+        for command in (
+            [*TRAIN, *flags, "--cache", "all", "--cache-path", str(home / "replies.sqlite")],
+            [*QM, "eval", "--evaluation", home / "rows.jsonl", "--plan-calls", "40"],
+            [*QM, "rewrite", QUESTION],
+        ):
+            result = good(run(command, cwd=home, env={"OPENAI_API_KEY": KEY}))
+            said.append(result.stdout + result.stderr)
+        other = run([*QM, "rewrite", QUESTION], cwd=home, env={"OPENAI_API_KEY": "sk-wrong"})
+        line = one_line_error(other)
+        assert "invalid API key" in line
+        assert "sk-wrong" not in line
+        assert guarded.counts()["keys"] == [f"Bearer {KEY}", "Bearer sk-wrong"]
+    assert not [name for name, content in contents(home).items() if KEY.encode() in content]
+    assert KEY not in "".join(said)
