@@ -50,16 +50,6 @@ CONFIG = Path(__file__).resolve().parents[1] / "examples" / "first_run.json"
 ONE_CALL = "--ask form --max-asks 1 --max-episode-steps 3 --answer best --algo bandit --teacher search"
 CLEAN = "clean"
 YARDSTICK = ("question_answer", "short_answer", "statement", "expert")  # forms in which the ideal texts are recorded
-#: Mixtures of reasoning-gym, chosen by the tasks' descriptions before a reply to them was seen. Their replies come from
-#: scripts/record_replies.py --gguf smollm2 --dataset MIXTURE --forms FORMS --cleaned-by clean
-MIXTURES = {
-    "numbers": ("decimal_chain_sum", "number_sequence", "power_function", "prime_factorization", "simple_geometry",
-                "count_primes"),
-    "words": ("letter_jumble", "word_sequence_reversal", "binary_alternation", "dice", "self_reference"),
-}  # fmt: skip
-MIXTURE_FORMS = (
-    "question_answer,short_answer,statement,one_sentence,restate,asking_sentence"  # of the defaults, without examples
-)
 KINDS = ("plain", "misspelt", "slang", "wordy", "second-language", "two-part")
 
 
@@ -76,11 +66,10 @@ def score(world: World, fold: str, arguments: argparse.Namespace) -> tuple[Found
     best = search.best_plan_at(1).plan
     fixed = fixed_plans(task) | {"best_plan": best}
     jobs = [*plan_jobs(fixed, task.on(questions))]
-    if not arguments.mixture:  # of general, whose texts before they were spoiled are known
-        ideal = [replace(question, text=text) for question, text in zip(questions, ideal_texts(questions), strict=True)]
-        yardstick = [form.name for form in task.forms if form.name in YARDSTICK]
-        plans = {in_ideal(AS_IS): Plan()} | {in_ideal(form): Plan(steps=(form,)) for form in yardstick}
-        jobs += plan_jobs(plans, task.on(ideal))
+    ideal = [replace(question, text=text) for question, text in zip(questions, ideal_texts(questions), strict=True)]
+    yardstick = [form.name for form in task.forms if form.name in YARDSTICK]
+    plans = {in_ideal(AS_IS): Plan()} | {in_ideal(form): Plan(steps=(form,)) for form in yardstick}
+    jobs += plan_jobs(plans, task.on(ideal))
     for seed in arguments.seeds:
         started = time.perf_counter()
         trained = train_seed(world, config_of([*argv, "--seed", str(seed)]), max_calls=sys.maxsize)
@@ -94,15 +83,7 @@ def score(world: World, fold: str, arguments: argparse.Namespace) -> tuple[Found
 
 def flags_of(arguments: argparse.Namespace) -> list[str]:
     """Return the flags of every training."""
-    argv = ["--config", str(CONFIG), "--backend", "recorded", *arguments.flags.split()]
-    if arguments.mixture:
-        argv += ["--dataset", mixture(arguments.mixture), "--forms", MIXTURE_FORMS]
-    return argv
-
-
-def mixture(name: str) -> str:
-    """Return a mixture as `--dataset` takes it: 50 questions of each task."""
-    return "reasoning-gym:" + ",".join(f"{task}(size=50,seed=7)" for task in MIXTURES[name])
+    return ["--config", str(CONFIG), "--backend", "recorded", *arguments.flags.split()]
 
 
 def config_of(argv: Sequence[str]) -> TrainConfig:
@@ -245,9 +226,6 @@ def arguments_of(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, nargs="+", default=list(range(1, 9)))
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--folds", nargs="+", choices=list("01234"), help="folds of the training questions to score")
-    where.add_argument(
-        "--mixture", choices=[*MIXTURES], help="score held-out questions of reasoning-gym; --flags has --recording"
-    )
     where.add_argument("--second-author", action="store_true", help="score the second author's questions")
     parser.add_argument("--log", type=Path, default=Path(__file__).with_name("second_author_readings.jsonl"))
     parser.add_argument("--json", type=Path)

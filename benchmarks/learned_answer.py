@@ -310,7 +310,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--gguf", help="the recorded model's file, or smollm2: P(True) is a rival too")
     parser.add_argument("--log", type=Path, default=LOG)
     parser.add_argument("--json", type=Path)
-    parser.set_defaults(mixture=None)
     arguments = parser.parse_args(argv)
     torch.set_num_threads(1)
     settings = group_of(ModelSettings, config_of(flags_of(arguments)))

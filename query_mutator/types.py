@@ -52,12 +52,9 @@ ERROR_KINDS = (
 #: Tags that decide how a question is used: its gold is a number, or a text that is no Python name; it should be refused
 #: and serves the guard metric only.
 NUMERIC, UNSAFE = "numeric", "unsafe"
-REASONING_GYM = "reasoning-gym"  # an entry of a task of that package, whose scorer knows what is right
-VERIFIERS = "verifiers"  # a task of a taskset of that package, whose rewards do
 
 #: The parts of a score that say whether an answer is right, the first that a reward has counts.
-SUCCESS_PARTS = ("right", "exact", "numeric", "committed", "contains", "verifier", "judge")
-PARTIAL = "verifier"  # gives partial credit, with which an answer is not right yet
+SUCCESS_PARTS = ("right", "exact", "numeric", "committed", "contains", "judge")
 
 ASK, UNDO, SUBMIT = "ask", "undo", "submit"
 CONTROLS = (ASK, UNDO, SUBMIT)  # the actions that are not operators or forms
@@ -310,9 +307,8 @@ class Reward:
 
 
 def success_in(parts: Mapping[str, float]) -> float:
-    """Return the first of SUCCESS_PARTS among the parts of a score, 0 without any and for partial credit."""
-    name = next((name for name in SUCCESS_PARTS if name in parts), None)
-    return 0.0 if name is None or (name == PARTIAL and parts[name] < 1) else float(parts[name])
+    """Return the first of SUCCESS_PARTS among the parts of a score, 0 without any."""
+    return float(next((parts[name] for name in SUCCESS_PARTS if name in parts), 0.0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -72,9 +72,7 @@ def parsed() -> argparse.Namespace:
     where.add_argument("--gguf", help="the model's file, or smollm2")
     where.add_argument("--ollama-url", help="in place of --gguf, with --target-model")
     parser.add_argument("--target-model", help="by default that of the file")
-    parser.add_argument(
-        "--dataset", nargs="+", required=True, help="JSON-lines files of questions, or reasoning-gym:NAME,..."
-    )
+    parser.add_argument("--dataset", nargs="+", required=True, help="JSON-lines files of questions")
     parser.add_argument("--out", type=Path, required=True, help="the recording, a .jsonl.xz file")
     parser.add_argument("--journal", type=Path, default="build/recorded", help="a folder for the replies so far")
     parser.add_argument("--encoder", default=DEFAULT_ENCODER, help="chooses the examples that forms show")

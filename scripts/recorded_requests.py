@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from query_mutator import forms
-from query_mutator.data import reasoning_gym
 from query_mutator.data.bundled import general_bank, guard_questions
 from query_mutator.data.loaders import load_questions
 from query_mutator.encoder import resolve_encoder
@@ -31,9 +30,8 @@ Version = dict[int, str]  # a text of each question by its number in the task, w
 
 
 def task_of(dataset: str, calls: CallSettings, *, encoder: str, forms_asked: str = forms.ALL) -> Task:
-    """Return the task on all questions of a file or of reasoning-gym, and on the guard requests, with forms."""
-    is_gym = dataset.startswith(reasoning_gym.PREFIX)
-    questions = reasoning_gym.verified_questions(dataset) if is_gym else load_questions(Path(dataset))
+    """Return the task on all questions of a file, and on the guard requests, with forms."""
+    questions = load_questions(Path(dataset))
     task = build_task(
         questions,
         calls=calls,
@@ -60,7 +58,7 @@ def versions_of(dataset: str, task: Task, *, cleaned_by: Sequence[str]) -> list[
                 for (index, text), context in zip(found[-1].items(), contexts, strict=True)
             }
         )
-    lines = Path(dataset).read_text(encoding="utf-8").splitlines() if Path(dataset).exists() else ()
+    lines = Path(dataset).read_text(encoding="utf-8").splitlines()
     clean = {row["id"]: row.get("clean") for row in map(json.loads, lines)}
     found.append({index: clean.get(question.id) or question.text for index, question in enumerate(task.questions)})
     return found

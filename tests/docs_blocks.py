@@ -22,7 +22,7 @@ from query_mutator.commands.main import main as qm_main
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
 NEEDS = (
-    "ollama", "gguf", "ray", "hub", "gpu", "lerobot", "gym", "reasoning-gym", "openenv", "inspect", "verifiers",
+    "ollama", "gguf", "ray", "hub", "gpu", "lerobot", "gym", "openenv", "inspect", "verifiers",
     "run", "make",
 )  # fmt: skip
 

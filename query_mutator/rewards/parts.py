@@ -14,18 +14,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from query_mutator.data.taskset import NotScored, score_of
-from query_mutator.data.verified import scored_by
 from query_mutator.errors import UsageError
 from query_mutator.registry import Registry
 from query_mutator.rewards.judge import Judge
 from query_mutator.rewards.matching import contains_text, final_number, same_number, same_text
 from query_mutator.rewards.verdicts import is_not_sure, is_refusal
-from query_mutator.rewards.verifier import verified
 from query_mutator.types import (
     NUMERIC,
-    REASONING_GYM,
-    VERIFIERS,
     ChatRequest,
     Completion,
     Question,
@@ -74,13 +69,8 @@ def cosine(one: Vector, two: Vector) -> float:
 
 @PARTS.register("right")
 def right(evidence: Evidence) -> float:
-    """Return 1 when the answer gives the accepted number (questions with the tag `numeric`), or an accepted text.
-
-    Answers to entries of reasoning-gym and to tasks of a taskset are right with full marks of `verifier`.
-    """
+    """Return 1 when the answer gives the accepted number (questions with the tag `numeric`), or an accepted text."""
     accept, tags = evidence.question.accept, evidence.question.tags
-    if scored_by(evidence.question):
-        return float(_verified(evidence) >= 1)
     if not accept or is_refusal(evidence.answer):
         return 0.0
     if NUMERIC in tags:
@@ -115,22 +105,6 @@ def _ends_at_gold(evidence: Evidence) -> float:
         return 0.0
     gold = (final_number(text) for text in evidence.question.accept)
     return float(any(number is not None and same_number(found, number) for number in gold))
-
-
-@PARTS.register("verifier")
-def verifier(evidence: Evidence) -> float:
-    """Return the score of the question's task of reasoning-gym or of a taskset; Unscored for any other question."""
-    return _verified(evidence)
-
-
-def _verified(evidence: Evidence) -> float:
-    question, scorer = evidence.question, scored_by(evidence.question)
-    if scorer is None:
-        raise Unscored(f"question {question.id} is not of --dataset {REASONING_GYM}:NAME or {VERIFIERS}:PACKAGE")
-    try:
-        return verified(question, evidence.answer) if scorer == REASONING_GYM else score_of(question, evidence.answer)
-    except NotScored as error:
-        raise Unscored(str(error)) from error
 
 
 @PARTS.register("similarity")

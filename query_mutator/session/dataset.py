@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from query_mutator.data import (
@@ -20,7 +19,6 @@ from query_mutator.data import (
     validation_split,
 )
 from query_mutator.data.bundled import GENERAL_2, OPENED_BY
-from query_mutator.data.verified import VERIFIED_SETS
 from query_mutator.errors import DatasetError, UsageError
 from query_mutator.settings.episode import TaskSettings
 from query_mutator.types import Question
@@ -33,24 +31,20 @@ NO_DATASET = "none"  # of a plan that was learned from a log
 def read_dataset(settings: TaskSettings, *, for_training: bool = True) -> QuestionSet:
     """Return the questions of `settings.dataset`, the name of a bundled set or a file.
 
-    Bundled sets, tasks of reasoning-gym and tasksets come with the bundled requests that should be refused.
+    Bundled sets come with the bundled requests that should be refused.
     """
-    dataset, bundled = settings.dataset, dict(BUNDLED)
-    for start, read in VERIFIED_SETS.items():
-        if dataset.startswith(start):
-            bundled[dataset] = partial(read, dataset)
-    if dataset in bundled and not os.path.exists(dataset):
+    dataset = settings.dataset
+    if dataset in BUNDLED and not os.path.exists(dataset):
         for name in ("question_column", "answer_column"):
             if getattr(settings, name) is not None:
                 raise UsageError(f"--{name.replace('_', '-')} is for a file; {dataset} has its own columns")
-        return QuestionSet(questions=bundled[dataset](), guard=tuple(guard_questions()))
+        return QuestionSet(questions=BUNDLED[dataset](), guard=tuple(guard_questions()))
     _check_not_held_out(dataset, for_training=for_training)
     paths, source = ([Path(dataset)], {}) if not dataset.startswith(hub.PREFIX) else hub.fetch(dataset)
     if not source and not os.path.splitext(dataset)[1] and not os.path.exists(dataset):
-        sets = ", ".join(bundled)
+        sets = ", ".join(BUNDLED)
         raise DatasetError(
-            f"{dataset}: no such file; give a .jsonl, .json, .csv or .parquet file, hf:NAME, reasoning-gym:NAME, "
-            f"verifiers:PACKAGE, or a bundled set: {sets}"
+            f"{dataset}: no such file; give a .jsonl, .json, .csv or .parquet file, hf:NAME, or a bundled set: {sets}"
         )
     found = load_question_set(
         paths, name=dataset, question_column=settings.question_column, answer_column=settings.answer_column

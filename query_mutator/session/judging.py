@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 
 from query_mutator.cli.console import note
 from query_mutator.data.bundled import GRADED_BY
-from query_mutator.data.verified import is_verified, scored_by
 from query_mutator.errors import UsageError
 from query_mutator.llm.checkup import JudgeForm
 from query_mutator.llm.stack import ClientStack
@@ -27,7 +26,7 @@ JUDGE_FORMS: Mapping[JudgeForm, str] = {
 
 def default_reward(dataset: str) -> str:
     """Return the weights of the parts without --reward, "" for the usual ones: some sets are graded by one part."""
-    return "verifier" if is_verified(dataset) else GRADED_BY.get(dataset, "")
+    return GRADED_BY.get(dataset, "")
 
 
 def make_reward(settings: TaskSettings, *, judge: Judge | None = None) -> WeightedReward:
@@ -53,11 +52,11 @@ def make_reward(settings: TaskSettings, *, judge: Judge | None = None) -> Weight
 def check_gold(questions: Sequence[Question], settings: TaskSettings) -> None:
     """Say how many questions have nothing to compare an answer with; UsageError where the reward compares and all do.
 
-    A judge and the scorers of a package need no gold.
+    A judge needs no gold.
     """
     weights = make_reward(settings).weights
     compares = next((name for name in SUCCESS_PARTS if weights.get(name)), None)
-    bare = sum(not (one.accept or one.reference or scored_by(one)) for one in questions)
+    bare = sum(not (one.accept or one.reference) for one in questions)
     if not bare or compares not in REFERENCE_METRICS:
         return
     if bare == len(questions):

@@ -27,7 +27,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from query_mutator.data.verified import is_verified
 from query_mutator.env.observation import Projection
 from query_mutator.errors import CheckpointError
 from query_mutator.files import atomic_write, encode, parse_json_object
@@ -190,8 +189,7 @@ def _about(checkpoint: Checkpoint, background: Background) -> dict[str, Any]:
 def redacted(policy: SavedPolicy) -> SavedPolicy:
     """Return a policy without reference answers, but those that forms show, and without the path of the dataset."""
     task = policy.checkpoint.task
-    dataset = task.dataset if is_verified(task.dataset) else Path(task.dataset).name
-    checkpoint = replace(policy.checkpoint, task=replace(task, dataset=dataset))
+    checkpoint = replace(policy.checkpoint, task=replace(task, dataset=Path(task.dataset).name))
     background = policy.background and without_gold(policy.background)
     return SavedPolicy(checkpoint=checkpoint, background=background)
 

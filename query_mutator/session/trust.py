@@ -17,7 +17,6 @@ from typing import Any
 
 from query_mutator.data import BUNDLED
 from query_mutator.data.hub import PREFIX as HUB
-from query_mutator.data.taskset import PREFIX as TASKSET
 from query_mutator.encoder.weights import DEFAULT_ENCODER
 from query_mutator.errors import UnnamedError, UsageError
 from query_mutator.files import decode, encode
@@ -160,7 +159,7 @@ _HARMLESS: Mapping[str, Callable[[str], bool]] = {
     "judge_model": _never,
     "judge_rubric": lambda text: "\n" in text,  # else a file
     "cache_path": _never,
-    "dataset": lambda spec: spec in BUNDLED or (_is_inside(spec) and not spec.startswith((HUB, TASKSET))),
+    "dataset": lambda spec: spec in BUNDLED or (_is_inside(spec) and not spec.startswith(HUB)),
     "teacher": lambda spec: "/" not in spec and not spec.endswith(".pt"),  # a plan
     "save_dir": _is_inside,
     "track": _never,

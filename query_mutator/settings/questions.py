@@ -30,8 +30,7 @@ class Questions(Columns):
 
     dataset: str = RECORDED_SET
     """Questions: general (bundled), a .jsonl, .json, .csv or .parquet file, a set of
-    the Hugging Face hub as hf:NAME[:CONFIG][@SPLIT], reasoning-gym:TASK,TASK(size=50), or
-    verifiers:PACKAGE(size=50); see docs/how-to/use-your-own-data.md."""
+    the Hugging Face hub as hf:NAME[:CONFIG][@SPLIT]; see docs/how-to/use-your-own-data.md."""
 
 
 @dataclass(frozen=True, kw_only=True)

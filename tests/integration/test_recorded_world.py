@@ -343,25 +343,3 @@ def test_the_table_of_one_call_a_question(
     low, high = found["policy_minus_best_plan"]["ci"]
     assert low <= found["policy_minus_best_plan"]["success"] <= high
     assert "of the way to ideal clean > question_answer" in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_the_table_of_a_mixture_of_reasoning_gym(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(general, "MIXTURES", {"sums": ("decimal_chain_sum",)})
-    dataset, recording = general.mixture("sums"), tmp_path / "sums.jsonl.xz"
-    task = task_of(dataset, CALLS, encoder="hash", forms_asked=general.MIXTURE_FORMS)
-    answers = {question.text: question.accept for question in task.questions}
-    wanted = requests_of(task, versions_of(dataset, task, cleaned_by=[CLEAN]))
-    head = RepliesHead(model=MODEL, model_sha256="ab" * 32, made_with="hand", command="x", date="2026-11-24")
-    write_replies(recording, head, {reply_key(request): [reply_to(request, answers)] for request in wanted})
-    small = "--encoder hash --num-env-steps 128 --num-processes 4 --num-steps 8 --plan-calls 400"
-    argv = ["--mixture", "sums", "--seeds", "1", "2", "--flags", f"--recording {recording} {small}"]
-    general.main([*argv, "--json", str(tmp_path / "table.json"), "--store", str(tmp_path)])
-    found = json.loads((tmp_path / "table.json").read_text())
-    assert "decimal_chain_sum" in found["groups"]
-    assert found["rows"]["identity"]["success"] == 0 < found["rows"]["question_answer"]["success"]
-    said = capsys.readouterr().out
-    assert "decimal_chain_sum" in said
-    assert "of the way" not in said

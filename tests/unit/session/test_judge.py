@@ -281,7 +281,6 @@ def test_unscored_steps_and_questions_without_gold_are_left_out() -> None:
 
 def test_sets_with_a_grader_of_their_own_need_no_reward_flag() -> None:
     assert default_reward("general") == default_reward(str(GENERAL_2)) == "committed"
-    assert default_reward("reasoning-gym:gcd") == "verifier"
     assert default_reward("questions.jsonl") == ""
 
 
