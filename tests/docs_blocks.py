@@ -28,7 +28,8 @@ NEEDS = (
 
 #: Put before the flags of the training commands of unmarked blocks, which win.
 DEFAULTS = shlex.split(
-    "--backend recorded --encoder hash --embedding-dims 4 --eval-calls 200 --plan-calls 200 --answer-calls 200"
+    "--backend recorded --encoder hash --embedding-dims 4 --operators clean --forms question_answer,statement"
+    " --answer vote --eval-calls 600 --plan-calls 200"
     " --eval-questions 3 --learning-starts 16 --train-batch-size 32 --replay-ratio 4"
 )
 #: Put behind them: two updates, which take about a second.

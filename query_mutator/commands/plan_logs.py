@@ -60,7 +60,12 @@ def plan_from_logs(flags: PlanFlags) -> None:
     path = log_path(Path(flags.from_logs or ""))
     settings = _task_settings(flags)
     split = None if settings.dataset == NO_DATASET else split_dataset(settings)
-    log = grade_log(read_logged_replies(path), reward=make_reward(settings), split=split, forms=_names(flags.forms))
+    log = grade_log(
+        read_logged_replies(path),
+        reward=make_reward(settings),
+        split=split,
+        forms=_names(flags.forms if "forms" in flags.given else ""),
+    )
     note(f"{path}: {log.in_words()}")
     if flags.dry_run:
         print(rows_of({name: f"{count:,} answers" for name, count in log.forms.items()} or {"answers": 0}))

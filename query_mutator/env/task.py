@@ -44,7 +44,7 @@ def rewrite_settings(actions: Sequence[str], forms: str) -> dict[str, Any]:
     names = operator_names(actions)
     chosen = form_registry.among(names, forms)
     operators = ",".join(name for name in names if name not in chosen)
-    return {"operators": operators or NONE, "forms": ",".join(chosen)}
+    return {"operators": operators or NONE, "forms": ",".join(chosen) or NONE}
 
 
 @dataclass(frozen=True, kw_only=True)

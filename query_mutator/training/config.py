@@ -92,7 +92,7 @@ class TrainConfig(
             if self.max_asks not in (None, TrainConfig.max_asks):
                 raise ValueError(f"--max-asks {self.max_asks} needs --ask form; add it, or leave --max-asks out")
             object.__setattr__(self, "max_asks", None)
-        if self.max_asks == 1:
+        if self.max_asks == 1 or self.ask == "every_step":
             for name in ("answer", "budget", "call_price"):
                 if getattr(self, name) == getattr(TrainConfig, name):
                     object.__setattr__(self, name, getattr(EpisodeRules, name, None))

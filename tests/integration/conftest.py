@@ -58,7 +58,7 @@ def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_gguf(tmp_path_factory.mktemp("gguf"))
 
 
-#: What the embedded assistant gets by default, for other servers.
+#: Every rewrite is asked about, as in the documents: without forms, P(right) and a budget.
 EVERY_STEP = ("--forms", "none", "--ask", "every_step", "--max-episode-steps", "5")
 
 
@@ -71,7 +71,7 @@ def tiny_flags(tiny_server: EmbeddedServer, dataset: Path, tmp_path: Path) -> li
 def flags_of(server: EmbeddedServer, dataset: Path, save_dir: Path) -> list[str]:
     return [
         *("--ollama-url", server.url, "--target-model", "librarian", "--mutator-model", "softener"),
-        *("--encoder", "hash", "--dataset", str(dataset), "--embedding-dims", "4"),
+        *("--encoder", "hash", "--dataset", str(dataset), "--embedding-dims", "4", *EVERY_STEP, "--cache", "eval"),
         *("--operators", "spelling,neutral,filler", "--save-dir", str(save_dir)),
         *("--num-processes", "4", "--num-steps", "8", "--batch-size", "4"),
         *("--num-mini-batch", "2", "--num-env-steps", "64", "--save-interval", "1", "--eval-questions", "3"),

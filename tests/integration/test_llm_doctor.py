@@ -136,14 +136,6 @@ def test_an_embedder_is_neither_suggested_nor_accepted_as_a_model_that_answers(
     assert "slots" not in embedder
 
 
-def test_a_mutator_without_a_rule_for_an_operator_is_a_finding(capsys: pytest.CaptureFixture[str]) -> None:
-    rewriter = Upper()
-    rewriter.operators = ("spelling", "slang")  # type: ignore[attr-defined]
-    with start_server([rewriter]) as server:
-        lines = lines_of(capsys, ["--ollama-url", server.url, "--no-probe"], code=2)
-    assert "upper:latest rewrites by rules and has none for terms" in lines["model"][1]
-
-
 @pytest.mark.slow
 def test_doctor_size_calls_and_the_benchmark_agree_on_what_to_set(capsys: pytest.CaptureFixture[str]) -> None:
     settings = "--batch-size 6 --num-processes 12: "

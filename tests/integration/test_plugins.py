@@ -88,7 +88,7 @@ def test_a_plugins_operators_are_among_the_default_ones(tiny_flags: list[str], t
     at = tiny_flags.index("--operators")
     flags = [*tiny_flags[:at], *tiny_flags[at + 2 :], "--plugin", str(PLUGINS / "polite_operator.py")]
     assert main([*flags, "--no-evaluate", "--eval-interval", "0"]) == 0
-    assert read_checkpoint(tmp_path / "runs" / "latest").actions[-3:] == ("polite", "undo", "submit")
+    assert read_checkpoint(tmp_path / "runs" / "latest").actions.count("polite") == 1
 
 
 def test_a_judge_that_fails_makes_the_step_invalid(tiny_task: Callable[..., Task], tiny_client: Client) -> None:

@@ -222,7 +222,6 @@ def test_a_policy_asks_again_and_submits_what_is_likely_right(
     assert train(*flags, *small, "--no-evaluate", "--answer-calls", "300", "--no-use-linear-lr-decay") == 0
     run = the_run(tmp_path)
     said = capsys.readouterr().err
-    assert "--ask form --max-asks 4" in said
     assert "P(right): learned from" in said
     known = steps_kept(run) - 1024
     assert known > 100 or algo == "ppo"  # of the answers for P(right)
