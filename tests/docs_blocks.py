@@ -28,9 +28,9 @@ NEEDS = (
 
 #: Put before the flags of the training commands of unmarked blocks, which win.
 DEFAULTS = shlex.split(
-    "--backend recorded --encoder hash --embedding-dims 4 --operators clean --forms question_answer,statement"
-    " --answer vote --eval-calls 600 --plan-calls 200"
-    " --eval-questions 3 --learning-starts 16 --train-batch-size 32 --replay-ratio 4"
+    "--target-model librarian --mutator-model softener --encoder hash --dataset questions.jsonl --embedding-dims 4"
+    " --operators spelling,neutral,filler --forms none --answer best --eval-questions 3"
+    " --learning-starts 16 --train-batch-size 32 --replay-ratio 4"
 )
 #: Put behind them: two updates, which take about a second.
 SIZES = shlex.split("--num-processes 4 --num-steps 8 --num-mini-batch 2 --batch-size 4 --num-env-steps 64")
@@ -55,6 +55,7 @@ FOREIGN = {
     "inspect",
     "vf-eval",
     "vf-replay",
+    "echo",
     "query-rewriting-table",
 }
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from query_mutator.cli.console import exit_code
+from query_mutator.embedded.server import EmbeddedServer
 from tests.docs_blocks import DEFAULTS, PAGES, ROOT, SIZES, blocks_of, check_block, run_block
 from tests.integration.conftest import ROWS
 from tests.tiny_lm import pairs, write_rows
@@ -20,20 +21,23 @@ WITH_BLOCKS = [page for page in PAGES if any(not block.needs for block in blocks
 
 
 @pytest.fixture(scope="session")
-def small_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def small_run(tiny_server: EmbeddedServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with `questions.jsonl` and a run of two updates on them."""
     folder = tmp_path_factory.mktemp("docs")
     rows = [{"id": f"q{n}", "query": text, "accept": [name]} for n, (text, name) in enumerate(ROWS)]
     write_rows(folder / "questions.jsonl", rows)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
+        patch.setenv("OLLAMA_HOST", tiny_server.url)
         patch.setenv("QUERY_MUTATOR_REPLIES", str(folder / "replies.sqlite"))
         assert exit_code(train_main, [*DEFAULTS, *SIZES, "--no-evaluate"], prog="train") == 0
     return folder
 
 
 @pytest.fixture
-def folder(small_run: Path, tiny_lm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(
+    small_run: Path, tiny_server: EmbeddedServer, tiny_lm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Path:
     """The working directory of a page: a checkout's files, a finished run, rows to train on and a small model."""
     for name in ("questions.jsonl", "runs"):
         source = small_run / name
@@ -44,6 +48,7 @@ def folder(small_run: Path, tiny_lm: str, tmp_path: Path, monkeypatch: pytest.Mo
     shutil.copytree(tiny_lm, tmp_path / "model")
     write_rows(tmp_path / "train.jsonl", pairs(40))
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OLLAMA_HOST", tiny_server.url)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
     return tmp_path
