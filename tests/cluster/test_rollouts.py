@@ -34,7 +34,7 @@ from query_mutator.training.workers import dealt_out, shares
 from rl_query_mutator_env import BatchedQueryMutationEnv, QueryMutationEnv
 from tests.cluster.conftest import RayCluster, wait_until
 from tests.conftest import Librarian, Softener
-from tests.integration.conftest import ROWS, write_dataset
+from tests.integration.conftest import EVERY_STEP, ROWS, write_dataset
 from tests.integration.killing import kill_when, run_in, start, transcript, weights
 from tests.rule_judge import RuleJudge
 from train_query_mutator import main
@@ -59,6 +59,7 @@ def flags(server: EmbeddedServer, tmp_path: Path) -> list[str]:
         *("--embedding-dims", "4", "--operators", "spelling,neutral,filler", "--num-mini-batch", "2"),
         *("--num-processes", "4", "--num-steps", "8", "--num-env-steps", "64", "--batch-size", str(IN_FLIGHT)),
         *("--deterministic", "--no-evaluate", "--eval-interval", "0", "--save-interval", "1"),
+        *(*EVERY_STEP, "--cache", "eval"),
     ]
 
 

@@ -11,6 +11,7 @@ import pytest
 from query_mutator.embedded.server import start_server
 from query_mutator.files.json_lines import read_json_lines
 from tests.conftest import Librarian, Softener
+from tests.integration.conftest import EVERY_STEP
 from tests.qm_command import qm
 from train_query_mutator import main
 
@@ -44,6 +45,7 @@ def test_a_question_that_does_not_fit_is_reported_counted_and_never_scored(
             *("--encoder", "hash", "--dataset", str(dataset), "--operators", "spelling,neutral,filler"),
             *("--save-dir", str(runs), "--num-processes", "4", "--num-steps", "8", "--num-env-steps", "96"),
             *("--num-ctx", str(CONTEXT), "--embedding-dims", "4", "--num-mini-batch", "2", "--eval-questions", "3"),
+            *(*EVERY_STEP, "--cache", "eval"),
         ]
         assert main(flags) == 0
         said = capsys.readouterr().err
