@@ -214,7 +214,7 @@ def test_every_learners_policy_acts_in_numpy_as_the_trained_one(
     policy, saved = load_policy(checkpoint), checkpoint.learner["policy"]
     background = read_policy(plan).background
     write_policy_file(tmp_path / "policy.qm", SavedPolicy(checkpoint=checkpoint, background=background))
-    widths = [tensor.shape[1] for tensor in saved.values() if tensor.ndim == 2]
+    widths = next((tensor.shape for tensor in saved.values() if tensor.ndim == 2), ())
     width = int(saved["obs_dim"]) if name == "direct" else min(widths, default=getattr(policy, "_num_columns", 0))
     obs = np.random.default_rng(3).normal(size=(4000, width)).astype(np.float32)
     obs[:, 16:] = np.random.default_rng(4).random(obs[:, 16:].shape) < 0.4  # used operators and masks
