@@ -32,6 +32,7 @@ QUICK: dict[str, tuple[str, ...]] = {
     "train_query_mutator.py": (
         *("--backend", "recorded", "--encoder", "hash", "--num-env-steps", "8", "--num-processes", "2"),
         *("--num-steps", "4", "--num-mini-batch", "1", "--no-evaluate", "--eval-interval", "0"),
+        *("--operators", "clean", "--forms", "question_answer"),
     ),
     "benchmark_batching.py": ("--target-model", "m", "--num-queries", "2", "--repeats", "1"),
     "extract_tensorboard_data.py": ("RUN",),
@@ -43,7 +44,10 @@ QUICK: dict[str, tuple[str, ...]] = {
         *("--total-steps", "32", "--num-processes", "2", "--learning-starts", "8", "--replay-size", "64"),
         *("--train-batch-size", "4", "--eval-episodes", "1"),
     ),
-    "qm plan": ("--backend", "recorded", "--encoder", "hash", "--max-calls", "40"),
+    "qm plan": (
+        *("--backend", "recorded", "--encoder", "hash", "--max-calls", "40"),
+        *("--operators", "clean", "--forms", "question_answer"),
+    ),
     "qm eval": ("--checkpoint", "RUN", "--ollama-url", CLOSED, "--wait-for-server", "0"),
     "qm rewrite": ("--checkpoint", "RUN", "--ollama-url", CLOSED, "--wait-for-server", "0", "how do I sort"),
     "qm doctor": ("--ollama-url", CLOSED, "--probe-s", "1"),

@@ -107,7 +107,6 @@ def _questions(stack: ClientStack, server: ModelServer) -> list[Any]:
         lambda: server.require_model(MODEL),
         lambda: server.digest(MODEL),
         lambda: server.model_info(MODEL),
-        lambda: server.operators(MODEL),
         lambda: server.context(MODEL),
         lambda: server.slots(MODEL),
         lambda: server.count_tokens(MODEL, "some text"),

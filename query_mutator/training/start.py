@@ -63,7 +63,7 @@ def bounded(size: Estimate, *, call_time: CallTime | None) -> tuple[TrainConfig,
         config, line = _with_evaluations(config, size)
         lines += line
     if config.answer == "learned" and "answer_calls" not in config.given:
-        config = replace(config, answer_calls=min(config.answer_calls, int(ANSWERS_SHARE * size.calls)))
+        config = replace(config, answer_calls=min(config.answer_calls, max(1, int(ANSWERS_SHARE * size.calls))))
     if config.teacher == AUTO_TEACHER:
         config, line = _with_teacher(config, size.calls, call_time)
         lines += line
