@@ -31,6 +31,7 @@ class Args:
 
     backend: str = "recorded"
     encoder: str = "hash"
+    forms: str = "question_answer,statement"
     on_failure: Literal["truncate", "raise"] = "truncate"
     seed: int = 1
     total_timesteps: int = 10_000
@@ -165,6 +166,7 @@ def main() -> None:
         "rl_query_mutator_env:QueryMutation-v0",
         num_envs=args.num_envs,
         backend=args.backend,
+        forms=args.forms,
         encoder=args.encoder,
         on_failure=args.on_failure,
     )

@@ -25,6 +25,7 @@ class Args:
 
     backend: str = "recorded"
     encoder: str = "hash"
+    forms: str = "question_answer,statement"
     iterations: int = 8
     batch_size: int = 256
     """Environment steps of an iteration."""
@@ -38,7 +39,9 @@ def main() -> None:
     tune.register_env("query-mutation", lambda settings: make_env(**settings))
     config = (
         PPOConfig()
-        .environment("query-mutation", env_config={"backend": args.backend, "encoder": args.encoder})
+        .environment(
+            "query-mutation", env_config={"backend": args.backend, "encoder": args.encoder, "forms": args.forms}
+        )
         .env_runners(num_env_runners=0, num_envs_per_env_runner=args.num_envs)
         .training(
             train_batch_size=args.batch_size, minibatch_size=args.batch_size // 4, num_epochs=4, gamma=0.9, lr=2e-3
