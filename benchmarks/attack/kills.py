@@ -38,7 +38,7 @@ EXIT_CODES = {
 }
 ALGOS: dict[str, list[str]] = {
     "ppo": ["--deterministic"],
-    "asking": ["--deterministic", "--ask", "form", "--call-price", "0", "0.01"],
+    "asking": ["--deterministic", "--ask", "form", "--answer", "best", "--call-price", "0", "0.01"],
     "iqn": ["--algo", "iqn", "--train-batch-size", "16", "--learning-starts", "16", "--replay-ratio", "4"],
     "bandit": ["--algo", "bandit"],
 }
@@ -157,6 +157,7 @@ def _flags(algo: str, server: EmbeddedServer, folder: Path, *, batch_size: int, 
         *("--ollama-url", server.url, "--target-model", "librarian", "--mutator-model", "softener"),
         *("--encoder", "hash", "--dataset", str(write_dataset(folder / "questions.jsonl", ROWS))),
         *("--embedding-dims", "4", "--operators", "spelling,neutral,filler", "--eval-questions", "3"),
+        *("--forms", "none", "--ask", "every_step", "--max-episode-steps", "5", "--cache", "eval"),
         *("--num-processes", str(processes), "--batch-size", str(batch_size), "--num-steps", "8"),
         *("--num-mini-batch", "2", "--num-env-steps", str(env_steps), "--save-interval", "3", "--seed", "7"),
         *ALGOS[algo],

@@ -84,6 +84,7 @@ def _flags(server: ServerProcess, folder: Path) -> list[str]:
     return [
         *("--ollama-url", server.url, "--target-model", "librarian", "--mutator-model", "softener"),
         *("--encoder", "hash", "--dataset", str(write_dataset(folder / "questions.jsonl", MANY_ROWS))),
+        *("--forms", "none", "--ask", "every_step", "--max-episode-steps", "5", "--cache", "eval"),
         *("--embedding-dims", "4", "--operators", "spelling,neutral,filler", "--eval-interval", "0"),
         *("--num-steps", "8", "--num-mini-batch", "2", "--num-env-steps", str(ENV_STEPS), "--save-dir", str(folder)),
         *("--cache-path", str(folder / "replies.sqlite")),

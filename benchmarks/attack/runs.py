@@ -65,6 +65,7 @@ def run_of(kind: str) -> Path:
     rows = [json.dumps({"id": f"q{n}", "query": text, "accept": [name]}) for n, (text, name) in enumerate(ROWS)]
     (folder / "questions.jsonl").write_text("\n".join(rows))
     flags = ["--ollama-url", server_url(), "--target-model", "librarian", "--mutator-model", "softener"]
+    flags += ["--forms", "none", "--ask", "every_step", "--max-episode-steps", "5"]
     flags += ["--encoder", "hash", "--dataset", str(folder / "questions.jsonl"), "--embedding-dims", "4"]
     flags += ["--operators", "spelling,neutral,filler", "--save-dir", str(folder), "--num-processes", "2"]
     flags += ["--num-steps", "4", "--num-mini-batch", "2", "--num-env-steps", str(STEPS), "--save-interval", "2"]

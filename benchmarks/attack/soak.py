@@ -72,6 +72,7 @@ def soak(*, seconds: float, folder: Path) -> dict[str, list[Held]]:
     argv = [
         *("--ollama-url", server.url, "--target-model", "librarian", "--mutator-model", "softener"),
         *("--encoder", "hash", "--dataset", str(write_dataset(folder / "questions.jsonl", ROWS))),
+        *("--forms", "none", "--ask", "every_step", "--max-episode-steps", "5"),
         *("--embedding-dims", "4", "--operators", "spelling,neutral,filler", "--eval-questions", "3"),
         *("--num-processes", "16", "--batch-size", "8", "--num-steps", "32", "--num-env-steps", str(10**7)),
         *("--save-dir", str(folder), "--cache", "off", "--no-use-linear-lr-decay", "--eval-interval", "50"),
