@@ -46,7 +46,7 @@ def _check_vector_wrappers(mode: Any) -> None:
     from gymnasium.wrappers import vector as wrappers
 
     envs = gym.make_vec(ID, num_envs=3, autoreset_mode=mode, **MAKE)
-    recorded = wrappers.RecordEpisodeStatistics(wrappers.ClipReward(envs, min_reward=-1.0, max_reward=1.0))
+    recorded = wrappers.RecordEpisodeStatistics(wrappers.ClipReward(envs, min_reward=-2.0, max_reward=2.0))
     same_step = mode is gym.vector.AutoresetMode.SAME_STEP  # where gymnasium's observation wrappers refuse to work
     normalized = wrappers.NormalizeReward(recorded if same_step else wrappers.NormalizeObservation(recorded))
     wrapped = wrappers.DictInfoToList(normalized)
