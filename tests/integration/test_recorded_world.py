@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import general
 from benchmarks.attack.policies import archive, entries_of
 from query_mutator import forms, operators
 from query_mutator.data.bundled import FOLDER, general_bank
@@ -318,27 +317,3 @@ def test_every_action_from_every_state_of_a_bundled_recording_is_recorded(name: 
     calls = CallSettings(target_model=model, mutator_model=model, target_max_tokens=MAX_TOKENS)
     task = task_with(GENERAL, calls, encoder=DEFAULT_ENCODER, operators_named=CLEAN, forms_named=forms.ALL)
     assert [*unrecorded(task, backend.recording)] == []
-
-
-@pytest.mark.slow
-def test_the_table_of_one_call_a_question(
-    world: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    dataset, recording = world
-    small = "--encoder hash --num-env-steps 256 --num-processes 4 --num-steps 8 --plan-calls 400 --reward committed=1"
-    table = tmp_path / "table.json"
-    flags = f"--recording {recording} --dataset {dataset} --forms question_answer,few_words {small}"
-    general.main(
-        ["--folds", "0", "1", "--seeds", "1", "2", "--flags", flags, "--json", str(table), "--store", str(tmp_path)]
-    )
-    found = json.loads(table.read_text())
-    rows = found["rows"]
-    assert {"identity", "question_answer", "clean > question_answer", "best_plan", "policy", "random"} <= rows.keys()
-    assert all(row["calls"] == 1 for row in rows.values())
-    assert rows["best_plan"]["success"] == rows["ideal clean > question_answer"]["success"] == 1.0  # the quiz is right
-    assert rows["identity"]["success"] == 0.0
-    assert found["plans"] == ["question_answer", "question_answer"]
-    assert found["way_to_ideal"]["best_plan"] == 1.0
-    low, high = found["policy_minus_best_plan"]["ci"]
-    assert low <= found["policy_minus_best_plan"]["success"] <= high
-    assert "of the way to ideal clean > question_answer" in capsys.readouterr().out
