@@ -167,11 +167,11 @@ def test_scripts_get_answers_and_rewrites_without_thoughts() -> None:
     settings: Any = {"model": "m", "return_errors": True}
     thoughtful = Script("<think>Sort what?</think>How do I sort a list?")
     assert ollama_utils.query_target_model("q", client=thoughtful, **settings) == ("How do I sort a list?", None)
-    assert ollama_utils.mutate_query("sort list how", "phrase", client=thoughtful, **settings) == (
+    assert ollama_utils.mutate_query("sort list how", "keywords", client=thoughtful, **settings) == (
         "How do I sort a list?",
         None,
     )
     text, error = ollama_utils.query_target_model("q", client=Script("<think>Sort what?"), **settings)
     assert (text, error and error.kind) == (ollama_utils.DEFAULT_REFUSAL, "empty")
-    text, error = ollama_utils.mutate_query("sort list how", "phrase", client=Script("Sort?</think>"), **settings)
+    text, error = ollama_utils.mutate_query("sort list how", "keywords", client=Script("Sort?</think>"), **settings)
     assert (text, error and error.kind) == ("sort list how", "empty")
