@@ -22,7 +22,7 @@ from query_mutator.commands.main import main as qm_main
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
 NEEDS = (
-    "ollama", "gguf", "ray", "hub", "gpu", "lerobot", "gym", "openenv", "inspect", "verifiers",
+    "ollama", "gguf", "ray", "hub", "gpu", "lerobot", "gym", "openenv", "verifiers",
     "run", "make",
 )  # fmt: skip
 
@@ -52,7 +52,6 @@ FOREIGN = {
     "ray",
     "openenv",
     "uv",
-    "inspect",
     "vf-eval",
     "vf-replay",
     "echo",
@@ -179,7 +178,7 @@ def check_block(block: Block) -> None:
     """Read a marked block: flags and values of our commands, targets of make, imports of Python."""
     assert block.needs in NEEDS, f"{block.where}: needs: {block.needs}"
     if block.language == "python":
-        if block.needs not in ("openenv", "inspect", "verifiers"):  # tests in environments of their own run those
+        if block.needs not in ("openenv", "verifiers"):  # tests in environments of their own run those
             _check_imports(block)
         return
     for words in commands(block.code):

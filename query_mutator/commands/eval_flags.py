@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
 from query_mutator.bounds import Seed
@@ -15,10 +14,6 @@ from query_mutator.settings.evaluation import Comparison
 from query_mutator.settings.questions import Columns, Reward
 
 __all__ = ["EvalFlags"]
-
-
-def _has_logs(folder: Path) -> bool:
-    return any(folder.glob("*.eval"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +40,6 @@ class EvalFlags(RunFlags, Comparison, Columns, Reward, JsonFlags, EngineFlags):
     """Seed of the random baseline."""
     evaluation: Annotated[str | None, Output(holding(b'{"method":'))] = None
     """File for a JSON row per method and question: steps, answers, which was submitted, calls, tokens, seconds."""
-    inspect: Annotated[str | None, Output(_has_logs, is_folder=True, resumes=True)] = None
-    """Folder to which a log of inspect_ai is added for each method; `inspect view` shows them."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -59,5 +52,3 @@ class EvalFlags(RunFlags, Comparison, Columns, Reward, JsonFlags, EngineFlags):
             raise ValueError(
                 "--evaluation names one file; with several models each has an evaluation.jsonl of its own in --out"
             )
-        if self.inspect and len(self.target_model) > 1:
-            raise ValueError("--inspect takes the logs of one model; evaluate several models apart, into one folder")

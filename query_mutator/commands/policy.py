@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, fields, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +49,6 @@ def evaluate_policy(flags: EvalFlags) -> None:
         assert saved.checkpoint.path is not None
         evaluate_models(flags, saved.checkpoint.path)
         return
-    if flags.inspect and importlib.util.find_spec("inspect_ai") is None:
-        raise UsageError("--inspect needs inspect_ai; pip install 'query-mutator[inspect]'")
     asked, failures = _asked(flags, saved), max_failure_rate(flags, saved.checkpoint)
     with open_models(settings) as models:
         report = _compared(flags, saved, asked, models, max_failure_rate=failures)
@@ -79,16 +75,13 @@ def _compared(
     embed_questions(models.encoder, asked.train)
     task = acting_task(saved, models, train=asked.train)
     note(*long_questions(models.calls, task, asked.questions))
-    evaluator, started = Evaluator.of(models, max_failure_rate=max_failure_rate), datetime.now(UTC)
-    found: list[tuple[Results, QuestionTasks]] = []
 
     def keep(results: Results, tasks: QuestionTasks) -> None:
-        found.append((results, tasks))
         if flags.evaluation:
             write_rows(Path(flags.evaluation).resolve(), results, tasks)
 
-    report = compare(
-        evaluator,
+    return compare(
+        Evaluator.of(models, max_failure_rate=max_failure_rate),
         models,
         task,
         asked.questions,
@@ -107,38 +100,12 @@ def _compared(
         keep=keep,
         show=lambda report: show(flags, report, result_table(report)),
     )
-    if flags.inspect:
-        _write_logs(Path(flags.inspect), *found[-1], saved, models, report, started)
-    return report
 
 
 def _budget_of(saved: SavedPolicy) -> float | None:
     """Return the calls per question that the run was trained for, None for a run without a budget."""
     budget = saved.checkpoint.flags.get("budget")
     return float(budget) if isinstance(budget, int | float) and budget >= 1 else None
-
-
-def _write_logs(
-    folder: Path,
-    results: Results,
-    tasks: QuestionTasks,
-    saved: SavedPolicy,
-    models: OpenModels,
-    report: dict[str, Any],
-    started: datetime,
-) -> None:
-    """Add logs of inspect_ai to a folder."""
-    from query_mutator.report.inspect_logs import Evaluated, write_logs
-
-    about = {name: report[name] for name in ("mutator", "encoder", "best_single_operator", "k")}
-    evaluated = Evaluated(
-        dataset=str(report["dataset"] or saved.checkpoint.task.dataset),
-        provider=models.choice.kind,
-        about={"policy": str(saved.checkpoint.path), **about},
-        started=started,
-    )
-    paths = write_logs(folder, results, tasks, evaluated)
-    note(f"{folder}: {len(paths)} logs; inspect view --log-dir {folder}")
 
 
 # --- its questions ---------------------------------------------------------------------------------------------------
