@@ -55,7 +55,6 @@ from query_mutator.training.callbacks.failures import FailureLimit
 from query_mutator.training.callbacks.judge_watch import JudgeWatch
 from query_mutator.training.callbacks.long_prompts import LongPromptReport
 from query_mutator.training.callbacks.plan_teacher import PlanTeacher
-from query_mutator.training.callbacks.trackers import Trackers
 from query_mutator.training.callbacks.validation import Validation
 from query_mutator.training.checkpoints import Checkpoints
 from query_mutator.training.checks import check_run
@@ -244,7 +243,6 @@ class Trainer:
                 LongPromptReport(parts),
                 JudgeWatch.of(parts),
                 Plots(parts),
-                Trackers(),
                 self.teacher,
                 Validation(parts),
             ]

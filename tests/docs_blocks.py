@@ -22,7 +22,7 @@ from query_mutator.commands.main import main as qm_main
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
 NEEDS = (
-    "ollama", "gguf", "ray", "hub", "gpu", "lerobot", "gym", "openenv", "verifiers",
+    "ollama", "gguf", "ray", "hub", "gpu", "lerobot", "gym", "openenv", "verifiers", "wandb", "mlflow",
     "run", "make",
 )  # fmt: skip
 
@@ -42,7 +42,6 @@ FOREIGN = {
     "pip",
     "tensorboard",
     "wandb",
-    "trackio",
     "mlflow",
     "torchrun",
     "git",

@@ -3,8 +3,7 @@
 `whole` writes and reads files in one piece; `json_lines` has files of rows with checksums; `lock` guards a folder that
 a process writes; `run_dir` creates the folder of a run and writes config, transcripts and summary; `metrics` reads
 `metrics.tsv`, the list of every metric key, and writes `metrics.jsonl`; `state` says whether a run is running,
-finished, interrupted or killed. `tracking` starts a process for each experiment tracker, in which `follow` reads the
-run folder and `trackers` writes to wandb, trackio or MLflow.
+finished, interrupted or killed.
 """
 
 from query_mutator.files.whole import (

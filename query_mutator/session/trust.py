@@ -162,5 +162,4 @@ _HARMLESS: Mapping[str, Callable[[str], bool]] = {
     "dataset": lambda spec: spec in BUNDLED or (_is_inside(spec) and not spec.startswith(HUB)),
     "teacher": lambda spec: "/" not in spec and not spec.endswith(".pt"),  # a plan
     "save_dir": _is_inside,
-    "track": _never,
 }

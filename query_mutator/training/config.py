@@ -14,7 +14,6 @@ from query_mutator.env.rules import EpisodeRules
 from query_mutator.errors import UsageError
 from query_mutator.files.gguf_file import gguf_address
 from query_mutator.files.run_dir import check_name
-from query_mutator.files.tracking import TrackFlags, check_trackers
 from query_mutator.learners.named import LEARNERS
 from query_mutator.llm.flags import ServerAddressFlags
 from query_mutator.llm.recorded import recording_address
@@ -44,7 +43,6 @@ EVAL_POINTS = 10  # periodic evaluations in a run, when --eval-interval leaves i
 )
 class TrainConfig(
     Run,
-    TrackFlags,
     PeriodicEvaluation,
     Comparison,
     CallBudget,
@@ -83,7 +81,6 @@ class TrainConfig(
             raise ValueError("latency_ms and running_speed both set the time of a call; leave one of them out")
         if self.name is not None:
             check_name(self.name)
-        check_trackers(self.track)
         self._check_learner()
 
     def _fit_asking(self) -> None:

@@ -28,7 +28,6 @@ FREE = frozenset(
         *("cache", "cache_path"),
         *("latency_ms", "latency_sigma", "running_speed"),
         *("save_dir", "name", "save_interval", "log_interval", "eval_interval", "eval_questions", "evaluate"),
-        *("track", "track_project", "track_group"),
         *("max_pending_updates", "plugin", "resume", "break_lock", "config", "dry_run"),
     }
 )
@@ -49,7 +48,7 @@ def resumed_flags(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def check_named(config: TrainConfig, checkpoint: Checkpoint) -> None:
-    """Raise an UnnamedError for a server, file, tracker or plugin of the checkpoint that this user has not named.
+    """Raise an UnnamedError for a server, file or plugin of the checkpoint that this user has not named.
 
     `config` are the flags of the command alone, which replace those of the checkpoint.
     """

@@ -141,7 +141,6 @@ def test_an_evaluation_reads_no_file_and_asks_no_judge_that_only_the_policy_name
     [
         ({"ollama_url": ("http://127.0.0.1:9",)}, "--ollama-url"),
         ({"ollama_url": (), "backend": "openai", "openai_url": "http://127.0.0.1:9/v1"}, "--openai-url"),
-        ({"track": ("wandb",)}, "--track"),
         ({"save_dir": "/elsewhere"}, "--save-dir"),
         ({"judge_rubric": "/etc/hostname"}, "--judge-rubric"),
         ({"engine": "ray", "ray_address": "10.0.0.1:6379"}, "--ray-address"),

@@ -15,7 +15,7 @@ from query_mutator.files.gguf_file import PACKAGED
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 APART = {"openenv"}  # tested in environments of their own
-EXTRAS = {"sft", "ray", "track", "serve", "parquet", "llama", "optuna", "toolkits", "dev"} | APART
+EXTRAS = {"sft", "ray", "serve", "parquet", "llama", "optuna", "toolkits", "dev"} | APART
 
 
 def ranges(*groups: str) -> dict[str, Requirement]:

@@ -12,7 +12,6 @@ from tyro.conf import arg
 from query_mutator.bounds import Count, Few, Parallel, Port, Rate, Retries, Seed, Share, Steps, Weight, check_values
 from query_mutator.cli.common import JsonFlags, parse_edges
 from query_mutator.cli.outputs import Output, holding
-from query_mutator.files.tracking import TrackFlags, check_trackers
 from query_mutator.settings.output import Lock
 
 __all__ = ["SftFlags"]
@@ -25,7 +24,7 @@ def _is_run(path: Path) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SftFlags(JsonFlags, TrackFlags, Lock):
+class SftFlags(JsonFlags, Lock):
     """Fine-tune a causal language model on a JSONL file, a batch plan, or a gym.
 
     Gradients are divided by the number of learned tokens of the whole step, however these are divided into batches and
@@ -135,7 +134,6 @@ class SftFlags(JsonFlags, TrackFlags, Lock):
 
     def __post_init__(self) -> None:
         check_values(type(self), vars(self))
-        check_trackers(self.track)
         if self.bucket_edges is not None and (last := parse_edges(self.bucket_edges)[-1]) > self.row_length:
             raise ValueError(f"--bucket-edges end at {last}, above --max-length {self.row_length}; raise --max-length")
         self._check_source()

@@ -23,7 +23,6 @@ from query_mutator.files import disk_errors, write_checked_json
 from query_mutator.files.json_lines import check_json_lines
 from query_mutator.files.lock import locked
 from query_mutator.files.metrics import METRICS_FILE, MetricsWriter
-from query_mutator.files.tracking import tracked
 
 __all__ = ["SftTrainer", "train"]
 
@@ -40,8 +39,6 @@ def train(flags: SftFlags) -> dict[str, Any]:
             stack.enter_context(locked(Path(flags.output), break_lock=flags.break_lock))
         trainer = SftTrainer(flags, device, ranks)
         stack.callback(trainer.close)
-        if ranks.is_main:
-            stack.enter_context(tracked(trainer.output, flags, show=note))
         while trainer.steps_left and trainer.step():
             trainer.log()
             trainer.evaluate()

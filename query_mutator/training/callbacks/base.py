@@ -51,7 +51,7 @@ class Callback:
     """Base of a callback: override the hooks you need."""
 
     def on_training_start(self, run: RunView) -> None:
-        """Prepare for a new or resumed run, whose folder and first checkpoint exist."""
+        """Prepare for a new or resumed run, whose folder and first checkpoint exist; `run.row` is that of step 0."""
 
     def on_step(self, run: RunView, steps: Steps, records: Sequence[StepRecord]) -> None:
         """Take finished steps, and the rows of transcripts.jsonl that were written since the previous call."""

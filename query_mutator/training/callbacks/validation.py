@@ -28,7 +28,8 @@ class Validation(Callback):
                 "learn from, so there are no periodic evaluations; give another fold"
             )
         if self._evaluate and not run.env_steps:
-            parts.run_dir.metrics.write(self._figures(self._evaluate, run), step=0, wall_s=parts.runlog.wall_s)
+            run.row = self._figures(self._evaluate, run)
+            parts.run_dir.metrics.write(run.row, step=0, wall_s=parts.runlog.wall_s)
 
     def on_update_end(self, run: RunView) -> None:
         """Add the figures to the row when an evaluation is due."""

@@ -50,7 +50,6 @@ def test_a_setting_that_stays_here_needs_no_name(stored: Mapping[str, Any]) -> N
         {"dataset": "hf:stranger/questions"},
         {"teacher": "runs/other"},
         {"save_dir": "/srv/runs"},
-        {"track": ("mlflow",)},
     ],
 )
 def test_a_setting_that_reaches_out_is_named_with_its_flag(stored: Mapping[str, Any]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -299,28 +298,3 @@ def test_flags_from_a_file(sft: Any, tmp_path: Path) -> None:
     assert sft("out", "--config", tmp_path / "flags.json")["steps"] == 2
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["flags"]["pack"] is True
-
-
-def test_a_tracker_has_both_rows_of_a_step(
-    sft: Any, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
-    sft(
-        "run",
-        "--eval-data",
-        rows,
-        "--max-steps",
-        "4",
-        "--log-interval",
-        "2",
-        "--eval-interval",
-        "2",
-        "--track",
-        "trackio",
-    )
-    with sqlite3.connect(tmp_path / "trackio" / "query-mutator.db") as database:
-        points = [(step, json.loads(row)) for step, row in database.execute("SELECT step, metrics FROM metrics")]
-    written = [(row.pop("step"), row) for row in read_json_lines(tmp_path / "run" / "metrics.jsonl")]
-    assert [step for step, _ in written] == [2, 2, 4, 4]
-    assert points[:-1] == written
-    assert points[-1][1]["state"] == "finished"
