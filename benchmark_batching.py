@@ -48,9 +48,19 @@ from query_mutator.llm.recording import Recorder, out_of_time
 from query_mutator.llm.retry import RetryPolicy
 from query_mutator.llm.stack import ClientStack, build_client
 from query_mutator.operators import OperatorContext
-from query_mutator.report.benchmark_config import BenchmarkConfig
-from query_mutator.report.benchmark_plan import BenchmarkPlan, Case, Results, make_plan
-from query_mutator.report.speedup import HEADER, Measurement, Mode, as_json, draw_speedup, recommend
+from query_mutator.report.benchmark import (
+    HEADER,
+    BenchmarkConfig,
+    BenchmarkPlan,
+    Case,
+    Measurement,
+    Mode,
+    Results,
+    as_json,
+    draw_speedup,
+    make_plan,
+    recommend,
+)
 from query_mutator.types import Completion
 
 PROG = "benchmark_batching"

@@ -38,8 +38,8 @@ from query_mutator.evaluation.heldout import Baselines, compare, embed_questions
 from query_mutator.evaluation.methods import Evaluator
 from query_mutator.evaluation.outcomes import check_report
 from query_mutator.files.lock import locked
-from query_mutator.report.curve import validation_end
-from query_mutator.report.plots import Plots
+from query_mutator.report.curve import draw_learning_curve, validation_end
+from query_mutator.report.page.build import write_report
 from query_mutator.report.table import result_table
 from query_mutator.session.checkpoint import Checkpoint, read_checkpoint
 from query_mutator.session.confidence_file import load_or_learn
@@ -242,7 +242,6 @@ class Trainer:
                 SlotsAdvice(parts),
                 LongPromptReport(parts),
                 JudgeWatch.of(parts),
-                Plots(parts),
                 self.teacher,
                 Validation(parts),
             ]
@@ -265,6 +264,7 @@ class Trainer:
         write_config(parts, resumed_at=self.run.env_steps)
         self.checkpoints.write()  # from the first one on, no completed call is lost
         self.callbacks.on_training_start(self.run)
+        write_report(parts.run_dir.path)
         self.loop = self._make_loop()
         parts.runlog.next_row(parts.learner)
         parts.runlog.open_bar(total_steps=self.config.total_steps, env_steps=self.run.env_steps)
@@ -295,6 +295,8 @@ class Trainer:
         self.callbacks.on_update_end(run)
         if run.row:
             parts.run_dir.metrics.write(run.row, step=run.env_steps, wall_s=parts.runlog.wall_s)
+            if "validation/success" in run.row:
+                write_report(parts.run_dir.path)
             parts.runlog.next_row(parts.learner)
         if parts.journal is not None:
             parts.journal.start(run.env_steps)
@@ -321,6 +323,11 @@ class Trainer:
             note(*self._budget_missed(report["methods"]["policy"]["calls_per_question"]))
         note(*cut_line(parts.training_calls + parts.evaluation_calls))
         print(f"run folder:     {path}")
+        title = f"{parts.models.target_model}, seed {self.config.seed}"
+        draw_learning_curve(parts.run_dir.metrics_path, parts.run_dir.curve_path, title=title)
+        print(f"learning curve: {parts.run_dir.curve_path}")
+        if page := write_report(path):
+            print(f"report:         {page}")
         self.callbacks.on_training_end(self.run)
         print(f'next:           qm show {path}; qm rewrite {path} "your question"')
         return report

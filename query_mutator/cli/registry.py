@@ -61,7 +61,7 @@ _FIRST = {
 _RUNS = {
     "runs": Command("list runs: state, steps, success, calls", "runs:RunsFlags:show_runs"),
     "show": Command("open the page of a run in the browser", "report:ShowFlags:show"),
-    "watch": Command("show the page of runs while they train", "watch:WatchFlags:watch"),
+    "watch": Command("keep the pages of runs open while they train", "watch:WatchFlags:watch"),
     "report": Command("write the page of runs: what they learned, question by question", "report:ReportFlags:report"),
     "compare": Command("compare Query Mutator runs question by question", "compare:CompareFlags:compare_runs"),
     "judge check": Command("compare a judge's verdicts with labels", "judge:JudgeCheckFlags:check_judge"),

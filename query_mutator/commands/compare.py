@@ -16,8 +16,7 @@ from query_mutator.cli.common import JsonFlags, show
 from query_mutator.cli.outputs import holding
 from query_mutator.errors import UsageError
 from query_mutator.report.paired_runs import MOST_RUNS, compare_entries, paired_text, read_entry
-from query_mutator.report.traffic import traffic_text
-from query_mutator.runs.shadow import MARK, SHADOW, read_shadow, shadow_result
+from query_mutator.runs.shadow import MARK, SHADOW, read_shadow, shadow_result, traffic_text
 
 __all__ = ["CompareFlags", "compare_runs"]
 

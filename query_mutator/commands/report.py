@@ -14,8 +14,9 @@ from query_mutator.bounds import Weight
 from query_mutator.cli.console import note
 from query_mutator.cli.outputs import Output, OutputFlags, holding
 from query_mutator.errors import DiskError, UsageError
+from query_mutator.files.state import run_state
 from query_mutator.report.page.build import MARK, REPORT_FILE, write_page
-from query_mutator.report.page.cost import Price
+from query_mutator.report.page.figures import Price
 
 __all__ = ["ReportFlags", "ShowFlags", "report", "show"]
 
@@ -83,8 +84,8 @@ def show(flags: ShowFlags) -> None:
 
 
 def _is_current(page: Path, folder: Path) -> bool:
-    """Return whether a page is newer than the files of its run."""
-    if not page.exists():
+    """Return whether a page is that of a finished run, and newer than its files."""
+    if not page.exists() or run_state(folder) != "finished":
         return False
     written = [path.stat().st_mtime for path in folder.iterdir() if path.is_file() and path != page]
     return page.stat().st_mtime >= max(written, default=0.0)

@@ -97,7 +97,6 @@ def _pair(a: str, b: str, found: PairedRows) -> dict[str, Any]:
             "changed": found.changed,
             "unscored": found.result.unscored,
         },
-        "has_targets": found.has_targets,
     }
 
 
@@ -120,8 +119,6 @@ def _remarks(labels: str, entries: Sequence[Entry], pairs: Sequence[Mapping[str,
         reasons = [f"{count} {name}" for name, count in pair["left_out"].items() if count]
         if reasons:
             lines.append(f"Left out of {pair['b']} and {pair['a']}, questions: {', '.join(reasons)}.")
-    if not all(pair["has_targets"] for pair in pairs):
-        lines.append("Rows of an older version, without targets: every question counts as independent.")
     seeds = "One seed" if len({entry.path.resolve() for entry in entries}) == 1 else "One seed each"
     lines.append(f"{seeds}: the intervals say nothing about other seeds (see qm analyze).")
     return lines

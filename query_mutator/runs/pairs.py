@@ -18,7 +18,7 @@ __all__ = ["EVALUATION", "PairedRows", "outcome_columns", "pair_rows", "read_hel
 
 EVALUATION = "evaluation.jsonl"
 Row = Mapping[str, Any]
-_SAME = ("question", "accepted")  # what makes a question the same, in addition to its id; older rows lack both
+_SAME = ("question", "accepted")  # what makes a question the same, in addition to its id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,6 @@ class PairedRows:
     only_ours: int
     only_theirs: int
     changed: int  # same id, but another wording or other accepted answers
-    has_targets: bool  # False: rows of an older version, whose questions count as one target each
 
     def to_json(self) -> dict[str, Any]:
         """Return counts, difference of success, its interval and p as plain JSON types."""
@@ -49,7 +48,7 @@ def read_held_out(path: Path) -> dict[str, list[Row]]:
     for row in read_json_lines(file):
         if not _is_row(row):
             raise UsageError(f"{file} has no rows of an evaluation; give a run folder, or its {EVALUATION}")
-        if row.get("set", "test") == "test":
+        if row["set"] == "test":
             found.setdefault(row["method"], []).append(row)
     if not found:
         raise UsageError(f"{file} has no row of a held-out question; evaluate again with `qm eval`")
@@ -71,23 +70,21 @@ def pair_rows(ours: Iterable[Row], theirs: Iterable[Row], *, interval: Interval 
         only_ours=len(one) - len(both),
         only_theirs=len(other) - len(both),
         changed=len(both) - len(same),
-        has_targets=all("target" in row for row in rows),
     )
 
 
 def outcome_columns(ours: Sequence[Row], theirs: Sequence[Row]) -> tuple[list[float], list[float], list[str]]:
     """Return 1, 0 or NaN (unscored) of both for each question, and its target; rows of the same questions in order."""
-    targets = [str(row.get("target", row["question_id"])) for row in ours]
-    return [*map(_right, ours)], [*map(_right, theirs)], targets
+    return [*map(_right, ours)], [*map(_right, theirs)], [str(row["target"]) for row in ours]
 
 
 def _is_row(row: Row) -> bool:
-    names = isinstance(row.get("method"), str) and isinstance(row.get("question_id"), str)
-    return names and isinstance(row.get("success", ""), (int, float, NoneType))
+    names = all(isinstance(row.get(name), str) for name in ("method", "set", "question_id", "question", "target"))
+    return names and "accepted" in row and isinstance(row.get("success", ""), (int, float, NoneType))
 
 
 def _is_same(one: Row, other: Row) -> bool:
-    return all(one[key] == other[key] for key in _SAME if key in one and key in other)
+    return all(one[key] == other[key] for key in _SAME)
 
 
 def _right(row: Row) -> float:

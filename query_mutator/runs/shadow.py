@@ -18,12 +18,23 @@ from typing import Any
 
 import numpy as np
 
+from query_mutator.cli.console import table
 from query_mutator.errors import UsageError
 from query_mutator.files.json_lines import read_json_lines
 from query_mutator.stats.intervals import Interval, mean_interval
 from query_mutator.stats.paired import compare_pairs, difference_interval, mcnemar_p
 
-__all__ = ["HEADER", "MARK", "ORIGINAL", "REWRITTEN", "SHADOW", "check_pair", "read_shadow", "shadow_result"]
+__all__ = [
+    "HEADER",
+    "MARK",
+    "ORIGINAL",
+    "REWRITTEN",
+    "SHADOW",
+    "_check_pair",
+    "read_shadow",
+    "shadow_result",
+    "traffic_text",
+]
 
 Row = Mapping[str, Any]
 
@@ -35,6 +46,8 @@ ORIGINAL, REWRITTEN, SENT = "original", "rewritten", "sent"
 RATES = ("refused", "not_sure")
 MEANS = ("fit", "chars", "tokens", "calls", "seconds")
 _WAY = (*RATES, *MEANS, "answer")
+_PERCENT = ("refused", "not_sure")
+_NAMES = {"refused": "refused, %", "not_sure": "not sure, %", "chars": "characters"}
 
 
 def read_shadow(path: Path) -> list[Row]:
@@ -45,10 +58,10 @@ def read_shadow(path: Path) -> list[Row]:
         raise UsageError(f"{path} has no pairs of real traffic; give a file that qm serve --shadow wrote")
     if first["version"] != HEADER["version"]:
         raise UsageError(f"{path} is of version {first['version']}; read it with the query-mutator that wrote it")
-    return [check_pair(row, path) for row in rows]
+    return [_check_pair(row, path) for row in rows]
 
 
-def check_pair(row: Row, path: Path) -> Row:
+def _check_pair(row: Row, path: Path) -> Row:
     """Return a row of a file; UsageError if it lacks what every pair has."""
     ways = [row.get(name) for name in (ORIGINAL, REWRITTEN)]
     whole = all(isinstance(way, Mapping) and not {*_WAY} - {*way} for way in ways)
@@ -177,3 +190,44 @@ def _rate_clause(row: Mapping[str, Any]) -> str:
 
 def _p(p: float) -> str:
     return "<0.001" if p < 0.001 or math.isnan(p) else f"{p:.3f}"
+
+
+# --- as a table ------------------------------------------------------------------------------------------------------
+
+
+def traffic_text(result: Mapping[str, Any]) -> str:
+    """Return what `shadow_result` found as text."""
+    left = f"{result['unchanged']} left as they were"
+    title = f"{result['pairs']} questions of real traffic answered both ways, {left}; 95 % intervals, McNemar's exact p"
+    parts = []
+    for found in result["comparisons"]:
+        header = ("", "original", found["ours"], "difference", "more", "less", "p", "verdict")
+        parts.append(table(title, header, [_text_row(row) for row in found["rows"]]))
+        parts += _judge_lines(found["judge"])
+    return "\n".join([*parts, result["sentence"]])
+
+
+def _text_row(row: Mapping[str, Any]) -> Sequence[str]:
+    scale, digits = (100.0, 1) if row["metric"] in _PERCENT else (1.0, 3 if row["metric"] == "fit" else 2)
+
+    def shown(value: float | None, sign: str = "") -> str:
+        return "-" if value is None or not math.isfinite(value) else f"{scale * value:{sign}.{digits}f}"
+
+    low, high = (shown(value, "+") for value in row["ci"])
+    return (
+        _NAMES.get(row["metric"], row["metric"]),
+        shown(row["theirs"]),
+        shown(row["ours"]),
+        f"{shown(row['difference'], '+')} [{low}, {high}]",
+        str(row["more"]),
+        str(row["less"]),
+        "" if row["p"] is None else f"{row['p']:.3f}",
+        row["verdict"],
+    )
+
+
+def _judge_lines(judge: Mapping[str, Any] | None) -> list[str]:
+    if judge is None:
+        return []
+    counts = f"{judge['wins']} won, {judge['losses']} lost, {judge['ties']} tied"
+    return [f"judge {', '.join(judge['models'])}: {counts}, exact sign test p {judge['p']:.3f}, {judge['verdict']}"]

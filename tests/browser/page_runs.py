@@ -32,8 +32,7 @@ def write_run(folder: Path, *, seed: int = 0) -> Path:
     rows = [_result(place, method, seed) for method in METHODS for place in range(QUESTIONS + 2)]
     _write_lines(folder / "evaluation.jsonl", rows)
     reader = RunReader(folder)
-    while reader.poll():
-        pass
+    assert [*reader.messages()]
     write_checked_json(folder / "summary.json", {"eval": reader.evaluation.report(), "eval_llm_calls": 9})
     return folder
 
@@ -80,10 +79,13 @@ def _result(place: int, method: str, seed: int) -> dict[str, Any]:
         "question_id": f"q{place}",
         "question": text,
         "accepted": ["sorted"],
+        "target": f"q{place}",
         "tags": [TAGS[place % 3]],
         "steps": steps[method],
         "rewrites": rewrites,
+        "guards": [None] * len(rewrites),
         "asked": asked,
+        "forms": ["as_is"] * len(asked),
         "answers": answers,
         "parts": [{"right": right, "meaning": 0.5}] * len(answers),
         "scores": [right] * len(answers),

@@ -269,22 +269,6 @@ def test_parts_are_landmarks_with_names_and_headings(page: Page) -> None:
     assert page.locator("button:not([type])").count() == 0
 
 
-def test_messages_later_on_keep_what_is_open(page: Page) -> None:
-    page.get_by_role("searchbox").fill("sort list")
-    page.locator('tr[data-key="test/q8"] .opener').click()
-    page.locator(".viewport").evaluate("node => { node.scrollTop = 90 }")
-    page.locator('[data-chart="learning:Entropy"]').get_by_role("button", name="Numbers").click()
-    before = page.locator('[data-chart="learning:Entropy"] tbody tr').count()
-    page.evaluate((HERE / "later_messages.js").read_text())
-    assert page.locator('[data-chart="learning:Entropy"] tbody tr').count() == before + 1
-    assert page.get_by_role("searchbox").input_value() == "sort list"
-    assert page.locator(".viewport").evaluate("node => node.scrollTop") == 90
-    expect(page.locator('tr[data-key="test/q8"] .opener')).to_have_attribute("aria-expanded", "true")
-    page.get_by_role("button", name="Training episodes").click()
-    page.locator("#clear").click()
-    assert count(page) == "3 episodes"
-
-
 def test_two_runs_are_next_to_each_other_and_paired(opened: OpenPage, run_folder: Path, tmp_path: Path) -> None:
     other = write_run(tmp_path / "two", seed=1)
     write_page([run_folder, other], tmp_path / "both.html")

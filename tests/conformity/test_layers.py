@@ -57,7 +57,7 @@ ALLOWED: dict[str, set[str]] = {
     "apply": EVALUATION | {"embedded"},
     "batching": BASE | {"ppo"},
     "lab": BASE | {"ppo"},
-    "report": TRAINING | {"lab", "embedded"},
+    "report": EVALUATION | {"lab"},
     "cluster": TRAINING | {"lab"},
 }
 #: Command lines may import every room and the surface.

@@ -17,8 +17,7 @@ from query_mutator.cli.console import exit_code
 from query_mutator.embedded.faults import FaultPlan
 from query_mutator.embedded.models import Echo
 from query_mutator.embedded.server import start_server
-from query_mutator.report.benchmark_plan import BenchmarkPlan, make_plan
-from query_mutator.report.speedup import Measurement, Mode, Row, recommend
+from query_mutator.report.benchmark import BenchmarkPlan, Measurement, Mode, Row, make_plan, recommend
 from tests.patience import measured
 
 ROOT = Path(__file__).resolve().parents[2]

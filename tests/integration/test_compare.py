@@ -102,8 +102,7 @@ def test_another_model_another_dataset_and_other_wordings_are_reported(
     a = write_run(tmp_path / "a", found)
     b = write_run(tmp_path / "b", mixed, model="qwen", dataset="mine.jsonl")
     [pair] = report_of(capsys, a, b)["pairs"]
-    if "question" in found.rows()[0]:
-        assert (pair["questions"], pair["left_out"]["changed"]) == (4, 5)
+    assert (pair["questions"], pair["left_out"]["changed"]) == (4, 5)
     assert qm("compare", a, b) == 0
     out = capsys.readouterr().out
     assert "Not the same target model (A llama, B qwen)" in out
@@ -111,13 +110,12 @@ def test_another_model_another_dataset_and_other_wordings_are_reported(
 
 
 def test_the_wording_and_what_is_accepted_make_a_question() -> None:
-    row = {"question_id": "q", "success": 1.0, "question": "How?", "accepted": ["len"]}
+    row = {"question_id": "q", "success": 1.0, "question": "How?", "accepted": ["len"], "target": "len"}
     assert pair_rows([row], [row]).result.questions == 1
     assert pair_rows([row], [{**row, "accepted": ["sum"]}]).changed == 1
     assert pair_rows([row], [{**row, "question": "What?"}]).changed == 1
-    old = {"question_id": "q", "success": None}
-    found = pair_rows([row], [old])
-    assert (found.changed, found.result.unscored, found.has_targets) == (0, 1, False)
+    found = pair_rows([row], [{**row, "success": None}])
+    assert (found.changed, found.result.unscored) == (0, 1)
 
 
 @pytest.mark.parametrize(
@@ -159,6 +157,8 @@ def test_a_run_may_be_named_by_its_name_in_runs(
 
 def test_a_file_of_guard_rows_alone_has_nothing_to_compare(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
-    file.write_text('{"method": "policy", "set": "guard", "question_id": "g", "success": 0.0}\n', encoding="utf-8")
+    found = results({"policy": [RIGHT]})
+    rows = [json.dumps({**row, "set": "guard"}) for row in found.rows()]
+    file.write_text("\n".join([*rows, ""]), encoding="utf-8")
     with pytest.raises(UsageError, match="no row of a held-out question"):
         read_held_out(file)

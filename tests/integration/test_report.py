@@ -13,7 +13,9 @@ import pytest
 from query_mutator.cli.console import exit_code
 from query_mutator.commands.main import main as qm_main
 from query_mutator.files.json_lines import read_json_lines
+from query_mutator.report.page.messages import chunks
 from query_mutator.report.page.run_reader import RunReader
+from query_mutator.training.callbacks import CALLBACKS, Callback, RunView
 from tests.page_messages import messages_of, section_of, texts_of
 from train_query_mutator import main as train_main
 
@@ -136,35 +138,17 @@ def test_two_runs_are_paired_as_compare_pairs_them(
     assert section_of(path, "answer", run=1)["name"] == other.name
 
 
-def test_a_reader_sends_what_is_new_and_starts_again_after_a_resume(run: Path) -> None:
-    reader = RunReader(run)
-    kinds = {(message["kind"], message.get("name")) for message in reader.poll()}
-    assert {("transcripts", None), ("metrics", None), ("section", "answer")} <= kinds
-    assert reader.poll() == ()
-    (run / "checkpoints" / "step_64.pt").unlink()
-    assert exit_code(train_main, ["--resume", str(run), "--no-evaluate"], prog="train") == 0
-    again = reader.poll()
-    assert {message["kind"] for message in again if message.get("reset")} == {"transcripts", "metrics"}
-    assert sum(len(message["columns"]["env"]) for message in again if message["kind"] == "transcripts") == 64
-    assert reader.poll() == ()
-
-
-@pytest.mark.parametrize("limit", [7, 32, 64])
+@pytest.mark.parametrize("rows", [7, 32, 64])
 def test_many_rows_come_in_parts_and_the_sections_last(
-    run: Path, page: Path, monkeypatch: pytest.MonkeyPatch, limit: int
+    run: Path, page: Path, monkeypatch: pytest.MonkeyPatch, rows: int
 ) -> None:
-    monkeypatch.setattr(
-        "query_mutator.report.page.run_reader.POLL_ROWS", limit
-    )  # 64 steps: also a whole number of parts
-    reader, polls = RunReader(run), []
-    while messages := reader.poll():
-        polls.append(messages)
-    of_steps = [message for messages in polls for message in messages if message["kind"] == "transcripts"]
-    sizes = [len(message["columns"]["env"]) for message in of_steps]
-    assert sizes == [min(limit, 64 - start) for start in range(0, 64, limit)]
-    has_sections = [any(message["kind"] == "section" for message in messages) for messages in polls]
-    assert has_sections == [False] * (len(polls) - 1) + [True]
-    shown = {message["name"]: message["data"] for message in polls[-1] if message["kind"] == "section"}
+    monkeypatch.setattr(chunks, "__defaults__", (rows,))  # 64 steps: also a whole number of parts
+    messages = [*RunReader(run).messages()]
+    sizes = [len(message["columns"]["env"]) for message in messages if message["kind"] == "transcripts"]
+    assert sizes == [min(rows, 64 - start) for start in range(0, 64, rows)]
+    kinds = [message["kind"] for message in messages]
+    assert kinds.index("section") == kinds.index("section", -kinds.count("section"))
+    shown = {message["name"]: message["data"] for message in messages if message["kind"] == "section"}
     assert all(data == section_of(page, name) for name, data in shown.items())
 
 
@@ -191,6 +175,26 @@ def test_a_run_writes_its_page_at_its_end(trained_once: Callable[[tuple[str, ...
         assert shown[name] == config[name]
 
 
+def test_a_run_writes_its_page_at_each_evaluation(tiny_flags: list[str], tmp_path: Path) -> None:
+    shown = []
+
+    @CALLBACKS.register("reader of pages")
+    class Pages(Callback):
+        def on_rollout_end(self, run: RunView) -> None:
+            page = run.folder / "report.html"
+            answer = section_of(page, "answer")
+            (metrics,) = [message for message in messages_of(page) if message["kind"] == "metrics"]
+            shown.append((answer["state"], answer["step"], len(metrics["columns"]["validation/success"])))
+            assert answer["written"]
+
+    flags = ("--num-env-steps", "128", "--eval-interval", "2", "--no-evaluate")
+    assert exit_code(train_main, [*tiny_flags, *flags], prog="train") == 0
+    assert shown == [("running", 0, 1), ("running", 0, 1), ("running", 64, 3), ("running", 64, 3)]
+    page = tmp_path / "runs" / "latest" / "report.html"
+    assert section_of(page, "answer")["state"] == "finished"
+    assert section_of(page, "answer")["written"] is None
+
+
 def test_a_page_that_cannot_be_written_fails_no_run(
     tiny_flags: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -215,6 +219,12 @@ def test_show_writes_the_page_where_it_is_missing_or_old(
         assert path.stat().st_mtime > 1
         assert capsys.readouterr().out.endswith(f"{path}\n")
     assert opened == [path.as_uri()] * 3
+    before = path.stat().st_mtime_ns
+    assert qm("show", run) == 0
+    assert path.stat().st_mtime_ns == before
+    (run / "summary.json").unlink()  # as of a run that was killed behind its last page
+    assert qm("show", run) == 0
+    assert section_of(path, "answer")["state"] == "interrupted"
     assert qm("show", run / "nothing") == 2
 
 
@@ -287,20 +297,6 @@ def test_a_damaged_row_is_named_and_nothing_is_written(
     assert qm("report", run, "-o", tmp_path / "x.html") == 2
     assert "transcripts.jsonl:" in capsys.readouterr().err
     assert not (tmp_path / "x.html").exists()
-
-
-def test_rows_and_runs_of_earlier_versions(run: Path, tmp_path: Path) -> None:
-    old = ("question", "accepted", "target", "parts", "scores", "fits", "why", "crc")
-    rows = [{k: v for k, v in row.items() if k not in old} for row in read_json_lines(run / "evaluation.jsonl")]
-    (run / "evaluation.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    path = tmp_path / "page.html"
-    assert qm("report", run, "-o", path) == 0
-    report = summary_of(run)["eval"]
-    for row in section_of(path, "paired")["rows"]:
-        assert row["ci"] == report["policy_minus"][row["baseline"]]["success_ci"]
-    texts = texts_of(path)
-    (message,) = [message for message in messages_of(path) if message["kind"] == "questions"]
-    assert {texts[row["q"]] for row in message["rows"]} >= {"plz sort my list"} or message["rows"][0]["q"] >= 0
 
 
 def test_an_interrupted_run_has_a_page_without_a_verdict(run: Path, tmp_path: Path) -> None:

@@ -15,13 +15,13 @@ from typing import IO
 from query_mutator.errors import reason_of
 from query_mutator.files import atomic_write
 from query_mutator.lab.analysis.html_page import html_document
-from query_mutator.report.page.cost import Price
+from query_mutator.report.page.figures import Price
 from query_mutator.report.page.messages import Message, as_block
-from query_mutator.report.page.pairs import pairs_of
+from query_mutator.report.page.questions import pairs_of
 from query_mutator.report.page.run_reader import RunReader
 from query_mutator.report.page.traffic import TrafficReader
 
-__all__ = ["MARK", "REPORT_FILE", "live_page", "page_parts", "write_page", "write_report"]
+__all__ = ["MARK", "POLICY", "REPORT_FILE", "page_parts", "write_page", "write_report"]
 
 logger = logging.getLogger(__name__)
 
@@ -33,17 +33,16 @@ POLICY = (
     "form-action 'none'"
 )
 _ASSETS = Path(__file__).with_name("assets")
-_LIVE = "live.js"
-_FIRST, _LAST = ("dom.js", "store.js"), ("boot.js", _LIVE)  # scripts in this order, the others by name between them
+_FIRST, _LAST = ("dom.js", "store.js"), "boot.js"  # scripts in this order, the others by name between them
 _SMALL = ("section", "metrics")  # kinds of messages that the page shows first
 _SPOOL_BYTES = 1 << 20
 _BLOCKS = "<!-- blocks -->"
 
 
 def write_report(folder: Path) -> Path | None:
-    """Write the page of a run that ended into its folder; warn and return None where that fails, whatever the reason.
+    """Write the page of a run as it is now into its folder; warn and return None where that fails, whatever the reason.
 
-    The run is complete without it, and `qm show` writes it again.
+    A run needs no page, and `qm show` writes it again.
     """
     path = folder / REPORT_FILE
     try:
@@ -81,32 +80,26 @@ def _reader(folder: str | Path, run: int, price: Price | None) -> RunReader | Tr
 def _drain(reader: RunReader | TrafficReader, large: IO[bytes]) -> list[Message]:
     """Return the small messages of a run as it is now; write the blocks of the others."""
     small: list[Message] = []
-    while messages := reader.poll():
-        small += [message for message in messages if message["kind"] in _SMALL]
-        large.writelines(as_block(message) for message in messages if message["kind"] not in _SMALL)
-        if not reader.has_more:  # a run that is being written has new rows at every poll
-            break
+    for message in reader.messages():
+        if message["kind"] in _SMALL:
+            small.append(message)
+        else:
+            large.write(as_block(message))
     return small
 
 
-def live_page() -> bytes:
-    """Return a page without blocks, which gets its messages from the server that sent it."""
-    before, after = page_parts("Query Mutator", policy=f"{POLICY}; connect-src 'self'", is_live=True)
-    return before + after
-
-
-def page_parts(title: str, *, policy: str = POLICY, is_live: bool = False) -> tuple[bytes, bytes]:
+def page_parts(title: str) -> tuple[bytes, bytes]:
     """Return the page before and after its blocks of messages."""
     style = f"{MARK}\n{_asset('page.css')}"
     body = f"{_asset('page.html')}\n{_BLOCKS}"
-    scripts = f"<script>\n{_scripts(is_live=is_live)}\n</script>\n"
-    before, after = html_document(title=title, style=style, body=body, scripts=scripts, policy=policy).split(_BLOCKS)
+    scripts = f"<script>\n{_scripts()}\n</script>\n"
+    before, after = html_document(title=title, style=style, body=body, scripts=scripts, policy=POLICY).split(_BLOCKS)
     return before.encode(), after.encode()
 
 
-def _scripts(*, is_live: bool) -> str:
-    names = sorted(path.name for path in _ASSETS.glob("*.js") if is_live or path.name != _LIVE)
-    ordered = sorted(names, key=lambda name: (_LAST.index(name) if name in _LAST else -1, name not in _FIRST))
+def _scripts() -> str:
+    names = sorted(path.name for path in _ASSETS.glob("*.js"))
+    ordered = sorted(names, key=lambda name: (name == _LAST, name not in _FIRST))
     return '"use strict";\n' + "\n".join(_asset(name) for name in ordered)
 
 

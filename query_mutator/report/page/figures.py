@@ -1,20 +1,21 @@
-"""The sections on learning and on calls, from the rows of metrics.jsonl and the steps that failed."""
+"""The sections on learning and calls: metrics.jsonl, the steps that failed, and what tokens cost at given prices."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from query_mutator.evaluation.baselines import BEST_SINGLE, RANDOM
 from query_mutator.evaluation.verdict import IDENTITY, PLAN
 from query_mutator.files.metrics import METRICS
-from query_mutator.report.page.cost import Tokens
 from query_mutator.report.page.messages import Message
+from query_mutator.report.page.questions import Evaluation
 from query_mutator.stats.intervals import wilson_interval
 
-__all__ = ["Figures", "learning_of"]
+__all__ = ["Figures", "Price", "Tokens", "cost_of", "learning_of"]
 
 #: Title and metric keys of each chart; keys that a run did not log are left out.
 CHARTS = (
@@ -39,17 +40,14 @@ _TOTALS = (
 )  # fmt: skip
 _RESTARTED = ("llm/failed_calls", "llm/retries", "llm/shared_calls", "llm/cache_hits", "llm/tokens_saved")
 _MEANS = ("llm/calls_per_s", "llm/latency_s", "llm/queue_wait_s", "llm/tokens_per_call", "llm/reply_tokens_per_call")
+_MILLION = 1e6
+_QUESTIONS = 1000
 
 
 class Figures:
     """The rows of metrics so far, as sums; and the training steps that failed."""
 
     def __init__(self) -> None:
-        self.clear_metrics()
-        self.clear_steps()
-
-    def clear_metrics(self) -> None:
-        """Forget the rows of metrics."""
         self.keys: dict[str, None] = {}  # in the order in which they appeared
         self.last: dict[str, float] = {}
         self._sums: dict[str, float] = defaultdict(float)  # of the means, weighted by calls
@@ -57,15 +55,12 @@ class Figures:
         self._before: dict[str, float] = defaultdict(float)  # counted by earlier parts of a resumed run
         self._in_flight = 0.0
         self._calls = 0.0
-
-    def clear_steps(self) -> None:
-        """Forget the training steps."""
         self._failures: Counter[tuple[str, str]] = Counter()  # by kind and operator
         self._lengths: Counter[int] = Counter()
         self._invalid: Counter[int] = Counter()
 
-    def metrics(self, run: int, rows: Sequence[Mapping[str, Any]], *, reset: bool) -> Message:
-        """Add rows; return the message that adds them to the page."""
+    def metrics(self, run: int, rows: Sequence[Mapping[str, Any]]) -> Message:
+        """Add the rows of a run; return the message that adds them to the page."""
         full = [_with_interval(row) for row in rows]
         for row in full:
             self._add(row)
@@ -74,7 +69,6 @@ class Figures:
         return {
             "kind": "metrics",
             "run": run,
-            "reset": reset,
             "steps": [row["step"] for row in full],
             "wall_s": [row.get("wall_s") for row in full],
             "columns": {key: [row.get(key) for row in full] for key in keys},
@@ -192,3 +186,49 @@ def _row(key: str, value: float | None) -> dict[str, Any]:
 
 def _figure(name: str, value: float | None, unit: str, meaning: str) -> dict[str, Any]:
     return {"name": name, "value": value, "unit": unit, "meaning": meaning}
+
+
+# --- cost ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Price:
+    """Prices per million tokens of prompts and of replies, in any currency."""
+
+    prompt: float
+    reply: float
+
+    def of(self, tokens: Tokens) -> float | str:
+        """Return the cost of tokens; its bounds, in words, where the replies' part of them is unknown."""
+        if tokens.reply is not None:
+            return ((tokens.total - tokens.reply) * self.prompt + tokens.reply * self.reply) / _MILLION
+        low, high = sorted(tokens.total * price / _MILLION for price in (self.prompt, self.reply))
+        return low if low == high else f"{low:.4g} to {high:.4g}; the replies' part of the tokens was not logged"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tokens:
+    """Tokens of prompts and replies together, and those of the replies, None where they were not logged."""
+
+    total: float
+    reply: float | None
+
+
+def cost_of(
+    price: Price, *, training: Tokens, summary: Mapping[str, Any], evaluation: Evaluation
+) -> dict[str, float | str]:
+    """Return the costs by name: the training, its evaluations, and each method for 1,000 questions."""
+    found: dict[str, float | str] = {
+        "price of a million prompt tokens": price.prompt,
+        "price of a million reply tokens": price.reply,
+        "training": price.of(training),
+    }
+    if "eval_tokens" in summary:
+        tokens = Tokens(total=summary["eval_tokens"], reply=summary["eval_reply_tokens"])
+        found["evaluations"] = price.of(tokens)
+    for method in evaluation.methods:
+        each = evaluation.tokens(method)
+        if each is not None:
+            reply = None if each[1] is None else _QUESTIONS * each[1]
+            found[f"{method}, 1,000 questions"] = price.of(Tokens(total=_QUESTIONS * each[0], reply=reply))
+    return found

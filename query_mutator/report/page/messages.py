@@ -1,21 +1,22 @@
 """The messages that a page is made of: each is one JSON object, applied in order.
 
-section        {"run", "name", "data"}                     replaces a section of a run
-metrics        {"run", "reset", "steps", "wall_s", "columns"}    adds rows of numbers
-texts          {"run", "start", "items"}                   adds texts to the run's table; rows hold their numbers
-questions      {"run", "reset", "rows"}                    adds held-out questions with the way of each method
-transcripts    {"run", "reset", "columns"}                 adds training steps, a list per column
+section        {"run", "name", "data"}                    a section of a run
+metrics        {"run", "steps", "wall_s", "columns"}      rows of numbers
+texts          {"run", "items"}                           adds texts to the run's table; rows hold their numbers
+questions      {"run", "rows"}                            adds held-out questions with the way of each method
+transcripts    {"run", "columns"}                         adds training steps, a list per column
 
-`reset` removes the rows of before. Texts are data: the page never makes markup of them.
+Texts are data: the page never makes markup of them.
 """
 
 from __future__ import annotations
 
 import base64
 import gzip
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from hashlib import blake2b
+from itertools import islice
 from typing import Any, TypeVar
 
 from query_mutator.files import encode, finite
@@ -49,10 +50,11 @@ def plain(value: Any) -> Any:
     return finite(value)
 
 
-def chunks(rows: Sequence[T], size: int = CHUNK_ROWS) -> Iterator[Sequence[T]]:
-    """Yield the rows in parts of at most `size`; one empty part if there are none."""
-    for start in range(0, max(1, len(rows)), size):
-        yield rows[start : start + size]
+def chunks(rows: Iterable[T], size: int = CHUNK_ROWS) -> Iterator[list[T]]:
+    """Yield the rows in parts of at most `size`."""
+    left = iter(rows)
+    while part := list(islice(left, size)):
+        yield part
 
 
 class TextTable:
@@ -88,10 +90,8 @@ class TextTable:
     def take(self) -> Iterator[Message]:
         """Yield the messages with the texts that are new since the last call."""
         new, self._new = self._new, []
-        start = len(self._numbers) - len(new)
-        for part in chunks(new) if new else ():
-            yield {"kind": "texts", "run": self._run, "start": start, "items": list(part)}
-            start += len(part)
+        for part in chunks(new):
+            yield {"kind": "texts", "run": self._run, "items": part}
 
 
 def as_block(message: Message) -> bytes:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
 from typing import Any, Literal
 
 from query_mutator.data.split import target_key
 from query_mutator.evaluation.outcomes import Outcome
 from query_mutator.evaluation.summary import Results, summarize
-from query_mutator.evaluation.verdict import IDENTITY, POLICY
+from query_mutator.evaluation.verdict import POLICY
 from query_mutator.forms import FORMS
-from query_mutator.report.page.messages import NO_TEXT, Message, TextTable, chunks
+from query_mutator.report.page.messages import Message, TextTable, chunks, section
 from query_mutator.rewards import is_not_sure, is_refusal
+from query_mutator.runs.pairs import pair_rows
 from query_mutator.types import AS_IS, UNDO, ErrorInfo, Question, success_in
 
-__all__ = ["Evaluation", "Verdict", "step_forms", "verdict_of"]
+__all__ = ["Evaluation", "Verdict", "pairs_of", "step_forms", "verdict_of"]
 
+_ALL_RUNS = -1
 SHORTEST_CALL_S = 1e-3  # of a model; a lookup takes less
 
 Verdict = Literal["right", "wrong", "refused", "not_sure", "none"]
@@ -24,14 +27,10 @@ _NOT_THERE = ErrorInfo(kind="not_asked", message="the file has no row for it")
 
 
 class Evaluation:
-    """The rows of an evaluation that were read so far; `texts` gets what was said."""
+    """The rows of an evaluation; `texts` gets what was said."""
 
     def __init__(self, texts: TextTable) -> None:
         self._texts = texts
-        self.clear()
-
-    def clear(self) -> None:
-        """Forget all rows."""
         self._rows: dict[tuple[str, str], dict[str, Any]] = {}  # by set and id, as the page gets them
         self._questions: dict[tuple[str, str], Question] = {}
         self._outcomes: dict[str, dict[tuple[str, str], Outcome]] = {}  # by method
@@ -41,26 +40,21 @@ class Evaluation:
         return bool(self._rows)
 
     def add(self, row: Mapping[str, Any]) -> None:
-        """Add a row; those of earlier versions lack the question's text and how answers were scored."""
+        """Add a row."""
         place, method = (str(row["set"]), str(row["question_id"])), str(row["method"])
-        accept = tuple(map(str, row.get("accepted") or ()))
-        found = self._rows.setdefault(
-            place,
-            {
+        if place not in self._rows:
+            accept, tags = tuple(row["accepted"]), tuple(row["tags"])
+            self._rows[place] = {
                 "id": place[1],
-                "q": NO_TEXT,
-                "tags": row.get("tags", []),
+                "q": self._texts.number(row["question"]),
+                "tags": row["tags"],
                 "set": place[0],
                 "accepted": self._texts.numbers(accept),
                 "methods": {},
-            },
-        )
-        text = row.get("question") or (row["rewrites"][0] if method == IDENTITY and row["rewrites"] else None)
-        if text is not None and found["q"] == NO_TEXT:
-            found["q"] = self._texts.number(text)
-            tags = tuple(map(str, row.get("tags", ())))
-            about = row.get("target")
-            self._questions[place] = Question(id=place[1], text=str(text), accept=accept, tags=tags, about=about)
+            }
+            about, text = row["target"], row["question"]
+            self._questions[place] = Question(id=place[1], text=text, accept=accept, tags=tags, about=about)
+        found = self._rows[place]
         found["methods"][method] = self._method(row)
         self._outcomes.setdefault(method, {})[place] = _outcome(row)
 
@@ -85,8 +79,8 @@ class Evaluation:
 
     def messages(self, run: int) -> Iterator[Message]:
         """Yield the messages with all rows."""
-        for number, part in enumerate(chunks(list(self._rows.values()))):
-            yield {"kind": "questions", "run": run, "reset": number == 0, "rows": part}
+        for part in chunks(self._rows.values()):
+            yield {"kind": "questions", "run": run, "rows": part}
 
     @property
     def methods(self) -> list[str]:
@@ -97,9 +91,9 @@ class Evaluation:
         """Return the report of the rows, as summary.json has it; an interrupted run has rows and no summary."""
         sets = {label: [place for place in self._rows if place[0] == label] for label in ("test", "guard")}
         results = Results(
-            questions=[self._question(place) for place in sets["test"]],
+            questions=[self._questions[place] for place in sets["test"]],
             outcomes={name: self._column(name, sets["test"]) for name in self._outcomes},
-            guard=[self._question(place) for place in sets["guard"]],
+            guard=[self._questions[place] for place in sets["guard"]],
             guarded={name: self._column(name, sets["guard"]) for name in self._outcomes},
         )
         return summarize(results)
@@ -110,9 +104,8 @@ class Evaluation:
         for place, outcome in self._outcomes.get(method, {}).items():
             if place[0] == "test":
                 row: dict[str, Any] = {"question_id": place[1], "success": None if outcome.error else outcome.success}
-                question = self._questions.get(place)
-                if question is not None and question.accept:  # rows of earlier versions do not say what is accepted
-                    row |= {"question": question.text, "accepted": question.accept, "target": target_key(question)}
+                question = self._questions[place]
+                row |= {"question": question.text, "accepted": question.accept, "target": target_key(question)}
                 found.append(row)
         return found
 
@@ -145,9 +138,6 @@ class Evaluation:
             if place[0] == label and method in row["methods"]:
                 yield row, row["methods"][method]
 
-    def _question(self, place: tuple[str, str]) -> Question:
-        return self._questions.get(place) or Question(id=place[1], text=place[1])
-
     def _column(self, method: str, places: Sequence[tuple[str, str]]) -> list[Outcome]:
         found = self._outcomes[method]
         return [found.get(place) or Outcome(question_id=place[1], error=_NOT_THERE) for place in places]
@@ -166,12 +156,9 @@ def step_forms(steps: Sequence[str], asked: Sequence[str]) -> list[str]:
 
 
 def _verdicts(row: Mapping[str, Any]) -> list[Verdict | None]:
-    """Return the verdict on each answer; rows of earlier versions say only of the submitted one whether it is right."""
-    rights: list[bool | None] = [None] * len(row["answers"])
-    if row.get("parts"):
-        rights = [success_in(parts) >= 0.5 for parts in row["parts"]]
-    elif row.get("submitted") is not None:
-        rights[row["submitted"]] = float(row["success"]) >= 0.5
+    """Return the verdict on each answer."""
+    rights: list[bool | None] = [success_in(parts) >= 0.5 for parts in row["parts"]]
+    rights = rights or [None] * len(row["answers"])
     return [verdict_of(str(answer), right) for answer, right in zip(row["answers"], rights, strict=True)]
 
 
@@ -199,3 +186,20 @@ def _outcome(row: Mapping[str, Any]) -> Outcome:
         seconds=float(row["seconds"]),
         asked=("",) * len(row["asked"]),
     )
+
+
+def pairs_of(runs: Sequence[tuple[str, Evaluation]]) -> Message:
+    """Return the message that compares every two runs, given by name, method by method: the second minus the first.
+
+    Questions are paired as `qm compare` does.
+    """
+    rows: list[dict[str, Any]] = []
+    names = [name for name, _ in runs]
+    numbered = [(f"{name} ({n})" if names.count(name) > 1 else name, rows) for n, (name, rows) in enumerate(runs, 1)]
+    for (a, ours), (b, theirs) in combinations(numbered, 2):
+        for method in ours.methods:
+            if method in theirs.methods:
+                pair = pair_rows(theirs.held_out(method), ours.held_out(method))
+                left_out = pair.only_ours + pair.only_theirs + pair.changed
+                rows.append({"a": a, "b": b, "method": method, **pair.to_json(), "left_out": left_out})
+    return section(_ALL_RUNS, "pairs", {"rows": rows})

@@ -182,7 +182,7 @@ def _paired(report: Mapping[str, Any], evaluation: Evaluation) -> dict[str, Any]
     baselines = [name for name in report["policy_minus"] if name in evaluation.methods]
     ours, rows = evaluation.held_out(POLICY), []
     for name in baselines:
-        low, high = report["policy_minus"][name]["success_ci"]  # by target, which rows of earlier versions do not name
+        low, high = report["policy_minus"][name]["success_ci"]
         pair = pair_rows(ours, evaluation.held_out(name), interval=(low, high))
         rows.append({"baseline": name, **pair.to_json()})
     return {"rows": rows}

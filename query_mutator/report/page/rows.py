@@ -43,7 +43,7 @@ _STEP: Mapping[str, Test] = {
     **dict.fromkeys(("question_id", "question", "operator", "rewrite", "answer"), _text),
     **dict.fromkeys(("score", "reward"), _number),
     "baseline_score": _or_none(_number),
-    "calls": _or_none(_whole),  # not in rows of the first version
+    "calls": _whole,
     "parts": _parts,
     "valid": _is(bool),
     **dict.fromkeys(("guard", "form", "first_answer"), _or_none(_text)),
@@ -53,15 +53,13 @@ _STEP: Mapping[str, Test] = {
     "error": _error,
 }
 _OUTCOME: Mapping[str, Test] = {
-    **dict.fromkeys(("method", "set", "question_id"), _text),
-    **dict.fromkeys(("question", "why"), _or_none(_text)),
-    **dict.fromkeys(("steps", "rewrites", "asked", "answers", "tags"), _list_of(_text)),
+    **dict.fromkeys(("method", "set", "question_id", "question", "target", "why"), _text),
+    **dict.fromkeys(("steps", "rewrites", "asked", "forms", "answers", "tags", "accepted"), _list_of(_text)),
     **dict.fromkeys(("calls", "tokens", "seconds"), _number),
     **dict.fromkeys(("success", "score", "reply_tokens"), _or_none(_number)),
-    **dict.fromkeys(("scores", "fits"), _or_none(_list_of(_number))),
-    **dict.fromkeys(("accepted", "forms"), _or_none(_list_of(_text))),
-    "guards": _or_none(_list_of(_or_none(_text))),  # not in rows of earlier versions
-    "parts": _or_none(_list_of(_parts)),
+    **dict.fromkeys(("scores", "fits"), _list_of(_number)),
+    "guards": _list_of(_or_none(_text)),
+    "parts": _list_of(_parts),
     "refused": _or_none(_is(bool)),
     "submitted": _or_none(_whole),
     "error": _error,

@@ -5,7 +5,7 @@ In the table of questions the original way is `identity` and the rewritten one `
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,7 @@ from query_mutator.evaluation.verdict import IDENTITY, POLICY
 from query_mutator.report.page.messages import Message, TextTable, chunks, section
 from query_mutator.report.page.origin import Redactor
 from query_mutator.report.page.questions import Evaluation
-from query_mutator.report.page.tail import FollowedRows
-from query_mutator.runs.shadow import HEADER, ORIGINAL, REWRITTEN, SENT, check_pair, read_shadow, shadow_result
+from query_mutator.runs.shadow import ORIGINAL, REWRITTEN, SENT, read_shadow, shadow_result
 from query_mutator.types import AS_IS
 
 __all__ = ["Traffic", "TrafficReader"]
@@ -23,52 +22,29 @@ TAG, SET = "traffic", "traffic"
 
 
 class Traffic:
-    """The pairs of a file, read as it grows; `texts` gets what was said."""
+    """Pairs of real traffic; `texts` gets what was said."""
 
-    def __init__(self, path: Path, texts: TextTable) -> None:
-        self._rows, self._texts = FollowedRows(path), texts
-        self.pairs: list[Mapping[str, Any]] = []
-        self._sent = 0  # pairs whose questions the page has
+    def __init__(self, pairs: Sequence[Mapping[str, Any]], texts: TextTable) -> None:
+        self._pairs, self._texts = pairs, texts
 
     def __bool__(self) -> bool:
         """Return whether there is a pair."""
-        return bool(self.pairs)
-
-    @property
-    def has_more(self) -> bool:
-        """Return whether the last `read` left rows for the next."""
-        return self._rows.has_more
-
-    def read(self, *, limit: int) -> bool:
-        """Read new pairs; return whether they replace all before. UsageError for a file of another kind."""
-        rows, is_reset = self._rows.read(limit=limit)
-        if is_reset:
-            self.pairs.clear()
-            self.again()
-        path = self._rows.path
-        self.pairs += [check_pair(row, path) for row in rows if row.get("kind") != HEADER["kind"]]
-        return is_reset
-
-    def again(self) -> None:
-        """Send all questions with the next messages: those of the run replaced them."""
-        self._sent = 0
+        return bool(self._pairs)
 
     def messages(self, run: int) -> Iterator[Message]:
-        """Yield the messages with the questions that are new."""
-        new = [self._question(number) for number in range(self._sent, len(self.pairs))]
-        self._sent = len(self.pairs)
-        if new:
-            yield from self._texts.take()
-            for part in chunks(new):
-                yield {"kind": "questions", "run": run, "reset": False, "rows": list(part)}
+        """Yield the messages with the questions."""
+        questions = [self._question(number) for number in range(len(self._pairs))]
+        yield from self._texts.take()
+        for part in chunks(questions):
+            yield {"kind": "questions", "run": run, "rows": part}
 
     def section(self) -> dict[str, Any]:
         """Return what the pairs show."""
-        return shadow_result(self.pairs)
+        return shadow_result(self._pairs)
 
     def _question(self, number: int) -> dict[str, Any]:
         """Return a pair as a row of the table of questions."""
-        pair = self.pairs[number]
+        pair = self._pairs[number]
         question, rewrite = str(pair["question"]), str(pair["rewrite"])
         form = str(pair.get("form", AS_IS))
         operators = [*map(str, pair["operators"])] if rewrite != question else []
@@ -117,29 +93,19 @@ class TrafficReader:
 
     def __init__(self, path: str | Path, *, run: int = 0) -> None:
         self.path, self.run = Path(path), run
-        read_shadow(self.path)  # a file of another kind is refused here
         self.texts = TextTable(run, Redactor({}).text)
         self.evaluation = Evaluation(self.texts)
-        self.traffic = Traffic(self.path, self.texts)
-        self._is_read = False
+        self.traffic = Traffic(read_shadow(self.path), self.texts)
 
     @property
     def name(self) -> str:
         """Return the name of the file."""
         return self.path.name
 
-    @property
-    def has_more(self) -> bool:
-        """Return False: the file is read at once."""
-        return False
-
-    def poll(self) -> tuple[Message, ...]:
-        """Return the messages, the first time."""
-        if self._is_read:
-            return ()
-        self._is_read = True
-        self.traffic.read(limit=10**9)
+    def messages(self) -> Iterator[Message]:
+        """Yield the messages."""
         about = {"state": "", "name": self.name, "folder": str(self.path), "methods": [], "warnings": [], "n": 0}
         found = self.traffic.section()
-        answer = section(self.run, "answer", {**about, "verdict": found["sentence"], "only_traffic": True})
-        return answer, section(self.run, "traffic", found), *self.traffic.messages(self.run)
+        yield section(self.run, "answer", {**about, "verdict": found["sentence"], "only_traffic": True})
+        yield section(self.run, "traffic", found)
+        yield from self.traffic.messages(self.run)

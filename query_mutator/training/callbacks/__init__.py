@@ -8,8 +8,6 @@ judge_watch.py    does the judge's score rise while what the gold says does not?
 long_prompts.py   prompts that do not fit a model's context
 plan_teacher.py   search for the plan that the learner imitates first
 validation.py     periodic evaluations on validation questions
-
-The plots at the end are `query_mutator.report.plots`.
 """
 
 from query_mutator.training.callbacks.base import CALLBACKS, Callback, CallbackList, RunView

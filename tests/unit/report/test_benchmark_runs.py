@@ -7,8 +7,7 @@ from itertools import islice
 
 import pytest
 
-from query_mutator.report.benchmark_plan import BenchmarkPlan, Results
-from query_mutator.report.speedup import Measurement
+from query_mutator.report.benchmark import BenchmarkPlan, Measurement, Results
 
 
 def run_of(calls: int, seconds: float) -> Measurement:

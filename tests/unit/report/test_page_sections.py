@@ -10,8 +10,7 @@ import pytest
 
 from query_mutator.evaluation.outcomes import Outcome
 from query_mutator.evaluation.summary import Results, summarize
-from query_mutator.report.page.cost import Price, Tokens
-from query_mutator.report.page.figures import Figures, learning_of
+from query_mutator.report.page.figures import Figures, Price, Tokens, learning_of
 from query_mutator.report.page.messages import NO_TEXT, TextTable, plain
 from query_mutator.report.page.questions import Evaluation
 from query_mutator.report.page.results import results_of
@@ -264,12 +263,10 @@ def test_means_of_calls_are_weighted_by_calls() -> None:
     figures.metrics(
         0,
         [{**row, "step": 1, "llm/calls": 10, "llm/calls_per_s": 4.0, "llm/latency_s": 1.0, "llm/queue_wait_s": 0.5}],
-        reset=False,
     )
     figures.metrics(
         0,
         [{**row, "step": 2, "llm/calls": 40, "llm/calls_per_s": 8.0, "llm/latency_s": 0.2, "llm/queue_wait_s": 0.1}],
-        reset=False,
     )
     found = {row["name"]: row["value"] for row in figures.calls(server="", summary={})["rows"]}
     assert found["llm/latency_s"] == pytest.approx((10 * 1.0 + 30 * 0.2) / 40)
@@ -283,7 +280,7 @@ def test_counters_that_start_again_on_resume_are_added() -> None:
     rows = [
         {"step": n, "wall_s": 0.0, "llm/calls": 10 * n, "llm/retries": value} for n, value in enumerate((2, 5, 1, 3))
     ]
-    figures.metrics(0, rows, reset=False)
+    figures.metrics(0, rows)
     found = {row["name"]: row["value"] for row in figures.calls(server="", summary={})["rows"]}
     assert (found["llm/retries"], found["llm/calls"]) == (8, 30)
 
@@ -311,7 +308,7 @@ def test_failures_are_counted_by_kind_and_operator_and_by_length() -> None:
 def test_validation_success_has_wilsons_interval() -> None:
     figures = Figures()
     row = {"step": 0, "wall_s": 0.0, "validation/success": 0.5, "validation/questions": 12, "validation/unscored": 2}
-    columns = figures.metrics(0, [row], reset=False)["columns"]
+    columns = figures.metrics(0, [row])["columns"]
     assert columns["validation/success_low"] == [pytest.approx(0.2366, abs=1e-4)]
     assert columns["validation/success_high"] == [pytest.approx(0.7634, abs=1e-4)]
     assert [chart["title"] for chart in learning_of(figures, None)["charts"]] == ["Success on validation questions"]
@@ -329,9 +326,9 @@ def test_costs_have_bounds_where_the_replies_are_unknown() -> None:
 def test_each_text_is_sent_once() -> None:
     table = TextTable(3, lambda text: text.replace("secret", "***"))
     assert table.numbers(["a", "b", "a", "secret", None]) == [0, 1, 0, 2, NO_TEXT]
-    assert list(table.take()) == [{"kind": "texts", "run": 3, "start": 0, "items": ["a", "b", "***"]}]
+    assert list(table.take()) == [{"kind": "texts", "run": 3, "items": ["a", "b", "***"]}]
     assert table.numbers(["b", "\ud800"]) == [1, 3]
-    assert list(table.take()) == [{"kind": "texts", "run": 3, "start": 3, "items": ["\ufffd"]}]
+    assert list(table.take()) == [{"kind": "texts", "run": 3, "items": ["\ufffd"]}]
     assert list(table.take()) == []
 
 

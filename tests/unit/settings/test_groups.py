@@ -20,7 +20,7 @@ from query_mutator.cli.flags import flags_of, parse_flags
 from query_mutator.commands import COMMANDS
 from query_mutator.commands.embedded import EmbeddedFlags
 from query_mutator.errors import UsageError
-from query_mutator.report.benchmark_config import BenchmarkConfig
+from query_mutator.report.benchmark import BenchmarkConfig
 from query_mutator.settings.calls import Calls
 from query_mutator.training.config import TrainConfig
 

@@ -3,24 +3,15 @@
 const hostOf = (id) => document.querySelector(`#${id} > .host`);
 
 // Draw a part for each run, next to each other where there are several; `draw(run)` returns nodes or null.
-// A run whose data of this part are unchanged keeps its nodes.
 function perRun(id, names, draw, { before, empty } = {}) {
-  const drawn = new Map();
   view([...names, "answer"], () => {
     const host = hostOf(id);
     const several = knownRuns().length > 1;
     const articles = knownRuns().map((run) => {
       const label = runLabel(run);
-      const data = names.map((name) => (name === "metrics" ? run.metrics.steps.length : section(run, name)));
-      const old = drawn.get(run.index);
-      const same = old && old.run === run && old.label === label && old.several === several && data.every((each, place) => each === old.data[place]);
-      if (same) return old.node;
-      const content = draw(run);
-      const node = el("article", { class: "run", "data-run": run.index, "aria-label": several ? label : null },
+      return el("article", { class: "run", "data-run": run.index, "aria-label": several ? label : null },
         several && el("h3", { class: "run-name" }, el("span", { class: "swatch", style: { "--color": runColor(run) } }), `${runLetter(run)} · ${label}`),
-        content ?? el("p", { class: "note" }, empty ?? "Nothing recorded yet."));
-      drawn.set(run.index, { run, label, several, data, node });
-      return node;
+        draw(run) ?? el("p", { class: "note" }, empty ?? "Nothing recorded yet."));
     });
     const shared = before?.() ?? null;
     replace(host, shared, el("div", { class: several ? "side" : "single" }, articles));
@@ -35,7 +26,7 @@ function stateLine(data) {
   const share = data.steps ? Math.min(1, data.step / data.steps) : 0;
   return el("div", { class: "state" },
     data.state && el("span", { class: `pill ${data.state}` }, STATES[data.state] ?? data.state),
-    el("span", null, [steps, started && `started ${started}`, data.folder].filter(Boolean).join(" · ")),
+    el("span", null, [steps, started && `started ${started}`, data.written && `written ${data.written}`, data.folder].filter(Boolean).join(" · ")),
     data.state === "running" && el("progress", { max: "1", value: share, "aria-label": "Steps done" }));
 }
 
@@ -118,4 +109,3 @@ view(["answer"], () => {
   document.title = `${names.join(" and ")} · Query Mutator`;
 });
 perRun("answer", ["answer"], drawAnswer, { before: pairsTable });
-view(["pairs"], () => touch("answer"));

@@ -1,35 +1,31 @@
 // Start: theme and navigation, then the messages in this file. Small ones first; questions and transcripts follow
-// after the first paint. A live page gets later messages through QM.apply.
+// after the first paint.
 
 const BLOCK = 'script[type="application/json+gzip"]';
-const LATE = new Set(["texts", "questions", "transcripts"]);
+const LATE = ["texts", "questions", "transcripts"];
 
-// Return the message of a block or of a live event: JSON, compressed, as base64.
-async function unpack(packed) {
-  const text = atob(packed.trim());
+// Return the message of a block: JSON, compressed, as base64. The block leaves the page.
+async function decode(block) {
+  const text = atob(block.textContent.trim());
+  block.remove();
   const bytes = new Uint8Array(text.length);
   for (let index = 0; index < text.length; index += 1) bytes[index] = text.charCodeAt(index);
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
   return new Response(stream).json();
 }
 
-function decode(block) {
-  const packed = block.textContent;
-  block.remove();
-  return unpack(packed);
-}
-
 async function readBlocks() {
   if (typeof DecompressionStream === "undefined") throw new Error("This browser is too old: it has no DecompressionStream.");
   const blocks = [...document.querySelectorAll(BLOCK)];
-  for (const block of blocks.filter((each) => !LATE.has(each.dataset.kind))) apply(await decode(block));
+  for (const block of blocks.filter((each) => !LATE.includes(each.dataset.kind))) apply(await decode(block));
+  drawViews();
   await painted();
-  for (const block of blocks.filter((each) => LATE.has(each.dataset.kind))) {
+  for (const block of blocks.filter((each) => LATE.includes(each.dataset.kind))) {
     apply(await decode(block));
     await pause();
   }
-  await painted();
   store.complete = true;
+  drawViews(...LATE);
   openFromAddress();
   prepareSearch();
 }
@@ -100,4 +96,4 @@ addEventListener("hashchange", openFromAddress);
 const loaded = document.readyState === "loading"
   ? new Promise((done) => document.addEventListener("DOMContentLoaded", done, { once: true }))
   : Promise.resolve();
-window.QM = { apply, ready: loaded.then(readBlocks).catch(fail) };
+window.QM = { ready: loaded.then(readBlocks).catch(fail) };

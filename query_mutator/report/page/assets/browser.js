@@ -12,7 +12,6 @@ function setFilter(name, value) {
     browser.sides[name] = value;
     browser.chosen = true;
     browser.table.setColumns(columnsNow());
-    for (const row of browser.all) row.stamp += "'";
   } else browser.filters[name] = value;
   showRows(true);
 }
@@ -157,11 +156,6 @@ function drawBrowser() {
     });
     browser.table.setSort(browser.sort[browser.mode]);
     document.getElementById("rows").replaceChildren(browser.table.node);
-  } else if (browser.mode === "questions") {
-    const columns = columnsNow();
-    const keys = (list) => list.map((column) => `${column.key} ${column.class}`).join();
-    if (keys(columns) !== keys(browser.table.offered)) browser.table.setColumns(columns);
-    else browser.table.offered = columns;
   }
   showRows(false);
 }
@@ -188,4 +182,4 @@ function openFromAddress() {
   browser.table.show(row.key);
 }
 
-view(["questions", "transcripts", "texts", "policy", "answer"], drawBrowser);
+view(["questions", "transcripts", "texts"], drawBrowser);

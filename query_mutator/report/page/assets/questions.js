@@ -44,8 +44,7 @@ function questionRows() {
       byKey.set(key, row);
     }
   }
-  const stamp = knownRuns().map((run) => run.version).join();
-  return [...byKey.values()].map((row) => ({ ...row, stamp }));
+  return [...byKey.values()];
 }
 
 const firstOf = (row) => row.inRuns.values().next().value;
@@ -123,7 +122,7 @@ function resultLine(result, outcome) {
 
 const linkTo = (hash) => `${location.href.split("#")[0]}#${hash}`;
 
-// What a table and its filters need of an episode, worked out once for each state of its rows.
+// What a table and its filters need of an episode, worked out once.
 function episodeFacts(episode) {
   if (episode.cache) return episode.cache;
   const { run, rows } = episode;
@@ -142,10 +141,7 @@ function episodeFacts(episode) {
   return episode.cache;
 }
 
-const episodeRows = () => knownRuns().flatMap((run) => run.transcripts.episodes.map((episode) => {
-  episode.stamp = `${run.version}.${episode.rows.length}`;
-  return episode;
-}));
+const episodeRows = () => knownRuns().flatMap((run) => run.transcripts.episodes);
 
 const EPISODE_OUTCOMES = ["right answer found", "no right answer", "no answer scored", "failed call"];
 

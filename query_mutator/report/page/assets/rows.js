@@ -43,17 +43,12 @@ class RowTable {
     if (keep) this.head.querySelector(`[data-column="${CSS.escape(keep)}"] button`)?.focus({ preventScroll: true });
   }
 
-  // Show these rows in this order; what is drawn for a row is kept while its `stamp` stays the same.
+  // Show these rows in this order; what is drawn for a row is kept.
   setRows(rows) {
     this.rows = rows;
     this.places = new Map(rows.map((row, place) => [row.key, place]));
     this.table.setAttribute("aria-rowcount", rows.length + 1);
-    for (const [key, drawn] of this.nodes) {
-      const row = rows[this.places.get(key)];
-      if (row && row.stamp === drawn.stamp) continue;
-      if (row && drawn.extra) drawn.stale = true;
-      else this.drop(key);
-    }
+    for (const key of [...this.nodes.keys()]) if (!this.places.has(key)) this.drop(key);
     this.draw();
   }
 
@@ -126,7 +121,7 @@ class RowTable {
     }
     old?.main.remove();
     old?.extra?.remove();
-    const drawn = { main, extra, stamp: row.stamp };
+    const drawn = { main, extra };
     this.nodes.set(row.key, drawn);
     return drawn;
   }

@@ -1,14 +1,13 @@
-// What the messages said so far. A message replaces a section or appends rows; the parts of the page it touches are
-// drawn once in the next animation frame.
+// What the messages said: a message is a section of a run, or adds rows to it; parts of the page are drawn from that.
 
 const MOST_FOUND = 64; // terms of a search that are remembered
 const runs = []; // run -> { index, sections, metrics, texts, lower, questions, transcripts }
-const store = { pairs: null, views: [], dirty: new Set(), waiting: false };
+const store = { pairs: null, views: [] };
 
 function runAt(index) {
   runs[index] ??= {
     index, sections: {}, metrics: { steps: [], wall_s: [], columns: {} }, texts: [], lower: [], found: new Map(), questions: [],
-    transcripts: emptyTranscripts(), version: 0,
+    transcripts: emptyTranscripts(),
   };
   return runs[index];
 }
@@ -30,56 +29,28 @@ function runLabel(run) {
 const runLetter = (run) => String.fromCharCode(65 + (run.index % 26));
 
 function apply(message) {
-  const handler = HANDLERS[message.kind];
-  if (!handler) return; // of a newer version
-  touch(handler(message.run < 0 ? null : runAt(message.run ?? 0), message));
+  HANDLERS[message.kind]?.(message.run < 0 ? null : runAt(message.run ?? 0), message); // none: of a newer version
 }
 
 const HANDLERS = {
   section(run, { name, data }) {
     if (run) run.sections[name] = data;
     else store[name] = data;
-    return name;
   },
-  reset(run) {
-    runs[run.index] = undefined;
-    runAt(run.index).version = run.version + 1;
-    return null; // everything
+  metrics(run, { steps, wall_s, columns }) {
+    run.metrics = { steps, wall_s, columns };
   },
-  metrics(run, message) {
-    if (message.reset) run.metrics = { steps: [], wall_s: [], columns: {} };
-    const { metrics } = run;
-    const before = metrics.steps.length;
-    append(metrics.steps, message.steps);
-    append(metrics.wall_s, message.wall_s ?? message.steps.map(() => null));
-    for (const [key, values] of Object.entries(message.columns)) {
-      const column = (metrics.columns[key] ??= []);
-      while (column.length < before) column.push(null);
-      append(column, values);
-    }
-    for (const column of Object.values(metrics.columns)) while (column.length < metrics.steps.length) column.push(null);
-    return "metrics";
-  },
-  texts(run, { start, items }) {
-    run.texts.length = Math.min(run.texts.length, start);
-    run.lower.length = Math.min(run.lower.length, start);
-    run.found.clear();
+  texts(run, { items }) {
     append(run.texts, items);
-    return "texts";
   },
-  questions(run, { reset, rows }) {
-    if (reset) run.questions = [];
+  questions(run, { rows }) {
     append(run.questions, rows);
-    run.version += 1;
-    return "questions";
   },
-  transcripts(run, { reset, columns }) {
-    if (reset) run.transcripts = emptyTranscripts();
+  transcripts(run, { columns }) {
     const { transcripts } = run;
     const before = transcripts.env.length;
     for (const name of COLUMNS) append(transcripts[name], columns[name] ?? columns.env.map(() => null));
     indexEpisodes(run, before);
-    return "transcripts";
   },
 };
 
@@ -99,7 +70,6 @@ function indexEpisodes(run, from) {
       transcripts.episodes.push(episode);
     }
     episode.rows.push(row);
-    episode.cache = null;
   }
 }
 
@@ -109,7 +79,6 @@ const textOf = (run, number) => (isNumber(number) && number >= 0 ? run.texts[num
 // its beginning are read again.
 function textsWith(run, term) {
   const { texts, lower, found } = run;
-  if (lower.length !== texts.length) found.clear();
   lowerTexts(run, texts.length);
   if (found.has(term)) return found.get(term);
   let size = term.length - 1;
@@ -129,24 +98,13 @@ function lowerTexts(run, end) {
   while (lower.length < Math.min(end, texts.length)) lower.push(texts[lower.length].toLowerCase());
 }
 
-// Register a part of the page: which messages it depends on, and how it is drawn.
+// Register a part of the page: which sections and kinds of rows it depends on, and how it is drawn.
 function view(names, draw) {
   store.views.push({ names, draw });
 }
 
-function touch(name) {
-  store.dirty.add(name);
-  if (store.waiting) return;
-  store.waiting = true;
-  requestAnimationFrame(() => {
-    store.waiting = false;
-    drawDirty();
-  });
-}
-
-function drawDirty() {
-  const { dirty } = store;
-  store.dirty = new Set();
+// Draw all parts, or those that depend on one of these names.
+function drawViews(...changed) {
   if (knownRuns().length) document.getElementById("loading")?.remove();
-  for (const { names, draw } of store.views) if (dirty.has(null) || names.some((name) => dirty.has(name))) draw();
+  for (const { names, draw } of store.views) if (!changed.length || names.some((name) => changed.includes(name))) draw();
 }
