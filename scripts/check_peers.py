@@ -1,4 +1,4 @@
-"""Check the environment under gymnasium, Stable-Baselines3, torchrl and OpenEnv, each in a fresh venv with the wheel.
+"""Check the environment under gymnasium, Stable-Baselines3 and torchrl, each in a fresh venv with the wheel.
 
 python scripts/check_peers.py                    all peers: build the wheel, make a venv for each, check
 python scripts/check_peers.py --here torchrl     check in this interpreter, as tests/integration/test_peers.py does
@@ -142,42 +142,11 @@ def check_torchrl() -> None:
         envs.close()
 
 
-def check_openenv() -> None:
-    """Run OpenEnv's validator on a server of ours, and play episodes by the typed and by OpenEnv's own client."""
-    from openenv.cli.__main__ import app
-    from openenv.core.generic_client import GenericEnvClient
-    from typer.testing import CliRunner
-
-    from query_mutator.adapters.openenv.client import QueryRewritingAction, QueryRewritingEnv
-
-    serve = [sys.executable, *["-I"] * sys.flags.isolated, "-m", "query_mutator", "env", "serve", "--port", "0"]
-    flags = [word for name, value in MAKE.items() for word in (f"--{name}", value)]
-    with subprocess.Popen([*serve, *flags], stdout=subprocess.PIPE, text=True) as server:
-        try:
-            assert server.stdout is not None
-            url = server.stdout.readline().split()[-1]
-            validated = CliRunner().invoke(app, ["validate", "--url", url])
-            assert validated.exit_code == 0, validated.output
-            with QueryRewritingEnv(base_url=url).sync() as env:
-                for seed in range(5):
-                    assert env.reset(seed=seed).observation.valid
-                    for name in ("spelling", "neutral", "submit"):
-                        result = env.step(QueryRewritingAction(name=name))
-                    assert result.done
-                assert (env.state().episodes, env.state().failed_steps) == (5, 0)
-            with GenericEnvClient(base_url=url).sync() as plain:
-                assert plain.reset(seed=0).observation["valid"]
-                assert plain.step({"text": "how to sort a list"}).reward is not None
-        finally:
-            server.terminate()
-
-
 #: Peer -> what pip installs in addition to the wheel, and its check.
 PEERS: dict[str, tuple[tuple[str, ...], Callable[[], None]]] = {
     "gymnasium": ((), check_gymnasium),
     "sb3": (("stable-baselines3", "sb3-contrib"), check_sb3),
     "torchrl": (("tensordict", "torchrl"), check_torchrl),
-    "openenv": (("openenv-core==0.3.0",), check_openenv),
 }
 
 

@@ -54,7 +54,6 @@ FOREIGN = {
     "vf-eval",
     "vf-replay",
     "echo",
-    "query-rewriting-table",
 }
 
 _BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)

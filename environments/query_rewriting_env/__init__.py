@@ -1,4 +1,4 @@
-"""The query rewriting environment, as OpenEnv's tools find it."""
+"""Query Mutator's environment for OpenEnv, as its tools find it."""
 
 from .client import QueryRewritingAction, QueryRewritingEnv, QueryRewritingObservation
 

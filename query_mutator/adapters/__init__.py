@@ -1,10 +1,9 @@
 """What other people's trainers need: the interfaces of their libraries.
 
-    sb3        GymVecEnv, Stable-Baselines3's VecEnv over gymnasium's vector environments
-    openenv/   the environment as an OpenEnv server, and its typed client
+    sb3   GymVecEnv, Stable-Baselines3's VecEnv over gymnasium's vector environments
 
-Each module imports its library, which is not a requirement of this package. gymnasium, torchrl and CleanRL need no
-adapter (docs/how-to/other-trainers.md).
+It imports that library, which is not a requirement of this package. gymnasium, torchrl and CleanRL need no adapter
+(docs/how-to/other-trainers.md).
 """
 
 from __future__ import annotations

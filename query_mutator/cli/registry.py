@@ -68,7 +68,6 @@ _RUNS = {
     "export-policy": Command(
         "write a policy to one file, to use anywhere", "export_policy:ExportPolicyFlags:export_policy"
     ),
-    "env serve": Command("serve the environment to OpenEnv's clients", "env_serve:EnvServeFlags:env_serve"),
     "test-server": Command(
         "answer as a model server without a model: echoed, canned, recorded", "stub_server:StubServerFlags:test_server"
     ),

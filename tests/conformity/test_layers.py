@@ -53,7 +53,7 @@ ALLOWED: dict[str, set[str]] = {
     "session": LEARNERS | {"testing"},
     "evaluation": SESSION,
     "training": EVALUATION,
-    "adapters": ENV | {"embedded"},
+    "adapters": set(),
     "apply": EVALUATION | {"embedded"},
     "batching": BASE | {"ppo"},
     "lab": BASE | {"ppo"},
@@ -109,6 +109,20 @@ def test_a_file_imports_only_what_its_room_may(path: Path) -> None:
         return
     assert room in ALLOWED, f"{path} is in no room of the table; add it with what it may import"
     assert imported(path) <= ALLOWED[room] | {room}
+
+
+#: What packages under environments/ may import: the environment, the extension point for operators, the test server.
+PUBLIC = SURFACE | {"query_mutator", "query_mutator.errors", "query_mutator.operators", "query_mutator.testing"}
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "environments").rglob("*.py")), ids=lambda path: str(path.relative_to(ROOT))
+)
+def test_an_environment_imports_no_inner_room(path: Path) -> None:
+    modules = {node.module for node in imports_of(path) if isinstance(node, ast.ImportFrom) and not node.level}
+    modules |= {alias.name for node in imports_of(path) if isinstance(node, ast.Import) for alias in node.names}
+    ours = {name for name in modules if name and name.partition(".")[0] in {"query_mutator", "tests", "ppo", *SURFACE}}
+    assert ours <= PUBLIC
 
 
 def test_every_room_of_the_table_exists() -> None:

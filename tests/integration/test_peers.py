@@ -1,7 +1,4 @@
-"""Other libraries on the registered environment: gymnasium's, Stable-Baselines3's and torchrl's own checks.
-
-OpenEnv needs an environment of its own: test_openenv.py.
-"""
+"""Other libraries on the registered environment: gymnasium's, Stable-Baselines3's and torchrl's own checks."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from scripts.check_peers import PEERS
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("peer", [peer for peer in PEERS if peer != "openenv"])
+@pytest.mark.parametrize("peer", PEERS)
 def test_peer(peer: str) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*A Box observation space m.*")  # embeddings have no bounds

@@ -14,8 +14,7 @@ from query_mutator.files.gguf_file import PACKAGED
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-APART = {"openenv"}  # tested in environments of their own
-EXTRAS = {"sft", "ray", "serve", "parquet", "llama", "optuna", "toolkits", "dev"} | APART
+EXTRAS = {"sft", "ray", "serve", "parquet", "llama", "optuna", "toolkits", "dev"}
 
 
 def ranges(*groups: str) -> dict[str, Requirement]:
@@ -40,7 +39,7 @@ def test_the_lock_has_one_version_within_each_range() -> None:
 
 
 def test_extras_hold_the_versions_that_tests_use() -> None:
-    wanted, locked = ranges(*(EXTRAS - APART)), pins("requirements-dev.txt")
+    wanted, locked = ranges(*EXTRAS), pins("requirements-dev.txt")
     assert wanted.keys() <= locked.keys()
     assert [name for name, one in wanted.items() if not one.specifier.contains(locked[name])] == []
 

@@ -1,4 +1,4 @@
-"""Interpreters with a library that the environment of the tests lacks, over the packages of that environment."""
+"""The packages under environments/, in Python environments that have their libraries, over the packages of this one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
+OPENENV = "openenv-core==0.3.0"
+PEERS = Path(os.environ.get("QM_PEERS_PYTHON") or ROOT / ".venv-peers" / "bin" / "python")
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def python_with(package: str) -> Path:
@@ -28,15 +32,27 @@ def python_with(package: str) -> Path:
             if made.returncode:
                 pytest.skip(f"{package} cannot be installed: {made.stderr.strip().splitlines()[-1]}")
         packages = folder / "lib" / f"python{sysconfig.get_python_version()}" / "site-packages"
-        (packages / "development.pth").write_text(sysconfig.get_path("purelib"))
+        (packages / "development.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
         done.touch()
     return python
 
 
-def run_tests(python: Path, tests: str) -> None:
-    """Run a file of tests with an interpreter, whose commands are found first."""
-    command = [python, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", tests]
+def run_tests(python: Path, folder: Path, *, importing: Path) -> None:
+    """Run the tests of a package with an interpreter, whose commands are found first."""
+    command = [python, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", folder / "tests"]
     path = os.pathsep.join([str(python.parent), str(Path(sys.executable).parent), os.environ["PATH"]])
-    environ = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": path}
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT, importing))), "PATH": path}
     done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=560, check=False)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+
+
+def test_openenv() -> None:
+    folder = ROOT / "environments" / "query_rewriting_env"
+    run_tests(python_with(OPENENV), folder, importing=folder.parent)
+
+
+def test_verifiers() -> None:
+    if not PEERS.exists():
+        pytest.skip(f"{PEERS} is missing: `make install-peers` could not install requirements-peers.txt")
+    folder = ROOT / "environments" / "query_rewriting"
+    run_tests(PEERS, folder, importing=folder)
