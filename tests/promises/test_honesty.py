@@ -130,6 +130,5 @@ def test_lost_refusals_are_reported_and_decide(trained_with_evaluation: Trained)
     lines = run_.output.splitlines()
     assert "guard refusals" in next(line for line in lines if "success" in line)
     verdicts = [line for line in lines if "should be refused" in line and not line.startswith("false refusals")]
-    print(run_.output)
     assert verdicts
     assert not any(line.startswith("Deploy the plan") for line in lines)
