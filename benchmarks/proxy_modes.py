@@ -27,8 +27,8 @@ import numpy as np
 import requests
 
 from query_mutator.apply import Rewriter
-from query_mutator.apply.proxy.requests import virtual_name
-from query_mutator.apply.proxy.server import running
+from query_mutator.apply.proxy.app import running
+from query_mutator.apply.proxy.chat import virtual_name
 from query_mutator.commands.policy_flags import open_policy
 from query_mutator.commands.serve import ServeFlags, serving
 from query_mutator.data import guard_questions, validation_split

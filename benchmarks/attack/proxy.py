@@ -32,7 +32,7 @@ PATHS = ("/api/chat", "/api/generate", "/v1/chat/completions", "/api/show", "/ap
          "/v1/models", "/v1/models/m", "/qm/rewrite", "/qm/queue", "/metrics", "/healthz", "/", "/api/blobs/sha256:0",
          "/nowhere", "*", "", "http://elsewhere/api/tags", "/%ff%00", "/api/chat?x=" + "y" * 200)  # fmt: skip
 METHODS = ("GET", "POST", "DELETE", "PUT", "HEAD", "OPTIONS", "CONNECT", "TRACE", "get", "BREW", "")
-_STATUS = re.compile(rb"HTTP/1\.1 ([1-5]\d\d) [^\r\n]*\r\n")
+_STATUS = re.compile(rb"HTTP/1\.[01] ([1-5]\d\d) [^\r\n]*\r\n")
 
 
 class _Errors(logging.Handler):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -15,8 +14,6 @@ from query_mutator.bounds import Cosine, Count, CountOrNone, Megabytes, Million,
 from query_mutator.cli.console import note
 from query_mutator.cli.outputs import Output, OutputFlags, holding
 from query_mutator.commands.policy_flags import RunFlags, open_policy
-from query_mutator.embedded.access import Access
-from query_mutator.embedded.http import listen
 from query_mutator.errors import UsageError
 from query_mutator.files.json_lines import JsonLines
 from query_mutator.files.lock import locked_file
@@ -31,8 +28,8 @@ from query_mutator.settings.listening import Listening
 
 if TYPE_CHECKING:
     from query_mutator.apply.proxy.app import ProxyApp
-    from query_mutator.apply.proxy.shadow import Counterfactual, Shadow
-    from query_mutator.apply.proxy.status import Status
+    from query_mutator.apply.proxy.shadow import Shadow
+    from query_mutator.apply.proxy.traffic import Status
 
 __all__ = ["ServeFlags", "limit_line", "mode_line", "serve", "serving"]
 
@@ -102,10 +99,9 @@ class ServeFlags(RunFlags, Listening, OutputFlags):
 
 def serve(flags: ServeFlags) -> None:
     """Serve until SIGTERM or Ctrl-C; requests that are open then may finish."""
-    try:
-        from query_mutator.apply.proxy.server import run_frozen
-    except ImportError as error:
-        raise UsageError(f"qm serve needs {error.name}: pip install 'query-mutator[serve]'") from None
+    from query_mutator.apply.proxy.app import ProxyServer, run_frozen
+    from query_mutator.apply.proxy.server import listen
+
     key = flags.api_key or os.environ.get(KEY_VARIABLE) or None
     if key is None and not is_loopback(flags.host):
         raise UsageError(f"--host {flags.host} can be reached from other machines; give a key with --api-key")
@@ -121,7 +117,7 @@ def serve(flags: ServeFlags) -> None:
         note(mode_line(flags, policy.checkpoint, blind="blind" in rewriter.modes))
         note(limit_line(flags, rewriter))
         print(f"listening on http://{host}:{port}", flush=True)
-        run_frozen(app, listening)
+        run_frozen(ProxyServer(app, listening))
 
 
 def mode_line(flags: ServeFlags, checkpoint: Checkpoint, *, blind: bool) -> str:
@@ -158,13 +154,10 @@ def limit_line(flags: ServeFlags, rewriter: Rewriter) -> str:
 @contextmanager
 def serving(flags: ServeFlags, rewriter: Rewriter, key: str | None) -> Iterator[ProxyApp]:
     """Yield the application of a policy in front of the model server of its target."""
-    from query_mutator.apply.proxy.answers import PolicyAnswerer, Rules
+    from query_mutator.apply.proxy.answers import Episodes, PolicyAnswerer, Rules
     from query_mutator.apply.proxy.app import ProxyApp
-    from query_mutator.apply.proxy.contract import ClientLimits
-    from query_mutator.apply.proxy.episodes import Episodes
-    from query_mutator.apply.proxy.queue import Queue
-    from query_mutator.apply.proxy.shadow import Counterfactual
-    from query_mutator.apply.proxy.status import Status
+    from query_mutator.apply.proxy.server import Access, ClientLimits
+    from query_mutator.apply.proxy.traffic import Queue, Status
     from query_mutator.apply.proxy.upstream import Address, Upstream
 
     if flags.mode not in ("gate", *rewriter.modes):
@@ -174,13 +167,13 @@ def serving(flags: ServeFlags, rewriter: Rewriter, key: str | None) -> Iterator[
     calls = flags.max_calls or MAX_CALLS[flags.mode]
     rules = Rules(
         mode=flags.mode,
-        limits=Limits(max_calls=max(1, calls - (flags.mode == "gate")), deadline_s=flags.request_deadline_s),
         gates_not_sure=flags.gate_not_sure,
         max_question_tokens=flags.max_question_tokens,
         max_tokens=max_tokens(flags, rewriter),
         token_field=token_field(rewriter.models.calls.servers[0].http_url(rewriter.target_model)),
     )
-    episodes = Episodes(rewriter, lowest_meaning=flags.min_meaning)
+    limits = Limits(max_calls=max(1, calls - (flags.mode == "gate")), deadline_s=flags.request_deadline_s)
+    episodes = Episodes(rewriter, limits=limits, lowest_meaning=flags.min_meaning)
     status = Status(Queue(flags.slots))
     model = rewriter.target_model
     addresses = [
@@ -196,13 +189,12 @@ def serving(flags: ServeFlags, rewriter: Rewriter, key: str | None) -> Iterator[
         timeout_s=flags.timeout_s if "timeout_s" in flags.given else UPSTREAM_TIMEOUT_S,
         max_reply_bytes=round(flags.max_reply_mb * 1e6),
     )
-    with _shadow(flags, rewriter, Counterfactual(upstream, episodes, status, rules.limits), status) as shadow:
+    with _shadow(flags, rewriter, status) as shadow:
         yield ProxyApp(
             upstream,
             PolicyAnswerer(upstream, episodes, status, rules, shadow=shadow),
             status,
-            access=Access(bound=[flags.host if _is_address(flags.host) else "127.0.0.1"]),
-            api_key=key,
+            access=Access(host=flags.host, api_key=key),
             limits=ClientLimits(
                 body_bytes=round(flags.max_body_mb * 1e6), requests=flags.max_requests, drain_s=flags.drain_s
             ),
@@ -210,10 +202,9 @@ def serving(flags: ServeFlags, rewriter: Rewriter, key: str | None) -> Iterator[
 
 
 @contextmanager
-def _shadow(flags: ServeFlags, rewriter: Rewriter, other: Counterfactual, status: Status) -> Iterator[Shadow | None]:
+def _shadow(flags: ServeFlags, rewriter: Rewriter, status: Status) -> Iterator[Shadow | None]:
     """Yield what answers questions both ways, None without --shadow."""
-    from query_mutator.apply.proxy.judge import Judge
-    from query_mutator.apply.proxy.shadow import Shadow
+    from query_mutator.apply.proxy.shadow import Judge, Shadow
 
     if not flags.shadow:
         yield None
@@ -227,7 +218,7 @@ def _shadow(flags: ServeFlags, rewriter: Rewriter, other: Counterfactual, status
         with closing(JsonLines(path, cut_at=0 if flags.force else None, mode=0o600)) as file:
             path.chmod(0o600)
             encoder = rewriter.models.encoder
-            shadow = Shadow(share=flags.shadow, file=file, other=other, encoder=encoder, status=status, judge=judge)
+            shadow = Shadow(share=flags.shadow, file=file, encoder=encoder, status=status, judge=judge)
             note(f"{100 * flags.shadow:g} % of the questions are kept in {path}, with the answers both ways")
             try:
                 yield shadow
@@ -244,11 +235,3 @@ def _shadow_file(flags: ServeFlags) -> Path:
     if folder is None or path.suffix == ".qm":
         raise UsageError(f"--shadow with {flags.checkpoint}, which is not a run folder: give --shadow-file FILE")
     return folder / SHADOW
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True

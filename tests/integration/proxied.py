@@ -17,17 +17,12 @@ import requests
 from query_mutator import operators
 from query_mutator.apply import Limits as RewriteLimits
 from query_mutator.apply import rewrite_flow
-from query_mutator.apply.proxy.answers import Mode, PolicyAnswerer, Rules
-from query_mutator.apply.proxy.app import ProxyApp
-from query_mutator.apply.proxy.contract import ClientLimits
-from query_mutator.apply.proxy.episodes import Episodes
-from query_mutator.apply.proxy.judge import Judge
-from query_mutator.apply.proxy.queue import Queue
-from query_mutator.apply.proxy.server import running
-from query_mutator.apply.proxy.shadow import Counterfactual, Shadow
-from query_mutator.apply.proxy.status import Status
+from query_mutator.apply.proxy.answers import Episodes, Mode, PolicyAnswerer, Rules
+from query_mutator.apply.proxy.app import ProxyApp, running
+from query_mutator.apply.proxy.server import Access, ClientLimits
+from query_mutator.apply.proxy.shadow import Judge, Shadow
+from query_mutator.apply.proxy.traffic import Queue, Status
 from query_mutator.apply.proxy.upstream import Address, Upstream
-from query_mutator.embedded.access import Access
 from query_mutator.embedded.server import start_server
 from query_mutator.encoder import Encoder
 from query_mutator.env.flow import Flow
@@ -92,20 +87,19 @@ def proxy(
     client = Limit(OllamaBackend(upstream_url, timeout_s=20, pool_size=8), limit=8)
     rewriter: Any = PlanRewriter(plan or Plan(steps=("neutral",)), encoder, client, chosen)
     rewriter.task = replace(rewriter.task, calls=replace(rewriter.task.calls, logprobs=logprobs))
-    episodes = Episodes(rewriter, lowest_meaning=lowest_meaning)
+    bounds = RewriteLimits(max_calls=calls, deadline_s=seconds)
+    episodes = Episodes(rewriter, limits=bounds, lowest_meaning=lowest_meaning)
     status = Status(Queue(slots))
     addresses = [Address(url=each, headers=upstream_headers or {}) for each in (upstream_url, *others)]
     upstream = Upstream(addresses, timeout_s=30, max_reply_bytes=max_reply_bytes)
-    rules = Rules(mode=mode, limits=RewriteLimits(max_calls=calls, deadline_s=seconds), max_tokens=max_tokens)
+    rules = Rules(mode=mode, max_tokens=max_tokens)
     kept = None
     if shadow is not None:
-        other = Counterfactual(upstream, episodes, status, rules.limits)
         of_judge = None if judge is None else Judge(client, judge)
         file = JsonLines(shadow, mode=0o600)
-        kept = Shadow(share=1.0, file=file, other=other, encoder=encoder, status=status, judge=of_judge)
+        kept = Shadow(share=1.0, file=file, encoder=encoder, status=status, judge=of_judge)
     answerer = PolicyAnswerer(upstream, episodes, status, rules, shadow=kept)
-    access = Access(bound=["127.0.0.1"])
-    app = ProxyApp(upstream, answerer, status, access=access, api_key=api_key, limits=limits or ClientLimits())
+    app = ProxyApp(upstream, answerer, status, access=Access(api_key=api_key), limits=limits or ClientLimits())
     with running(app) as url:
         yield url
     client.close()

@@ -17,7 +17,7 @@ import pytest
 import requests
 
 from query_mutator.apply.proxy.answers import Mode
-from query_mutator.apply.proxy.contract import ClientLimits
+from query_mutator.apply.proxy.server import ClientLimits
 from query_mutator.embedded.server import EmbeddedServer, start_server
 from query_mutator.encoder import Encoder
 from query_mutator.learners.plan import Plan
@@ -72,7 +72,7 @@ def test_an_upstream_model_is_answered_as_by_the_upstream(
     )
     assert ours.status_code == theirs.status_code
     assert without_times(ours.content) == without_times(theirs.content)
-    names = [{name.lower() for name in reply.headers} - {"connection"} for reply in (ours, theirs)]
+    names = [{name.lower() for name in reply.headers} - {"connection", "server"} for reply in (ours, theirs)]
     assert names[0] == names[1]
 
 
@@ -283,6 +283,13 @@ def test_a_rewrite_that_answers_is_not_asked_and_is_counted(hash_encoder: Encode
     assert reply.headers["x-qm-decision"] == "guarded; answer"
     assert answer(reply) == "`sorted` is what you want."
     assert 'qm_rejected_rewrites_total{guard="answer",operator="neutral"} 1' in counted
+
+
+def test_a_client_may_ask_to_pass(gate: str) -> None:
+    body = {"model": VIRTUAL, "stream": False, "messages": [{"role": "user", "content": KILL}]}
+    for sent, decision in (("1", "passed; asked"), ("0", "rewritten")):
+        reply = requests.post(f"{gate}/api/chat", json=body, headers={"X-QM-Skip": sent}, timeout=10)
+        assert reply.headers["x-qm-decision"] == decision
 
 
 def test_the_body_says_what_was_done_only_on_request(gate: str) -> None:

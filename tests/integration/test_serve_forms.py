@@ -14,7 +14,7 @@ import requests
 
 from query_mutator import forms
 from query_mutator.apply.proxy.answers import Mode
-from query_mutator.apply.proxy.replies import answer_of
+from query_mutator.apply.proxy.chat import answer_of
 from query_mutator.embedded.server import EmbeddedServer
 from query_mutator.encoder import Encoder
 from query_mutator.files.json_lines import read_json_lines

@@ -98,12 +98,3 @@ def test_a_server_that_is_down_is_named_where_nobody_else_has_its_model(
         assert gone.status_code == 502
         assert first.url in gone.json()["error"]
         assert second.url in gone.json()["error"]
-
-
-def test_a_server_that_was_down_from_the_start_is_named(first: EmbeddedServer, hash_encoder: Encoder) -> None:
-    dead = "http://127.0.0.1:9"
-    with proxy(first.url, hash_encoder, others=[dead]) as url:
-        assert answer(chat(url, SORT)) == "`sorted` is what you want."
-        unknown = chat(url, SORT, model=OTHER)
-    assert unknown.status_code == 502
-    assert dead in unknown.json()["error"]

@@ -33,20 +33,20 @@ def head(line: str, *headers: str) -> bytes:
 
 
 @pytest.mark.parametrize("slots", [0, 2])
-def test_names_that_clients_choose_are_no_labels_and_do_not_stay(hash_encoder: Encoder, slots: int) -> None:
+def test_names_that_clients_choose_are_cut_and_do_not_stay(hash_encoder: Encoder, slots: int) -> None:
     release, name = threading.Event(), "x" * 100_000
-    listed = http('{"object": "list", "data": [{"id": "librarian:latest"}]}')
     with (
-        closing(ScriptedServer((release, http("{}")), listed)) as upstream,
+        closing(ScriptedServer((release, http("{}")))) as upstream,
         proxy(upstream.url, hash_encoder, slots=slots) as url,
     ):
         asking = threading.Thread(target=chat, args=(url, SORT), kwargs={"model": name})
         asking.start()
         assert upstream.asked.acquire(timeout=20)
         metrics = requests.get(f"{url}/metrics", timeout=20).text
-        assert 'qm_in_flight{model="other"} 1\n' in metrics
+        assert f'qm_in_flight{{model="{name[:300]}"}} 1\n' in metrics
         assert len(metrics) < 20_000
-        assert requests.get(f"{url}/qm/queue", timeout=20).json()["models"] == {"other": {"in_flight": 1, "waiting": 0}}
+        counts = requests.get(f"{url}/qm/queue", timeout=20).json()["models"]
+        assert counts == {name[:300]: {"in_flight": 1, "waiting": 0}}
         release.set()
         asking.join(20)
         assert requests.get(f"{url}/qm/queue", timeout=20).json()["models"] == {}
@@ -69,7 +69,7 @@ def test_only_a_preflight_passes_without_the_key(hash_encoder: Encoder) -> None:
         key = {"Authorization": "Bearer secret"}
         assert requests.options(f"{url}/api/tags", headers=key, timeout=20).text == "from the upstream"
         assert raw(url, head("OPTIONS * HTTP/1.1", "Authorization: Bearer secret")).startswith(b"HTTP/1.1 204 ")
-        assert raw(url, head("GET * HTTP/1.1", "Authorization: Bearer secret")).startswith(b"HTTP/1.1 400 ")
+        assert b" 400 " in raw(url, head("GET * HTTP/1.1", "Authorization: Bearer secret"))[:16]
     assert len(upstream.requests) == 1
 
 
@@ -142,10 +142,8 @@ def test_a_list_of_another_shape_is_no_error_of_the_proxy(hash_encoder: Encoder)
 
 
 @pytest.mark.parametrize("odd", [r'"\ud83d plz"', "1e999", "NaN"])
-def test_what_only_lenient_parsers_read_is_refused_for_a_virtual_model(hash_encoder: Encoder, odd: str) -> None:
-    content = '{"model": "%s", "odd": %s, "messages": [{"role": "user", "content": "x"}]}'
+def test_what_only_lenient_parsers_read_is_left_to_the_upstream(hash_encoder: Encoder, odd: str) -> None:
+    content = f'{{"model": "{VIRTUAL}", "odd": {odd}, "messages": [{{"role": "user", "content": "x"}}]}}'
     with closing(ScriptedServer(http("{}"))) as upstream, proxy(upstream.url, hash_encoder) as url:
-        reply = requests.post(f"{url}/api/chat", data=content % (VIRTUAL, odd), timeout=20)
-        assert (reply.status_code, "not valid JSON" in reply.text) == (400, True)
-        assert requests.post(f"{url}/api/chat", data=content % (MODEL, odd), timeout=20).status_code == 200
-    assert [request.partition(b"\r\n\r\n")[2].decode() for request in upstream.requests] == [content % (MODEL, odd)]
+        assert requests.post(f"{url}/api/chat", data=content, timeout=20).status_code == 200
+    assert [request.partition(b"\r\n\r\n")[2].decode() for request in upstream.requests] == [content]

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import requests
 
-from query_mutator.apply.proxy.server import ProxyServer, run_frozen
-from query_mutator.embedded.http import listen
+from query_mutator.apply.proxy.app import ProxyServer, run_frozen
+from query_mutator.apply.proxy.server import listen
 from query_mutator.encoder import Encoder
 from tests.integration.proxied import proxy
 from tests.scripted_server import CLOSE, RESET, ScriptedServer, http
@@ -103,6 +103,6 @@ def test_what_is_loaded_is_left_out_of_garbage_collections_while_serving(monkeyp
     app: Any = None
     before = gc.get_freeze_count()
     with listen("127.0.0.1", 0) as listening:
-        run_frozen(app, listening)
+        run_frozen(ProxyServer(app, listening))
     assert frozen[0] > before + 1_000
     assert gc.get_freeze_count() == 0

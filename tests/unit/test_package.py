@@ -14,7 +14,7 @@ from query_mutator.files.gguf_file import PACKAGED
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-EXTRAS = {"sft", "ray", "serve", "parquet", "llama", "optuna", "toolkits", "dev"}
+EXTRAS = {"sft", "ray", "parquet", "llama", "optuna", "toolkits", "dev"}
 
 
 def ranges(*groups: str) -> dict[str, Requirement]:

@@ -12,43 +12,46 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, aclosing
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 from aiohttp import ClientResponse
+from multidict import CIMultiDict
 
-from query_mutator.apply import Limits
-from query_mutator.apply.proxy.contract import Reply
-from query_mutator.apply.proxy.eligibility import MAX_QUESTION_TOKENS, skip_reason
-from query_mutator.apply.proxy.episodes import Episodes, Rewritten
-from query_mutator.apply.proxy.replies import (
-    STREAM_TYPES,
-    answer_of,
-    as_stream,
-    parsed,
-    read_lines,
-    renamed,
-    renamed_lines,
-    text_of,
-    with_fields,
-)
-from query_mutator.apply.proxy.requests import LOGPROBS, ChatCall
-from query_mutator.apply.proxy.shadow import Sent, Shadow
-from query_mutator.apply.proxy.status import Status
-from query_mutator.apply.proxy.upstream import Header, Upstream, UpstreamError, end_to_end
+from query_mutator.apply import Limits, Rewrite, Rewriter
+from query_mutator.apply.proxy import chat
+from query_mutator.apply.proxy.chat import ChatCall
+from query_mutator.apply.proxy.shadow import Answer, Exchange, Pair, Shadow
+from query_mutator.apply.proxy.traffic import Place, Status
+from query_mutator.apply.proxy.upstream import Headers, Upstream, UpstreamError, end_to_end
+from query_mutator.env.async_flow import run_flow_async
+from query_mutator.env.flow import Flow
 from query_mutator.forms import Framed
+from query_mutator.llm.cancellation import complete_in_thread
 from query_mutator.llm.early_stop import first_sentence
 from query_mutator.llm.http_server import REFUSALS
-from query_mutator.rewards import OPENING_CHARS, is_not_sure, is_refusal
-from query_mutator.types import AS_IS, THOUGHT_TAG_CHARS, Completion, Json, said_in
+from query_mutator.rewards import OPENING_CHARS, cosine, is_not_sure, is_refusal
+from query_mutator.runs.shadow import ORIGINAL, REWRITTEN
+from query_mutator.types import (
+    AS_IS,
+    CONTROLS,
+    THOUGHT_TAG_CHARS,
+    ChatRequest,
+    Completion,
+    Json,
+    Message,
+    said_in,
+    without_thought,
+)
 
-__all__ = ["BODY_HEADER", "Mode", "PolicyAnswerer", "Rules"]
+__all__ = ["Episodes", "Mode", "PolicyAnswerer", "Reply", "Rules"]
 
 Mode = Literal["blind", "gate", "full"]
+Ask = Callable[[Framed], Awaitable[Completion]]  # asks the target; raises if the upstream fails
 
-BODY_HEADER = "x-qm-body"
 MAX_HELD_LINES = 100_000  # of a stream that begins without text; a line is a token
 
 
@@ -57,9 +60,8 @@ class Rules:
     """How requests to virtual models are answered."""
 
     mode: Mode = "gate"
-    limits: Limits
     gates_not_sure: bool = False  # whether "not sure" is rewritten too, next to refusals
-    max_question_tokens: int = MAX_QUESTION_TOKENS
+    max_question_tokens: int = chat.MAX_QUESTION_TOKENS
     max_tokens: int = 0  # of an answer where the client sets no limit; 0: none
     token_field: str = "max_tokens"  # of a request to OpenAI's API
 
@@ -68,66 +70,99 @@ class Rules:
         return is_refusal(text) or (self.gates_not_sure and is_not_sure(text))
 
 
-@dataclass(slots=True, kw_only=True)
-class _Request:
-    """A client's request on its way, and what was decided about it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """The beginning of a reply, and the body as it arrives; `stack` is closed after it."""
 
-    call: ChatCall
-    headers: list[Header]
-    path: str
-    rules: Rules
-    started: float = field(default_factory=time.perf_counter)
-    decision: str = "passed"
-    operators: Sequence[str] = ()
-    calls: int = 0
-    question: str = ""
+    headers: Headers
+    body: AsyncIterator[bytes]
+    stack: AsyncExitStack = field(default_factory=AsyncExitStack)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rewritten:
+    """The wording to ask, or whose answer to return, in its form; `problem` says why it is the original one."""
+
+    text: str
     form: str = AS_IS
-    overhead_s: float = 0.0  # until the request that answers was sent
-    wants_field: bool = False
-    acted: bool = False  # whether the policy acted on the question
+    framed: Framed  # messages and options that ask it
+    operators: tuple[str, ...] = ()
+    calls: int = 0  # to the mutator
+    problem: str | None = None  # the guard that the rewrites failed, or "meaning"
+    rejected: tuple[tuple[str, str], ...] = ()  # operator and guard of rewrites that were not used
 
-    def elapsed_s(self) -> float:
-        """Return the seconds since the request came."""
-        return time.perf_counter() - self.started
 
-    def sent(self, question: str) -> Sent:
-        """Return what the client asked and gets, for the shadow."""
-        return Sent(
-            call=self.call,
-            headers=self.headers,
-            path=self.path,
-            mode=self.rules.mode,
-            question=question,
-            asked=self.question,
-            form=self.form,
-            decision=self.decision,
-            operators=tuple(self.operators),
-            calls=self.calls,
-            started=self.started,
-            acted=self.acted,
+class Episodes:
+    """Runs episodes of one policy. `lowest_meaning`: a rewrite whose cosine with the question is lower is not used."""
+
+    def __init__(self, rewriter: Rewriter, *, limits: Limits, lowest_meaning: float) -> None:
+        self._rewriter, self._limits, self._lowest_meaning = rewriter, limits, lowest_meaning
+        # Of its own: that of asyncio has a thread or two for each core, and encodes.
+        self._callers = ThreadPoolExecutor(rewriter.models.settings.batch_size, thread_name_prefix="qm-rewrite")
+        self.can_be_blind = "blind" in rewriter.modes  # whether the policy rewrites without looking at an answer
+        self.reads_logprobs = rewriter.task.calls.logprobs  # whether its P(right) reads those of an answer
+
+    def close(self) -> None:
+        """Start no more calls; those in flight end with the client."""
+        self._callers.shutdown(wait=False, cancel_futures=True)
+
+    async def rewrite(
+        self, call: ChatCall, *, place: Place, usable: Callable[[Framed], bool] | None = None
+    ) -> Rewritten:
+        """Return the wording that a blind policy would ask in place of a call's question, or that if it must not be.
+
+        `place` holds a slot for each call to the mutator; `usable` are the requests to ask with, by default those that
+        the call takes.
+        """
+        return await self._run(call, _never, place, mode="blind", asks_at_end=False, usable=usable or call.takes)
+
+    async def answer(self, call: ChatCall, ask: Ask, *, place: Place, first_answer: str | None = None) -> Rewritten:
+        """Return the wording whose answer the policy submits to a call's question.
+
+        `first_answer` is to the question, if it is known. A policy that decides when to ask does not see it: it would
+        submit it in the place of asking what it rewrote.
+        """
+        known = None if self._rewriter.task.rules.policy_asks else first_answer
+        return await self._run(call, ask, place, first_answer=known, usable=call.takes)
+
+    async def _run(self, call: ChatCall, ask: Ask, place: Place, **settings: Any) -> Rewritten:
+        question, calls, models = call.question or "", 0, self._rewriter.models
+        flow: Flow = await asyncio.to_thread(self._rewriter.flow, question, limits=self._limits, **settings)
+
+        async def complete(request: ChatRequest) -> Completion:
+            nonlocal calls
+            if request.purpose == "target":
+                return await ask(self._framed(request.messages, request.options, request.temperature))
+            calls += 1
+            if options := call.runner_options(request.model):
+                request = replace(request, options={**request.options, **options})
+            async with place(request.model):
+                return await complete_in_thread(models.calls.eval_client, request, self._callers)
+
+        found: Rewrite = await run_flow_async(
+            flow, complete=complete, encoder=models.encoder, retry_policy=models.retry_policy
         )
+        framed = self._framed(found.messages, found.options, found.temperature)
+        form = AS_IS if framed.text == found.text else found.form  # a form that is not usable leaves the wording
+        kept = Rewritten(text=question, framed=Framed.user(question), calls=calls, rejected=found.rejected)
+        if (found.text, form) == (question, AS_IS):
+            return replace(kept, problem=found.rejected[0][1] if found.rejected else None)
+        if not await asyncio.to_thread(self._keeps_meaning, question, found.text):
+            return replace(kept, problem="meaning")
+        others = {*CONTROLS, *(each.name for each in self._rewriter.task.forms)}
+        used = tuple(name for name in found.operators if name not in others)
+        return replace(kept, text=found.text, form=form, framed=framed, operators=used)
 
-    def facts(self) -> Json:
-        """Return what the headers say, and the question that was asked."""
-        return {
-            "decision": self.decision,
-            "operators": list(self.operators),
-            "form": self.form,
-            "calls": self.calls,
-            "overhead_ms": round(1000 * self.overhead_s, 1),
-            "question": self.question,
-        }
+    def _framed(self, messages: Sequence[Message], options: Mapping[str, Any], temperature: float) -> Framed:
+        """Return what a form asks for; omit the temperature unless the form overrides that of training."""
+        is_own = temperature != self._rewriter.task.calls.temperature
+        return Framed(messages=tuple(messages), options=options, temperature=temperature if is_own else None)
 
-    def qm_headers(self) -> list[Header]:
-        """Return the headers of the proxy's own."""
-        facts = self.facts()
-        return [
-            (b"x-qm-decision", self.decision.encode()),
-            (b"x-qm-operators", ",".join(self.operators).encode()),
-            (b"x-qm-form", self.form.encode()),
-            (b"x-qm-calls", str(self.calls).encode()),
-            (b"x-qm-overhead-ms", str(facts["overhead_ms"]).encode()),
-        ]
+    def _keeps_meaning(self, question: str, text: str) -> bool:
+        """Return whether a wording is close enough to the question to replace it."""
+        if self._lowest_meaning <= -1:
+            return True
+        return cosine(*self._rewriter.models.encoder.encode([question, text])) >= self._lowest_meaning
 
 
 class PolicyAnswerer:
@@ -137,55 +172,46 @@ class PolicyAnswerer:
         self, upstream: Upstream, episodes: Episodes, status: Status, rules: Rules, *, shadow: Shadow | None = None
     ) -> None:
         self._upstream, self._episodes, self._status, self._rules = upstream, episodes, status, rules
-        self._shadow = shadow
+        self._place, self._shadow = status.queue.place, shadow
         self._asks_logprobs = episodes.reads_logprobs  # until an upstream refuses them
 
-    async def answer(self, call: ChatCall, headers: list[Header], path: str) -> Reply:
+    async def answer(self, exchange: Exchange) -> Reply:
         """Return the reply; UpstreamError or UpstreamGone if the upstream gives none."""
-        named = _named(headers)
-        reason = skip_reason(call, named, max_tokens=self._rules.max_question_tokens)
+        reason = self._skip_reason(exchange)
         if reason is None:
-            call = call.limited(self._rules.max_tokens, openai_field=self._rules.token_field)
-        request = _Request(call=call, headers=headers, path=path, rules=self._rules)
-        request.wants_field = named.get(BODY_HEADER, "0") not in ("", "0")
-        mode = self._rules.mode if reason is None else "passed"
-        if call.question is None or reason is not None:
-            request.decision, request.question = f"passed; {reason}", call.question or ""
-            reply = await self._ask(request, call.body)
-        elif mode == "blind":
-            reply = await self._blind(request, call.question)
-        elif mode == "gate":
-            reply = await self._gate(request, call.question)
+            exchange.call = exchange.call.limited(self._rules.max_tokens, openai_field=self._rules.token_field)
+            exchange.mode = self._rules.mode
+        if reason is not None:
+            exchange.decision, exchange.asked = f"passed; {reason}", exchange.question
+            reply = await self._ask(exchange, exchange.call.body)
+        elif exchange.mode == "blind":
+            found = await self._episodes.rewrite(exchange.call, place=self._place)
+            self._decide(exchange, found)
+            reply = await self._ask(exchange, exchange.call.asking(found.framed))
+        elif exchange.mode == "gate":
+            reply = await self._gate(exchange)
         else:
-            reply = await self._full(request, call.question)
-        self._status.count("qm_decisions_total", decision=request.decision.partition(";")[0], mode=mode)
-        for operator in request.operators:
+            reply = await self._full(exchange)
+        self._status.count("qm_decisions_total", decision=exchange.decision.partition(";")[0], mode=exchange.mode)
+        for operator in (*exchange.operators, *(() if exchange.form == AS_IS else (exchange.form,))):
             self._status.count("qm_rewrites_total", operator=operator)
-        if request.form != AS_IS:
-            self._status.count("qm_rewrites_total", operator=request.form)
-        self._status.observe("qm_first_byte_seconds", time.perf_counter() - request.started, mode=mode)
-        body = self._timed(reply.body, request.started, mode)
-        if self._shadow is not None and call.question is not None and reason is None and self._shadow.draws():
-            body = self._shadow.listen(body, request.sent(call.question))
-        return Reply(status=reply.status, headers=reply.headers, body=body)
+        self._status.observe("qm_first_byte_seconds", exchange.elapsed_s(), mode=exchange.mode)
+        body = self._timed(reply.body, exchange)
+        if self._shadow is not None and reason is None and self._shadow.draws():
+            body = self._shadow.listen(body, exchange, self._other_way)
+        return replace(reply, body=body)
 
-    async def close(self) -> None:
-        """Stop what is asked in the background."""
-        self._episodes.close()
-        if self._shadow is not None:
-            await self._shadow.close()
-
-    async def rewrite(self, call: ChatCall, headers: list[Header]) -> Json:
+    async def rewrite(self, exchange: Exchange) -> Json:
         """Return what would be asked in the place of a question, its operators and form, and why it stays as it is.
 
         A form that is more than one text is not used.
         """
-        reason = skip_reason(call, _named(headers), max_tokens=self._rules.max_question_tokens)
+        reason = self._skip_reason(exchange)
         problem = reason if reason is not None or self._episodes.can_be_blind else "policy"
         if problem is not None:
-            return {"question": call.question or "", "operators": [], "form": AS_IS, "calls": 0, "problem": problem}
+            return {"question": exchange.question, "operators": [], "form": AS_IS, "calls": 0, "problem": problem}
         found = await self._episodes.rewrite(
-            call, self._rules.limits, place=self._status.queue.place, usable=lambda framed: framed.text is not None
+            exchange.call, place=self._place, usable=lambda framed: framed.text is not None
         )
         self._count(found)
         return {
@@ -196,151 +222,214 @@ class PolicyAnswerer:
             "problem": found.problem,
         }
 
-    async def _timed(self, body: AsyncIterator[bytes], started: float, mode: str) -> AsyncIterator[bytes]:
+    async def close(self) -> None:
+        """Stop what is asked in the background."""
+        self._episodes.close()
+        if self._shadow is not None:
+            await self._shadow.close()
+
+    def _skip_reason(self, exchange: Exchange) -> str | None:
+        return (
+            "asked" if exchange.skips else chat.skip_reason(exchange.call, max_tokens=self._rules.max_question_tokens)
+        )
+
+    async def _timed(self, body: AsyncIterator[bytes], exchange: Exchange) -> AsyncIterator[bytes]:
         async with aclosing(body) as chunks:  # type: ignore[type-var]
             async for chunk in chunks:
                 yield chunk
-        self._status.observe("qm_request_seconds", time.perf_counter() - started, mode=mode)
+        self._status.observe("qm_request_seconds", exchange.elapsed_s(), mode=exchange.mode)
 
-    # --- the modes -------------------------------------------------------------------------------------------------
+    # --- the modes ---------------------------------------------------------------------------------------------------
 
-    async def _blind(self, request: _Request, question: str) -> Reply:
-        found = await self._episodes.rewrite(request.call, request.rules.limits, place=self._status.queue.place)
-        self._decide(request, question, found)
-        return await self._ask(request, request.call.asking(found.framed))
-
-    async def _gate(self, request: _Request, question: str) -> Reply:
-        request.overhead_s = request.elapsed_s()
+    async def _gate(self, exchange: Exchange) -> Reply:
+        call, whole = exchange.call, None
+        exchange.overhead_s = exchange.elapsed_s()
         async with AsyncExitStack() as stack:
-            response = await self._open(stack, request, request.call.body)
-            if request.call.streams:
-                lines = read_lines(self._upstream.pieces(response))
-                held, text = await _opening(lines, request.call)
+            response = await self._open(stack, exchange, call.body)
+            if call.streams:
+                lines = chat.read_lines(self._upstream.pieces(response))
+                held, text = await _opening(lines, call)
             else:
-                reply = await self._upstream.read_object(response)
-                text = text_of(request.call.api, reply)
-            if not request.rules.is_bad(text):
-                request.decision, request.question = "kept", question
-                if request.call.streams:
-                    return self._streamed(request, response, held, lines, stack.pop_all())
-                return self._finished(request, reply)
+                whole = await self._upstream.read_object(response)
+                text = without_thought(chat.text_of(call.api, whole))
+            if not self._rules.is_bad(text):
+                exchange.decision, exchange.asked = "kept", exchange.question
+                if whole is None:
+                    return self._streamed(exchange, response, held, lines, stack.pop_all())
+                return self._finished(exchange, whole)
         # Here the slot is free again: a refusal that was streaming is cut.
-        return await self._full(request, question, first=text, whole=None if request.call.streams else reply)
+        return await self._full(exchange, first=text, whole=whole)
 
-    async def _full(
-        self, request: _Request, question: str, *, first: str | None = None, whole: Json | None = None
-    ) -> Reply:
+    async def _full(self, exchange: Exchange, *, first: str | None = None, whole: Json | None = None) -> Reply:
         """Answer with what the policy submits; `first` is the answer to the question, if known, `whole` its reply."""
-        original = request.call.key(Framed.user(question))
+        call, api = exchange.call, exchange.call.api
+        original = call.key(Framed.user(exchange.question))
         answers = {} if first is None else {original: Completion(text=first)}
         replies = {} if whole is None else {original: whole}
-        sent_s = {original: request.overhead_s}
+        sent_s = {original: exchange.overhead_s}
 
         async def ask(framed: Framed) -> Completion:
-            key = request.call.key(framed)
+            key = call.key(framed)
             if key not in answers:
-                sent_s[key] = request.elapsed_s()
-                replies[key] = await self._reply(request, framed)
-                answers[key] = answer_of(request.call.api, replies[key])
+                sent_s[key] = exchange.elapsed_s()
+                replies[key] = await self._reply(exchange, framed)
+                answers[key] = chat.answer_of(api, replies[key])
             return answers[key]
 
-        found = await self._episodes.answer(
-            request.call, ask, request.rules.limits, place=self._status.queue.place, first_answer=first
-        )
-        self._decide(request, question, found)
-        reply = replies.get(request.call.key(found.framed))
-        if reply is None:
-            return await self._ask(request, request.call.asking(found.framed))
-        request.overhead_s = sent_s[request.call.key(found.framed)]
-        return self._finished(request, reply)
+        found = await self._episodes.answer(call, ask, place=self._place, first_answer=first)
+        self._decide(exchange, found)
+        key = call.key(found.framed)
+        if key not in replies:
+            return await self._ask(exchange, call.asking(found.framed))
+        exchange.overhead_s = sent_s[key]
+        return self._finished(exchange, replies[key])
 
-    def _decide(self, request: _Request, question: str, found: Rewritten) -> None:
-        request.operators, request.acted = found.operators, True
-        request.question, request.form = found.text, found.form
-        request.calls += found.calls
+    def _decide(self, exchange: Exchange, found: Rewritten) -> None:
+        exchange.operators, exchange.acted = found.operators, True
+        exchange.asked, exchange.form = found.text, found.form
+        exchange.calls += found.calls
         self._count(found)
         if found.problem is not None:
-            request.decision = f"guarded; {found.problem}"
+            exchange.decision = f"guarded; {found.problem}"
         else:
-            is_kept = (found.text, found.form) == (question, AS_IS)
-            request.decision = "kept" if is_kept else "rewritten"
+            is_kept = (found.text, found.form) == (exchange.question, AS_IS)
+            exchange.decision = "kept" if is_kept else "rewritten"
 
     def _count(self, found: Rewritten) -> None:
         self._status.count("qm_calls_total", found.calls, purpose="rewrite")
         for operator, guard in found.rejected:
             self._status.count("qm_rejected_rewrites_total", operator=operator, guard=guard)
 
-    # --- calls and replies -----------------------------------------------------------------------------------------
+    # --- the other way, in the background ----------------------------------------------------------------------------
 
-    async def _open(self, stack: AsyncExitStack, request: _Request, body: Json) -> ClientResponse:
+    async def _other_way(self, exchange: Exchange, answer: Answer) -> Pair:
+        """Return both ways of a question whose `answer` was sent; UpstreamError, UpstreamGone or NoSlotError."""
+        if (exchange.asked, exchange.form) != (exchange.question, AS_IS):
+            original = await self._ask_spare(exchange, Framed.user(exchange.question))
+            return Pair(sent=REWRITTEN, original=original, rewritten=answer)
+        if exchange.acted:  # the policy left it as it is, or a guard did
+            return Pair(sent=ORIGINAL, original=answer, rewritten=answer)
+        answers, started = {exchange.call.key(Framed.user(exchange.question)): answer}, time.perf_counter()
+
+        async def ask(framed: Framed) -> Completion:
+            if (key := exchange.call.key(framed)) not in answers:
+                answers[key] = await self._ask_spare(exchange, framed)
+            return Completion(text=answers[key].text)
+
+        spare = self._status.queue.spare
+        acted = await self._episodes.answer(exchange.call, ask, place=spare, first_answer=answer.text)
+        await ask(acted.framed)
+        calls = sum(each.calls for each in answers.values()) + acted.calls
+        seconds = answer.seconds + time.perf_counter() - started
+        found = answers[exchange.call.key(acted.framed)]
+        rewritten = replace(found, asked=acted.text, form=acted.form, calls=calls, seconds=seconds)
+        exchange.operators = acted.operators
+        if acted.problem is not None:
+            exchange.decision = f"guarded; {acted.problem}"
+        return Pair(sent=ORIGINAL, original=answer, rewritten=rewritten)
+
+    async def _ask_spare(self, exchange: Exchange, framed: Framed) -> Answer:
+        started, call = time.perf_counter(), exchange.call
+        async with self._status.queue.spare(call.upstream_model):
+            reply = await self._upstream.post_json(exchange.path, call.asking(framed, stream=False), exchange.headers)
+        seconds, text = time.perf_counter() - started, without_thought(chat.text_of(call.api, reply))
+        return Answer(asked=exchange.question, text=text, tokens=chat.tokens_of(reply), seconds=seconds)
+
+    # --- calls and replies -------------------------------------------------------------------------------------------
+
+    async def _open(self, stack: AsyncExitStack, exchange: Exchange, body: Json) -> ClientResponse:
         """Send a request of the client's form to the upstream, which `stack` closes."""
-        await stack.enter_async_context(self._status.queue.place(request.call.upstream_model))
-        request.calls += 1
+        await stack.enter_async_context(self._place(exchange.call.upstream_model))
+        exchange.calls += 1
         self._status.count("qm_calls_total", purpose="answer")
-        return await stack.enter_async_context(self._upstream.post(request.path, body, request.headers))
+        return await stack.enter_async_context(self._upstream.post(exchange.path, body, exchange.headers))
 
-    async def _reply(self, request: _Request, framed: Framed) -> Json:
+    async def _reply(self, exchange: Exchange, framed: Framed) -> Json:
         """Return the upstream's whole reply to a form of the question, with log probabilities if it gives them."""
-        body = request.call.asking(framed, stream=False)
+        body = exchange.call.asking(framed, stream=False)
         if self._asks_logprobs:
             try:
-                return await self._read(request, {**body, **LOGPROBS})
+                return await self._read(exchange, {**body, **chat.LOGPROBS})
             except UpstreamError as error:
                 if error.status not in REFUSALS or b"logprob" not in error.body.lower():
                     raise
                 self._asks_logprobs = False
-        return await self._read(request, body)
+        return await self._read(exchange, body)
 
-    async def _read(self, request: _Request, body: Json) -> Json:
+    async def _read(self, exchange: Exchange, body: Json) -> Json:
         async with AsyncExitStack() as stack:
-            return await self._upstream.read_object(await self._open(stack, request, body))
+            return await self._upstream.read_object(await self._open(stack, exchange, body))
 
-    async def _ask(self, request: _Request, body: Json) -> Reply:
+    async def _ask(self, exchange: Exchange, body: Json) -> Reply:
         """Return the upstream's answer as it arrives."""
-        request.overhead_s = request.elapsed_s()
+        exchange.overhead_s = exchange.elapsed_s()
+        if not exchange.call.streams:
+            return self._finished(exchange, await self._read(exchange, body))
         async with AsyncExitStack() as stack:
-            response = await self._open(stack, request, body)
-            if request.call.streams:
-                lines = read_lines(self._upstream.pieces(response))
-                return self._streamed(request, response, [], lines, stack.pop_all())
-            return self._finished(request, await self._upstream.read_object(response))
+            response = await self._open(stack, exchange, body)
+            return self._streamed(
+                exchange, response, [], chat.read_lines(self._upstream.pieces(response)), stack.pop_all()
+            )
 
     def _streamed(
         self,
-        request: _Request,
+        exchange: Exchange,
         response: ClientResponse,
         held: Iterable[list[bytes]],
         lines: AsyncIterator[list[bytes]],
         stack: AsyncExitStack,
     ) -> Reply:
         """Return the reply of lines held back and those that follow, under the client's model name."""
-        kept, model = end_to_end(response.raw_headers, without=(b"content-length",)), request.call.model
+        model = exchange.call.model
 
         async def body() -> AsyncIterator[bytes]:
-            async with stack:
-                for together in held:
-                    yield b"".join(renamed(line, model) for line in together)
-                    await asyncio.sleep(0)  # a turn for others: nothing here waits for the upstream
-                async for piece in renamed_lines(lines, model):
-                    yield piece
+            for together in held:
+                yield b"".join(chat.renamed(line, model) for line in together)
+                await asyncio.sleep(0)  # a turn for others: nothing here waits for the upstream
+            async for piece in chat.renamed_lines(lines, model):
+                yield piece
 
-        return Reply(status=200, headers=[*kept, *request.qm_headers()], body=body())
+        headers = end_to_end(response.headers, "content-length")
+        headers.update(_headers(exchange))
+        return Reply(headers=headers, body=body(), stack=stack)
 
-    def _finished(self, request: _Request, reply: Json) -> Reply:
+    def _finished(self, exchange: Exchange, reply: Json) -> Reply:
         """Return a whole reply, as a stream if the client wants one."""
-        call = request.call
+        call = exchange.call
         if call.streams:
-            content_type, chunks = STREAM_TYPES[call.api], list(as_stream(call, reply))
+            content_type, chunks = chat.STREAM_TYPES[call.api], list(chat.as_stream(call, reply))
         else:
-            content_type = b"application/json"
-            chunks = [with_fields(reply, call.model, request.facts() if request.wants_field else None)]
-        return Reply(
-            status=200, headers=[(b"content-type", content_type), *request.qm_headers()], body=_iterate(chunks)
-        )
+            content_type = "application/json"
+            chunks = [chat.with_fields(reply, call.model, _facts(exchange) if exchange.wants_field else None)]
+        headers = CIMultiDict({"Content-Type": content_type, **_headers(exchange)})
+        return Reply(headers=headers, body=_iterate(chunks))
 
 
-def _named(headers: Iterable[Header]) -> dict[str, str]:
-    return {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
+def _facts(exchange: Exchange) -> Json:
+    """Return what was done."""
+    return {
+        "decision": exchange.decision,
+        "operators": list(exchange.operators),
+        "form": exchange.form,
+        "calls": exchange.calls,
+        "overhead_ms": round(1000 * exchange.overhead_s, 1),
+        "question": exchange.asked,
+    }
+
+
+def _headers(exchange: Exchange) -> dict[str, str]:
+    """Return what was done as headers."""
+    return {
+        "X-QM-Decision": exchange.decision,
+        "X-QM-Operators": ",".join(exchange.operators),
+        "X-QM-Form": exchange.form,
+        "X-QM-Calls": str(exchange.calls),
+        "X-QM-Overhead-Ms": str(round(1000 * exchange.overhead_s, 1)),
+    }
+
+
+async def _never(framed: Framed) -> Completion:
+    raise AssertionError(f"a blind policy asked {framed!r}")
 
 
 async def _iterate(chunks: Iterable[bytes]) -> AsyncIterator[bytes]:
@@ -358,9 +447,9 @@ async def _opening(lines: AsyncIterator[list[bytes]], call: ChatCall) -> tuple[l
     async for together in lines:
         held.append(together)
         num_lines += len(together)
-        texts = map(parsed, together) if any(b'"' in line for line in together) else ()
+        texts = map(chat.parsed, together) if any(b'"' in line for line in together) else ()
         for found in filter(None, texts):
-            text += text_of(call.api, found)
+            text += chat.text_of(call.api, found)
             said, thinks = said_in(text)
             said = said.lstrip()
             text = f"{said}<think>{text[-THOUGHT_TAG_CHARS:]}" if thinks else said  # of a thought its end alone

@@ -10,31 +10,29 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import re
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
 
-from query_mutator.apply import Limits
-from query_mutator.apply.proxy.episodes import Episodes
-from query_mutator.apply.proxy.judge import Judge, JudgeFailed
-from query_mutator.apply.proxy.queue import NoSlotError
-from query_mutator.apply.proxy.replies import LineReader, parsed, text_of, tokens_of
-from query_mutator.apply.proxy.requests import ChatCall
-from query_mutator.apply.proxy.status import Status
-from query_mutator.apply.proxy.upstream import Header, Upstream, UpstreamError, UpstreamGone
+from query_mutator.apply.proxy.chat import ChatCall, parsed, text_of, tokens_of
+from query_mutator.apply.proxy.traffic import NoSlotError, Place, Status
+from query_mutator.apply.proxy.upstream import Headers, UpstreamError, UpstreamGone
 from query_mutator.encoder import Encoder
 from query_mutator.errors import BackendError, DiskError, EncoderError
 from query_mutator.files.json_lines import JsonLines
-from query_mutator.forms import Framed
+from query_mutator.llm.cancellation import complete_in_thread
+from query_mutator.llm.client import Client
 from query_mutator.rewards import cosine, is_not_sure, is_refusal
 from query_mutator.runs.shadow import HEADER, ORIGINAL, REWRITTEN
-from query_mutator.types import AS_IS, Completion, read_part, without_thought
+from query_mutator.types import AS_IS, ChatRequest, read_part, without_thought
 
-__all__ = ["Counterfactual", "Sent", "Shadow"]
+__all__ = ["Answer", "Exchange", "Judge", "Other", "Pair", "Shadow"]
 
 logger = logging.getLogger(__name__)
 
@@ -43,112 +41,82 @@ MAX_ANSWER_BYTES = 1_000_000  # of a reply that waits for its other way
 _FAILURES = (UpstreamError, UpstreamGone, BackendError, EncoderError, DiskError)
 
 
+@dataclass(slots=True, kw_only=True)
+class Exchange:
+    """A client's request to a virtual model, and what was decided about it."""
+
+    call: ChatCall
+    path: str
+    headers: Headers  # of the client, for the upstream
+    skips: bool = False  # whether the client asks to pass
+    wants_field: bool = False  # whether it asks for the field `qm`
+    mode: str = "passed"
+    started: float = field(default_factory=time.perf_counter)
+    decision: str = "passed"
+    operators: Sequence[str] = ()
+    calls: int = 0
+    asked: str = ""  # the question, or the rewrite
+    form: str = AS_IS  # in which it was asked
+    overhead_s: float = 0.0  # until the request that answers was sent
+    acted: bool = False  # whether the policy acted on the question
+
+    @property
+    def question(self) -> str:
+        """Return the client's question."""
+        return self.call.question or ""
+
+    def elapsed_s(self) -> float:
+        """Return the seconds since the request came."""
+        return time.perf_counter() - self.started
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """One way to answer a question: the wording asked and its form, what came back, and what it cost."""
 
     asked: str
-    form: str
+    form: str = AS_IS
     text: str
     tokens: int | None  # of the reply; None where it does not say
-    calls: int
+    calls: int = 1
     seconds: float
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sent:
-    """What a client asked and got."""
-
-    call: ChatCall
-    headers: list[Header]
-    path: str
-    mode: str
-    question: str
-    asked: str  # the question, or the rewrite
-    form: str  # in which it was asked
-    decision: str
-    operators: tuple[str, ...]
-    calls: int
-    started: float  # time.perf_counter()
-    acted: bool  # whether the policy acted on it; else its way is not known yet
+    def row(self, fit: float) -> dict[str, Any]:
+        """Return what the file keeps; `fit` is the cosine with the question."""
+        return {
+            "answer": self.text,
+            "refused": is_refusal(self.text),
+            "not_sure": is_not_sure(self.text),
+            "fit": round(fit, 4),
+            "chars": len(self.text),
+            "tokens": self.tokens,
+            "calls": self.calls,
+            "seconds": round(self.seconds, 3),
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """A question with its two answers."""
+    """A question with its two answers; `sent` names the one that the client got."""
 
-    sent: str  # "original" or "rewritten"
+    sent: str
     original: Answer
     rewritten: Answer
-    decision: str
-    operators: tuple[str, ...]
 
 
-class Counterfactual:
-    """Asks the way that was not sent, on spare slots."""
-
-    def __init__(self, upstream: Upstream, episodes: Episodes, status: Status, limits: Limits) -> None:
-        self._upstream, self._episodes, self._queue, self._limits = upstream, episodes, status.queue, limits
-
-    async def pair(self, sent: Sent, answer: Answer) -> Pair:
-        """Return both ways of a question whose `answer` was sent; UpstreamError, UpstreamGone or NoSlotError."""
-        if (sent.asked, sent.form) != (sent.question, AS_IS):
-            original = await self._ask(sent, Framed.user(sent.question))
-            found = Pair(
-                sent=REWRITTEN, original=original, rewritten=answer, decision=sent.decision, operators=sent.operators
-            )
-        elif sent.acted:  # the policy left it as it is, or a guard did
-            found = Pair(sent=ORIGINAL, original=answer, rewritten=answer, decision=sent.decision, operators=())
-        else:
-            found = await self._rewritten(sent, answer)
-        return found
-
-    async def _rewritten(self, sent: Sent, answer: Answer) -> Pair:
-        """Let the policy act, which may see the answer that was sent."""
-        answers, started = {sent.call.key(Framed.user(sent.question)): answer}, time.perf_counter()
-
-        async def ask(framed: Framed) -> Completion:
-            if (key := sent.call.key(framed)) not in answers:
-                answers[key] = await self._ask(sent, framed)
-            return Completion(text=answers[key].text)
-
-        acted = await self._episodes.answer(
-            sent.call, ask, self._limits, place=self._queue.spare, first_answer=answer.text
-        )
-        await ask(acted.framed)
-        calls = sum(each.calls for each in answers.values()) + acted.calls
-        seconds = answer.seconds + time.perf_counter() - started
-        found = answers[sent.call.key(acted.framed)]
-        rewritten = replace(found, asked=acted.text, form=acted.form, calls=calls, seconds=seconds)
-        decision = sent.decision if acted.problem is None else f"guarded; {acted.problem}"
-        return Pair(sent=ORIGINAL, original=answer, rewritten=rewritten, decision=decision, operators=acted.operators)
-
-    async def _ask(self, sent: Sent, framed: Framed) -> Answer:
-        started = time.perf_counter()
-        async with self._queue.spare(sent.call.upstream_model):
-            reply = await self._upstream.post_json(sent.path, sent.call.asking(framed, stream=False), sent.headers)
-        text, tokens = without_thought(text_of(sent.call.api, reply)), tokens_of(reply)
-        seconds = time.perf_counter() - started
-        return Answer(asked=sent.question, form=AS_IS, text=text, tokens=tokens, calls=1, seconds=seconds)
+#: Asks the way that was not sent, on spare slots; raises one of _FAILURES or NoSlotError.
+Other = Callable[[Exchange, Answer], Awaitable[Pair]]
 
 
 class Shadow:
     """Draws questions, asks their other way one after the other, and appends the pairs to a file."""
 
     def __init__(
-        self,
-        *,
-        share: float,
-        file: JsonLines,
-        other: Counterfactual,
-        encoder: Encoder,
-        status: Status,
-        judge: Judge | None,
+        self, *, share: float, file: JsonLines, encoder: Encoder, status: Status, judge: Judge | None = None
     ) -> None:
-        self._share, self._file, self._other, self._encoder = share, file, other, encoder
-        self._status, self._judge = status, judge
+        self._share, self._file, self._encoder, self._status, self._judge = share, file, encoder, status, judge
         self._rng = random.Random(0)  # the same places in the order of requests are drawn after every start
-        self._waiting: asyncio.Queue[tuple[Sent, list[bytes], float]] = asyncio.Queue(MAX_PENDING)
+        self._waiting: asyncio.Queue[tuple[Exchange, list[bytes], float, Other]] = asyncio.Queue(MAX_PENDING)
         self._worker: asyncio.Task[None] | None = None
         self._job: asyncio.Task[None] | None = None
         self._is_closing = False
@@ -160,7 +128,7 @@ class Shadow:
         """Return whether the next question is answered both ways."""
         return self._rng.random() < self._share
 
-    async def listen(self, body: AsyncIterator[bytes], sent: Sent) -> AsyncIterator[bytes]:
+    async def listen(self, body: AsyncIterator[bytes], exchange: Exchange, other: Other) -> AsyncIterator[bytes]:
         """Yield the parts of a reply as they are; after the last one the other way is due."""
         parts, num_bytes = [], 0
         async with aclosing(body) as chunks:  # type: ignore[type-var]
@@ -169,10 +137,15 @@ class Shadow:
                 if num_bytes <= MAX_ANSWER_BYTES:
                     parts.append(chunk)
                 yield chunk
-        if num_bytes > MAX_ANSWER_BYTES:
-            self._count("long")
-        else:
-            self._offer(sent, parts, time.perf_counter() - sent.started)
+        if num_bytes > MAX_ANSWER_BYTES or self._is_closing:
+            self._count("shutdown" if self._is_closing else "long")
+            return
+        if self._worker is None:
+            self._worker = asyncio.create_task(self._work())
+        try:
+            self._waiting.put_nowait((exchange, parts, exchange.elapsed_s(), other))
+        except asyncio.QueueFull:
+            self._count("busy")
 
     async def close(self) -> None:
         """Drop what is not complete; idempotent."""
@@ -181,33 +154,21 @@ class Shadow:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for _ in range(self._waiting.qsize()):
+        while not self._waiting.empty():
             self._waiting.get_nowait()
             self._count("shutdown")
         self._worker = self._job = None
 
-    def _offer(self, sent: Sent, parts: list[bytes], seconds: float) -> None:
-        if self._is_closing:
-            self._count("shutdown")
-            return
-        if self._worker is None:
-            self._worker = asyncio.create_task(self._work())
-        try:
-            self._waiting.put_nowait((sent, parts, seconds))
-        except asyncio.QueueFull:
-            self._count("busy")
-
     async def _work(self) -> None:
         while True:
-            sent, parts, seconds = await self._waiting.get()
-            self._job = asyncio.create_task(self._keep(sent, parts, seconds))  # a task: a client's call may cancel it
+            due = await self._waiting.get()
+            self._job = asyncio.create_task(self._keep(*due))  # a task: a client's call may cancel it
             await asyncio.wait((self._job,))
 
-    async def _keep(self, sent: Sent, parts: list[bytes], seconds: float) -> None:
+    async def _keep(self, exchange: Exchange, parts: list[bytes], seconds: float, other: Other) -> None:
         try:
-            answer = _answer(sent, parts, seconds)
-            row = await self._row(sent, await self._other.pair(sent, answer))
-            await asyncio.to_thread(self._file.append, row)
+            pair = await other(exchange, _answer(exchange, parts, seconds))
+            await asyncio.to_thread(self._file.append, await self._row(exchange, pair))
         except asyncio.CancelledError:
             self._count("shutdown" if self._is_closing else "cut")
         except NoSlotError:
@@ -218,70 +179,105 @@ class Shadow:
         else:
             self._count("kept")
 
-    async def _row(self, sent: Sent, pair: Pair) -> dict[str, Any]:
-        texts = [sent.question, read_part(pair.original.text), read_part(pair.rewritten.text)]
-        question, *answers = await asyncio.to_thread(self._encoder.encode, texts)
-        fits = [round(cosine(question, answer), 4) for answer in answers]
-        ways = {ORIGINAL: pair.original, REWRITTEN: pair.rewritten}
+    async def _row(self, exchange: Exchange, pair: Pair) -> dict[str, Any]:
+        texts = [exchange.question, read_part(pair.original.text), read_part(pair.rewritten.text)]
+        question, original, rewritten = await asyncio.to_thread(self._encoder.encode, texts)
         return {
             "time": datetime.now(UTC).isoformat(timespec="seconds"),
-            "model": sent.call.model,
-            "mode": sent.mode,
-            "decision": pair.decision,
+            "model": exchange.call.model,
+            "mode": exchange.mode,
+            "decision": exchange.decision,
             "sent": pair.sent,
-            "operators": list(pair.operators),
-            "question": sent.question,
+            "operators": list(exchange.operators),
+            "question": exchange.question,
             "rewrite": pair.rewritten.asked,
             "form": pair.rewritten.form,
-            **{name: _way(way, fit) for (name, way), fit in zip(ways.items(), fits, strict=True)},
-            "judge": await self._judged(sent, pair),
+            ORIGINAL: pair.original.row(cosine(question, original)),
+            REWRITTEN: pair.rewritten.row(cosine(question, rewritten)),
+            "judge": await self._judged(exchange, pair),
         }
 
-    async def _judged(self, sent: Sent, pair: Pair) -> dict[str, str] | None:
+    async def _judged(self, exchange: Exchange, pair: Pair) -> dict[str, str] | None:
         if self._judge is None:
             return None
         answers = pair.original.text, pair.rewritten.text
+        options = exchange.call.runner_options(self._judge.model)
         try:
-            options = sent.call.runner_options(self._judge.model)
-            place = self._status.queue.spare
-            choice = await self._judge.choose(sent.question, *answers, place=place, options=options)
-        except JudgeFailed as error:  # the pair shows the rest without it
+            choice = await self._judge.choose(
+                exchange.question, *answers, place=self._status.queue.spare, options=options
+            )
+        except BackendError as error:  # the pair shows the rest without it
             logger.warning("the judge %s made no choice: %s", self._judge.model, error)
             return None
-        names = {"first": ORIGINAL, "second": REWRITTEN, "tie": "tie"}
-        return {"model": self._judge.model, "choice": names[choice]}
+        return {"model": self._judge.model, "choice": choice}
 
     def _count(self, outcome: str) -> None:
         self.outcomes[outcome] += 1
         self._status.count("qm_shadow_total", outcome=outcome)
 
 
-def _answer(sent: Sent, parts: list[bytes], seconds: float) -> Answer:
+def _answer(exchange: Exchange, parts: list[bytes], seconds: float) -> Answer:
     """Return the answer in a reply that was sent; UpstreamGone for a stream that ended with an error."""
-    reader = LineReader()
-    lines = [*reader.lines(b"".join(parts)), reader.rest()]
-    found = [reply for line in lines if (reply := parsed(line)) is not None]
+    found = [reply for line in b"".join(parts).split(b"\n") if (reply := parsed(line)) is not None]
     if not found or any("error" in reply for reply in found):
         raise UpstreamGone("the reply that was sent ended with an error")
     counts = [count for reply in found if (count := tokens_of(reply)) is not None]
     return Answer(
-        asked=sent.asked,
-        form=sent.form,
-        text=without_thought("".join(text_of(sent.call.api, reply) for reply in found)),
+        asked=exchange.asked,
+        form=exchange.form,
+        text=without_thought("".join(text_of(exchange.call.api, reply) for reply in found)),
         tokens=counts[-1] if counts else None,
-        calls=sent.calls,
+        calls=exchange.calls,
         seconds=seconds,
     )
 
 
-def _way(answer: Answer, fit: float) -> dict[str, Any]:
-    return {
-        "answer": answer.text,
-        "refused": is_refusal(answer.text),
-        "not_sure": is_not_sure(answer.text),
-        "fit": fit,
-        "chars": len(answer.text),
-        "tokens": answer.tokens,
-        "calls": answer.calls,
-        "seconds": round(answer.seconds, 3),
-    }
+# --- the judge -------------------------------------------------------------------------------------------------------
+
+PROMPT = """\
+Two answers to one question follow. Which one helps the person who asked more? A correct answer is better than a wrong \
+one, an answer is better than none, and length alone counts for nothing.
+
+Question:
+{question}
+
+Answer A:
+{a}
+
+Answer B:
+{b}
+
+Reply with the letter of the better answer alone: A or B."""
+_LETTER = re.compile(r"\b([AB])\b")
+_MAX_TOKENS = 16
+_AT_ONCE = 4  # calls, in the background
+
+
+class Judge:
+    """A model that compares two answers. It is asked in both orders, and only one choice in both counts."""
+
+    def __init__(self, client: Client, model: str) -> None:
+        self._client, self.model = client, model
+        self._callers = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="qm-judge")
+
+    async def choose(
+        self, question: str, original: str, rewritten: str, *, place: Place, options: Mapping[str, Any]
+    ) -> Literal["original", "rewritten", "tie"]:
+        """Return the better answer; a tie if the two orders disagree, or a reply names none. BackendError."""
+        if original == rewritten:
+            return "tie"
+        forward = await self._letter(question, original, rewritten, place, options)
+        backward = await self._letter(question, rewritten, original, place, options)
+        if (forward, backward) == ("A", "B"):
+            return "original"
+        return "rewritten" if (forward, backward) == ("B", "A") else "tie"
+
+    async def _letter(self, question: str, a: str, b: str, place: Place, options: Mapping[str, Any]) -> str | None:
+        prompt = PROMPT.format(question=question, a=a, b=b)
+        request = ChatRequest.user(prompt, model=self.model, purpose="judge", max_tokens=_MAX_TOKENS, options=options)
+        async with place(self.model):
+            reply = await complete_in_thread(self._client, request, self._callers)
+        if reply.error is not None:
+            raise BackendError(str(reply.error), kind=reply.error.kind)
+        found = _LETTER.search(reply.text)
+        return found.group(1) if found else None

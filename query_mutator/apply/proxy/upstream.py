@@ -6,10 +6,9 @@ A request goes to the first address whose server lists its model; what belongs t
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import sys
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -19,33 +18,34 @@ import aiohttp
 import orjson
 from aiohttp import ClientResponse
 from aiohttp.http import HttpProcessingError
+from multidict import CIMultiDict, MultiMapping
 from yarl import URL
 
 from query_mutator.files import count_values
 from query_mutator.llm.connection import tls_context
 from query_mutator.llm.ollama import with_tag
 from query_mutator.llm.reply import MAX_REPLY_BYTES
-from query_mutator.types import MAX_NAME_CHARS
 
 __all__ = [
-    "MAX_REPLY_VALUES", "Address", "Header", "Upstream", "UpstreamError", "UpstreamGone", "end_to_end",
+    "MAX_REPLY_VALUES", "Address", "Content", "Headers", "Upstream", "UpstreamError", "UpstreamGone", "end_to_end",
+    "slices",
 ]  # fmt: skip
 
-Header = tuple[bytes, bytes]
+Headers = MultiMapping[str]
+Content = AsyncIterator[bytes] | bytes | bytearray | None
+
+MAX_REPLY_VALUES = 1_000_000  # parsed in a tenth of a second, in which no other client is served
+MODELS_PATH = "/v1/models"  # which Ollama has too
+FRESH_S = 5.0  # between two requests for the lists of models
+KEEP_ALIVE_S = 4.0  # llama.cpp says Keep-Alive: timeout=5, and closes then
+_MAX_HEADER_BYTES = 64 * 1024
+_PIECE_BYTES = 64 * 1024  # of a body; a larger one is sent in pieces, so that other requests are served in between
+_ERRORS = (aiohttp.ClientError, HttpProcessingError, OSError)
 #: Headers of one connection (RFC 9110, 7.6.1), which a proxy does not forward.
 _HOP_BY_HOP = frozenset({
-    b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te", b"trailer",
-    b"transfer-encoding", b"upgrade",
+    "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer",
+    "transfer-encoding", "upgrade",
 })  # fmt: skip
-_OWN_PREFIX = b"x-qm-"  # of headers between a client and the proxy
-_ERRORS = (aiohttp.ClientError, HttpProcessingError, OSError)
-MODELS_PATH = b"/v1/models"  # which Ollama has too
-FRESH_S = 5.0  # for which a list of models is believed
-LIST_S = 1.0  # for which counts by model wait for a list
-KEEP_ALIVE_S = 4.0  # llama.cpp says Keep-Alive: timeout=5, and closes then
-MAX_REPLY_VALUES = 1_000_000  # parsed in a tenth of a second, in which no other client is served
-_MAX_HEADER_BYTES = 64 * 1024
-_PIECE_BYTES = 256 * 1024  # of a body; a larger one is sent in pieces, so that other requests are served in between
 
 
 class UpstreamGone(Exception):
@@ -55,7 +55,7 @@ class UpstreamGone(Exception):
 class UpstreamError(Exception):
     """The upstream answered a call of the proxy with an error, which the client gets as it is."""
 
-    def __init__(self, status: int, headers: list[Header], body: bytes) -> None:
+    def __init__(self, status: int, headers: Headers, body: bytes) -> None:
         super().__init__(f"status {status}")
         self.status, self.headers, self.body = status, headers, body
 
@@ -71,15 +71,13 @@ class Address:
     headers: Mapping[str, str] = field(default_factory=dict)
     is_own: bool = False
 
-    def sent(self, headers: Iterable[Header]) -> list[tuple[str, str]]:
-        """Return a client's headers as this server gets them."""
-        own = [(name.lower().encode(), value.encode()) for name, value in self.headers.items()]
-        replaced = [name for name, _ in own] if self.is_own else []
-        kept = end_to_end(headers, without=(b"host", b"expect", *replaced))
-        kept = [pair for pair in kept if not pair[0].lower().startswith(_OWN_PREFIX)]
-        given = {name.lower() for name, _ in kept}
-        kept += [pair for pair in own if pair[0] not in given]
-        return [(name.decode("latin-1"), _text(value)) for name, value in kept]
+    def sent(self, headers: Headers) -> CIMultiDict[str]:
+        """Return a client's headers with those of this server."""
+        kept = CIMultiDict(headers)
+        for name, value in self.headers.items():
+            if self.is_own or name not in kept:
+                kept[name] = value
+        return kept
 
 
 class Upstream:
@@ -92,40 +90,18 @@ class Upstream:
         self._timeout_s, self._max_reply_bytes = timeout_s, max_reply_bytes
         self._session: aiohttp.ClientSession | None = None
         self._homes: dict[str, Address] = {}  # of models, by their names with a tag
-        self._away: tuple[str, ...] = ()  # addresses that gave no list
-        self._listed_at = -FRESH_S
-
-    def _opened(self) -> aiohttp.ClientSession:
-        """Return the session, which needs a running event loop to be made; a proxy of the environment is not used."""
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S, ssl=tls_context()),
-                timeout=aiohttp.ClientTimeout(total=None, connect=10.0, sock_read=self._timeout_s),
-                trace_configs=[_watching()],
-                cookie_jar=aiohttp.DummyCookieJar(),  # cookies are the clients'
-                skip_auto_headers=("accept", "accept-encoding", "content-type", "user-agent"),
-                auto_decompress=False,
-                max_line_size=_MAX_HEADER_BYTES,
-                max_field_size=_MAX_HEADER_BYTES,
-            )
-        return self._session
+        self._listed_at, self._listing = -FRESH_S, asyncio.Lock()
 
     async def close(self) -> None:
         """Close all connections."""
         if self._session is not None:
             await self._session.close()
 
-    # --- requests ---------------------------------------------------------------------------------------------------
+    # --- requests ----------------------------------------------------------------------------------------------------
 
     @asynccontextmanager
     async def send(
-        self,
-        method: str,
-        target: bytes,
-        headers: Iterable[Header],
-        content: AsyncIterator[bytes] | bytes | None,
-        *,
-        model: str | None = None,
+        self, method: str, target: str, headers: Headers, content: Content, *, model: str | None = None
     ) -> AsyncIterator[ClientResponse]:
         """Send a request as it is and yield the reply before its body; leaving cuts what has not arrived.
 
@@ -136,37 +112,29 @@ class Upstream:
             yield reply
 
     @asynccontextmanager
-    async def post(
-        self, path: str, body: Mapping[str, Any], headers: Iterable[Header]
-    ) -> AsyncIterator[ClientResponse]:
+    async def post(self, path: str, body: Mapping[str, Any], headers: Headers) -> AsyncIterator[ClientResponse]:
         """Send a JSON body with a client's headers and yield the reply; UpstreamError for an error."""
-        kept = end_to_end(headers, without=(b"host", b"content-length", b"content-type", b"accept-encoding"))
-        sent = [*kept, (b"content-type", b"application/json"), (b"accept-encoding", b"identity")]
-        async with self.send("POST", path.encode(), sent, orjson.dumps(body), model=body.get("model")) as reply:
+        sent = end_to_end(headers, "content-type", "accept-encoding")
+        sent.update({"Content-Type": "application/json", "Accept-Encoding": "identity"})
+        async with self.send("POST", path, sent, orjson.dumps(body), model=body.get("model")) as reply:
             if reply.status != 200:
-                raise UpstreamError(reply.status, end_to_end(reply.raw_headers), await self.read(reply))
+                raise UpstreamError(reply.status, end_to_end(reply.headers), await self.read(reply))
             yield reply
 
-    async def post_json(self, path: str, body: Mapping[str, Any], headers: Iterable[Header]) -> dict[str, Any]:
+    async def post_json(self, path: str, body: Mapping[str, Any], headers: Headers) -> dict[str, Any]:
         """Return the whole JSON reply; UpstreamGone if it is not a JSON object."""
         async with self.post(path, body, headers) as reply:
             return await self.read_object(reply)
 
     @asynccontextmanager
     async def _asked(
-        self,
-        address: Address,
-        method: str,
-        target: bytes,
-        headers: Iterable[Header],
-        content: AsyncIterator[bytes] | bytes | None,
+        self, address: Address, method: str, target: str, headers: Headers, content: Content
     ) -> AsyncIterator[ClientResponse]:
         sent = address.sent(headers)
-        if isinstance(content, bytes) and len(content) > _PIECE_BYTES:
-            sent.append(("Content-Length", str(len(content))))
-            content = _pieces(content)
+        if isinstance(content, bytes | bytearray):
+            sent["Content-Length"] = str(len(content))
         try:
-            reply = await self._reply(method, address.url + target.decode("latin-1"), sent, content)
+            reply = await self._reply(method, address.url + target, sent, content)
             try:
                 if reply.status < 200:  # no server may send it, and no client would take it
                     raise UpstreamGone(f"{address.url}: answered with the status {reply.status}")
@@ -176,26 +144,46 @@ class Upstream:
         except _ERRORS as error:
             raise UpstreamGone(f"{address.url}: {str(error) or type(error).__name__}") from error
 
-    async def _reply(
-        self, method: str, url: str, headers: list[tuple[str, str]], content: AsyncIterator[bytes] | bytes | None
-    ) -> ClientResponse:
+    async def _reply(self, method: str, url: str, headers: CIMultiDict[str], content: Content) -> ClientResponse:
         """Return the reply; where the server has just closed a kept connection, ask again, as aiohttp does for GET."""
         connection: dict[str, bool] = {}
+        is_large = isinstance(content, bytes | bytearray) and len(content) > _PIECE_BYTES
         while True:
             try:
                 return await self._opened().request(
                     method,
                     URL(url, encoded=True),
                     headers=headers,
-                    data=content,
+                    data=slices(content) if is_large else content,  # type: ignore[arg-type]
                     allow_redirects=False,
                     trace_request_ctx=connection,
                 )
             except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
-                if not connection.pop("is_kept", False) or not isinstance(content, bytes | None):
+                if not connection.pop("is_kept", False) or not isinstance(content, bytes | bytearray | None):
                     raise
 
-    # --- bodies of replies ------------------------------------------------------------------------------------------
+    def _opened(self) -> aiohttp.ClientSession:
+        """Return the session, which needs a running event loop to be made; a proxy of the environment is not used."""
+        if self._session is None:
+
+            async def kept(_: Any, context: SimpleNamespace, __: Any) -> None:
+                context.trace_request_ctx["is_kept"] = True
+
+            watching = aiohttp.TraceConfig()
+            watching.on_connection_reuseconn.append(kept)
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S, ssl=tls_context()),
+                timeout=aiohttp.ClientTimeout(total=None, connect=10.0, sock_read=self._timeout_s),
+                trace_configs=[watching],
+                cookie_jar=aiohttp.DummyCookieJar(),  # cookies are the clients'
+                skip_auto_headers=("accept", "accept-encoding", "content-type", "user-agent"),
+                auto_decompress=False,
+                max_line_size=_MAX_HEADER_BYTES,
+                max_field_size=_MAX_HEADER_BYTES,
+            )
+        return self._session
+
+    # --- bodies of replies -------------------------------------------------------------------------------------------
 
     async def pieces(self, reply: ClientResponse, *, bounded: bool = True) -> AsyncIterator[bytes]:
         """Yield a body as it arrives; UpstreamGone if one that is bounded is longer than --max-reply-mb allows."""
@@ -203,10 +191,8 @@ class Upstream:
         async for piece in reply.content.iter_any():
             left_bytes -= len(piece)
             if left_bytes < 0:
-                limit_mb = self._max_reply_bytes / 1e6
-                raise UpstreamGone(
-                    f"{reply.url}: sent a reply of more than {limit_mb:g} MB; --max-reply-mb allows larger ones"
-                )
+                most = f"{self._max_reply_bytes / 1e6:g} MB; --max-reply-mb allows larger ones"
+                raise UpstreamGone(f"{reply.url}: sent a reply of more than {most}")
             yield piece
 
     async def read(self, reply: ClientResponse) -> bytes:
@@ -226,52 +212,24 @@ class Upstream:
             raise UpstreamGone(f"{reply.url}: the reply is not a JSON object")
         return found
 
-    # --- which server has which model -------------------------------------------------------------------------------
+    # --- which server has which model --------------------------------------------------------------------------------
 
-    async def lists(self, target: bytes, headers: Sequence[Header]) -> list[tuple[ClientResponse, bytes]]:
-        """Return the replies of all servers that can be reached to a request for a list; UpstreamGone if none can."""
+    async def lists(self, target: str, headers: Headers) -> list[tuple[ClientResponse, bytes]]:
+        """Return the replies of all servers that can be reached to a request for a list; UpstreamGone if none can.
+
+        A list of models is remembered; a server that is down keeps the models it had.
+        """
         found = await asyncio.gather(*(self._list(address, target, headers) for address in self._addresses))
+        for address, reply in reversed(tuple(zip(self._addresses, found, strict=True))):
+            if target == MODELS_PATH and not isinstance(reply, UpstreamGone):
+                self._homes |= dict.fromkeys(_names(reply[1]), address)
         replies = [reply for reply in found if not isinstance(reply, UpstreamGone)]
         if not replies:
             raise UpstreamGone("; ".join(map(str, found)))
         return replies
 
-    async def listed(self) -> frozenset[str]:
-        """Return the names, with their tags, that the servers list; what is known already if that takes long."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LIST_S):
-                await self._refresh()
-        return frozenset(self._homes)
-
-    async def _home(self, model: object) -> Address:
-        """Return the address of the server that has a model; the first one, which then says so, if none has it."""
-        if len(self._addresses) == 1 or not isinstance(model, str):
-            return self._addresses[0]
-        name = with_tag(model)
-        if name not in self._homes:
-            await self._refresh()
-        if name not in self._homes and self._away:
-            raise UpstreamGone(
-                f"{', '.join(self._away)} cannot be reached, and no other server has {model[:MAX_NAME_CHARS]!r}"
-            )
-        return self._homes.get(name, self._addresses[0])
-
-    async def _refresh(self) -> None:
-        """Ask for the lists of models unless they are fresh; a server that gives none keeps the models it had."""
-        if time.monotonic() - self._listed_at < FRESH_S:
-            return
-        found = await asyncio.gather(*(self._list(address, MODELS_PATH, []) for address in self._addresses))
-        self._listed_at = time.monotonic()
-        pairs = tuple(zip(self._addresses, found, strict=True))
-        self._away = tuple(address.url for address, reply in pairs if isinstance(reply, UpstreamGone))
-        homes = {name: home for name, home in self._homes.items() if home.url in self._away}
-        for address, reply in pairs:
-            for name in () if isinstance(reply, UpstreamGone) else _names(reply[1]):
-                homes.setdefault(name, address)
-        self._homes = homes
-
     async def _list(
-        self, address: Address, target: bytes, headers: Sequence[Header]
+        self, address: Address, target: str, headers: Headers
     ) -> tuple[ClientResponse, bytes] | UpstreamGone:
         try:
             async with self._asked(address, "GET", target, headers, None) as reply:
@@ -279,15 +237,29 @@ class Upstream:
         except UpstreamGone as gone:
             return gone
 
+    async def _home(self, model: object) -> Address:
+        """Return the first address whose server lists a model; the first of all, which then says so, if none does."""
+        if len(self._addresses) == 1 or not isinstance(model, str):
+            return self._addresses[0]
+        async with self._listing:  # calls that wait here find the lists new
+            if with_tag(model) not in self._homes and time.monotonic() - self._listed_at >= FRESH_S:
+                await self.lists(MODELS_PATH, CIMultiDict())
+                self._listed_at = time.monotonic()
+        return self._homes.get(with_tag(model), self._addresses[0])
 
-def end_to_end(headers: Iterable[Header], *, without: Iterable[bytes] = ()) -> list[Header]:
-    """Return the headers that a proxy forwards, in their order and spelling."""
-    headers = list(headers)
-    named = {
-        part.strip().lower() for name, value in headers if name.lower() == b"connection" for part in value.split(b",")
-    }
+
+def end_to_end(headers: Headers, *without: str) -> CIMultiDict[str]:
+    """Return the headers that a proxy forwards, in their order and spelling; never lengths, which it sets."""
+    named = {part.strip().lower() for value in headers.getall("connection", ()) for part in value.split(",")}
     dropped = _HOP_BY_HOP | named | set(without)
-    return [(name, value) for name, value in headers if name.lower() not in dropped]
+    return CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in dropped)
+
+
+async def slices(content: bytes | bytearray) -> AsyncIterator[bytes]:
+    """Yield a body in small pieces, without a copy of the whole."""
+    view = memoryview(content)
+    for start in range(0, len(content), _PIECE_BYTES):
+        yield bytes(view[start : start + _PIECE_BYTES])
 
 
 def _names(content: bytes) -> frozenset[str]:
@@ -296,29 +268,3 @@ def _names(content: bytes) -> frozenset[str]:
         return frozenset(with_tag(str(row["id"])) for row in rows or ())
     except (ValueError, KeyError, TypeError):
         return frozenset()
-
-
-def _watching() -> aiohttp.TraceConfig:
-    """Return what notes in a request's context that its connection was kept from an earlier one."""
-
-    async def kept(
-        _: aiohttp.ClientSession, context: SimpleNamespace, __: aiohttp.TraceConnectionReuseconnParams
-    ) -> None:
-        context.trace_request_ctx["is_kept"] = True
-
-    config = aiohttp.TraceConfig()
-    config.on_connection_reuseconn.append(kept)
-    return config
-
-
-def _text(value: bytes) -> str:
-    """Return a header's value such that it is sent as the same bytes: as UTF-8, and Latin-1 is not valid UTF-8."""
-    try:
-        return value.decode()
-    except UnicodeDecodeError:
-        return value.decode("latin-1")
-
-
-async def _pieces(content: bytes) -> AsyncIterator[bytes]:
-    for start in range(0, len(content), _PIECE_BYTES):
-        yield content[start : start + _PIECE_BYTES]

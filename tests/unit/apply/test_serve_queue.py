@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 
-from query_mutator.apply.proxy.queue import Queue
+from query_mutator.apply.proxy.traffic import Queue
 
 
 def test_a_slot_is_held_once_while_names_come_and_go() -> None:
@@ -29,16 +29,16 @@ def test_a_slot_is_held_once_while_names_come_and_go() -> None:
         return queue
 
     queue = asyncio.run(run())
-    assert not queue.is_used
+    assert queue.counts() == {}
     assert not queue._limits
 
 
-def test_counts_name_listed_models_only() -> None:
+def test_counts_are_by_model() -> None:
     queue = Queue()
-    queue.in_flight.update({"a": 2, "b:1": 1, "x" * 1_000: 1, "y": 3})
-    queue.waiting.update({"y": 1})
-    assert queue.counts({"a:latest", "b:1"}) == {
+    queue.in_flight.update({"b:1": 1, "a": 2})
+    queue.waiting.update({"c": 1})
+    assert queue.counts() == {
         "a": {"in_flight": 2, "waiting": 0},
         "b:1": {"in_flight": 1, "waiting": 0},
-        "other": {"in_flight": 4, "waiting": 1},
+        "c": {"in_flight": 0, "waiting": 1},
     }

@@ -7,10 +7,15 @@ from typing import Any
 
 import pytest
 
-from query_mutator.apply.proxy.eligibility import depends_on_earlier_turns, skip_reason
-from query_mutator.apply.proxy.models import add_virtual, writes_text
-from query_mutator.apply.proxy.replies import as_stream, text_of
-from query_mutator.apply.proxy.requests import ChatCall, read_call
+from query_mutator.apply.proxy.app import with_virtual
+from query_mutator.apply.proxy.chat import (
+    ChatCall,
+    as_stream,
+    depends_on_earlier_turns,
+    read_call,
+    skip_reason,
+    text_of,
+)
 from query_mutator.apply.proxy.upstream import UpstreamGone
 from query_mutator.forms import Framed
 
@@ -77,16 +82,16 @@ def test_parts_of_text_are_a_question_and_other_parts_are_none() -> None:
         call = read_call("/v1/chat/completions", body)
         assert call is not None
         assert call.question == expected
-        assert skip_reason(call, {}) == (None if expected else "content")
+        assert skip_reason(call) == (None if expected else "content")
 
 
 @pytest.mark.parametrize("prompt", UI_TASKS)
 def test_tasks_of_a_chat_page_pass_untouched(prompt: str) -> None:
-    assert skip_reason(chat(prompt), {}) == "ui-task"
+    assert skip_reason(chat(prompt)) == "ui-task"
 
 
 def test_a_task_in_the_metadata_passes_untouched() -> None:
-    assert skip_reason(chat(QUESTION, metadata={"task": "title_generation"}), {}) == "ui-task"
+    assert skip_reason(chat(QUESTION, metadata={"task": "title_generation"})) == "ui-task"
 
 
 @pytest.mark.parametrize(
@@ -116,16 +121,14 @@ def test_a_task_in_the_metadata_passes_untouched() -> None:
     ],
 )
 def test_only_one_plain_question_that_stands_alone_is_rewritten(call: ChatCall, reason: str | None) -> None:
-    assert skip_reason(call, {}) == reason
+    assert skip_reason(call) == reason
 
 
-def test_images_of_a_message_and_a_header_pass_untouched() -> None:
+def test_images_of_a_message_pass_untouched() -> None:
     body = {"model": "m+qm", "messages": [{"role": "user", "content": QUESTION, "images": ["aGk="]}]}
     call = read_call("/api/chat", body)
     assert call is not None
-    assert skip_reason(call, {}) == "images"
-    assert skip_reason(chat(QUESTION), {"x-qm-skip": "1"}) == "asked"
-    assert skip_reason(chat(QUESTION), {"x-qm-skip": "0"}) is None
+    assert skip_reason(call) == "images"
 
 
 @pytest.mark.parametrize(
@@ -149,10 +152,10 @@ def test_lists_have_each_model_twice_but_those_that_write_no_text() -> None:
         {"name": "nomic-embed-text:latest"},
         {"name": "b", "capabilities": ["embedding"]},
     ]
-    listed = add_virtual("/api/tags", {"models": rows}, writes_text=writes_text)["models"]
+    listed = with_virtual("/api/tags", [{"models": rows}])["models"]
     assert [row["name"] for row in listed] == ["a:1", "a:1+qm", "nomic-embed-text:latest", "b"]
     assert listed[1]["model"] == "a:1+qm"
-    models = add_virtual("/v1/models", {"object": "list", "data": [{"id": "a"}]}, writes_text=writes_text)
+    models = with_virtual("/v1/models", [{"object": "list", "data": [{"id": "a"}]}])
     assert [row["id"] for row in models["data"]] == ["a", "a+qm"]
 
 

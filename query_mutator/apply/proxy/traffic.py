@@ -1,21 +1,35 @@
-"""Calls at the upstream and waiting, by model. Clients come first: a call in the background never makes one wait."""
+"""Calls at the upstream and waiting, by model, and what the proxy counts for Prometheus."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Callable, Container, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 
-from query_mutator.llm.ollama import with_tag
+from query_mutator.types import MAX_NAME_CHARS
 
-__all__ = ["Counts", "NoSlotError", "Place", "Queue"]
+__all__ = ["NoSlotError", "Place", "Queue", "Status"]
 
 Place = Callable[[str], AbstractAsyncContextManager[None]]  # holds a slot of a model
-Counts = Mapping[str, Mapping[str, int]]  # calls in_flight and waiting, by model
 
 PATIENCE_S = 60.0  # for which a call in the background waits for a slot that no client needs
-OTHER = "other"  # label of the calls of models that no server lists, whose names clients choose
+#: Upper bounds of the histograms, in seconds.
+BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+_BOUNDS = (*((bound, str(bound)) for bound in BUCKETS), (float("inf"), "+Inf"))
+_HELP: Mapping[str, tuple[str, str]] = {
+    "qm_requests_total": ("counter", "Requests by route and status code."),
+    "qm_decisions_total": ("counter", "Requests to virtual models by decision and reason."),
+    "qm_calls_total": ("counter", "Calls to models by purpose."),
+    "qm_rewrites_total": ("counter", "Rewrites asked in the place of the question, by operator."),
+    "qm_rejected_rewrites_total": ("counter", "Rewrites that were not used, by operator and guard."),
+    "qm_shadow_total": ("counter", "Questions that were to be answered both ways, by outcome."),
+    "qm_in_flight": ("gauge", "Calls at the upstream, by model."),
+    "qm_waiting": ("gauge", "Calls waiting for a slot, by model."),
+    "qm_request_seconds": ("histogram", "Seconds until the reply of a virtual model is complete, by mode."),
+    "qm_first_byte_seconds": ("histogram", "Seconds until its first byte, by mode."),
+}
 
 
 class NoSlotError(Exception):
@@ -23,7 +37,10 @@ class NoSlotError(Exception):
 
 
 class Queue:
-    """Calls at the upstream and waiting, by model; with `slots`, no more than that many are at the upstream at once."""
+    """Calls at the upstream and waiting, by model; with `slots`, no more than that many are at the upstream at once.
+
+    Clients come first: a call in the background never makes one wait.
+    """
 
     def __init__(self, slots: int = 0, *, patience_s: float = PATIENCE_S) -> None:
         self._slots, self._patience_s = slots, patience_s
@@ -36,6 +53,7 @@ class Queue:
     @asynccontextmanager
     async def place(self, model: str) -> AsyncIterator[None]:
         """Hold a slot of a model for a client; a call in the background that is in its way is cancelled."""
+        model = model[:MAX_NAME_CHARS]  # clients choose it
         limit = self._limit(model)
         if limit is None or limit.locked():
             self._cancel_background(model)
@@ -51,6 +69,7 @@ class Queue:
 
         Without a bound on the slots that is while nothing else is in flight.
         """
+        model = model[:MAX_NAME_CHARS]
         try:
             async with asyncio.timeout(self._patience_s):
                 while not self._is_spare(model):
@@ -68,18 +87,10 @@ class Queue:
         finally:
             self._background.pop(task, None)
 
-    @property
-    def is_used(self) -> bool:
-        """Return whether there is any call now."""
-        return bool(self.in_flight or self.waiting)
-
-    def counts(self, listed: Container[str]) -> Counts:
-        """Return the calls now, by model; those of names that are not `listed` (names with their tag) together."""
-        found: dict[str, dict[str, int]] = defaultdict(lambda: {"in_flight": 0, "waiting": 0})
-        for kind, calls in (("in_flight", self.in_flight), ("waiting", self.waiting)):
-            for model, count in calls.items():
-                found[model if with_tag(model) in listed else OTHER][kind] += count
-        return dict(sorted(found.items()))
+    def counts(self) -> Mapping[str, Mapping[str, int]]:
+        """Return the calls in_flight and waiting now, by model."""
+        models = sorted({*self.in_flight, *self.waiting})
+        return {model: {"in_flight": self.in_flight[model], "waiting": self.waiting[model]} for model in models}
 
     @asynccontextmanager
     async def _held(self, model: str, limit: asyncio.Semaphore | None) -> AsyncIterator[None]:
@@ -122,3 +133,47 @@ class Queue:
         if found is not None:
             del self._background[found]
             found.cancel()
+
+
+Labels = tuple[tuple[str, str], ...]
+
+
+class Status:
+    """The counters of one proxy."""
+
+    def __init__(self, queue: Queue) -> None:
+        self.queue = queue
+        self._counters: dict[str, dict[Labels, float]] = defaultdict(lambda: defaultdict(int))
+
+    def count(self, name: str, amount: float = 1, /, **labels: str) -> None:
+        """Add to a counter."""
+        self._counters[name][tuple(labels.items())] += amount
+
+    def observe(self, name: str, seconds: float, **labels: str) -> None:
+        """Add a duration to a histogram."""
+        buckets, key = self._counters[f"{name}_bucket"], tuple(labels.items())
+        for bound, written in _BOUNDS:
+            buckets[*key, ("le", written)] += int(seconds <= bound)
+        self.count(f"{name}_sum", seconds, **labels)
+        self.count(f"{name}_count", **labels)
+
+    def prometheus(self) -> str:
+        """Return the text exposition format, version 0.0.4."""
+        return "\n".join([*self._lines(), ""])
+
+    def _lines(self) -> Iterator[str]:
+        calls = self.queue.counts()
+        for name, (kind, text) in _HELP.items():
+            yield f"# HELP {name} {text}"
+            yield f"# TYPE {name} {kind}"
+            for series in (name, f"{name}_bucket", f"{name}_sum", f"{name}_count"):
+                for labels, value in self._counters[series].items():
+                    yield f"{series}{_written(labels)} {value}"
+            for model, counts in calls.items():
+                if (gauge := name.removeprefix("qm_")) in counts:
+                    yield f"{name}{_written([('model', model)])} {counts[gauge]}"
+
+
+def _written(labels: Iterable[tuple[str, str]]) -> str:
+    pairs = (f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in sorted(labels))
+    return "{" + ",".join(pairs) + "}"

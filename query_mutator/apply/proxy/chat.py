@@ -1,0 +1,435 @@
+"""Chat of Ollama's and OpenAI's APIs: requests to virtual models, which of them are rewritten, and replies to them.
+
+`llama3.2:3b+qm` is `llama3.2:3b` with rewriting. Rewritten is one question in plain words that needs no context; a chat
+page's own tasks (titles, tags, follow-up questions, search queries) come to the chat's model too, and pass unchanged.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeVar
+
+import orjson
+
+from query_mutator.apply.proxy.upstream import MAX_REPLY_VALUES, UpstreamGone
+from query_mutator.files import count_values
+from query_mutator.forms import Framed
+from query_mutator.llm.ollama import with_tag
+from query_mutator.types import Completion, Json, mean_logprob, without_thought
+
+__all__ = [
+    "CHAT_PATHS", "LOGPROBS", "MAX_PARSED_BYTES", "MAX_PARSED_VALUES", "MODEL_PATHS", "NAMED_PATHS", "STREAM_TYPES",
+    "SUFFIX", "ChatCall", "answer_of", "as_stream", "depends_on_earlier_turns", "is_small", "is_virtual",
+    "model_of", "parsed", "read_call", "read_lines", "renamed", "renamed_lines", "skip_reason",
+    "text_of", "tokens_of", "upstream_body", "upstream_name", "virtual_in", "virtual_name", "with_fields",
+]  # fmt: skip
+
+Api = Literal["ollama_chat", "ollama_generate", "openai_chat"]
+T = TypeVar("T", list[Any], Json)
+
+SUFFIX = "+qm"
+CHAT_PATHS: Mapping[str, Api] = {
+    "/api/chat": "ollama_chat",
+    "/api/generate": "ollama_generate",
+    "/v1/chat/completions": "openai_chat",
+}
+#: What else runs a model; its calls count in the queue.
+MODEL_PATHS = frozenset({
+    *CHAT_PATHS, "/api/embed", "/api/embeddings", "/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/messages",
+})  # fmt: skip
+#: Where a virtual name stands for the upstream's; `DELETE m+qm` must not delete `m`.
+NAMED_PATHS = frozenset({*MODEL_PATHS, "/api/show", "/v1/messages/count_tokens"})
+STREAM_TYPES: Mapping[Api, str] = {
+    "ollama_chat": "application/x-ndjson",
+    "ollama_generate": "application/x-ndjson",
+    "openai_chat": "text/event-stream",
+}
+#: What either API takes to return log probabilities; llama.cpp's server gives none with `top_logprobs` 0.
+LOGPROBS: Json = {"logprobs": True, "top_logprobs": 1}
+MAX_QUESTION_TOKENS = 200
+MAX_PARSED_BYTES = 8_000_000  # of a request, which may have a picture; a larger one is forwarded unparsed
+MAX_PARSED_VALUES = 100_000
+_MAX_LINE_BYTES = 64 * 1024  # of a parsed line of a stream; a longer one is a vector, or a picture
+_CHARS_PER_TOKEN = 4
+_RUNNER_OPTIONS = ("num_ctx", "num_batch", "num_gpu", "main_gpu", "use_mmap", "num_thread")  # Ollama's api.Runner
+_NAMES = ("model", "name", "source")  # fields that name a model; older clients send `name`
+#: Where a client limits the tokens of an answer; Ollama has it in `options`.
+_LIMITS: Mapping[Api, tuple[str, ...]] = {
+    "ollama_chat": ("num_predict",),
+    "ollama_generate": ("num_predict",),
+    "openai_chat": ("max_tokens", "max_completion_tokens", "n_predict"),  # n_predict is llama.cpp's
+}
+#: Fields that a request with a plain question does not have, per API.
+_SPECIAL: Mapping[Api, tuple[str, ...]] = {
+    "ollama_chat": ("tools", "format", "logprobs"),
+    "ollama_generate": ("images", "suffix", "context", "format", "raw", "template", "logprobs"),
+    "openai_chat": (
+        "tools", "tool_choice", "functions", "function_call", "response_format", "logprobs", "audio", "prediction",
+        "documents", "continue_final_message", "echo", "grammar", "json_schema", "structured_outputs", "structural_tag",
+        "regex", "ebnf", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
+    ),
+}  # fmt: skip
+
+# --- names of models -------------------------------------------------------------------------------------------------
+
+
+def is_virtual(model: object) -> bool:
+    """Return whether a client's model name asks for rewriting: `llama3.2:3b+qm`, and `llama3.2+qm:latest`."""
+    return isinstance(model, str) and SUFFIX in model
+
+
+def upstream_name(model: str) -> str:
+    """Return the upstream's name of a virtual model."""
+    return model.replace(SUFFIX, "")
+
+
+def virtual_name(model: str) -> str:
+    """Return the name under which an upstream model is rewritten."""
+    return model + SUFFIX
+
+
+def model_of(body: object) -> str | None:
+    """Return the model that a request names, None if it names none."""
+    found = (body.get(name) for name in _NAMES) if isinstance(body, dict) else ()
+    return next((model for model in found if isinstance(model, str) and model), None)
+
+
+def virtual_in(body: object) -> str | None:
+    """Return the first virtual name among the models that a request names, None without one."""
+    found = (body.get(name) for name in (*_NAMES, "destination", "from")) if isinstance(body, dict) else ()
+    return next((name for name in found if isinstance(name, str) and SUFFIX in name), None)
+
+
+def upstream_body(body: Json) -> Json:
+    """Return a request with the upstream's names of its models."""
+    return {**body, **{name: upstream_name(body[name]) for name in _NAMES if is_virtual(body.get(name))}}
+
+
+# --- requests --------------------------------------------------------------------------------------------------------
+
+
+def is_small(content: bytes | bytearray) -> bool:
+    """Return whether a request is parsed; nobody else is served in that time."""
+    return len(content) <= MAX_PARSED_BYTES and (
+        len(content) <= MAX_PARSED_VALUES or count_values(content) <= MAX_PARSED_VALUES
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatCall:
+    """A request to a virtual model; `question` is the text of its last user turn, None where it is not plain text."""
+
+    api: Api
+    body: Json  # as the client sent it, with the upstream's model name
+    model: str  # as the client sent it
+    question: str | None
+
+    @property
+    def streams(self) -> bool:
+        """Return whether the client wants a stream: the default of Ollama, not of OpenAI."""
+        return bool(self.body.get("stream", self.api != "openai_chat"))
+
+    @property
+    def upstream_model(self) -> str:
+        """Return the name of the model that answers."""
+        return str(self.body["model"])
+
+    @property
+    def special(self) -> str | None:
+        """Return the first field that a plain question does not have, None without one."""
+        if self.api == "openai_chat" and self.body.get("n") not in (None, 1):
+            return "n"  # several answers, of which the modes would look at one
+        return next((name for name in _SPECIAL[self.api] if self.body.get(name) not in (None, [], "", {}, False)), None)
+
+    @property
+    def turns(self) -> Sequence[Json]:
+        """Return the messages."""
+        messages = self.body.get("messages")
+        return [row for row in messages if isinstance(row, dict)] if isinstance(messages, list) else []
+
+    @property
+    def has_earlier_turns(self) -> bool:
+        """Return whether there are messages of user or assistant before the question."""
+        return any(turn.get("role") in ("user", "assistant") for turn in self.turns[:-1])
+
+    def runner_options(self, model: str) -> Json:
+        """Return the options with which the call's model runs, if that is `model`; others would load it again."""
+        is_same = with_tag(model) == with_tag(self.upstream_model)
+        options = self.body.get("options") if is_same and self.api != "openai_chat" else None
+        return {name: options[name] for name in _RUNNER_OPTIONS if name in options} if isinstance(options, dict) else {}
+
+    def takes(self, framed: Framed) -> bool:
+        """Return whether a form can be asked in this request: where there are other turns or texts than the client's
+        question, or stops of the client, only as a text; Ollama's /api/generate has no earlier turns.
+        """
+        if framed.text is not None:
+            return True
+        roles = [message.role for message in framed.messages]
+        has_words = self.api != "ollama_generate" or roles in (["user"], ["system", "user"])
+        options = self.body if self.api == "openai_chat" else self.body.get("options") or {}
+        stops = not isinstance(options, dict) or bool(options.get("stop"))
+        return has_words and roles[-1:] == ["user"] and not (self.body.get("system") or stops or len(self.turns) > 1)
+
+    def asking(self, framed: Framed, *, stream: bool | None = None) -> Json:
+        """Return the body that asks a question in the place of the client's; what the client set is as it was.
+
+        A token limit of the form is not sent: its answers in training were only to be judged.
+        """
+        body = self.body if stream is None else {**self.body, "stream": stream}
+        if stream is False:
+            body = {name: value for name, value in body.items() if name != "stream_options"}
+        body = self._with_options(body, framed)
+        *before, question = framed.messages
+        if self.api == "ollama_generate":
+            return {**body, **{one.role: one.content for one in before}, "prompt": question.content}
+        *earlier, last = body["messages"]
+        earlier += [{"role": one.role, "content": one.content} for one in before]
+        return {**body, "messages": [*earlier, {**last, "content": question.content}]}
+
+    def key(self, framed: Framed) -> bytes:
+        """Return what is equal for requests that ask the same."""
+        return orjson.dumps(self.asking(framed, stream=False))
+
+    def _with_options(self, body: Json, framed: Framed) -> Json:
+        """Return a body with the options of a form that the client left open."""
+        options = dict(framed.options)
+        if framed.temperature is not None:
+            options["temperature"] = framed.temperature
+        if not options:
+            return body
+        if self.api == "openai_chat":
+            return {**body, **{name: value for name, value in options.items() if body.get(name) is None}}
+        return {**body, "options": {**options, **(body.get("options") or {})}}
+
+    def limited(self, max_tokens: int, *, openai_field: str) -> ChatCall:
+        """Return the call with a limit on the tokens of the answer, unless the client set one; 0 sets none."""
+        is_openai = self.api == "openai_chat"
+        fields = self.body if is_openai else self.body.get("options") or {}
+        has_limit = not isinstance(fields, dict) or any(fields.get(name) is not None for name in _LIMITS[self.api])
+        if has_limit or not max_tokens:
+            return self
+        fields = {**fields, openai_field if is_openai else "num_predict": max_tokens}
+        return replace(self, body=fields if is_openai else {**self.body, "options": fields})
+
+
+def read_call(path: str, body: object) -> ChatCall | None:
+    """Return the request if it is one to a virtual model, else None; the upstream judges all others."""
+    api = CHAT_PATHS.get(path)
+    if api is None or not isinstance(body, dict) or not is_virtual(body.get("model")):
+        return None
+    model = body["model"]
+    call = ChatCall(api=api, body={**body, "model": upstream_name(model)}, model=model, question=None)
+    return replace(call, question=_question(call))
+
+
+def _question(call: ChatCall) -> str | None:
+    """Return the last user turn's text; None for parts other than text, and where the last turn is not the user's."""
+    if call.api == "ollama_generate":
+        prompt = call.body.get("prompt", "")
+        return prompt if isinstance(prompt, str) else None
+    messages = call.body.get("messages")
+    if not isinstance(messages, list) or not messages or not isinstance(messages[-1], dict):
+        return None
+    last = messages[-1]
+    content = last.get("content")
+    if last.get("role") != "user" or last.get("tool_calls"):
+        return None
+    if isinstance(content, list) and len(content) == 1 and isinstance(content[0], dict):
+        content = content[0].get("text") if content[0].get("type") == "text" else None
+    return content if isinstance(content, str) else None
+
+
+# --- which requests are rewritten ------------------------------------------------------------------------------------
+
+_UI_TASK = re.compile(
+    r"\A\s*(?:#{1,4}\s*Task:"  # Open WebUI: title, tags, follow-ups, queries, image prompt, completion, documents
+    r"|Your task is to reflect the speaker's likely facial expression"
+    r"|You have been provided with a set of responses from various models"
+    r"|Create a concise, 3-5 word (?:title|phrase)"  # before templates had headings
+    r"|Available Tools:)",
+    re.IGNORECASE,
+)
+_CHAT_HISTORY = re.compile(r"<chat_history>|<context>|<source\b|Chat History:", re.IGNORECASE)
+_CODE = re.compile(r"```|~~~|^(?: {4}|\t)\S", re.MULTILINE)
+#: Words by which a question points at what was said before it.
+_POINTING = re.compile(
+    r"""\A\s*(?:and|but|so|or|then|also|why\s+not|what\s+about|how\s+about|what\s+else|same|again|continue|go\s+on
+      |more|another|yes|no|ok(?:ay)?|sure|thanks|thank\s+you)\b
+    |\b(?:it|its|it's|that|this|these|those|they|them|their|he|she|him|her|above|previous|earlier|before|last\s+one
+      |first\s+one|second\s+one|former|latter|you\s+(?:said|mentioned|wrote|suggested|gave)|your\s+(?:answer|code|example))\b""",
+    re.IGNORECASE | re.VERBOSE,
+)
+#: `it`, `that` and `this` that point at something within the question itself.
+_WITHIN = re.compile(
+    r"\b(?:that|which|who)\s+(?:is|are|has|have|was|were|can|do|does)\b|\bis\s+it\s+possible\b", re.IGNORECASE
+)
+
+
+def skip_reason(call: ChatCall, *, max_tokens: int = MAX_QUESTION_TOKENS) -> str | None:
+    """Return in one word why a request passes untouched, None if its question is rewritten."""
+    max_chars = max_tokens * _CHARS_PER_TOKEN
+    text = None if call.question is None else call.question[: max_chars + 1]  # a longer one is not searched
+    if call.special is not None:
+        return call.special
+    if any(turn.get("images") for turn in call.turns):
+        return "images"
+    if (call.api != "ollama_generate" and not call.body.get("messages")) or (text is not None and not text.strip()):
+        return "empty"
+    if text is None:
+        return "content"
+    if _is_ui_task(call, text):
+        return "ui-task"
+    if _CODE.search(text):
+        return "code"
+    if len(text) > max_chars:
+        return "length"
+    if call.has_earlier_turns and depends_on_earlier_turns(text):
+        return "context"
+    return None
+
+
+def _is_ui_task(call: ChatCall, text: str) -> bool:
+    """Return whether a chat page sent the request for itself: by its metadata, or by the form of its prompt."""
+    metadata = call.body.get("metadata")
+    is_marked = isinstance(metadata, dict) and bool(metadata.get("task"))
+    return is_marked or _UI_TASK.search(text) is not None or _CHAT_HISTORY.search(text) is not None
+
+
+def depends_on_earlier_turns(text: str) -> bool:
+    """Return whether a question seems to need what was said before it: it is very short, or points there."""
+    return len(text.split()) < 4 or _POINTING.search(_WITHIN.sub(" ", text)) is not None
+
+
+# --- replies ---------------------------------------------------------------------------------------------------------
+
+
+def text_of(api: Api, reply: Json) -> str:
+    """Return the text in a reply, or in a line of a stream; UpstreamGone for a reply of another shape."""
+    if api == "ollama_generate":
+        found = reply.get("response")
+    elif api == "ollama_chat":
+        found = _shaped(reply.get("message"), dict).get("content")
+    else:
+        choice = _choice(reply)
+        found = _shaped(choice.get("message") or choice.get("delta"), dict).get("content")
+    return found if isinstance(found, str) else ""
+
+
+def answer_of(api: Api, reply: Json) -> Completion:
+    """Return what a policy reads of a reply, and drop the log probabilities from it, which no client asked for."""
+    if api == "openai_chat":
+        choice = _choice(reply)
+        rows, end = _shaped(choice.pop("logprobs", None), dict).get("content"), choice.get("finish_reason")
+    else:
+        rows, end = reply.pop("logprobs", None), reply.get("done_reason")
+    text, model = without_thought(text_of(api, reply)), str(reply.get("model") or "upstream")
+    return Completion(text=text, model=model, logprob=mean_logprob(rows), hit_limit=end == "length")
+
+
+def tokens_of(reply: Json) -> int | None:
+    """Return the tokens of a reply's text as its server counted them, None where it does not say."""
+    usage = reply.get("usage")
+    found = usage.get("completion_tokens") if isinstance(usage, dict) else reply.get("eval_count")
+    return found if isinstance(found, int) else None
+
+
+def _choice(reply: Json) -> Json:
+    """Return the first choice of a reply, {} without one; UpstreamGone for a reply of another shape."""
+    choices = _shaped(reply.get("choices"), list)
+    return _shaped(choices[0] if choices else None, dict)
+
+
+def _shaped(found: Any, kind: type[T]) -> T:
+    """Return a part of a reply, empty where there is none; UpstreamGone for one of another type."""
+    if found and not isinstance(found, kind):
+        raise UpstreamGone("sent a reply that is not one of a chat")
+    return found or kind()
+
+
+async def read_lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[list[bytes]]:
+    """Yield the lines of a stream, each with its end, as they arrive."""
+    rest = bytearray()
+    async for chunk in chunks:
+        *lines, last = chunk.split(b"\n")
+        if lines:
+            lines[0] = bytes(rest) + lines[0]
+            rest.clear()
+            yield [line + b"\n" for line in lines]
+        rest += last
+    if rest:
+        yield [bytes(rest)]
+
+
+def parsed(line: bytes | bytearray) -> Json | None:
+    """Return the JSON object in a line of a stream, None for blank lines, comments, `[DONE]` and too many values."""
+    if not (line := line.strip()) or (len(line) > MAX_REPLY_VALUES and count_values(line) > MAX_REPLY_VALUES):
+        return None
+    try:
+        found = orjson.loads(line.removeprefix(b"data:"))
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def renamed(line: bytes, model: str) -> bytes:
+    """Return a line with the client's model name in the place of the upstream's; a long one is left as it is."""
+    found = parsed(line) if len(line) <= _MAX_LINE_BYTES else None
+    inner = found.get("response") if found is not None else None  # of an event of OpenAI's responses
+    if found is None or not ("model" in found or (isinstance(inner, dict) and "model" in inner)):
+        return line
+    prefix = b"data: " if line.lstrip().startswith(b"data:") else b""
+    named = {"model": model} if "model" in found else {"response": {**found["response"], "model": model}}
+    return prefix + orjson.dumps({**found, **named}) + b"\n"
+
+
+async def renamed_lines(lines: AsyncIterator[list[bytes]], model: str) -> AsyncIterator[bytes]:
+    """Yield the lines of a reply with the client's model name, those that arrive together in one piece."""
+    async for together in lines:
+        piece = b"".join(together)
+        yield b"".join(renamed(line, model) for line in together) if b'"model"' in piece else piece
+
+
+def with_fields(reply: Json, model: str, qm: Json | None) -> bytes:
+    """Return a whole reply under the client's model name, with a field `qm` if there is one."""
+    return orjson.dumps({**reply, "model": model, **({} if qm is None else {"qm": qm})})
+
+
+def as_stream(call: ChatCall, reply: Json) -> Iterator[bytes]:
+    """Yield a whole reply as the lines of a stream: the text in one piece, then the end with counts and times."""
+    reply = {**reply, "model": call.model}
+    if call.api != "openai_chat":
+        yield from (orjson.dumps(line) + b"\n" for line in _ollama_lines(call.api, reply))
+        return
+    for chunk in _openai_chunks(call, reply):
+        yield b"data: " + orjson.dumps(chunk) + b"\n\n"
+    yield b"data: [DONE]\n\n"
+
+
+def _ollama_lines(api: Api, reply: Json) -> Iterator[Json]:
+    kept = {"model": reply["model"], "created_at": reply.get("created_at", "")}
+    if api == "ollama_generate":
+        thought = {"thinking": reply.pop("thinking")} if "thinking" in reply else {}
+        yield {**kept, **thought, "response": text_of(api, reply), "done": False}
+        yield {**reply, "response": ""}
+        return
+    message = _shaped(reply.get("message"), dict)
+    yield {**kept, "message": message, "done": False}
+    yield {**reply, "message": {"role": message.get("role", "assistant"), "content": ""}}
+
+
+def _openai_chunks(call: ChatCall, reply: Json) -> Iterator[Json]:
+    names = ("id", "created", "model", "system_fingerprint")
+    kept: Json = {"object": "chat.completion.chunk", **{name: reply[name] for name in names if name in reply}}
+    choice = _choice(reply)
+    message = _shaped(choice.get("message"), dict)
+    asked = call.body.get("stream_options")
+    counts = isinstance(asked, dict) and bool(asked.get("include_usage"))
+    usage: Json = {"usage": None} if counts else {}
+    delta = {"role": "assistant", **message, "content": message.get("content") or ""}  # with its reasoning_content
+    yield {**kept, "choices": [{"index": 0, "delta": delta, "finish_reason": None}], **usage}
+    end = choice.get("finish_reason") or "stop"
+    yield {**kept, "choices": [{"index": 0, "delta": {}, "finish_reason": end}], **usage}
+    if counts:
+        yield {**kept, "choices": [], "usage": reply.get("usage")}
