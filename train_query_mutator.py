@@ -31,7 +31,6 @@ from query_mutator.env.memory import QuestionMemory
 from query_mutator.env.steps import Steps
 from query_mutator.env.task import Task
 from query_mutator.errors import DiskError, TooFewAnswersError
-from query_mutator.evaluation.bandit_baseline import BanditBaseline
 from query_mutator.evaluation.budget import NUM_QUESTIONS, price_for_budget
 from query_mutator.evaluation.first_answers import learn_confidence
 from query_mutator.evaluation.heldout import Baselines, compare, embed_questions, fixed_sample, write_rows
@@ -49,12 +48,10 @@ from query_mutator.session.models import OpenModels, open_models
 from query_mutator.session.task import make_task
 from query_mutator.session.truncation import cut_line, long_questions
 from query_mutator.training.callbacks.advice import SlotsAdvice
-from query_mutator.training.callbacks.bandit_rows import BanditRows
 from query_mutator.training.callbacks.base import CallbackList
 from query_mutator.training.callbacks.failures import FailureLimit
 from query_mutator.training.callbacks.judge_watch import JudgeWatch
 from query_mutator.training.callbacks.long_prompts import LongPromptReport
-from query_mutator.training.callbacks.plan_teacher import PlanTeacher
 from query_mutator.training.callbacks.validation import Validation
 from query_mutator.training.checkpoints import Checkpoints
 from query_mutator.training.checks import check_run
@@ -137,7 +134,7 @@ def build(config: TrainConfig, checkpoint: Checkpoint | None, stack: ExitStack) 
     must_learn = "answer" in config.given
     projection = checkpoint.projection if checkpoint else None
     task = make_task(models, config, split.train, projection=projection, learns=config.answer == "learned")
-    config, lines = bounded_start(config, models, task, split)
+    config, lines = bounded_start(config, models, split)
     note(*lines)
     learner = make_learner(config, task, checkpoint)
     run_dir = open_run_dir(config, checkpoint, stack)
@@ -147,7 +144,7 @@ def build(config: TrainConfig, checkpoint: Checkpoint | None, stack: ExitStack) 
         config, task, answers = with_confidence(config, task, evaluator, run_dir.confidence_path, must_learn=must_learn)
         if checkpoint is None:
             recall(learner, task, answers, seed=config.seed)
-    journal = open_journal(config, models, run_dir, checkpoint)
+    journal = open_journal(models, run_dir, checkpoint)
     env_list = make_envs(config, models, task, on_record=run_dir.add_record)
     parts = RunParts(
         config=config,
@@ -159,7 +156,6 @@ def build(config: TrainConfig, checkpoint: Checkpoint | None, stack: ExitStack) 
         journal=journal,
         env_list=env_list,
         envs=batch_envs(config, env_list, journal),
-        bandit=BanditBaseline(task),
         evaluator=evaluator,
         runlog=RunLog(models.calls, wall_s=checkpoint.progress.wall_s if checkpoint else 0.0),
     )
@@ -234,15 +230,12 @@ class Trainer:
         self.invalid_steps_before = self.run.invalid_steps - sum(env.invalid_steps for env in parts.env_list)
         self.losses: dict[str, float] = {}
         self.loop: TrainingLoop | None = None
-        self.teacher = PlanTeacher(parts)
         self.callbacks = CallbackList(
             [
                 FailureLimit(parts),
-                BanditRows(parts),
                 SlotsAdvice(parts),
                 LongPromptReport(parts),
                 JudgeWatch.of(parts),
-                self.teacher,
                 Validation(parts),
             ]
         )
@@ -298,8 +291,7 @@ class Trainer:
             if "validation/success" in run.row:
                 write_report(parts.run_dir.path)
             parts.runlog.next_row(parts.learner)
-        if parts.journal is not None:
-            parts.journal.start(run.env_steps)
+        parts.journal.start(run.env_steps)
         self.checkpoints.keep()
 
     def save(self) -> None:
@@ -360,10 +352,8 @@ class Trainer:
     def _compare(self, task: Task) -> dict[str, Any]:
         config, parts = self.config, self.parts
         baselines = Baselines(
-            bandit=parts.bandit.fit(),
             search_calls=config.plan_calls,
             budget=config.budget,
-            plan=self.teacher.plan,
         )
         with server_worked_before():
             return compare(
@@ -407,8 +397,7 @@ class Trainer:
         if self.loop is not None:
             self.loop.close()
         parts.envs.close()
-        if parts.journal is not None:
-            parts.journal.close()
+        parts.journal.close()
         self.callbacks.close(error if isinstance(error, BaseException) else None)
 
 

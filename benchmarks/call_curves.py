@@ -38,7 +38,7 @@ from query_mutator.learners.plan import plan_policy, plan_task
 from query_mutator.session.dataset import split_dataset
 from query_mutator.settings.models import ModelSettings
 
-LEARNERS = ("direct", "bandit", "iqn", "ppo")
+LEARNERS = ("direct", "iqn", "ppo")
 PLAN = "plan"
 CALLS = (2_000, 3_000, 4_500, 6_000, 8_000)
 PRICE = 0.02  # of a call

@@ -34,10 +34,9 @@ import torch
 from sklearn.linear_model import LogisticRegression
 
 from benchmarks.answer_rivals import Replies, most_true, random_replies, votes_of
-from benchmarks.general import CLEAN, config_of, flags_of, plan_jobs
+from benchmarks.general import CLEAN, config_of, flags_of, percent, plan_jobs
 from benchmarks.learning import World, task_settings, train_seed
 from benchmarks.second_author import LOG, log_reading
-from benchmarks.seeds_report import percent
 from query_mutator.bounds import group_of
 from query_mutator.cli.console import table
 from query_mutator.confidence import Attempt, ConfidenceModel

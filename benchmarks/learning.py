@@ -41,14 +41,11 @@ from query_mutator.encoder.documents import cache_dir
 from query_mutator.env.memory import QuestionMemory
 from query_mutator.env.task import Task
 from query_mutator.errors import TooFewAnswersError
-from query_mutator.evaluation.bandit_baseline import BanditBaseline
 from query_mutator.evaluation.first_answers import learn_confidence
-from query_mutator.evaluation.found_plan import search_plan
 from query_mutator.evaluation.methods import Evaluator, MakePlayer, always, by_policy
 from query_mutator.evaluation.outcomes import Outcome
 from query_mutator.learners.learner import InferencePolicy
 from query_mutator.learners.named import LEARNERS
-from query_mutator.learners.plan import Plan
 from query_mutator.llm.client import Client
 from query_mutator.session.checkpoint import read_checkpoint
 from query_mutator.session.dataset import split_dataset
@@ -57,9 +54,9 @@ from query_mutator.session.models import OpenModels
 from query_mutator.session.task import make_task
 from query_mutator.settings.episode import TaskSettings
 from query_mutator.settings.models import ModelSettings
-from query_mutator.training.config import SEARCH, TrainConfig, parse_config
+from query_mutator.training.config import TrainConfig, parse_config
 from query_mutator.training.known_steps import recall
-from query_mutator.training.learner import make_learner, teach
+from query_mutator.training.learner import make_learner
 from query_mutator.training.off_policy import OffPolicyLoop
 from query_mutator.training.on_policy import OnPolicyLoop
 from query_mutator.training.parts import envs_seed
@@ -73,21 +70,13 @@ MAX_CALLS = 5_000
 COMMON = "--backend recorded --batch-size 16 --num-env-steps 6000"
 _ASKS = "--ask form --max-episode-steps 7"
 _BLIND = f"{_ASKS} --max-asks 1"
-#: As with a language model as mutator; next to chains with `--no-skip`.
-_UNTESTED = "--ask form --max-episode-steps 8 --no-skip-unchanged --embedding-dims 24"
-_PLAN = "--teacher grammar,spelling,neutral,slang,expand,how_to"
 CANDIDATES: Mapping[str, str] = {
     "every-step": "--ask every_step",
     "every-step-g1": "--ask every_step --gamma 1",
     "asks": _ASKS,
     "asks-g1": f"{_ASKS} --gamma 1",
-    "asks-g1-teacher": f"{_ASKS} --gamma 1 {_PLAN}",
     "blind": _BLIND,
     "blind-g1": f"{_BLIND} --gamma 1",
-    "blind-g1-teacher": f"{_BLIND} --gamma 1 {_PLAN}",
-    "untested-teacher": f"{_UNTESTED} {_PLAN} --teacher-steps 6000",
-    "untested-teacher-ppo": f"{_UNTESTED} {_PLAN} --teacher-steps 3072 --gamma 1 --entropy-coef 0.03",
-    "blind-g1-searched": f"{_BLIND} --gamma 1 --teacher search --plan-calls 3500",
 }
 #: Chains with one answer, at the end.
 CHAINS = (
@@ -108,8 +97,7 @@ class Trained(NamedTuple):
     task: Task
     calls: int
     records: list[StepRecord]
-    bandit: InferencePolicy | None  # fitted on its transitions
-    search_calls: int = 0  # before training: for its teacher, and for P(right)
+    answer_calls: int = 0  # before training, for P(right)
 
 
 class Scored(NamedTuple):
@@ -149,7 +137,6 @@ def train(
     task: Task,
     config: TrainConfig,
     *,
-    teacher: Plan | None = None,
     answers: Mapping[int, QuestionMemory] = MappingProxyType({}),
     max_calls: int | None = None,
     make_env: Callable[..., QueryMutationEnv] = QueryMutationEnv,
@@ -164,14 +151,12 @@ def train(
         make_env(task, client=system.calls.client, env_id=env_id, on_record=records.append)
         for env_id in range(config.num_processes)
     ]
-    learner, batch, bandit = make_learner(config, task, None), batch_envs(config, envs, None), BanditBaseline(task)
-    if teacher is not None:
-        teach(learner, teacher, task, config)
+    learner, batch = make_learner(config, task, None), batch_envs(config, envs, None)
     recall(learner, task, answers, seed=config.seed)
     common: dict[str, Any] = {
         "seed": envs_seed(config.seed, updates_done=0),
         "num_steps": config.num_steps,
-        "on_steps": lambda infos, steps: bandit.observe(steps),
+        "on_steps": lambda infos, steps: None,
     }
     loop: OnPolicyLoop | OffPolicyLoop
     if LEARNERS.get(config.algo).on_policy:
@@ -182,12 +167,11 @@ def train(
     while learner.updates_done < config.num_updates and calls < (max_calls or sys.maxsize):
         loop.collect()
         loop.update()
-        bandit.flush()
         calls = calls_of(records, envs, task)
         on_rollout(learner.frozen, task, calls)
     loop.close()
     batch.close()
-    return Trained(learner.frozen, task, calls, records, bandit.fit())
+    return Trained(learner.frozen, task, calls, records)
 
 
 def calls_of(records: Iterable[StepRecord], envs: Sequence[QueryMutationEnv], task: Task) -> int:
@@ -213,11 +197,11 @@ def run_candidate(
 
 
 def run_one(world: World, argv: Sequence[str], *, max_calls: int) -> Scored:
-    """Return what one training reached on its validation fold; the calls of `--teacher search` count."""
+    """Return what one training reached on its validation fold."""
     config = parse_config(argv)
     trained = train_seed(world, config, max_calls=max_calls)
     outcomes = world.validate(task_settings(config), by_policy(trained.policy))
-    return summary(outcomes, trained.search_calls + trained.calls)
+    return summary(outcomes, trained.answer_calls + trained.calls)
 
 
 def train_seed(
@@ -227,8 +211,8 @@ def train_seed(
     max_calls: int,
     on_rollout: Callable[[InferencePolicy, Task, int], Any] = lambda policy, task, calls: None,
 ) -> Trained:
-    """Return a trained policy; `--teacher search` searches first. `on_rollout` is told all calls so far."""
-    task, spent, teacher = world.task_of(task_settings(config)), 0, None
+    """Return a trained policy. `on_rollout` is called with all calls so far."""
+    task, spent = world.task_of(task_settings(config)), 0
     answers: Mapping[int, QuestionMemory] = {}
     if config.answer == "learned":
         spent = config.answer_calls
@@ -237,20 +221,15 @@ def train_seed(
             task = replace(task, confidence=confidence)
         except TooFewAnswersError:  # as a run does
             task = task.with_rules(answer="vote")
-    if config.teacher == SEARCH:
-        found = search_plan(world.evaluator, task, max_calls=config.plan_calls, seed=config.seed)
-        spent, teacher = spent + found.search["calls"], found.teacher
-        answers = {**found.memories, **answers}
     trained = train(
         world.system,
         task,
         config,
-        teacher=teacher,
         answers=answers,
         max_calls=max_calls - spent,
         on_rollout=lambda policy, acting, calls: on_rollout(policy, acting, spent + calls),
     )
-    return trained._replace(search_calls=spent)
+    return trained._replace(answer_calls=spent)
 
 
 def task_settings(config: TrainConfig) -> TaskSettings:

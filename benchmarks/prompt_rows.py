@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.general import CLEAN, plan_jobs
+from benchmarks.general import CLEAN, percent, plan_jobs
 from benchmarks.learned_answer import best_at
 from benchmarks.learning import World
 from benchmarks.plain_prompts import Spent
-from benchmarks.seeds_report import percent
 from query_mutator.cli.console import table
 from query_mutator.data.split import target_key
 from query_mutator.env.task import Task

@@ -4,7 +4,6 @@
 
 python benchmarks/rollout_efficiency.py                                  sigma 0, 0.5, 1; encoding no limit
 python benchmarks/rollout_efficiency.py --encoder all-MiniLM-L6-v2       the same, every text new to the encoder
-python benchmarks/rollout_efficiency.py --sigmas 1 --max-policy-lag 1    no wait for the update
 python benchmarks/rollout_efficiency.py --sigmas 1 --modes async,phase   against the phase-batched design
 python benchmarks/rollout_efficiency.py --sigmas 0 --slots 8 --modes async,sequential   against --no-batching
 python benchmarks/rollout_efficiency.py --ceiling                        calls a second at zero latency, model echo
@@ -34,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-COLUMNS = ("mode", "encoder", "sigma", "lag", "seed", "calls", "span_s", "calls_per_s", "efficiency", "cpu_s", "rss_mb")
+COLUMNS = ("mode", "encoder", "sigma", "seed", "calls", "span_s", "calls_per_s", "efficiency", "cpu_s", "rss_mb")
 
 
 def main() -> None:
@@ -64,7 +63,6 @@ def parsed() -> argparse.Namespace:
     add("--sigmas", default="0,0.5,1", help="spreads of the latency, with commas")
     add("--modes", default="async", help="async, phase, sequential (--no-batching), several with commas")
     add("--encoder", default="hash", help="hash, or the sentence encoder's name")
-    add("--max-policy-lag", type=int, default=0)
     add("--seeds", type=int, default=5, help="runs of each kind")
     add("--first-seed", type=int, default=1)
     add("--batch-size", type=int, default=None)
@@ -108,12 +106,12 @@ def medians() -> str:
     """Return a table of the medians over seeds of every kind of run."""
     kinds: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in _rows:
-        kinds.setdefault(tuple(row.get(name) for name in ("mode", "encoder", "sigma", "lag")), []).append(row)
-    lines = [f"{'mode':<14}{'encoder':<20}{'sigma':>6}{'lag':>5}{'runs':>6}{'calls/s':>9}{'efficiency':>12}"]
-    for (mode, encoder, sigma, lag), rows in kinds.items():
+        kinds.setdefault(tuple(row.get(name) for name in ("mode", "encoder", "sigma")), []).append(row)
+    lines = [f"{'mode':<14}{'encoder':<20}{'sigma':>6}{'runs':>6}{'calls/s':>9}{'efficiency':>12}"]
+    for (mode, encoder, sigma), rows in kinds.items():
         rate = statistics.median(row["calls_per_s"] for row in rows)
         efficiency = statistics.median(row["efficiency"] for row in rows)
-        lines.append(f"{mode:<14}{encoder:<20}{sigma:>6}{lag:>5}{len(rows):>6}{rate:>9.1f}{efficiency:>12.3f}")
+        lines.append(f"{mode:<14}{encoder:<20}{sigma:>6}{len(rows):>6}{rate:>9.1f}{efficiency:>12.3f}")
         if bare := [row["requests_per_s"] for row in rows if "requests_per_s" in row]:
             times = statistics.median(row["calls_per_s"] / row["requests_per_s"] for row in rows)
             lines.append(
@@ -148,7 +146,7 @@ def run(
         used = train(arguments, [url], model=model, seed=seed, mode=mode)
         counted = stats(url)
     busy = min(arguments.batch_size, arguments.slots)
-    about = {"mode": mode, "encoder": arguments.encoder, "sigma": sigma, "lag": arguments.max_policy_lag, "seed": seed}
+    about = {"mode": mode, "encoder": arguments.encoder, "sigma": sigma, "seed": seed}
     return about | figures([counted], used, busy=busy) | bare
 
 
@@ -186,7 +184,6 @@ def train(arguments: argparse.Namespace, urls: Sequence[str], *, model: str, see
         flags += ["--num-steps", arguments.num_steps, "--num-env-steps", arguments.num_env_steps]
         flags += ["--no-evaluate", "--eval-interval", 0, "--cache", "off"]
         flags += ["--no-batching"] if mode == "sequential" else []
-        flags += ["--max-policy-lag", arguments.max_policy_lag] if arguments.max_policy_lag else []
         command = [sys.executable, __file__, "--child", mode, *map(str, flags)]
         done = subprocess.run(command, env=environ(), capture_output=True, text=True, check=False)
         if done.returncode != 0:
@@ -213,7 +210,6 @@ def several_servers(arguments: argparse.Namespace, seed: int) -> dict[str, Any]:
         "mode": "two servers",
         "encoder": arguments.encoder,
         "sigma": settings["sigma"],
-        "lag": 0,
         "seed": seed,
         **two,
         "one_calls_per_s": one["calls_per_s"],

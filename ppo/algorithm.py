@@ -6,7 +6,6 @@ T steps, N envs, D obs, A actions; B valid steps of a rollout
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,76 +16,43 @@ from ppo.config import PPOConfig
 from ppo.descent import FlatAdam
 from ppo.frozen import ActOutput, FloatArray, FrozenPolicy
 from ppo.gae import compute_gae
-from ppo.loss import LossTerms, imitation_loss, normalized, ppo_loss
+from ppo.loss import ppo_loss
 from ppo.policy import Policy
 from ppo.rollout import Batch, RolloutBuffer
 from ppo.streams import ACTION_STREAM, SHUFFLE_STREAM, restore_streams
 
-IMITATION_EPOCHS = 20  # passes over a rollout of demonstrations: their loss is that of a classifier
-
 
 def ppo_update(
-    policy: Policy,
-    optimizer: FlatAdam,
-    batch: Batch,
-    config: PPOConfig,
-    rng: np.random.Generator,
-    *,
-    imitate: bool = False,
+    policy: Policy, optimizer: FlatAdam, batch: Batch, config: PPOConfig, rng: np.random.Generator
 ) -> dict[str, float]:
     """Train for `ppo_epoch` epochs on `batch`, shuffled by `rng`; return means over all minibatches.
-
-    `imitate`: another policy chose the actions; train for IMITATION_EPOCHS to choose the same ones.
 
     `counters/updates` and `counters/samples_learned` are those of this call. An epoch whose mean approximate KL
     divergence exceeds `target_kl` is the last. An empty batch changes nothing.
     """
     scalars: list[Tensor] = []  # of each minibatch: losses, entropy, gradient norms
     log_ratios: list[Tensor] = []
-    epochs = IMITATION_EPOCHS if imitate else config.ppo_epoch
-    for _ in range(epochs if len(batch.actions) else 0):
+    for _ in range(config.ppo_epoch if len(batch.actions) else 0):
         first = len(log_ratios)
         order = torch.from_numpy(rng.permutation(len(batch.actions))).to(batch.actions.device)
         for minibatch in batch.take(order).split(config.num_mini_batch):
-            terms = _minibatch_loss(policy, minibatch, config, imitate=imitate)
+            logits, values = policy(minibatch.obs)
+            terms = ppo_loss(
+                logits,
+                values,
+                minibatch,
+                clip_param=config.clip_param,
+                clip_vloss=config.clip_vloss,
+                norm_adv=config.norm_adv,
+                entropy_coef=config.entropy_coef,
+                value_loss_coef=config.value_loss_coef,
+            )
             norms = optimizer.gradient_step(terms.total)
             scalars.append(torch.stack((terms.policy_loss, terms.value_loss, terms.entropy, *norms)).detach())
             log_ratios.append(terms.log_ratio.detach())
-        most = None if imitate else config.target_kl
-        if most is not None and _approx_kl(torch.cat(log_ratios[first:])) > most:
+        if config.target_kl is not None and _approx_kl(torch.cat(log_ratios[first:])) > config.target_kl:
             break
     return _stats(scalars, log_ratios, batch, clip_param=config.clip_param)
-
-
-def corrected(policy: Policy, batch: Batch, *, norm_adv: bool) -> tuple[Batch, float]:
-    """Return a batch of earlier policies' steps corrected for the current policy, and the mean importance weight.
-
-    The ratio is clipped around the current policy, and each step is weighted by its importance ratio, truncated at 1
-    (decoupled PPO, Hilton et al., 2021, arXiv:2110.00641).
-    """
-    with torch.no_grad():
-        logits, _ = policy(batch.obs)
-    current = logits.log_softmax(-1).gather(1, batch.actions[:, None]).squeeze(1)
-    weights = (current - batch.logprobs).exp().clamp(max=1.0)
-    advantages = normalized(batch.advantages) if norm_adv else batch.advantages
-    mean = float(weights.mean()) if len(weights) else 1.0
-    return batch._replace(logprobs=current, advantages=weights * advantages), mean
-
-
-def _minibatch_loss(policy: Policy, minibatch: Batch, config: PPOConfig, *, imitate: bool) -> LossTerms:
-    logits, values = policy(minibatch.obs)
-    if imitate:
-        return imitation_loss(logits, values, minibatch, value_loss_coef=config.value_loss_coef)
-    return ppo_loss(
-        logits,
-        values,
-        minibatch,
-        clip_param=config.clip_param,
-        clip_vloss=config.clip_vloss,
-        norm_adv=config.norm_adv,
-        entropy_coef=config.entropy_coef,
-        value_loss_coef=config.value_loss_coef,
-    )
 
 
 def _approx_kl(log_ratio: Tensor) -> float:
@@ -160,13 +126,8 @@ class PPO:
         """Return the critic's values [n] of observations [n, D]."""
         return self.frozen.get_value(obs)
 
-    def update(
-        self, buffer: RolloutBuffer, next_obs: FloatArray, *, stale: bool = False, imitate: bool = False
-    ) -> dict[str, float]:
-        """Learn from a full buffer and the observations after it, `next_obs` [N, D]; return the statistics.
-
-        `stale`: earlier policies took some of its steps, which are corrected for. `imitate`: they are demonstrations.
-        """
+    def update(self, buffer: RolloutBuffer, next_obs: FloatArray) -> dict[str, float]:
+        """Learn from a full buffer and the observations after it, `next_obs` [N, D]; return the statistics."""
         # 1. Advantages of the rollout
         advantages, returns = compute_gae(
             buffer.rewards,
@@ -182,17 +143,13 @@ class PPO:
         # 2. One batch of all valid steps
         lr = self._set_learning_rate()
         batch = buffer.batch(advantages, returns).to(self.device)
-        config, more = self.config, {"charts/learning_rate": lr}
-        if stale:
-            batch, more["losses/importance_weight"] = corrected(self.policy, batch, norm_adv=config.norm_adv)
-            config = replace(config, norm_adv=False)
         # 3. Epochs of minibatches, then act by the new weights
-        stats = ppo_update(self.policy, self.optimizer, batch, config, self.shuffle_rng, imitate=imitate)
+        stats = ppo_update(self.policy, self.optimizer, batch, self.config, self.shuffle_rng)
         self.updates_done += 1
         self.frozen = self._freeze()
         self.gradient_steps += int(stats.pop("counters/updates"))
         self.samples_learned += int(stats.pop("counters/samples_learned"))
-        return {**stats, **more}
+        return {**stats, "charts/learning_rate": lr}
 
     def _set_learning_rate(self) -> float:
         left = 1.0 - self.updates_done / self.config.num_updates if self.config.use_linear_lr_decay else 1.0

@@ -49,20 +49,6 @@ def ppo_loss(
     return LossTerms(total, policy_loss, value_loss, entropy, log_ratio)
 
 
-def imitation_loss(logits: Tensor, values: Tensor, batch: Batch, *, value_loss_coef: float) -> LossTerms:
-    """Return the loss that makes the actions of `batch` more probable (behavior cloning) and fits their returns.
-
-    Every action that occurs has the same weight in total: otherwise a rare one is never the most probable.
-    """
-    all_logprobs = logits.log_softmax(-1)
-    log_ratio = -nll_loss(all_logprobs, batch.actions, reduction="none") - batch.logprobs
-    entropy = -(all_logprobs.exp() * all_logprobs).sum(-1).mean()
-    counts = batch.actions.bincount(minlength=logits.shape[1]).clamp(min=1)
-    policy_loss = nll_loss(all_logprobs, batch.actions, weight=1 / counts)
-    value_loss = 0.5 * mse_loss(values, batch.returns)
-    return LossTerms(policy_loss + value_loss_coef * value_loss, policy_loss, value_loss, entropy, log_ratio)
-
-
 def normalized(advantages: Tensor) -> Tensor:
     """Return advantages [B] with mean 0 and standard deviation 1; a single one is returned unchanged."""
     if len(advantages) < 2:

@@ -83,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--flips", type=int, default=1000, help="of each file")
     parser.add_argument("--resumes", type=int, default=20, help="of each file, to the run's end")
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=["ppo", "ppo killed", "iqn", "bandit"])
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=["ppo", "ppo killed", "iqn", "direct"])
     parser.add_argument("--seed", type=int, default=1)
     flags = parser.parse_args(argv)
     print(f"{'run':11}{'file':24}{'found':>8}{'harmless':>10}{'resumed':>9}{'wrong':>7}")

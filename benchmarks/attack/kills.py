@@ -40,7 +40,7 @@ ALGOS: dict[str, list[str]] = {
     "ppo": ["--deterministic"],
     "asking": ["--deterministic", "--ask", "form", "--answer", "best", "--call-price", "0", "0.01"],
     "iqn": ["--algo", "iqn", "--train-batch-size", "16", "--learning-starts", "16", "--replay-ratio", "4"],
-    "bandit": ["--algo", "bandit"],
+    "direct": ["--algo", "direct"],
 }
 
 

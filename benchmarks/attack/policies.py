@@ -31,7 +31,7 @@ from query_mutator.session.loading import acting_settings, load_policy, load_sav
 from query_mutator.session.policy_file import POLICY_FILE
 from query_mutator.session.trust import trusted_path
 
-KINDS = ("ppo", "iqn", "bandit")
+KINDS = ("ppo", "iqn", "direct")
 ANSWERED_SHARE = 0.1  # of the cases: a question takes fifty times as long as loading
 LONGEST_LINE = 2000
 ROOT = Path(__file__).resolve().parents[2]

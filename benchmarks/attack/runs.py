@@ -33,7 +33,7 @@ from tests.conftest import Librarian, Softener
 from tests.integration.conftest import ROWS
 from train_query_mutator import main, parse
 
-KINDS = ("ppo", "ppo killed", "iqn", "bandit")
+KINDS = ("ppo", "ppo killed", "iqn", "direct")
 STEPS, MORE_STEPS = 32, 48
 LEARNER = ["--train-batch-size", "8", "--learning-starts", "8"]
 

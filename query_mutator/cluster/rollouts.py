@@ -92,7 +92,6 @@ class RolloutWorkers:
                         rngs=chosen.rngs[ids.start : ids.stop],
                         states=states[ids.start : ids.stop],
                         version=chosen.version,
-                        greedy=chosen.greedy,
                         **request,
                     ),
                 )

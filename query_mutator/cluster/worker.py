@@ -73,7 +73,6 @@ class RolloutRequest:
 
     rngs: Sequence[np.random.Generator]  # [n]
     version: int
-    greedy: bool
     states: Sequence[Mapping[str, Any]]
     seed: int | None  # of the first environment: start new episodes
     since: int  # environment steps of the run before this rollout
@@ -223,7 +222,7 @@ class _Found:
         self, policy: InferencePolicy, request: RolloutRequest, *, max_failure_rate: float, num_steps: int
     ) -> None:
         self.version = request.version
-        self._policy, self._rngs, self._greedy = policy, request.rngs, request.greedy
+        self._policy, self._rngs = policy, request.rngs
         self._shape = (len(request.states), num_steps)
         size = min(WINDOW_STEPS, len(request.states) * num_steps)
         self._failures = FailureWindow(max_failure_rate, size=size)
@@ -232,7 +231,7 @@ class _Found:
 
     def act(self, obs: FloatArray, env_ids: Sequence[int]) -> NDArray[np.int64]:
         """Return actions [n] as the learner's `act` chooses them."""
-        return self._policy.act(obs, [self._rngs[env] for env in env_ids], greedy=self._greedy).actions
+        return self._policy.act(obs, [self._rngs[env] for env in env_ids]).actions
 
     def observe(self, steps: Steps) -> None:
         """Store finished steps."""

@@ -15,7 +15,6 @@ from query_mutator.commands.policy_flags import max_failure_rate, system_setting
 from query_mutator.data import QuestionSet
 from query_mutator.data.split import target_key
 from query_mutator.errors import DatasetError, UnnamedError, UsageError
-from query_mutator.evaluation.bandit_baseline import fitted_bandit
 from query_mutator.evaluation.comparison import QuestionTasks
 from query_mutator.evaluation.heldout import Baselines, compare, embed_questions, write_rows
 from query_mutator.evaluation.methods import Evaluator
@@ -90,7 +89,6 @@ def _compared(
         baselines=Baselines(
             search_calls=flags.plan_calls,
             budget=_budget_of(saved),
-            bandit=fitted_bandit(saved.checkpoint.bandit, task),
             is_plan=bool(LEARNERS.get(saved.checkpoint.algo).made_by),
         ),
         max_calls=flags.eval_calls,

@@ -9,7 +9,6 @@
                   at least the policy's
     best_plan     with a plan search: the best plan that it found on training questions, within the budget if there is
                   one; it submits by P(right) as well where the policy does
-    bandit        a ridge regression of the return for each action, fitted on the transitions of the policy's training
     policy        the trained policy, greedy
 
 Baselines make no call that they do not need: they run with `ask="form"`. Success and score are over held-out
@@ -29,7 +28,6 @@ from query_mutator.evaluation.verdict import IDENTITY, POLICY
 from query_mutator.types import ASK, SUBMIT, UNDO
 
 __all__ = [
-    "BANDIT",
     "BEST_OF_K",
     "BEST_SINGLE",
     "RANDOM",
@@ -42,7 +40,7 @@ __all__ = [
     "votes_on_forms",
 ]  # fmt: skip
 
-BANDIT, BEST_OF_K, BEST_SINGLE, RANDOM = "bandit", "best_of_k", "best_single", "random"
+BEST_OF_K, BEST_SINGLE, RANDOM = "best_of_k", "best_single", "random"
 
 
 @dataclass(frozen=True, kw_only=True)

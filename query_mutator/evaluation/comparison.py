@@ -12,7 +12,6 @@ from itertools import accumulate
 
 from query_mutator.env.task import Task, operator_names
 from query_mutator.evaluation.baselines import (
-    BANDIT,
     BEST_OF_K,
     BEST_SINGLE,
     RANDOM,
@@ -113,8 +112,8 @@ class Comparison:
 
     def _row_names(self) -> list[str]:
         """Return the names of the table's rows, the policy last."""
-        others = [name for name in self._methods if name not in (*_FIRST_ROWS, BANDIT, POLICY)]
-        return [*_FIRST_ROWS, *others, BANDIT, POLICY]
+        others = [name for name in self._methods if name not in (*_FIRST_ROWS, POLICY)]
+        return [*_FIRST_ROWS, *others, POLICY]
 
     def _job_name(self, row: str) -> str:
         return best_of_name(self.k or 0) if row == BEST_OF_K else row

@@ -38,7 +38,7 @@ class EvaluationCost:
 
     @property
     def per_question(self) -> int:
-        """Return the calls for one question: of policy, bandit, random and best_of_k, which shares its first ones.
+        """Return the calls for one question: of policy, random and best_of_k, which shares its first ones.
 
         best_of_k exceeds the policy's calls by one at most.
         """
@@ -46,7 +46,7 @@ class EvaluationCost:
 
     @property
     def _unjudged(self) -> int:
-        return 4 * self.episode_calls + 1 + self.plan_calls
+        return 3 * self.episode_calls + 1 + self.plan_calls
 
     @property
     def calls(self) -> int:
@@ -73,11 +73,10 @@ class EvaluationCost:
         share = (max_calls - search) / others
         guard, train = (int(share * count) or min(1, count) for count in (self.num_guard, self.num_ranking))
         search = search if search >= MIN_CALLS else 0
-        without = 0 if self.search_calls else self.plan_calls  # without a search there is no plan, unless it was found
-        plan = self.plan_calls if search else without
+        plan = self.plan_calls if search else 0  # without a search there is no plan
         smallest = replace(self, num_test=1, num_guard=guard, num_train=train, search_calls=search, plan_calls=plan)
         if smallest.calls > max_calls:
-            sizes = {"num_guard": min(1, guard), "num_train": min(1, train), "search_calls": 0, "plan_calls": without}
+            sizes = {"num_guard": min(1, guard), "num_train": min(1, train), "search_calls": 0, "plan_calls": 0}
             smallest = replace(self, num_test=1, **sizes)
         if smallest.calls > max_calls:
             raise UsageError(

@@ -14,11 +14,12 @@ from query_mutator.cli.console import note
 from query_mutator.data.split import target_key
 from query_mutator.encoder import CachedEncoder, Encoder, embed_documents
 from query_mutator.env.task import Task
-from query_mutator.evaluation.baselines import BANDIT, Method, standard_methods
+from query_mutator.evaluation.baselines import Method, standard_methods
 from query_mutator.evaluation.comparison import Comparison, QuestionTasks
 from query_mutator.evaluation.cost import PLAN_CALLS, EvaluationCost
-from query_mutator.evaluation.found_plan import FoundPlan, search_plan
 from query_mutator.evaluation.methods import Evaluator, by_policy
+from query_mutator.evaluation.plan_result import PlanSearch
+from query_mutator.evaluation.plan_search import find_plan
 from query_mutator.evaluation.summary import Results, summarize
 from query_mutator.evaluation.verdict import PLAN
 from query_mutator.files.json_lines import JsonLines
@@ -52,26 +53,18 @@ def fixed_sample(questions: Sequence[Question], size: int) -> tuple[Question, ..
 class Baselines:
     """What a policy is compared with besides the baselines.
 
-    `plan` is one that was found before; without it `search_calls` bounds the calls of a search, 0 for none, and
-    `budget` the plan's mean calls per question. A policy that `is_plan` needs none. `bandit` was fitted on the
-    training's transitions.
+    `search_calls` bounds the calls of a search for the best plan, 0 for none, and `budget` the plan's mean calls per
+    question. A policy that `is_plan` needs none.
     """
 
     search_calls: int = 0
     budget: float | None = None
-    plan: FoundPlan | None = None
-    bandit: InferencePolicy | None = None
     is_plan: bool = False
 
     @property
     def calls_to_search(self) -> int:
         """Return the bound on calls of the search for a plan."""
-        return 0 if self.is_plan or self.plan is not None else self.search_calls
-
-    @property
-    def have_plan(self) -> bool:
-        """Return whether there is a plan, or will be one."""
-        return self.plan is not None or self.calls_to_search > 0
+        return 0 if self.is_plan else self.search_calls
 
 
 def compare(
@@ -102,18 +95,19 @@ def compare(
     whole = _cost(task, questions, baselines, num_guard=len(guard))
     cost, bound = whole.within(max_calls), min(whole.calls, max_calls or whole.calls)
     note(f"evaluation: {cost.announced(whole, bound)}")
-    baselines, calls_left = _with_plan(evaluator, task, baselines, max_calls=cost.search_calls, left=bound, seed=seed)
-    if baselines.plan is not None:
-        cost = cost.with_plan(plan_task(baselines.plan.best, task).max_episode_calls, max_calls)
+    search = _search(evaluator, task, baselines, max_calls=cost.search_calls, seed=seed)
+    calls_left = bound - (search.calls if search else 0)
+    if search is not None:
+        cost = cost.with_plan(plan_task(search.chosen.plan, task).max_episode_calls, max_calls)
     sample, requests = GrowingSample.of(questions, most=bound), GrowingSample.of(guard, most=bound)
     embed_questions(models.encoder, sample.questions)
-    tasks, methods = _tasks(task, sample, requests, cost), _methods(task, policy, baselines, seed=seed)
+    tasks, methods = _tasks(task, sample, requests, cost), _methods(task, policy, baselines, search, seed=seed)
     comparison = Comparison(evaluator, tasks, methods)
 
     def report() -> dict[str, Any]:
         about = {"dataset": dataset, "available": len(questions), "eval_calls": max_calls, "calls_at_most": bound}
         made = {"asked": comparison.asked, "calls": bound - calls_left + len(comparison.calls)}
-        return _report(comparison, models, trained_on, baselines) | about | made
+        return _report(comparison, models, trained_on, baselines, search) | about | made
 
     try:
         _run(comparison, sample, requests, cost, whole=whole, calls_left=calls_left)
@@ -141,13 +135,11 @@ class GrowingSample:
         return cls(questions=[questions[index] for index in kept], order=np.searchsorted(kept, drawn).tolist())
 
 
-def _with_plan(
-    evaluator: Evaluator, task: Task, baselines: Baselines, *, max_calls: int, left: int, seed: int
-) -> tuple[Baselines, int]:
-    """Return the baselines with the plan that a search of `max_calls` finds (0: no search), and the calls left."""
+def _search(evaluator: Evaluator, task: Task, baselines: Baselines, *, max_calls: int, seed: int) -> PlanSearch | None:
+    """Return what a search of `max_calls` finds on the questions of the training, None without a call."""
     if not max_calls:
-        return baselines, left
-    found = search_plan(
+        return None
+    search = find_plan(
         evaluator,
         task,
         max_calls=max_calls,
@@ -156,7 +148,7 @@ def _with_plan(
         learned=task.rules.answer == "learned",
         progress=evaluator.progress,
     )
-    return replace(baselines, plan=found), left - int(found.search["calls"])
+    return replace(search, memories={})  # some 3 kB for each answer
 
 
 def _run(
@@ -183,21 +175,21 @@ def _tasks(task: Task, sample: GrowingSample, requests: GrowingSample, cost: Eva
     )
 
 
-def _methods(task: Task, policy: InferencePolicy, baselines: Baselines, *, seed: int) -> list[Method]:
+def _methods(
+    task: Task, policy: InferencePolicy, baselines: Baselines, search: PlanSearch | None, *, seed: int
+) -> list[Method]:
     """Return the methods that need no results of others."""
     methods = standard_methods(task, by_policy(policy), seed=seed)
-    if baselines.plan is not None:
-        methods.append(_plan_row(baselines.plan, task))
-    if baselines.bandit is not None:
-        methods.append(Method(name=BANDIT, make=by_policy(baselines.bandit)))
-    return methods
+    return methods if search is None else [*methods, _plan_row(search, task)]
 
 
-def _plan_row(found: FoundPlan, task: Task) -> Method:
+def _plan_row(search: PlanSearch, task: Task) -> Method:
+    plan = search.chosen.plan
+
     def rules(task: Task) -> Task:
-        return replace(plan_task(found.best, task), confidence=found.confidence or task.confidence)
+        return replace(plan_task(plan, task), confidence=search.confidence or task.confidence)
 
-    return Method(name=PLAN, make=by_policy(plan_policy(found.best, task)), rules=rules)
+    return Method(name=PLAN, make=by_policy(plan_policy(plan, task)), rules=rules)
 
 
 def _cost(task: Task, questions: Sequence[Question], baselines: Baselines, *, num_guard: int) -> EvaluationCost:
@@ -210,12 +202,16 @@ def _cost(task: Task, questions: Sequence[Question], baselines: Baselines, *, nu
         asking=task.reward.asking,
         episode_calls=task.max_episode_calls,
         search_calls=baselines.calls_to_search,
-        plan_calls=PLAN_CALLS if baselines.have_plan else 0,
+        plan_calls=PLAN_CALLS if baselines.calls_to_search else 0,
     )
 
 
 def _report(
-    comparison: Comparison, models: OpenModels, trained_on: Collection[str], baselines: Baselines
+    comparison: Comparison,
+    models: OpenModels,
+    trained_on: Collection[str],
+    baselines: Baselines,
+    search: PlanSearch | None,
 ) -> dict[str, Any]:
     results = comparison.results()
     seen = [target_key(question) in trained_on for question in results.questions]
@@ -224,7 +220,7 @@ def _report(
         **summarize(results, groups=groups, is_plan=baselines.is_plan),
         "best_single_operator": comparison.ranking[0] if comparison.ranking else None,
         "k": comparison.k,
-        "plan_search": dict(baselines.plan.search) if baselines.plan else None,
+        "plan_search": search.to_json() if search else None,
         "target": models.target_model,
         "mutator": models.mutator_model,
         "encoder": models.encoder.source,

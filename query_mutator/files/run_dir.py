@@ -58,7 +58,7 @@ class RunDir:
         self.config_path, self.summary_path = path / "config.json", path / SUMMARY
         self.metrics_path, self.curve_path = path / "metrics.jsonl", path / "learning_curve.png"
         self.journal_path, self.evaluation_path = path / "journal", path / "evaluation.jsonl"
-        self.plan_path, self.confidence_path = path / "plan.json", path / "p_right.pt"
+        self.confidence_path = path / "p_right.pt"
         self.transcripts = JsonLines(path / "transcripts.jsonl", cut_at=transcripts_bytes)
         self._records: list[StepRecord] = []
         self._is_latest = first_step > 0

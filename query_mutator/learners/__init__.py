@@ -1,13 +1,11 @@
-"""Learners: one protocol, fitted by PPO, IQN, the bandit, a plan, and a plugin's.
+"""Learners: one protocol, fitted by PPO, IQN, the direct method, a plan, and a plugin's.
 
 learner.py     the `Learner` Protocol and what a learner may leave to a base class
 named.py       learners by name
 ppo.py         PPO (the algorithm is in the top-level `ppo`)
 iqn/           implicit quantile networks, off-policy, with a replay buffer
-bandit.py      a linear contextual bandit
 returns.py     the sums that a regression of returns needs
 plan.py        a fixed order of operators
-hindsight.py   demonstrations from a teacher's episodes
 """
 
-__all__ = ["bandit", "hindsight", "iqn", "learner", "named", "plan", "ppo"]
+__all__ = ["iqn", "learner", "named", "plan", "ppo"]

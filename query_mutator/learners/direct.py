@@ -82,8 +82,6 @@ class FrozenValues:
 class DirectMethod:
     """All steps so far, and the models fitted to them."""
 
-    episodes_recalled = 1
-
     def __init__(self, obs_dim: int, num_actions: int, config: DirectConfig, *, mask_columns: slice) -> None:
         """Take sizes and settings; `mask_columns` of an observation are 1 where an action is not allowed."""
         from query_mutator.confidence.fitting import TreeRegressor  # scikit-learn takes a second: not between calls
@@ -91,7 +89,7 @@ class DirectMethod:
         self.config, self._regressor = config, TreeRegressor
         masked = np.array(range(obs_dim)[mask_columns], dtype=np.int64)
         self.frozen = FrozenValues({"masked": masked, "obs_dim": np.array(obs_dim)})
-        # With --ask policy or form the price is the last column of an observation.
+        # With --ask form the price is the last column of an observation.
         self._price = obs_dim - 1 if masked.max() < obs_dim - 1 else None
         self._rngs = [np.random.default_rng((config.seed + env, ACTION_STREAM)) for env in range(config.num_processes)]
         self._steps: dict[str, list[NDArray[Any]]] = {name: [] for name in _COLUMNS}

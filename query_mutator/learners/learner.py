@@ -1,4 +1,4 @@
-"""The `Learner` Protocol: what PPO, IQN, the bandit and your learner have in common.
+"""The `Learner` Protocol: what PPO, IQN, the direct method and your learner have in common.
 
 n environments of N, D observation
 
@@ -89,7 +89,6 @@ class RolloutPolicy:
     policy: InferencePolicy
     rngs: Sequence[np.random.Generator]  # their states are the learner's, which draws from them too
     version: int
-    greedy: bool = False  # draws nothing
 
 
 @runtime_checkable
@@ -118,8 +117,6 @@ class LearnerSpec:
 
     on_policy = False  # weights are frozen during a rollout, from which `update` learns
     deterministic = False  # supports --deterministic
-    imitates = False  # has `learn_from`, for --teacher
-    only_plans = False  # as teachers
     made_by = ""  # the command that makes its checkpoints, for a policy that is not trained
 
     @classmethod

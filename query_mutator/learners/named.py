@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from ppo.frozen import FrozenPolicy
-from query_mutator.learners.bandit import Bandit, FrozenBandit
 from query_mutator.learners.direct import DirectMethod, FrozenValues
 from query_mutator.learners.iqn.frozen import FrozenQuantiles
 from query_mutator.learners.learner import InferencePolicy, Learner, LearnerSpec
@@ -31,14 +30,13 @@ class PPOSpec(LearnerSpec):
 
     on_policy = True
     deterministic = True
-    imitates = True
 
     @classmethod
     def make(cls, obs_dim: int, num_actions: int, config: Any, *, mask_columns: slice) -> Learner:
         """Return a new learner."""
         from query_mutator.learners.ppo import PPOLearner
 
-        return PPOLearner(obs_dim, num_actions, config, mask_columns=mask_columns, max_policy_lag=config.max_policy_lag)
+        return PPOLearner(obs_dim, num_actions, config, mask_columns=mask_columns)
 
     @classmethod
     def load_policy(cls, state: Mapping[str, Any], flags: Mapping[str, Any]) -> InferencePolicy:
@@ -71,24 +69,6 @@ class IQNSpec(LearnerSpec):
     def planned_updates(config: Any) -> int:
         """Return the gradient steps of a whole run."""
         return int(config.replay_ratio * config.total_steps / config.train_batch_size)
-
-
-@LEARNERS.register("bandit")
-class BanditSpec(LearnerSpec):
-    """A linear contextual bandit."""
-
-    imitates = True
-    only_plans = True
-
-    @classmethod
-    def make(cls, obs_dim: int, num_actions: int, config: Any, *, mask_columns: slice) -> Learner:
-        """Return a new learner."""
-        return Bandit(obs_dim, num_actions, config, mask_columns=mask_columns)
-
-    @classmethod
-    def load_policy(cls, state: Mapping[str, Any], flags: Mapping[str, Any]) -> InferencePolicy:
-        """Return the policy of saved coefficients for inference."""
-        return FrozenBandit(state)
 
 
 @LEARNERS.register("direct")

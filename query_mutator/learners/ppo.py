@@ -1,16 +1,10 @@
-"""PPO as a `Learner`: rollouts that fill while environments run at their own pace.
+"""PPO as a `Learner`: a rollout that fills while environments run at their own pace.
 
 T steps, N environments, n of them, D observation
-
-With `max_policy_lag` above 0 an environment that has finished its share of a rollout starts the next one at once:
-several rollouts fill at the same time, and their steps are corrected for the policy that took them.
-
-With a teacher the first rollouts are demonstrations: it chooses the actions, and the policy learns to imitate it.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,20 +16,10 @@ from ppo.config import PPOConfig
 from ppo.frozen import FrozenPolicy
 from ppo.rollout import RolloutBuffer
 from query_mutator.env.steps import Steps
-from query_mutator.learners.hindsight import Relabel
-from query_mutator.learners.learner import InferencePolicy, RolloutPolicy
+from query_mutator.learners.learner import RolloutPolicy
 from query_mutator.types import FloatArray
 
 __all__ = ["PPOLearner"]
-
-
-class _PartialRollout:
-    """A rollout as it fills."""
-
-    def __init__(self, num_steps: int, num_envs: int, obs_dim: int) -> None:
-        self.buffer = RolloutBuffer(num_steps, num_envs, obs_dim)
-        self.next_obs = np.zeros((num_envs, obs_dim), dtype=np.float32)  # [N, D] after each environment's last step
-        self.lag = 0  # updates, summed over steps
 
 
 class PPOLearner:
@@ -43,20 +27,15 @@ class PPOLearner:
 
     pending_updates = 0  # between updates the weights are frozen
 
-    def __init__(
-        self, obs_dim: int, num_actions: int, config: PPOConfig, *, mask_columns: slice | None, max_policy_lag: int = 0
-    ) -> None:
+    def __init__(self, obs_dim: int, num_actions: int, config: PPOConfig, *, mask_columns: slice | None) -> None:
         self._ppo = PPO(obs_dim, num_actions, config, mask_columns=mask_columns)
         num_envs = config.num_processes
-        self._rollouts = deque(_PartialRollout(config.num_steps, num_envs, obs_dim) for _ in range(max_policy_lag + 1))
-        self._rollout_ids = np.zeros(num_envs, dtype=np.int64)  # [N] which of them each environment writes to
+        self._buffer = RolloutBuffer(config.num_steps, num_envs, obs_dim)
+        self._next_obs = np.zeros((num_envs, obs_dim), dtype=np.float32)  # [N, D] after each environment's last step
         # What the policy said when it chose each environment's present action, [N] each.
         self._actions = np.zeros(num_envs, dtype=np.int64)
         self._logprobs = np.zeros(num_envs, dtype=np.float32)
         self._values = np.zeros(num_envs, dtype=np.float32)
-        self._teacher: InferencePolicy | None = None
-        self._teacher_rollouts = 0
-        self._relabel: Relabel | None = None
 
     @property
     def version(self) -> int:
@@ -86,79 +65,44 @@ class PPOLearner:
     @property
     def rollout_policy(self) -> RolloutPolicy:
         """Return what `act` uses until the next update."""
-        rngs = self._ppo.action_rngs
-        if self._teacher is not None and self._is_taught:
-            return RolloutPolicy(policy=self._teacher, rngs=rngs, version=self.version, greedy=True)
-        return RolloutPolicy(policy=self.frozen, rngs=rngs, version=self.version)
-
-    def learn_from(self, teacher: InferencePolicy, *, rollouts: int, relabel: Relabel | None) -> None:
-        """Have `teacher` choose the actions of the first `rollouts`, from which the policy learns to imitate it.
-
-        `relabel` changes their observations and actions before.
-        """
-        self._teacher, self._teacher_rollouts, self._relabel = teacher, rollouts, relabel
-
-    @property
-    def _is_taught(self) -> bool:
-        """Return whether the present rollout consists of demonstrations."""
-        return self._teacher is not None and self.updates_done < self._teacher_rollouts
+        return RolloutPolicy(policy=self.frozen, rngs=self._ppo.action_rngs, version=self.version)
 
     def act(self, obs: FloatArray, env_ids: Sequence[int]) -> NDArray[np.int64]:
         """Return actions [n] in environments `env_ids` for observations [n, D]."""
         ids = list(env_ids)
-        if self._teacher is not None and self._is_taught:
-            self._actions[ids] = self._teacher.act(obs, (), greedy=True).actions
-            self._logprobs[ids] = self.frozen.logprobs(obs, self._actions[ids])
-            self._values[ids] = self._ppo.get_value(obs)
-            return self._actions[ids]
         self._actions[ids], self._logprobs[ids], self._values[ids] = self._ppo.act(obs, ids)
         return self._actions[ids]
 
     def observe(self, steps: Steps) -> None:
-        """Store finished steps in the rollouts their environments are filling."""
+        """Store finished steps, at most one per environment."""
         logprobs = self._logprobs_of(steps)
         final_values = np.zeros(len(steps.rewards), dtype=np.float32)
         cut = steps.truncations
         if cut.any():
             final_values[cut] = self._ppo.get_value(steps.next_obs[cut])
-        # As they were before: an environment that fills its rollout must not be stored in the next one as well.
-        rollout_ids = self._rollout_ids[steps.env_ids]
-        for number in np.unique(rollout_ids).tolist():
-            rows = rollout_ids == number
-            rollout, envs = self._rollouts[number], steps.env_ids[rows]
-            rollout.buffer.add(
-                envs,
-                obs=steps.obs[rows],
-                actions=steps.actions[rows],
-                logprobs=logprobs[rows],
-                values=self._values[envs],
-                rewards=steps.rewards[rows],
-                terminations=steps.terminations[rows],
-                truncations=cut[rows],
-                final_values=final_values[rows],
-                valid=steps.valid[rows],
-            )
-            rollout.lag += int((self.updates_done + number - steps.versions[rows]).sum())
-            rollout.next_obs[envs] = steps.next_obs[rows]
-            self._rollout_ids[envs] += rollout.buffer.cursor[envs] == rollout.buffer.num_steps
+        envs = steps.env_ids
+        self._buffer.add(
+            envs,
+            obs=steps.obs,
+            actions=steps.actions,
+            logprobs=logprobs,
+            values=self._values[envs],
+            rewards=steps.rewards,
+            terminations=steps.terminations,
+            truncations=cut,
+            final_values=final_values,
+            valid=steps.valid,
+        )
+        self._next_obs[envs] = steps.next_obs
 
     def learn(self) -> None:
         """Do nothing: learning is `update`."""
 
     def update(self) -> dict[str, float]:
-        """Learn from the oldest rollout, which every environment has filled."""
-        rollout, lagging = self._rollouts[0], len(self._rollouts) > 1
-        assert rollout.buffer.full
-        if self._is_taught and self._relabel is not None:
-            buffer = rollout.buffer
-            ends = buffer.terminations | buffer.truncations
-            self._relabel(buffer.obs.numpy(), buffer.actions.numpy(), ends.numpy())
-        stats = self._ppo.update(rollout.buffer, rollout.next_obs, stale=lagging, imitate=self._is_taught)
-        stats["losses/policy_lag"] = rollout.lag / rollout.buffer.actions.numel()
-        rollout.buffer.reset()
-        rollout.lag = 0
-        self._rollouts.rotate(-1)
-        self._rollout_ids -= 1
+        """Learn from the rollout, which every environment has filled."""
+        assert self._buffer.full
+        stats = self._ppo.update(self._buffer, self._next_obs)
+        self._buffer.reset()
         return stats
 
     def forget_pending(self) -> None:

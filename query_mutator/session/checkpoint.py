@@ -58,7 +58,6 @@ class Checkpoint:
     versions: Mapping[str, str]
     progress: Progress = field(default_factory=Progress)
     envs: Sequence[Mapping[str, Any]] | None = None  # states of the environments between two steps
-    bandit: Mapping[str, Any] | None = None  # sums of the run's transitions (`evaluation.bandit_baseline`)
     confidence: Mapping[str, Any] | None = None  # arrays of the model of P(right), for the rule `learned`
     callbacks: Mapping[str, Any] = field(default_factory=dict)  # states of the plugins' callbacks by name
     plugins: Mapping[str, str] = field(default_factory=dict)  # --plugin -> sha256 of its source
@@ -84,7 +83,6 @@ class Checkpoint:
             "versions": dict(self.versions),
             "progress": asdict(self.progress),
             "envs": self.envs,
-            "bandit": self.bandit,
             "confidence": self.confidence
             and {name: torch.from_numpy(array.copy()) for name, array in self.confidence.items()},
             "callbacks": dict(self.callbacks),
@@ -106,7 +104,6 @@ class Checkpoint:
                 versions=state["versions"],
                 progress=Progress(**state["progress"]),
                 envs=state.get("envs"),
-                bandit=state.get("bandit"),
                 confidence=None if state.get("confidence") is None else arrays_of(state["confidence"]),
                 callbacks=state.get("callbacks", {}),
                 plugins=as_type(state.get("plugins", {}), Mapping[str, str], "plugins"),

@@ -3,8 +3,7 @@
     policy.json        actions, rules of an episode, models, versions, plugins, digests of operators and encoder
     weights/*.npy      the policy's arrays
     confidence/*.npy   the model of P(right), of a policy that submits by it
-    *.npy              projection; training questions' vectors, for the operators that merge in a similar question;
-                       coefficients of the bandit in the result table
+    *.npy              projection; training questions' vectors, for the operators that merge in a similar question
 
 A zip archive of JSON and plain arrays, so loading one runs no code from it and needs no torch. The archive's comment is
 the sha256 of all bytes before it.
@@ -66,7 +65,7 @@ MAX_VALUES = 2_000_000  # in policy.json: an object of Python takes 50 times the
 MAX_DIMS = 4
 SHOWN_CHARS = 200
 #: The arrays besides the weights, and their dimensions.
-_ARRAYS = {"mean": 1, "components": 2, "train_vectors": 2, "probe": 1, "bandit": 2}
+_ARRAYS = {"mean": 1, "components": 2, "train_vectors": 2, "probe": 1}
 _WEIGHTS = re.compile(r"(weights|confidence)/[\w./-]{1,200}\.npy")
 #: What policy.json has of the background, besides the questions.
 _BACKGROUND: Mapping[str, Any] = {
@@ -76,7 +75,7 @@ _BACKGROUND: Mapping[str, Any] = {
     **dict.fromkeys(("shows_examples", "has_gold"), bool),
     "dataset": str | None,
 }
-_NAN_WEIGHTS = ("weights/stop", "weights/teacher/stop")  # of a plan that never stops early
+_NAN_WEIGHTS = ("weights/stop",)  # of a plan that never stops early
 _LABEL = b"sha256 "  # the comment: this and the digest in hexadecimal
 _COMMENT_BYTES = len(_LABEL) + 64
 _END = struct.Struct("<4s4H2LH")  # of a zip archive: signature, disks, entries, bytes and place of their list
@@ -91,7 +90,6 @@ _LOCAL_FLAGS = (
     "resume",
     "cache_path",
     "plugin",
-    "teacher",
     "force",
     "json",
     "run",
@@ -147,8 +145,6 @@ def write_policy_file(path: str | Path, policy: SavedPolicy) -> None:
     arrays: dict[str, NDArray[Any]] = {f"weights/{name}": _array(name, value) for name, value in weights.items()}
     arrays |= {"mean": checkpoint.projection.mean, "components": checkpoint.projection.components}
     arrays |= {"train_vectors": background.train_vectors, "probe": background.probe}
-    if checkpoint.bandit is not None:
-        arrays["bandit"] = _array("bandit", checkpoint.bandit["theta"])
     arrays |= {f"confidence/{name}": array for name, array in (checkpoint.confidence or {}).items()}
     archive = _archive(_about(checkpoint, background), arrays)
     try:
@@ -291,7 +287,7 @@ def _check_entries(entries: Mapping[str, zipfile.ZipInfo], listed: Sequence[zipf
     known = {"policy.json", *(f"{name}.npy" for name in _ARRAYS)}
     if unknown := [name for name in entries if name not in known and not _WEIGHTS.fullmatch(name)]:
         raise ValueError(f"it has an entry {unknown[0]!r}")
-    if missing := known - entries.keys() - {"bandit.npy"}:
+    if missing := known - entries.keys():
         raise ValueError(f"it has no {min(missing)}")
     if len(entries) < len(listed):
         raise ValueError("two of its entries have one name")
@@ -341,7 +337,6 @@ def _policy(path: Path, about: _About, arrays: Mapping[str, NDArray[Any]]) -> Sa
         versions=about.versions,
         progress=Progress(env_steps=about.env_steps),
         plugins=about.plugins,
-        bandit={"theta": arrays["bandit"]} if "bandit" in arrays else None,
         confidence=confidence or None,
         path=path,
     )

@@ -160,6 +160,5 @@ _HARMLESS: Mapping[str, Callable[[str], bool]] = {
     "judge_rubric": lambda text: "\n" in text,  # else a file
     "cache_path": _never,
     "dataset": lambda spec: spec in BUNDLED or (_is_inside(spec) and not spec.startswith(HUB)),
-    "teacher": lambda spec: "/" not in spec and not spec.endswith(".pt"),  # a plan
     "save_dir": _is_inside,
 }

@@ -5,7 +5,7 @@
                     Encoding, ModelSettings (all that opening the models takes)
     questions.py    Questions, Reward                          what is asked, and what a good answer is
     episode.py      Operators, CallRules, Episode, Observing, Validation, TaskSettings (all that making a task takes)
-    learner.py      Learning, and IQNConfig, CollectorConfig, BanditConfig next to ppo's PPOConfig
+    learner.py      Learning, and IQNConfig, CollectorConfig, DirectConfig next to ppo's PPOConfig
     evaluation.py   Evaluation, FailureRate                    comparisons, and when too many calls failed
     listening.py    Listening                                  where a server listens
     output.py       Plugins, RunFolder, Run                    where a run is kept

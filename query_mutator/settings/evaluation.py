@@ -55,5 +55,4 @@ class Comparison(Group):
     answer_calls: Count = 3000
     """Model calls before training whose graded answers teach P(right), for --answer learned."""
     plan_calls: CountOrNone = 3000
-    """Model calls to search for the best plan on training questions, a row of that comparison; 0 leaves it out. With
-    --teacher search this is done before training."""
+    """Model calls to search for the best plan on training questions, a row of that comparison; 0 leaves it out."""

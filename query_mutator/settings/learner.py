@@ -1,4 +1,4 @@
-"""How a policy learns: what all learners share, and the groups of IQN and of the bandit next to ppo's `PPOConfig`."""
+"""How a policy learns: what all learners share, and the groups of IQN and the direct method next to ppo's."""
 
 from __future__ import annotations
 
@@ -13,36 +13,23 @@ from query_mutator.bounds import (
     Count,
     CountOrNone,
     Group,
-    Norm,
     Parallel,
     Positive,
-    Retries,
     Share,
     Tokens,
-    Weight,
     defaults,
 )
 
-__all__ = ["BanditConfig", "CollectorConfig", "DirectConfig", "IQNConfig", "Learning"]
+__all__ = ["CollectorConfig", "DirectConfig", "IQNConfig", "Learning"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Learning(Group):
-    """Which learner, and what it imitates first."""
+    """Which learner."""
 
     algo: str = "ppo"
-    """The learner: ppo, iqn (off-policy, with a replay buffer), bandit (linear), direct (boosted
+    """The learner: ppo, iqn (off-policy, with a replay buffer), direct (boosted
     trees fitted to all steps so far, for expensive calls; the default with a language model), or a plugin's name."""
-    max_policy_lag: Retries = 0
-    """Updates by which the acting policy may lag behind the learner; above 0 environments that finish early start the
-    next rollout during the update, and a resumed run starts new episodes."""
-    teacher: str | None = None
-    """Policy to imitate before learning by trial: a plan, as spelling,expand,neutral; search (the best plan within
-    --plan-calls) or auto (search if half as many calls as training makes, and 15 minutes, are enough), all with
-    --ask policy; or a checkpoint with the same actions. It takes the first --teacher-steps steps of the run. The bandit
-    starts from a plan and leaves it where another action is better by --lcb-alpha."""
-    teacher_steps: CountOrNone = 1024
-    """Steps that the teacher takes, in whole rollouts; they count as steps of the run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,21 +39,6 @@ class CollectorConfig(Group):
     max_pending_updates: Annotated[CountOrNone, arg(aliases=["--max-update-debt"])] = 8
     """Gradient steps that may be due before the collector waits for the learner; large numbers let the achieved replay
     ratio fall below --replay-ratio."""
-
-
-@dataclass(frozen=True, kw_only=True)
-@defaults(num_processes=1)
-class BanditConfig(LearnerConfig):
-    """The contextual bandit."""
-
-    ucb_alpha: Weight = 2.0
-    """Standard errors added to an action's estimated return while learning; 0 never explores."""
-    lcb_alpha: Weight = 0.5
-    """Standard errors by which an action must be better than the --teacher's for the learned policy to leave it."""
-    ridge: Norm = 10.0
-    """L2 penalty of the coefficients that all actions share."""
-    own_ridge: Norm = 30.0
-    """L2 penalty of those that an action adds: a larger one takes an action tried rarely for an average one."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -51,9 +51,8 @@ class Checkpoints:
         parts.run_dir.sync()
         self.saved = latest.save(path)
         write_own_policy(parts.run_dir.path, SavedPolicy(checkpoint=latest, background=self._background))
-        if parts.journal is not None:
-            # The calls since the previous checkpoint are kept: it is the fallback if this one is damaged.
-            parts.journal.drop_before(steps_of(checkpoints_in(parts.run_dir.path)[:2][-1]))
+        # The calls since the previous checkpoint are kept: it is the fallback if this one is damaged.
+        parts.journal.drop_before(steps_of(checkpoints_in(parts.run_dir.path)[:2][-1]))
 
     def _state(self) -> Checkpoint:
         parts, config = self._parts, self._parts.config
@@ -67,10 +66,9 @@ class Checkpoints:
             versions=versions(),
             plugins=plugin_hashes(config.plugin),
             confidence=None if parts.task.confidence is None else parts.task.confidence.to_arrays(),
-            bandit=parts.bandit.state_dict(),
             callbacks=snapshot(self._callbacks.state_dict()),
             progress=self._progress(),
-            envs=None if config.max_policy_lag else parts.envs.state_dict(),
+            envs=parts.envs.state_dict(),
         )
 
     def _progress(self) -> Progress:

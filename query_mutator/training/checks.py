@@ -8,24 +8,19 @@ from query_mutator.data import Split
 from query_mutator.env.rules import EpisodeRules
 from query_mutator.errors import UsageError
 from query_mutator.evaluation.cost import PLAN_CALLS, EvaluationCost
-from query_mutator.evaluation.plan_search import check_calls
 from query_mutator.llm.backends import choose_backend
 from query_mutator.operators import local_rewrite
 from query_mutator.session.checkpoint import Checkpoint
 from query_mutator.session.dataset import guard_requests
 from query_mutator.session.judging import check_gold, make_reward
 from query_mutator.session.task import rewrites
-from query_mutator.training.config import AUTO_TEACHER, SEARCH, TrainConfig
-from query_mutator.training.learner import read_teacher
+from query_mutator.training.config import TrainConfig
 
 __all__ = ["check_run", "comparison"]
 
 
-def check_run(config: TrainConfig, split: Split, checkpoint: Checkpoint | None, *, knows_model: bool = True) -> None:
-    """Raise a UsageError for settings that do not fit the questions, the machine or the checkpoint.
-
-    Until the kind of model is known, the actions are not, and the steps of a teacher are not checked.
-    """
+def check_run(config: TrainConfig, split: Split, checkpoint: Checkpoint | None) -> None:
+    """Raise a UsageError for settings that do not fit the questions, the machine or the checkpoint."""
     import torch
 
     from ppo.algorithm import usable_device
@@ -37,7 +32,6 @@ def check_run(config: TrainConfig, split: Split, checkpoint: Checkpoint | None, 
         )
     if not split.train:
         raise UsageError(f"{config.dataset}: no question is left to train on, all are held out; add more questions")
-    config.check_asking()
     choose_backend(config.backend, config.urls)
     check_gold([*split.train, *split.validation, *split.test], config)
     if config.evaluate and not split.test:
@@ -47,10 +41,6 @@ def check_run(config: TrainConfig, split: Split, checkpoint: Checkpoint | None, 
     actions = [*(one.name for one in operators), *(one.name for one in forms), *group_of(EpisodeRules, config).controls]
     if checkpoint is not None:
         checkpoint.check_actions(actions)
-    if config.teacher == SEARCH:
-        check_calls(config.plan_calls, name="--plan-calls")
-    elif knows_model and config.teacher not in (None, AUTO_TEACHER):
-        read_teacher(config, actions)
     try:
         usable_device(config.device)
     except ValueError as error:
@@ -74,7 +64,7 @@ def comparison(config: TrainConfig, split: Split) -> tuple[int, int]:
         num_asked=asked,
         episode_calls=group_of(EpisodeRules, config).max_calls(asked=asked),
         asking=make_reward(config).asking,
-        search_calls=0 if config.teacher == SEARCH else config.plan_calls,
+        search_calls=config.plan_calls,
         plan_calls=PLAN_CALLS if config.plan_calls else 0,
     )
     return min(cost.calls, config.eval_calls or cost.calls), cost.within(config.eval_calls).num_test

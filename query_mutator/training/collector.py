@@ -37,16 +37,14 @@ class Collector:
         *,
         seed: int,
         num_steps: int,
-        max_policy_lag: int = 0,
         journal: ActionJournal | None = None,
     ) -> None:
         self._envs, self._learner, self._journal = envs, learner, journal
         num_envs, (obs_dim,) = envs.num_envs, envs.single_observation_space.shape or (0,)
         self._reset_seed = seed if obs is None else None
         self._obs = np.zeros((num_envs, obs_dim), dtype=np.float32) if obs is None else obs
-        self._num_steps, self._most_ahead = num_steps, (max_policy_lag + 1) * num_steps
+        self._num_steps = num_steps
         self._steps_taken = np.zeros(num_envs, dtype=np.int64)  # [N] since the present rollout started
-        self._is_busy = np.zeros(num_envs, dtype=np.bool_)
         self._actions = np.zeros(num_envs, dtype=np.int64)
         self._versions = np.zeros(num_envs, dtype=np.int64)  # of the policy that chose the action
 
@@ -55,7 +53,7 @@ class Collector:
         self._start()
         while (self._steps_taken < self._num_steps).any():
             self._receive(self._envs.recv(max_envs=GROUP_ENVS))
-        self._steps_taken -= self._num_steps
+        self._steps_taken[:] = 0
 
     def _finished(self, steps: Steps, infos: dict[str, Any]) -> None:
         """Take steps [n] that have finished."""
@@ -63,16 +61,14 @@ class Collector:
 
     def _start(self) -> None:
         if self._reset_seed is None:
-            self._send(np.flatnonzero(~self._is_busy))
+            self._send(np.arange(self._envs.num_envs))
             return
         self._envs.send_reset(seed=self._reset_seed)
         self._reset_seed = None
-        self._is_busy[:] = True
 
     def _receive(self, received: Received) -> None:
         """Hand over finished steps [n] and start the next ones; a reset is not a step."""
         ready, infos = received[4]["env_id"], received[4]
-        self._is_busy[ready] = False
         self._require_finite("reward", ready, received[1])
         self._require_finite("observation", ready, received[0])
         stepped = ~infos.get("reset", np.zeros(len(ready), dtype=np.bool_))
@@ -82,7 +78,7 @@ class Collector:
             columns = [column[stepped] for column in received[:4]]
             self._step(ready[stepped], (*columns, rows_of(infos, stepped)))
         self._obs[ready] = received[0]
-        self._send(ready[self._steps_taken[ready] < self._most_ahead])
+        self._send(ready[self._steps_taken[ready] < self._num_steps])
 
     def _step(self, envs: NDArray[np.int64], received: Received) -> None:
         steps = make_steps(
@@ -112,5 +108,4 @@ class Collector:
         if self._journal is not None:
             actions = self._journal.replay(self._envs.step_ids(envs), actions)
         self._actions[envs] = actions
-        self._is_busy[envs] = True
         self._envs.send(actions, envs)

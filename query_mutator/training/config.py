@@ -19,14 +19,12 @@ from query_mutator.llm.flags import ServerAddressFlags
 from query_mutator.llm.recorded import recording_address
 from query_mutator.settings.episode import TaskSettings
 from query_mutator.settings.evaluation import CallBudget, Comparison, FailureRate, PeriodicEvaluation
-from query_mutator.settings.learner import BanditConfig, CollectorConfig, DirectConfig, IQNConfig, Learning
+from query_mutator.settings.learner import CollectorConfig, DirectConfig, IQNConfig, Learning
 from query_mutator.settings.models import ModelSettings
 from query_mutator.settings.output import Run
 from query_mutator.settings.workers import Workers
 
 PROG = "train_query_mutator.py"
-SEARCH = "search"  # for --teacher: the plan that is found on the training questions
-AUTO_TEACHER = "auto"  # that plan where the run is long enough to search for it
 EVAL_POINTS = 10  # periodic evaluations in a run, when --eval-interval leaves it open
 
 
@@ -54,7 +52,6 @@ class TrainConfig(
     Learning,
     PPOConfig,
     CollectorConfig,
-    BanditConfig,
     DirectConfig,
     IQNConfig,
 ):
@@ -100,34 +97,7 @@ class TrainConfig(
             raise ValueError(f"--algo {self.algo} is not trained; make it with `{learner.made_by}`")
         if self.deterministic and not learner.deterministic:
             raise ValueError(f"--algo {self.algo} has no deterministic mode; leave out --deterministic")
-        if self.teacher not in (None, AUTO_TEACHER) and self._imitation_fault:
-            raise ValueError(self._imitation_fault)
-        if self.max_policy_lag and not learner.on_policy:
-            raise ValueError(
-                f"--max-policy-lag is for on-policy learners; --algo {self.algo} acts with the newest weights, "
-                "see --sync-every"
-            )
         self._check_workers(on_policy=learner.on_policy)
-
-    @property
-    def teacher_fault(self) -> str:
-        """Return why --teacher cannot be used with these settings, "" if it can."""
-        if self._imitation_fault or self.teacher not in (SEARCH, AUTO_TEACHER) or self.ask == "form":
-            return self._imitation_fault
-        return "--teacher search finds a plan, which asks at its end; add --ask form"
-
-    def check_asking(self) -> None:
-        """Raise a UsageError for a flag that needs another --ask, which is known when the model is."""
-        if self.teacher not in (None, AUTO_TEACHER) and self.teacher_fault:
-            raise UsageError(self.teacher_fault)
-
-    @property
-    def _imitation_fault(self) -> str:
-        if not LEARNERS.get(self.algo).imitates:
-            return f"--algo {self.algo} cannot imitate a policy; leave out --teacher"
-        if self.max_policy_lag:
-            return "--teacher and --max-policy-lag cannot be used together; leave one of them out"
-        return ""
 
     def _check_workers(self, *, on_policy: bool) -> None:
         if self.engine == "local":
@@ -140,8 +110,6 @@ class TrainConfig(
                 f"--engine ray is for on-policy learners, whose policy is frozen during a rollout; --algo {self.algo} "
                 "learns while steps arrive, use --engine local"
             )
-        if self.max_policy_lag:
-            raise ValueError("--engine ray waits for every rollout; leave out --max-policy-lag")
         if self.num_workers > self.num_processes:
             raise ValueError(f"--num-workers {self.num_workers} is more than --num-processes {self.num_processes}")
         calls, flag = (self.batch_size, "--batch-size") if self.use_batching else (1, "--no-batching")
@@ -152,11 +120,6 @@ class TrainConfig(
     def resumes_folder(self) -> bool:
         """Return whether --resume names a run folder, in which the run continues; a .pt file starts a new one."""
         return self.resume is not None and Path(self.resume).is_dir()
-
-    @property
-    def teacher_rollouts(self) -> int:
-        """Return the rollouts at the start of the run in which the teacher acts."""
-        return -(-self.teacher_steps // self.rollout_steps)
 
     @property
     def updates_between_evals(self) -> int:

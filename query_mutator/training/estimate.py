@@ -17,7 +17,7 @@ from query_mutator.session.dataset import split_dataset
 from query_mutator.session.judging import make_reward
 from query_mutator.session.task import rewrites
 from query_mutator.training.checks import check_run, comparison
-from query_mutator.training.config import SEARCH, TrainConfig
+from query_mutator.training.config import TrainConfig
 from query_mutator.training.random_play import Play, random_play
 from query_mutator.training.timing import Timing, time_of
 from query_mutator.types import Question
@@ -74,7 +74,6 @@ class Estimate:
 
     def __str__(self) -> str:
         config, timing = self.config, self.timing
-        searches = config.teacher == SEARCH
         # The time of a measured step includes its share of the evaluations.
         steps = config.total_steps + (0 if timing.is_measured else self.evaluation_steps)
         comparison_steps = self.comparison_calls * config.total_steps / self.calls
@@ -91,7 +90,6 @@ class Estimate:
                 f"{config.total_steps} = {config.num_updates} x {config.num_processes} processes"
                 f" x {config.num_steps} steps",
             ),
-            *([("model calls to search for the teacher, at most", str(config.plan_calls))] if searches else []),
             *(
                 [("model calls to learn P(right), at most", str(config.answer_calls))]
                 if config.answer == "learned"

@@ -1,7 +1,4 @@
-"""Steps that cost no call: random episodes on questions with answers of before the training.
-
-They are those that P(right) was learned from, or those of a search for a plan.
-"""
+"""Steps that cost no call: random episodes on the questions whose answers P(right) was learned from."""
 
 from __future__ import annotations
 
@@ -28,8 +25,6 @@ _STREAM = 5  # of random numbers, in addition to those of the learners
 class RecallingLearner(Protocol):
     """A learner that learns from steps which another policy took."""
 
-    episodes_recalled: int  # random ones on each question
-
     def recall(self, steps: Steps) -> None:
         """Learn from steps before the training; `env_ids` are the numbers of their episodes, from 0 up."""
 
@@ -37,20 +32,19 @@ class RecallingLearner(Protocol):
 def recall(learner: Learner, task: Task, answers: Mapping[int, QuestionMemory], *, seed: int) -> None:
     """Have a learner that can learn from what is known of questions, by their number."""
     if isinstance(learner, RecallingLearner):
-        steps = known_steps(task, answers, seed=seed, episodes=learner.episodes_recalled)
+        steps = known_steps(task, answers, seed=seed)
         if steps is not None:
             learner.recall(steps)
 
 
-def known_steps(task: Task, answers: Mapping[int, QuestionMemory], *, seed: int, episodes: int = 1) -> Steps | None:
-    """Return the steps [n] of random episodes on each of some questions, by number; None if there are none.
+def known_steps(task: Task, answers: Mapping[int, QuestionMemory], *, seed: int) -> Steps | None:
+    """Return the steps [n] of a random episode on each of some questions, by number; None if there are none.
 
     Actions are drawn from the allowed ones that need no call whose result is not known.
     """
     rng, taken = np.random.default_rng((seed, _STREAM)), list[tuple[Any, ...]]()
     if task.rules.policy_asks:
-        questions = [question for question in answers for _ in range(episodes)]
-        for episode, question in enumerate(questions):
+        for episode, question in enumerate(answers):
             engine = EpisodeEngine.open(task, question, memory=answers[question])
             taken += [(episode, *step) for step in _steps(engine, answers[question], rng)]
     return Steps(*map(np.array, zip(*taken, strict=True))) if taken else None

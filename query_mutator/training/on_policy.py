@@ -2,10 +2,6 @@
 
 The policy is frozen during a rollout and every environment has its own random stream, so the data equal those of
 lock-step. The quota of steps is per environment: stopping at a total count would over-sample short (refused) episodes.
-
-With `max_policy_lag` above 0 an environment that has taken its steps starts the next rollout at once, while others
-finish and the update runs. Those steps are taken by an older policy than the one that learns from them; the learner
-corrects for that.
 """
 
 from __future__ import annotations

@@ -13,7 +13,6 @@ import numpy as np
 from query_mutator.data import Split
 from query_mutator.env.task import Task
 from query_mutator.errors import BackendError, TooManyFailuresError
-from query_mutator.evaluation.bandit_baseline import BanditBaseline
 from query_mutator.evaluation.methods import Evaluator
 from query_mutator.files.run_dir import RunDir
 from query_mutator.learners.learner import Learner
@@ -50,10 +49,9 @@ class RunParts:
     split: Split
     learner: Learner
     run_dir: RunDir
-    journal: Journal | None
+    journal: Journal
     env_list: Sequence[Environment]
     envs: AsyncVectorEnv  # `env_list` in one batch
-    bandit: BanditBaseline
     evaluator: Evaluator
     runlog: RunLog
 
@@ -72,7 +70,7 @@ def make_loop(parts: RunParts, obs: FloatArray | None, on_steps: OnSteps) -> Tra
     """Return the loop of the learner's kind; it continues from observations [N, O], None for new episodes."""
     config, common = parts.config, loop_settings(parts, on_steps)
     if LEARNERS.get(config.algo).on_policy:
-        return OnPolicyLoop(parts.envs, parts.learner, obs, max_policy_lag=config.max_policy_lag, **common)
+        return OnPolicyLoop(parts.envs, parts.learner, obs, **common)
     return OffPolicyLoop(parts.envs, parts.learner, obs, max_pending_updates=config.max_pending_updates, **common)
 
 

@@ -5,8 +5,6 @@ Each function takes the checkpoint, None for a new run.
 
 from __future__ import annotations
 
-import itertools
-
 from query_mutator.bounds import group_of
 from query_mutator.files.run_dir import RunDir
 from query_mutator.llm.stack import CallTotals, ClientStack
@@ -35,12 +33,8 @@ def restore_counts(calls: ClientStack, checkpoint: Checkpoint | None) -> None:
         calls.counted.totals = CallTotals(calls=done.llm_calls, tokens=done.tokens, cut_replies=done.cut_replies)
 
 
-def open_journal(
-    config: TrainConfig, models: OpenModels, run_dir: RunDir, checkpoint: Checkpoint | None
-) -> Journal | None:
-    """Return the journal of calls; None with a policy lag, as environments run ahead of what could be replayed."""
-    if config.max_policy_lag:
-        return None
+def open_journal(models: OpenModels, run_dir: RunDir, checkpoint: Checkpoint | None) -> Journal:
+    """Return the journal of calls."""
     since = checkpoint.progress.env_steps if checkpoint else 0
     journal = Journal(run_dir.journal_path, since=since, on_replay=models.calls.counted.add)
     keep_embeddings(models.encoder, journal)
@@ -48,22 +42,17 @@ def open_journal(
 
 
 def restore_envs(parts: RunParts, checkpoint: Checkpoint | None) -> FloatArray | None:
-    """Restore environments and the bandit's sums; return the observations [N, O], None for new episodes.
+    """Restore environments; return the observations [N, O], None for new episodes.
 
     A resumed run folder continues in the middle of its episodes; a run from a checkpoint file starts new ones.
     """
     if checkpoint is None:
         return None
-    continues = checkpoint.envs is not None and parts.config.resumes_folder
-    if checkpoint.bandit is not None:
-        parts.bandit.load_state_dict(checkpoint.bandit, new_episodes=not continues)
-    if checkpoint.envs is not None and continues:
+    if checkpoint.envs is not None and parts.config.resumes_folder:
         return parts.envs.load_state_dict(checkpoint.envs)
-    unfinished = int(parts.config.resumes_folder)  # the transcript may have the beginning of an episode
-    done, before = checkpoint.progress, parts.learner.updates_done * parts.config.num_steps
-    steps = done.env_total_steps or itertools.repeat(before)
-    for env, taken, episodes in zip(parts.env_list, steps, done.env_episodes, strict=False):
-        env.total_steps, env.total_episodes = taken, episodes + unfinished
+    done = checkpoint.progress
+    for env, steps, episodes in zip(parts.env_list, done.env_total_steps, done.env_episodes, strict=False):
+        env.total_steps, env.total_episodes = steps, episodes
     return None
 
 

@@ -175,7 +175,6 @@ def test_the_error_of_a_worker_ends_the_run_with_its_line(
         ("--num-workers 2", "--num-workers needs --engine ray"),
         ("--local-server-url http://127.0.0.1:1", "--local-server-url needs --engine ray"),
         ("--engine ray --algo iqn", "--engine ray is for on-policy learners"),
-        ("--engine ray --max-policy-lag 1", "leave out --max-policy-lag"),
         ("--engine ray --num-workers 5", "--num-workers 5 is more than --num-processes 4"),
         ("--engine ray --num-workers 4 --no-batching", "more than the 1 calls in flight of --no-batching"),
         ("--engine ray --num-workers 0", "must be at least 1"),
@@ -208,9 +207,7 @@ def test_a_worker_in_place_of_a_dead_one_gives_its_rollout_without_a_call(
         worker = RolloutWorker(group_of(ResolvedModels, config), range(2, 4), 0)
         chosen = copy.deepcopy(learner.rollout_policy)
         states = [QueryMutationEnv(task, client=models.calls.client).state_dict() for _ in range(2)]
-        request = RolloutRequest(
-            rngs=chosen.rngs[2:4], version=0, greedy=False, states=states, seed=5, since=0, keep_since=0
-        )
+        request = RolloutRequest(rngs=chosen.rngs[2:4], version=0, states=states, seed=5, since=0, keep_since=0)
         rollouts.append(worker.collect(spec, chosen.policy, request))
         worker.close()
         calls.append(server.stats()["calls"])

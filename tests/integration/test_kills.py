@@ -22,7 +22,6 @@ KILLS = 4
     [
         ("ppo", 16, ["SIGKILL"]),
         ("iqn", 4, ["SIGKILL", "SIGINT", "SIGTERM"]),
-        ("bandit", 4, ["SIGKILL"]),
         ("ppo", 4, ["SIGINT", "SIGTERM"]),
         ("asking", 4, ["SIGKILL", "SIGTERM"]),
     ],

@@ -1,4 +1,4 @@
-"""IQN and the bandit through the trainer's command line: the same run folder, evaluation, resume and Ctrl-C as PPO."""
+"""IQN and the direct method through the trainer: run folder, evaluation, resume and Ctrl-C as with PPO."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from query_mutator.embedded.faults import FaultPlan
 from query_mutator.embedded.server import start_server
 from query_mutator.files.json_lines import read_json_lines
 from query_mutator.files.metrics import METRICS
+from query_mutator.learners.direct import ITERATIONS
 from query_mutator.session.checkpoint import read_checkpoint
 from query_mutator.training.config import parse_config
 from tests.conftest import Librarian, Softener
@@ -23,7 +24,7 @@ from tests.integration.test_interrupt import ROOT, started, wait_until
 from tests.integration.training_runs import rows, the_run, train
 from train_query_mutator import main
 
-LEARNERS = ["iqn", "bandit"]
+LEARNERS = ["iqn", "direct"]
 SMALL = ("--train-batch-size", "16", "--learning-starts", "16", "--replay-ratio", "4")
 
 
@@ -69,7 +70,7 @@ def test_row_of_iqn_has_every_family(tiny_flags: list[str], tmp_path: Path) -> N
     assert 0 < last["perf/learner_share_training"] + last["perf/learner_share_waiting"] <= 1
 
 
-@pytest.mark.parametrize("algo", ["ppo", "bandit"])
+@pytest.mark.parametrize("algo", ["ppo", "direct"])
 def test_rows_of_the_others_have_the_families_they_can(algo: str, tiny_flags: list[str], tmp_path: Path) -> None:
     train(*tiny_flags, "--algo", algo, "--no-evaluate")
     last = rows(the_run(tmp_path), "metrics")[-1]
@@ -78,7 +79,7 @@ def test_rows_of_the_others_have_the_families_they_can(algo: str, tiny_flags: li
         *("counters/samples_learned", "counters/llm_calls", "counters/tokens", "validation/best_success"),
     } <= set(last)
     learned = last["counters/samples_learned"]
-    assert 32 < learned <= 64 if algo == "bandit" else learned == 4 * 64  # the bandit: of episodes that have ended
+    assert learned == {"direct": ITERATIONS, "ppo": 4}[algo] * 64
 
 
 @pytest.mark.parametrize("algo", LEARNERS)
@@ -119,17 +120,16 @@ def test_trained_policy_evaluates_and_rewrites(
 def test_checkpoint_of_another_algorithm_is_refused(
     tiny_flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    train(*tiny_flags, *SMALL, "--algo", "bandit", "--no-evaluate")
+    train(*tiny_flags, *SMALL, "--algo", "direct", "--no-evaluate")
     checkpoint = the_run(tmp_path) / "checkpoints" / "step_32.pt"
     assert train("--resume", str(checkpoint), "--algo", "iqn") == 2
-    assert "was made with --algo bandit; leave out --algo iqn" in capsys.readouterr().err
+    assert "was made with --algo direct; leave out --algo iqn" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("flags", "wanted"),
     [
         (["--deterministic"], "--algo iqn has no deterministic mode"),
-        (["--max-policy-lag", "1"], "see --sync-every"),
         (["--learning-starts", "200", "--replay-size", "100"], "try --replay-size 200"),
     ],
 )
@@ -169,13 +169,13 @@ def test_too_many_failures_leave_a_checkpoint_and_exit_code_three(
 def test_failed_steps_are_recorded_and_teach_nothing(tiny_flags: list[str], tmp_path: Path) -> None:
     faults = FaultPlan(0.2, kinds=("500",), seed=2)
     with start_server([Librarian(), Softener()], num_parallel=8, faults=faults) as server:
-        flags = [*SMALL, "--algo", "bandit", "--ollama-url", server.url, "--eval-interval", "0", "--no-evaluate"]
+        flags = ["--algo", "ppo", "--ollama-url", server.url, "--eval-interval", "0", "--no-evaluate"]
         assert train(*tiny_flags[2:], *flags, "--max-retries", "0", "--max-failure-rate", "1") == 0
     invalid = sum(not row["valid"] for row in rows(the_run(tmp_path), "transcripts"))
     last = rows(the_run(tmp_path), "metrics")[-1]
     assert invalid > 0
     assert last["llm/invalid_steps"] == invalid
-    assert 32 < last["counters/samples_learned"] <= 64 - invalid  # of episodes that have ended
+    assert last["counters/samples_learned"] == 4 * (64 - invalid)
 
 
 def test_example_is_a_run_of_iqn() -> None:

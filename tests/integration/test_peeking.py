@@ -77,14 +77,6 @@ def train(server: EmbeddedServer, folder: Path, *flags: str) -> Path:
     return (folder / "runs" / "latest").resolve()
 
 
-def test_the_search_for_a_teacher_sends_no_held_out_question(
-    server: EmbeddedServer, received: list[str], tmp_path: Path
-) -> None:
-    run = train(server, tmp_path, "--no-evaluate", "--ask", "form", "--teacher", "search", "--plan-calls", "200")
-    assert (run / "plan.json").exists()
-    assert sent(HELD_OUT, received) == []
-
-
 def test_a_resumed_run_keeps_its_fold(server: EmbeddedServer, received: list[str], tmp_path: Path) -> None:
     run = train(server, tmp_path, "--no-evaluate", "--validation-fold", "3", "--no-use-linear-lr-decay")
     assert exit_code(main, ["--resume", str(run), "--num-env-steps", "96"], prog="train") == 0

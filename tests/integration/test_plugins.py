@@ -177,7 +177,7 @@ def test_a_changed_plugin_is_named_again_and_reported(
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--algo", "ppa"], "unknown learner 'ppa' (did you mean 'ppo'?); known: ppo, iqn, bandit"),
+        (["--algo", "ppa"], "unknown learner 'ppa' (did you mean 'ppo'?); known: ppo, iqn, direct"),
         (["--operators", "speling"], "unknown operator 'speling' (did you mean 'spelling'?)"),
         (["--reward", "rigth=1"], "unknown reward part 'rigth' (did you mean 'right'?)"),
     ],

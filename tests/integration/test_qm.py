@@ -32,7 +32,7 @@ def test_eval_prints_the_table_and_writes_the_report(
     assert "held-out questions, answered by librarian" in capsys.readouterr().out
     report = json.loads(out.read_text())
     assert report["target"] == "librarian"
-    assert set(report["methods"]) == {"identity", "random", "best_single", "best_of_k", "best_plan", "bandit", "policy"}
+    assert set(report["methods"]) == {"identity", "random", "best_single", "best_of_k", "best_plan", "policy"}
     assert set(report["methods"]["policy"]) >= {
         "success", "success_ci", "score", "false_refusal", "guard_refusal", "calls_per_question",
     }  # fmt: skip

@@ -78,10 +78,6 @@ def test_run_killed_again_and_again_ends_as_one_that_was_not(
     assert metrics(killed) == metrics(whole)
     expected = weights(whole)
     assert all(torch.equal(tensor, expected[name]) for name, tensor in weights(killed).items())
-    ours, others = (read_checkpoint(run).bandit for run in (killed, whole))
-    assert ours is not None
-    assert others is not None
-    assert all(torch.equal(ours[name], others[name]) for name in ("theta", "outer", "return"))
     # A reply nobody used was in flight at a kill, or came back just then; every other call was served once.
     unused = server.stats()["calls"] - served - calls_of(killed)
     assert 0 <= unused <= kills * BATCH_SIZE
@@ -141,14 +137,11 @@ def test_embeddings_that_a_server_made_are_not_asked_for_again(tiny_flags: list[
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("algo", ["iqn", "bandit"])
 def test_an_off_policy_run_that_was_killed_goes_through_the_same_episodes(
-    algo: str, flags: list[str], server: EmbeddedServer, tmp_path: Path
+    flags: list[str], server: EmbeddedServer, tmp_path: Path
 ) -> None:
     flags = [word for word in only_url(flags, server.url) if word != "--deterministic"]
-    learner = ["--algo", algo]
-    if algo == "iqn":
-        learner += ["--train-batch-size", "16", "--learning-starts", "16", "--replay-ratio", "4"]
+    learner = ["--algo", "iqn", "--train-batch-size", "16", "--learning-starts", "16", "--replay-ratio", "4"]
     argv = [*flags, *learner, "--save-dir", str(tmp_path)]
     before: list[dict[str, object]] = []
     for moment in (40, 120, 200):  # calls, of 250 to 290 that the whole run makes

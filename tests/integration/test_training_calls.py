@@ -98,22 +98,6 @@ def test_early_stop_and_adaptive_limit_are_logged(flags: list[str], tmp_path: Pa
     assert row["llm/tokens_saved"] >= 0
 
 
-def test_lagging_policy_takes_as_many_steps_and_logs_its_age(
-    flags: list[str], server: EmbeddedServer, tmp_path: Path
-) -> None:
-    lagging = ["--max-policy-lag", "1", "--no-use-linear-lr-decay"]
-    train(*flags, "--ollama-url", server.url, "--no-evaluate", "--num-env-steps", "128", *lagging)
-    train("--resume", str(tmp_path / "runs" / "latest"), "--num-env-steps", "160")
-    run = tmp_path / "runs" / "latest"
-    rows = [row for row in read_json_lines(run / "metrics.jsonl") if "losses/policy_lag" in row]
-    assert [row["step"] for row in rows] == [32, 64, 96, 128, 160]
-    assert rows[0]["losses/policy_lag"] == 0
-    assert 0 < max(row["losses/policy_lag"] for row in rows) <= 1
-    assert all(0 < row["losses/importance_weight"] <= 1 for row in rows)
-    steps = [(row["env"], row["step"]) for row in read_json_lines(run / "transcripts.jsonl")]
-    assert len(set(steps)) == len(steps) >= 160
-
-
 @pytest.mark.slow
 def test_runs_leave_no_thread_and_no_file_open(flags: list[str], server: EmbeddedServer, tmp_path: Path) -> None:
     def held() -> tuple[int, int]:

@@ -149,7 +149,7 @@ class RunReader:
         return {
             "source": "held-out questions, greedy policy" if is_greedy else "training",
             **choices.data(sorted(names)),
-            **self.usage.gains(learned_from=_teacher(self._config)),
+            **self.usage.gains(),
             "first": first,
         }
 
@@ -158,10 +158,6 @@ def _server(config: Mapping[str, Any]) -> str:
     """Return where the calls of a run went."""
     urls = config.get("flags", {}).get("ollama_url") or [config.get("backend", {}).get("url") or ""]
     return ", ".join(map(str, urls))
-
-
-def _teacher(config: Mapping[str, Any]) -> str:
-    return "the teacher" if config.get("flags", {}).get("teacher") else ""
 
 
 def _error(error: Mapping[str, Any] | None) -> str | None:

@@ -178,7 +178,7 @@ class TrainingUsage:
         shares = {name: [round(each[name] / each.total(), 4) for each in counts] for name in names}
         return {"step": steps, "shares": shares}
 
-    def gains(self, *, learned_from: str = "") -> dict[str, Any]:
+    def gains(self) -> dict[str, Any]:
         """Return what each operator gains where the policy chose it, and early, where it chose nearly at random."""
         last_early = max(0, math.ceil(EARLY_SHARE * self.steps / BLOCK_STEPS) - 1)
         early: dict[str, _Sums] = defaultdict(_Sums)
@@ -191,7 +191,7 @@ class TrainingUsage:
             "score after the next answer minus score before, which is 0 until there is an answer; "
             f"at random: the first {EARLY_SHARE:.0%} of the training steps"
         )
-        return {"gains": rows, "gains_note": note + (f", taken by {learned_from}" if learned_from else "")}
+        return {"gains": rows, "gains_note": note}
 
 
 def _new_walk(row: Mapping[str, Any]) -> _Walk:

@@ -2,11 +2,9 @@
 
 base.py           Callback, its hooks, RunView (what a hook sees), CALLBACKS (the registry) and CallbackList
 advice.py         the server works on fewer calls at a time than it is sent
-bandit_rows.py    transitions for the bandit of the result table
 failures.py       stop when too many calls fail
 judge_watch.py    does the judge's score rise while what the gold says does not?
 long_prompts.py   prompts that do not fit a model's context
-plan_teacher.py   search for the plan that the learner imitates first
 validation.py     periodic evaluations on validation questions
 """
 

@@ -144,10 +144,10 @@ def test_another_method_that_does_as_well_is_named() -> None:
 
 
 def test_another_method_that_does_better_at_more_calls_is_said_to_be_better() -> None:
-    bandit, policy = [replace(GOOD, calls=9)] * 30, [GOOD] * 20 + [POOR] * 10
-    verdict = report_of(identity=[NO] * 30, bandit=bandit, policy=policy)["verdict"]
+    other, policy = [replace(GOOD, calls=9)] * 30, [GOOD] * 20 + [POOR] * 10
+    verdict = report_of(identity=[NO] * 30, other=other, policy=policy)["verdict"]
     assert verdict["deploy"] == "policy"
-    assert "; bandit is better (+33.3 points [" in verdict["sentence"]
+    assert "; other is better (+33.3 points [" in verdict["sentence"]
     assert verdict["sentence"].endswith(", 9.0 calls).")
 
 

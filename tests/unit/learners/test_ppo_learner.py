@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from ppo.config import PPOConfig
 from query_mutator.env.steps import Steps
-from query_mutator.learners.learner import Acted
 from query_mutator.learners.ppo import PPOLearner
-from query_mutator.types import FloatArray
 
 NUM_ENVS, NUM_STEPS, OBS = 3, 2, 2
 
@@ -39,7 +35,7 @@ def learner_and_steps() -> tuple[PPOLearner, Steps]:
 def test_an_invalid_step_is_stored_as_such() -> None:
     learner, steps = learner_and_steps()
     learner.observe(steps)
-    buffer = learner._rollouts[0].buffer
+    buffer = learner._buffer
     assert buffer.valid[0].tolist() == [True, False, True]
     assert buffer.rewards[0].tolist() == [0.5, 0.0, -0.25]
 
@@ -48,7 +44,7 @@ def test_a_truncated_step_bootstraps_from_the_value_of_its_last_observation() ->
     learner, steps = learner_and_steps()
     learner.observe(steps)
     values = learner.frozen.get_value(steps.next_obs)
-    stored = learner._rollouts[0].buffer.final_values[0].numpy()
+    stored = learner._buffer.final_values[0].numpy()
     np.testing.assert_allclose(stored, [0.0, 0.0, values[2]], rtol=1e-5)
 
 
@@ -57,42 +53,4 @@ def test_an_action_from_the_journal_gets_its_own_log_probability() -> None:
     other = (steps.actions + 1) % 4
     learner.observe(steps._replace(actions=other))
     expected = learner.frozen.logprobs(steps.obs, other)
-    np.testing.assert_allclose(learner._rollouts[0].buffer.logprobs[0].numpy(), expected, rtol=1e-5)
-
-
-class Third:
-    """A teacher that always takes action 2."""
-
-    def act(self, obs: FloatArray, rngs: Sequence[np.random.Generator], *, greedy: bool = False) -> Acted:
-        return Acted(np.full(len(obs), 2))
-
-
-def test_the_policy_imitates_its_teacher_and_then_acts_by_itself() -> None:
-    config = PPOConfig(num_processes=NUM_ENVS, num_steps=NUM_STEPS, num_mini_batch=1, lr=3e-3)
-    learner = PPOLearner(OBS, 4, config, mask_columns=None)
-    learner.learn_from(Third(), rollouts=1, relabel=None)
-    obs = np.random.default_rng(0).normal(size=(NUM_ENVS, OBS)).astype(np.float32)
-    before = learner.frozen.logprobs(obs, np.full(NUM_ENVS, 2))
-    none = np.zeros(NUM_ENVS, dtype=np.bool_)
-    for _ in range(NUM_STEPS):
-        actions = learner.act(obs, range(NUM_ENVS))
-        assert actions.tolist() == [2, 2, 2]
-        learner.observe(
-            Steps(
-                env_ids=np.arange(NUM_ENVS),
-                obs=obs,
-                actions=actions,
-                rewards=np.full(NUM_ENVS, -1.0),  # imitation does not depend on the rewards
-                next_obs=obs,
-                terminations=~none,
-                truncations=none,
-                valid=~none,
-                versions=np.zeros(NUM_ENVS, dtype=np.int64),
-                calls=np.zeros(NUM_ENVS, dtype=np.int64),
-            )
-        )
-    learner.update()
-    assert (learner.frozen.logprobs(obs, np.full(NUM_ENVS, 2)) > before + 0.5).all()
-    assert np.allclose(learner.frozen.get_value(obs), -1, atol=0.5)  # the critic learns from demonstrations as well
-    acted = {action for _ in range(50) for action in learner.act(obs, range(NUM_ENVS)).tolist()}
-    assert len(acted) > 1
+    np.testing.assert_allclose(learner._buffer.logprobs[0].numpy(), expected, rtol=1e-5)

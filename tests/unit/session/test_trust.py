@@ -32,7 +32,7 @@ def trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         {"dataset": "reference_tables"},
         {"dataset": "data/questions.jsonl"},
         {"judge_rubric": "Is it right?\n"},
-        {"save_dir": "runs", "teacher": "spelling,ask"},
+        {"save_dir": "runs"},
         {"ollama_url": None, "gguf": (), "openai_url": "", "target_model": "anything"},
     ],
 )
@@ -48,7 +48,6 @@ def test_a_setting_that_stays_here_needs_no_name(stored: Mapping[str, Any]) -> N
         {"dataset": "../questions.jsonl"},
         {"dataset": "~/questions.jsonl"},
         {"dataset": "hf:stranger/questions"},
-        {"teacher": "runs/other"},
         {"save_dir": "/srv/runs"},
     ],
 )

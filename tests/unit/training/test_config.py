@@ -27,7 +27,7 @@ PROMISED = [
     "--log-interval", "--eval-interval", "--resume", "--config", "--device", "--deterministic", "--dry-run",
     "--operators", "--max-episode-steps", "--answer", "--running-speed", "--question-column", "--answer-column",
     "--openai-url", "--allow-mixed", "--max-retries", "--deadline", "--adaptive", "--cache", "--cache-path",
-    "--early-stop", "--num-ctx", "--keep-alive", "--max-failure-rate", "--max-policy-lag",
+    "--early-stop", "--num-ctx", "--keep-alive", "--max-failure-rate",
 ]  # fmt: skip
 
 

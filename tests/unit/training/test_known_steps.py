@@ -14,12 +14,11 @@ from query_mutator.env.task import Task
 from query_mutator.errors import BackendError
 from query_mutator.evaluation.methods import Evaluator
 from query_mutator.evaluation.plans import PlanScores
-from query_mutator.learners.bandit import Bandit
 from query_mutator.learners.direct import DirectMethod
 from query_mutator.learners.plan import Plan
 from query_mutator.llm.client import Client
 from query_mutator.operators import LocalOperator
-from query_mutator.settings.learner import BanditConfig, DirectConfig
+from query_mutator.settings.learner import DirectConfig
 from query_mutator.training.known_steps import known_steps, recall
 from query_mutator.types import ASK, FloatArray, Question
 from rl_query_mutator_env import QueryMutationEnv
@@ -78,23 +77,6 @@ def check_as_played(steps: Steps, env: QueryMutationEnv, questions: Sequence[int
             assert (steps.rewards[row], steps.calls[row]) == (reward, info["step_calls"])
             assert (steps.terminations[row], steps.truncations[row]) == (terminated, truncated)
         assert env.has_ended
-
-
-def test_a_bandit_starts_from_the_rewrites_and_answers_of_a_search(tiny_task: MakeTask, tiny_client: Client) -> None:
-    task = form_task(tiny_task, questions=MANY).with_rules(ask="form", max_asks=1)
-    name, evaluator = task.operators[1].name, Evaluator(client=tiny_client, batch_size=4)
-    scores = PlanScores(evaluator, task)
-    scores.gather([Plan(steps=(name, "question_answer")), Plan()], range(40))
-    steps = known_steps(task, scores.memories, seed=3, episodes=Bandit.episodes_recalled)
-    assert steps is not None
-    assert 1 in steps.actions  # by a model, whose rewrite is known
-    whole = [episode for episode in range(320) if steps.terminations[steps.env_ids == episode].any()]
-    assert len(whole) > 50
-    bandit = Bandit(task.observer.size, len(task.actions), BanditConfig(num_processes=2))
-    recall(bandit, task, scores.memories, seed=3)
-    assert bandit.samples_learned == sum((steps.env_ids == episode).sum() for episode in whole)
-    assert (bandit.env_steps, bandit.updates_done) == (0, 0)
-    assert not any(map(len, bandit.state_dict()["optimizer"]["pending"].values()))
 
 
 def test_a_wording_that_is_not_embedded_ends_the_episode(tiny_task: MakeTask, tiny_client: Client) -> None:

@@ -51,11 +51,10 @@ class Shuffled:
         return obs, self.steps[ready].astype(np.float64), none, none, infos
 
 
-@pytest.mark.parametrize("max_policy_lag", [0, 1, 2])
 @pytest.mark.parametrize("seed", range(5))
-def test_every_step_is_in_one_rollout_and_once(seed: int, max_policy_lag: int) -> None:
+def test_every_step_is_in_one_rollout_and_once(seed: int) -> None:
     config = PPOConfig(num_processes=NUM_ENVS, num_steps=NUM_STEPS, num_mini_batch=1)
-    learner = PPOLearner(1, 3, config, mask_columns=None, max_policy_lag=max_policy_lag)
+    learner = PPOLearner(1, 3, config, mask_columns=None)
     reported: list[int] = []
     loop = OnPolicyLoop(
         cast(AsyncVectorEnv, Shuffled(seed)),
@@ -64,15 +63,13 @@ def test_every_step_is_in_one_rollout_and_once(seed: int, max_policy_lag: int) -
         seed=1,
         num_steps=NUM_STEPS,
         on_steps=lambda infos, steps: reported.extend(infos["env_id"].tolist()),
-        max_policy_lag=max_policy_lag,
     )
     for number in range(6):
         loop.collect()
-        rollout = learner._rollouts[0]
         first = number * NUM_STEPS
         expected = np.tile(np.arange(first, first + NUM_STEPS)[:, None], NUM_ENVS)
-        np.testing.assert_array_equal(rollout.buffer.obs[:, :, 0].numpy(), expected)
-        np.testing.assert_array_equal(rollout.buffer.rewards.numpy(), expected + 1)
-        np.testing.assert_array_equal(rollout.next_obs[:, 0], first + NUM_STEPS)
-        assert 0 <= loop.update()["losses/policy_lag"] <= max_policy_lag
-    assert min(np.bincount(reported)) >= 6 * NUM_STEPS
+        np.testing.assert_array_equal(learner._buffer.obs[:, :, 0].numpy(), expected)
+        np.testing.assert_array_equal(learner._buffer.rewards.numpy(), expected + 1)
+        np.testing.assert_array_equal(learner._next_obs[:, 0], first + NUM_STEPS)
+        loop.update()
+    assert np.bincount(reported).tolist() == [6 * NUM_STEPS] * NUM_ENVS

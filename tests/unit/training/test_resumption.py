@@ -10,12 +10,12 @@ import pytest
 from ppo.config import PPOConfig
 from query_mutator.learners.named import LEARNERS
 from query_mutator.settings.episode import TaskSettings
-from query_mutator.settings.learner import BanditConfig, IQNConfig, Learning
+from query_mutator.settings.learner import IQNConfig, Learning
 from query_mutator.training.config import TrainConfig
 from query_mutator.training.resume import FREE, differences
 
 
-@pytest.mark.parametrize("group", [TaskSettings, PPOConfig, IQNConfig, BanditConfig, Learning])
+@pytest.mark.parametrize("group", [TaskSettings, PPOConfig, IQNConfig, Learning])
 def test_no_setting_of_what_is_learned_may_change(group: Any) -> None:
     assert {one.name for one in dataclasses.fields(group)} & FREE == set()
 

@@ -6,8 +6,7 @@
 
 const METHOD_NOTES = {
   identity: "the original question", random: "random rewrites", best_single: "one fixed rewrite",
-  best_of_k: "k tries, best fit", best_plan: "fixed plan of rewrites",
-  bandit: "linear bandit", policy: "what was trained",
+  best_of_k: "k tries, best fit", best_plan: "fixed plan of rewrites", policy: "what was trained",
 };
 const METHODS = Object.keys(METHOD_NOTES);
 const CONTROLS = { ask: "var(--control-1)", undo: "var(--control-2)", submit: "var(--control-3)" };
