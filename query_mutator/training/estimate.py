@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from query_mutator.bounds import group_of
 from query_mutator.data import Split
@@ -18,20 +20,30 @@ from query_mutator.session.judging import make_reward
 from query_mutator.session.task import rewrites
 from query_mutator.training.checks import check_run, comparison
 from query_mutator.training.config import TrainConfig
-from query_mutator.training.random_play import Play, random_play
 from query_mutator.training.timing import Timing, time_of
-from query_mutator.types import Question
+from query_mutator.types import ASK, SUBMIT, UNDO, Question
 
-__all__ = ["Estimate", "duration", "estimate", "size_of"]
+__all__ = ["Episodes", "Estimate", "duration", "estimate", "random_episodes", "size_of"]
+
+EPISODES = 1000  # of uniform actions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Episodes:
+    """Means of an episode."""
+
+    steps: float
+    calls: float  # of mutator and target
+    answers: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """The size of a run; calls and times assume episodes of a policy that chooses uniformly, `play`."""
+    """The size of a run; calls and times assume episodes of a policy that chooses uniformly, `episodes`."""
 
     config: TrainConfig
     num_actions: int
-    play: Play
+    episodes: Episodes
     num_train: int
     num_validation: int
     test: Sequence[Question]
@@ -43,8 +55,8 @@ class Estimate:
     @property
     def calls(self) -> int:
         """Return the calls for training, those of judges about every answer included."""
-        episodes = self.config.total_steps / self.play.steps
-        return math.ceil(episodes * (self.play.calls + self.asking * self.play.answers))
+        count = self.config.total_steps / self.episodes.steps
+        return math.ceil(count * (self.episodes.calls + self.asking * self.episodes.answers))
 
     @property
     def gradient_steps(self) -> int:
@@ -65,7 +77,7 @@ class Estimate:
     @property
     def evaluation_steps(self) -> int:
         """Return the environment steps of the periodic evaluations."""
-        return math.ceil(self.evaluations * self.evaluation_questions * self.play.steps)
+        return math.ceil(self.evaluations * self.evaluation_questions * self.episodes.steps)
 
     @property
     def timing(self) -> Timing:
@@ -124,7 +136,7 @@ def size_of(config: TrainConfig, split: Split) -> Estimate:
     return Estimate(
         config=config,
         num_actions=len(operators) + len(forms) + len(rules.controls),
-        play=random_play(rules, asked=len(operators) - local, local=local, forms=len(forms)),
+        episodes=random_episodes(rules, asked=len(operators) - local, local=local, forms=len(forms)),
         num_train=len(split.train),
         num_validation=len(split.validation),
         test=split.test,
@@ -132,6 +144,46 @@ def size_of(config: TrainConfig, split: Split) -> Estimate:
         comparison_calls=calls,
         compared=compared,
     )
+
+
+@lru_cache
+def random_episodes(rules: EpisodeRules, *, asked: int, local: int, forms: int) -> Episodes:
+    """Return the means of episodes of uniform actions, with `asked` operators that a model carries out, `local` and forms.
+
+    No question is read: each rewrite brings another wording, and each answer is a call.
+    """
+    rng = random.Random(0)
+    played = [_play(rng, rules, asked=asked, local=local, forms=forms) for _ in range(EPISODES)]
+    steps, calls, answers = (sum(column) / EPISODES for column in zip(*played, strict=True))
+    return Episodes(steps=steps, calls=calls, answers=answers)
+
+
+def _play(rng: random.Random, rules: EpisodeRules, *, asked: int, local: int, forms: int) -> tuple[int, int, int]:
+    """Return steps, calls and answers of one episode; an operator without a model changes a question once."""
+    steps, rewrites, answers = 0, 0, int(not rules.policy_asks)
+    local_left, forms_left, is_asked, is_original = local, forms, not rules.policy_asks, True
+    while True:
+        actions = [SUBMIT]
+        if rules.max_asks is None or answers < rules.max_asks:
+            actions += ["rewrite"] * asked + ["local"] * local_left + ["form"] * forms_left
+            if rules.max_asks != 1:
+                actions += [UNDO] * (not is_original) + [ASK] * (not is_asked)
+        action = rng.choice(actions)
+        steps += 1
+        if action in ("rewrite", "local"):
+            rewrites += action == "rewrite"
+            local_left, forms_left = local_left - (action == "local"), forms
+            is_asked, is_original = not rules.policy_asks, False
+            answers += is_asked
+        elif action == "form":
+            forms_left, is_asked, is_original, answers = forms_left - 1, True, False, answers + 1
+        elif action == UNDO:
+            local_left, is_original = local, True
+        elif action == ASK:
+            is_asked, answers = True, answers + 1
+        if rules.ends(action, steps=steps):
+            answers = max(answers, 1)
+            return steps, rewrites + answers, answers
 
 
 def duration(seconds: float) -> str:

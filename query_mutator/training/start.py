@@ -51,7 +51,7 @@ def bounded(size: Estimate, *, is_live: bool) -> tuple[TrainConfig, list[str]]:
 
 def _with_evaluations(config: TrainConfig, size: Estimate) -> tuple[TrainConfig, list[str]]:
     """Return the settings with as many periodic evaluations and questions as their share of the calls allows."""
-    most = SHARE * config.total_steps / size.play.steps  # episodes
+    most = SHARE * config.total_steps / size.episodes.steps  # episodes
     fewest = min(FEWEST_QUESTIONS, size.evaluation_questions)
     if size.evaluations * size.evaluation_questions <= most:
         return config, []

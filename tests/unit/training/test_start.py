@@ -9,8 +9,7 @@ import pytest
 from query_mutator.bounds import group_of
 from query_mutator.env.rules import EpisodeRules
 from query_mutator.training.config import TrainConfig
-from query_mutator.training.estimate import Estimate
-from query_mutator.training.random_play import random_play
+from query_mutator.training.estimate import Estimate, random_episodes
 from query_mutator.training.start import bounded, foreseen
 
 PROJECT: dict[str, Any] = {"ask": "form", "plan_calls": 4000, "max_episode_steps": 12}
@@ -19,11 +18,11 @@ PROJECT: dict[str, Any] = {"ask": "form", "plan_calls": 4000, "max_episode_steps
 def started(*, is_live: bool = True, validation: int = 20, **flags: Any) -> tuple[TrainConfig, list[str]]:
     """Return what `bounded` makes of a run."""
     config = TrainConfig(**{**PROJECT, **flags})
-    play = random_play(group_of(EpisodeRules, config), asked=5, local=0, forms=0)
+    episodes = random_episodes(group_of(EpisodeRules, config), asked=5, local=0, forms=0)
     size = Estimate(
         config=config,
         num_actions=8,
-        play=play,
+        episodes=episodes,
         num_train=60,
         num_validation=validation,
         test=(),

@@ -15,11 +15,10 @@ from query_mutator.env.engine import EpisodeEngine
 from query_mutator.env.flow import Call, Encode, Flow
 from query_mutator.env.rules import EpisodeRules
 from query_mutator.env.task import Task
-from query_mutator.training.random_play import random_play
+from query_mutator.training.estimate import EPISODES, random_episodes
 from query_mutator.types import Completion
 
 FORMS = forms.select("question_answer,few_words,steps,restate")
-EPISODES = 1000
 
 
 def drive(flow: Flow, encoder: Encoder, numbers: Iterator[int]) -> Any:
@@ -67,12 +66,12 @@ def test_steps_calls_and_answers_are_those_of_the_engine(rules: dict[str, Any], 
     columns = list(zip(*(played(task, rng, numbers) for _ in range(EPISODES)), strict=True))
     assert max(columns[1]) <= task.max_episode_calls
     steps, calls, answers = (sum(column) / EPISODES for column in columns)
-    found = random_play(EpisodeRules(**rules), asked=len(task.operators), local=0, forms=len(FORMS))
-    assert (found.steps, found.calls, found.answers) == pytest.approx((steps, calls, answers), rel=0.06)
+    found = random_episodes(EpisodeRules(**rules), asked=len(task.operators), local=0, forms=len(FORMS))
+    assert (found.steps, found.calls, found.answers) == pytest.approx((steps, calls, answers), rel=0.15)
 
 
 def test_an_operator_that_no_model_carries_out_costs_no_call_and_changes_a_question_once() -> None:
     rules = EpisodeRules(ask="form", max_asks=1)
-    assert random_play(rules, asked=0, local=5, forms=0).calls == 1
-    assert random_play(rules, asked=5, local=0, forms=0).calls > 2
-    assert random_play(rules, asked=0, local=1, forms=0).steps == pytest.approx(1.5, abs=0.05)
+    assert random_episodes(rules, asked=0, local=5, forms=0).calls == 1
+    assert random_episodes(rules, asked=5, local=0, forms=0).calls > 2
+    assert random_episodes(rules, asked=0, local=1, forms=0).steps == pytest.approx(1.5, abs=0.05)
