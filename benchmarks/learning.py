@@ -57,8 +57,8 @@ from query_mutator.settings.models import ModelSettings
 from query_mutator.training.config import TrainConfig, parse_config
 from query_mutator.training.known_steps import recall
 from query_mutator.training.learner import make_learner
-from query_mutator.training.off_policy import OffPolicyLoop
-from query_mutator.training.on_policy import OnPolicyLoop
+from query_mutator.training.loop import OffPolicyLoop
+from query_mutator.training.loop import OnPolicyLoop
 from query_mutator.training.parts import envs_seed
 from query_mutator.types import SUBMIT, StepRecord
 from rl_query_mutator_env import QueryMutationEnv

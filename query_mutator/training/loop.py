@@ -1,18 +1,46 @@
-"""The middle of the trainer: collect and update, for on-policy and off-policy learners."""
+"""The middle of the trainer: collect a rollout and learn, for on-policy and off-policy learners.
+
+    N environments, n of them ready, O observation
+
+A rollout's only barrier is its end: every environment takes `num_steps` steps. The quota is per environment, because
+stopping at a total count would over-sample short (refused) episodes. Between rollouts nothing is in flight, so a
+checkpoint holds a whole state. Every action is in the journal before its step starts, and a resumed run takes the
+actions it finds there: where acting is not deterministic, the last bits of a probability could lead to another action.
+
+On-policy: the policy is frozen during a rollout and every environment has its own random stream, so the data equal
+those of lock-step. Off-policy: a collector thread steps the environments, which act by the newest weights, while the
+calling thread learns. Steps reach the learner through a queue; it observes them before it learns, unless more than
+`max_pending_updates` gradient steps are due: then the queue fills and the collector waits. A run that was killed goes
+through the same episodes and never repeats a completed call; its learner may see the steps in another order, which
+makes no difference to one that learns in `update` alone, whatever the order.
+"""
 
 from __future__ import annotations
 
+import queue
+import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import Any, Protocol, SupportsIndex
 
 import numpy as np
 from numpy.typing import NDArray
 
-from query_mutator.env.infos import of_step
+from ppo.collect import NotFiniteError, require_finite
+from query_mutator.env.infos import of_step, rows_of
 from query_mutator.env.steps import Steps, last_obs
+from query_mutator.errors import UsageError
+from query_mutator.learners.learner import Learner, RolloutLearner
 from query_mutator.types import FloatArray
 
-__all__ = ["ActionJournal", "AsyncVectorEnv", "OnSteps", "TrainingLoop", "make_steps"]
+__all__ = [
+    "ActionJournal", "AsyncVectorEnv", "Collector", "OffPolicyLoop", "OnPolicyLoop", "OnSteps", "TrainingLoop",
+    "make_steps",
+]  # fmt: skip
+
+GROUP_ENVS = 16  # received at once: when hundreds are ready, the first must not wait for the last
+POLL_S = 0.2  # between two checks whether the collector has failed
 
 Received = tuple[FloatArray, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]
 
@@ -96,3 +124,219 @@ def make_steps(
         versions=versions,
         calls=of_step(infos, "step_calls"),
     )
+
+
+class Collector:
+    """Steps the environments. Holds the current observations [N, O]; resets the environments if `obs` is None."""
+
+    def __init__(
+        self,
+        envs: AsyncVectorEnv,
+        learner: RolloutLearner,
+        obs: FloatArray | None,
+        *,
+        seed: int,
+        num_steps: int,
+        journal: ActionJournal | None = None,
+    ) -> None:
+        self._envs, self._learner, self._journal = envs, learner, journal
+        num_envs, (obs_dim,) = envs.num_envs, envs.single_observation_space.shape or (0,)
+        self._reset_seed = seed if obs is None else None
+        self._obs = np.zeros((num_envs, obs_dim), dtype=np.float32) if obs is None else obs
+        self._num_steps = num_steps
+        self._steps_taken = np.zeros(num_envs, dtype=np.int64)  # [N] since the present rollout started
+        self._actions = np.zeros(num_envs, dtype=np.int64)
+        self._versions = np.zeros(num_envs, dtype=np.int64)  # of the policy that chose the action
+
+    def _take_steps(self) -> None:
+        """Take `num_steps` steps in every environment."""
+        self._start()
+        while (self._steps_taken < self._num_steps).any():
+            self._receive(self._envs.recv(max_envs=GROUP_ENVS))
+        self._steps_taken[:] = 0
+
+    def _finished(self, steps: Steps, infos: dict[str, Any]) -> None:
+        """Take steps [n] that have finished."""
+        raise NotImplementedError
+
+    def _start(self) -> None:
+        if self._reset_seed is None:
+            self._send(np.arange(self._envs.num_envs))
+            return
+        self._envs.send_reset(seed=self._reset_seed)
+        self._reset_seed = None
+
+    def _receive(self, received: Received) -> None:
+        """Hand over finished steps [n] and start the next ones; a reset is not a step."""
+        ready, infos = received[4]["env_id"], received[4]
+        self._require_finite("reward", ready, received[1])
+        self._require_finite("observation", ready, received[0])
+        stepped = ~infos.get("reset", np.zeros(len(ready), dtype=np.bool_))
+        if stepped.all():
+            self._step(ready, received)
+        elif stepped.any():
+            columns = [column[stepped] for column in received[:4]]
+            self._step(ready[stepped], (*columns, rows_of(infos, stepped)))
+        self._obs[ready] = received[0]
+        self._send(ready[self._steps_taken[ready] < self._num_steps])
+
+    def _step(self, envs: NDArray[np.int64], received: Received) -> None:
+        steps = make_steps(
+            received,
+            env_ids=envs,
+            obs=self._obs[envs],
+            actions=self._actions[envs],
+            versions=self._versions[envs],
+        )
+        self._require_finite("last observation", envs, steps.next_obs)
+        self._finished(steps, received[4])
+        self._steps_taken[envs] += 1
+
+    def _require_finite(self, what: str, envs: NDArray[np.int64], values: NDArray[Any]) -> None:
+        """Raise a UsageError unless what environments returned is finite."""
+        try:
+            require_finite(what, values, lambda row: self._envs.step_ids(envs[row : row + 1])[0])
+        except NotFiniteError as error:
+            raise UsageError(str(error)) from None
+
+    def _send(self, envs: NDArray[np.int64]) -> None:
+        """Choose actions in these environments and start their steps."""
+        if not len(envs):
+            return
+        self._versions[envs] = self._learner.version  # before it acts: another thread may update it
+        actions = self._learner.act(self._obs[envs], envs.tolist())
+        if self._journal is not None:
+            actions = self._journal.replay(self._envs.step_ids(envs), actions)
+        self._actions[envs] = actions
+        self._envs.send(actions, envs)
+
+
+class OnPolicyLoop(Collector):
+    """Collects rollouts and learns from each."""
+
+    _learner: RolloutLearner
+
+    def __init__(
+        self,
+        envs: AsyncVectorEnv,
+        learner: RolloutLearner,
+        obs: FloatArray | None,
+        *,
+        on_steps: OnSteps,
+        **settings: Any,
+    ) -> None:
+        """Take the arguments of a Collector, and the callback for finished steps."""
+        super().__init__(envs, learner, obs, **settings)
+        self._on_steps = on_steps
+        self._waited_s = 0.0
+
+    def collect(self) -> None:
+        """Take `num_steps` steps in every environment under the frozen policy."""
+        started = time.perf_counter()
+        self._take_steps()
+        self._waited_s = time.perf_counter() - started
+
+    def update(self) -> dict[str, float]:
+        """Learn from the rollout and return its statistics under their metric keys."""
+        started = time.perf_counter()
+        stats = self._learner.update()
+        trained_s = time.perf_counter() - started
+        busy_s = max(1e-9, trained_s + self._waited_s)
+        return {
+            **stats,
+            "perf/learner_share_training": trained_s / busy_s,
+            "perf/learner_share_waiting": self._waited_s / busy_s,
+        }
+
+    def close(self) -> None:
+        """Do nothing: there are no background threads."""
+
+    def _finished(self, steps: Steps, infos: dict[str, Any]) -> None:
+        self._learner.observe(steps)
+        self._on_steps(infos, steps)
+
+
+class OffPolicyLoop(Collector):
+    """Collects and learns, one rollout at a time; `close` stops the collector."""
+
+    _learner: Learner
+
+    def __init__(
+        self,
+        envs: AsyncVectorEnv,
+        learner: Learner,
+        obs: FloatArray | None,
+        *,
+        on_steps: OnSteps,
+        max_pending_updates: int = 8,
+        **settings: Any,
+    ) -> None:
+        """Take the arguments of a Collector, and the callback for finished steps."""
+        super().__init__(envs, learner, obs, **settings)
+        if obs is None:
+            learner.forget_pending()
+        self._on_steps, self._max_pending_updates = on_steps, max_pending_updates
+        self._queue: queue.Queue[tuple[Steps, dict[str, Any]]] = queue.Queue(maxsize=1)
+        self._stopped = threading.Event()
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="qm-collect")
+        self._mark()
+
+    def collect(self) -> None:
+        """Take `num_steps` steps in every environment, learning meanwhile; errors of the collector are raised here."""
+        running = self._thread.submit(self._take_steps)
+        missing = self._num_steps * self._envs.num_envs
+        while missing or self._learner.pending_updates:
+            pending = self._learner.pending_updates
+            if pending and (not missing or pending > self._max_pending_updates or self._queue.empty()):
+                self._learn()
+            else:
+                missing -= self._take(running)
+        running.result()
+
+    def update(self) -> dict[str, float]:
+        """Return the statistics of the rollout and where the learner's time went."""
+        busy = max(1e-9, time.perf_counter() - self._began)
+        shares = {
+            "perf/learner_share_training": self._training_s / busy,
+            "perf/learner_share_waiting": self._waiting_s / busy,
+        }
+        self._mark()
+        return {**self._learner.update(), **shares}
+
+    def close(self) -> None:
+        """Stop the collector; its calls must have been cancelled through the client. Idempotent."""
+        self._stopped.set()
+        self._thread.shutdown(wait=True, cancel_futures=True)
+
+    def _mark(self) -> None:
+        """Start measuring where the learner's time goes."""
+        self._began, self._training_s, self._waiting_s = time.perf_counter(), 0.0, 0.0
+
+    def _finished(self, steps: Steps, infos: dict[str, Any]) -> None:
+        while not self._stopped.is_set():
+            try:
+                self._queue.put((steps, infos), timeout=POLL_S)
+                return
+            except queue.Full:
+                continue
+        raise CancelledError
+
+    def _take(self, running: Future[None]) -> int:
+        """Wait for the next steps and observe them; return how many."""
+        began = time.perf_counter()
+        while True:
+            try:
+                steps, infos = self._queue.get(timeout=POLL_S)
+                break
+            except queue.Empty:
+                if running.done():
+                    running.result()
+        self._waiting_s += time.perf_counter() - began
+        self._learner.observe(steps)
+        self._on_steps(infos, steps)
+        return len(steps.env_ids)
+
+    def _learn(self) -> None:
+        began = time.perf_counter()
+        self._learner.learn()
+        self._training_s += time.perf_counter() - began

@@ -22,8 +22,8 @@ from query_mutator.session.journal import Journal
 from query_mutator.session.models import OpenModels
 from query_mutator.training.config import TrainConfig
 from query_mutator.training.loop import AsyncVectorEnv, OnSteps, TrainingLoop
-from query_mutator.training.off_policy import OffPolicyLoop
-from query_mutator.training.on_policy import OnPolicyLoop
+from query_mutator.training.loop import OffPolicyLoop
+from query_mutator.training.loop import OnPolicyLoop
 from query_mutator.training.run_log import RunLog
 from query_mutator.types import FloatArray
 

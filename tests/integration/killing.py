@@ -31,7 +31,7 @@ _PROCESSES.set_forkserver_preload(
             "query_mutator.evaluation.heldout",
             "query_mutator.embedded.server",
         ),
-        *("query_mutator.confidence.fitting", "query_mutator.training.on_policy", "query_mutator.training.run_log"),
+        *("query_mutator.confidence.fitting", "query_mutator.training.loop", "query_mutator.training.run_log"),
         "tests.integration.killing",
     ]
 )

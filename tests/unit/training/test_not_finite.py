@@ -13,7 +13,7 @@ from ppo.config import PPOConfig
 from query_mutator.errors import EXIT_USAGE, UsageError
 from query_mutator.learners.ppo import PPOLearner
 from query_mutator.training.loop import AsyncVectorEnv
-from query_mutator.training.on_policy import OnPolicyLoop
+from query_mutator.training.loop import OnPolicyLoop
 
 FIELDS = {"observation": 0, "reward": 1}
 

@@ -16,7 +16,7 @@ from query_mutator.env.steps import Steps
 from query_mutator.env.task import Task
 from query_mutator.learners.learner import BaseLearner
 from query_mutator.llm.client import Client
-from query_mutator.training.off_policy import OffPolicyLoop
+from query_mutator.training.loop import OffPolicyLoop
 from query_mutator.types import FloatArray
 from rl_query_mutator_env import BatchedQueryMutationEnv, QueryMutationEnv
 
