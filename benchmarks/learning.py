@@ -56,7 +56,7 @@ from query_mutator.settings.episode import TaskSettings
 from query_mutator.settings.models import ModelSettings
 from query_mutator.training.config import TrainConfig, parse_config
 from query_mutator.training.known_steps import recall
-from query_mutator.training.learner import make_learner
+from query_mutator.training.resume import make_learner
 from query_mutator.training.loop import OffPolicyLoop
 from query_mutator.training.loop import OnPolicyLoop
 from query_mutator.training.parts import envs_seed

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -46,10 +46,11 @@ from query_mutator.training.loop import AsyncVectorEnv, OnSteps
 from query_mutator.training.loop import OnPolicyLoop
 from query_mutator.training.parts import RunParts, loop_settings
 from query_mutator.training.run_log import EPISODE_FIGURES
-from query_mutator.training.workers import dealt_out, shares
 from query_mutator.types import FloatArray
 
-__all__ = ["ClusterLoop", "RolloutWorkers", "check_states", "cluster_loop", "spec_of"]
+__all__ = ["ClusterLoop", "RolloutWorkers", "check_states", "cluster_loop", "dealt_out", "shares", "spec_of"]
+
+T = TypeVar("T")
 
 MAX_RESTARTS = 100  # of each worker: machines that come and go, not a worker that cannot run
 
@@ -266,3 +267,15 @@ def check_states(states: Sequence[WorkerState], own: WorkerState, *, allow_mixed
                     f"({', '.join(sorted(digest[:12] for digest in known))}): install the same weights on each, or "
                     "give --allow-mixed"
                 )
+
+
+def shares(total: int, parts: int) -> list[int]:
+    """Return `total` in nearly equal parts, the larger ones first."""
+    return [total // parts + (part < total % parts) for part in range(parts)]
+
+
+def dealt_out(items: Sequence[T], parts: int) -> list[tuple[T, ...]]:
+    """Return the items of each part, dealt out in turn; with fewer items than parts several parts share one."""
+    if len(items) < parts:
+        return [(items[part % len(items)],) if items else () for part in range(parts)]
+    return [tuple(items[part::parts]) for part in range(parts)]

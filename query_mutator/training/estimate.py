@@ -1,31 +1,101 @@
-"""Estimate the cost of a run from its flags; no server is started or asked."""
+"""What a run costs, whether it can start, and what it leaves out: from its flags, with no server started or asked.
+
+    checks                   its questions, its machine, its checkpoint, its bounds
+    --answer learned         P(right) learned within a tenth of the calls of training
+    periodic evaluations     within half as many calls as training makes, unless a flag says which; all of them with
+                             recorded replies, which take no time
+"""
 
 from __future__ import annotations
 
+from query_mutator.bounds import group_of
+from query_mutator.cli.console import note
+from query_mutator.data import Split
+from query_mutator.env.rules import EpisodeRules
+from query_mutator.errors import UsageError
+from query_mutator.evaluation.cost import PLAN_CALLS, EvaluationCost
+from query_mutator.llm.backends import choose_backend
+from query_mutator.operators import local_rewrite
+from query_mutator.session.checkpoint import Checkpoint
+from query_mutator.session.dataset import guard_requests
+from query_mutator.session.judging import check_gold, make_reward
+from query_mutator.session.task import rewrites
+from query_mutator.training.config import TrainConfig
 import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-
-from query_mutator.bounds import group_of
-from query_mutator.data import Split
-from query_mutator.env.rules import EpisodeRules
 from query_mutator.evaluation.power import power_in_words
 from query_mutator.learners.named import LEARNERS
-from query_mutator.operators import local_rewrite
-from query_mutator.session.checkpoint import Checkpoint
 from query_mutator.session.dataset import split_dataset
 from query_mutator.session.judging import make_reward
-from query_mutator.session.task import rewrites
-from query_mutator.training.checks import check_run, comparison
-from query_mutator.training.config import TrainConfig
 from query_mutator.training.timing import Timing, time_of
 from query_mutator.types import ASK, SUBMIT, UNDO, Question
+from dataclasses import replace
+from query_mutator.session.models import OpenModels
+from query_mutator.training.timing import is_instant
 
-__all__ = ["Episodes", "Estimate", "duration", "estimate", "random_episodes", "size_of"]
+__all__ = [
+    "bounded", "bounded_start", "check_run", "comparison", "duration", "Episodes", "Estimate", "estimate",
+    "foreseen", "random_episodes", "size_of",
+]  # fmt: skip
 
 EPISODES = 1000  # of uniform actions
+SHARE, IN_WORDS = 1 / 2, "half"  # of the calls of training
+ANSWERS_SHARE = 1 / 10  # of them, for the answers that P(right) is learned from
+FEWEST_QUESTIONS = 20  # of a periodic evaluation
+
+
+def check_run(config: TrainConfig, split: Split, checkpoint: Checkpoint | None) -> None:
+    """Raise a UsageError for settings that do not fit the questions, the machine or the checkpoint."""
+    import torch
+
+    from ppo.algorithm import usable_device
+
+    if split.validation and not split.train:
+        raise UsageError(
+            f"{config.dataset}: --validation-fold {config.validation_fold} takes all {len(split.validation)} questions "
+            "that are not held out; give another fold, or none"
+        )
+    if not split.train:
+        raise UsageError(f"{config.dataset}: no question is left to train on, all are held out; add more questions")
+    choose_backend(config.backend, config.urls)
+    check_gold([*split.train, *split.validation, *split.test], config)
+    if config.evaluate and not split.test:
+        note(f"{config.dataset}: no question is held out, so the run ends without a comparison; add more questions")
+    comparison(config, split)
+    operators, forms = rewrites(config)
+    actions = [*(one.name for one in operators), *(one.name for one in forms), *group_of(EpisodeRules, config).controls]
+    if checkpoint is not None:
+        checkpoint.check_actions(actions)
+    try:
+        usable_device(config.device)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    # A small network gains nothing from more threads, and waiting ones compete with those that make calls.
+    torch.set_num_threads(1)
+
+
+def comparison(config: TrainConfig, split: Split) -> tuple[int, int]:
+    """Return the calls of the final comparison at most, and the held-out questions that are sure to be asked.
+
+    UsageError when --eval-calls does not allow one question.
+    """
+    operators, forms = rewrites(config)
+    asked = sum(local_rewrite(operator) is None for operator in operators)
+    cost = EvaluationCost(
+        num_test=len(split.test),
+        num_guard=len(guard_requests(split.guard, with_bundled=config.guard)),
+        num_train=len(split.train),
+        num_operators=len(operators) + len(forms),
+        num_asked=asked,
+        episode_calls=group_of(EpisodeRules, config).max_calls(asked=asked),
+        asking=make_reward(config).asking,
+        search_calls=config.plan_calls,
+        plan_calls=PLAN_CALLS if config.plan_calls else 0,
+    )
+    return min(cost.calls, config.eval_calls or cost.calls), cost.within(config.eval_calls).num_test
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,3 +262,43 @@ def duration(seconds: float) -> str:
     if minutes < 1:
         return f"{seconds:.0f} s"
     return f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.1f} h"
+
+
+def foreseen(config: TrainConfig, checkpoint: Checkpoint | None) -> Estimate:
+    """Return the size and cost of a run with what it will leave out; no server is started or asked."""
+    size = estimate(config, checkpoint)
+    now, more = bounded(size, is_live=not is_instant(config))
+    return replace(size if now is config else estimate(now, checkpoint), decided=tuple(more))
+
+
+def bounded_start(config: TrainConfig, models: OpenModels, split: Split) -> tuple[TrainConfig, list[str]]:
+    """Return the settings of a run that was opened, as `bounded` does."""
+    return bounded(size_of(config, split), is_live=not models.calls.backend_class.is_instant)
+
+
+def bounded(size: Estimate, *, is_live: bool) -> tuple[TrainConfig, list[str]]:
+    """Return the settings of a run with what was left open decided, and a line for each decision.
+
+    No evaluation is left out unless a model `is_live`: other calls take next to no time.
+    """
+    config, lines = size.config, list[str]()
+    if is_live and not {"eval_interval", "eval_questions"} & config.given:
+        config, lines = _with_evaluations(config, size)
+    if config.answer == "learned" and "answer_calls" not in config.given:
+        config = replace(config, answer_calls=min(config.answer_calls, max(1, int(ANSWERS_SHARE * size.calls))))
+    return config, lines
+
+
+def _with_evaluations(config: TrainConfig, size: Estimate) -> tuple[TrainConfig, list[str]]:
+    """Return the settings with as many periodic evaluations and questions as their share of the calls allows."""
+    most = SHARE * config.total_steps / size.episodes.steps  # episodes
+    fewest = min(FEWEST_QUESTIONS, size.evaluation_questions)
+    if size.evaluations * size.evaluation_questions <= most:
+        return config, []
+    share = f"{IN_WORDS} of the {size.calls:,} calls of training"
+    for every, times in ((config.updates_between_evals, size.evaluations), (config.num_updates, 2)):
+        if (count := int(most / times)) >= fewest:
+            line = f"periodic evaluations: {times} x {count} questions, {share}; --eval-questions N asks others"
+            return replace(config, eval_interval=every, eval_questions=count), [line]
+    line = f"periodic evaluations: none; two of {fewest} questions exceed {share}; --eval-questions N makes them"
+    return replace(config, eval_interval=0), [line]

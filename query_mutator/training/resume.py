@@ -1,4 +1,7 @@
-"""Flags that may change when a run resumes in its folder: they affect speed and files, not what is learned."""
+"""What continues a run: which flags may change, and its models, counts of calls, journal, learner and environments.
+
+Functions that restore something take the checkpoint, None for a new run.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,6 @@ import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
 from query_mutator.errors import CheckpointError, UsageError
 from query_mutator.files import read_checked_json
 from query_mutator.files.json_lines import check_json_lines
@@ -17,6 +19,21 @@ from query_mutator.learners.named import LEARNERS
 from query_mutator.session.checkpoint import Checkpoint
 from query_mutator.session.trust import check_plugins, check_reach
 from query_mutator.training.config import TrainConfig
+from query_mutator.bounds import group_of
+from query_mutator.files.run_dir import RunDir
+from query_mutator.llm.stack import CallTotals, ClientStack
+from query_mutator.session.checkpoint import Checkpoint, Progress
+from query_mutator.session.journal import Journal, keep_embeddings
+from query_mutator.session.models import OpenModels, ResolvedModels
+from query_mutator.training.callbacks import RunView
+from query_mutator.training.parts import RunParts
+from query_mutator.llm.backends import AUTO, BACKENDS, DEFAULT_BACKEND
+from query_mutator.types import FloatArray
+from query_mutator.env.task import Task
+from query_mutator.errors import CheckpointError
+from query_mutator.learners.learner import Learner
+
+__all__ = ["make_learner", "open_journal", "restore_counts", "restore_envs", "resumed_models", "resumed_view"]
 
 #: Flags about speed, retries and files; all others decide what is learned.
 FREE = frozenset(
@@ -33,18 +50,12 @@ FREE = frozenset(
 )
 
 
-#: What runs did before there was a flag for it.
-_EARLIER = {"validation_fold": "none"}
-#: Flags of earlier versions that decided nothing about what is learned.
-_GONE = frozenset({"num_collectors"})
-
-
 def resumed_flags(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return the flags of the run that wrote a checkpoint, by any version; UsageError if nothing was trained."""
+    """Return the flags of the run that wrote a checkpoint; UsageError if nothing was trained."""
     made_by = LEARNERS.get(checkpoint.algo).made_by if checkpoint.algo in LEARNERS else ""
     if made_by:
         raise UsageError(f"{checkpoint.path} is not trained, there is nothing to resume; run `{made_by}` again")
-    return _EARLIER | {name: value for name, value in checkpoint.flags.items() if name not in _GONE}
+    return dict(checkpoint.flags)
 
 
 def check_named(config: TrainConfig, checkpoint: Checkpoint) -> None:
@@ -60,12 +71,7 @@ def check_named(config: TrainConfig, checkpoint: Checkpoint) -> None:
 
 def fold_remarks(config: TrainConfig, checkpoint: Checkpoint) -> list[str]:
     """Return the line about periodic evaluations that mean something else than before the checkpoint."""
-    before, now = checkpoint.flags.get("validation_fold"), config.validation_fold
-    if before is None and now == "none":
-        return [
-            f"{checkpoint.path} is of a version whose periodic evaluations read held-out questions; from here on "
-            "there are none, see --validation-fold"
-        ]
+    before, now = checkpoint.flags["validation_fold"], config.validation_fold
     if now in ("none", before):
         return []
     return [f"{checkpoint.path} has learned from questions of validation fold {now}: validation/* will be too high"]
@@ -129,3 +135,79 @@ def differences(config: TrainConfig, before: Mapping[str, Any]) -> list[str]:
 
 def _differ(value: Any, before: Any) -> bool:
     return tuple(value) != tuple(before) if isinstance(value, (list, tuple)) else bool(value != before)
+
+
+def resumed_models(config: TrainConfig, checkpoint: Checkpoint | None) -> ResolvedModels:
+    """Return the settings of the run's models; a resumed folder needs the files of models that it was started with."""
+    digests = checkpoint.system.file_digests if checkpoint is not None and config.resumes_folder else ()
+    return group_of(ResolvedModels, config, file_digests=digests, **_local_addresses(config))
+
+
+def restore_counts(calls: ClientStack, checkpoint: Checkpoint | None) -> None:
+    """Count on from the calls that the run has made."""
+    if checkpoint is not None:
+        done = checkpoint.progress
+        calls.counted.totals = CallTotals(calls=done.llm_calls, tokens=done.tokens, cut_replies=done.cut_replies)
+
+
+def open_journal(models: OpenModels, run_dir: RunDir, checkpoint: Checkpoint | None) -> Journal:
+    """Return the journal of calls."""
+    since = checkpoint.progress.env_steps if checkpoint else 0
+    journal = Journal(run_dir.journal_path, since=since, on_replay=models.calls.counted.add)
+    keep_embeddings(models.encoder, journal)
+    return journal
+
+
+def restore_envs(parts: RunParts, checkpoint: Checkpoint | None) -> FloatArray | None:
+    """Restore environments; return the observations [N, O], None for new episodes.
+
+    A resumed run folder continues in the middle of its episodes; a run from a checkpoint file starts new ones.
+    """
+    if checkpoint is None:
+        return None
+    if checkpoint.envs is not None and parts.config.resumes_folder:
+        return parts.envs.load_state_dict(checkpoint.envs)
+    done = checkpoint.progress
+    for env, steps, episodes in zip(parts.env_list, done.env_total_steps, done.env_episodes, strict=False):
+        env.total_steps, env.total_episodes = steps, episodes
+    return None
+
+
+def resumed_view(parts: RunParts, checkpoint: Checkpoint | None) -> RunView:
+    """Return the run as callbacks see it; the best success counts on while the validation questions are the same."""
+    done = checkpoint.progress if checkpoint else Progress()
+    has_same_fold = checkpoint is not None and checkpoint.task.validation_fold == parts.config.validation_fold
+    return RunView(
+        config=parts.config,
+        folder=parts.run_dir.path,
+        env_steps=done.env_steps,
+        updates_done=parts.learner.updates_done,
+        invalid_steps=done.invalid_steps,
+        best_success=done.best_success if has_same_fold else 0.0,
+    )
+
+
+def make_learner(config: TrainConfig, task: Task, checkpoint: Checkpoint | None) -> Learner:
+    """Return a new learner, or the restored one of a checkpoint; CheckpointError for that of another algorithm."""
+    observer = task.observer
+    make = LEARNERS.get(config.algo).make
+    learner = make(observer.size, len(task.actions), config, mask_columns=observer.slices["closed"])
+    if checkpoint is None:
+        return learner
+    if checkpoint.algo != config.algo:
+        raise CheckpointError(
+            f"{checkpoint.path} was made with --algo {checkpoint.algo}; leave out --algo {config.algo}"
+        )
+    try:
+        learner.load_state_dict(checkpoint.learner)
+    except ValueError as error:
+        raise CheckpointError(f"{checkpoint.path}: {error}") from error
+    return learner
+
+
+def _local_addresses(flags: TrainConfig) -> Mapping[str, tuple[str, ...]]:
+    """Return --local-server-url under the flag of its backend for the evaluations, unless they have other servers."""
+    if not flags.local_server_url or flags.ollama_url or flags.openai_url:
+        return {}
+    kind = BACKENDS.get(DEFAULT_BACKEND if flags.backend == AUTO else flags.backend)
+    return {kind.url_flag: (flags.local_server_url,)}

@@ -1,4 +1,7 @@
-"""The folder of a training run: opened and locked, described in config.json, summed up in summary.json."""
+"""The folder of a training run: opened and locked, described in config.json, its checkpoints, summed up at the end.
+
+A checkpoint is the state after the last update, written when it is due and however the run ends.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,6 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
-
 from query_mutator.data import Split
 from query_mutator.files import write_checked_json
 from query_mutator.files.lock import locked
@@ -22,12 +24,19 @@ from query_mutator.session.checkpoint import Checkpoint
 from query_mutator.session.models import OpenModels
 from query_mutator.session.policy_file import findable
 from query_mutator.session.trust import remember
-from query_mutator.training.callbacks.base import RunView
+from query_mutator.training.callbacks import RunView
 from query_mutator.training.config import TrainConfig
 from query_mutator.training.parts import RunParts
+from query_mutator.bounds import group_of
+from query_mutator.files.run_dir import checkpoints_in, steps_of
+from query_mutator.runs.provenance import versions
+from query_mutator.session.background import background_of
+from query_mutator.session.checkpoint import Checkpoint, Progress, snapshot
+from query_mutator.session.policy_file import SavedPolicy, write_own_policy
+from query_mutator.settings.episode import TaskSettings
+from query_mutator.training.callbacks import CallbackList, RunView
 
-__all__ = ["described", "open_run_dir", "remember_run", "write_config", "write_summary"]
-
+__all__ = ["Checkpoints", "described", "open_run_dir", "remember_run", "write_config", "write_summary"]
 
 def open_run_dir(config: TrainConfig, checkpoint: Checkpoint | None, stack: ExitStack) -> RunDir:
     """Return a new run folder, locked, or the resumed one with its row files truncated to where its checkpoint was.
@@ -106,3 +115,75 @@ def write_summary(
         "backend": parts.models.choice.kind,
     }
     write_checked_json(parts.run_dir.summary_path, summary)
+
+
+_OF_ONE_COMMAND = ("resume", "break_lock", "config", "dry_run")  # flags that a checkpoint does not keep
+
+
+class Checkpoints:
+    """Keeps the state after the last update in memory, and writes it to the run folder."""
+
+    def __init__(self, parts: RunParts, run: RunView, callbacks: CallbackList, *, resumed: Checkpoint | None) -> None:
+        """Keep the state as it is; `resumed` is the checkpoint that it was restored from."""
+        self._parts, self._run, self._callbacks = parts, run, callbacks
+        self._background = background_of(parts.task, parts.split, dataset=parts.config.dataset)
+        self._price: float | None = None
+        self._latest = self._state()
+        self.saved: Path | None = resumed.path if resumed else None
+
+    def keep(self) -> None:
+        """Keep the state after an update, once the row of metrics is written."""
+        self._latest = self._state()
+
+    def set_price(self, price: float) -> None:
+        """Write the last state with the price of a call at which the policy acts."""
+        self._price, self.saved = price, None
+        self.keep()
+        self.write()
+
+    def write(self) -> None:
+        """Write what is kept, with the policy file, unless it was written before; drop calls that it covers."""
+        parts, latest = self._parts, self._latest
+        path = parts.run_dir.checkpoint_path(latest.progress.env_steps)
+        if path == self.saved:
+            return
+        parts.run_dir.sync()
+        self.saved = latest.save(path)
+        write_own_policy(parts.run_dir.path, SavedPolicy(checkpoint=latest, background=self._background))
+        # The calls since the previous checkpoint are kept: it is the fallback if this one is damaged.
+        parts.journal.drop_before(steps_of(checkpoints_in(parts.run_dir.path)[:2][-1]))
+
+    def _state(self) -> Checkpoint:
+        parts, config = self._parts, self._parts.config
+        return Checkpoint(
+            learner=snapshot(parts.learner.state_dict()),
+            actions=parts.task.actions,
+            task=group_of(TaskSettings, config, **({} if self._price is None else {"call_price": (self._price,)})),
+            system=parts.models.resolved,
+            projection=parts.task.observer.projection,
+            flags={name: value for name, value in asdict(config).items() if name not in _OF_ONE_COMMAND},
+            versions=versions(),
+            plugins=plugin_hashes(config.plugin),
+            confidence=None if parts.task.confidence is None else parts.task.confidence.to_arrays(),
+            callbacks=snapshot(self._callbacks.state_dict()),
+            progress=self._progress(),
+            envs=parts.envs.state_dict(),
+        )
+
+    def _progress(self) -> Progress:
+        parts, totals, rows = self._parts, self._parts.training_calls, self._parts.run_dir
+        return Progress(
+            env_steps=self._run.env_steps,
+            wall_s=parts.runlog.wall_s,
+            llm_calls=totals.calls,
+            invalid_steps=self._run.invalid_steps,
+            tokens=totals.tokens,
+            cut_replies=totals.cut_replies,
+            best_success=self._run.best_success,
+            env_episodes=tuple(env.total_episodes for env in parts.env_list),
+            env_total_steps=tuple(env.total_steps for env in parts.env_list),
+            transcripts_bytes=rows.transcripts.size_bytes,
+            transcripts_crc=rows.transcripts.crc,
+            metrics_bytes=rows.metrics.rows.size_bytes,
+            metrics_crc=rows.metrics.rows.crc,
+        )

@@ -29,8 +29,8 @@ from query_mutator.session.dataset import split_dataset
 from query_mutator.session.models import ResolvedModels, open_models
 from query_mutator.session.task import make_task
 from query_mutator.training.config import parse_config
-from query_mutator.training.learner import make_learner
-from query_mutator.training.workers import dealt_out, shares
+from query_mutator.training.resume import make_learner
+from query_mutator.cluster.rollouts import dealt_out, shares
 from rl_query_mutator_env import BatchedQueryMutationEnv, QueryMutationEnv
 from tests.cluster.conftest import RayCluster, wait_until
 from tests.conftest import Librarian, Softener

@@ -22,7 +22,7 @@ from query_mutator.rewards import PARTS, Evidence, Judge, Unscored, WeightedRewa
 from query_mutator.session.judging import check_gold, default_reward, make_reward
 from query_mutator.settings.episode import TaskSettings
 from query_mutator.settings.questions import Judging
-from query_mutator.training.callbacks.judge_watch import LEAST, JudgeWatch
+from query_mutator.training.judge_watch import LEAST, JudgeWatch
 from query_mutator.types import ChatRequest, Completion, Question
 from tests.rule_judge import RuleJudge
 from tests.scripted_server import ScriptedServer, http

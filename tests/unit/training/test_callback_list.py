@@ -12,7 +12,7 @@ import pytest
 from query_mutator.env.steps import Steps
 from query_mutator.errors import UsageError
 from query_mutator.registry import Registry
-from query_mutator.training.callbacks import CALLBACKS, Callback, CallbackList, RunView, base
+from query_mutator.training.callbacks import CALLBACKS, Callback, CallbackList, RunView
 from query_mutator.training.config import TrainConfig
 
 HOOKS = ("on_training_start", "on_step", "on_rollout_end", "on_log", "on_update_end", "on_training_end", "close")
@@ -111,7 +111,7 @@ def test_a_callback_of_an_installed_distribution_is_used(
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     registry: Registry[Any] = Registry("callback", group="query_mutator.callbacks")  # which has read no entry points
-    monkeypatch.setattr(base, "CALLBACKS", registry)
+    monkeypatch.setattr("query_mutator.training.callbacks.CALLBACKS", registry)
     CallbackList([]).on_log(run)
     assert run.row == {"custom/notes": 2.0}
 

@@ -11,7 +11,7 @@ import pytest
 from query_mutator.session.checkpoint import Checkpoint, Progress
 from query_mutator.training.config import TrainConfig
 from query_mutator.training.parts import RunParts, envs_seed
-from query_mutator.training.restore import resumed_models, resumed_view
+from query_mutator.training.resume import resumed_models, resumed_view
 
 
 def parts_of(config: TrainConfig, tmp_path: Path) -> RunParts:

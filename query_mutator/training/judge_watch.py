@@ -18,7 +18,7 @@ from query_mutator.env.steps import Steps
 from query_mutator.files.json_lines import read_json_lines
 from query_mutator.session.judging import REFERENCE_METRICS
 from query_mutator.stats.intervals import Interval, welch_interval
-from query_mutator.training.callbacks.base import Callback, RunView
+from query_mutator.training.callbacks import Callback, RunView
 from query_mutator.training.parts import RunParts
 from query_mutator.types import StepRecord
 

@@ -1,4 +1,4 @@
-"""The hooks of a training run, and the registry of callbacks that `--plugin` adds.
+"""The hooks of a training run: what hangs on the loop without being part of it, ours and those of `--plugin`.
 
     from query_mutator.training.callbacks import CALLBACKS, Callback
 
@@ -8,7 +8,8 @@
             print(run.env_steps, "steps")
 
 Every callback that a plugin registers, or an installed distribution (entry points `query_mutator.callbacks`), is used
-in the run, built without arguments.
+in the run, built without arguments. `judge_watch` has another one of ours; the plots at the end are
+`query_mutator.report.plots`.
 """
 
 from __future__ import annotations
@@ -19,14 +20,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from query_mutator.cli.console import note
 from query_mutator.env.steps import Steps
 from query_mutator.errors import QueryMutatorError, UsageError
+from query_mutator.evaluation.validation import PeriodicEval, make_periodic_eval
 from query_mutator.files.metrics import is_metric
+from query_mutator.llm.probe import reported_slots, slots_advice, slots_under_load
 from query_mutator.registry import Registry
+from query_mutator.session.failure_rate import WINDOW_STEPS, FailureWindow
+from query_mutator.session.truncation import LongPrompts
 from query_mutator.training.config import TrainConfig
+from query_mutator.training.parts import RunParts, server_worked_before
 from query_mutator.types import StepRecord
 
-__all__ = ["CALLBACKS", "Callback", "CallbackList", "RunView"]
+__all__ = [
+    "CALLBACKS", "Callback", "CallbackList", "FailureLimit", "LongPromptReport", "RunView", "SlotsAdvice",
+    "Validation",
+]  # fmt: skip
+
+ADVICE_AFTER_CALLS = 6  # per call in flight: by then the server's queue shows
 
 
 @dataclass(slots=True, kw_only=True)
@@ -170,3 +182,106 @@ def _named_errors(name: str, hook: str) -> Iterator[None]:
         raise
     except Exception as error:  # user code fails in every way there is
         raise UsageError(f"callback {name!r} failed in {hook}: {type(error).__name__}: {error}") from error
+
+
+# --- ours --------------------------------------------------------------------------------------------------------------
+
+
+class SlotsAdvice(Callback):
+    """Print once that the server works on fewer calls at a time than it is sent."""
+
+    def __init__(self, parts: RunParts) -> None:
+        self._models, self._runlog = parts.models, parts.runlog
+        self._has_advised = bool(parts.config.local_server_url)  # servers on the workers' machines are not asked here
+
+    def on_step(self, run: RunView, steps: Steps, records: Sequence[StepRecord]) -> None:
+        """Print the advice when enough calls were made."""
+        if self._has_advised:
+            return
+        in_flight = min(run.config.calls_in_flight, run.config.num_processes)
+        calls = self._runlog.calls
+        if calls.calls < ADVICE_AFTER_CALLS * in_flight:
+            return
+        self._has_advised = True
+        stack = self._models.calls
+        reported = reported_slots(stack.servers, self._models.target_model)
+        is_measured = stack.backend_class.reports_queue
+        slots = reported or (slots_under_load(calls, in_flight=in_flight) if is_measured else None)
+        advice = slots_advice(slots, in_flight, server=stack.backend_class, is_reported=reported is not None)
+        if advice is not None:
+            note(advice)
+
+
+class FailureLimit(Callback):
+    """Raise TooManyFailuresError when more than `--max-failure-rate` of the recent steps failed."""
+
+    def __init__(self, parts: RunParts) -> None:
+        self._calls = parts.models.calls
+        size = min(WINDOW_STEPS, parts.config.rollout_steps)
+        self._window = FailureWindow(parts.config.max_failure_rate, size=size, why=self._most_common_failure)
+
+    def on_step(self, run: RunView, steps: Steps, records: Sequence[StepRecord]) -> None:
+        """Count the steps."""
+        self._window.add(steps.valid)
+
+    def _most_common_failure(self) -> str:
+        [(kind, _)] = self._calls.counted.error_kinds.most_common(1) or [("", 0)]
+        advice = f" ({self._calls.backend_class.more_context})" if kind == "prompt_too_long" else ""
+        return f", most often {kind!r}{advice}" if kind else ""
+
+
+class LongPromptReport(Callback):
+    """Report prompts that were too long, during the run and at its end."""
+
+    def __init__(self, parts: RunParts) -> None:
+        self._found = LongPrompts(parts.env_list, parts.models.calls.backend_class.more_context)
+        self._runlog = parts.runlog
+
+    def on_rollout_end(self, run: RunView) -> None:
+        """Print a line for each new question, and show the number."""
+        self._runlog.show(self._found.shown())
+        note(*self._found.new_warnings())
+
+    def on_log(self, run: RunView) -> None:
+        """Add the number to the row."""
+        run.row["llm/prompts_too_long"] = self._found.counts.total()
+
+    def on_training_end(self, run: RunView) -> None:
+        """Print the sum."""
+        note(*self._found.lines())
+
+
+class Validation(Callback):
+    """Evaluate the policy before the first update, every `updates_between_evals` updates, and after the last."""
+
+    def __init__(self, parts: RunParts) -> None:
+        self._parts = parts
+        self._evaluate: PeriodicEval | None = None
+
+    def on_training_start(self, run: RunView) -> None:
+        """Prepare the evaluation; write the row of a new run."""
+        config, parts = run.config, self._parts
+        if config.updates_between_evals:
+            self._evaluate = make_periodic_eval(
+                parts.evaluator, parts.task, parts.split.validation, size=config.eval_questions
+            )
+        if config.validation_fold != "none" and not parts.split.validation:
+            note(
+                f"--validation-fold {config.validation_fold} holds none of the {len(parts.split.train)} questions to "
+                "learn from, so there are no periodic evaluations; give another fold"
+            )
+        if self._evaluate and not run.env_steps:
+            run.row = self._figures(self._evaluate, run)
+            parts.run_dir.metrics.write(run.row, step=0, wall_s=parts.runlog.wall_s)
+
+    def on_update_end(self, run: RunView) -> None:
+        """Add the figures to the row when an evaluation is due."""
+        if self._evaluate and (run.is_last or run.updates_done % run.config.updates_between_evals == 0):
+            run.row |= self._figures(self._evaluate, run)
+
+    def _figures(self, evaluate: PeriodicEval, run: RunView) -> dict[str, float]:
+        with server_worked_before():
+            row = evaluate(self._parts.learner.frozen)
+        run.best_success = max(run.best_success, row["validation/success"])  # NaN leaves the first
+        self._parts.runlog.validated(row["validation/success"])
+        return {**row, "validation/best_success": run.best_success}
