@@ -1,10 +1,8 @@
 """Implicit quantile networks: an off-policy learner that replays every transition many times.
 
-    network.py     QuantileNetwork: the network that trains, with torch
+    network.py     QuantileNetwork: the network that trains, with torch, and quantile_huber_loss per sample
     frozen.py      FrozenQuantiles: a snapshot of it for inference, with numpy
-    loss.py        quantile_huber_loss per sample
-    nstep.py       NStep: steps of each environment -> n-step transitions
-    replay.py      Replay: prioritized replay with importance weights
+    replay.py      NStep: steps of each environment -> n-step transitions; Replay: prioritized replay of them
     learner.py     IQN, which holds network, target, replay, optimizer, schedules and random streams
 
 `python -m query_mutator.learners.iqn --env CartPole-v1` trains and evaluates. Importing this package or

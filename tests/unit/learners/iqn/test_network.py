@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from query_mutator.learners.iqn.frozen import FrozenQuantiles, drawn
-from query_mutator.learners.iqn.loss import quantile_huber_loss
+from query_mutator.learners.iqn.network import quantile_huber_loss
 from query_mutator.learners.iqn.network import QuantileNetwork
 
 

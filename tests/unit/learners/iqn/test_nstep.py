@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from query_mutator.env.steps import Steps
-from query_mutator.learners.iqn.nstep import NStep, Transition
+from query_mutator.learners.iqn.replay import NStep, Transition
 
 
 def obs(number: int) -> np.ndarray:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from query_mutator.learners.iqn.nstep import Transition
+from query_mutator.learners.iqn.replay import Transition
 from query_mutator.learners.iqn.replay import SMALLEST_ERROR, Replay
 
 
