@@ -47,25 +47,27 @@ from query_mutator.session.journal import Journal
 from query_mutator.session.models import OpenModels, open_models
 from query_mutator.session.task import make_task
 from query_mutator.session.truncation import cut_line, long_questions
-from query_mutator.training.callbacks import SlotsAdvice
-from query_mutator.training.callbacks import CallbackList
-from query_mutator.training.callbacks import FailureLimit
-from query_mutator.training.judge_watch import JudgeWatch
-from query_mutator.training.callbacks import LongPromptReport
-from query_mutator.training.callbacks import Validation
-from query_mutator.training.run_folder import Checkpoints
-from query_mutator.training.estimate import check_run
+from query_mutator.training.callbacks import CallbackList, FailureLimit, LongPromptReport, SlotsAdvice, Validation
 from query_mutator.training.config import PROG, TrainConfig, parse_config, remarks
-from query_mutator.training.estimate import size_of
+from query_mutator.training.estimate import bounded_start, check_run, foreseen, size_of
+from query_mutator.training.judge_watch import JudgeWatch
 from query_mutator.training.known_steps import recall
-from query_mutator.training.resume import make_learner
 from query_mutator.training.loop import TrainingLoop
 from query_mutator.training.parts import RunParts, make_loop, server_worked_before
-from query_mutator.training.resume import open_journal, restore_counts, restore_envs, resumed_models, resumed_view
-from query_mutator.training.resume import check_named, check_resumption, fold_remarks, resumed_flags
-from query_mutator.training.run_folder import open_run_dir, write_config, write_summary
+from query_mutator.training.resume import (
+    check_named,
+    check_resumption,
+    fold_remarks,
+    make_learner,
+    open_journal,
+    restore_counts,
+    restore_envs,
+    resumed_flags,
+    resumed_models,
+    resumed_view,
+)
+from query_mutator.training.run_folder import Checkpoints, open_run_dir, write_config, write_summary
 from query_mutator.training.run_log import RunLog
-from query_mutator.training.estimate import bounded_start, foreseen
 from query_mutator.types import StepRecord
 from rl_query_mutator_env import BatchedQueryMutationEnv, QueryMutationEnv
 

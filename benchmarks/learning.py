@@ -56,10 +56,9 @@ from query_mutator.settings.episode import TaskSettings
 from query_mutator.settings.models import ModelSettings
 from query_mutator.training.config import TrainConfig, parse_config
 from query_mutator.training.known_steps import recall
-from query_mutator.training.resume import make_learner
-from query_mutator.training.loop import OffPolicyLoop
-from query_mutator.training.loop import OnPolicyLoop
+from query_mutator.training.loop import OffPolicyLoop, OnPolicyLoop
 from query_mutator.training.parts import envs_seed
+from query_mutator.training.resume import make_learner
 from query_mutator.types import SUBMIT, StepRecord
 from rl_query_mutator_env import QueryMutationEnv
 from train_query_mutator import batch_envs

@@ -42,8 +42,7 @@ from query_mutator.llm.stack import ClientStack
 from query_mutator.session.models import OpenModels, ResolvedModels
 from query_mutator.settings.episode import TaskSettings
 from query_mutator.training.config import TrainConfig
-from query_mutator.training.loop import AsyncVectorEnv, OnSteps
-from query_mutator.training.loop import OnPolicyLoop
+from query_mutator.training.loop import AsyncVectorEnv, OnPolicyLoop, OnSteps
 from query_mutator.training.parts import RunParts, loop_settings
 from query_mutator.training.run_log import EPISODE_FIGURES
 from query_mutator.types import FloatArray

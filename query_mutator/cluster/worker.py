@@ -37,8 +37,7 @@ from query_mutator.session.journal import Journal, keep_embeddings
 from query_mutator.session.models import OpenModels, ResolvedModels, open_models
 from query_mutator.session.task import make_task
 from query_mutator.settings.episode import TaskSettings
-from query_mutator.training.loop import AsyncVectorEnv
-from query_mutator.training.loop import OnPolicyLoop
+from query_mutator.training.loop import AsyncVectorEnv, OnPolicyLoop
 from query_mutator.training.run_log import EPISODE_FIGURES
 from query_mutator.types import FloatArray, Question, StepRecord
 

@@ -17,8 +17,7 @@ from ppo.policy import Policy
 from query_mutator.lab.sizing.networks import WithTarget
 from query_mutator.lab.sizing.presets import PRESETS
 from query_mutator.lab.sizing.workload import Workload
-from query_mutator.learners.iqn.network import quantile_huber_loss
-from query_mutator.learners.iqn.network import QuantileNetwork
+from query_mutator.learners.iqn.network import QuantileNetwork, quantile_huber_loss
 
 __all__ = ["iqn", "policy"]
 

@@ -1,6 +1,6 @@
 """Training: the flags, the loops that collect and update, and what continues a run.
 
-`config` has every flag; `loop` collects rollouts and learns from them; `callbacks` hang on it; `resume` continues a run;
+`config` has every flag; `loop` collects rollouts and learns; `callbacks` hang on it; `resume` continues a run;
 `run_log` computes the rows of metrics; `estimate` says what a run costs. `train_query_mutator.py` calls them in order.
 """
 

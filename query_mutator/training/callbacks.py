@@ -184,7 +184,7 @@ def _named_errors(name: str, hook: str) -> Iterator[None]:
         raise UsageError(f"callback {name!r} failed in {hook}: {type(error).__name__}: {error}") from error
 
 
-# --- ours --------------------------------------------------------------------------------------------------------------
+# --- ours -------------------------------------------------------------------------------------------------------------
 
 
 class SlotsAdvice(Callback):

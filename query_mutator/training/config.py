@@ -11,7 +11,6 @@ from ppo.config import PPOConfig
 from query_mutator.bounds import defaults
 from query_mutator.cli.flags import parse_flags
 from query_mutator.env.rules import EpisodeRules
-from query_mutator.errors import UsageError
 from query_mutator.files.gguf_file import gguf_address
 from query_mutator.files.run_dir import check_name
 from query_mutator.learners.named import LEARNERS

@@ -1,12 +1,18 @@
 """What a run costs, whether it can start, and what it leaves out: from its flags, with no server started or asked.
 
-    checks                   its questions, its machine, its checkpoint, its bounds
-    --answer learned         P(right) learned within a tenth of the calls of training
-    periodic evaluations     within half as many calls as training makes, unless a flag says which; all of them with
-                             recorded replies, which take no time
+checks                   its questions, its machine, its checkpoint, its bounds
+--answer learned         P(right) learned within a tenth of the calls of training
+periodic evaluations     within half as many calls as training makes, unless a flag says which; all of them with
+                         recorded replies, which take no time
 """
 
 from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from query_mutator.bounds import group_of
 from query_mutator.cli.console import note
@@ -14,31 +20,31 @@ from query_mutator.data import Split
 from query_mutator.env.rules import EpisodeRules
 from query_mutator.errors import UsageError
 from query_mutator.evaluation.cost import PLAN_CALLS, EvaluationCost
+from query_mutator.evaluation.power import power_in_words
+from query_mutator.learners.named import LEARNERS
 from query_mutator.llm.backends import choose_backend
 from query_mutator.operators import local_rewrite
 from query_mutator.session.checkpoint import Checkpoint
-from query_mutator.session.dataset import guard_requests
+from query_mutator.session.dataset import guard_requests, split_dataset
 from query_mutator.session.judging import check_gold, make_reward
+from query_mutator.session.models import OpenModels
 from query_mutator.session.task import rewrites
 from query_mutator.training.config import TrainConfig
-import math
-import random
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import lru_cache
-from query_mutator.evaluation.power import power_in_words
-from query_mutator.learners.named import LEARNERS
-from query_mutator.session.dataset import split_dataset
-from query_mutator.session.judging import make_reward
-from query_mutator.training.timing import Timing, time_of
+from query_mutator.training.timing import Timing, is_instant, time_of
 from query_mutator.types import ASK, SUBMIT, UNDO, Question
-from dataclasses import replace
-from query_mutator.session.models import OpenModels
-from query_mutator.training.timing import is_instant
 
 __all__ = [
-    "bounded", "bounded_start", "check_run", "comparison", "duration", "Episodes", "Estimate", "estimate",
-    "foreseen", "random_episodes", "size_of",
+    "Episodes",
+    "Estimate",
+    "bounded",
+    "bounded_start",
+    "check_run",
+    "comparison",
+    "duration",
+    "estimate",
+    "foreseen",
+    "random_episodes",
+    "size_of",
 ]  # fmt: skip
 
 EPISODES = 1000  # of uniform actions
@@ -218,9 +224,9 @@ def size_of(config: TrainConfig, split: Split) -> Estimate:
 
 @lru_cache
 def random_episodes(rules: EpisodeRules, *, asked: int, local: int, forms: int) -> Episodes:
-    """Return the means of episodes of uniform actions, with `asked` operators that a model carries out, `local` and forms.
+    """Return the means of episodes of uniform actions, played by the rules alone.
 
-    No question is read: each rewrite brings another wording, and each answer is a call.
+    `asked` operators are carried out by a model, `local` ones are not. Each rewrite brings another wording.
     """
     rng = random.Random(0)
     played = [_play(rng, rules, asked=asked, local=local, forms=forms) for _ in range(EPISODES)]

@@ -21,9 +21,7 @@ from query_mutator.llm.stack import CallTotals
 from query_mutator.session.journal import Journal
 from query_mutator.session.models import OpenModels
 from query_mutator.training.config import TrainConfig
-from query_mutator.training.loop import AsyncVectorEnv, OnSteps, TrainingLoop
-from query_mutator.training.loop import OffPolicyLoop
-from query_mutator.training.loop import OnPolicyLoop
+from query_mutator.training.loop import AsyncVectorEnv, OffPolicyLoop, OnPolicyLoop, OnSteps, TrainingLoop
 from query_mutator.training.run_log import RunLog
 from query_mutator.types import FloatArray
 

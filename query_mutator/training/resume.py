@@ -9,29 +9,27 @@ import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from query_mutator.bounds import group_of
+from query_mutator.env.task import Task
 from query_mutator.errors import CheckpointError, UsageError
 from query_mutator.files import read_checked_json
 from query_mutator.files.json_lines import check_json_lines
 from query_mutator.files.metrics import METRICS_FILE
-from query_mutator.files.run_dir import SUMMARY
+from query_mutator.files.run_dir import SUMMARY, RunDir
 from query_mutator.files.typed import as_type
+from query_mutator.learners.learner import Learner
 from query_mutator.learners.named import LEARNERS
-from query_mutator.session.checkpoint import Checkpoint
-from query_mutator.session.trust import check_plugins, check_reach
-from query_mutator.training.config import TrainConfig
-from query_mutator.bounds import group_of
-from query_mutator.files.run_dir import RunDir
+from query_mutator.llm.backends import AUTO, BACKENDS, DEFAULT_BACKEND
 from query_mutator.llm.stack import CallTotals, ClientStack
 from query_mutator.session.checkpoint import Checkpoint, Progress
 from query_mutator.session.journal import Journal, keep_embeddings
 from query_mutator.session.models import OpenModels, ResolvedModels
+from query_mutator.session.trust import check_plugins, check_reach
 from query_mutator.training.callbacks import RunView
+from query_mutator.training.config import TrainConfig
 from query_mutator.training.parts import RunParts
-from query_mutator.llm.backends import AUTO, BACKENDS, DEFAULT_BACKEND
 from query_mutator.types import FloatArray
-from query_mutator.env.task import Task
-from query_mutator.errors import CheckpointError
-from query_mutator.learners.learner import Learner
 
 __all__ = ["make_learner", "open_journal", "restore_counts", "restore_envs", "resumed_models", "resumed_view"]
 

@@ -14,29 +14,26 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+from query_mutator.bounds import group_of
 from query_mutator.data import Split
 from query_mutator.files import write_checked_json
 from query_mutator.files.lock import locked
-from query_mutator.files.run_dir import RunDir
+from query_mutator.files.run_dir import RunDir, checkpoints_in, steps_of
 from query_mutator.plugins import plugin_hashes
-from query_mutator.runs.provenance import describe_run
-from query_mutator.session.checkpoint import Checkpoint
-from query_mutator.session.models import OpenModels
-from query_mutator.session.policy_file import findable
-from query_mutator.session.trust import remember
-from query_mutator.training.callbacks import RunView
-from query_mutator.training.config import TrainConfig
-from query_mutator.training.parts import RunParts
-from query_mutator.bounds import group_of
-from query_mutator.files.run_dir import checkpoints_in, steps_of
-from query_mutator.runs.provenance import versions
+from query_mutator.runs.provenance import describe_run, versions
 from query_mutator.session.background import background_of
 from query_mutator.session.checkpoint import Checkpoint, Progress, snapshot
-from query_mutator.session.policy_file import SavedPolicy, write_own_policy
+from query_mutator.session.models import OpenModels
+from query_mutator.session.policy_file import SavedPolicy, findable, write_own_policy
+from query_mutator.session.trust import remember
 from query_mutator.settings.episode import TaskSettings
 from query_mutator.training.callbacks import CallbackList, RunView
+from query_mutator.training.config import TrainConfig
+from query_mutator.training.parts import RunParts
 
 __all__ = ["Checkpoints", "described", "open_run_dir", "remember_run", "write_config", "write_summary"]
+
 
 def open_run_dir(config: TrainConfig, checkpoint: Checkpoint | None, stack: ExitStack) -> RunDir:
     """Return a new run folder, locked, or the resumed one with its row files truncated to where its checkpoint was.

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from query_mutator.bounds import group_of
-from query_mutator.cluster.rollouts import check_states, spec_of
+from query_mutator.cluster.rollouts import check_states, dealt_out, shares, spec_of
 from query_mutator.cluster.worker import RolloutRequest, RolloutWorker, WorkerSpec, WorkerState
 from query_mutator.embedded.server import EmbeddedServer, start_server
 from query_mutator.errors import ServerDownError, UsageError
@@ -30,7 +30,6 @@ from query_mutator.session.models import ResolvedModels, open_models
 from query_mutator.session.task import make_task
 from query_mutator.training.config import parse_config
 from query_mutator.training.resume import make_learner
-from query_mutator.cluster.rollouts import dealt_out, shares
 from rl_query_mutator_env import BatchedQueryMutationEnv, QueryMutationEnv
 from tests.cluster.conftest import RayCluster, wait_until
 from tests.conftest import Librarian, Softener

@@ -26,7 +26,6 @@ from query_mutator.commands.main import main as qm_main
 from query_mutator.embedded.server import EmbeddedServer, start_server
 from query_mutator.env.scheduling import run_flow
 from query_mutator.errors import BackendError, CheckpointError, UsageError
-from query_mutator.learners.named import LEARNERS
 from query_mutator.session.checkpoint import read_checkpoint
 from query_mutator.session.loading import load_policy
 from query_mutator.session.policy_file import (
@@ -36,7 +35,6 @@ from query_mutator.session.policy_file import (
     read_policy_file,
     write_policy_file,
 )
-from query_mutator.training.config import parse_config
 from tests.conftest import Librarian, Softener
 from tests.integration.conftest import write_dataset
 from train_query_mutator import main as train_main

@@ -19,10 +19,8 @@ from ppo.descent import FlatAdam
 from ppo.streams import ACTION_STREAM, restore_streams
 from query_mutator.env.steps import Steps
 from query_mutator.learners.iqn.frozen import FrozenQuantiles
-from query_mutator.learners.iqn.network import quantile_huber_loss
-from query_mutator.learners.iqn.network import QuantileNetwork
-from query_mutator.learners.iqn.replay import NStep
-from query_mutator.learners.iqn.replay import Replay, Sample
+from query_mutator.learners.iqn.network import QuantileNetwork, quantile_huber_loss
+from query_mutator.learners.iqn.replay import NStep, Replay, Sample
 from query_mutator.learners.learner import counts_of, restore_counts
 from query_mutator.settings.learner import IQNConfig
 from query_mutator.types import FloatArray

@@ -1,4 +1,4 @@
-"""From steps of many environments to n-step transitions, and prioritized replay (Schaul et al., 2016, arXiv:1511.05952).
+"""From steps of many environments to n-step transitions, and their prioritized replay (arXiv:1511.05952).
 
     N environments, D obs, n steps, C transitions kept, B drawn at once
 
@@ -12,19 +12,21 @@ happened: the chain runs from the step before it to the step after it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
+
 import numpy as np
-from query_mutator.env.steps import Steps
-from query_mutator.types import FloatArray
-from collections.abc import Mapping, Sequence
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from query_mutator.stats.sampling import WeightedSampler
 
-__all__ = ["NStep", "Replay", "Sample", "SMALLEST_ERROR", "Transition"]
+from query_mutator.env.steps import Steps
+from query_mutator.stats.sampling import WeightedSampler
+from query_mutator.types import FloatArray
+
+__all__ = ["SMALLEST_ERROR", "NStep", "Replay", "Sample", "Transition"]
+
 
 class Transition(NamedTuple):
     """An observation, the action on it, the rewards that followed, and where that led."""

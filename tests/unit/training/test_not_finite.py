@@ -12,8 +12,7 @@ import pytest
 from ppo.config import PPOConfig
 from query_mutator.errors import EXIT_USAGE, UsageError
 from query_mutator.learners.ppo import PPOLearner
-from query_mutator.training.loop import AsyncVectorEnv
-from query_mutator.training.loop import OnPolicyLoop
+from query_mutator.training.loop import AsyncVectorEnv, OnPolicyLoop
 
 FIELDS = {"observation": 0, "reward": 1}
 

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from ppo.config import PPOConfig
 from query_mutator.learners.ppo import PPOLearner
-from query_mutator.training.loop import AsyncVectorEnv
-from query_mutator.training.loop import OnPolicyLoop
+from query_mutator.training.loop import AsyncVectorEnv, OnPolicyLoop
 
 NUM_ENVS, NUM_STEPS = 5, 4
 

@@ -9,8 +9,7 @@ import pytest
 from query_mutator.bounds import group_of
 from query_mutator.env.rules import EpisodeRules
 from query_mutator.training.config import TrainConfig
-from query_mutator.training.estimate import Estimate, random_episodes
-from query_mutator.training.estimate import bounded, foreseen
+from query_mutator.training.estimate import Estimate, bounded, foreseen, random_episodes
 
 PROJECT: dict[str, Any] = {"ask": "form", "plan_calls": 4000, "max_episode_steps": 12}
 

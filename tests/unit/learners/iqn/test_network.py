@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from query_mutator.learners.iqn.frozen import FrozenQuantiles, drawn
-from query_mutator.learners.iqn.network import quantile_huber_loss
-from query_mutator.learners.iqn.network import QuantileNetwork
+from query_mutator.learners.iqn.network import QuantileNetwork, quantile_huber_loss
 
 
 @pytest.fixture

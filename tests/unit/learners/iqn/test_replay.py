@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from query_mutator.learners.iqn.replay import Transition
-from query_mutator.learners.iqn.replay import SMALLEST_ERROR, Replay
+from query_mutator.learners.iqn.replay import SMALLEST_ERROR, Replay, Transition
 
 
 def transition(number: int) -> Transition:
