@@ -9,4 +9,4 @@
 `iqn.frozen` loads no torch.
 """
 
-__all__ = ["frozen", "learner", "loss", "network", "nstep", "replay"]
+__all__ = ["frozen", "learner", "network", "replay"]

@@ -41,13 +41,13 @@ def test_a_short_run_on_a_live_model_starts_at_once() -> None:
 
 
 def test_periodic_evaluations_take_a_share_of_the_calls() -> None:
-    for steps, every, questions in ((8192, 2, 75), (1024, 1, 28), (400_000, None, 120)):
+    for steps, every, questions in ((8192, 2, 73), (1024, 1, 27), (400_000, None, 120)):
         config, lines = started(validation=120, num_env_steps=steps)
         assert (config.eval_interval, config.eval_questions) == (every, questions)
         assert len(lines) == (every is not None)
     config, [line] = started(validation=120, num_env_steps=2048, num_steps=4)
-    assert (config.eval_interval, config.eval_questions) == (32, 84)
-    assert line.startswith("periodic evaluations: 2 x 84 questions, half of the 1,754 calls of training;")
+    assert (config.eval_interval, config.eval_questions) == (32, 82)
+    assert line.startswith("periodic evaluations: 2 x 82 questions, half of the 1,758 calls of training;")
 
 
 @pytest.mark.parametrize(("steps", "answer_calls"), [(1024, 87), (100_000, 3000)])
