@@ -216,6 +216,7 @@ def test_every_learners_policy_acts_in_numpy_as_the_trained_one(
     write_policy_file(tmp_path / "policy.qm", SavedPolicy(checkpoint=checkpoint, background=background))
     widths = next((tensor.shape for tensor in saved.values() if tensor.ndim == 2), ())
     width = int(saved["obs_dim"]) if name == "direct" else min(widths, default=getattr(policy, "_num_columns", 0))
+    width = saved["hidden.0.weight"].shape[1] if name == "ppo" else width
     obs = np.random.default_rng(3).normal(size=(4000, width)).astype(np.float32)
     obs[:, 16:] = np.random.default_rng(4).random(obs[:, 16:].shape) < 0.4  # used operators and masks
     np.save(tmp_path / "obs.npy", obs)
