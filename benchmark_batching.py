@@ -1,6 +1,6 @@
 """Measure the speed-up from batching on a server: four ways to make the same calls, at several batch sizes.
 
-    python benchmark_batching.py                                       the embedded server, 100 ms a call, 64 slots
+    python benchmark_batching.py                                       the test server, 100 ms a call, 64 slots
     python benchmark_batching.py --latency-sigma 1.0 --figure out.png
     python benchmark_batching.py --ollama-url http://gpu-box:11434 --target-model llama3.2 --batch-sizes 1,4,8
 
@@ -20,7 +20,10 @@ if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C while modules load ends the process without a traceback
 
 import math
+import os
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -34,8 +37,6 @@ from query_mutator.cli.common import show
 from query_mutator.cli.console import closing_on_interrupt, note, run_cli, table
 from query_mutator.cli.flags import parse_flags
 from query_mutator.data.bundled import general
-from query_mutator.embedded.models import Echo
-from query_mutator.embedded.process import embedded_process
 from query_mutator.encoder import resolve_encoder
 from query_mutator.env.flow import Call, Flow
 from query_mutator.env.scheduling import Scheduler, make_scheduler
@@ -118,23 +119,34 @@ class System:
         """Return the figures of the calls since the recorder started."""
         return Measurement.of(self.recorder.completions, wall_s=self.recorder.elapsed_s)
 
-    def target_prompt(self, query: str, rewrite: str) -> str:
-        """Return the rewrite, or the query if all rewrites are the same.
 
-        `echo` rewrites everything to the same words, and the embedded server takes the same time for the same prompt.
-        """
-        return query if self.calls.mutator_model.split(":")[0] == Echo.name else rewrite
+@contextmanager
+def _test_server(**settings: float) -> Iterator[str]:
+    """Yield the address of a test server in a process of its own; BackendError if it does not start."""
+    flags = [word for name, value in settings.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    command = [sys.executable, "-m", "query_mutator", "test-server", *flags]
+    paths = filter(None, (str(Path(__file__).resolve().parent), os.environ.get("PYTHONPATH")))
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ) as process:
+        assert process.stdout is not None
+        try:
+            greeting = process.stdout.readline().split()
+            if not greeting:
+                raise BackendError("the test server did not start")
+            yield greeting[-1]
+        finally:
+            process.terminate()
 
 
 @contextmanager
 def connect(config: BenchmarkConfig) -> Iterator[System]:
     """Yield the system to measure; cancels its calls and stops the server that was started for it."""
     with ExitStack() as exits:
-        if config.is_embedded:
-            url = exits.enter_context(embedded_process(Echo.name, **config.embedded))
+        if config.starts_server:
+            url = exits.enter_context(_test_server(**config.simulated))
             backend, target, urls = DEFAULT_BACKEND, Echo.name, (url,)
-            delays = "{latency_ms:g} ms a call, sigma {latency_sigma:g}, {num_parallel} slots".format(**config.embedded)
-            about = f"embedded server (no language model), {delays}"
+            delays = "{latency_ms:g} ms a call, sigma {latency_sigma:g}, {num_parallel} slots"
+            about = f"test server (no language model), {delays.format(**config.simulated)}"
         else:
             models = {"target_model": config.target_model, "mutator_model": config.mutator_model}
             choice = resolve_backend(config.backend, **models, **config.urls)
@@ -187,14 +199,13 @@ def _run_phases(system: System, queries: Sequence[str], batch_size: int) -> None
         max_tokens=calls.mutator_max_tokens,
         **shared,
     )
-    prompts = [system.target_prompt(query, rewrite) for query, rewrite in zip(queries, rewrites, strict=True)]
-    batch_query_target_model(prompts, model=calls.target_model, max_tokens=calls.target_max_tokens, **shared)
+    batch_query_target_model(rewrites, model=calls.target_model, max_tokens=calls.target_max_tokens, **shared)
 
 
 def _rewrite_and_ask(system: System, query: str) -> Flow:
     request = system.calls.rewrite(operators.get(OPERATOR), query, context=OperatorContext())
     rewrite: Completion = yield Call(request)
-    yield Call(system.calls.target(system.target_prompt(query, clean_rewrite(rewrite.text) or query)))
+    yield Call(system.calls.target(clean_rewrite(rewrite.text) or query))
 
 
 def _scheduler(system: System, mode: Mode, batch_size: int) -> Scheduler:

@@ -21,7 +21,7 @@ from typing import Any
 
 from rollout_efficiency import environ, numbers, server, stats
 
-MODELS = ["--target-model", "babble", "--mutator-model", "babble"]
+MODELS = ["--target-model", "echo", "--mutator-model", "echo"]
 
 
 def main() -> None:
@@ -43,7 +43,7 @@ def main() -> None:
 def run(arguments: argparse.Namespace, *, sigma: float, seed: int) -> dict[str, Any]:
     """Return the figures of one evaluation against a fresh server."""
     size = ["--batch-size", arguments.batch_size, "--seed", seed]
-    slow = server("babble", slots=64, latency_ms=arguments.latency_ms, sigma=sigma, seed=seed)
+    slow = server("echo", slots=64, latency_ms=arguments.latency_ms, sigma=sigma, seed=seed)
     with tempfile.TemporaryDirectory() as folder, slow as (url, _):
         short = ["--num-processes", 16, "--num-steps", 8, "--num-env-steps", 128, "--num-mini-batch", 1]
         quiet = ["--no-evaluate", "--eval-interval", 0, "--encoder", "hash", "--save-dir", folder]

@@ -3,7 +3,7 @@
     python benchmarks/llm_client.py                       # 3 rounds of 1,500 calls each, interleaved
     python benchmarks/llm_client.py --threads 1 8 64 --rounds 5
 
-The server is `python -m query_mutator.embedded --model echo` in its own process. Every client sends the same body
+The server is `qm test-server --model fixed` in its own process. Every client sends the same body
 and parses the reply's JSON; ours also makes the records. Medians over the rounds; CPU time is this process's alone, so
 it means something on a busy machine too.
 """
@@ -115,7 +115,7 @@ def _of(client: Client, *, fresh: bool = False) -> Call:
 
 
 def _request(number: int) -> ChatRequest:
-    return ChatRequest.user(f"How do I sort a list by its second item, case {number}?", model="echo", seed=0)
+    return ChatRequest.user(f"How do I sort a list by its second item, case {number}?", model="fixed", seed=0)
 
 
 def _body(number: int) -> str:
@@ -124,7 +124,7 @@ def _body(number: int) -> str:
 
 @contextmanager
 def _server() -> Iterator[str]:
-    command = [sys.executable, "-m", "query_mutator.embedded", "--model", "echo", "--port", "0", "--num-parallel", "64"]
+    command = [sys.executable, "-m", "query_mutator", "test-server", "--model", "fixed", "--num-parallel", "64"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:

@@ -1,7 +1,7 @@
 """Memoised calls for `benchmarks/learning.py`: a system whose replies and embeddings are kept in two files.
 
 Calls at temperature 0 are deterministic, so a reply that is stored is the reply that a call would give. Replies are in
-the product's own cache (`--cache all`); a reply that it does not have comes from the embedded server of this process.
+the product's own cache (`--cache all`); a reply that it does not have comes from the test server of this process.
 """
 
 from __future__ import annotations

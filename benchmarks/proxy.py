@@ -4,7 +4,7 @@
     python benchmarks/proxy.py --run RUN --litellm PATH            the same requests through LiteLLM too
     python benchmarks/proxy.py --run RUN --soak 60                 200 clients, 50 ms a call; the upstream is restarted
 
-RUN is any run folder, PATH is LiteLLM's executable. The upstream is the embedded server with the model `babble`, whose
+RUN is any run folder, PATH is LiteLLM's executable. The upstream is the test server with the model `echo`, whose
 reply is another for every prompt; how long it takes follows from the prompt, so what a request takes beyond that is
 known. Ways alternate in blocks; every process is separate. Two loads: `steady`, each client begins at a random moment
 of the first second and its first request does not count; `start`, all clients connect and ask at the same instant.
@@ -34,11 +34,10 @@ from pathlib import Path
 import aiohttp
 import requests
 
-from query_mutator.embedded.latency import Latency
-from query_mutator.embedded.models import Babble
+from query_mutator.testing import Echo, Latency
 
 ROOT = Path(__file__).resolve().parents[1]
-MODEL, BABBLE = "babble", Babble()
+MODEL, ECHO = "echo", Echo()
 KEY = "sk-0123456789abcdef0123456789abcdef"  # LiteLLM wants one
 LATENCY = Latency(mean_s=1.0, sigma=0.2)
 SHARES = (0.5, 0.9, 0.99)
@@ -68,7 +67,7 @@ def main() -> None:
 def overheads(arguments: argparse.Namespace) -> Iterator[dict[str, object]]:
     """Yield a row for each load and way."""
     with ExitStack() as stack:
-        upstream = stack.enter_context(embedded(free_port(), latency=LATENCY))
+        upstream = stack.enter_context(upstream_server(free_port(), latency=LATENCY))
         ways = {DIRECT: upstream, AGAIN: upstream, OURS: stack.enter_context(proxy(arguments.run, upstream))}
         if arguments.litellm:
             ways[LITELLM] = stack.enter_context(litellm(arguments.litellm, upstream))
@@ -131,7 +130,7 @@ async def clients(url: str, block: int, count: int, *, requests_each: int, sprea
 
 def expected(prompt: str) -> str:
     """Return the model's reply."""
-    return BABBLE.reply_many([prompt])[0]
+    return ECHO.reply_many([prompt])[0]
 
 
 # --- soak ------------------------------------------------------------------------------------------------------------
@@ -142,7 +141,7 @@ def soak(run: str, seconds: float) -> dict[str, object]:
     port = free_port()
     with ExitStack() as stack:
         first = ExitStack()
-        upstream = first.enter_context(embedded(port, latency=FAST))
+        upstream = first.enter_context(upstream_server(port, latency=FAST))
         url = stack.enter_context(proxy(run, upstream))
         process = children()[OURS]
         result, used = Counter[str](), []
@@ -157,7 +156,7 @@ def soak(run: str, seconds: float) -> dict[str, object]:
                 await asyncio.to_thread(first.close)
                 result["restarts"] += 1
                 await asyncio.sleep(0.1 * seconds)
-                await asyncio.to_thread(lambda: stack.enter_context(embedded(port, latency=FAST)))
+                await asyncio.to_thread(lambda: stack.enter_context(upstream_server(port, latency=FAST)))
                 await asyncio.sleep(max(0.0, end - time.monotonic() - 1.0))
                 used.append(usage(process))
                 await asyncio.gather(*tasks)
@@ -238,12 +237,12 @@ def answers(url: str) -> bool:
 
 
 @contextmanager
-def embedded(port: int, *, latency: Latency) -> Iterator[str]:
+def upstream_server(port: int, *, latency: Latency) -> Iterator[str]:
     """Run the upstream."""
     flags = ["--port", str(port), "--model", MODEL, "--num-parallel", "256"]
     flags += ["--latency-ms", str(1000 * latency.mean_s), "--latency-sigma", str(latency.sigma)]
     with process(
-        "embedded", [sys.executable, "-m", "query_mutator.embedded", *flags], f"http://127.0.0.1:{port}"
+        "test server", [sys.executable, "-m", "query_mutator", "test-server", *flags], f"http://127.0.0.1:{port}"
     ) as url:
         yield url
 

@@ -3,7 +3,7 @@
     python benchmarks/proxy_modes.py RUN                           questions of the validation fold
     python benchmarks/proxy_modes.py RUN --min-meaning 0,.1,.2,.3  the same at each threshold
     python benchmarks/proxy_modes.py RUN --held-out                the held-out questions: choose nothing by them
-    python benchmarks/proxy_modes.py RUN --ollama-url URL          models that run already, such as `qm embedded`
+    python benchmarks/proxy_modes.py RUN --ollama-url URL          models that run already, such as `qm test-server`
     python -m benchmarks.proxy_modes RUN --gguf smollm2 --modes full --held-out --questions 100 --clients 1
 
 RUN is a run on the embedded default, or on recorded replies of a language model with --gguf. Every question, and

@@ -10,7 +10,7 @@ python benchmarks/rollout_efficiency.py --ceiling                        calls a
 python benchmarks/rollout_efficiency.py --width                          512 environments, a second a call
 python benchmarks/rollout_efficiency.py --servers                        two servers of 8 slots; one dies half-way
 
-The server runs in a separate process, with the model `babble` (no language model), which has other words for every
+The server runs in a separate process, with the model `echo` (no language model), which has other words for every
 prompt. Every run is a separate process too, with no cache and no evaluation.
 """
 
@@ -44,15 +44,15 @@ def main() -> None:
     arguments = parsed()
     for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds):
         if arguments.ceiling:
-            show(run(arguments, model="echo", sigma=0.0, latency_ms=0.0, seed=seed, mode="async"))
+            show(run(arguments, model="fixed", sigma=0.0, latency_ms=0.0, seed=seed, mode="async"))
         elif arguments.width:
-            show(run(arguments, model="babble", sigma=0.0, latency_ms=1000.0, seed=seed, mode="async"))
+            show(run(arguments, model="echo", sigma=0.0, latency_ms=1000.0, seed=seed, mode="async"))
         elif arguments.servers:
             show(several_servers(arguments, seed))
         else:
             for sigma in numbers(arguments.sigmas):
                 for mode in arguments.modes.split(","):
-                    show(run(arguments, model="babble", sigma=sigma, latency_ms=100.0, seed=seed, mode=mode))
+                    show(run(arguments, model="echo", sigma=sigma, latency_ms=100.0, seed=seed, mode=mode))
     print(medians())
 
 
@@ -125,10 +125,10 @@ def medians() -> str:
 
 @contextlib.contextmanager
 def server(model: str, *, slots: int, latency_ms: float, sigma: float, seed: int) -> Iterator[tuple[str, Any]]:
-    """Yield the address and the process of an embedded server."""
+    """Yield the address and the process of a test server."""
     flags = ["--model", model, "--port", 0, "--num-parallel", slots, "--latency-ms", latency_ms]
     flags += ["--latency-sigma", sigma, "--seed", seed]
-    command = [sys.executable, "-m", "query_mutator.embedded", *map(str, flags)]
+    command = [sys.executable, "-m", "query_mutator", "test-server", *map(str, flags)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ()) as process:
         assert process.stdout is not None
         try:
@@ -197,10 +197,10 @@ def several_servers(arguments: argparse.Namespace, seed: int) -> dict[str, Any]:
 
     def go(count: int, *, kill_at: int | None = None) -> dict[str, Any]:
         with contextlib.ExitStack() as stack:
-            running = [stack.enter_context(server("babble", **settings)) for _ in range(count)]
+            running = [stack.enter_context(server("echo", **settings)) for _ in range(count)]
             if kill_at is not None:
                 threading.Thread(target=kill_when, args=(*running[0], kill_at), daemon=True).start()
-            used = train(arguments, [url for url, _ in running], model="babble", seed=seed, mode="async")
+            used = train(arguments, [url for url, _ in running], model="echo", seed=seed, mode="async")
             counted = [stats(url) for url, process in running if process.poll() is None]
             return figures(counted, used, busy=min(arguments.batch_size, arguments.slots * count))
 
@@ -222,7 +222,7 @@ def of_requests(url: str, *, calls: int = 1500) -> float:
     """Return the calls a second that `requests` makes from one thread; the server forgets them afterwards."""
     import requests
 
-    body = {"model": "echo", "messages": [{"role": "user", "content": "How do I sort a list?"}], "stream": False}
+    body = {"model": "fixed", "messages": [{"role": "user", "content": "How do I sort a list?"}], "stream": False}
     with requests.Session() as session:
         session.trust_env = False
         session.post(f"{url}/api/chat", json=body).raise_for_status()

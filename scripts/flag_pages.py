@@ -34,7 +34,6 @@ OTHER_PAGES = {
         {
             "python -m ppo": "ppo.__main__",
             "python -m query_mutator.learners.iqn": "query_mutator.commands.iqn",
-            "python -m query_mutator.embedded": "query_mutator.commands.embedded",
         },
     ),
 }

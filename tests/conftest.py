@@ -1,4 +1,4 @@
-"""A small real system for tests: the embedded server over real HTTP with two tiny models, and a hash encoder."""
+"""A small real system for tests: the test server over real HTTP with two tiny models, and a hash encoder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before huggingface_hub is import
 
 from query_mutator import operators, plugins
 from query_mutator.commands import size_presets  # noqa: F401  registers its presets before a test does
-from query_mutator.embedded.server import EmbeddedServer, start_server
 from query_mutator.encoder import Encoder, resolve_encoder
 from query_mutator.env.rules import EpisodeRules
 from query_mutator.env.task import CallSettings, Task, build_task
@@ -28,6 +27,7 @@ from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.registry import Registry
 from query_mutator.rewards import PARTS, WeightedReward
 from query_mutator.session import pace
+from query_mutator.testing import StubServer, start_server
 from query_mutator.training.callbacks import CALLBACKS
 from query_mutator.types import Question
 from tests import children
@@ -146,13 +146,13 @@ def no_replies_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.fixture(scope="session")
-def tiny_server() -> Iterator[EmbeddedServer]:
+def tiny_server() -> Iterator[StubServer]:
     with start_server([Librarian(), Softener()], num_parallel=8) as server:
         yield server
 
 
 @pytest.fixture
-def tiny_client(tiny_server: EmbeddedServer) -> Iterator[Client]:
+def tiny_client(tiny_server: StubServer) -> Iterator[Client]:
     client = Limit(OllamaBackend(tiny_server.url, timeout_s=20, pool_size=8), limit=8)
     yield client
     client.close()

@@ -79,7 +79,7 @@ QUICK: dict[str, tuple[str, ...]] = {
 #: Words after the random ones, which keep a command from serving, from running for long, or from a real server.
 LAST: dict[str, tuple[str, ...]] = {
     "benchmark_batching.py": ("--ollama-url", CLOSED),
-    "python -m query_mutator.embedded": ("--model", "none"),
+    "qm test-server": ("--port", "-1"),
     "qm gym serve": ("--port", "-1"),
     "qm watch": ("--port", "-1"),
     "qm sweep": ("--dry-run", "--", "true"),
@@ -137,7 +137,7 @@ def programs() -> tuple[Program, ...]:
     import benchmark_batching
     import train_query_mutator
     from ppo import __main__ as ppo
-    from query_mutator.commands import COMMANDS, embedded, extract, iqn
+    from query_mutator.commands import COMMANDS, extract, iqn
     from query_mutator.commands.main import main as qm
     from query_mutator.lab.analysis.config import ExtractFlags
     from query_mutator.training.config import TrainConfig
@@ -151,7 +151,6 @@ def programs() -> tuple[Program, ...]:
         ("extract_tensorboard_data.py", extract.main, (), ExtractFlags),
         ("python -m ppo", ppo_main, (), ppo.Args),
         ("python -m query_mutator.learners.iqn", iqn.main, (), iqn.Args),
-        ("python -m query_mutator.embedded", embedded.main, (), embedded.EmbeddedFlags),
         *(
             (f"qm {name}", qm, tuple(name.split()), command.flags)
             for name, command in COMMANDS.items()

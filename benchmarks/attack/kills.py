@@ -22,11 +22,11 @@ from typing import Any
 
 import torch
 
-from query_mutator.embedded.server import EmbeddedServer, start_server
 from query_mutator.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, CheckpointError
 from query_mutator.files.run_dir import SUMMARY
 from query_mutator.session.checkpoint import read_checkpoint
 from query_mutator.session.journal import Journal
+from query_mutator.testing import StubServer, start_server
 from tests.conftest import Librarian, Softener
 from tests.integration.conftest import ROWS, write_dataset
 from tests.integration.killing import kill_when, start, train, transcript, weights
@@ -89,7 +89,7 @@ def killed_run(
 
 
 def _kill_one(
-    server: EmbeddedServer,
+    server: StubServer,
     argv: list[str],
     folder: Path,
     *,
@@ -151,7 +151,7 @@ def _tracebacks(output: Path) -> list[str]:
     return [] if "Traceback" not in text else [text[text.index("Traceback") :][:2000]]
 
 
-def _flags(algo: str, server: EmbeddedServer, folder: Path, *, batch_size: int, env_steps: int) -> list[str]:
+def _flags(algo: str, server: StubServer, folder: Path, *, batch_size: int, env_steps: int) -> list[str]:
     processes = max(4, batch_size)
     return [
         *("--ollama-url", server.url, "--target-model", "librarian", "--mutator-model", "softener"),
@@ -173,7 +173,7 @@ def _started(folder: Path) -> Path:
     return folder
 
 
-def _received(server: EmbeddedServer) -> int:
+def _received(server: StubServer) -> int:
     received: int = server.stats()["routes"].get("/api/chat", 0)
     return received
 

@@ -20,7 +20,6 @@ import numpy as np
 import torch
 
 from benchmarks.attack.harness import Finished, run_cli
-from query_mutator.embedded.server import start_server
 from query_mutator.errors import DiskError, UsageError
 from query_mutator.files.json_lines import read_json_lines
 from query_mutator.lab.analysis.runs import load_run
@@ -28,6 +27,7 @@ from query_mutator.lab.analysis.tables import read_mapping
 from query_mutator.session.checkpoint import Checkpoint, read_checkpoint
 from query_mutator.session.journal import Journal
 from query_mutator.session.policy_file import POLICY_FILE, SavedPolicy, read_policy_file
+from query_mutator.testing import start_server
 from query_mutator.training.export import read_steps, reward_of
 from tests.conftest import Librarian, Softener
 from tests.integration.conftest import ROWS

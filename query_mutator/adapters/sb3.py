@@ -2,7 +2,7 @@
 
 N environments
 
-    envs = GymVecEnv(make_vector_env(16, backend="embedded"))
+    envs = GymVecEnv(make_vector_env(16, backend="recorded"))
     model = MaskablePPO("MlpPolicy", envs).learn(2048)
 
 It takes any VectorEnv whose autoreset mode is SAME_STEP, as SB3 resets an environment in the step that ends its

@@ -17,6 +17,7 @@ from query_mutator.types import ChatRequest, Completion
 
 __all__ = ["StubServerFlags", "test_server"]
 
+FIXED = "fixed"
 _ENDINGS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -32,7 +33,7 @@ class StubServerFlags(ServerSettings):
     )  # fmt: skip
 
     model: str = Echo.name
-    """Names of models that echo, as a,b,c."""
+    """Names of models that echo, as a,b,c; fixed always says the same."""
     canned: Path | None = None
     """File of JSON lines {"prompt": …, "reply": …}, the replies of the model `canned`."""
     recording: str | None = None
@@ -45,7 +46,9 @@ class StubServerFlags(ServerSettings):
 
 def test_server(flags: StubServerFlags) -> None:
     """Serve until SIGTERM or Ctrl-C."""
-    models: dict[str, TextModel | Answer] = {name: Echo() for name in _names(flags.model)}
+    models: dict[str, TextModel | Answer] = {
+        name: Echo("The same words for every prompt.") if name == FIXED else Echo() for name in _names(flags.model)
+    }
     if flags.canned is not None:
         models[Canned.name] = Canned(_replies(flags.canned))
     if flags.recording is not None:

@@ -41,7 +41,7 @@ Case = tuple[Mode, int]  # mode, batch size
 CALLS_PER_QUERY = 2  # a rewrite, then an answer
 NUM_QUERIES = 64
 BATCH_SIZES = "1,2,4,8,16,32"
-LATENCY_MS, NUM_PARALLEL = 100.0, 64  # of the embedded server
+LATENCY_MS, NUM_PARALLEL = 100.0, 64  # of the test server
 
 
 # --- settings ---------------------------------------------------------------------------------------------------------
@@ -51,18 +51,18 @@ LATENCY_MS, NUM_PARALLEL = 100.0, 64  # of the embedded server
 class BenchmarkConfig(OutputFlags, ServerFlags):
     """Compare sequential, phase-batched, pipelined and asynchronous calls over several batch sizes.
 
-    Without a server the embedded one is started in its own process; it answers with fixed words after a fixed time,
-    which measures the scheduling and not a language model.
+    Without a server the test server is started in its own process; it answers with words of the prompt after a fixed
+    time, which measures the scheduling and not a language model.
     """
 
     mutator_model: str | None = None
     """The model that carries out rewrites; by default the target model."""
     latency_ms: Wait | None = None
-    """Mean time the embedded server takes for a call; by default 100."""
+    """Mean time the test server takes for a call; by default 100."""
     latency_sigma: Sigma | None = None
     """Log-normal spread of that time; by default 0."""
     num_parallel: Annotated[int, Ge(1), Le(4096)] | None = None
-    """Slots of the embedded server; by default 64."""
+    """Slots of the test server; by default 64."""
     batch_sizes: str | None = None
     """Batch sizes to compare, with commas; by default 1,2,4,8,16,32 and the slots that the probe finds."""
     num_queries: Million = NUM_QUERIES
@@ -98,8 +98,8 @@ class BenchmarkConfig(OutputFlags, ServerFlags):
         return sorted({*self.sizes, *found})
 
     @property
-    def is_embedded(self) -> bool:
-        """Return whether to start the embedded server."""
+    def starts_server(self) -> bool:
+        """Return whether to start the test server."""
         return not self.names_server
 
     @property
@@ -108,8 +108,8 @@ class BenchmarkConfig(OutputFlags, ServerFlags):
         return max(PROBE_WIDTH, *self.sizes)
 
     @property
-    def embedded(self) -> dict[str, Any]:
-        """Return how the embedded server behaves, as `embedded_process` takes it."""
+    def simulated(self) -> dict[str, Any]:
+        """Return how the test server behaves, as its flags."""
         latency_ms = LATENCY_MS if self.latency_ms is None else self.latency_ms
         return {
             "num_parallel": self.num_parallel or NUM_PARALLEL,
@@ -128,15 +128,15 @@ class BenchmarkConfig(OutputFlags, ServerFlags):
             )
 
     def _check_server(self) -> None:
-        embedded_only = ("latency_ms", "latency_sigma", "num_parallel")
+        simulated_only = ("latency_ms", "latency_sigma", "num_parallel")
         running_only = (*ADDRESS_FLAGS, "target_model", "mutator_model", "num_ctx")
         wrong: tuple[str, ...] = running_only
         kind = "an Ollama server or another that runs already"
-        if not self.is_embedded:
-            wrong, kind = embedded_only, "the embedded server"
+        if not self.starts_server:
+            wrong, kind = simulated_only, "the test server"
         given = [f"--{name.replace('_', '-')}" for name in wrong if getattr(self, name) not in (None, ())]
         if given:
-            used = "the embedded server" if self.is_embedded else "a running one"
+            used = "the test server" if self.starts_server else "a running one"
             raise ValueError(f"{given[0]} is for {kind}, and this run uses {used}; leave one of them out")
 
 

@@ -91,10 +91,7 @@ class Latency:
 
     @classmethod
     def of(cls, settings: Simulation, *, seed: int = 0) -> Latency:
-        """Return the latency of `--latency-ms`, or of `--running-speed` X: 16 s / X per call; 0 adds none.
-
-        Raises UsageError for both at once.
-        """
+        """Return that of `--latency-ms`, or of `--running-speed` X: 16 s / X per call; UsageError for both at once."""
         if settings.latency_ms and settings.running_speed:
             raise UsageError("latency_ms and running_speed both set how long a call takes; give one of them")
         return cls(mean_s=settings.simulated_s, sigma=settings.latency_sigma, seed=seed)
@@ -194,10 +191,7 @@ class Outcome:
 
 @dataclass(slots=True)
 class Stats:
-    """What the server counted: pending_loads -> waiting (for a slot) -> in_service -> calls, or cancelled anywhere.
-
-    `service_s` is time in a slot, with latency and without queue wait.
-    """
+    """What was counted: pending_loads -> waiting (for a slot) -> in_service (`service_s`) -> calls, or cancelled."""
 
     routes: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
@@ -216,9 +210,9 @@ class Stats:
     def snapshot(self) -> dict[str, Any]:
         """Return all counters as plain JSON types; `span_s` is from the first arrival to the last end."""
         counted = {name: getattr(self, name) for name in self.__slots__}
-        plain = {name: dict(one) if isinstance(one, Counter) else one for name, one in counted.items()}
-        sums = {"requests": self.routes.total(), "calls": self.calls_by_model.total()}
-        return {**plain, **sums, "span_s": max(0.0, self.last_s - self.first_s)}
+        counted |= {name: dict(one) for name, one in counted.items() if isinstance(one, Counter)}
+        counted |= {"requests": self.routes.total(), "calls": self.calls_by_model.total()}
+        return {**counted, "span_s": max(0.0, self.last_s - self.first_s)}
 
     def cleared(self) -> Stats:
         """Return counters that know only of the calls in flight."""
@@ -268,8 +262,8 @@ class Calls:
 
     def loaded(self) -> list[Runner]:
         """Return the loaded models, the one that stays longest first."""
-        self._loaded = {name: runner for name, runner in self._loaded.items() if runner.is_loaded}
-        return sorted(self._loaded.values(), key=lambda runner: runner.expires_in_s, reverse=True)
+        found = (runner for runner in self._loaded.values() if runner.is_loaded)
+        return sorted(found, key=lambda runner: runner.expires_in_s, reverse=True)
 
     async def load(self, call: Call) -> str:
         """Load the model, for no time with a keep-alive of 0; return the `done_reason`."""
@@ -285,12 +279,13 @@ class Calls:
             if read != prompt:
                 request = replace(request, messages=(Message(role="user", content=read),))
             said = await self._work(call.model, call.model.answer, request)
-            said = said if isinstance(said, Completion) else Completion(text=said)
+            # A completion has no thoughts, which a text may have.
+            text, said = (said, Completion()) if isinstance(said, str) else (said.text, said)
             if said.error is not None and said.error.kind != "empty":
                 raise PromptError(said.error.message, status=said.error.status or 400)
             if call.fault == "stall":
                 await asyncio.Event().wait()  # until the client closes the connection, which cancels the call
-            text, outcome.logprobs = _logprobs(said, request)
+            text, outcome.logprobs = _logprobs(text, said.logprob, request)
             outcome.prompt_tokens = said.prompt_tokens or len(tokens_of(read))
             limit = request.max_tokens
             if not (call.shift or cuts_silently):
@@ -419,18 +414,17 @@ class Calls:
             raise PromptError(f"an error was encountered while running the model: {error}", status=500) from error
 
 
-def _logprobs(said: Completion, request: ChatRequest) -> tuple[str, list[dict[str, Any]] | None]:
+def _logprobs(text: str, logprob: float | None, request: ChatRequest) -> tuple[str, list[dict[str, Any]] | None]:
     """Return the reply and, where the client asks for them, its tokens with log probabilities."""
     if not request.logprobs:
-        return said.text, None
+        return text, None
     if request.options.get("top_logprobs", 1) > 1:
-        shares = {token: math.log(max(share, 1e-30)) for token, share in json.loads(said.text).items()}
-        top = [{"token": token, "logprob": logprob} for token, logprob in shares.items()]
+        top = [{"token": one, "logprob": math.log(max(share, 1e-30))} for one, share in json.loads(text).items()]
         first = max(top, key=lambda row: row["logprob"])
         return first["token"], [{**first, "top_logprobs": top}]
-    if said.logprob is None:
+    if logprob is None:
         raise PromptError(f'"{request.model}" does not support logprobs')
-    return said.text, [{"token": token, "logprob": said.logprob} for token in tokens_of(said.text)]
+    return text, [{"token": token, "logprob": logprob} for token in tokens_of(text)]
 
 
 async def _stream(tokens: Sequence[str], write: Write, *, over_s: float, before: float) -> None:

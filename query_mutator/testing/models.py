@@ -39,8 +39,7 @@ class TextModel(Protocol):
 
     Optional attributes: `is_instant` (it is asked on the server's event loop: it neither waits nor computes for long),
     `digest` (what the replies depend on), `weights` (models with the same share a runner), `parameters` (of the model's
-    file, as {"num_ctx": 2048}), `operators` (the rewrites that a mutator can carry out), `threads` (that may ask at
-    once, where that is more than one).
+    file, as {"num_ctx": 2048}), `threads` (that may ask at once, where that is more than one).
     """
 
     name: str
@@ -67,7 +66,6 @@ class Served:
     encode: Callable[[Sequence[str]], Any] | None = None
     takes_requests: bool = False  # whether it knows of log probabilities and thinking
     parameters: Mapping[str, int] = field(default_factory=dict)  # of the model's file, as num_ctx
-    operators: Sequence[str] = ()
     threads: Executor | None = None  # None: it is asked on the event loop
     modified_at: datetime = field(default_factory=lambda: datetime.now(UTC))
 
@@ -79,7 +77,6 @@ class Served:
 
 def text_model(name: str, model: TextModel | Answer) -> Served:
     """Return what the server needs of a model that writes text."""
-    about = {key: getattr(model, key) for key in ("parameters", "operators") if hasattr(model, key)}
     ask: Any = getattr(model, "reply_many", None)
     threads = ThreadPoolExecutor(getattr(model, "threads", 1), thread_name_prefix=f"model-{name}")
     return Served(
@@ -89,7 +86,7 @@ def text_model(name: str, model: TextModel | Answer) -> Served:
         answer=(lambda request: ask([user_text(request)])[0]) if ask else cast(Answer, model),
         takes_requests=ask is None,
         threads=None if getattr(model, "is_instant", False) else threads,
-        **about,
+        parameters=getattr(model, "parameters", {}),
     )
 
 
@@ -136,7 +133,6 @@ class Canned:
 
     def __init__(self, replies: Mapping[str, str]) -> None:
         self.replies = dict(replies)
-        self.digest = _sha256(json.dumps(self.replies, sort_keys=True))
 
     def reply_many(self, prompts: Sequence[str]) -> list[str]:
         """Return the reply to each prompt; PromptError for one that has none."""

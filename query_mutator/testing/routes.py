@@ -12,7 +12,7 @@ import re
 import socket
 import struct
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -26,7 +26,6 @@ from query_mutator.version import __version__
 
 __all__ = ["Routes"]
 
-MAX_BODY_BYTES = 2**26
 _DURATION = re.compile(r"-?0|-?(?:\d+(?:\.\d+)?(?:ms|s|m|h))+")
 _UNITS_S = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _FOREVER_S = 1e9
@@ -51,14 +50,15 @@ class Routes:
 
     def application(self) -> web.Application:
         """Return the application that serves them."""
-        app = web.Application(middlewares=[self._middleware], client_max_size=MAX_BODY_BYTES)
+        app = web.Application(middlewares=[self._middleware], client_max_size=2**26)
         gets = {
-            "/": self._root, "/api/version": self._version, "/api/tags": self._tags, "/api/ps": self._running,
-            "/v1/models": self._openai_models, "/debug/stats": self._show_stats,
+            "/": self._about, "/api/version": self._about, "/api/tags": self._tags, "/api/ps": self._running,
+            "/v1/models": self._openai_models, "/v1/models/{model:.+}": self._openai_models,
+            "/debug/stats": self._show_stats,
         }  # fmt: skip
         posts = {
-            "/api/show": self._show, "/api/generate": self._generate, "/api/chat": self._chat,
-            "/api/embed": self._embed, "/v1/chat/completions": self._openai_chat, "/v1/embeddings": self._openai_embed,
+            "/api/show": self._show, "/api/generate": self._ollama_text, "/api/chat": self._ollama_text,
+            "/api/embed": self._embed, "/v1/chat/completions": self._openai_text, "/v1/embeddings": self._embed,
         }  # fmt: skip
         app.add_routes([web.get(path, handler) for path, handler in gets.items()])
         app.add_routes([web.post(path, handler) for path, handler in posts.items()])
@@ -122,11 +122,10 @@ class Routes:
         rest = {key: value for key, value in options.items() if key not in _SAMPLING}
         if payload.get("logprobs") and payload.get("top_logprobs"):
             rest["top_logprobs"] = payload["top_logprobs"]
-        limit = options.get("num_predict")
         request = ChatRequest(
             model=name,
             messages=tuple(map(_message, messages)),
-            max_tokens=-1 if limit is None else limit,
+            max_tokens=options.get("num_predict") or -1,
             temperature=options.get("temperature") or 0.0,
             seed=options.get("seed"),
             options=rest,
@@ -136,10 +135,9 @@ class Routes:
         )
         return Call(model=model, request=request, fault=fault, **_limits(payload))
 
-    async def _root(self, request: web.Request) -> web.Response:
-        return web.Response(text="Ollama is running")
-
-    async def _version(self, request: web.Request) -> web.Response:
+    async def _about(self, request: web.Request) -> web.Response:
+        if request.path == "/":
+            return web.Response(text="Ollama is running")
         return _json({"version": f"{__version__}+testing"})
 
     async def _tags(self, request: web.Request) -> web.Response:
@@ -155,36 +153,26 @@ class Routes:
 
     async def _show(self, request: web.Request) -> web.Response:
         model = self._find(await _payload(request))
-        info = {"general.architecture": "query-mutator", "query-mutator.context_length": MAX_CONTEXT}
         shown = {
             "parameters": "\n".join(f"{name:<30} {value}" for name, value in model.parameters.items()),
             "template": "{{ .Prompt }}",
             "details": _DETAILS,
-            "model_info": info | ({"query_mutator.operators": list(model.operators)} if model.operators else {}),
+            "model_info": {"general.architecture": "stub", "stub.context_length": MAX_CONTEXT},
             "capabilities": ["completion" if model.answer else "embedding"],
             "modified_at": _stamp(model.modified_at),
         }
         return _json(shown)
 
-    async def _generate(self, request: web.Request) -> web.StreamResponse:
+    async def _ollama_text(self, request: web.Request) -> web.StreamResponse:
         payload, fault = await self._call(request)
-        messages = [{"role": "user", "content": payload.get("prompt")}]
-        return await self._ollama(request, payload, fault, messages, lambda text: {"response": text})
-
-    async def _chat(self, request: web.Request) -> web.StreamResponse:
-        payload, fault = await self._call(request)
-        messages = payload.get("messages") or []
-        return await self._ollama(request, payload, fault, messages, lambda text: {"message": _said(text)})
-
-    async def _ollama(
-        self, request: web.Request, payload: dict[str, Any], fault: str | None, messages: Sequence[Any],
-        part: Callable[[str], dict[str, Any]],
-    ) -> web.StreamResponse:  # fmt: skip
-        options = payload.get("options") or {}
+        is_chat, options = request.path == "/api/chat", payload.get("options") or {}
+        prompt = [{"role": "user", "content": payload.get("prompt")}]
+        messages = payload.get("messages") or [] if is_chat else prompt
         call = self._text_call(payload, messages, options, payload.get("format") or None, fault)
 
         def line(text: str, *, done: bool = False, **more: Any) -> bytes:
-            row = {"model": call.request.model, "created_at": _stamp(datetime.now(UTC)), **part(text), "done": done}
+            part = {"message": _said(text)} if is_chat else {"response": text}
+            row = {"model": call.request.model, "created_at": _stamp(datetime.now(UTC)), **part, "done": done}
             return encode(row | more) + b"\n"
 
         def last(text: str, outcome: Outcome) -> bytes:
@@ -205,24 +193,29 @@ class Routes:
 
     async def _embed(self, request: web.Request) -> web.Response:
         payload, fault = await self._call(request)
-        outcome = await self._vectors(payload, fault)
-        counts = {"prompt_eval_count": outcome.prompt_tokens, "total_duration": outcome.ended - outcome.arrived}
-        return _json({"model": payload["model"], "embeddings": outcome.vectors, **counts}, fault)
-
-    async def _vectors(self, payload: dict[str, Any], fault: str | None) -> Outcome:
         texts = payload.get("input") or []
         texts = [texts] if isinstance(texts, str) else texts
         if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
             raise PromptError("invalid input type")
         asked = ChatRequest(model=payload.get("model", ""), messages=(), options=payload.get("options") or {})
         call = Call(model=self._find(payload), request=asked, texts=texts, fault=fault, **_limits(payload))
-        return await self._calls.embed(call)
+        outcome = await self._calls.embed(call)
+        rows: Sequence[Any] = outcome.vectors
+        if request.path == "/api/embed":
+            counts = {"prompt_eval_count": outcome.prompt_tokens, "total_duration": outcome.ended - outcome.arrived}
+            return _json({"model": asked.model, "embeddings": rows, **counts}, fault)
+        if payload.get("encoding_format") == "base64":
+            rows = [base64.b64encode(struct.pack(f"<{len(row)}f", *row)).decode() for row in rows]
+        data = [{"object": "embedding", "embedding": row, "index": index} for index, row in enumerate(rows)]
+        return _json({"object": "list", "data": data, "model": asked.model, "usage": _usage(outcome)}, fault)
 
     async def _openai_models(self, request: web.Request) -> web.Response:
         about = {"object": "model", "created": 0, "owned_by": "library"}
+        if request.match_info:
+            return _json({"id": self._find(request.match_info).tagged, **about})
         return _json({"object": "list", "data": [{"id": model.tagged, **about} for model in self._models.values()]})
 
-    async def _openai_chat(self, request: web.Request) -> web.StreamResponse:
+    async def _openai_text(self, request: web.Request) -> web.StreamResponse:
         payload, fault = await self._call(request)
         if not payload.get("messages"):
             raise PromptError("[] is too short - 'messages'")
@@ -249,7 +242,7 @@ class Routes:
             outcome = await self._calls.complete(call, write)
             has_usage = (payload.get("stream_options") or {}).get("include_usage")
             usage = event(None, usage=_usage(outcome)) if has_usage else b""
-            end = event("", outcome.done_reason) + usage + b"data: [DONE]\n\n"
+            end = event("", outcome.done_reason) + (b"" if fault == "cut" else usage + b"data: [DONE]\n\n")
             return await stream.end(end if outcome.done else b"", fault)
         outcome = await self._calls.complete(call)
         reason = outcome.done_reason if outcome.done else None
@@ -257,17 +250,7 @@ class Routes:
         choice = {"index": 0, "message": _said(outcome.text), "finish_reason": reason, "logprobs": logprobs}
         return _json({"object": "chat.completion", **about, "choices": [choice], "usage": _usage(outcome)}, fault)
 
-    async def _openai_embed(self, request: web.Request) -> web.Response:
-        payload, fault = await self._call(request)
-        outcome = await self._vectors(payload, fault)
-        rows: Sequence[Any] = outcome.vectors
-        if payload.get("encoding_format") == "base64":
-            rows = [base64.b64encode(struct.pack(f"<{len(row)}f", *row)).decode() for row in rows]
-        data = [{"object": "embedding", "embedding": row, "index": index} for index, row in enumerate(rows)]
-        return _json({"object": "list", "data": data, "model": payload["model"], "usage": _usage(outcome)}, fault)
-
     async def _show_stats(self, request: web.Request) -> web.Response:
-        """Return all counters; DELETE also resets them."""
         counted = self._calls.stats.snapshot()
         if request.method == "DELETE":
             self._calls.stats = self._calls.stats.cleared()

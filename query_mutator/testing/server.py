@@ -92,7 +92,7 @@ def start_server(
 ) -> StubServer:
     """Start a server with these models and `echo`; `encoder` serves `all-minilm`, `settings` are ServerSettings.
 
-    Raises UsageError for a setting out of range or a port that is not available.
+    UsageError for a setting out of range or a port that is not available.
     """
     try:
         checked = ServerSettings(**settings)

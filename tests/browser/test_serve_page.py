@@ -10,8 +10,8 @@ from contextlib import ExitStack
 import pytest
 from playwright.sync_api import Browser, expect
 
-from query_mutator.embedded.server import start_server
 from query_mutator.encoder import Encoder
+from query_mutator.testing import start_server
 from tests.conftest import Librarian, Softener
 from tests.integration.proxied import KILL, MODEL, proxy
 

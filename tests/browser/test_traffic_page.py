@@ -12,9 +12,9 @@ import pytest
 import requests
 from playwright.sync_api import expect
 
-from query_mutator.embedded.server import start_server
 from query_mutator.encoder import Encoder
 from query_mutator.runs.shadow import read_shadow, shadow_result
+from query_mutator.testing import start_server
 from tests.browser.conftest import OpenPage
 from tests.browser.page_runs import write_run
 from tests.conftest import Librarian, Softener

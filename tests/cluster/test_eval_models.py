@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from query_mutator.cli.console import exit_code
-from query_mutator.embedded.server import EmbeddedServer, start_server
+from query_mutator.testing import StubServer, start_server
 from tests.cluster.conftest import RayCluster
 from tests.conftest import Librarian, Softener
 from tests.integration.conftest import ROWS, write_dataset
@@ -30,13 +30,13 @@ class Polite(Librarian):
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[EmbeddedServer]:
+def server() -> Iterator[StubServer]:
     with start_server([Librarian(), Polite(), Softener()], num_parallel=8) as server:
         yield server
 
 
 @pytest.fixture
-def run(server: EmbeddedServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+def run(server: StubServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
     dataset = write_dataset(tmp_path / "questions.jsonl", ROWS)
     words = (
         f"--ollama-url {server.url} --target-model librarian --mutator-model softener --encoder hash "
@@ -56,7 +56,7 @@ def reports_of(out: Path) -> dict[str, Any]:
 
 
 def test_models_are_compared_the_same_on_ray_and_a_rerun_evaluates_what_is_missing(
-    ray_cluster: RayCluster, run: Path, server: EmbeddedServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ray_cluster: RayCluster, run: Path, server: StubServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, on_ray = tmp_path / "local", tmp_path / "ray"
     assert qm("eval", run, "--target-model", "librarian", "missing", "--out", out, "--plan-calls", "20") == 3

@@ -20,7 +20,6 @@ import torch
 from query_mutator.bounds import group_of
 from query_mutator.cluster.rollouts import check_states, dealt_out, shares, spec_of
 from query_mutator.cluster.worker import RolloutRequest, RolloutWorker, WorkerSpec, WorkerState
-from query_mutator.embedded.server import EmbeddedServer, start_server
 from query_mutator.errors import ServerDownError, UsageError
 from query_mutator.files.json_lines import read_json_lines
 from query_mutator.learners.learner import OnPolicyLearner
@@ -28,6 +27,7 @@ from query_mutator.session.checkpoint import read_checkpoint
 from query_mutator.session.dataset import split_dataset
 from query_mutator.session.models import ResolvedModels, open_models
 from query_mutator.session.task import make_task
+from query_mutator.testing import StubServer, start_server
 from query_mutator.training.config import parse_config
 from query_mutator.training.resume import make_learner
 from rl_query_mutator_env import BatchedQueryMutationEnv, QueryMutationEnv
@@ -44,13 +44,13 @@ IN_FLIGHT = 4
 
 
 @pytest.fixture
-def server() -> Iterator[EmbeddedServer]:
+def server() -> Iterator[StubServer]:
     with start_server([Librarian(), Softener()], num_parallel=8, latency_ms=20) as started:
         yield started
 
 
 @pytest.fixture
-def flags(server: EmbeddedServer, tmp_path: Path) -> list[str]:
+def flags(server: StubServer, tmp_path: Path) -> list[str]:
     """Flags of a deterministic run of two updates."""
     return [
         *("--ollama-url", server.url, "--target-model", "librarian", "--mutator-model", "softener", "--seed", "3"),
@@ -121,7 +121,7 @@ def test_the_records_of_workers_reach_the_judge_watch(
 
 
 def test_a_worker_that_is_killed_repeats_no_finished_call(
-    ray_cluster: RayCluster, server: EmbeddedServer, flags: list[str], local: Path, tmp_path: Path
+    ray_cluster: RayCluster, server: StubServer, flags: list[str], local: Path, tmp_path: Path
 ) -> None:
     before, killed = server.stats()["calls"], list[int]()
 
@@ -143,7 +143,7 @@ def test_a_worker_that_is_killed_repeats_no_finished_call(
 
 
 def test_a_trainer_that_is_killed_resumes_on_its_journals(
-    ray_cluster: RayCluster, server: EmbeddedServer, flags: list[str], local: Path, tmp_path: Path
+    ray_cluster: RayCluster, server: StubServer, flags: list[str], local: Path, tmp_path: Path
 ) -> None:
     before = server.stats()["calls"]
     folder = tmp_path / "killed"
@@ -192,7 +192,7 @@ def test_shares_are_nearly_equal_and_servers_are_dealt_out() -> None:
 
 
 def test_a_worker_in_place_of_a_dead_one_gives_its_rollout_without_a_call(
-    server: EmbeddedServer, flags: list[str], tmp_path: Path
+    server: StubServer, flags: list[str], tmp_path: Path
 ) -> None:
     config = parse_config(flags)
     questions = split_dataset(config).train

@@ -24,7 +24,6 @@ def surface() -> str:
     from ppo.__main__ import Args as PPOArgs
     from query_mutator.cli.flags import flags_of
     from query_mutator.commands import COMMANDS
-    from query_mutator.commands.embedded import EmbeddedFlags
     from query_mutator.commands.iqn import Args as IQNArgs
     from query_mutator.lab.analysis.config import ExtractFlags
     from query_mutator.training.config import TrainConfig
@@ -35,7 +34,6 @@ def surface() -> str:
         "extract_tensorboard_data.py": ExtractFlags,
         "python -m ppo": PPOArgs,
         "python -m query_mutator.learners.iqn": IQNArgs,
-        "python -m query_mutator.embedded": EmbeddedFlags,
         **{f"qm {name}": command.flags for name, command in COMMANDS.items() if not command.takes_words},
     }
     lines = [

@@ -12,7 +12,7 @@ import pytest
 
 from query_mutator.cli.console import exit_code
 from query_mutator.data import load_questions, split_questions, validation_split
-from query_mutator.embedded.server import EmbeddedServer
+from query_mutator.testing import StubServer
 from tests.integration.llama_server import write_gguf
 from train_query_mutator import main as train_main
 
@@ -63,12 +63,12 @@ EVERY_STEP = ("--forms", "none", "--ask", "every_step", "--max-episode-steps", "
 
 
 @pytest.fixture
-def tiny_flags(tiny_server: EmbeddedServer, dataset: Path, tmp_path: Path) -> list[str]:
+def tiny_flags(tiny_server: StubServer, dataset: Path, tmp_path: Path) -> list[str]:
     """Flags of a run of two updates that takes a second."""
     return flags_of(tiny_server, dataset, tmp_path / "runs")
 
 
-def flags_of(server: EmbeddedServer, dataset: Path, save_dir: Path) -> list[str]:
+def flags_of(server: StubServer, dataset: Path, save_dir: Path) -> list[str]:
     return [
         *("--ollama-url", server.url, "--target-model", "librarian", "--mutator-model", "softener"),
         *("--encoder", "hash", "--dataset", str(dataset), "--embedding-dims", "4", *EVERY_STEP, "--cache", "eval"),
@@ -80,7 +80,7 @@ def flags_of(server: EmbeddedServer, dataset: Path, save_dir: Path) -> list[str]
 
 @pytest.fixture(scope="session")
 def trained_once(
-    tiny_server: EmbeddedServer, tmp_path_factory: pytest.TempPathFactory
+    tiny_server: StubServer, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[tuple[str, ...]], Path]:
     """Return a function that trains with `flags_of` and more flags, once a session, and returns the run folder."""
 

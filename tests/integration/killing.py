@@ -29,7 +29,7 @@ _PROCESSES.set_forkserver_preload(
         *(
             "tensorboard.summary.writer.record_writer",
             "query_mutator.evaluation.heldout",
-            "query_mutator.embedded.server",
+            "query_mutator.testing",
         ),
         *("query_mutator.confidence.fitting", "query_mutator.training.loop", "query_mutator.training.run_log"),
         "tests.integration.killing",
@@ -98,7 +98,7 @@ def metrics(run: Path) -> list[dict[str, float]]:
 
 
 class ServerProcess:
-    """The embedded server with tiny models in a process that can be killed and started again on the same port.
+    """The test server with tiny models in a process that can be killed and started again on the same port.
 
     Every call that a model answered is one line of `log`, so the count outlives the process.
     """
@@ -163,7 +163,7 @@ class Same:
 
 
 def _serve(port: int, log: Path, settings: dict[str, float]) -> None:
-    from query_mutator.embedded.server import start_server
+    from query_mutator.testing import start_server
     from tests.conftest import Librarian, Softener
 
     start_server([_Logged(Librarian(), log), _Logged(Softener(), log), Same()], port=port, **settings)

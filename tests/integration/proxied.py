@@ -23,7 +23,7 @@ from query_mutator.apply.proxy.server import Access, ClientLimits
 from query_mutator.apply.proxy.shadow import Judge, Shadow
 from query_mutator.apply.proxy.traffic import Queue, Status
 from query_mutator.apply.proxy.upstream import Address, Upstream
-from query_mutator.embedded.server import start_server
+from query_mutator.testing import start_server
 from query_mutator.encoder import Encoder
 from query_mutator.env.flow import Flow
 from query_mutator.env.task import CallSettings, Task, build_task

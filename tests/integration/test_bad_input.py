@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from query_mutator.cli.console import exit_code
-from query_mutator.embedded.server import EmbeddedServer
+from query_mutator.testing import StubServer
 from tests.integration.conftest import ROWS
 from train_query_mutator import main
 
@@ -71,7 +71,7 @@ def test_server_down_says_how_to_start_it(
 
 
 def test_server_without_a_model_named_lists_what_is_there(
-    tiny_server: EmbeddedServer, capsys: pytest.CaptureFixture[str]
+    tiny_server: StubServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     line = complaint(["--ollama-url", tiny_server.url], capsys)
     assert "--target-model" in line

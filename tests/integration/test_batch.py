@@ -17,8 +17,8 @@ from openai.types.chat import ChatCompletion
 from query_mutator.apply.files.journal import FileJournal
 from query_mutator.cli.console import exit_code
 from query_mutator.commands.main import main as qm_main
-from query_mutator.embedded.server import EmbeddedServer, start_server
 from query_mutator.env.flow import CallOutcome, CallSite
+from query_mutator.testing import StubServer, start_server
 from query_mutator.types import ChatRequest, Completion
 from tests.conftest import Librarian, Softener
 from tests.integration.killing import ServerProcess, kill_when, start
@@ -47,11 +47,11 @@ def read(path: Path) -> Rows:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def batch(questions: Path, out: Path, server: EmbeddedServer, *more: str) -> int:
+def batch(questions: Path, out: Path, server: StubServer, *more: str) -> int:
     return qm("batch", questions, "-o", out, "--ollama-url", server.url, *more)
 
 
-def test_openai_lines_have_rows_that_the_official_client_reads(tiny_server: EmbeddedServer, tmp_path: Path) -> None:
+def test_openai_lines_have_rows_that_the_official_client_reads(tiny_server: StubServer, tmp_path: Path) -> None:
     lines = [
         chat("a", ("user", "plz sort my list")),
         chat("b", ("system", "Be brief."), ("user", [{"type": "text", "text": "join path parts"}]), temperature=0.5),
@@ -71,7 +71,7 @@ def test_openai_lines_have_rows_that_the_official_client_reads(tiny_server: Embe
 
 
 def test_lines_that_cannot_be_asked_are_in_a_file_of_their_own_with_their_number(
-    tiny_server: EmbeddedServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tiny_server: StubServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bad = {
         2: ('{"id": 7', "not JSON"),
@@ -101,7 +101,7 @@ def test_lines_that_cannot_be_asked_are_in_a_file_of_their_own_with_their_number
     assert said.out == f"{out}: 2 answers\n"
 
 
-def test_rows_of_a_question_set_are_asked_too(tiny_server: EmbeddedServer, tmp_path: Path) -> None:
+def test_rows_of_a_question_set_are_asked_too(tiny_server: StubServer, tmp_path: Path) -> None:
     lines = [
         {"query": "plz sort my list", "accept": ["sorted"], "tags": ["a"]},
         {"id": "q", "question": "plz sort my list", "answer": "sorted"},
@@ -115,7 +115,7 @@ def test_rows_of_a_question_set_are_asked_too(tiny_server: EmbeddedServer, tmp_p
     assert {row["answer"] for row in rows} == {"`sorted` is what you want."}
 
 
-def test_a_failed_call_is_a_row_of_the_errors(tiny_server: EmbeddedServer, tmp_path: Path) -> None:
+def test_a_failed_call_is_a_row_of_the_errors(tiny_server: StubServer, tmp_path: Path) -> None:
     lines = [{"id": "a", "prompt": "sort"}, {"id": "b", "prompt": "sort", "model": "nowhere"}]
     out = tmp_path / "out.jsonl"
     # The first line names no model, the second one that the server does not have.
@@ -129,7 +129,7 @@ def test_a_failed_call_is_a_row_of_the_errors(tiny_server: EmbeddedServer, tmp_p
 
 
 def test_files_are_not_replaced_nor_mixed_up(
-    tiny_server: EmbeddedServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tiny_server: StubServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     questions, out = write(tmp_path / "in.jsonl", [{"id": 1, "prompt": "sort"}]), tmp_path / "out.jsonl"
     more = ("--target-model", "librarian")
@@ -334,7 +334,7 @@ def test_ctrl_c_says_how_to_resume_and_what_is_done(server: ServerProcess, tmp_p
 
 @pytest.mark.parametrize("flag", ["--target-max-tokens", "--max-tokens"])
 def test_the_token_limit_has_two_names_and_replaces_that_of_the_training(
-    flag: str, tiny_server: EmbeddedServer, trained: Callable[..., Path], tmp_path: Path
+    flag: str, tiny_server: StubServer, trained: Callable[..., Path], tmp_path: Path
 ) -> None:
     questions = write(tmp_path / "in.jsonl", [{"id": "a", "prompt": "join path parts"}])
     for name, more in (("plain", ["--target-model", "librarian"]), ("policy", ["--checkpoint", str(trained())])):

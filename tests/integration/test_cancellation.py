@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from query_mutator.embedded.server import EmbeddedServer, start_server
 from query_mutator.encoder import Encoder
 from query_mutator.env.async_flow import run_flow_async
 from query_mutator.env.flow import Call, Flow
@@ -18,6 +17,7 @@ from query_mutator.llm.coalesce import Coalesce
 from query_mutator.llm.limit import Limit
 from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.retry import DEFAULT_POLICY
+from query_mutator.testing import StubServer, start_server
 from query_mutator.types import ChatRequest, Completion
 from tests.conftest import Librarian
 
@@ -37,13 +37,13 @@ class Slow(Librarian):
 
 
 @pytest.fixture
-def server() -> Iterator[EmbeddedServer]:
+def server() -> Iterator[StubServer]:
     with start_server([Slow()], num_parallel=1) as found:
         yield found
 
 
 @pytest.fixture
-def client(server: EmbeddedServer) -> Iterator[Client]:
+def client(server: StubServer) -> Iterator[Client]:
     found = Coalesce(Limit(OllamaBackend(server.url, timeout_s=20, pool_size=1), limit=1))
     yield found
     found.close()
@@ -61,7 +61,7 @@ async def cancelled(task: asyncio.Task[Completion]) -> None:
         await task
 
 
-def test_the_server_is_left_and_the_connection_is_not_used_again(server: EmbeddedServer, client: Client) -> None:
+def test_the_server_is_left_and_the_connection_is_not_used_again(server: StubServer, client: Client) -> None:
     async def leave_and_ask() -> Completion:
         task = asyncio.create_task(complete_in_thread(client, SLOW))
         await until(lambda: server.stats()["in_service"] == 1)
@@ -73,7 +73,7 @@ def test_the_server_is_left_and_the_connection_is_not_used_again(server: Embedde
     assert server.stats()["calls"] == 1
 
 
-def test_a_call_that_waits_for_its_turn_is_not_made(server: EmbeddedServer, client: Client) -> None:
+def test_a_call_that_waits_for_its_turn_is_not_made(server: StubServer, client: Client) -> None:
     async def leave_the_line() -> Completion:
         first = asyncio.create_task(complete_in_thread(client, SLOW))
         await until(lambda: server.stats()["in_service"] == 1)
@@ -86,7 +86,7 @@ def test_a_call_that_waits_for_its_turn_is_not_made(server: EmbeddedServer, clie
     assert server.stats()["routes"]["/api/chat"] == 1
 
 
-def test_one_who_shares_the_call_asks_again(server: EmbeddedServer, client: Client, hash_encoder: Encoder) -> None:
+def test_one_who_shares_the_call_asks_again(server: StubServer, client: Client, hash_encoder: Encoder) -> None:
     def asking() -> Flow:
         completion: Completion = yield Call(request=SLOW, site=None)
         return completion

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from query_mutator.embedded.server import EmbeddedServer
 from query_mutator.files.json_lines import read_json_lines
+from query_mutator.testing import StubServer
 from tests.integration.killing import transcript
 from train_query_mutator import main
 
@@ -16,7 +16,7 @@ HOUR_S = 3600
 
 
 def test_a_run_whose_clock_is_set_back_an_hour_is_the_same_run(
-    tiny_flags: list[str], tiny_server: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_flags: list[str], tiny_server: StubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flags = [*tiny_flags, "--deterministic", "--no-evaluate"]
     began_at = tiny_server.stats()["calls"]

@@ -22,7 +22,6 @@ from query_mutator.commands.main import main as qm_main
 from query_mutator.data import load_questions
 from query_mutator.data.bundled import GENERAL_2
 from query_mutator.data.split import target_key
-from query_mutator.embedded.server import EmbeddedServer, start_server
 from query_mutator.env.task import Task
 from query_mutator.evaluation.baselines import best_of, best_single, chain_of, standard_methods
 from query_mutator.evaluation.comparison import Comparison, QuestionTasks
@@ -33,6 +32,7 @@ from query_mutator.forms import FORMS
 from query_mutator.llm.client import Client
 from query_mutator.llm.coalesce import Coalesce
 from query_mutator.operators import LocalOperator
+from query_mutator.testing import StubServer, start_server
 from query_mutator.types import ChatRequest, Completion
 from tests.conftest import QUESTIONS, Librarian, Softener
 from tests.integration.conftest import write_dataset
@@ -209,7 +209,7 @@ def test_a_training_run_writes_the_rows_and_the_verdict(
 
 
 def test_eval_calls_bounds_the_calls_by_a_sample_of_the_questions(
-    run: str, tiny_server: EmbeddedServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: str, tiny_server: StubServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "others.jsonl"
     write_dataset(path, [(f"plz sort list number {n}", "sorted") for n in range(60)])

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from query_mutator.commands.main import main
-from query_mutator.embedded.server import EmbeddedServer, start_server
 from query_mutator.encoder import resolve_encoder
 from query_mutator.env.flow import Encode, Flow
 from query_mutator.env.scheduling import PooledScheduler
@@ -17,6 +16,7 @@ from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.openai import OpenAIBackend
 from query_mutator.llm.retry import DEFAULT_POLICY
 from query_mutator.llm.stack import build_client
+from query_mutator.testing import StubServer, start_server
 from query_mutator.types import ChatRequest, Completion, ErrorInfo
 from tests.conftest import OnUpper, Upper
 from tests.integration.raw_http import chat, get, post
@@ -34,7 +34,7 @@ class Talker:
 
 
 @pytest.fixture(scope="module", params=["0.9", "0.24"])
-def server(request: pytest.FixtureRequest) -> Iterator[EmbeddedServer]:
+def server(request: pytest.FixtureRequest) -> Iterator[StubServer]:
     models = [Upper(), Talker(), OnUpper("short", num_ctx=128), OnUpper("plain")]
     with start_server(models, encoder=resolve_encoder("hash"), num_parallel=4, behave_as=request.param) as running:
         running.version = request.param  # type: ignore[attr-defined]
@@ -42,13 +42,13 @@ def server(request: pytest.FixtureRequest) -> Iterator[EmbeddedServer]:
 
 
 @pytest.fixture
-def ollama(server: EmbeddedServer) -> Iterator[OllamaBackend]:
+def ollama(server: StubServer) -> Iterator[OllamaBackend]:
     client = OllamaBackend(server.url, timeout_s=20.0, runner_options={"num_ctx": 128})
     yield client
     client.close()
 
 
-def test_without_truncate_and_shift_both_cut_the_prompt_and_go_past_the_context(server: EmbeddedServer) -> None:
+def test_without_truncate_and_shift_both_cut_the_prompt_and_go_past_the_context(server: StubServer) -> None:
     reply = chat(server, LONG, options={"num_ctx": 128})
     assert reply["prompt_eval_count"] == 128
     assert reply["message"]["content"].endswith(" END")
@@ -57,7 +57,7 @@ def test_without_truncate_and_shift_both_cut_the_prompt_and_go_past_the_context(
     assert (slid["eval_count"], slid["done_reason"]) == (500, "stop")
 
 
-def test_what_truncate_and_shift_change_depends_on_the_version(server: EmbeddedServer) -> None:
+def test_what_truncate_and_shift_change_depends_on_the_version(server: StubServer) -> None:
     wanted: dict[str, Any] = {"truncate": False, "shift": False, "options": {"num_ctx": 128}, "stream": False}
     messages = [{"role": "user", "content": LONG}]
     status, reply = post(server, "/api/chat", model="upper", messages=messages, **wanted)
@@ -93,7 +93,7 @@ def test_a_prompt_beyond_the_context_is_a_failed_call_that_names_the_flag(
     assert ask("fits " * 10).text.startswith("FITS FITS")
 
 
-def test_a_prompt_beyond_the_context_fails_whatever_the_context_comes_from(server: EmbeddedServer) -> None:
+def test_a_prompt_beyond_the_context_fails_whatever_the_context_comes_from(server: StubServer) -> None:
     with start_server([Upper()], behave_as=server.version) as other:  # type: ignore[attr-defined]
         for url, model, text in ((server.url, "short", LONG), (other.url, "upper", LONG * 14)):
             ours = OllamaBackend(url)
@@ -113,7 +113,7 @@ def test_a_reply_that_ends_at_a_limit_or_slides_is_marked(ollama: OllamaBackend)
     assert marked("go", model="talker", max_tokens=1000)  # 0.24 ends it at the context, 0.9 slides past it
 
 
-def test_a_text_beyond_the_context_has_no_embedding(server: EmbeddedServer) -> None:
+def test_a_text_beyond_the_context_has_no_embedding(server: StubServer) -> None:
     ours = OllamaBackend(server.url, runner_options={"num_ctx": 128})
     error = ours.embed("all-minilm", ["fits", LONG])
     ours.close()
@@ -126,7 +126,7 @@ def test_a_text_beyond_the_context_has_no_embedding(server: EmbeddedServer) -> N
     stack.close()
 
 
-def test_a_text_beyond_the_context_fails_alone_among_those_sent_with_it(server: EmbeddedServer) -> None:
+def test_a_text_beyond_the_context_fails_alone_among_those_sent_with_it(server: StubServer) -> None:
     def flow(text: str) -> Flow:
         return (yield Encode((text,)))
 
@@ -142,7 +142,7 @@ def test_a_text_beyond_the_context_fails_alone_among_those_sent_with_it(server: 
     assert found[LONG].kind == "prompt_too_long"
 
 
-def test_models_on_the_same_weights_share_a_runner_under_the_first_name(server: EmbeddedServer) -> None:
+def test_models_on_the_same_weights_share_a_runner_under_the_first_name(server: StubServer) -> None:
     loads = server.stats()["loads"]
     chat(server, "a", options={"num_ctx": 256})
     chat(server, "a", model="plain", options={"num_ctx": 256})
@@ -165,14 +165,14 @@ def test_size_calls_says_that_it_is_the_context_that_is_unknown(capsys: pytest.C
         assert "context unknown" not in capsys.readouterr().out
 
 
-def test_a_reply_of_ollamas_openai_routes_is_marked_too(server: EmbeddedServer) -> None:
+def test_a_reply_of_ollamas_openai_routes_is_marked_too(server: StubServer) -> None:
     ours = OpenAIBackend(server.url)
     assert ours.complete(ChatRequest.user("one two three", model="upper", max_tokens=2)).hit_limit
     assert not ours.complete(ChatRequest.user("one two three", model="upper", max_tokens=9)).hit_limit
     ours.close()
 
 
-def test_a_server_that_reports_no_context_is_believed_to_have_num_ctx(server: EmbeddedServer) -> None:
+def test_a_server_that_reports_no_context_is_believed_to_have_num_ctx(server: StubServer) -> None:
     request = ChatRequest.user("word " * 5000, model="upper")  # Ollama's OpenAI routes cut it to the default, 4,096
     unaware, aware = OpenAIBackend(server.url), OpenAIBackend(server.url, runner_options={"num_ctx": 4096})
     assert unaware.complete(request).prompt_tokens == 4096
@@ -185,7 +185,7 @@ def test_a_server_that_reports_no_context_is_believed_to_have_num_ctx(server: Em
         ours.close()
 
 
-def test_a_prompt_goes_to_the_server_that_has_the_context(server: EmbeddedServer) -> None:
+def test_a_prompt_goes_to_the_server_that_has_the_context(server: StubServer) -> None:
     with start_server([OnUpper("upper", num_ctx=128)], behave_as=server.version) as small:  # type: ignore[attr-defined]
         stack = build_client([small.url, server.url], batch_size=2, max_retries=0)
         replies = [stack.client.complete(ChatRequest.user(LONG, model="upper", seed=n)) for n in range(6)]
@@ -194,7 +194,7 @@ def test_a_prompt_goes_to_the_server_that_has_the_context(server: EmbeddedServer
     assert all(reply.ok and reply.text.startswith("BEGIN") for reply in replies)
 
 
-def test_the_first_streamed_reply_to_a_long_prompt_is_not_cut_early(server: EmbeddedServer) -> None:
+def test_the_first_streamed_reply_to_a_long_prompt_is_not_cut_early(server: StubServer) -> None:
     ours = OllamaBackend(server.url)
     request = ChatRequest.user("word " * 5000, model="upper")
     errors = [ours.complete_until(request, lambda text: True).error for _ in range(2)]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from query_mutator.cli.console import exit_code
-from query_mutator.embedded.server import EmbeddedServer
+from query_mutator.testing import StubServer
 from tests.docs_blocks import DEFAULTS, PAGES, ROOT, SIZES, blocks_of, check_block, run_block
 from tests.integration.conftest import ROWS
 from tests.tiny_lm import pairs, write_rows
@@ -21,7 +21,7 @@ WITH_BLOCKS = [page for page in PAGES if any(not block.needs for block in blocks
 
 
 @pytest.fixture(scope="session")
-def small_run(tiny_server: EmbeddedServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def small_run(tiny_server: StubServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with `questions.jsonl` and a run of two updates on them."""
     folder = tmp_path_factory.mktemp("docs")
     rows = [{"id": f"q{n}", "query": text, "accept": [name]} for n, (text, name) in enumerate(ROWS)]
@@ -36,7 +36,7 @@ def small_run(tiny_server: EmbeddedServer, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture
 def folder(
-    small_run: Path, tiny_server: EmbeddedServer, tiny_lm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small_run: Path, tiny_server: StubServer, tiny_lm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Path:
     """The working directory of a page: a checkout's files, a finished run, rows to train on and a small model."""
     for name in ("questions.jsonl", "runs"):

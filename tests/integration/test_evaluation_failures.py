@@ -15,7 +15,6 @@ import pytest
 from query_mutator.cli.console import exit_code
 from query_mutator.commands.main import main as qm_main
 from query_mutator.data import load_questions, split_questions
-from query_mutator.embedded.server import EmbeddedServer, start_server
 from query_mutator.encoder import resolve_encoder
 from query_mutator.env.task import Task
 from query_mutator.evaluation.methods import Evaluator, always
@@ -24,10 +23,11 @@ from query_mutator.files.json_lines import read_json_lines
 from query_mutator.llm.limit import Limit
 from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.retry import RetryPolicy
+from query_mutator.testing import StubServer, start_server
 from tests.conftest import QUESTIONS, Librarian, Softener
 from train_query_mutator import main as train_main
 
-Serve = Callable[..., EmbeddedServer]
+Serve = Callable[..., StubServer]
 
 
 class Silent(Librarian):
@@ -49,9 +49,9 @@ class Mute(Softener):
 
 @pytest.fixture
 def serve() -> Iterator[Serve]:
-    running: list[EmbeddedServer] = []
+    running: list[StubServer] = []
 
-    def begin(target: Librarian, mutator: Softener | None = None) -> EmbeddedServer:
+    def begin(target: Librarian, mutator: Softener | None = None) -> StubServer:
         models: Sequence[Any] = [target, mutator or Softener()]
         running.append(start_server(models, encoder=resolve_encoder("hash"), num_parallel=16))
         return running[-1]

@@ -10,25 +10,24 @@ import pytest
 import torch
 
 from query_mutator.cli.console import exit_code
-from query_mutator.embedded.faults import KINDS, FaultPlan
-from query_mutator.embedded.server import EmbeddedServer, start_server
 from query_mutator.encoder import resolve_encoder
 from query_mutator.files.json_lines import read_json_lines
 from query_mutator.session.checkpoint import read_checkpoint
+from query_mutator.testing import KINDS, FaultPlan, StubServer, start_server
 from query_mutator.types import FloatArray
 from tests.conftest import Librarian, Softener
 from tests.integration.killing import kill_when, run_in, start, train, transcript, weights
 from train_query_mutator import main
 
-Serve = Callable[..., EmbeddedServer]
+Serve = Callable[..., StubServer]
 
 
 @pytest.fixture
 def serve() -> Iterator[Serve]:
     """Start servers with the tiny models; all end with the test."""
-    running: list[EmbeddedServer] = []
+    running: list[StubServer] = []
 
-    def begin(share: float, *, kinds: Sequence[str] = KINDS, **settings: object) -> EmbeddedServer:
+    def begin(share: float, *, kinds: Sequence[str] = KINDS, **settings: object) -> StubServer:
         faults = FaultPlan(share, kinds=kinds, seed=2) if share else None
         server = start_server(
             [Librarian(), Softener()],

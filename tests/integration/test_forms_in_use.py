@@ -12,11 +12,11 @@ import pytest
 from query_mutator import Rewriter
 from query_mutator.cli.console import exit_code
 from query_mutator.commands.main import main as qm_main
-from query_mutator.embedded.server import EmbeddedServer
 from query_mutator.env.scheduling import run_flow
 from query_mutator.forms import FORMS, Form
 from query_mutator.learners.plan import Plan, plan_policy, plan_task
 from query_mutator.session.policy_file import SavedPolicy, read_policy, read_policy_file, write_policy_file
+from query_mutator.testing import StubServer
 from query_mutator.types import Message
 
 SORT = "plz sort the names"  # none of the training's
@@ -29,7 +29,7 @@ def qm(*argv: object) -> int:
 
 
 @pytest.fixture
-def run(tiny_server: EmbeddedServer, dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+def run(tiny_server: StubServer, dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
     """Return the folder of a plan over operators and forms."""
     argv = [
         *("--ollama-url", tiny_server.url, "--target-model", "librarian", "--mutator-model", "softener"),

@@ -12,7 +12,7 @@ import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.wrappers import vector as wrappers
 
-from query_mutator.embedded.server import EmbeddedServer
+from query_mutator.testing import StubServer
 from rl_query_mutator_env import make_env
 from tests.integration.conftest import ROWS
 from tests.tiny_lm import write_rows
@@ -24,7 +24,7 @@ Envs = VectorEnv[Any, Any, Any]
 
 
 @pytest.fixture(scope="module")
-def settings(tiny_server: EmbeddedServer, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def settings(tiny_server: StubServer, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     path = tmp_path_factory.mktemp("gymnasium") / "questions.jsonl"
     write_rows(path, [{"id": f"q{n}", "query": text, "accept": [name]} for n, (text, name) in enumerate(ROWS)])
     return {

@@ -14,7 +14,7 @@ import pytest
 import requests
 
 from query_mutator.apply.proxy.server import MAX_HEADERS, ClientLimits
-from query_mutator.embedded.server import start_server
+from query_mutator.testing import start_server
 from query_mutator.encoder import Encoder
 from tests.conftest import Librarian, Upper
 from tests.integration.proxied import proxy

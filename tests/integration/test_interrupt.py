@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from query_mutator.embedded.server import EmbeddedServer, start_server
 from query_mutator.files.json_lines import read_json_lines
 from query_mutator.session.checkpoint import read_checkpoint
+from query_mutator.testing import StubServer, start_server
 from tests.conftest import Librarian, Softener
 from tests.integration.killing import ServerProcess
 
@@ -24,7 +24,7 @@ LONG_MS = 120_000  # no call comes back before its test gives up
 
 
 @pytest.fixture
-def slow_server() -> Iterator[EmbeddedServer]:
+def slow_server() -> Iterator[StubServer]:
     with start_server([Librarian(), Softener()], num_parallel=8, latency_ms=LONG_MS) as server:
         yield server
 
@@ -55,7 +55,7 @@ def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str]) ->
 @pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
 @pytest.mark.parametrize("batching", ["--use-batching", "--no-batching"])
 def test_calls_in_flight_are_cut_and_a_checkpoint_left(
-    name: str, code: int, batching: str, tiny_flags: list[str], slow_server: EmbeddedServer, tmp_path: Path
+    name: str, code: int, batching: str, tiny_flags: list[str], slow_server: StubServer, tmp_path: Path
 ) -> None:
     more = ["--num-processes", "8"]  # than calls in flight, so that some calls still wait for a place
     process, run = started([*tiny_flags, *more, batching, "--ollama-url", slow_server.url], tmp_path)
@@ -71,7 +71,7 @@ def test_calls_in_flight_are_cut_and_a_checkpoint_left(
 @pytest.mark.slow
 @pytest.mark.parametrize("algo", ["ppo", "iqn"])
 def test_calls_that_were_cut_are_no_outcomes(
-    algo: str, tiny_flags: list[str], slow_server: EmbeddedServer, tmp_path: Path
+    algo: str, tiny_flags: list[str], slow_server: StubServer, tmp_path: Path
 ) -> None:
     flags = [*tiny_flags, "--ollama-url", slow_server.url, "--eval-interval", "0", "--algo", algo]
     process, run = started(flags, tmp_path)
@@ -118,7 +118,7 @@ class Stalling(Librarian):
 
 
 @pytest.fixture
-def stalling() -> Iterator[tuple[EmbeddedServer, Stalling]]:
+def stalling() -> Iterator[tuple[StubServer, Stalling]]:
     model = Stalling()
     with start_server([model, Softener()], num_parallel=8, latency_ms=4) as server:
         yield server, model
@@ -132,7 +132,7 @@ def rows_in(run: Path) -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
 def test_the_final_comparison_can_be_ended_and_made_up_for(
-    name: str, code: int, tiny_flags: list[str], stalling: tuple[EmbeddedServer, Stalling], tmp_path: Path
+    name: str, code: int, tiny_flags: list[str], stalling: tuple[StubServer, Stalling], tmp_path: Path
 ) -> None:
     server, model = stalling
     flags = [*tiny_flags[2:], "--ollama-url", server.url, "--eval-interval", "0"]
@@ -156,7 +156,7 @@ def test_the_final_comparison_can_be_ended_and_made_up_for(
 
 @pytest.mark.slow
 def test_an_evaluation_between_two_rollouts_can_be_ended(
-    tiny_flags: list[str], stalling: tuple[EmbeddedServer, Stalling], tmp_path: Path
+    tiny_flags: list[str], stalling: tuple[StubServer, Stalling], tmp_path: Path
 ) -> None:
     server, model = stalling
     flags = [*tiny_flags[2:], "--ollama-url", server.url, "--eval-interval", "1", "--cache", "off", "--no-evaluate"]
@@ -182,7 +182,7 @@ def test_an_evaluation_between_two_rollouts_can_be_ended(
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
 def test_an_evaluation_of_its_own_can_be_ended(
-    name: str, code: int, tiny_flags: list[str], stalling: tuple[EmbeddedServer, Stalling], tmp_path: Path
+    name: str, code: int, tiny_flags: list[str], stalling: tuple[StubServer, Stalling], tmp_path: Path
 ) -> None:
     from train_query_mutator import main
 

@@ -12,9 +12,8 @@ import pytest
 
 from query_mutator.cli.console import exit_code
 from query_mutator.commands.main import main
-from query_mutator.embedded.models import Echo
-from query_mutator.embedded.server import start_server
 from query_mutator.stats.agreement import agreement, cohen_kappa
+from query_mutator.testing import Echo, start_server
 from tests.rule_judge import RuleJudge
 
 
@@ -66,7 +65,7 @@ def test_a_good_judge_a_generous_one_and_one_without_verdicts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file, report = labelled(tmp_path / "l.jsonl"), tmp_path / "report.json"
-    with start_server({"rule-judge": RuleJudge(), "generous": Generous(), "echo": Echo()}) as server:
+    with start_server({"rule-judge": RuleJudge(), "generous": Generous(), "echo": Echo("The same words.")}) as server:
         flags = ["judge", "check", str(file), "--ollama-url", server.url, "--judge-model"]
         assert main([*flags, "rule-judge", "--json", str(report)]) == 0
         good: dict[str, Any] = json.loads(report.read_text())

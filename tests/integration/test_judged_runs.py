@@ -16,13 +16,12 @@ import pytest
 from query_mutator.cli.console import exit_code
 from query_mutator.commands.main import main as qm_main
 from query_mutator.data import guard_questions
-from query_mutator.embedded.models import EmbeddedModel
-from query_mutator.embedded.server import EmbeddedServer, start_server
 from query_mutator.files.json_lines import read_json_lines
 from query_mutator.llm.checkup import judge_form
 from query_mutator.llm.openai import OpenAIBackend
 from query_mutator.rewards import Judge
 from query_mutator.session.checkpoint import read_checkpoint
+from query_mutator.testing import StubServer, TextModel, start_server
 from tests.conftest import Librarian, Softener
 from tests.integration.llama_server import MODEL, LlamaServer
 from tests.rule_judge import RuleJudge
@@ -39,7 +38,7 @@ class Muttering(RuleJudge):
         return "Let me think about it." if "`os." in prompt else super().reply(prompt)
 
 
-def flags_for(server: EmbeddedServer, tiny_flags: Sequence[str], *more: str) -> list[str]:
+def flags_for(server: StubServer, tiny_flags: Sequence[str], *more: str) -> list[str]:
     flags = list(tiny_flags)
     flags[flags.index("--ollama-url") + 1] = server.url
     return [*flags, *more]
@@ -51,7 +50,7 @@ class InFlight:
     peak = now = 0
     lock = threading.Lock()
 
-    def __init__(self, inner: EmbeddedModel) -> None:
+    def __init__(self, inner: TextModel) -> None:
         self.inner, self.name = inner, inner.name
 
     def reply_many(self, prompts: Sequence[str]) -> list[str]:
@@ -64,7 +63,7 @@ class InFlight:
         return self.inner.reply_many(prompts)
 
 
-def served(*judges: RuleJudge) -> EmbeddedServer:
+def served(*judges: RuleJudge) -> StubServer:
     models = {model.name: InFlight(model) for model in (Librarian(), Softener(), *judges)}
     return start_server(models, num_parallel=8)
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from query_mutator.embedded.server import EmbeddedServer, start_server
 from query_mutator.llm.stack import build_client
+from query_mutator.testing import StubServer, start_server
 from query_mutator.types import ChatRequest
 from rl_query_mutator_env import make_vector_env
 
@@ -27,7 +27,7 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def echo() -> Iterator[EmbeddedServer]:
+def echo() -> Iterator[StubServer]:
     with start_server([], num_parallel=WORKERS) as running:
         yield running
 
@@ -42,7 +42,7 @@ def held() -> Counter[str]:
     return kinds
 
 
-def test_ten_thousand_calls_leave_nothing_behind(echo: EmbeddedServer, tmp_path: Path) -> None:
+def test_ten_thousand_calls_leave_nothing_behind(echo: StubServer, tmp_path: Path) -> None:
     def call(number: int) -> bool:
         return stack.client.complete(ChatRequest.user(f"call {number}", model="echo", seed=0)).ok
 
@@ -60,7 +60,7 @@ def test_ten_thousand_calls_leave_nothing_behind(echo: EmbeddedServer, tmp_path:
     assert not held() - before
 
 
-def test_a_hundred_environments_leave_nothing_behind(echo: EmbeddedServer, tmp_path: Path) -> None:
+def test_a_hundred_environments_leave_nothing_behind(echo: StubServer, tmp_path: Path) -> None:
     few = tmp_path / "few.jsonl"
     few.write_text("".join(f'{{"question": "What is {n} and {n}?", "answer": "{2 * n}"}}\n' for n in range(30)))
 
@@ -87,7 +87,7 @@ def test_a_hundred_environments_leave_nothing_behind(echo: EmbeddedServer, tmp_p
     assert not held() - before
 
 
-def settle(server: EmbeddedServer) -> None:
+def settle(server: StubServer) -> None:
     """Wait until the server has closed its ends of connections that were closed here."""
     for _ in range(1000):
         if not server.open_connections:

@@ -11,11 +11,11 @@ import pytest
 
 from benchmark_batching import main as benchmark
 from query_mutator.commands.main import main
-from query_mutator.embedded.server import start_server
 from query_mutator.errors import ServerDownError, UsageError
 from query_mutator.llm.checkup import context_sentence, schema_sentence
 from query_mutator.llm.client import ModelServer
 from query_mutator.llm.ollama import OllamaBackend
+from query_mutator.testing import start_server
 from query_mutator.types import ChatRequest
 from tests.conftest import OnUpper, Upper
 from tests.integration.raw_http import TwoNumbers
@@ -54,7 +54,7 @@ def measured_lines(
 
 def test_a_server_as_it_comes_is_told_to_take_more_slots(capsys: pytest.CaptureFixture[str]) -> None:
     (url,), lines = measured_lines(capsys, [1])
-    assert lines["server"] == [f"Ollama 0.1.0+embedded at {url}"]
+    assert lines["server"] == [f"Ollama 0.1.0+testing at {url}"]
     assert lines["model"][0].startswith("echo:latest: installed, ")
     assert lines["model"][0].endswith("completion")
     assert "loaded with num_ctx=4096" in lines["options"][0]

@@ -14,13 +14,12 @@ from pathlib import Path
 import ollama
 import pytest
 
-from query_mutator.embedded.faults import FaultPlan
-from query_mutator.embedded.server import EmbeddedServer, start_server
 from query_mutator.encoder import resolve_encoder
 from query_mutator.env.scheduling import Call, Flow, PooledScheduler
 from query_mutator.llm.client import Client
 from query_mutator.llm.retry import DEFAULT_POLICY
 from query_mutator.llm.stack import build_client
+from query_mutator.testing import FaultPlan, StubServer, start_server
 from query_mutator.types import ChatRequest, Completion
 from tests.conftest import Upper
 
@@ -34,7 +33,7 @@ def ask_all(client: Client, wanted: Sequence[ChatRequest], *, threads: int = 8) 
         return list(pool.map(client.complete, wanted))
 
 
-def killing(server: EmbeddedServer, client: Client, *, after: int) -> Callable[[ChatRequest], Completion]:
+def killing(server: StubServer, client: Client, *, after: int) -> Callable[[ChatRequest], Completion]:
     """Return `client.complete` that has the server die once `after` calls were begun."""
     begun: Counter[str] = Counter()
     lock = threading.Lock()

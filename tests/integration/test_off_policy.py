@@ -12,12 +12,11 @@ import torch
 
 from query_mutator.cli.console import exit_code
 from query_mutator.commands.main import main as qm_main
-from query_mutator.embedded.faults import FaultPlan
-from query_mutator.embedded.server import start_server
 from query_mutator.files.json_lines import read_json_lines
 from query_mutator.files.metrics import METRICS
 from query_mutator.learners.direct import ITERATIONS
 from query_mutator.session.checkpoint import read_checkpoint
+from query_mutator.testing import FaultPlan, start_server
 from query_mutator.training.config import parse_config
 from tests.conftest import Librarian, Softener
 from tests.integration.test_interrupt import ROOT, started, wait_until

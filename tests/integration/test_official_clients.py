@@ -1,11 +1,10 @@
-"""The `ollama` and `openai` packages against the embedded server: every route it offers, streaming, errors, formats."""
+"""The `ollama` and `openai` packages against the test server: every route it offers, streaming, errors, formats."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import numpy as np
 import ollama
@@ -13,10 +12,10 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from query_mutator.embedded.server import EmbeddedServer, start_server
 from query_mutator.encoder import resolve_encoder
 from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.openai import OpenAIBackend
+from query_mutator.testing import StubServer, start_server
 from query_mutator.types import ChatRequest
 from tests.conftest import Upper
 
@@ -36,19 +35,19 @@ class Scores(BaseModel):
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[EmbeddedServer]:
+def server() -> Iterator[StubServer]:
     with start_server([Upper()], encoder=resolve_encoder("hash"), num_parallel=2) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def theirs(server: EmbeddedServer) -> Iterator[ollama.Client]:
+def theirs(server: StubServer) -> Iterator[ollama.Client]:
     with ollama.Client(host=server.url) as client:
         yield client
 
 
 @pytest.fixture(scope="module")
-def openai_client(server: EmbeddedServer) -> Iterator[openai.OpenAI]:
+def openai_client(server: StubServer) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
         yield client
 
@@ -103,7 +102,6 @@ def test_ollama_embed(theirs: ollama.Client) -> None:
     assert reply.embeddings[1] == []
     assert np.linalg.norm(reply.embeddings[0]) == pytest.approx(1, abs=1e-5)
     assert theirs.embed("all-minilm", TEXT).embeddings == [reply.embeddings[0]]
-    assert theirs.embeddings("all-minilm", TEXT).embedding == reply.embeddings[0]
 
 
 def test_ollama_errors(theirs: ollama.Client) -> None:
@@ -112,12 +110,12 @@ def test_ollama_errors(theirs: ollama.Client) -> None:
     assert missing.value.status_code == 404
     with pytest.raises(ollama.ResponseError, match="model 'none' not found"):
         next(iter(theirs.generate("none", TEXT, stream=True)))
-    with pytest.raises(ollama.ResponseError, match="does not support generate") as wrong:
+    with pytest.raises(ollama.ResponseError, match="does not support chat") as wrong:
         theirs.generate("all-minilm", TEXT)
     assert wrong.value.status_code == 400
 
 
-def test_our_ollama_client_reads_what_theirs_reads(server: EmbeddedServer, theirs: ollama.Client) -> None:
+def test_our_ollama_client_reads_what_theirs_reads(server: StubServer, theirs: ollama.Client) -> None:
     ours = OllamaBackend(server.url)
     reply, expected = (
         ours.complete(ChatRequest.user(TEXT, model="upper", max_tokens=3)),
@@ -179,8 +177,6 @@ def test_openai_embeddings_as_numbers_and_in_base64(openai_client: openai.OpenAI
     coded = openai_client.embeddings.create(model="all-minilm", input=[TEXT, "b"])
     assert np.allclose(coded.data[0].embedding, expected, atol=1e-7)
     assert [item.index for item in coded.data] == [0, 1]
-    plain = openai_client.embeddings.create(model="all-minilm", input=TEXT, encoding_format="float", dimensions=8)
-    assert len(plain.data[0].embedding) == 8
 
 
 def test_openai_errors(openai_client: openai.OpenAI) -> None:
@@ -189,46 +185,17 @@ def test_openai_errors(openai_client: openai.OpenAI) -> None:
     assert missing.value.body["type"] == "not_found_error"
     with pytest.raises(openai.BadRequestError, match="too short"):
         openai_client.chat.completions.create(model="upper", messages=[])
-    with pytest.raises(openai.BadRequestError, match="invalid input"):
-        openai_client.embeddings.create(model="all-minilm", input=[])
 
 
-@pytest.mark.parametrize(
-    "wish",
-    [
-        *({"n": 2}, {"logprobs": True}, {"logprobs": True, "top_logprobs": 2}, {"logit_bias": {"5": 1}}),
-        *({"max_tokens": -1}, {"max_completion_tokens": 0}, {"modalities": ["text", "audio"]}),
-    ],
-)
-def test_openai_wishes_that_cannot_be_met_are_refused_by_name(
-    openai_client: openai.OpenAI, wish: dict[str, Any]
+def test_both_clients_are_refused_log_probabilities_and_paths_that_are_not_there(
+    theirs: ollama.Client, openai_client: openai.OpenAI
 ) -> None:
-    with pytest.raises(openai.BadRequestError, match=list(wish)[-1] if "logprobs" not in wish else "logprobs"):
-        openai_client.chat.completions.create(model="upper", messages=user(), **wish)
-
-
-def test_openai_wishes_for_nothing_special_are_met(openai_client: openai.OpenAI) -> None:
-    neutral = {"n": 1, "logprobs": False, "logit_bias": {}, "modalities": ["text"], "presence_penalty": 0.5}
-    reply = openai_client.chat.completions.create(model="upper", messages=user(), **neutral)
-    assert [choice.message.content for choice in reply.choices] == [TEXT.upper()]
-
-
-def test_paths_that_do_not_exist_are_named_to_both_clients(theirs: ollama.Client, openai_client: openai.OpenAI) -> None:
-    with pytest.raises(openai.NotFoundError, match="POST /v1/completions: 404 page not found"):
+    with pytest.raises(openai.BadRequestError, match="does not support logprobs"):
+        openai_client.chat.completions.create(model="upper", messages=user(), logprobs=True)
+    with pytest.raises(openai.NotFoundError, match="POST /v1/completions: Not Found"):
         openai_client.completions.create(model="upper", prompt=TEXT)
-    with pytest.raises(ollama.ResponseError, match="POST /api/pull: 404 page not found"):
+    with pytest.raises(ollama.ResponseError, match="POST /api/pull: Not Found"):
         theirs.pull("upper")
-
-
-def test_both_clients_are_told_why_a_foreign_name_is_refused(server: EmbeddedServer) -> None:
-    foreign = {"Host": "rebound.example"}
-    with ollama.Client(host=server.url, headers=foreign) as one, pytest.raises(ollama.ResponseError, match="rebound"):
-        one.list()
-    with (
-        openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, default_headers=foreign) as other,
-        pytest.raises(openai.PermissionDeniedError, match="rebound"),
-    ):
-        other.models.list()
 
 
 def test_both_clients_get_dictionaries_of_numbers(theirs: ollama.Client, openai_client: openai.OpenAI) -> None:
@@ -242,20 +209,7 @@ def test_both_clients_get_dictionaries_of_numbers(theirs: ollama.Client, openai_
     assert Scores.model_validate_json(parsed.choices[0].message.content) == Scores(scores={}, note=TEXT.upper())
 
 
-def test_both_clients_are_refused_a_schema_without_bound(theirs: ollama.Client, openai_client: openai.OpenAI) -> None:
-    endless = {"type": "array", "items": {"type": "string"}, "minItems": 1_000_000_000}
-    with pytest.raises(ollama.ResponseError, match="invalid format") as raised:
-        theirs.chat("upper", user(), format=endless)
-    assert raised.value.status_code == 400
-    with pytest.raises(openai.BadRequestError, match="invalid format"):
-        openai_client.chat.completions.create(
-            model="upper",
-            messages=user(),
-            response_format={"type": "json_schema", "json_schema": {"name": "s", "schema": endless}},
-        )
-
-
-def test_our_openai_client_reads_what_theirs_reads(server: EmbeddedServer, openai_client: openai.OpenAI) -> None:
+def test_our_openai_client_reads_what_theirs_reads(server: StubServer, openai_client: openai.OpenAI) -> None:
     ours = OpenAIBackend(f"{server.url}/v1")
     reply = ours.complete(ChatRequest.user(TEXT, model="upper", max_tokens=3))
     expected = openai_client.chat.completions.create(model="upper", messages=user(), max_tokens=3, temperature=0)
@@ -276,7 +230,7 @@ def test_our_openai_client_reads_what_theirs_reads(server: EmbeddedServer, opena
 
 
 @pytest.mark.parametrize("streams", [False, True])
-def test_their_asynchronous_clients_work_too(server: EmbeddedServer, *, streams: bool) -> None:
+def test_their_asynchronous_clients_work_too(server: StubServer, *, streams: bool) -> None:
     async def ask() -> tuple[str, str]:
         async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as one:
             said = await one.chat.completions.create(model="upper", messages=user(), stream=streams)

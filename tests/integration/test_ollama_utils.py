@@ -1,4 +1,4 @@
-"""The calls a person types, against the embedded server over real HTTP."""
+"""The calls a person types, against the test server over real HTTP."""
 
 from __future__ import annotations
 
@@ -24,12 +24,11 @@ from ollama_utils import (
     query_target_model,
 )
 from query_mutator import operators
-from query_mutator.embedded.faults import FaultPlan
-from query_mutator.embedded.server import EmbeddedServer, start_server
 from query_mutator.encoder import resolve_encoder
 from query_mutator.errors import UsageError
 from query_mutator.llm.stack import build_client
 from query_mutator.operators import OperatorContext
+from query_mutator.testing import FaultPlan, StubServer, start_server
 from tests.conftest import Upper
 
 QUESTIONS = [f"question {number}" for number in range(20)]
@@ -53,13 +52,13 @@ class Talker:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[EmbeddedServer]:
+def server() -> Iterator[StubServer]:
     with start_server([Upper(), Talker()], encoder=resolve_encoder("hash"), num_parallel=8) as running:
         yield running
 
 
 @pytest.fixture(autouse=True)
-def environment(server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def environment(server: StubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OLLAMA_HOST", server.url)
     monkeypatch.setenv("QUERY_MUTATOR_TARGET_MODEL", "upper")
     monkeypatch.setenv("QUERY_MUTATOR_MUTATOR_MODEL", "talker")
@@ -101,7 +100,7 @@ def test_an_unknown_operator_is_refused_before_any_call() -> None:
 
 
 def test_a_failed_query_gets_the_default_refusal_and_is_logged_once(
-    server: EmbeddedServer, caplog: pytest.LogCaptureFixture
+    server: StubServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
         outcomes = batch_query_target_model(["a", "b"], model="nowhere", return_errors=True)
@@ -182,7 +181,7 @@ def test_without_a_model_the_message_says_how_to_name_one(monkeypatch: pytest.Mo
         query_target_model("why?")
 
 
-def test_a_client_that_is_given_is_used_and_left_open(server: EmbeddedServer) -> None:
+def test_a_client_that_is_given_is_used_and_left_open(server: StubServer) -> None:
     stack = build_client(server.url)
     for _ in range(3):
         assert batch_query_target_model(["a"], url="127.0.0.1:1", client=stack.retry) == ["A"]

@@ -15,7 +15,7 @@ from query_mutator.data.bundled import general
 from query_mutator.data.split import fold_of
 from query_mutator.embedded.http import Connection, Request, Response
 from query_mutator.embedded.routing import Router
-from query_mutator.embedded.server import EmbeddedServer, start_server
+from query_mutator.testing import StubServer, start_server
 from query_mutator.encoder import resolve_encoder
 from query_mutator.files.json_lines import read_json_lines
 from tests.conftest import Librarian, Softener
@@ -45,7 +45,7 @@ def received(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.fixture
-def server() -> Iterator[EmbeddedServer]:
+def server() -> Iterator[StubServer]:
     """A server that embeds too, so that what the run encodes is among its requests."""
     with start_server([Librarian(), Softener()], encoder=resolve_encoder("hash"), num_parallel=8) as running:
         yield running
@@ -65,7 +65,7 @@ def sent(questions: Sequence[str], received: Sequence[str]) -> list[str]:
     return [question for question in questions if any(question in text for text in received)]
 
 
-def train(server: EmbeddedServer, folder: Path, *flags: str) -> Path:
+def train(server: StubServer, folder: Path, *flags: str) -> Path:
     """Make a run of two updates on the bundled questions, with three periodic evaluations; return its folder."""
     argv = [
         *("--ollama-url", server.url, "--target-model", "librarian", "--mutator-model", "softener"),
@@ -77,7 +77,7 @@ def train(server: EmbeddedServer, folder: Path, *flags: str) -> Path:
     return (folder / "runs" / "latest").resolve()
 
 
-def test_a_resumed_run_keeps_its_fold(server: EmbeddedServer, received: list[str], tmp_path: Path) -> None:
+def test_a_resumed_run_keeps_its_fold(server: StubServer, received: list[str], tmp_path: Path) -> None:
     run = train(server, tmp_path, "--no-evaluate", "--validation-fold", "3", "--no-use-linear-lr-decay")
     assert exit_code(main, ["--resume", str(run), "--num-env-steps", "96"], prog="train") == 0
     questions = {question.id: question for question in general()}
@@ -89,7 +89,7 @@ def test_a_resumed_run_keeps_its_fold(server: EmbeddedServer, received: list[str
 
 def test_no_tokenizer_counts_a_held_out_question(
     tiny_flags: list[str],
-    server: EmbeddedServer,
+    server: StubServer,
     received: list[str],
     dataset: Path,
     capsys: pytest.CaptureFixture[str],

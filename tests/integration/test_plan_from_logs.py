@@ -18,13 +18,13 @@ from query_mutator.confidence import Attempt, ConfidenceModel
 from query_mutator.data import split_questions
 from query_mutator.data.bundled import FOLDER
 from query_mutator.data.loaders import load_questions
-from query_mutator.embedded.server import EmbeddedServer
 from query_mutator.env.task import CallSettings
 from query_mutator.evaluation.plan_logged import logged_plans
 from query_mutator.files.json_lines import JsonLines
 from query_mutator.files.replies import RepliesHead, write_replies
 from query_mutator.llm.recorded import reply_key
 from query_mutator.runs.shadow import HEADER
+from query_mutator.testing import StubServer
 from query_mutator.types import ChatRequest, Completion, Question
 from scripts.recorded_requests import MAX_TOKENS, requests_of, task_of
 from tests.integration.proxied import SORT, chat
@@ -146,7 +146,7 @@ def test_a_log_becomes_a_policy_that_is_evaluated_and_used(
 
 
 def test_no_text_of_the_log_is_in_what_is_saved_and_served(
-    quick: None, tiny_server: EmbeddedServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    quick: None, tiny_server: StubServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = written(tmp_path / "private.jsonl", sums(marks=True))
     answers = ["--ollama-url", tiny_server.url, "--target-model", "librarian", "--mutator-model", "softener"]

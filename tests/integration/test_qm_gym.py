@@ -21,9 +21,9 @@ from query_mutator.batching.gym.server import GymnasiumTextEnv, GymServer
 from query_mutator.batching.tokenizers import ByteTokenizer
 from query_mutator.cli.console import exit_code
 from query_mutator.commands.gym_serve import GymServeFlags, describe, in_turn, rewriting_game, serving
-from query_mutator.embedded.server import EmbeddedServer
 from query_mutator.env.task import Task
 from query_mutator.llm.client import Client
+from query_mutator.testing import StubServer
 from rl_query_mutator_env import QueryMutationEnv
 from tests.qm_command import qm
 from train_query_mutator import main as train_main
@@ -145,7 +145,7 @@ def test_gym_serve_serves_until_interrupted(tiny_server_flags: list[str]) -> Non
         assert process.wait(20) == 130
 
 
-def test_hints_are_a_trained_policys(tiny_flags: list[str], tiny_server: EmbeddedServer, tmp_path: Path) -> None:
+def test_hints_are_a_trained_policys(tiny_flags: list[str], tiny_server: StubServer, tmp_path: Path) -> None:
     assert exit_code(train_main, [*tiny_flags, "--no-evaluate", "--eval-interval", "0"], prog="train") == 0
     flags = GymServeFlags(
         checkpoint=str(tmp_path / "runs" / "latest"),

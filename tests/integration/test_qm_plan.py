@@ -16,9 +16,8 @@ import pytest
 from query_mutator.cli.console import exit_code
 from query_mutator.commands.main import main as qm_main
 from query_mutator.data import load_questions, split_questions
-from query_mutator.embedded.faults import FaultPlan
-from query_mutator.embedded.server import EmbeddedServer, start_server
 from query_mutator.files import write_checked_json
+from query_mutator.testing import FaultPlan, StubServer, start_server
 from tests.conftest import Librarian, Softener
 from tests.integration.killing import ServerProcess, kill_when, run_in, start, train
 from tests.page_messages import section_of
@@ -30,11 +29,11 @@ def qm(*argv: str) -> int:
 
 
 @pytest.fixture
-def flags(tiny_server: EmbeddedServer, dataset: Path, tmp_path: Path) -> list[str]:
+def flags(tiny_server: StubServer, dataset: Path, tmp_path: Path) -> list[str]:
     return flags_for(tiny_server, dataset, tmp_path)
 
 
-def flags_for(server: EmbeddedServer | ServerProcess, dataset: Path, tmp_path: Path) -> list[str]:
+def flags_for(server: StubServer | ServerProcess, dataset: Path, tmp_path: Path) -> list[str]:
     return [
         *("--ollama-url", server.url, "--target-model", "librarian", "--mutator-model", "softener"),
         *("--encoder", "hash", "--dataset", str(dataset), "--operators", "spelling,neutral,filler"),

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from query_mutator.data.bundled import guard_questions
-from query_mutator.embedded.server import start_server
 from query_mutator.env.task import CallSettings
 from query_mutator.llm.recorded import RecordedBackend
+from query_mutator.testing import start_server
 from query_mutator.types import AS_IS
 from scripts.record_replies import without_repeats
 from scripts.recorded_requests import MAX_TOKENS, requests_of, task_of, versions_of

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from query_mutator.embedded.server import EmbeddedServer, start_server
 from query_mutator.encoder import resolve_encoder
 from query_mutator.files.json_lines import read_json_lines
 from query_mutator.session.checkpoint import read_checkpoint
+from query_mutator.testing import StubServer, start_server
 from tests.conftest import Librarian, Softener
 from tests.integration.killing import kill_when, metrics, run_in, start, train, transcript, weights
 
@@ -20,13 +20,13 @@ BATCH_SIZE = 4
 
 
 @pytest.fixture
-def server() -> Iterator[EmbeddedServer]:
+def server() -> Iterator[StubServer]:
     with start_server([Librarian(), Softener()], num_parallel=8, latency_ms=4, latency_sigma=1.0) as running:
         yield running
 
 
 @pytest.fixture
-def flags(tiny_flags: list[str], server: EmbeddedServer) -> list[str]:
+def flags(tiny_flags: list[str], server: StubServer) -> list[str]:
     """Flags of a run of eight updates, with a checkpoint after every third."""
     return [
         *tiny_flags,
@@ -48,7 +48,7 @@ def calls_of(run: Path) -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize(("algo", "most_kills"), [("ppo", 20), ("direct", 8)])
 def test_run_killed_again_and_again_ends_as_one_that_was_not(
-    algo: str, most_kills: int, flags: list[str], server: EmbeddedServer, tmp_path: Path
+    algo: str, most_kills: int, flags: list[str], server: StubServer, tmp_path: Path
 ) -> None:
     flags = [*only_url(flags, server.url), "--algo", algo]
     (tmp_path / "whole").mkdir()
@@ -84,7 +84,7 @@ def test_run_killed_again_and_again_ends_as_one_that_was_not(
 
 
 def test_damaged_checkpoint_falls_back_to_the_one_before_and_asks_nothing_again(
-    flags: list[str], server: EmbeddedServer, tmp_path: Path
+    flags: list[str], server: StubServer, tmp_path: Path
 ) -> None:
     flags = [*only_url(flags, server.url), "--no-use-linear-lr-decay", "--save-interval", "1"]
     for name, steps in (("whole", "160"), ("damaged", "128")):
@@ -105,7 +105,7 @@ def test_damaged_checkpoint_falls_back_to_the_one_before_and_asks_nothing_again(
 
 
 def test_what_the_journal_knows_is_not_asked_again_without_deterministic_either(
-    flags: list[str], server: EmbeddedServer, tmp_path: Path
+    flags: list[str], server: StubServer, tmp_path: Path
 ) -> None:
     flags = [word for word in only_url(flags, server.url) if word != "--deterministic"]
     argv = [*flags, "--save-interval", "100", "--save-dir", str(tmp_path)]
@@ -138,7 +138,7 @@ def test_embeddings_that_a_server_made_are_not_asked_for_again(tiny_flags: list[
 
 @pytest.mark.slow
 def test_an_off_policy_run_that_was_killed_goes_through_the_same_episodes(
-    flags: list[str], server: EmbeddedServer, tmp_path: Path
+    flags: list[str], server: StubServer, tmp_path: Path
 ) -> None:
     flags = [word for word in only_url(flags, server.url) if word != "--deterministic"]
     learner = ["--algo", "iqn", "--train-batch-size", "16", "--learning-starts", "16", "--replay-ratio", "4"]

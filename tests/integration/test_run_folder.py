@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks.attack.harness import Finished, run_cli, run_qm, unchanged
-from query_mutator.embedded.server import EmbeddedServer
 from query_mutator.errors import CheckpointError, UsageError
 from query_mutator.files import LOCK
 from query_mutator.files.json_lines import read_json_lines
 from query_mutator.files.lock import locked
 from query_mutator.session.checkpoint import read_checkpoint
+from query_mutator.testing import StubServer
 from query_mutator.training.config import parse_config
 from query_mutator.training.run_folder import open_run_dir
 from tests.integration.conftest import ROWS
@@ -26,7 +26,7 @@ STEPS = 64
 
 
 @pytest.fixture(scope="module")
-def finished(tiny_server: EmbeddedServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(tiny_server: StubServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a run of two updates with a checkpoint after each."""
     folder = tmp_path_factory.mktemp("finished")
     rows = [json.dumps({"id": f"q{n}", "query": text, "accept": [name]}) for n, (text, name) in enumerate(ROWS)]

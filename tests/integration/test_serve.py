@@ -18,7 +18,7 @@ import requests
 
 from query_mutator.apply.proxy.answers import Mode
 from query_mutator.apply.proxy.server import ClientLimits
-from query_mutator.embedded.server import EmbeddedServer, start_server
+from query_mutator.testing import StubServer, start_server
 from query_mutator.encoder import Encoder
 from query_mutator.learners.plan import Plan
 from query_mutator.rewards import is_refusal
@@ -27,7 +27,7 @@ from tests.integration.proxied import KILL, MODEL, SORT, VIRTUAL, answer, chat, 
 
 
 @pytest.fixture(scope="module")
-def gate(tiny_server: EmbeddedServer, hash_encoder: Encoder) -> Iterator[str]:
+def gate(tiny_server: StubServer, hash_encoder: Encoder) -> Iterator[str]:
     with proxy(tiny_server.url, hash_encoder) as url:
         yield url
 
@@ -65,7 +65,7 @@ def without_times(content: bytes) -> list[Any]:
     ],
 )
 def test_an_upstream_model_is_answered_as_by_the_upstream(
-    gate: str, tiny_server: EmbeddedServer, path: str, body: dict[str, Any]
+    gate: str, tiny_server: StubServer, path: str, body: dict[str, Any]
 ) -> None:
     ours, theirs = (
         requests.post(url + path, json={"model": MODEL, **body}, timeout=20) for url in (gate, tiny_server.url)
@@ -150,7 +150,7 @@ def test_a_dead_upstream_is_named(hash_encoder: Encoder) -> None:
     assert "http://127.0.0.1:9" in opened.json()["error"]["message"]
 
 
-def test_an_error_of_the_upstream_comes_as_it_is(gate: str, tiny_server: EmbeddedServer) -> None:
+def test_an_error_of_the_upstream_comes_as_it_is(gate: str, tiny_server: StubServer) -> None:
     theirs = chat(tiny_server.url, SORT, model="no-such-model")
     for model in ("no-such-model", "no-such-model+qm"):
         ours = chat(gate, SORT, model=model)
@@ -196,7 +196,7 @@ def test_every_reply_has_the_model_name_that_the_client_sent(gate: str, stream: 
 # --- the modes --------------------------------------------------------------------------------------------------------
 
 
-def test_a_refusal_is_rewritten_and_another_answer_is_kept(gate: str, tiny_server: EmbeddedServer) -> None:
+def test_a_refusal_is_rewritten_and_another_answer_is_kept(gate: str, tiny_server: StubServer) -> None:
     assert is_refusal(answer(chat(tiny_server.url, KILL, model=MODEL)))
     refused, kept = chat(gate, KILL), chat(gate, SORT)
     assert answer(refused) == "`os.kill` is what you want."
@@ -209,7 +209,7 @@ def test_a_refusal_is_rewritten_and_another_answer_is_kept(gate: str, tiny_serve
 
 @pytest.mark.parametrize("mode", ["blind", "gate", "full"])
 def test_official_clients_get_the_answer_in_every_mode(
-    tiny_server: EmbeddedServer, hash_encoder: Encoder, mode: Mode
+    tiny_server: StubServer, hash_encoder: Encoder, mode: Mode
 ) -> None:
     messages: Any = [{"role": "user", "content": KILL}]
     with proxy(tiny_server.url, hash_encoder, mode=mode) as url:
@@ -236,13 +236,13 @@ def test_official_clients_get_the_answer_in_every_mode(
     assert {whole.model, parts[0].model, written.model, completion.model, chunks[0].model} == {VIRTUAL}
 
 
-def test_a_blind_rewrite_makes_one_rewrite_and_one_answer(tiny_server: EmbeddedServer, hash_encoder: Encoder) -> None:
+def test_a_blind_rewrite_makes_one_rewrite_and_one_answer(tiny_server: StubServer, hash_encoder: Encoder) -> None:
     with proxy(tiny_server.url, hash_encoder, mode="blind") as url:
         reply = chat(url, SORT)
     assert (reply.headers["x-qm-calls"], reply.headers["x-qm-operators"]) == ("2", "neutral")
 
 
-def test_the_calls_are_bounded(tiny_server: EmbeddedServer, hash_encoder: Encoder) -> None:
+def test_the_calls_are_bounded(tiny_server: StubServer, hash_encoder: Encoder) -> None:
     plan = Plan(steps=("spelling", "neutral", "filler"))
     for calls in (1, 2, 3):
         with proxy(tiny_server.url, hash_encoder, mode="full", plan=plan, calls=calls) as url:
@@ -266,7 +266,7 @@ def test_after_the_deadline_the_original_is_asked(hash_encoder: Encoder) -> None
     assert answer(reply) == "`sorted` is what you want."
 
 
-def test_a_rewrite_that_means_something_else_is_not_asked(tiny_server: EmbeddedServer, hash_encoder: Encoder) -> None:
+def test_a_rewrite_that_means_something_else_is_not_asked(tiny_server: StubServer, hash_encoder: Encoder) -> None:
     with proxy(tiny_server.url, hash_encoder, mode="blind", lowest_meaning=1.1) as url:
         reply = chat(url, SORT)
     assert reply.headers["x-qm-decision"] == "guarded; meaning"
@@ -352,14 +352,14 @@ def test_other_hosts_and_pages_of_other_sites_are_refused(gate: str) -> None:
         )
 
 
-def test_a_key_may_have_any_letters(tiny_server: EmbeddedServer, hash_encoder: Encoder) -> None:
+def test_a_key_may_have_any_letters(tiny_server: StubServer, hash_encoder: Encoder) -> None:
     with proxy(tiny_server.url, hash_encoder, api_key="schlüssel") as url:
         for key, status in (("schlüssel", 200), ("schlussel", 401)):
             headers = {"Authorization": f"Bearer {key}".encode()}
             assert requests.get(f"{url}/api/tags", headers=headers, timeout=10).status_code == status
 
 
-def test_a_key_is_asked_for_and_not_sent_on(tiny_server: EmbeddedServer, hash_encoder: Encoder) -> None:
+def test_a_key_is_asked_for_and_not_sent_on(tiny_server: StubServer, hash_encoder: Encoder) -> None:
     with proxy(tiny_server.url, hash_encoder, api_key="secret") as url:
         assert requests.get(f"{url}/api/version", timeout=10).status_code == 401
         wrong = {"Authorization": "Bearer other"}
@@ -431,7 +431,7 @@ def test_no_more_calls_than_slots_are_at_the_upstream(hash_encoder: Encoder) -> 
     assert Counting.most <= 2
 
 
-def test_many_clients_get_their_own_answers(tiny_server: EmbeddedServer, hash_encoder: Encoder) -> None:
+def test_many_clients_get_their_own_answers(tiny_server: StubServer, hash_encoder: Encoder) -> None:
     class Parrot(Librarian):
         name = "parrot"
 
@@ -450,7 +450,7 @@ def test_many_clients_get_their_own_answers(tiny_server: EmbeddedServer, hash_en
         assert all(pool.map(one, range(200)))
 
 
-def test_asynchronous_clients_are_cut_too(tiny_server: EmbeddedServer, hash_encoder: Encoder) -> None:
+def test_asynchronous_clients_are_cut_too(tiny_server: StubServer, hash_encoder: Encoder) -> None:
     async def leave(url: str) -> None:
         client = ollama.AsyncClient(host=url)
         with pytest.raises(TimeoutError):

@@ -13,7 +13,7 @@ import pytest
 import requests
 
 from query_mutator.apply.proxy.server import ClientLimits
-from query_mutator.embedded.server import EmbeddedServer, start_server
+from query_mutator.testing import StubServer, start_server
 from query_mutator.encoder import Encoder
 from tests.conftest import Librarian, Softener
 from tests.integration.proxied import KILL, MODEL, SORT, answer, chat, proxy
@@ -45,7 +45,7 @@ def halves(url: str, path: bytes, *, count: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("path", [b"/api/chat", b"/api/blobs/sha256:0", b"/elsewhere"])
-def test_half_bodies_take_nobodys_place(tiny_server: EmbeddedServer, hash_encoder: Encoder, path: bytes) -> None:
+def test_half_bodies_take_nobodys_place(tiny_server: StubServer, hash_encoder: Encoder, path: bytes) -> None:
     limits = ClientLimits(requests=3)
     with proxy(tiny_server.url, hash_encoder, limits=limits) as url, halves(url, path, count=6):
         for _ in range(3):

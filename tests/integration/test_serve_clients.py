@@ -16,8 +16,8 @@ import pytest
 from langchain_ollama import ChatOllama
 
 from query_mutator.apply.proxy.answers import Mode
-from query_mutator.embedded.server import EmbeddedServer
 from query_mutator.encoder import Encoder
+from query_mutator.testing import StubServer
 from tests.integration.proxied import KILL, MODEL, SORT, VIRTUAL, proxy
 
 STOPPED = "`os.kill` is what you want."
@@ -26,7 +26,7 @@ TIMES = ("created_at", "created", "id", "total_duration", "load_duration", "prom
 
 
 @pytest.fixture(scope="module")
-def gate(tiny_server: EmbeddedServer, hash_encoder: Encoder) -> Iterator[str]:
+def gate(tiny_server: StubServer, hash_encoder: Encoder) -> Iterator[str]:
     with proxy(tiny_server.url, hash_encoder) as url:
         yield url
 
@@ -38,7 +38,7 @@ def untimed(found: Any) -> Any:
     return [untimed(one) for one in found] if isinstance(found, list) else found
 
 
-def test_the_ollama_client_gets_equal_objects(gate: str, tiny_server: EmbeddedServer) -> None:
+def test_the_ollama_client_gets_equal_objects(gate: str, tiny_server: StubServer) -> None:
     def asked(url: str) -> list[Any]:
         client = ollama.Client(host=url)
         whole = client.chat(MODEL, messages=MESSAGES)
@@ -49,7 +49,7 @@ def test_the_ollama_client_gets_equal_objects(gate: str, tiny_server: EmbeddedSe
     assert untimed(asked(gate)) == untimed(asked(tiny_server.url))
 
 
-def test_the_openai_client_gets_equal_objects(gate: str, tiny_server: EmbeddedServer) -> None:
+def test_the_openai_client_gets_equal_objects(gate: str, tiny_server: StubServer) -> None:
     def asked(url: str) -> list[Any]:
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="x")
         whole = client.chat.completions.create(model=MODEL, messages=MESSAGES)
@@ -59,7 +59,7 @@ def test_the_openai_client_gets_equal_objects(gate: str, tiny_server: EmbeddedSe
     assert untimed(asked(gate)) == untimed(asked(tiny_server.url))
 
 
-def test_langchain_ollama_gets_equal_objects_and_the_rewritten_answer(gate: str, tiny_server: EmbeddedServer) -> None:
+def test_langchain_ollama_gets_equal_objects_and_the_rewritten_answer(gate: str, tiny_server: StubServer) -> None:
     def asked(url: str) -> list[Any]:
         model = ChatOllama(model=MODEL, base_url=url)
         whole, parts = model.invoke(KILL), list(model.stream(KILL))
@@ -74,7 +74,7 @@ def test_langchain_ollama_gets_equal_objects_and_the_rewritten_answer(gate: str,
 
 
 @pytest.mark.parametrize("path", ["/api/chat", "/v1/chat/completions"])
-def test_curl_gets_equal_lines_and_the_headers(gate: str, tiny_server: EmbeddedServer, path: str) -> None:
+def test_curl_gets_equal_lines_and_the_headers(gate: str, tiny_server: StubServer, path: str) -> None:
     def curl(url: str, model: str) -> tuple[dict[str, str], list[Any]]:
         body = json.dumps({"model": model, "messages": MESSAGES, "stream": True})
         command = ["curl", "-sS", "--noproxy", "*", "-i", url + path, "-d", body]
@@ -111,7 +111,7 @@ print(json.dumps([asked(*one) for one in json.loads(sys.argv[1])]))
 
 
 @pytest.mark.slow
-def test_litellm_gets_the_same_and_the_rewritten_answer(gate: str, tiny_server: EmbeddedServer) -> None:
+def test_litellm_gets_the_same_and_the_rewritten_answer(gate: str, tiny_server: StubServer) -> None:
     places = ((gate, MODEL), (tiny_server.url, MODEL), (gate, VIRTUAL))
     calls = [(provider, *place) for provider in ("openai", "ollama_chat") for place in places]
     command = [sys.executable, "-c", _LITELLM % KILL, json.dumps(calls)]
@@ -127,7 +127,7 @@ def test_litellm_gets_the_same_and_the_rewritten_answer(gate: str, tiny_server: 
 
 @pytest.mark.parametrize("mode", ["gate", "blind", "full"])
 def test_an_answer_without_a_limit_of_the_client_has_that_of_the_proxy(
-    mode: Mode, tiny_server: EmbeddedServer, hash_encoder: Encoder
+    mode: Mode, tiny_server: StubServer, hash_encoder: Encoder
 ) -> None:
     with proxy(tiny_server.url, hash_encoder, mode=mode, max_tokens=2) as url:
         theirs, ours = ollama.Client(url), openai.OpenAI(base_url=f"{url}/v1", api_key="x").chat.completions
@@ -142,7 +142,7 @@ def test_an_answer_without_a_limit_of_the_client_has_that_of_the_proxy(
 
 
 def test_a_limit_of_the_client_and_a_forwarded_request_are_left_alone(
-    tiny_server: EmbeddedServer, hash_encoder: Encoder
+    tiny_server: StubServer, hash_encoder: Encoder
 ) -> None:
     with proxy(tiny_server.url, hash_encoder, max_tokens=2) as url:
         theirs, ours = ollama.Client(url), openai.OpenAI(base_url=f"{url}/v1", api_key="x").chat.completions

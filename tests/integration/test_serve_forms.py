@@ -15,7 +15,7 @@ import requests
 from query_mutator import forms
 from query_mutator.apply.proxy.answers import Mode
 from query_mutator.apply.proxy.chat import answer_of
-from query_mutator.embedded.server import EmbeddedServer
+from query_mutator.testing import StubServer
 from query_mutator.encoder import Encoder
 from query_mutator.files.json_lines import read_json_lines
 from query_mutator.forms import Form, FormContext, Framed
@@ -141,7 +141,7 @@ def test_gate_asks_in_the_form_what_was_refused(
     assert len(asked) == 2
 
 
-def test_a_rewrite_alone_is_a_text_to_send(tiny_server: EmbeddedServer, hash_encoder: Encoder) -> None:
+def test_a_rewrite_alone_is_a_text_to_send(tiny_server: StubServer, hash_encoder: Encoder) -> None:
     turns = [{"role": "user", "content": SORT}]
     for form, text in (("question_answer", f"Question: {CLEAN}\nAnswer:"), ("examples", CLEAN)):
         with proxy(tiny_server.url, hash_encoder, **plan(form)) as url:
@@ -151,7 +151,7 @@ def test_a_rewrite_alone_is_a_text_to_send(tiny_server: EmbeddedServer, hash_enc
 
 @pytest.mark.parametrize("mode", ["gate", "blind"])
 def test_both_ways_of_a_form_are_kept(
-    tiny_server: EmbeddedServer, hash_encoder: Encoder, tmp_path: Path, mode: Mode
+    tiny_server: StubServer, hash_encoder: Encoder, tmp_path: Path, mode: Mode
 ) -> None:
     file = tmp_path / "shadow.jsonl"
     settings: dict[str, Any] = {"plan": Plan(steps=("question_answer",)), "chosen": CHOSEN, "shadow": file}

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import requests
 
-from query_mutator.embedded.server import EmbeddedServer, start_server
 from query_mutator.runs.shadow import read_shadow
+from query_mutator.testing import StubServer, start_server
 from tests.conftest import Librarian, Softener
 from tests.integration.proxied import KILL, SORT, chat
 from tests.qm_command import qm, serving
@@ -28,13 +28,13 @@ class Slow(Librarian):
 
 
 @pytest.fixture
-def server() -> Iterator[EmbeddedServer]:
+def server() -> Iterator[StubServer]:
     with start_server([Librarian(), Softener(), Slow()], num_parallel=4) as found:
         yield found
 
 
 @pytest.fixture
-def plan(server: EmbeddedServer, dataset: Path, tmp_path: Path) -> Path:
+def plan(server: StubServer, dataset: Path, tmp_path: Path) -> Path:
     """Return the folder of a plan."""
     argv = [
         *("--ollama-url", server.url, "--target-model", "librarian", "--mutator-model", "softener"),

@@ -9,7 +9,7 @@ import openai
 import pytest
 import requests
 
-from query_mutator.embedded.server import EmbeddedServer, start_server
+from query_mutator.testing import StubServer, start_server
 from query_mutator.encoder import Encoder
 from tests.conftest import Librarian, Softener
 from tests.integration.proxied import KILL, MODEL, SORT, VIRTUAL, answer, chat, proxy
@@ -25,19 +25,19 @@ class Other(Librarian):
 
 
 @pytest.fixture
-def first() -> Iterator[EmbeddedServer]:
+def first() -> Iterator[StubServer]:
     with start_server([Librarian(), Softener()], num_parallel=4) as server:
         yield server
 
 
 @pytest.fixture
-def second() -> Iterator[EmbeddedServer]:
+def second() -> Iterator[StubServer]:
     with start_server([Other(), Softener()], num_parallel=4) as server:
         yield server
 
 
 @pytest.fixture
-def both(first: EmbeddedServer, second: EmbeddedServer, hash_encoder: Encoder) -> Iterator[str]:
+def both(first: StubServer, second: StubServer, hash_encoder: Encoder) -> Iterator[str]:
     with proxy(first.url, hash_encoder, others=[second.url]) as url:
         yield url
 
@@ -57,7 +57,7 @@ def test_the_lists_are_those_of_both(both: str) -> None:
     assert {MODEL, OTHER} <= {model.model for model in ollama.Client(host=both).ps().models}
 
 
-def test_a_call_goes_to_the_server_that_has_its_model(both: str, first: EmbeddedServer, second: EmbeddedServer) -> None:
+def test_a_call_goes_to_the_server_that_has_its_model(both: str, first: StubServer, second: StubServer) -> None:
     assert answer(chat(both, SORT, model=MODEL)) == "`sorted` is what you want."
     assert answer(chat(both, SORT, model="other")) == "The other server says `sorted` is what you want."
     kept, rewritten = chat(both, SORT, model=f"{OTHER}+qm"), chat(both, KILL)
@@ -72,14 +72,14 @@ def test_a_call_goes_to_the_server_that_has_its_model(both: str, first: Embedded
     assert second.stats()["calls_by_model"].get("librarian", 0) == 0
 
 
-def test_a_model_that_nobody_has_is_the_upstreams_error(both: str, first: EmbeddedServer) -> None:
+def test_a_model_that_nobody_has_is_the_upstreams_error(both: str, first: StubServer) -> None:
     theirs = chat(first.url, SORT, model="nobody")
     ours = chat(both, SORT, model="nobody")
     assert (ours.status_code, ours.content) == (theirs.status_code, theirs.content) == (404, ours.content)
 
 
 def test_a_server_that_is_down_is_named_where_nobody_else_has_its_model(
-    first: EmbeddedServer, second: EmbeddedServer, hash_encoder: Encoder
+    first: StubServer, second: StubServer, hash_encoder: Encoder
 ) -> None:
     with proxy(second.url, hash_encoder, others=[first.url]) as url:
         assert answer(chat(url, SORT, model=OTHER))

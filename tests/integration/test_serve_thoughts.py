@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import requests
 
-from query_mutator.embedded.server import start_server
 from query_mutator.encoder import Encoder
 from query_mutator.runs.shadow import read_shadow
+from query_mutator.testing import start_server
 from tests.conftest import Librarian, Softener
 from tests.integration.proxied import KILL, SORT, VIRTUAL, answer, chat, proxy
 from tests.integration.test_shadow import outcomes, wait_for

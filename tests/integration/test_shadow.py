@@ -15,9 +15,9 @@ import pytest
 import requests
 
 from query_mutator.apply.proxy.answers import Mode
-from query_mutator.embedded.server import EmbeddedServer, start_server
 from query_mutator.encoder import Encoder
 from query_mutator.runs.shadow import read_shadow
+from query_mutator.testing import StubServer, start_server
 from tests.conftest import Librarian, Softener
 from tests.integration.proxied import KILL, MODEL, SORT, VIRTUAL, answer, chat, proxy
 
@@ -41,7 +41,7 @@ def file(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[EmbeddedServer]:
+def server() -> Iterator[StubServer]:
     with start_server([Librarian(), Softener(), Umpire()], num_parallel=8) as found:
         yield found
 
@@ -59,7 +59,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def test_both_ways_are_kept_whichever_was_sent(server: EmbeddedServer, hash_encoder: Encoder, file: Path) -> None:
+def test_both_ways_are_kept_whichever_was_sent(server: StubServer, hash_encoder: Encoder, file: Path) -> None:
     with proxy(server.url, hash_encoder, slots=8, shadow=file, judge="umpire") as url:
         replies = [chat(url, KILL), chat(url, SORT, stream=True), chat(url, "how long is it")]
         chat(url, SORT, model=MODEL)  # not a virtual model
@@ -87,7 +87,7 @@ def test_both_ways_are_kept_whichever_was_sent(server: EmbeddedServer, hash_enco
 
 
 @pytest.mark.parametrize("mode", ["blind", "full"])
-def test_other_modes_ask_the_original(server: EmbeddedServer, hash_encoder: Encoder, file: Path, mode: Mode) -> None:
+def test_other_modes_ask_the_original(server: StubServer, hash_encoder: Encoder, file: Path, mode: Mode) -> None:
     with proxy(server.url, hash_encoder, mode=mode, shadow=file) as url:
         body: dict[str, Any] = {"model": VIRTUAL, "messages": [{"role": "user", "content": KILL}], "stream": True}
         requests.post(f"{url}/v1/chat/completions", json=body, timeout=10)
@@ -98,7 +98,7 @@ def test_other_modes_ask_the_original(server: EmbeddedServer, hash_encoder: Enco
     assert row["judge"] is None
 
 
-def test_the_file_is_private_and_grows(server: EmbeddedServer, hash_encoder: Encoder, file: Path) -> None:
+def test_the_file_is_private_and_grows(server: StubServer, hash_encoder: Encoder, file: Path) -> None:
     for count in (1, 2):
         with proxy(server.url, hash_encoder, shadow=file) as url:
             chat(url, KILL)
@@ -150,7 +150,7 @@ def test_with_a_second_slot_both_run(hash_encoder: Encoder, file: Path) -> None:
 
 
 def test_no_more_wait_than_there_is_room_for_and_a_stop_drops_them(
-    server: EmbeddedServer, hash_encoder: Encoder, file: Path
+    server: StubServer, hash_encoder: Encoder, file: Path
 ) -> None:
     with slow(hash_encoder, file, slots=50, latency_ms=1000) as url, ThreadPoolExecutor(40) as pool:
         asked = list(pool.map(lambda n: chat(url, f"plz sort {n}").status_code, range(40)))

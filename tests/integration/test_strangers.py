@@ -19,7 +19,7 @@ from benchmarks.attack.policies import archive, attack, entries_of, signed, with
 from query_mutator import Rewriter
 from query_mutator.cli.console import exit_code
 from query_mutator.commands.main import main as qm_main
-from query_mutator.embedded.server import EmbeddedServer
+from query_mutator.testing import StubServer
 from query_mutator.errors import CheckpointError, UnnamedError
 from query_mutator.plugins import source_sha256
 from query_mutator.session.checkpoint import read_checkpoint
@@ -112,14 +112,14 @@ def refused(words: list[str], capsys: pytest.CaptureFixture[str], **places: Path
     ],
 )
 def test_other_stored_settings_that_reach_out_are_named_first(
-    values: dict[str, object], flag: str, run: Path, tiny_server: EmbeddedServer, capsys: pytest.CaptureFixture[str]
+    values: dict[str, object], flag: str, run: Path, tiny_server: StubServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     remember({"ollama_url": tiny_server.url})
     assert f"give {flag} " in refused(COMMANDS["rewrite"], capsys, policy=policy_with(run, "system", **values))
 
 
 def test_an_evaluation_reads_no_file_and_asks_no_judge_that_only_the_policy_names(
-    run: Path, dataset: Path, tiny_server: EmbeddedServer, capsys: pytest.CaptureFixture[str]
+    run: Path, dataset: Path, tiny_server: StubServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [*COMMANDS["eval"], "--ollama-url", tiny_server.url]
     for place in ("task", "background"):
@@ -147,7 +147,7 @@ def test_an_evaluation_reads_no_file_and_asks_no_judge_that_only_the_policy_name
     ],
 )
 def test_a_checkpoint_to_resume_chooses_none_of_them(
-    flags: dict[str, object], flag: str, run: Path, tiny_server: EmbeddedServer, capsys: pytest.CaptureFixture[str]
+    flags: dict[str, object], flag: str, run: Path, tiny_server: StubServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     checkpoint = read_checkpoint(run / "checkpoints" / "step_64.pt")
     remember(checkpoint.flags)
@@ -175,7 +175,7 @@ def test_a_run_of_this_user_needs_no_flag(
 
 
 def test_a_plugin_runs_if_it_is_named_or_was_trained_with(
-    run: Path, code: Path, tiny_server: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Path, code: Path, tiny_server: StubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     policy, ran = plugged(run, code, hashlib.sha256(code.read_bytes()).hexdigest()), tmp_path / "ran"
     remember({"ollama_url": tiny_server.url})
@@ -277,7 +277,7 @@ def test_a_value_of_another_type_is_one_line(
     ("name", "says"), [("x" * 5000, "is longer than 4096 characters"), ("a\0b", "control character")]
 )
 def test_an_action_that_no_setting_takes_is_one_line(
-    name: str, says: str, run: Path, tiny_server: EmbeddedServer, capsys: pytest.CaptureFixture[str]
+    name: str, says: str, run: Path, tiny_server: StubServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (_, content, _), *rest = entries_of(run / POLICY_FILE)
     about = json.loads(content)
@@ -289,7 +289,7 @@ def test_an_action_that_no_setting_takes_is_one_line(
 
 
 def test_weights_for_other_observations_are_one_line(
-    run: Path, tiny_server: EmbeddedServer, capsys: pytest.CaptureFixture[str]
+    run: Path, tiny_server: StubServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     policy = policy_with(run, "task", ask="every_step")  # an action less
     words = [*COMMANDS["rewrite"], "--ollama-url", tiny_server.url]

@@ -16,14 +16,14 @@ from pathlib import Path
 
 import pytest
 
-from query_mutator.embedded.server import EmbeddedServer, start_server
+from query_mutator.testing import StubServer, start_server
 from tests.conftest import Librarian, Softener
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
-def server() -> Iterator[EmbeddedServer]:
+def server() -> Iterator[StubServer]:
     with start_server([Librarian(), Softener()], num_parallel=4, latency_ms=30) as started:
         yield started
 
@@ -47,7 +47,7 @@ def shown_in_terminal(argv: list[str], *, columns: int, cwd: Path) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("columns", [80, 60, 40])
-def test_no_line_of_the_bar_wraps(tiny_flags: list[str], server: EmbeddedServer, tmp_path: Path, columns: int) -> None:
+def test_no_line_of_the_bar_wraps(tiny_flags: list[str], server: StubServer, tmp_path: Path, columns: int) -> None:
     flags = [server.url if word.startswith("http") else word for word in tiny_flags]
     flags += ["--num-env-steps", "128", "--no-evaluate", "--eval-interval", "1"]
     argv = [sys.executable, str(ROOT / "train_query_mutator.py"), *flags]

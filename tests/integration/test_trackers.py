@@ -15,7 +15,7 @@ import pytest
 
 from query_mutator import plugins
 from query_mutator.cli.console import exit_code
-from query_mutator.embedded.server import EmbeddedServer
+from query_mutator.testing import StubServer
 from query_mutator.files import read_checked_json
 from query_mutator.files.json_lines import read_json_lines
 from query_mutator.files.run_dir import checkpoints_in
@@ -42,7 +42,7 @@ class Tracked:
 
 
 @pytest.fixture(scope="module")
-def tracked(tmp_path_factory: pytest.TempPathFactory, tiny_server: EmbeddedServer) -> Iterator[Tracked]:
+def tracked(tmp_path_factory: pytest.TempPathFactory, tiny_server: StubServer) -> Iterator[Tracked]:
     """Train with the files of the page, lose the last checkpoint as a kill would, and resume to a later end."""
     folder = tmp_path_factory.mktemp("tracked")
     files = {block.file: block.code for block in blocks_of(ROOT / "docs/how-to/track-a-run.md") if block.file}

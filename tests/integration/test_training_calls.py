@@ -12,7 +12,7 @@ import pytest
 
 from query_mutator.cli.console import exit_code
 from query_mutator.commands.main import main as qm
-from query_mutator.embedded.server import EmbeddedServer, start_server
+from query_mutator.testing import StubServer, start_server
 from query_mutator.files.json_lines import read_json_lines
 from tests.conftest import Librarian, Softener
 from tests.integration.raw_http import until
@@ -20,7 +20,7 @@ from train_query_mutator import main
 
 
 @pytest.fixture
-def server() -> Iterator[EmbeddedServer]:
+def server() -> Iterator[StubServer]:
     with start_server([Librarian(), Softener()], num_parallel=8) as running:
         yield running
 
@@ -39,7 +39,7 @@ def last_row(tmp_path: Path) -> dict[str, float]:
 
 
 def test_deterministic_run_with_everything_remembered_makes_no_call_again(
-    flags: list[str], server: EmbeddedServer, tmp_path: Path
+    flags: list[str], server: StubServer, tmp_path: Path
 ) -> None:
     flags = [*flags, "--ollama-url", server.url, "--deterministic", "--cache", "all"]
     train(*flags)
@@ -51,7 +51,7 @@ def test_deterministic_run_with_everything_remembered_makes_no_call_again(
 
 
 def test_second_evaluation_of_a_checkpoint_makes_no_call(
-    flags: list[str], server: EmbeddedServer, tmp_path: Path
+    flags: list[str], server: StubServer, tmp_path: Path
 ) -> None:
     train(*flags, "--ollama-url", server.url, "--no-evaluate", "--eval-interval", "0")
     reports = []
@@ -69,7 +69,7 @@ def test_second_evaluation_of_a_checkpoint_makes_no_call(
 
 
 def test_two_servers_share_a_run_and_an_openai_server_serves_one(
-    flags: list[str], server: EmbeddedServer, tmp_path: Path
+    flags: list[str], server: StubServer, tmp_path: Path
 ) -> None:
     with start_server([Librarian(), Softener()], num_parallel=8) as other:
         train(*flags, "--ollama-url", server.url, "--ollama-url", other.url, "--no-evaluate")
@@ -99,7 +99,7 @@ def test_early_stop_and_adaptive_limit_are_logged(flags: list[str], tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_runs_leave_no_thread_and_no_file_open(flags: list[str], server: EmbeddedServer, tmp_path: Path) -> None:
+def test_runs_leave_no_thread_and_no_file_open(flags: list[str], server: StubServer, tmp_path: Path) -> None:
     def held() -> tuple[int, int]:
         mine = [thread for thread in threading.enumerate() if not thread.name.startswith(("embedded", "model-"))]
         return len(mine), len(os.listdir("/proc/self/fd"))
@@ -111,7 +111,7 @@ def test_runs_leave_no_thread_and_no_file_open(flags: list[str], server: Embedde
     until(lambda: held()[0] <= threads and held()[1] <= files)  # the server sees connections closed a little later
 
 
-def test_calls_of_training_on_a_live_model_are_cached(flags: list[str], server: EmbeddedServer) -> None:
+def test_calls_of_training_on_a_live_model_are_cached(flags: list[str], server: StubServer) -> None:
     flags = [*flags, "--no-evaluate", "--eval-interval", "0", "--deterministic", "--cache", "auto"]
     made = []
     for _ in range(2):

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from query_mutator.embedded.server import start_server
 from query_mutator.files.json_lines import read_json_lines
+from query_mutator.testing import start_server
 from tests.conftest import Librarian, Softener
 from tests.integration.conftest import EVERY_STEP
 from tests.qm_command import qm

@@ -23,7 +23,6 @@ import torch
 from query_mutator import Rewrite, Rewriter
 from query_mutator.cli.console import exit_code
 from query_mutator.commands.main import main as qm_main
-from query_mutator.embedded.server import EmbeddedServer, start_server
 from query_mutator.env.scheduling import run_flow
 from query_mutator.errors import BackendError, CheckpointError, UsageError
 from query_mutator.session.checkpoint import read_checkpoint
@@ -35,6 +34,7 @@ from query_mutator.session.policy_file import (
     read_policy_file,
     write_policy_file,
 )
+from query_mutator.testing import StubServer, start_server
 from tests.conftest import Librarian, Softener
 from tests.integration.conftest import write_dataset
 from train_query_mutator import main as train_main
@@ -66,7 +66,7 @@ def own_run(tiny_flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 @pytest.fixture
-def plan(tiny_server: EmbeddedServer, dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+def plan(tiny_server: StubServer, dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
     """Return the folder of a plan that asks once."""
     argv = [
         *("--ollama-url", tiny_server.url, "--target-model", "librarian", "--mutator-model", "softener"),

@@ -15,11 +15,11 @@ from gymnasium.error import AlreadyPendingCallError, InvalidAction, ResetNeeded
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from query_mutator.embedded.server import EmbeddedServer
 from query_mutator.env.task import Task
 from query_mutator.errors import BackendError
 from query_mutator.llm.client import Client
 from query_mutator.llm.retry import RetryPolicy
+from query_mutator.testing import StubServer
 from query_mutator.types import CALL_PRICE, ChatRequest, Completion, ErrorInfo, StepRecord
 from rl_query_mutator_env import BatchedQueryMutationEnv, QueryMutationEnv
 from tests.conftest import QUESTIONS
@@ -288,7 +288,7 @@ def test_a_restored_environment_has_the_counts_of_steps_episodes_and_failures(
 
 
 def test_environments_of_equal_settings_share_what_runs_until_the_last_is_closed(
-    tiny_server: EmbeddedServer, tmp_path: Path
+    tiny_server: StubServer, tmp_path: Path
 ) -> None:
     path = tmp_path / "few.jsonl"
     path.write_text("".join(f'{{"question": "What is {n} and {n}?", "answer": "{2 * n}"}}\n' for n in range(30)))

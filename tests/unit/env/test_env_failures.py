@@ -13,12 +13,11 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from stable_baselines3 import PPO
 
 from query_mutator.adapters.sb3 import GymVecEnv
-from query_mutator.embedded.faults import FaultPlan
-from query_mutator.embedded.server import EmbeddedServer, start_server
 from query_mutator.env.task import Task
 from query_mutator.errors import BackendError
 from query_mutator.llm.client import Client
 from query_mutator.llm.retry import RetryPolicy
+from query_mutator.testing import FaultPlan, StubServer, start_server
 from query_mutator.types import ChatRequest, Completion, StepRecord
 from rl_query_mutator_env import MAX_FAILED_STEPS, BatchedQueryMutationEnv, OnFailure, QueryMutationEnv, make_vector_env
 from tests.conftest import Librarian, Softener
@@ -171,7 +170,7 @@ def settings(tmp_path: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def server_with(share: float) -> EmbeddedServer:
+def server_with(share: float) -> StubServer:
     faults = FaultPlan(share, kinds=("500", "empty"), seed=1)
     return start_server([Librarian(), Softener()], num_parallel=8, faults=faults)
 

@@ -8,7 +8,6 @@ import pytest
 
 from ollama_utils import batch_mutate_queries
 from query_mutator.apply.deciding import rewrite_flow
-from query_mutator.embedded.server import EmbeddedServer, start_server
 from query_mutator.encoder import Encoder
 from query_mutator.env.scheduling import run_flow
 from query_mutator.env.task import Task
@@ -21,6 +20,7 @@ from query_mutator.llm.limit import Limit
 from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.retry import RetryPolicy
 from query_mutator.report.table import result_table
+from query_mutator.testing import StubServer, start_server
 from query_mutator.types import StepRecord
 from rl_query_mutator_env import QueryMutationEnv
 from tests.conftest import Librarian, Softener
@@ -47,13 +47,13 @@ def mutator() -> Answering:
 
 
 @pytest.fixture
-def server(mutator: Answering) -> Iterator[EmbeddedServer]:
+def server(mutator: Answering) -> Iterator[StubServer]:
     with start_server([Librarian(), mutator], num_parallel=8) as server:
         yield server
 
 
 @pytest.fixture
-def client(server: EmbeddedServer) -> Iterator[Limit]:
+def client(server: StubServer) -> Iterator[Limit]:
     client = Limit(OllamaBackend(server.url, timeout_s=20, pool_size=8), limit=8)
     yield client
     client.close()
@@ -116,7 +116,7 @@ def test_a_policy_in_use_names_them(task: Task, client: Limit, hash_encoder: Enc
     assert (found.text, found.answer) == ("how do i stop the process", "`os.kill` is what you want.")
 
 
-def test_the_function_for_scripts_returns_the_query(server: EmbeddedServer, mutator: Answering) -> None:
+def test_the_function_for_scripts_returns_the_query(server: StubServer, mutator: Answering) -> None:
     queries = ["how do i kill the process", "plz sort my list"]
     for operator, expected in (("spelling", queries), ("neutral", ["how do i stop the process", "sort my list"])):
         assert batch_mutate_queries(queries, operator, model="softener", url=server.url) == expected

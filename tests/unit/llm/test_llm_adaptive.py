@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from query_mutator.embedded.server import start_server
 from query_mutator.llm.limit import AdaptiveLimit, next_limit
 from query_mutator.llm.ollama import OllamaBackend
+from query_mutator.testing import start_server
 from query_mutator.types import ChatRequest, Completion
 
 REQUEST = ChatRequest.user("why?", model="m")

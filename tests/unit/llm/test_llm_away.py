@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from query_mutator.embedded.server import EmbeddedServer, start_server
 from query_mutator.encoder import resolve_encoder
 from query_mutator.llm import away
 from query_mutator.llm.stack import ClientStack, build_client
+from query_mutator.testing import StubServer, start_server
 from query_mutator.types import ChatRequest, Completion, ErrorInfo
 
 SLOW_MS = 60_000
@@ -34,7 +34,7 @@ def shown() -> list[str]:
 def connect(shown: list[str]) -> Iterator[Callable[..., ClientStack]]:
     stacks = []
 
-    def make(*servers: EmbeddedServer, wait_s: float = 30.0, backend: str = "ollama") -> ClientStack:
+    def make(*servers: StubServer, wait_s: float = 30.0, backend: str = "ollama") -> ClientStack:
         urls = [server.url for server in servers]
         settings = {"batch_size": 4, "wait_for_server_s": wait_s, "max_retries": 0}
         stacks.append(build_client(urls, backend=backend, show=shown.append, **settings))
@@ -45,7 +45,7 @@ def connect(shown: list[str]) -> Iterator[Callable[..., ClientStack]]:
         stack.close()
 
 
-def again(server: EmbeddedServer, **settings: object) -> EmbeddedServer:
+def again(server: StubServer, **settings: object) -> StubServer:
     """Start a server where one was."""
     return start_server([], port=server.port, encoder=resolve_encoder("hash"), **settings)  # type: ignore[arg-type]
 

@@ -10,19 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from query_mutator.embedded.models import Echo
-from query_mutator.embedded.server import EmbeddedServer, start_server
 from query_mutator.encoder import resolve_encoder
 from query_mutator.errors import BackendError, ModelMissingError, ServerDownError, UsageError
 from query_mutator.llm.backends import resolve_backend
 from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.recorded import BUNDLED_RECORDINGS
 from query_mutator.llm.stack import build_client
+from query_mutator.testing import Echo, StubServer, start_server
 from query_mutator.types import ChatRequest
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[EmbeddedServer]:
+def server() -> Iterator[StubServer]:
     with start_server({}, encoder=resolve_encoder("hash")) as running:
         yield running
 
@@ -35,18 +34,18 @@ def nobody() -> Iterator[str]:
         yield f"127.0.0.1:{bound.getsockname()[1]}"
 
 
-def test_auto_takes_a_server_that_answers(server: EmbeddedServer) -> None:
+def test_auto_takes_a_server_that_answers(server: StubServer) -> None:
     choice = resolve_backend("auto", target_model="echo", environ={"OLLAMA_HOST": f":{server.port}"})
     assert (choice.kind, choice.url) == ("ollama", server.url)
     assert server.url in choice.reason
 
 
-def test_auto_without_a_target_model_lists_the_installed_ones(server: EmbeddedServer) -> None:
+def test_auto_without_a_target_model_lists_the_installed_ones(server: StubServer) -> None:
     with pytest.raises(UsageError, match=r"Give --target-model, one of: .*echo:latest"):
         resolve_backend("auto", environ={"OLLAMA_HOST": server.url})
 
 
-def test_auto_falls_back_on_the_recording_for_its_questions_and_says_so(nobody: str, server: EmbeddedServer) -> None:
+def test_auto_falls_back_on_the_recording_for_its_questions_and_says_so(nobody: str, server: StubServer) -> None:
     choice = resolve_backend("auto", environ={"OLLAMA_HOST": nobody}, has_recording=True)
     assert (choice.kind, choice.urls) == ("recorded", BUNDLED_RECORDINGS)
     assert choice.reason == f"backend: recorded replies, because no Ollama server answers at http://{nobody}"
@@ -64,12 +63,12 @@ def test_what_was_asked_for_by_name_never_falls_back(asked: dict[str, Any], nobo
 
 
 @pytest.mark.parametrize("models", [{"target_model": "missing"}, {"target_model": "echo", "mutator_model": "missing"}])
-def test_either_model_missing_is_refused(server: EmbeddedServer, models: dict[str, str]) -> None:
+def test_either_model_missing_is_refused(server: StubServer, models: dict[str, str]) -> None:
     with pytest.raises(ModelMissingError, match="run `ollama pull missing`"):
         resolve_backend("ollama", ollama_url=server.url, **models)
 
 
-def test_an_explicit_ollama_without_a_target_model_lists_the_installed_ones(server: EmbeddedServer) -> None:
+def test_an_explicit_ollama_without_a_target_model_lists_the_installed_ones(server: StubServer) -> None:
     with pytest.raises(UsageError, match="echo:latest"):
         resolve_backend("ollama", ollama_url=server.url)
 
@@ -81,7 +80,7 @@ def test_the_address_is_the_one_given_then_the_environments_then_ollamas_own() -
     assert OllamaBackend.address(environ={"OLLAMA_HOST": " "}) == "http://127.0.0.1:11434"
 
 
-def test_the_composed_client_prints_its_nesting_and_answers(server: EmbeddedServer) -> None:
+def test_the_composed_client_prints_its_nesting_and_answers(server: StubServer) -> None:
     stack = build_client(server.url, batch_size=2)
     assert repr(stack.retry) == f"Retry(Limit(Ollama('{server.url}')))"
     assert stack.retry.complete(ChatRequest.user("why?", model="echo")).ok
@@ -90,7 +89,7 @@ def test_the_composed_client_prints_its_nesting_and_answers(server: EmbeddedServ
     assert not stack.limit.complete(ChatRequest.user("why?", model="echo")).ok
 
 
-def test_every_layer_that_is_asked_for_is_printed(server: EmbeddedServer, tmp_path: Path) -> None:
+def test_every_layer_that_is_asked_for_is_printed(server: StubServer, tmp_path: Path) -> None:
     stack = build_client(
         [server.url, "127.0.0.1:1"],
         adaptive=True,
@@ -109,7 +108,7 @@ def test_every_layer_that_is_asked_for_is_printed(server: EmbeddedServer, tmp_pa
     [("off", (False, False)), ("eval", (False, True)), ("all", (True, True))],
 )
 def test_the_mode_says_whose_calls_are_cached(
-    server: EmbeddedServer, tmp_path: Path, mode: Any, cached: tuple[bool, bool]
+    server: StubServer, tmp_path: Path, mode: Any, cached: tuple[bool, bool]
 ) -> None:
     stack = build_client(server.url, cache=mode, cache_path=tmp_path / "c")
     clients = (stack.client, stack.eval_client)
@@ -118,7 +117,7 @@ def test_the_mode_says_whose_calls_are_cached(
     stack.close()
 
 
-def test_calls_are_counted_apart_and_shared_replies_not_at_all(server: EmbeddedServer, tmp_path: Path) -> None:
+def test_calls_are_counted_apart_and_shared_replies_not_at_all(server: StubServer, tmp_path: Path) -> None:
     stack = build_client(server.url, cache="eval", cache_path=tmp_path / "c")
     for _ in range(3):
         assert stack.eval_client.complete(ChatRequest.user("why?", model="echo")).ok
@@ -128,7 +127,7 @@ def test_calls_are_counted_apart_and_shared_replies_not_at_all(server: EmbeddedS
 
 
 def test_a_cache_that_cannot_be_had_costs_a_warning_unless_it_was_named(
-    server: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    server: StubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("no folder")
     impossible = tmp_path / "file" / "c"
@@ -141,7 +140,7 @@ def test_a_cache_that_cannot_be_had_costs_a_warning_unless_it_was_named(
         build_client(server.url, cache="eval", cache_path=impossible)
 
 
-def test_an_openai_address_makes_an_openai_backend(server: EmbeddedServer) -> None:
+def test_an_openai_address_makes_an_openai_backend(server: StubServer) -> None:
     choice = resolve_backend("auto", openai_url=server.url, target_model="echo")
     assert (choice.kind, choice.urls) == ("openai", (f"{server.url}/v1",))
     stack = build_client(choice.urls, backend="openai")
@@ -150,7 +149,7 @@ def test_an_openai_address_makes_an_openai_backend(server: EmbeddedServer) -> No
     stack.close()
 
 
-def test_openai_takes_its_address_from_the_environment_or_asks_for_it(server: EmbeddedServer) -> None:
+def test_openai_takes_its_address_from_the_environment_or_asks_for_it(server: StubServer) -> None:
     environ = {"OPENAI_BASE_URL": f"{server.url}/v1"}
     assert resolve_backend("openai", target_model="echo", environ=environ).url == f"{server.url}/v1"
     with pytest.raises(UsageError, match="--openai-url"):
@@ -172,18 +171,18 @@ def test_addresses_of_another_kind_of_server_are_refused(asked: dict[str, Any]) 
         resolve_backend(**asked, target_model="m")
 
 
-def test_each_of_several_servers_must_answer_and_have_the_models(server: EmbeddedServer, nobody: str) -> None:
+def test_each_of_several_servers_must_answer_and_have_the_models(server: StubServer, nobody: str) -> None:
     with start_server({"other": Echo()}) as other:
         choice = resolve_backend(ollama_url=[server.url, other.url, server.url], target_model="echo")
         assert choice.urls == (server.url, other.url)
-        assert choice.reason.count("Ollama 0.1.0+embedded at") == 2
+        assert choice.reason.count("Ollama 0.1.0+testing at") == 2
         with pytest.raises(ModelMissingError, match=server.url):
             resolve_backend(ollama_url=[other.url, server.url], target_model="other")
     with pytest.raises(ServerDownError, match=nobody):
         resolve_backend(ollama_url=[server.url, nobody], target_model="echo")
 
 
-def test_the_stack_embeds_through_the_server(server: EmbeddedServer) -> None:
+def test_the_stack_embeds_through_the_server(server: StubServer) -> None:
     stack = build_client(server.url)
     encoder = resolve_encoder("ollama:all-minilm", embed=stack.embed)
     texts = ["sort a list", "read a file"]

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from query_mutator.embedded.server import start_server
 from query_mutator.errors import BackendError, UsageError
 from query_mutator.llm.cache import Cache, Identity, ReplyStore, default_cache_path
 from query_mutator.llm.coalesce import Coalesce
 from query_mutator.llm.ollama import OllamaBackend
+from query_mutator.testing import start_server
 from query_mutator.types import ChatRequest, Completion
 
 REQUEST = ChatRequest.user("why?", model="m")

@@ -11,10 +11,10 @@ from dataclasses import replace
 
 import pytest
 
-from query_mutator.embedded.server import start_server
 from query_mutator.llm.coalesce import Coalesce, is_repeatable, join, request_key
 from query_mutator.llm.limit import Limit
 from query_mutator.llm.ollama import OllamaBackend
+from query_mutator.testing import start_server
 from query_mutator.types import ChatRequest, Completion, Message
 
 REQUEST = ChatRequest.user("why?", model="m")

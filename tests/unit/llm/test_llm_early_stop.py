@@ -7,14 +7,13 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from query_mutator.embedded.faults import FaultPlan
-from query_mutator.embedded.server import EmbeddedServer, start_server
 from query_mutator.llm.client import ModelServer
 from query_mutator.llm.early_stop import EarlyStop, first_sentence
 from query_mutator.llm.http_server import HttpServer
 from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.openai import OpenAIBackend
 from query_mutator.rewards.verdicts import is_refusal
+from query_mutator.testing import FaultPlan, StubServer, start_server
 from query_mutator.types import ChatRequest
 
 REST = " Here is some more text that nobody needs, and then some." * 6
@@ -49,13 +48,13 @@ class Labelled:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[EmbeddedServer]:
+def server() -> Iterator[StubServer]:
     with start_server([Labelled()], latency_ms=20) as running:
         yield running
 
 
 @pytest.fixture(params=[OllamaBackend, OpenAIBackend])
-def backend(request: pytest.FixtureRequest, server: EmbeddedServer) -> Iterator[ModelServer]:
+def backend(request: pytest.FixtureRequest, server: StubServer) -> Iterator[ModelServer]:
     made = request.param(server.url, timeout_s=20.0)
     yield made
     made.close()
@@ -168,7 +167,7 @@ def test_a_missing_model_has_the_same_error_streamed_or_not(backend: ModelServer
     assert [error.kind for error in errors if error] == ["model_missing"] * 2
 
 
-def test_repr_prints_the_nesting(server: EmbeddedServer) -> None:
+def test_repr_prints_the_nesting(server: StubServer) -> None:
     assert repr(EarlyStop(OllamaBackend(server.url), is_refusal=is_refusal)) == f"EarlyStop(Ollama('{server.url}'))"
 
 

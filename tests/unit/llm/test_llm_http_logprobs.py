@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
-from query_mutator.embedded.server import start_server
 from query_mutator.llm.ollama import OllamaBackend
+from query_mutator.testing import start_server
 from query_mutator.types import ChatRequest
 from tests.conftest import Librarian
 

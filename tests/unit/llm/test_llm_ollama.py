@@ -1,4 +1,4 @@
-"""The Ollama backend against the embedded server, its scripted faults included."""
+"""The Ollama backend against the test server, its scripted faults included."""
 
 from __future__ import annotations
 
@@ -8,23 +8,22 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from query_mutator.embedded.faults import FaultPlan
-from query_mutator.embedded.server import EmbeddedServer, start_server
 from query_mutator.encoder import resolve_encoder
 from query_mutator.errors import BackendError, ModelMissingError, ServerDownError
 from query_mutator.llm.ollama import OllamaBackend, chat_payload, with_tag
+from query_mutator.testing import FaultPlan, StubServer, start_server
 from query_mutator.types import ChatRequest, ErrorInfo, Message
 from tests.conftest import Upper
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[EmbeddedServer]:
+def server() -> Iterator[StubServer]:
     with start_server([Upper()], encoder=resolve_encoder("hash"), num_parallel=4) as running:
         yield running
 
 
 @pytest.fixture
-def backend(server: EmbeddedServer) -> Iterator[OllamaBackend]:
+def backend(server: StubServer) -> Iterator[OllamaBackend]:
     client = OllamaBackend(server.url, timeout_s=20.0)
     yield client
     client.close()
@@ -98,7 +97,7 @@ def test_a_model_that_is_not_there_is_an_error_of_the_call(backend: OllamaBacken
 
 
 def test_the_server_tells_its_version_and_models(backend: OllamaBackend) -> None:
-    assert backend.version().endswith("+embedded")
+    assert backend.version().endswith("+testing")
     assert {"upper:latest", "echo:latest"} <= set(backend.models())
 
 
@@ -126,7 +125,7 @@ def test_nothing_at_the_address_is_said_with_what_to_do() -> None:
         OllamaBackend(url).version()
 
 
-def test_a_server_of_another_kind_is_told_apart_from_none(server: EmbeddedServer) -> None:
+def test_a_server_of_another_kind_is_told_apart_from_none(server: StubServer) -> None:
     with pytest.raises(BackendError, match="check that it is the address of Ollama"):
         OllamaBackend(f"{server.url}/elsewhere").version()
 
@@ -145,7 +144,7 @@ def test_embeddings_of_a_model_that_is_not_there_are_an_error(backend: OllamaBac
     assert error.kind == "model_missing"
 
 
-def test_a_closed_backend_fails_calls_as_cancelled(server: EmbeddedServer) -> None:
+def test_a_closed_backend_fails_calls_as_cancelled(server: StubServer) -> None:
     backend = OllamaBackend(server.url)
     assert backend.complete(ChatRequest.user("why?", model="upper")).ok
     backend.close()

@@ -1,4 +1,4 @@
-"""The OpenAI-compatible backend against the embedded server, faults and streams included, and the `openai` client."""
+"""The OpenAI-compatible backend against the test server, faults and streams included, and the `openai` client."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ import numpy as np
 import openai
 import pytest
 
-from query_mutator.embedded.faults import FaultPlan
-from query_mutator.embedded.server import EmbeddedServer, start_server
 from query_mutator.encoder import resolve_encoder
 from query_mutator.errors import BackendError, ModelMissingError, ServerDownError, UsageError
 from query_mutator.llm.backends import resolve_backend
 from query_mutator.llm.openai import OpenAIBackend, base_url, chat_payload, completion_of
+from query_mutator.testing import FaultPlan, StubServer, start_server
 from query_mutator.types import ChatRequest, ErrorInfo
 from tests.conftest import Upper
 from tests.scripted_server import chunks, http
@@ -26,13 +25,13 @@ KEY = "sk-very-secret-0123"
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[EmbeddedServer]:
+def server() -> Iterator[StubServer]:
     with start_server([Upper()], encoder=resolve_encoder("hash"), num_parallel=4) as running:
         yield running
 
 
 @pytest.fixture
-def backend(server: EmbeddedServer) -> Iterator[OpenAIBackend]:
+def backend(server: StubServer) -> Iterator[OpenAIBackend]:
     client = OpenAIBackend(server.url, timeout_s=20.0, environ={"OPENAI_API_KEY": KEY})
     yield client
     client.close()
@@ -51,7 +50,7 @@ def test_an_address_without_a_path_means_v1(typed: str, url: str) -> None:
     assert base_url(typed) == url
 
 
-def test_a_reply_is_the_one_the_openai_package_gets(server: EmbeddedServer, backend: OpenAIBackend) -> None:
+def test_a_reply_is_the_one_the_openai_package_gets(server: StubServer, backend: OpenAIBackend) -> None:
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEY) as theirs:
         expected = theirs.chat.completions.create(
             model="upper", messages=[{"role": "user", "content": "why not?"}], max_tokens=256
@@ -176,7 +175,7 @@ def test_the_context_is_the_smaller_of_the_reported_one_and_num_ctx(
     backend.close()
 
 
-def test_another_kind_of_server_is_told_apart_from_none(server: EmbeddedServer) -> None:
+def test_another_kind_of_server_is_told_apart_from_none(server: StubServer) -> None:
     with pytest.raises(BackendError, match="answers /models with an error"):
         OpenAIBackend(f"{server.url}/elsewhere").models()
 

@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from query_mutator.embedded.models import Echo
-from query_mutator.embedded.server import start_server
 from query_mutator.encoder import resolve_encoder
 from query_mutator.errors import ModelMissingError, UsageError
 from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.pool import Pool, Server, pick, require_same_models
+from query_mutator.testing import Echo, start_server
 from query_mutator.types import ChatRequest, Completion, ErrorInfo
 
 REQUEST = ChatRequest.user("why?", model="echo")

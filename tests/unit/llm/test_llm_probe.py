@@ -8,11 +8,10 @@ from contextlib import closing
 
 import pytest
 
-from query_mutator.embedded.faults import FaultPlan
-from query_mutator.embedded.server import start_server
 from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.openai import OpenAIBackend
 from query_mutator.llm.probe import Probe, infer_slots, measure_calls, slots_advice
+from query_mutator.testing import FaultPlan, start_server
 from query_mutator.types import Completion
 from tests.patience import measured
 

@@ -10,13 +10,13 @@ import pytest
 
 import ollama_utils
 from query_mutator.confidence import Attempt
-from query_mutator.embedded.server import EmbeddedServer, start_server
 from query_mutator.files.replies import RepliesHead, read_replies, write_replies
 from query_mutator.llm.client import ModelServer
 from query_mutator.llm.early_stop import EarlyStop
 from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.openai import OpenAIBackend, completion_of
 from query_mutator.rewards import is_refusal
+from query_mutator.testing import StubServer, start_server
 from query_mutator.types import ChatRequest, Completion, said_in, without_thought
 
 REFUSAL = "I'm sorry, but I can't help with that."
@@ -121,13 +121,13 @@ class Thinker:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[EmbeddedServer]:
+def server() -> Iterator[StubServer]:
     with start_server([Thinker()], latency_ms=5) as running:
         yield running
 
 
 @pytest.fixture(params=[OllamaBackend, OpenAIBackend])
-def backend(request: pytest.FixtureRequest, server: EmbeddedServer) -> Iterator[ModelServer]:
+def backend(request: pytest.FixtureRequest, server: StubServer) -> Iterator[ModelServer]:
     made = request.param(server.url, timeout_s=20.0)
     yield made
     made.close()

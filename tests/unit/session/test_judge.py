@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from query_mutator.data.bundled import GENERAL_2
-from query_mutator.embedded.server import start_server
 from query_mutator.errors import UsageError
 from query_mutator.llm.checkup import JudgeForm, judge_form
 from query_mutator.llm.coalesce import request_key
@@ -22,6 +21,7 @@ from query_mutator.rewards import PARTS, Evidence, Judge, Unscored, WeightedRewa
 from query_mutator.session.judging import check_gold, default_reward, make_reward
 from query_mutator.settings.episode import TaskSettings
 from query_mutator.settings.questions import Judging
+from query_mutator.testing import start_server
 from query_mutator.training.judge_watch import LEAST, JudgeWatch
 from query_mutator.types import ChatRequest, Completion, Question
 from tests.rule_judge import RuleJudge
@@ -162,7 +162,7 @@ class Parrot:
 
 
 @pytest.mark.parametrize("kind", [OllamaBackend, OpenAIBackend])
-def test_the_embedded_judge_keeps_to_the_schema(kind: type[OllamaBackend | OpenAIBackend]) -> None:
+def test_a_judge_keeps_to_the_schema(kind: type[OllamaBackend | OpenAIBackend]) -> None:
     with start_server({"rule-judge": RuleJudge()}) as server, closing(kind(server.url)) as backend:
         assert judge_form(backend, "rule-judge") == ("schema", False)
         replies = [

@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from contextlib import closing
 
 from query_mutator import operators
-from query_mutator.embedded.faults import FaultPlan
-from query_mutator.embedded.server import start_server
 from query_mutator.env.task import CallSettings
 from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.operators import select
 from query_mutator.session.pace import Pace, combined_pace, keep_pace, kept_pace, measure_pace
 from query_mutator.settings.models import Address, Sampling
+from query_mutator.testing import FaultPlan, start_server
 from query_mutator.types import ErrorInfo, Question
 
 QUESTIONS = [Question(id=str(number), text=f"how do i count to {number}") for number in range(3)]

@@ -12,7 +12,6 @@ from ppo.fields import Bounds, bounds_of
 from query_mutator.cli.console import exit_code
 from query_mutator.cli.flags import flags_of, parse_flags
 from query_mutator.commands import COMMANDS
-from query_mutator.commands.embedded import EmbeddedFlags
 from query_mutator.commands.iqn import Args as IQNArgs
 from query_mutator.commands.main import main as qm_main
 from query_mutator.errors import UsageError
@@ -26,7 +25,6 @@ CLASSES: dict[str, type[Any]] = {
     "benchmark": BenchmarkConfig,
     "extract": ExtractFlags,
     "iqn": IQNArgs,
-    "embedded": EmbeddedFlags,
     **{name: command.flags for name, command in COMMANDS.items()},
 }
 

@@ -18,7 +18,6 @@ from ppo.fields import bounds_of
 from query_mutator.bounds import group_of
 from query_mutator.cli.flags import flags_of, parse_flags
 from query_mutator.commands import COMMANDS
-from query_mutator.commands.embedded import EmbeddedFlags
 from query_mutator.errors import UsageError
 from query_mutator.report.benchmark import BenchmarkConfig
 from query_mutator.settings.calls import Calls
@@ -99,9 +98,9 @@ OTHER_MEANING: dict[str, set[str]] = {
     # the judge of labelled answers, which is required, and that of --shadow
     "JudgeCheckFlags": {"batch_size", "judge_model"},
     "ServeFlags": {"judge_model"},
-    # the embedded server, whose encoder is on this machine, and the gym that a client connects to
-    "EmbeddedFlags": {"deterministic", "encoder"},
+    # the test server, and the gym that a client connects to
     "ServerSettings": {"num_ctx", "port", "seed"},
+    "StubServerFlags": {"recording"},
     "GymRunFlags": {"host", "port", "seed"},
     "StubServerFlags": {"recording"},
     "WatchFlags": {"port"},
@@ -122,7 +121,7 @@ OTHER_MEANING: dict[str, set[str]] = {
 
 def classes_of_commands() -> set[type[Any]]:
     """Return the dataclasses of which the flags of the product's commands are made, settings groups apart."""
-    flags = {command.flags for command in COMMANDS.values()} | {EmbeddedFlags, BenchmarkConfig, TrainConfig}
+    flags = {command.flags for command in COMMANDS.values()} | {BenchmarkConfig, TrainConfig}
     found = {one for cls in flags for one in cls.__mro__ if dataclasses.is_dataclass(one)} - {*GROUPS.values()}
     return {cls for cls in found if not cls.__module__.startswith(TOOLKITS)}
 

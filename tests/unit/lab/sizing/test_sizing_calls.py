@@ -7,9 +7,8 @@ import re
 import pytest
 
 from query_mutator.commands.main import main
-from query_mutator.embedded.models import Echo
-from query_mutator.embedded.server import EmbeddedServer, start_server
 from query_mutator.lab.sizing.collecting import cache_bytes, cache_line, size_calls
+from query_mutator.testing import Echo, StubServer, start_server
 
 
 def test_calls_and_environments_follow_from_slots_and_time() -> None:
@@ -39,11 +38,11 @@ def test_a_server_with_three_slots(capsys: pytest.CaptureFixture[str]) -> None:
     assert found is not None
     assert (found[1], found[2]) == ("3", "6")
     assert "OLLAMA_NUM_PARALLEL=6" in said
-    assert "the memory of its caches is unknown" in said  # the embedded server has no such model
+    assert "the memory of its caches is unknown" in said  # the test server has no such model
 
 
 def test_two_servers_share_the_calls(capsys: pytest.CaptureFixture[str]) -> None:
-    def two_slots() -> EmbeddedServer:
+    def two_slots() -> StubServer:
         return start_server([Echo()], num_parallel=2, latency_ms=100)
 
     with two_slots() as one, two_slots() as other:
