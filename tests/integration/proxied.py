@@ -23,7 +23,6 @@ from query_mutator.apply.proxy.server import Access, ClientLimits
 from query_mutator.apply.proxy.shadow import Judge, Shadow
 from query_mutator.apply.proxy.traffic import Queue, Status
 from query_mutator.apply.proxy.upstream import Address, Upstream
-from query_mutator.testing import start_server
 from query_mutator.encoder import Encoder
 from query_mutator.env.flow import Flow
 from query_mutator.env.task import CallSettings, Task, build_task
@@ -35,6 +34,7 @@ from query_mutator.llm.limit import Limit
 from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.reply import MAX_REPLY_BYTES
 from query_mutator.llm.retry import DEFAULT_POLICY
+from query_mutator.testing import start_server
 from query_mutator.types import Question
 from tests.conftest import Librarian, Softener
 

@@ -14,10 +14,8 @@ import pytest
 
 from benchmark_batching import BenchmarkConfig, connect, main, make_queries, run_mode
 from query_mutator.cli.console import exit_code
-from query_mutator.testing import FaultPlan
-from query_mutator.testing import Echo
-from query_mutator.testing import start_server
 from query_mutator.report.benchmark import BenchmarkPlan, Measurement, Mode, Row, make_plan, recommend
+from query_mutator.testing import Echo, FaultPlan, start_server
 from tests.patience import measured
 
 ROOT = Path(__file__).resolve().parents[2]

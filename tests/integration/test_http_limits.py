@@ -14,8 +14,8 @@ import pytest
 import requests
 
 from query_mutator.apply.proxy.server import MAX_HEADERS, ClientLimits
-from query_mutator.testing import start_server
 from query_mutator.encoder import Encoder
+from query_mutator.testing import start_server
 from tests.conftest import Librarian, Upper
 from tests.integration.proxied import proxy
 

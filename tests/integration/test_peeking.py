@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp.web import Request
 
 from query_mutator.cli.console import exit_code
 from query_mutator.data import load_questions, split_questions
 from query_mutator.data.bundled import general
 from query_mutator.data.split import fold_of
-from query_mutator.embedded.http import Connection, Request, Response
-from query_mutator.embedded.routing import Router
-from query_mutator.testing import StubServer, start_server
 from query_mutator.encoder import resolve_encoder
 from query_mutator.files.json_lines import read_json_lines
+from query_mutator.testing import StubServer, routes, start_server
 from tests.conftest import Librarian, Softener
 from tests.integration.conftest import EVERY_STEP
 from train_query_mutator import main
@@ -34,13 +32,14 @@ def no_known_embeddings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 def received(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return what gathers every text in every request to a server."""
     texts: list[str] = []
-    handle = Router.__call__
+    read = routes._payload
 
-    async def record(self: Router, request: Request, connection: Connection) -> Response | None:
-        texts.extend(strings(json.loads(request.body)) if request.body else ())
-        return await handle(self, request, connection)
+    async def record(request: Request) -> dict[str, Any]:
+        payload = await read(request)
+        texts.extend(strings(payload))
+        return payload
 
-    monkeypatch.setattr(Router, "__call__", record)
+    monkeypatch.setattr(routes, "_payload", record)
     return texts
 
 

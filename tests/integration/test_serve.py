@@ -18,10 +18,10 @@ import requests
 
 from query_mutator.apply.proxy.answers import Mode
 from query_mutator.apply.proxy.server import ClientLimits
-from query_mutator.testing import StubServer, start_server
 from query_mutator.encoder import Encoder
 from query_mutator.learners.plan import Plan
 from query_mutator.rewards import is_refusal
+from query_mutator.testing import StubServer, start_server
 from tests.conftest import Librarian, Softener
 from tests.integration.proxied import KILL, MODEL, SORT, VIRTUAL, answer, chat, proxy, recording
 

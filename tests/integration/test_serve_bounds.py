@@ -13,8 +13,8 @@ import pytest
 import requests
 
 from query_mutator.apply.proxy.server import ClientLimits
-from query_mutator.testing import StubServer, start_server
 from query_mutator.encoder import Encoder
+from query_mutator.testing import StubServer, start_server
 from tests.conftest import Librarian, Softener
 from tests.integration.proxied import KILL, MODEL, SORT, answer, chat, proxy
 from tests.scripted_server import ScriptedServer, http

@@ -15,11 +15,11 @@ import requests
 from query_mutator import forms
 from query_mutator.apply.proxy.answers import Mode
 from query_mutator.apply.proxy.chat import answer_of
-from query_mutator.testing import StubServer
 from query_mutator.encoder import Encoder
 from query_mutator.files.json_lines import read_json_lines
 from query_mutator.forms import Form, FormContext, Framed
 from query_mutator.learners.plan import Plan
+from query_mutator.testing import StubServer
 from tests.integration.proxied import KILL, MODEL, SORT, VIRTUAL, chat, proxy, recording
 
 CLEAN = "sort my list"

@@ -9,8 +9,8 @@ import openai
 import pytest
 import requests
 
-from query_mutator.testing import StubServer, start_server
 from query_mutator.encoder import Encoder
+from query_mutator.testing import StubServer, start_server
 from tests.conftest import Librarian, Softener
 from tests.integration.proxied import KILL, MODEL, SORT, VIRTUAL, answer, chat, proxy
 

@@ -19,12 +19,12 @@ from benchmarks.attack.policies import archive, attack, entries_of, signed, with
 from query_mutator import Rewriter
 from query_mutator.cli.console import exit_code
 from query_mutator.commands.main import main as qm_main
-from query_mutator.testing import StubServer
 from query_mutator.errors import CheckpointError, UnnamedError
 from query_mutator.plugins import source_sha256
 from query_mutator.session.checkpoint import read_checkpoint
 from query_mutator.session.policy_file import MAX_BYTES, POLICY_FILE, read_policy_file
 from query_mutator.session.trust import remember
+from query_mutator.testing import StubServer
 from train_query_mutator import main as train_main
 
 FLAGS = ("--ask", "form", "--no-evaluate", "--eval-interval", "0", "--cache", "off", "--no-use-linear-lr-decay")

@@ -15,10 +15,10 @@ import pytest
 
 from query_mutator import plugins
 from query_mutator.cli.console import exit_code
-from query_mutator.testing import StubServer
 from query_mutator.files import read_checked_json
 from query_mutator.files.json_lines import read_json_lines
 from query_mutator.files.run_dir import checkpoints_in
+from query_mutator.testing import StubServer
 from query_mutator.training.callbacks import CALLBACKS
 from tests.docs_blocks import ROOT, blocks_of
 from tests.integration.conftest import ROWS, flags_of, write_dataset

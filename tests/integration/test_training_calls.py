@@ -12,8 +12,8 @@ import pytest
 
 from query_mutator.cli.console import exit_code
 from query_mutator.commands.main import main as qm
-from query_mutator.testing import StubServer, start_server
 from query_mutator.files.json_lines import read_json_lines
+from query_mutator.testing import StubServer, start_server
 from tests.conftest import Librarian, Softener
 from tests.integration.raw_http import until
 from train_query_mutator import main
@@ -50,9 +50,7 @@ def test_deterministic_run_with_everything_remembered_makes_no_call_again(
     assert (last_row(tmp_path)["llm/calls"], last_row(tmp_path)["llm/cache_hits"] > 0) == (0, True)
 
 
-def test_second_evaluation_of_a_checkpoint_makes_no_call(
-    flags: list[str], server: StubServer, tmp_path: Path
-) -> None:
+def test_second_evaluation_of_a_checkpoint_makes_no_call(flags: list[str], server: StubServer, tmp_path: Path) -> None:
     train(*flags, "--ollama-url", server.url, "--no-evaluate", "--eval-interval", "0")
     reports = []
     for name in ("a", "b"):
@@ -101,7 +99,7 @@ def test_early_stop_and_adaptive_limit_are_logged(flags: list[str], tmp_path: Pa
 @pytest.mark.slow
 def test_runs_leave_no_thread_and_no_file_open(flags: list[str], server: StubServer, tmp_path: Path) -> None:
     def held() -> tuple[int, int]:
-        mine = [thread for thread in threading.enumerate() if not thread.name.startswith(("embedded", "model-"))]
+        mine = [thread for thread in threading.enumerate() if not thread.name.startswith(("test-server", "model-"))]
         return len(mine), len(os.listdir("/proc/self/fd"))
 
     train(*flags, "--ollama-url", server.url)  # what is loaded and opened once

@@ -21,8 +21,13 @@ def write_run(folder: Path, settings: PlanFlags, outcomes: dict[str, list[float 
     (folder / "config.json").write_text(json.dumps({"flags": {**asdict(settings), **more}}))
     rows = [
         {
-            **{"method": method, "set": "test", "question_id": str(n), "question": f"{n}?", "accepted": ["yes"]},
-            **{"target": str(n // 2), "success": value},
+            "method": method,
+            "set": "test",
+            "question_id": str(n),
+            "question": f"{n}?",
+            "accepted": ["yes"],
+            "target": str(n // 2),
+            "success": value,
         }
         for method, values in outcomes.items()
         for n, value in enumerate(values)
