@@ -66,6 +66,7 @@ from query_mutator.types import Completion
 
 PROG = "benchmark_batching"
 OPERATOR = "spelling"
+ECHO = "echo"  # the model that the test server always has
 NO_RETRIES = RetryPolicy(max_retries=0)
 
 
@@ -144,7 +145,7 @@ def connect(config: BenchmarkConfig) -> Iterator[System]:
     with ExitStack() as exits:
         if config.starts_server:
             url = exits.enter_context(_test_server(**config.simulated))
-            backend, target, urls = DEFAULT_BACKEND, Echo.name, (url,)
+            backend, target, urls = DEFAULT_BACKEND, ECHO, (url,)
             delays = "{latency_ms:g} ms a call, sigma {latency_sigma:g}, {num_parallel} slots"
             about = f"test server (no language model), {delays.format(**config.simulated)}"
         else:

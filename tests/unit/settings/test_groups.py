@@ -102,7 +102,6 @@ OTHER_MEANING: dict[str, set[str]] = {
     "ServerSettings": {"num_ctx", "port", "seed"},
     "StubServerFlags": {"recording"},
     "GymRunFlags": {"host", "port", "seed"},
-    "StubServerFlags": {"recording"},
     "WatchFlags": {"port"},
     # files, caches and seeds of the batching toolkit
     "BenchFlags": {"cache", "dataset", "seed"},
