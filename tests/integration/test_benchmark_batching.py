@@ -156,7 +156,7 @@ def test_recommended_is_the_smallest_batch_near_the_best() -> None:
         (["--latency-sigma", "nan"], "latency_sigma=nan must be at least 0"),
         (["--picture", "no/such/folder/x.png"], "give a file in a folder that exists"),
         (["--picture", "x.txt"], "--figure x.txt must end in .png"),
-        (["--ollama-url", "localhost", "--latency-ms", "5"], "--latency-ms is for the embedded server"),
+        (["--ollama-url", "localhost", "--latency-ms", "5"], "--latency-ms is for the test server"),
         (["--mutator-model", "llama3.2"], "--mutator-model is for an Ollama server"),
         (["--ollama-url", "http://127.0.0.1:9", "--target-model", "llama3.2"], "nothing answers at"),
         (["--openai-url", "http://127.0.0.1:9", "--target-model", "x"], "nothing answers at"),
