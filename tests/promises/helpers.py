@@ -193,6 +193,11 @@ class ModelServer:
         found: dict[str, Any] = ask(f"{self.url}/promises/counts")
         return found
 
+    @property
+    def total(self) -> int:
+        """Return how many calls it received."""
+        return int(ask(f"{self.url}/promises/total"))
+
     def reset(self) -> None:
         """Set its counts to 0."""
         ask(f"{self.url}/promises/reset", {})

@@ -10,8 +10,8 @@ It prints `listening on http://127.0.0.1:PORT`. Its models are deterministic:
     endless     writes words until `num_predict`, or until the client leaves
     embedder    vectors of 16 numbers
 
-GET /promises/counts is what the server saw; POST /promises/set changes flags, as {"latency_ms": 50};
-POST /promises/reset sets the counts to 0.
+GET /promises/counts is what the server saw, GET /promises/total the number of calls; POST /promises/set changes flags,
+as {"latency_ms": 50}; POST /promises/reset sets the counts to 0.
 """
 
 from __future__ import annotations
@@ -194,6 +194,8 @@ class Handler(BaseHTTPRequestHandler):
             self._send(200, b"Ollama is running", "text/plain")
         elif path == "/promises/counts":
             self._json(self.state.counts())
+        elif path == "/promises/total":
+            self._json(sum(self.state.requests.values()))
         elif path in ("/health", "/v1/health"):
             self._json({"status": "ok"})
         elif not self._has_key():
