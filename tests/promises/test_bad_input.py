@@ -103,14 +103,14 @@ COMMANDS = [
     ("QM serve nowhere", "nowhere"),
     ("QM show nowhere", "nowhere"),
     ("QM compare nowhere elsewhere", "nowhere"),
-    ("QM export-policy nowhere", "nowhere"),
-    ("QM analyze --logdir nowhere", "nowhere"),
+    ("QM export-policy nowhere --out policy.qm", "nowhere"),
+    ("QM analyze nowhere", "nowhere"),
     ("QM data export nowhere", "nowhere"),
     ("benchmark_batching.py --batchsize 8", "--batch-size"),
     ("benchmark_batching.py --ollama-url CLOSED --target-model librarian", "CLOSED"),
     ("-m ppo --env-id Nowhere-v9", "Nowhere"),
-    ("-m ppo --num-envs 0", "num_envs"),
-    ("-m ppo --num-minibatches 7", "num_minibatches"),
+    ("-m ppo --num-envs 0", "num_processes=0"),
+    ("-m ppo --num-minibatches 7", "num_mini_batch=7"),
     ("-m ppo --resume nowhere.pt", "nowhere.pt"),
 ]
 

@@ -78,7 +78,7 @@ def resumption(flags: list[str], save_dir: Path) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("algo", ["ppo", "direct"])
 def test_killed_training_ends_as_one_that_was_not(algo: str, slow_server: ModelServer, tmp_path: Path) -> None:
-    """A training killed and resumed has the weights of an uninterrupted one, and repeats at most the calls in flight."""
+    """A training, killed and resumed, has the weights of an uninterrupted one and repeats only calls in flight."""
     flags = [*train_flags(slow_server, tmp_path, algo=algo, steps=128), *LEARNER[algo], "--save-interval", "2"]
     good(run([*TRAIN, *flags, "--save-dir", tmp_path / "whole"], cwd=tmp_path))
     calls, (whole,) = slow_server.total, (tmp_path / "whole").glob("2*")
@@ -232,32 +232,32 @@ def flipped(file: Path, rng: random.Random) -> str:
 
 
 READERS = {
-    "policy.qm": ["rewrite", "--checkpoint", "{run}/policy.qm", "plz tell me the planet umm", "--json", "-"],
-    "checkpoints/step_64.pt": [
-        "rewrite",
-        "--checkpoint",
-        "{run}/checkpoints/step_64.pt",
-        "umm which lake",
-        "--json",
-        "-",
-    ],
-    "transcripts.jsonl": ["data", "export", "{run}", "--out", "-"],
-    "metrics.jsonl": ["analyze", "--logdir", "{run}"],
+    "policy.qm": "rewrite --checkpoint {run}/policy.qm --json {out} umm_which_planet",
+    "checkpoints/step_64.pt": "rewrite --checkpoint {run}/checkpoints/step_64.pt --json {out} umm_which_lake",
+    "transcripts.jsonl": "data export --run {run} --out {out}",
+    "metrics.jsonl": "analyze {run} --json {out}",
+    "config.json": "data export --run {run} --out {out}",
 }
+
+
+def read_by(command: str, found: Path, out: Path, home: Path) -> tuple[int, str, str]:
+    """Return a command's exit code, what it said on stderr, and its result."""
+    ended = run([*QM, *command.format(run=found, out=out).split()], cwd=home)
+    assert "Traceback" not in ended.stderr, ended.stderr
+    result = out.read_text(encoding="utf-8") if out.exists() else ""
+    return ended.returncode, ended.stderr.replace(str(out), "OUT"), result
 
 
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 12))])
 @pytest.mark.parametrize("name", READERS)
 def test_flipped_bit_is_found_or_harmless(name: str, seed: int, whole_run: Path, tmp_path: Path) -> None:
     """A bit that flips in a file of a run is reported by the command that reads it, or changes no result."""
-    read = Path(shutil.copytree(whole_run, tmp_path / "run"))
-    argv = [*QM, *(word.replace("{run}", str(read)) for word in READERS[name])]
-    whole = good(run(argv, cwd=home_of(whole_run)))
-    where = flipped(read / name, random.Random(f"{name} {seed}"))
-    found = run(argv, cwd=home_of(whole_run))
-    assert "Traceback" not in found.stderr, where
-    reported = found.stderr != whole.stderr
-    assert reported or (found.returncode, found.stdout) == (0, whole.stdout), where
+    found, home = Path(shutil.copytree(whole_run, tmp_path / "run")), home_of(whole_run)
+    code, said, result = read_by(READERS[name], found, tmp_path / "whole", home)
+    assert (code, bool(result)) == (0, True), said
+    where = flipped(found / name, random.Random(f"{name} {seed}"))
+    damaged = read_by(READERS[name], found, tmp_path / "damaged", home)
+    assert damaged[1] != said or damaged == (code, said, result), where
 
 
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 8))])
