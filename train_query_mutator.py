@@ -375,10 +375,9 @@ class Trainer:
     def _make_loop(self) -> TrainingLoop:
         if self.ray is None:
             return make_loop(self.parts, self.obs, self._add_steps)
-        from query_mutator.cluster.rollouts import cluster_loop
+        from query_mutator.cluster.rollouts import ClusterLoop
 
-        make: dict[str, Any] = {"make_env": QueryMutationEnv, "batch_envs": BatchedQueryMutationEnv}
-        return cluster_loop(self.ray, self.parts, self.obs, self._add_steps, env_steps=self.run.env_steps, **make)
+        return ClusterLoop(self.ray, self.parts, self.obs, self._add_steps, env_steps=self.run.env_steps)
 
     def _add_steps(self, infos: dict[str, Any], steps: Steps) -> None:
         records = self.parts.run_dir.write_records()

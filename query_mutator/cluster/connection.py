@@ -30,7 +30,10 @@ def connected(address: str | None) -> Iterator[ModuleType]:
     Disconnects at the end, and ends a cluster that it started. UsageError without ray, where no cluster answers,
     and for several machines without a token.
     """
-    ray = _ray()
+    try:
+        import ray
+    except ImportError:
+        raise UsageError("--engine ray needs the package ray; pip install 'query-mutator[ray]'") from None
     address = address or os.environ.get("RAY_ADDRESS") or None
     _check_listens(address)
     # ray.init replaces the handler of SIGTERM, which ends the process with everything it opened.
@@ -40,7 +43,8 @@ def connected(address: str | None) -> Iterator[ModuleType]:
         with _on_loopback(address):
             ray.init(address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, OSError, RuntimeError, ValueError) as error:
-        raise UsageError(f"no Ray cluster at {address or 'any address'} ({_first_line(error)}); {_ADVICE}") from None
+        why = str(error).strip().partition("\n")[0][:200] or type(error).__name__
+        raise UsageError(f"no Ray cluster at {address or 'any address'} ({why}); {_ADVICE}") from None
     finally:
         _restore(handler)
     try:
@@ -75,14 +79,6 @@ def _check_token(ray: Any) -> None:
         )
 
 
-def _ray() -> Any:
-    try:
-        import ray
-    except ImportError:
-        raise UsageError("--engine ray needs the package ray; pip install 'query-mutator[ray]'") from None
-    return ray
-
-
 def _check_listens(address: str | None) -> None:
     """Raise for HOST:PORT where nothing listens."""
     found = re.fullmatch(r"(?:ray://)?\[?([^/\]]+)\]?:(\d{1,5})", address or "")
@@ -98,8 +94,3 @@ def _check_listens(address: str | None) -> None:
 def _restore(handler: Any) -> None:
     with contextlib.suppress(ValueError, TypeError):  # not the main thread, or a handler that Python did not set
         signal.signal(signal.SIGTERM, handler)
-
-
-def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0][:200] if lines else type(error).__name__

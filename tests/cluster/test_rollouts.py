@@ -7,7 +7,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -18,8 +17,15 @@ import pytest
 import torch
 
 from query_mutator.bounds import group_of
-from query_mutator.cluster.rollouts import check_states, dealt_out, shares, spec_of
-from query_mutator.cluster.worker import RolloutRequest, RolloutWorker, WorkerSpec, WorkerState
+from query_mutator.cluster.rollouts import (
+    RolloutRequest,
+    RolloutWorker,
+    WorkerSpec,
+    dealt_out,
+    require_same_weights,
+    shares,
+    spec_of,
+)
 from query_mutator.errors import ServerDownError, UsageError
 from query_mutator.files.json_lines import read_json_lines
 from query_mutator.learners.learner import OnPolicyLearner
@@ -29,6 +35,7 @@ from query_mutator.session.models import ResolvedModels, open_models
 from query_mutator.session.task import make_task
 from query_mutator.testing import StubServer, start_server
 from query_mutator.training.config import parse_config
+from query_mutator.training.parts import RunParts
 from query_mutator.training.resume import make_learner
 from rl_query_mutator_env import BatchedQueryMutationEnv, QueryMutationEnv
 from tests.cluster.conftest import RayCluster, wait_until
@@ -198,7 +205,11 @@ def test_a_worker_in_place_of_a_dead_one_gives_its_rollout_without_a_call(
     questions = split_dataset(config).train
     with open_models(config) as models:
         task = make_task(models, config, questions)
-        spec = spec_of(config, models, task, tmp_path, make_env=QueryMutationEnv, batch_envs=BatchedQueryMutationEnv)
+        envs = [QueryMutationEnv(task, client=models.calls.client) for _ in range(2)]
+        run_dir = SimpleNamespace(path=tmp_path)
+        batch = BatchedQueryMutationEnv(envs)
+        parts = SimpleNamespace(config=config, models=models, task=task, run_dir=run_dir, env_list=envs, envs=batch)
+        spec = spec_of(cast(RunParts, parts))
         learner = make_learner(config, task, None)
     assert isinstance(learner, OnPolicyLearner)
     rollouts, calls = [], []
@@ -206,12 +217,12 @@ def test_a_worker_in_place_of_a_dead_one_gives_its_rollout_without_a_call(
         worker = RolloutWorker(group_of(ResolvedModels, config), range(2, 4), 0)
         chosen = copy.deepcopy(learner.rollout_policy)
         states = [QueryMutationEnv(task, client=models.calls.client).state_dict() for _ in range(2)]
-        request = RolloutRequest(rngs=chosen.rngs[2:4], version=0, states=states, seed=5, since=0, keep_since=0)
+        request = RolloutRequest(rngs=chosen.rngs[2:4], version=0, states=states, seed=7, since=0, keep_since=0)
         rollouts.append(worker.collect(spec, chosen.policy, request))
-        worker.close()
+        worker._stack.close()
         calls.append(server.stats()["calls"])
     first, again = rollouts
-    assert first.totals.calls == again.totals.calls > 10
+    assert first.usage[0].calls == again.usage[0].calls > 10
     assert calls[0] == calls[1]
     assert all(np.array_equal(one, other) for one, other in zip(first.steps, again.steps, strict=True))
     assert first.steps.obs.shape[:2] == (8, 2)
@@ -228,12 +239,14 @@ def test_a_worker_without_the_run_folder_says_what_to_share(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("encoder", "digest", "message"),
-    [("other", "a", "the sentence encoder on there has other weights"), ("same", "b", "librarian is not the same on")],
+    ("name", "message"),
+    [("the sentence encoder", "install the same weights on each$"), ("librarian", "or give --allow-mixed$")],
 )
-def test_a_worker_with_other_weights_ends_the_run(encoder: str, digest: str, message: str) -> None:
-    own = WorkerState(place="here", encoder="same", digests={"librarian": frozenset("a")})
-    state = WorkerState(place="there", encoder=encoder, digests={"librarian": frozenset(digest)})
-    with pytest.raises(UsageError, match=message):
-        check_states([own, state], own, allow_mixed=False)
-    check_states([own, replace(state, encoder="same")], own, allow_mixed=True)
+def test_a_worker_with_other_weights_ends_the_run(name: str, message: str) -> None:
+    own = {"the sentence encoder": frozenset("a"), "librarian": frozenset("b"), "softener": frozenset[str]()}
+    spec = cast(WorkerSpec, SimpleNamespace(weights=own, config=SimpleNamespace(allow_mixed=False)))
+    require_same_weights(spec, own | {"softener": frozenset("c")})  # a server that reports no digest
+    with pytest.raises(UsageError, match=rf"^{name} is not the same on .*: .*{message}"):
+        require_same_weights(spec, own | {name: frozenset("x")})
+    spec.config.allow_mixed = True  # type: ignore[misc]
+    require_same_weights(spec, own | {"librarian": frozenset("x")})

@@ -16,7 +16,8 @@ import psutil
 import pytest
 
 from query_mutator.cluster.connection import connected
-from query_mutator.cluster.jobs import RayEngine, _Driver
+from query_mutator.cluster.jobs import RayEngine, _run_job
+from query_mutator.errors import UsageError
 from query_mutator.files import LOCK
 from query_mutator.lab.sweep.config import EngineFlags
 from query_mutator.lab.sweep.engines import Job
@@ -128,29 +129,14 @@ def test_a_killed_driver_takes_its_trials_along_and_the_same_command_runs_the_mi
     assert {name for name, count in began(folder).items() if count > 1}.isdisjoint(done)
 
 
-def test_trials_send_their_files_back_from_a_node_that_does_not_see_the_folder(
-    ray_cluster: RayCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Elsewhere(RayEngine):
-        def _driver(self) -> _Driver:
-            return super()._driver()._replace(lock=b"of another machine")
-
+def test_a_node_that_does_not_see_the_folder_is_one_line(tmp_path: Path) -> None:
     (tmp_path / LOCK).write_text("of this one")
-    monkeypatch.chdir(tmp_path)
-    code = (
-        "import os, sys, pathlib; pathlib.Path('{dir}', 'sub').mkdir(); pathlib.Path('{dir}', 'sub', 'a').write_text"
-        "('seed {seed}'); print(os.environ['QM_TRIAL_DIR']); sys.exit({seed})"
-    )
-    trials = [Trial(setting={}, seed=seed) for seed in (0, 7)]
-    jobs = [Job(trial=one, command=("{python}", "-c", code), folder=Path("trials") / one.name) for one in trials]
-    with connected(None) as ray:
-        ended = {one.name: one for one in Elsewhere(ray, EngineFlags(engine="ray"), folder=tmp_path).run(jobs)}
-    assert [(ended[one.name].status, ended[one.name].exit_code) for one in trials] == [("done", 0), ("failed", 7)]
-    for one in trials:
-        folder = tmp_path / "trials" / one.name
-        assert files_of(folder) == {"command.txt", "stdout.txt", "stderr.txt", "sub/a"}
-        assert (folder / "sub" / "a").read_text() == f"seed {one.seed}"
-        assert not Path((folder / "stdout.txt").read_text().strip()).exists()  # removed on the node
+    trial = Trial(setting={}, seed=0)
+    job = Job(trial=trial, command=("{python}", "-c", "print(1)"), folder=tmp_path / "trials" / trial.name)
+    for lock, owner in ((tmp_path / LOCK, b"of another machine"), (tmp_path / "elsewhere" / LOCK, b"of this one")):
+        with pytest.raises(UsageError, match=r"is not shared with .*; give an --out that is"):
+            _run_job(job, tmp_path, lock, owner)
+    assert not job.folder.exists()
 
 
 def test_resources_decide_how_many_trials_run_and_what_no_node_has_is_said(
