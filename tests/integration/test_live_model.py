@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
-from benchmarks.asked_again import asked_again
 from query_mutator import Rewriter
 from query_mutator.data.bundled import FOLDER
-from query_mutator.encoder.weights import DEFAULT_ENCODER
-from query_mutator.types import Message
+from query_mutator.llm.llama import LlamaBackend
+from query_mutator.llm.recorded import RecordedBackend
+from query_mutator.types import ChatRequest, Message
 from tests.integration.killing import kill_when, start, train, transcript, weights
 from tests.integration.live_plans import plan_file
 from tests.qm_command import qm, serving
@@ -27,6 +29,7 @@ QUESTION = "hello there, plz tell me waht is the capital of France"
 CLEANED = "What is the capital of France?"
 FRAMED = f'The answer to the question "{CLEANED}" is'
 TOKENS = 16
+RECORDED_TOKENS = 32
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -123,10 +126,17 @@ def test_a_training_that_is_killed_resumes_to_the_weights_of_a_whole_one(tmp_pat
     assert all((weights(killed)[name] == value).all() for name, value in weights(whole).items())
 
 
-def test_recorded_replies_are_given_again(tmp_path: Path) -> None:
-    dataset = tmp_path / "questions.jsonl"
-    dataset.write_text("".join((FOLDER / "general.jsonl").read_text().splitlines(keepends=True)[:40]))
-    found = asked_again(None, MODEL, str(dataset), encoder=DEFAULT_ENCODER, count=12, slots=8)
-    assert len(found) == 12
-    assert sum(one.is_identical for one in found) >= 9
-    assert sum(one.has_another_grade for one in found) <= 1
+def test_recorded_replies_are_given_again() -> None:
+    (source,), (server,) = (
+        RecordedBackend.open([]),
+        LlamaBackend.open([MODEL], pool_size=8, runner_options={"num_ctx": 1024}),
+    )
+    rows = map(json.loads, (FOLDER / "general.jsonl").read_text(encoding="utf-8").splitlines()[:40])
+    model = source.recording.head.model
+    asked = [ChatRequest.user(row["query"], model=model, max_tokens=RECORDED_TOKENS) for row in rows]
+    known = [(request, reply) for request in asked if (reply := source.recording.find(request)) is not None][:12]
+    with closing(server), ThreadPoolExecutor(8) as pool:
+        replies = list(pool.map(server.complete, [request for request, _ in known]))
+    same = [reply.text == recorded.text for reply, (_, recorded) in zip(replies, known, strict=True)]
+    assert len(same) == 12
+    assert sum(same) >= 9

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.scratch_lm import new_llama, new_tokenizer, save_scratch
 from tests.integration.real_server import RealServer
-from tests.tiny_lm import TEXTS
+from tests.tiny_lm import TEXTS, new_llama, new_tokenizer, save_scratch
 
 __all__ = ["CONTEXT", "TransformersServer", "write_model"]
 
@@ -20,7 +19,7 @@ def write_model(folder: Path) -> Path:
 
     tokenizer = new_tokenizer(TEXTS, vocab_size=320)
     tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
-    model = new_llama(tokenizer, width=32, layers=2, heads=4, positions=CONTEXT)
+    model = new_llama(tokenizer, positions=CONTEXT)
     torch.manual_seed(3)
     with torch.no_grad():
         for weight in model.parameters():
