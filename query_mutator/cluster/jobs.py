@@ -47,7 +47,15 @@ class RayEngine:
     def run(self, jobs: Sequence[Job]) -> Generator[Ended]:
         """Run jobs; yield how each ended. A failed job does not stop the others."""
         self._note_missing()
-        task, most = self._task(), self._flags.jobs or len(jobs)
+        flags, most = self._flags, self._flags.jobs or len(jobs)
+        task = self._ray.remote(_run_job).options(
+            name="qm-trial",
+            num_cpus=flags.task_cpus,
+            num_gpus=flags.task_gpus,
+            resources=flags.custom_resources,
+            max_retries=flags.task_retries,
+            retry_exceptions=False,
+        )
         lock = self._folder / LOCK
         where = Path.cwd(), lock, lock.read_bytes()
         waiting, running = deque(jobs), dict[Any, Job]()
@@ -68,17 +76,6 @@ class RayEngine:
     def stop(self) -> None:
         """Stop all jobs, from any thread; idempotent."""
         self._stopped = True
-
-    def _task(self) -> Any:
-        flags = self._flags
-        return self._ray.remote(_run_job).options(
-            name="qm-trial",
-            num_cpus=flags.task_cpus,
-            num_gpus=flags.task_gpus,
-            resources=flags.custom_resources,
-            max_retries=flags.task_retries,
-            retry_exceptions=False,
-        )
 
     def _result(self, job: Job, ref: Any) -> Ended | None:
         """Return how a job ended, its files in its folder; a job whose nodes were lost too often has failed."""

@@ -22,9 +22,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -48,20 +47,6 @@ from query_mutator.training.loop import AsyncVectorEnv, OnPolicyLoop, OnSteps
 from query_mutator.training.parts import RunParts, loop_settings
 from query_mutator.training.run_log import EPISODE_FIGURES
 from query_mutator.types import FloatArray, Question, StepRecord
-
-__all__ = [
-    "ClusterLoop",
-    "Rollout",
-    "RolloutRequest",
-    "RolloutWorker",
-    "WorkerSpec",
-    "dealt_out",
-    "require_same_weights",
-    "shares",
-    "spec_of",
-]
-
-T = TypeVar("T")
 
 MAX_RESTARTS = 100  # of each worker: machines that come and go, not a worker that cannot run
 ENCODER = "the sentence encoder"
@@ -117,8 +102,8 @@ class ClusterLoop(OnPolicyLoop):
         """Start the workers of a run in which `env_steps` were taken; UsageError where one lacks what it needs."""
         super().__init__(parts.envs, parts.learner, obs, **loop_settings(parts, on_steps))
         self._ray, self._parts, self._env_steps = ray, parts, env_steps
-        ends = np.cumsum([0, *shares(parts.config.num_processes, parts.config.num_workers)]).tolist()
-        self._env_ids = [range(first, end) for first, end in pairwise(ends)]
+        env_ids = range(parts.config.num_processes)
+        self._env_ids = [range(ids[0], ids[-1] + 1) for ids in np.array_split(env_ids, parts.config.num_workers)]
         self._spec, self._actors = ray.put(spec_of(parts)), self._started()
         self._results([actor.prepare.remote(self._spec) for actor in self._actors])
 
@@ -213,29 +198,17 @@ def spec_of(parts: RunParts) -> WorkerSpec:
     )
 
 
-def shares(total: int, parts: int) -> list[int]:
-    """Return `total` in nearly equal parts, the larger ones first."""
-    return [total // parts + (part < total % parts) for part in range(parts)]
-
-
-def dealt_out(items: Sequence[T], parts: int) -> list[tuple[T, ...]]:
-    """Return the items of each part, dealt out in turn; with fewer items than parts several parts share one."""
-    if len(items) < parts:
-        return [(items[part % len(items)],) if items else () for part in range(parts)]
-    return [tuple(items[part::parts]) for part in range(parts)]
-
-
 def settings_of_workers(config: TrainConfig, resolved: ResolvedModels) -> list[ResolvedModels]:
-    """Return the settings of each worker: its share of the calls in flight, and its servers."""
-    num = config.num_workers
-    sizes = shares(resolved.batch_size, num)
+    """Return the settings of each worker: its share of the calls in flight, and of the servers, dealt out in turn."""
+    count, urls = config.num_workers, resolved.ollama_url
     cache = resolved.cache if resolved.cache == "all" else "off"  # evaluations are not theirs
-    each = [replace(resolved, batch_size=size, cache=cache) for size in sizes]
-    if config.local_server_url:
-        address: dict[str, Any] = {BACKENDS.get(resolved.backend).url_flag: (config.local_server_url,)}
-        return [replace(one, **address) for one in each]
-    dealt = dealt_out(resolved.ollama_url, num)
-    return [replace(one, ollama_url=given) for one, given in zip(each, dealt, strict=True)]
+    each = []
+    for number, part in enumerate(np.array_split(range(resolved.batch_size), count)):
+        address: dict[str, Any] = {"ollama_url": urls[number::count] or urls[-1:]}
+        if config.local_server_url:
+            address = {BACKENDS.get(resolved.backend).url_flag: (config.local_server_url,)}
+        each.append(replace(resolved, batch_size=len(part), cache=cache, **address))
+    return each
 
 
 # --- in a worker -----------------------------------------------------------------------------------------------------
@@ -254,17 +227,13 @@ class RolloutWorker:
         self._since = -1
         self._records: list[StepRecord] = []
 
-    def prepare(self, spec: WorkerSpec) -> None:
-        """Start servers, encoder and client, unless they run; UsageError for what this machine lacks."""
-        if self._models is None:
-            self._models = self._start(spec)
-
     def collect(self, spec: WorkerSpec, policy: InferencePolicy, request: RolloutRequest) -> Rollout:
         """Return T steps of every environment under `policy`, whose weights may be shared with other workers."""
         self.prepare(spec)
-        assert self._models is not None
-        calls, num_steps = self._models.calls, spec.config.num_steps
-        journal = self._journal_since(spec, self._models, request)
+        models, num_steps = self._models, spec.config.num_steps
+        assert models is not None
+        calls = models.calls
+        journal = self._journal_since(spec, models, request)
         before = _usage(calls)
         found = _Found(policy, request)
         obs = self._envs.load_state_dict(request.states)
@@ -289,8 +258,10 @@ class RolloutWorker:
             usage=(totals - before[0], error_kinds - before[1], shared_calls - before[2]),
         )
 
-    def _start(self, spec: WorkerSpec) -> OpenModels:
-        """Start what a rollout needs; the task comes from what the learner's process has embedded."""
+    def prepare(self, spec: WorkerSpec) -> None:
+        """Start servers, encoder and client, unless they run; UsageError for what this machine lacks."""
+        if self._models is not None:
+            return
         if not spec.run_dir.is_dir():
             raise UsageError(
                 f"{spec.run_dir}: no such folder on {socket.gethostname()}, where a rollout worker runs; give a "
@@ -305,7 +276,7 @@ class RolloutWorker:
         require_same_weights(spec, weights_of(models))
         models.encoder.put(spec.texts, spec.vectors)
         self._task = make_task(models, config, spec.questions, projection=spec.projection, confidence=spec.confidence)
-        return models
+        self._models = models
 
     def _journal_since(self, spec: WorkerSpec, models: OpenModels, request: RolloutRequest) -> Journal:
         """Return the journal with the entries of this rollout, if a worker has begun it before."""

@@ -63,7 +63,7 @@ class StubServer:
 
     async def _start(self, port: int) -> web.AppRunner:
         routes = Routes(self._models, self._calls, faults=self._faults)
-        runner = web.AppRunner(routes.application(), access_log=None, handler_cancellation=True, shutdown_timeout=0)
+        runner = web.AppRunner(routes.application(), access_log=None, handler_cancellation=True, shutdown_timeout=0.01)
         await runner.setup()
         await web.TCPSite(runner, _HOST, port, backlog=_BACKLOG).start()
         return runner

@@ -7,6 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -21,9 +22,8 @@ from query_mutator.cluster.rollouts import (
     RolloutRequest,
     RolloutWorker,
     WorkerSpec,
-    dealt_out,
     require_same_weights,
-    shares,
+    settings_of_workers,
     spec_of,
 )
 from query_mutator.errors import ServerDownError, UsageError
@@ -191,11 +191,17 @@ def test_flags_that_do_not_fit_are_one_line(given: str, message: str) -> None:
         parse_config(["--num-processes", "4", *given.split()])
 
 
-def test_shares_are_nearly_equal_and_servers_are_dealt_out() -> None:
-    assert shares(7, 3) == [3, 2, 2]
-    assert dealt_out("abcde", 2) == [("a", "c", "e"), ("b", "d")]
-    assert dealt_out("ab", 3) == [("a",), ("b",), ("a",)]
-    assert dealt_out("", 2) == [(), ()]
+def test_calls_in_flight_are_shared_and_servers_are_dealt_out() -> None:
+    def dealt(urls: str, workers: int) -> list[tuple[int, tuple[str, ...]]]:
+        config = parse_config(["--num-workers", str(workers)])
+        found = settings_of_workers(
+            config, replace(group_of(ResolvedModels, config), batch_size=7, ollama_url=tuple(urls))
+        )
+        return [(one.batch_size, one.ollama_url) for one in found]
+
+    assert dealt("abcde", 2) == [(4, ("a", "c", "e")), (3, ("b", "d"))]
+    assert dealt("a", 3) == [(3, ("a",)), (2, ("a",)), (2, ("a",))]
+    assert dealt("", 2) == [(4, ()), (3, ())]
 
 
 def test_a_worker_in_place_of_a_dead_one_gives_its_rollout_without_a_call(
