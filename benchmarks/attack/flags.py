@@ -80,7 +80,6 @@ QUICK: dict[str, tuple[str, ...]] = {
 LAST: dict[str, tuple[str, ...]] = {
     "benchmark_batching.py": ("--ollama-url", CLOSED),
     "qm test-server": ("--port", "-1"),
-    "qm gym serve": ("--port", "-1"),
     "qm watch": ("--port", "-1"),
     "qm sweep": ("--dry-run", "--", "true"),
 }

@@ -1,10 +1,12 @@
 """Learning while playing: a gym, a replay buffer, rolling windows of batches; without a server and with one.
 
 python examples/batching/08_online_learning.py
+python examples/batching/08_online_learning.py --gym-port 8023      # a puzzle arcade on this machine
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 
 from query_mutator.batching import (
@@ -14,13 +16,11 @@ from query_mutator.batching import (
     GymOutputMode,
     GymTransport,
     MockGymStream,
-    PuzzleObservation,
     ReplayBuffer,
     ReplayBufferConfig,
     RollingBatchPlanWindow,
     WindowConfig,
 )
-from query_mutator.batching.gym.server import Game, GymServer, StepOutcome
 
 
 class Bytes:
@@ -33,14 +33,21 @@ class Bytes:
         return list(text.encode())
 
 
-def main() -> None:
-    """Show the parts, then all of them together."""
+def main(port: int | None = None) -> None:
+    """Show the parts, then all of them together, with the server on a port of this machine if there is one."""
     mock_gym()
     buffer = replay_buffer()
     priority_eviction()
     rolling_window(buffer)
-    with GymServer([Game("Guess", "find the number", Guess)], port=0) as server:
-        asyncio.run(online(server.port))
+    if port is None:
+        asyncio.run(online(MockGymStream(Bytes(), num_episodes=25, success_rate=1.0)))
+    else:
+        config = GymConfig(
+            port=port, transport=GymTransport.WEBSOCKET, output_mode=GymOutputMode.JSON, difficulty_range=(0.3, 0.9)
+        )
+        asyncio.run(
+            online(GymEpisodeStream(config, Bytes(), max_episodes=25))
+        )  # its policy follows hints; give your own
 
 
 def mock_gym() -> None:
@@ -87,71 +94,25 @@ def rolling_window(buffer: ReplayBuffer) -> None:
     print(f"  time for the next: {window.should_build_next}")
 
 
-class Guess:
-    """Find a number from 0 to 7 (easy), 15 (medium) or 31 (hard) with the answers "higher" and "lower"."""
-
-    def reset(self, *, seed: int, difficulty: str) -> str:
-        """Think of a number."""
-        self.top = {"easy": 7, "medium": 15, "hard": 31}[difficulty]
-        self.secret, self.low, self.high = seed % (self.top + 1), 0, self.top
-        return f"a number from 0 to {self.top}"
-
-    def step(self, action: str) -> StepOutcome:
-        """Compare a guess."""
-        if not action.isdecimal() or int(action) > self.top:
-            return StepOutcome("guess a number", valid=False)
-        guess = int(action)
-        if guess == self.secret:
-            return StepOutcome("right", reward=1.0, terminated=True, success=True)
-        if guess < self.secret:
-            self.low = max(self.low, guess + 1)
-        else:
-            self.high = min(self.high, guess - 1)
-        return StepOutcome(f"it is {'higher' if guess < self.secret else 'lower'}: {self.low} to {self.high}")
-
-    def hint(self) -> str | None:
-        """Return the middle of what is left."""
-        return str((self.low + self.high) // 2)
-
-    def help(self) -> str:
-        """Return the rules."""
-        return "a number"
-
-    def close(self) -> None:
-        """Nothing to give up."""
-
-
-def halve(observation: PuzzleObservation) -> str:
-    """Choose the middle of the range at the end of what is shown: a policy of one's own in place of the hints."""
-    low, high = [int(word) for word in observation.text.split() if word.isdecimal()][-2:]
-    return str((low + high) // 2)
-
-
-async def online(port: int) -> None:
-    """Play a real server, collect, plan and train in turns."""
-    config = GymConfig(
-        host="127.0.0.1",
-        port=port,
-        transport=GymTransport.WEBSOCKET,
-        output_mode=GymOutputMode.JSON,
-        difficulty_range=(0.3, 0.9),
-    )
+async def online(stream: MockGymStream | GymEpisodeStream) -> None:
+    """Collect, plan and train in turns."""
     buffer = ReplayBuffer(ReplayBufferConfig(max_size=500))
     settings = WindowConfig(
         window_microbatches=4, min_samples=16, bucket_edges=(64,), overflow_max=128, token_budget=512
     )
     window = RollingBatchPlanWindow(buffer, settings)
     steps = 0
-    async with GymEpisodeStream(config, Bytes(), max_episodes=25, policy=halve) as stream:
-        async for sample in stream:
-            buffer.add(sample)
-            if buffer.total_added % 16 == 0 and window.should_build_next:
-                await window.build_next_window()
-                steps += sum(1 for _ in window.iter_current_with_samples())  # a training step each
+    async for sample in stream:
+        buffer.add(sample)
+        if buffer.total_added % 16 == 0 and window.should_build_next:
+            await window.build_next_window()
+            steps += sum(1 for _ in window.iter_current_with_samples())  # a training step each
     account = stream.metrics
-    print(f"online over {config.transport}: {account.episodes_completed} episodes, solved: {account.success_rate:.0%}")
+    print(f"online: {account.episodes_completed} episodes, solved: {account.success_rate:.0%}")
     print(f"  {buffer.size} samples, {window.total_windows} windows, {steps} training steps")
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--gym-port", type=int, help="of a server of puzzles; by default puzzles are made up")
+    main(parser.parse_args().gym_port)

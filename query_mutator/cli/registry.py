@@ -100,7 +100,6 @@ _BATCHING = {
     "bench": Command("compare ways of batching on a dataset", "bench:BenchFlags:bench"),
     "gym run": Command("play episodes of a puzzle gym, keep the samples", "gym_run:GymRunFlags:gym_run"),
     "gym info": Command("show the settings of a gym connection", "gym_run:GymInfoFlags:gym_info"),
-    "gym serve": Command("serve question rewriting as a puzzle gym", "gym_serve:GymServeFlags:gym_serve"),
 }
 _LAB = {
     "analyze": Command("compare metrics of runs of any trainer", "analyze:AnalyzeFlags:compare_runs"),

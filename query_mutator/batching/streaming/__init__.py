@@ -2,7 +2,7 @@
 
 Offers OfflineDatasetStream, GymEpisodeStream (telnet, TCP, WebSocket), MockGymStream and `open_stream`; ReplayBuffer
 with prioritized draws; RollingBatchPlanWindow, which plans batches over a buffer while samples arrive. Imports
-`planning`, `generation` and `core`; the server for these clients is `query_mutator.batching.gym`.
+`planning`, `generation` and `core`.
 """
 
 from query_mutator.batching.streaming.gym_client import GymClient, TelnetGymClient

@@ -1,14 +1,12 @@
-"""Line connections over plain TCP, telnet or WebSocket, for clients (`connect`) and servers (`accept`)."""
+"""Line connections over plain TCP, telnet or WebSocket, which `connect` opens."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 from collections import deque
 
 from websockets.client import ClientProtocol
-from websockets.server import ServerProtocol
 from websockets.uri import parse_uri
 
 from query_mutator.batching.streaming.gym_types import (
@@ -20,7 +18,7 @@ from query_mutator.batching.streaming.gym_types import (
 from query_mutator.batching.streaming.telnet import SUPPRESS_GO_AHEAD, TelnetCodec
 from query_mutator.batching.streaming.wires import WebSocketWire, Wire
 
-__all__ = ["LineConnection", "accept", "connect"]
+__all__ = ["LineConnection", "connect"]
 
 CHUNK_BYTES = 65_536
 MAX_LINE_BYTES = 1 << 20
@@ -128,31 +126,5 @@ async def _greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, con
         wire = WebSocketWire(protocol)
     await writer.drain()
     connection = LineConnection(reader, writer, wire, name=config.address)
-    await connection.handshake()
-    return connection
-
-
-#: No page of another site in a browser on this machine may play; programs send no Origin.
-_ORIGINS = (None, re.compile(r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"))
-
-
-async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, timeout_s: float) -> LineConnection:
-    """Return the connection of a new client: WebSocket when it begins with an HTTP request, otherwise telnet.
-
-    A client that sends nothing within `timeout_s` seconds waits for a greeting: it speaks telnet or plain TCP.
-    Answer any other HTTP request with its status and raise GymProtocolError.
-    """
-    first = b""
-    with contextlib.suppress(TimeoutError):
-        first = await asyncio.wait_for(reader.read(1), timeout_s)
-    # "G" may begin a request or a line: read on until it is clear, and never past the end of such a line
-    while first and b"GET ".startswith(first) and first != b"GET " and (byte := await reader.read(1)):
-        first += byte
-    http = first == b"GET "
-    protocol = ServerProtocol(max_size=MAX_LINE_BYTES, origins=_ORIGINS)
-    wire = WebSocketWire(protocol) if http else Wire(TelnetCodec())
-    connection = LineConnection(reader, writer, wire, name=str(writer.get_extra_info("peername")))
-    if first:
-        connection.feed(first)
     await connection.handshake()
     return connection

@@ -1,4 +1,4 @@
-"""A client of the puzzle arcade's line protocol, which `query_mutator.batching.gym` serves too.
+"""A client of the puzzle arcade's line protocol.
 
     menu    GAME DIFFICULTY [SEED]                            starts a puzzle
     puzzle  show, hint, stats, reset, check, mode NAME, menu  and the puzzle's actions, such as `place 1 5 7`

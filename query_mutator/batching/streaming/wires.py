@@ -1,12 +1,9 @@
-"""Codecs between bytes and lines of text, without a socket: plain TCP, telnet and WebSocket (either side)."""
+"""Codecs between bytes and lines of text, without a socket: plain TCP, telnet and WebSocket."""
 
 from __future__ import annotations
 
-from websockets.client import ClientProtocol
 from websockets.frames import CloseCode, Frame, Opcode
-from websockets.http11 import Request
-from websockets.protocol import State
-from websockets.server import ServerProtocol
+from websockets.protocol import Protocol, State
 
 from query_mutator.batching.streaming.telnet import TelnetCodec
 
@@ -14,10 +11,7 @@ __all__ = ["WebSocketWire", "Wire"]
 
 
 class Wire:
-    """Lines that end in CR LF; with a `telnet` codec its commands are removed and answered.
-
-    A peer that receives no telnet commands sends none, so a server uses the codec for plain TCP clients too.
-    """
+    """Lines that end in CR LF; with a `telnet` codec its commands are removed and answered."""
 
     def __init__(self, telnet: TelnetCodec | None = None) -> None:
         self.telnet = telnet
@@ -56,7 +50,7 @@ class WebSocketWire(Wire):
     A text message is one line or several; binary messages are parts of a byte stream, which may contain telnet.
     """
 
-    def __init__(self, protocol: ClientProtocol | ServerProtocol) -> None:
+    def __init__(self, protocol: Protocol) -> None:
         self.protocol = protocol
         self._binary = TelnetCodec()
         self._opcode = Opcode.TEXT  # of the message being received
@@ -86,10 +80,7 @@ class WebSocketWire(Wire):
             self.protocol.receive_eof()
         text = bytearray()
         for event in self.protocol.events_received():
-            if isinstance(event, Request):
-                assert isinstance(self.protocol, ServerProtocol)
-                self.protocol.send_response(self.protocol.accept(event))
-            elif isinstance(event, Frame) and event.opcode in (Opcode.TEXT, Opcode.BINARY, Opcode.CONT):
+            if isinstance(event, Frame) and event.opcode in (Opcode.TEXT, Opcode.BINARY, Opcode.CONT):
                 text += self._on_frame(event)
         return bytes(text), self._take()
 

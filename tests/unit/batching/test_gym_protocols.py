@@ -1,4 +1,4 @@
-"""Telnet and WebSocket wires, the gym server over every transport and mode, and a real puzzle arcade."""
+"""Telnet and WebSocket wires, streams over every transport and mode, and a real puzzle arcade."""
 
 from __future__ import annotations
 
@@ -14,17 +14,13 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from websockets.client import ClientProtocol
 from websockets.frames import Frame
-from websockets.server import ServerProtocol
 from websockets.uri import parse_uri
 
-from query_mutator.batching.gym.server import Game, GymnasiumTextEnv, GymServer, StepOutcome
-from query_mutator.batching.gym.session import Session
 from query_mutator.batching.streaming.connection import MAX_LINE_BYTES
 from query_mutator.batching.streaming.gym_client import GymClient, TelnetGymClient
 from query_mutator.batching.streaming.gym_hints import action_of_hint
@@ -46,6 +42,7 @@ from query_mutator.batching.streaming.telnet import DO, DONT, ECHO, IAC, SB, SE,
 from query_mutator.batching.streaming.types import EpisodeStatus, StreamConfig, StreamSample, StreamState
 from query_mutator.batching.streaming.wires import WebSocketWire
 from query_mutator.errors import UsageError
+from tests.gym_server import Accepting, GymServer, start_gym
 
 
 class Letters:
@@ -57,42 +54,9 @@ class Letters:
         return [ord(letter) for letter in text]
 
 
-class Climb:
-    """Walk from 0 to the top in steps of one; hard climbs are higher, `fall` breaks the environment."""
-
-    def __init__(self) -> None:
-        self.closed = False
-
-    def reset(self, *, seed: int, difficulty: str) -> str:
-        self.top = 2 + seed % 2 + 2 * list(PuzzleDifficulty).index(PuzzleDifficulty(difficulty))
-        self.place = 0
-        return self.text()
-
-    def text(self) -> str:
-        return f"at {self.place} of {self.top}\nnext: {{up}} or down"
-
-    def step(self, action: str) -> StepOutcome:
-        if action == "fall":
-            raise RuntimeError("fell off")
-        if action not in ("up", "down"):
-            return StepOutcome(f"no way {action!r}", valid=False)
-        self.place += 1 if action == "up" else -1
-        won = self.place == self.top
-        return StepOutcome(self.text(), reward=float(won), terminated=won, truncated=self.place < -2, success=won)
-
-    def hint(self) -> str | None:
-        return "up"
-
-    def help(self) -> str:
-        return "up\ndown"
-
-    def close(self) -> None:
-        self.closed = True
-
-
 @pytest.fixture
 def server() -> Iterator[GymServer]:
-    with GymServer([Game("Climb", "go up", Climb), Game("Star Climb", "too", Climb)], port=0) as running:
+    with start_gym() as running:
         yield running
 
 
@@ -151,7 +115,7 @@ def test_a_subnegotiation_without_end_is_an_error() -> None:
 def open_wires() -> tuple[WebSocketWire, WebSocketWire]:
     """A client's and a server's wire after their handshake."""
     protocol = ClientProtocol(parse_uri("ws://localhost:80/ws"), max_size=MAX_LINE_BYTES)
-    client, server_side = WebSocketWire(protocol), WebSocketWire(ServerProtocol(max_size=MAX_LINE_BYTES))
+    client, server_side = WebSocketWire(protocol), WebSocketWire(Accepting(max_size=MAX_LINE_BYTES))
     protocol.send_request(protocol.connect())
     _, response = server_side.decode(b"".join(protocol.data_to_send()))
     assert client.opening
@@ -217,32 +181,6 @@ def test_broken_frames_are_refused_with_their_code(wire: str, code: int) -> None
     assert server_side.protocol.close_rcvd.code == code
 
 
-REQUEST = (
-    "GET /ws HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-    "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
-)
-
-
-@pytest.mark.parametrize(
-    ("change", "status"),
-    [
-        (("Upgrade: websocket", "Upgrade: h2c"), "426"),
-        (("Version: 13", "Version: 8"), "400"),
-        (("Key: ", "Key: x"), "400"),
-        (("Host: ", "Host "), ""),  # not HTTP: closed without an answer
-        (("Host: ", "Origin: https://evil.example\r\nHost: "), "403"),
-        (("Host: ", "Origin: http://localhost:8000\r\nHost: "), "101"),
-        (("", ""), "101"),
-    ],
-)
-def test_a_server_takes_only_proper_requests(server: GymServer, change: tuple[str, str], status: str) -> None:
-    with socket.create_connection(("127.0.0.1", server.port)) as sock:
-        sock.sendall(REQUEST.replace(*change).encode())
-        answer = sock.recv(1000)
-    assert answer[9:12].decode() == status
-    assert (b"s3pPLMBiTxaQ9kYGzzhZRbK+xOo=" in answer) == (status == "101")
-
-
 def test_an_http_server_without_websocket_is_a_protocol_error() -> None:
     async def run() -> None:
         async def on_client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -259,7 +197,7 @@ def test_an_http_server_without_websocket_is_a_protocol_error() -> None:
     asyncio.run(run())
 
 
-# --- our server ------------------------------------------------------------------------------------------------------
+# --- a small server -------------------------------------------------------------------------------------------------
 
 
 def play(config: GymConfig, **options: Any) -> tuple[list[StreamSample], GymEpisodeStream]:
@@ -362,41 +300,6 @@ def test_a_client_can_do_what_a_person_can(server: GymServer) -> None:
     asyncio.run(run())
 
 
-def test_a_session_needs_no_socket() -> None:
-    session = Session([Game("Climb", "go up", Climb)], np.random.default_rng(0))
-    assert "1) Climb - go up" in "\n".join(session.greeting())
-    assert session.answer("nonsense")[0].startswith("Unknown command")
-    assert session.answer("climb easy x")[0].startswith("Invalid start")
-    assert "at 0 of 2" in session.answer("climb easy 4")
-    assert session.answer("mode loud") == ["Invalid mode 'loud'. Choose: normal, agent, json"]
-    assert session.answer("mode json") == ['{"type":"mode","success":true,"mode":"json"}']
-    assert json.loads(session.answer("check")[0])["code"] == "INCOMPLETE"
-    session.answer("up")
-    kinds = [json.loads(line)["type"] for line in session.answer("up")]
-    assert kinds == ["result", "observation", "complete"]
-    assert json.loads(session.answer("up")[0])["code"] == "OVER"
-    session.answer("quit")
-    assert session.ended
-
-
-def test_a_gymnasium_environment_becomes_a_puzzle() -> None:
-    import gymnasium
-
-    env = GymnasiumTextEnv(
-        gymnasium.make("CliffWalking-v1", render_mode="ansi"), ["up", "right", "down", "left"], hint=lambda env: "up"
-    )
-    assert "x" in env.reset(seed=0, difficulty="easy")
-    outcome = env.step("Up")
-    assert (outcome.reward, outcome.terminated, outcome.valid) == (-1.0, False, True)
-    assert env.step("0").valid
-    assert not env.step("jump").valid
-    assert env.hint() == "up"
-    assert "right" in env.help()
-    env.close()
-    with pytest.raises(UsageError, match="3 action names for 4"):
-        GymnasiumTextEnv(gymnasium.make("CliffWalking-v1"), ["a", "b", "c"])
-
-
 def test_many_clients_at_a_time(server: GymServer) -> None:
     async def run() -> list[int]:
         streams = [GymEpisodeStream(config_for(server, seed=seed), Letters(), max_episodes=3) for seed in range(8)]
@@ -407,29 +310,6 @@ def test_many_clients_at_a_time(server: GymServer) -> None:
 
     assert all(found >= 6 for found in asyncio.run(run()))
     assert server.sessions_served == 8
-
-
-def test_a_taken_address_is_a_usage_error(server: GymServer) -> None:
-    with pytest.raises(UsageError, match="cannot listen"):
-        GymServer([Game("Climb", "", Climb)], port=server.port).start()
-
-
-def test_other_http_requests_are_refused_and_the_server_continues(server: GymServer) -> None:
-    with socket.create_connection(("127.0.0.1", server.port)) as sock:
-        sock.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-        assert sock.recv(100).startswith(b"HTTP/1.1 426")
-    assert play(config_for(server), max_episodes=1)[0]
-
-
-def test_another_websocket_client_plays_our_server(server: GymServer) -> None:
-    from websockets.sync.client import connect
-
-    with connect(f"ws://127.0.0.1:{server.port}/anything") as peer:
-        lines = [str(peer.recv()) for _ in range(8)]
-        assert any("Climb" in line for line in lines)
-        peer.send("mode json")
-        assert json.loads(str(peer.recv()))["type"] == "mode"
-        peer.ping().wait(10)
 
 
 # --- broken connections ----------------------------------------------------------------------------------------------

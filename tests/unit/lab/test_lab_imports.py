@@ -23,7 +23,7 @@ def test_no_module_that_others_import_at_their_top_loads_torch_or_gymnasium() ->
 
 
 #: Commands that need the extra `toolkits`.
-EXTRA = {"analyze", "bench", "sweep", "gym run", "gym serve", "gym info", "train sft"} | {
+EXTRA = {"analyze", "bench", "sweep", "gym run", "gym info", "train sft"} | {
     name for name in COMMANDS if name.startswith("data ") and name != "data export"
 }
 

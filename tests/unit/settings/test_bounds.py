@@ -74,7 +74,7 @@ def test_values_beyond_reason_are_refused_by_a_dry_run(
     assert message in err
 
 
-@pytest.mark.parametrize("command", ["eval", "rewrite", "doctor", "size calls", "gym serve"])
+@pytest.mark.parametrize("command", ["eval", "rewrite", "doctor", "size calls"])
 def test_every_command_names_the_flag_of_a_wrong_address(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = [*command.split(), *(["how?"] if command == "rewrite" else [])]
     for url in ("http://h?key=1", "ftp://h", "nonsense"):

@@ -14,11 +14,10 @@ import torch
 from safetensors.torch import load_file
 
 from benchmarks.attack.harness import unchanged
-from query_mutator.batching.gym.server import GymServer
 from query_mutator.batching.training.config import SftFlags
 from query_mutator.cli.flags import flags_of
-from query_mutator.commands.gym_serve import rewriting_game
 from query_mutator.files.json_lines import read_json_lines
+from tests.gym_server import start_gym
 from tests.qm_command import qm
 from tests.tiny_lm import pairs, save_tokenizer, write_rows
 
@@ -191,8 +190,8 @@ def test_bfloat16_learns_too(sft: Any) -> None:
     assert report["last_loss"] < report["first_loss"]
 
 
-def test_it_learns_from_a_gym(sft: Any, tiny_task: Any, tiny_client: Any, tmp_path: Path) -> None:
-    with GymServer([rewriting_game(tiny_task(), tiny_client)], port=0) as server:
+def test_it_learns_from_a_gym(sft: Any, tmp_path: Path) -> None:
+    with start_gym() as server:
         gym = ("--online", "--gym-host", "127.0.0.1", "--gym-port", str(server.port), "--max-length", "256")
         flags = (*gym, "--batch-size", "2", "--max-steps", "8", "--save-interval", "3")
         report = sft("online", *flags, data=None)
