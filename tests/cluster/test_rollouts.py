@@ -193,7 +193,7 @@ def test_flags_that_do_not_fit_are_one_line(given: str, message: str) -> None:
 
 def test_calls_in_flight_are_shared_and_servers_are_dealt_out() -> None:
     def dealt(urls: str, workers: int) -> list[tuple[int, tuple[str, ...]]]:
-        config = parse_config(["--num-workers", str(workers)])
+        config = parse_config(["--engine", "ray", "--num-workers", str(workers), "--num-processes", "8"])
         found = settings_of_workers(
             config, replace(group_of(ResolvedModels, config), batch_size=7, ollama_url=tuple(urls))
         )
