@@ -22,7 +22,7 @@ def flags_of(arguments: argparse.Namespace) -> list[str]:
 
 
 def config_of(argv: Sequence[str]) -> TrainConfig:
-    """Return the settings that a run with these flags has on a language model."""
+    """Return the settings of a run with these flags."""
     return parse_config(argv)
 
 

@@ -6,7 +6,7 @@
     python benchmarks/proxy_modes.py RUN --ollama-url URL          models that run already, such as `qm test-server`
     python -m benchmarks.proxy_modes RUN --gguf smollm2 --modes full --held-out --questions 100 --clients 1
 
-RUN is a run on the embedded default, or on recorded replies of a language model with --gguf. Every question, and
+RUN is a run on a model server, or on recorded replies with --gguf, their model. Every question, and
 every request that should be refused, goes through the proxy over HTTP as a stream, to the plain model name (identity)
 and to the virtual one in each mode that the policy allows. Intervals resample what questions are about; seconds
 depend on the machine's load.

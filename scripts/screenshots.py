@@ -1,7 +1,7 @@
 """Take the pictures of the page in docs/images from the report of a run: desktop, phone, dark, an open question.
 
     qm report runs/latest -o page.html
-    python scripts/screenshots.py page.html docs/images --question q1-001
+    python scripts/screenshots.py page.html docs/images --question g-0689
 
 Needs /usr/bin/chromium, and the typeface Inter (Debian's fonts-inter) for the same look.
 """

@@ -2,11 +2,10 @@
 
     identity      the original question
     random        uniform over all actions until submit or the last step, with the rules of the policy's episodes
-    best_single   the operator that did best on training questions, applied once; its answer, the original is not asked
-    best_of_k     the original question and k - 1 operators one at a time, ranked on training questions; the answer that
-                  best fits its own question wins, on a language model a vote. With forms: a vote of the k best ones,
-                  after local operators that do better than the original question. k is the smallest whose calls are
-                  at least the policy's
+    best_single   the action that did best on training questions, taken once; its answer, the original is not asked
+    best_of_k     a vote of the k forms that did best on training questions, after local operators that do better than
+                  the original question; without forms of the original question and k - 1 rewrites. k is the smallest
+                  whose calls are at least the policy's
     best_plan     with a plan search: the best plan that it found on training questions, within the budget if there is
                   one; it submits by P(right) as well where the policy does
     policy        the trained policy, greedy

@@ -1,7 +1,7 @@
 """One HTTP/1.1 reply, parsed by llhttp (the parser of Node.js) as its bytes arrive, within bounds.
 
 llhttp is strict: a length that is not a number, two lengths, or a chunk size beyond 64 bits break the protocol. It also
-takes a twentieth of the time of the standard library's `http.client` (docs/explanation/model-calls.md).
+takes a twentieth of the time of the standard library's `http.client`.
 """
 
 from __future__ import annotations

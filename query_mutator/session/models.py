@@ -161,7 +161,7 @@ def _choice(settings: ModelSettings, dataset: str | None) -> BackendChoice:
 
 
 def _client(settings: ModelSettings, choice: BackendChoice, stack: ExitStack) -> ClientStack:
-    """Return the client of the servers and of the models in this process."""
+    """Return the client of the servers; recorded replies with simulated times get a server of their own."""
     backend, urls = choice.kind, choice.urls
     if backend == RECORDED and settings.simulated_s:
         backend, urls = DEFAULT_BACKEND, (_serve_recorded(settings, choice, stack),)

@@ -28,8 +28,8 @@ class Learning(Group):
     """Which learner."""
 
     algo: str = "ppo"
-    """The learner: ppo, iqn (off-policy, with a replay buffer), direct (boosted
-    trees fitted to all steps so far, for expensive calls; the default with a language model), or a plugin's name."""
+    """The learner: ppo, iqn (off-policy, with a replay buffer), direct (boosted trees fitted to all steps so far, for
+    expensive calls), or a plugin's name."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -170,7 +170,7 @@ class Estimate:
                 "questions to learn from / for validation / held out",
                 f"{self.num_train} / {self.num_validation} / {len(self.test)}",
             ),
-            ("actions (operators, undo, submit)", str(self.num_actions)),
+            ("actions: operators, forms, ask, undo, submit", str(self.num_actions)),
             ("updates", str(config.num_updates)),
             ("gradient steps, about", str(self.gradient_steps)),
             (
