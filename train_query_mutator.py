@@ -323,7 +323,9 @@ class Trainer:
         if page := write_report(path):
             print(f"report:         {page}")
         self.callbacks.on_training_end(self.run)
-        print(f'next:           qm show {path}; qm rewrite {path} "your question"')
+        # A recording has no reply to a question of the user's.
+        further = f'; qm rewrite {path} "your question"' if parts.models.choice.operators is None else ""
+        print(f"next:           qm show {path}{further}")
         return report
 
     def _budget_missed(self, calls: float | None) -> list[str]:

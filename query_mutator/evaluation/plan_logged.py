@@ -59,7 +59,7 @@ class CallsRow:
     calls: float  # that were asked for
     learned: float  # by P(right)
     learned_calls: float  # that it made
-    vote: float  # plain, of as many; 1.5 calls are a second answer for a random half
+    vote: float  # of a plain vote with as many calls; 1.5 calls are a second answer for a random half
     single: float  # the best prompt alone, at one call
     lead: float  # of learned over vote
     lead_ci: tuple[float, float]
@@ -96,7 +96,7 @@ class LoggedPlans:
             return f"Ask {chosen.plan} alone: {rate}; {self.why_alone}."
         row = self.fitted[chosen.plan]
         low, high = (100 * bound for bound in row.lead_ci)
-        lead = f"{100 * row.lead:+.1f} points [{low:+.1f}, {high:+.1f}] against a plain vote of as many"
+        lead = f"{100 * row.lead:+.1f} points [{low:+.1f}, {high:+.1f}] against a plain vote with as many calls"
         fitted = f"cross-fitted {100 * row.learned:.1f} % at {row.learned_calls:.1f}, {lead}"
         return (
             f"Use the plan {chosen.plan}: {rate} at {chosen.calls:.1f} calls per question; {fitted}; "

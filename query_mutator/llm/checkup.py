@@ -2,7 +2,7 @@
 
 schema_sentence     whether replies keep to a JSON schema, with `think: false` as all calls have it, and without
 reload_sentence     whether a model was loaded again: by another context, or because a second model pushed it out
-judge_form          by which of three forms a judge can be had to say yes or no
+judge_form          the most reliable of three ways to get a yes/no verdict from a judge
 context_sentence    how many tokens fit, and how many the model could have
 """
 
@@ -50,7 +50,7 @@ def schema_sentence(server: ModelServer, model: str) -> str:
 
 
 def judge_form(server: ModelServer, model: str) -> tuple[JudgeForm, bool]:
-    """Return how a model can be had to say yes or no, the surest way first, and whether it must be let think for it."""
+    """Return the most reliable way to get a yes/no verdict, and whether the model must think first."""
     request = ChatRequest.user(_QUESTION, model=model, max_tokens=_REPLY_TOKENS, seed=0)
     if _keeps(server.complete_json(request, _SCHEMA)):
         return "schema", False

@@ -193,7 +193,7 @@ class ClientStack:
         return self.servers[0].count_tokens(model, text)
 
     def judge_form(self, model: str) -> tuple[JudgeForm, bool]:
-        """Return how a model can be had to say yes or no, and whether it must be let think for it."""
+        """Return the most reliable way to get a yes/no verdict, and whether the model must think first."""
         return judge_form(self.servers[0], model)
 
     def embed(
