@@ -37,6 +37,7 @@ from query_mutator.evaluation.heldout import Baselines, compare, embed_questions
 from query_mutator.evaluation.methods import Evaluator
 from query_mutator.evaluation.outcomes import check_report
 from query_mutator.files.lock import locked
+from query_mutator.learners.plan import Plan
 from query_mutator.report.curve import draw_learning_curve, validation_end
 from query_mutator.report.page.build import write_report
 from query_mutator.report.table import result_table
@@ -324,7 +325,7 @@ class Trainer:
             print(f"report:         {page}")
         self.callbacks.on_training_end(self.run)
         # A recording has no reply to a question of the user's.
-        further = f'; qm rewrite {path} "your question"' if parts.models.choice.operators is None else ""
+        further = f'; qm rewrite {path} "your question"' if parts.models.choice.recording is None else ""
         print(f"next:           qm show {path}{further}")
         return report
 
@@ -370,9 +371,15 @@ class Trainer:
                 baselines=baselines,
                 max_calls=config.eval_calls,
                 guard=guard_requests(parts.split.guard, with_bundled=config.guard),
+                on_plan=self._keep_plan,
                 keep=partial(write_rows, parts.run_dir.evaluation_path),
                 show=lambda report: print(result_table(report)),
             )
+
+    def _keep_plan(self, plan: Plan) -> None:
+        """Save the best plan of a run that asks once a question, where no learner has found a better policy."""
+        if self.config.max_asks == 1:
+            note(f"--max-asks 1: the best plan, {plan}, is saved: {self.checkpoints.write_plan(plan)}")
 
     def _make_loop(self) -> TrainingLoop:
         if self.ray is None:

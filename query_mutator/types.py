@@ -160,6 +160,7 @@ class Completion:
     attempts: int = 1
     hit_limit: bool = False  # the reply ended at the token limit, not where the model ended it
     logprob: float | None = None  # mean log probability of the reply's tokens; None where it was not reported
+    token_logprobs: tuple[float, ...] = ()  # of each of them; empty where they were not reported
 
     def __post_init__(self) -> None:
         text = without_thought(self.text)
@@ -167,6 +168,7 @@ class Completion:
             return
         object.__setattr__(self, "text", text)
         object.__setattr__(self, "logprob", None)  # it is a mean over the thought too
+        object.__setattr__(self, "token_logprobs", ())
         if not text and self.error is None:
             error = ErrorInfo(kind="empty", message="the reply is a thought without an answer")
             object.__setattr__(self, "error", error)
@@ -217,7 +219,7 @@ class Completion:
             eval_s=_seconds(payload, "eval_duration"),
             latency_s=latency_s,
             hit_limit=payload.get("done_reason") == "length",
-            logprob=mean_logprob(payload.get("logprobs")),
+            **logprob_fields(payload.get("logprobs")),
         )
 
     def after(self, *, latency_s: float) -> Completion:
@@ -286,11 +288,11 @@ def wire_number(value: Any) -> float:
     return max(0.0, number)
 
 
-def mean_logprob(rows: object) -> float | None:
-    """Return the mean of `logprob` over the tokens of a reply, None where a server sent none."""
+def logprob_fields(rows: object) -> dict[str, Any]:
+    """Return `logprob` and `token_logprobs` of a completion from what a server sent of its tokens, {} for nothing."""
     values = [row.get("logprob") for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
     found = [min(0.0, float(one)) for one in values if isinstance(one, (int, float)) and math.isfinite(one)]
-    return sum(found) / len(found) if found else None
+    return {"logprob": sum(found) / len(found), "token_logprobs": tuple(found)} if found else {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,11 +27,11 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 
-from recorded_requests import MAX_TOKENS, SAMPLES, requests_of, task_of, versions_of
+from recorded_requests import MAX_TOKENS, SAMPLES, answers_to_rewrites, requests_of, rewriting, task_of, versions_of
 
 from query_mutator import forms
 from query_mutator.encoder.weights import DEFAULT_ENCODER
-from query_mutator.env.task import CallSettings
+from query_mutator.env.task import CallSettings, Task
 from query_mutator.errors import EXIT_FAILURES, EXIT_INTERRUPTED, QueryMutatorError, UsageError
 from query_mutator.files import read_checked_json, write_checked_json
 from query_mutator.files.json_lines import JsonLines, read_json_lines
@@ -81,6 +81,9 @@ def parsed() -> argparse.Namespace:
     parser.add_argument(
         "--sampled", nargs="*", default=[], choices=forms.names(), help="forms of which random replies are recorded"
     )
+    parser.add_argument(
+        "--rewritten-by", nargs="*", default=[], help="operators that the model carries out; their rewrites are asked"
+    )
     parser.add_argument("--samples", type=int, default=SAMPLES, help="random replies to each of their requests")
     parser.add_argument("--max-tokens", type=int, default=MAX_TOKENS, help="most tokens of a reply")
     parser.add_argument("--slots", type=int, default=16, help="calls in flight to each process")
@@ -106,7 +109,8 @@ def run(arguments: argparse.Namespace, servers: Sequence[ModelServer], stack: Ex
     model = arguments.target_model or (names[0] if names else "")
     servers[0].require_model(model)
     calls = CallSettings(target_model=model, mutator_model=model, target_max_tokens=arguments.max_tokens)
-    wanted = without_repeats(request for name in arguments.dataset for request in requests_for(name, calls, arguments))
+    tasks = {name: task_for(name, calls, arguments) for name in arguments.dataset}
+    wanted = without_repeats(request for name, task in tasks.items() for request in requests_for(name, task, arguments))
     head = RepliesHead(
         max_tokens=arguments.max_tokens,
         model=model,
@@ -114,24 +118,45 @@ def run(arguments: argparse.Namespace, servers: Sequence[ModelServer], stack: Ex
         made_with=f"{servers[0].title} {servers[0].version()}",
         command=shlex.join(["python", *sys.argv]).replace(f" --journal {arguments.journal}", ""),
         date="",
+        operators=tuple(arguments.rewritten_by),
     )
     stack.enter_context(locked(arguments.journal))
     journal = Journal(arguments.journal, head, recording=arguments.out)
     stack.callback(journal.close)
-    failed = 0
-    if not arguments.pack:
-        left = {asked: request for asked, request in wanted.items() if asked not in journal.replies}
-        todo = [replace(request, logprobs=not arguments.no_logprobs) for request in left.values()]
-        failed = record(todo[: arguments.most], servers, journal, slots=arguments.slots, total=len(wanted))
+    failed = ask(wanted, servers, journal, arguments)
+    wanted |= without_repeats(
+        request
+        for task in tasks.values()
+        for request in answers_to_rewrites(
+            task, arguments.rewritten_by, lambda request: journal.replies.get((reply_key(request), 0))
+        )
+    )
+    failed += ask(wanted, servers, journal, arguments)
     pack(arguments.out, head, wanted, journal)
     return EXIT_FAILURES if failed else 0
 
 
-def requests_for(dataset: str, calls: CallSettings, arguments: argparse.Namespace) -> Iterator[ChatRequest]:
-    """Return the requests for the questions of a set."""
-    task = task_of(dataset, calls, encoder=arguments.encoder, forms_asked=arguments.forms)
+def ask(
+    wanted: dict[Asked, ChatRequest], servers: Sequence[ModelServer], journal: Journal, arguments: argparse.Namespace
+) -> int:
+    """Ask what is not in the journal, at most --most requests; return how many failed."""
+    if arguments.pack:
+        return 0
+    left = [request for asked, request in wanted.items() if asked not in journal.replies]
+    todo = [replace(request, logprobs=not arguments.no_logprobs) for request in left[: arguments.most]]
+    return record(todo, servers, journal, slots=arguments.slots, total=len(wanted))
+
+
+def task_for(dataset: str, calls: CallSettings, arguments: argparse.Namespace) -> Task:
+    """Return the task on the questions of a set."""
+    return task_of(dataset, calls, encoder=arguments.encoder, forms_asked=arguments.forms)
+
+
+def requests_for(dataset: str, task: Task, arguments: argparse.Namespace) -> Iterator[ChatRequest]:
+    """Yield the requests for the questions of a set, without the answers to rewrites."""
     versions = versions_of(dataset, task, cleaned_by=arguments.cleaned_by)
-    return requests_of(task, versions, sampled=arguments.sampled, samples=arguments.samples)
+    yield from requests_of(task, versions, sampled=arguments.sampled, samples=arguments.samples)
+    yield from rewriting(task, arguments.rewritten_by)
 
 
 def without_repeats(requests: Iterator[ChatRequest]) -> dict[Asked, ChatRequest]:

@@ -1,13 +1,13 @@
 """Which requests are recorded, in the order in which they are asked: useful wherever the recording stops.
 
 Forms come one after the other, `as_is` first, each with the versions of all texts, held-out and training questions
-alike; random replies come last.
+alike; then random replies, the rewrites by the model, and the answers to those that pass their guards.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,12 +17,16 @@ from query_mutator.data.loaders import load_questions
 from query_mutator.encoder import resolve_encoder
 from query_mutator.env.task import CallSettings, Task, build_task
 from query_mutator.errors import UsageError
-from query_mutator.operators import get, local_rewrite
-from query_mutator.types import AS_IS, ChatRequest
+from query_mutator.llm.prompts import clean_rewrite
+from query_mutator.operators import Operator, get, local_rewrite, rejecting_guard, would_change
+from query_mutator.session.task import with_local_test
+from query_mutator.types import AS_IS, ChatRequest, Completion
 
 MAX_TOKENS = 32  # of a reply, in all forms
 #: The forms in which the texts before they were spoiled are asked: what an ideal cleaner would bring.
 YARDSTICK = (AS_IS, "question_answer", "short_answer", "statement", "expert")
+#: The forms in which what the model rewrote is asked: the plain one, and the three that bring this model most.
+FORMS_OF_REWRITES = (AS_IS, "question_answer", "statement", "short_answer")
 TEMPERATURE = 0.7  # of the random replies
 SAMPLES = 3
 
@@ -83,3 +87,37 @@ def _in_form(task: Task, versions: Sequence[Version], form: str) -> Iterator[Cha
     for version in versions:
         for index, text in version.items():
             yield task.target(index, text, form)
+
+
+def rewriting(task: Task, operators: Sequence[str]) -> Iterator[ChatRequest]:
+    """Yield the requests for rewrites by the model, where an operator has something to do."""
+    return (request for _, _, request in _rewriting(task, operators))
+
+
+def answers_to_rewrites(
+    task: Task, operators: Sequence[str], reply: Callable[[ChatRequest], Completion | None]
+) -> Iterator[ChatRequest]:
+    """Yield the requests with the rewrites in `reply`, but for those that a guard rejects."""
+    asked: list[tuple[int, str]] = []
+    for operator, index, request in _rewriting(task, operators):
+        completion = reply(request)
+        text = task.questions[index].text
+        rewrite = clean_rewrite(completion.text) if completion is not None and completion.ok else ""
+        guard = rejecting_guard(operator, text, rewrite, context=task.context(index)) if rewrite else "empty"
+        if guard is None and rewrite != text:
+            asked.append((index, rewrite))
+    for form in FORMS_OF_REWRITES:
+        for index, rewrite in asked:
+            yield task.target(index, rewrite, form)
+
+
+def _rewriting(task: Task, operators: Sequence[str]) -> Iterator[tuple[Operator, int, ChatRequest]]:
+    for operator in (with_local_test(get(name)) for name in operators):
+        if local_rewrite(operator) is not None:
+            raise UsageError(
+                f"--rewritten-by {operator.name}: it calls no model; name operators that a model carries out"
+            )
+        for index, question in enumerate(task.questions):
+            context = task.context(index)
+            if would_change(operator, question.text, context=context):
+                yield operator, index, task.calls.rewrite(operator, question.text, context=context)

@@ -10,7 +10,8 @@
 Values come from the command line, else from files (`cli/settings.py`), else from the dataclass; its `given` has the
 fields that were not left to the dataclass. The help text is the docstring under a field. With
 `FIRST: ClassVar[tuple[str, ...]]` --help shows those fields alone, and --help-all the others too, in one group for each
-class that declares fields. With `STORED: ClassVar[str]` the fields of the settings groups have that default in the help
+class that declares fields. Fields in `IN_FILE: ClassVar[tuple[str, ...]]` are set in files alone: no flag for what
+hardly anybody changes. With `STORED: ClassVar[str]` the fields of the settings groups have that default in the help
 ("as in training"): the command replaces what is not given.
 
 Annotations are tyro's words (`arg`, `Positional`), so `tyro.cli` reads a config as well. Why argparse reads them here:
@@ -28,7 +29,7 @@ import itertools
 import textwrap
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from tyro.conf import Positional
@@ -80,6 +81,7 @@ class Flag:
     takes_file: bool  # whether it is a JsonTo
     is_required: bool
     output: Output | None  # how an output of it is recognized; None: no output
+    in_file: bool = False  # whether it is set in a file alone
 
     @property
     def is_tuple(self) -> bool:
@@ -101,7 +103,10 @@ def flags_of(cls: type[Any]) -> Mapping[str, Flag]:
 @functools.cache
 def _flags_of(cls: type[Any]) -> Mapping[str, Flag]:
     hints = get_type_hints(cls, include_extras=True)
-    return {one.name: _flag(one, hints[one.name]) for one in dataclasses.fields(cls)}
+    in_file = getattr(cls, "IN_FILE", ())
+    return {
+        one.name: replace(_flag(one, hints[one.name]), in_file=one.name in in_file) for one in dataclasses.fields(cls)
+    }
 
 
 def parse_flags(
@@ -125,6 +130,10 @@ def parse_flags(
     if "--version" in given:
         print(__version__)
         raise SystemExit(0)
+    for flag in flags.values():
+        if flag.in_file and (typed := sorted(given & set(flag.spellings))):
+            where = f"under [{table}] in {PROJECT}" if table else "in the file of --config"
+            raise UsageError(f"{typed[0]} is not a flag of {prog}: set {flag.names[0][2:]} {where}")
     settings = _settings(cls, flags, argv, given, base=(base or {}, base_name), table=table)
     words = [*itertools.chain(*(_setting_words(*one, flags) for one in settings.items())), *argv]
     values = _values(flags, words, settings)
@@ -161,7 +170,9 @@ def _values(flags: Mapping[str, Flag], words: Sequence[str], settings: Mapping[s
         setting = settings.get(flag.field)
         raise UsageError(f"{setting.source}: {message}" if setting else message) from None
     if (word := next((word for word in others if word.startswith("-") and word != "-"), None)) is not None:
-        raise UsageError(_unknown(word, [name for flag in flags.values() for name in flag.spellings]))
+        raise UsageError(
+            _unknown(word, [name for flag in flags.values() if not flag.in_file for name in flag.spellings])
+        )
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in vars(found).items()}
     return values | _positionals(flags, [*others, *words[len(before) + 1 :]], values)
 
@@ -353,6 +364,7 @@ def _wanted(hint: Any) -> str:
 
 def _print_help(cls: type[Any], flags: Mapping[str, Flag], *, prog: str, everything: bool) -> NoReturn:
     """Print the flags of FIRST, and with `everything` the others in groups; raise SystemExit(0)."""
+    flags = {name: flag for name, flag in flags.items() if not flag.in_file}
     first: Collection[str] = getattr(cls, "FIRST", tuple(flags))
     description = inspect.getdoc(cls) or ""
     if not everything and hasattr(cls, "FIRST"):

@@ -65,7 +65,7 @@ def _candidates(before: Sequence[str], last: str) -> Iterator[str]:
     if command is None:
         return
     flags = flags_of(command.flags)
-    by_name = {name: flag for flag in flags.values() for name in flag.spellings}
+    by_name = {name: flag for flag in flags.values() if not flag.in_file for name in flag.spellings}
     yield from _values(by_name.get(spelled(before[-1])))
     if last.startswith("-"):
         yield from by_name

@@ -54,6 +54,10 @@ class PlanFlags(
         "minutes", "max_calls", "answer", "budget", "from_logs", "dataset", "operators", "ollama_url", "gguf",
         "target_model", "target_max_tokens", "batch_size", "seed", "save_dir", "resume", "dry_run", "json",
     )  # fmt: skip
+    IN_FILE: ClassVar[tuple[str, ...]] = (
+        "adaptive", "allow_mixed", "call_price", "deadline_s", "deterministic", "device", "domain", "early_stop",
+        "encoder_max_tokens", "judge_form", "keep_alive", "max_reply_mb", "mutator_max_tokens", "skip_unchanged",
+    )  # fmt: skip
 
     minutes: Annotated[float, Gt(0), Le(10_000)] = 5.0
     """Time without --max-calls, loading included; recorded replies get 20,000 calls instead."""

@@ -17,7 +17,7 @@ from query_mutator.bounds import group_of
 from query_mutator.cli.common import rows_of, show
 from query_mutator.cli.console import note, table
 from query_mutator.commands.plan_flags import ALGO, PlanFlags
-from query_mutator.commands.plan_run import OF_ONE_COMMAND, planned, remove_without_result
+from query_mutator.commands.plan_run import OF_ONE_COMMAND, remove_without_result
 from query_mutator.confidence import ConfidenceModel
 from query_mutator.data import Split
 from query_mutator.data.logs import log_path, read_logged_replies
@@ -46,6 +46,7 @@ from query_mutator.session.models import ResolvedModels, encoder_of
 from query_mutator.session.policy_file import SavedPolicy, findable, write_own_policy
 from query_mutator.session.trust import remember
 from query_mutator.settings.episode import TaskSettings
+from query_mutator.training.run_folder import planned
 from query_mutator.types import Question
 
 __all__ = ["plan_from_logs"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ from query_mutator.evaluation.plan_result import PlanPoint, PlanSearch
 from query_mutator.files import write_checked_json
 from query_mutator.files.lock import locked
 from query_mutator.files.run_dir import SUMMARY, RunDir
-from query_mutator.learners.plan import Plan, plan_policy, plan_task
+from query_mutator.learners.plan import Plan
 from query_mutator.llm.cache import Cache, ReplyStore
 from query_mutator.llm.client import Client
 from query_mutator.plugins import plugin_hashes
@@ -28,13 +28,13 @@ from query_mutator.session.checkpoint import Checkpoint
 from query_mutator.session.models import OpenModels
 from query_mutator.session.policy_file import SavedPolicy, write_own_policy
 from query_mutator.settings.episode import TaskSettings
-from query_mutator.training.run_folder import described, remember_run
+from query_mutator.training.run_folder import described, planned, remember_run
 
 if TYPE_CHECKING:
     from query_mutator.data.split import Split
     from query_mutator.env.task import Task
 
-__all__ = ["OF_ONE_COMMAND", "PlanRun", "plan_run", "planned", "remove_without_result"]
+__all__ = ["OF_ONE_COMMAND", "PlanRun", "plan_run", "remove_without_result"]
 
 REPLIES = "replies.sqlite"
 OF_ONE_COMMAND = ("json", "force", "dry_run", "resume")
@@ -104,22 +104,6 @@ class PlanRun:
         if best is not None:
             plan = f"the best plan so far, {best.plan}: {best.success:.1%} of {best.questions} questions right"
         note(f"kept in {path}: {plan}; continue with qm plan --resume {path}")
-
-
-def planned(checkpoint: Checkpoint, plan: Plan, task: Task, confidence: ConfidenceModel | None) -> Checkpoint:
-    """Return a checkpoint whose policy follows a plan on a task, and submits by `confidence`."""
-    acting = plan_task(plan, task)
-    rules = acting.rules
-    return replace(
-        checkpoint,
-        learner=plan_policy(plan, task).state_dict(),
-        actions=acting.actions,
-        task=replace(
-            checkpoint.task, answer=rules.answer, max_episode_steps=rules.max_episode_steps, max_asks=rules.max_asks
-        ),
-        confidence=None if confidence is None else confidence.to_arrays(),
-        flags={**checkpoint.flags, "plan": str(plan)},
-    )
 
 
 @contextmanager

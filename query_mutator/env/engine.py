@@ -22,7 +22,7 @@ from query_mutator.env.scoring import score_answer
 from query_mutator.env.task import Task
 from query_mutator.llm.prompts import clean_rewrite
 from query_mutator.llm.retry import is_transient
-from query_mutator.operators import OperatorContext, local_rewrite, rejecting_guard
+from query_mutator.operators import Operator, OperatorContext, local_rewrite, rejecting_guard
 from query_mutator.rewards import cosine, is_not_sure, is_refusal
 from query_mutator.types import AS_IS, ASK, SUBMIT, UNDO, ChatRequest, Completion, ErrorInfo, FloatArray, read_part
 
@@ -60,6 +60,7 @@ class EpisodeEngine:
         self._call = make_call
         # The last observed wording, its answer, and their part of the observation.
         self._observed: tuple[str, Attempt | None, FloatArray] | None = None
+        self._recorded: dict[tuple[Asked, int], bool] = {}  # whether an action on what would be asked is recorded
 
     @classmethod
     def open(
@@ -123,7 +124,9 @@ class EpisodeEngine:
             episode.move((episode.original, AS_IS), self.task.rules.answer)
         elif name not in (ASK, SUBMIT):
             error = yield from self._rewrite(action, asks_form=asks_at_end)
-        if error is None and (name == ASK or (ends and asks_at_end and episode.best is None)):
+        if error is None and (
+            (name == ASK and self.is_recorded(action)) or (ends and asks_at_end and episode.best is None)
+        ):
             error = yield from self.ask(action)
         episode.names.append(name)
         episode.steps += 1
@@ -175,8 +178,11 @@ class EpisodeEngine:
     def _rewrite(self, action: int, *, asks_form: bool) -> Flow:
         """Rewrite the current question, or choose its form; return the error of a call that failed for good.
 
-        The target answers it in a form that was chosen, and after a rewrite where the policy does not ask.
+        The target answers it in a form that was chosen, and after a rewrite where the policy does not ask. An action
+        that is not recorded does nothing.
         """
+        if not self.is_recorded(action):
+            return None
         episode, before, form = self.episode, self.episode.text, self.task.form_of(action)
         may_change = self.may_change(action)
         text = before if form else (yield from self._rewritten(action, may_change=may_change))
@@ -226,14 +232,19 @@ class EpisodeEngine:
         operator, text, context = self.task.operators[action], self.episode.text, self._context()
         local = local_rewrite(operator)
         if local is not None:
-            rewrite = local(text, context=context) or text
+            rewrite = local(text, context=context)
         else:
             request = self.task.calls.rewrite(operator, text, context=context)
             mutated: Completion = yield from self._timed(request, "rewrite", "mutator", action=action)
             if mutated.error is not None:
                 return mutated.error
-            rewrite = clean_rewrite(mutated.text) or text
-        guard = rejecting_guard(operator, text, rewrite, context=context)
+            rewrite = clean_rewrite(mutated.text)
+        return self._guarded(operator, rewrite)
+
+    def _guarded(self, operator: Operator, rewrite: str) -> Rewriting:
+        """Return the current question as rewritten, unless the rewrite is empty or fails a guard."""
+        text, rewrite = self.episode.text, rewrite or self.episode.text
+        guard = rejecting_guard(operator, text, rewrite, context=self._context())
         return Rewriting(rewrite if guard is None else text, guard)
 
     def _embed(self, text: str) -> Flow:
@@ -303,8 +314,8 @@ class EpisodeEngine:
         """Return whether an action is allowed.
 
         Masked are operators and forms tried on the current question or that would not change it, undo at the original,
-        and ask where the answer is known. With `max_asks=1` submit asks, and there is no answer to go back from. After
-        the last ask only submit is allowed.
+        ask where the answer is known, and what recorded replies do not have. With `max_asks=1` submit asks, and there
+        is no answer to go back from. After the last ask only submit is allowed.
         """
         episode, rules, name = self.episode, self.task.rules, self.task.actions[action]
         if name == SUBMIT:
@@ -314,8 +325,36 @@ class EpisodeEngine:
         if name == UNDO:
             return rules.max_asks != 1 and episode.asked != (episode.original, AS_IS)
         if name == ASK:
-            return rules.max_asks != 1 and episode.current is None
-        return not episode.was_tried(action) and self.may_change(action)
+            return rules.max_asks != 1 and episode.current is None and self.is_recorded(action)
+        return not episode.was_tried(action) and self.may_change(action) and self.is_recorded(action)
+
+    def is_recorded(self, action: int) -> bool:
+        """Return whether recorded replies have what an action calls for; models can be asked anything."""
+        if self.task.recorded is None:
+            return True
+        key = (self.episode.asked, action)
+        if key not in self._recorded:
+            self._recorded[key] = self._has_replies(self.task.recorded, action)
+        return self._recorded[key]
+
+    def _has_replies(self, find: Callable[[ChatRequest], Completion | None], action: int) -> bool:
+        """Return whether the replies to an operator's prompt, and to the question after an action, are recorded."""
+        task, episode = self.task, self.episode
+        form = task.form_of(action)
+        if form is not None or task.actions[action] == ASK:
+            asked_in = episode.form if form is None else form.name
+            return find(task.target(episode.index, episode.text, asked_in)) is not None
+        operator, context = task.operators[action], self._context()
+        if (local := local_rewrite(operator)) is not None:
+            rewrite = local(episode.text, context=context)
+        else:
+            found = find(task.calls.rewrite(operator, episode.text, context=context))
+            if found is None or not found.ok:
+                return False
+            rewrite = clean_rewrite(found.text)
+        text = self._guarded(operator, rewrite).text
+        asks_now = task.rules.max_asks == 1 or not task.rules.policy_asks
+        return find(task.target(episode.index, text, episode.form if asks_now else AS_IS)) is not None
 
     def why(self) -> str:
         """Return why the submitted answer was chosen, "" without one."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -29,6 +29,7 @@ from query_mutator.types import (
     CONTROLS,
     UNSAFE,
     ChatRequest,
+    Completion,
     FloatArray,
     Question,
 )
@@ -104,6 +105,7 @@ class Task:
     domain: str = Operators.domain
     rules: EpisodeRules = field(default_factory=EpisodeRules)
     confidence: ConfidenceModel | None = None  # P(right) of an answer, for the rule `learned`
+    recorded: Callable[[ChatRequest], Completion | None] | None = None  # finds the only replies; None: models answer
 
     @cached_property
     def actions(self) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ from query_mutator.evaluation.summary import Results, summarize
 from query_mutator.evaluation.verdict import PLAN
 from query_mutator.files.json_lines import JsonLines
 from query_mutator.learners.learner import InferencePolicy
-from query_mutator.learners.plan import plan_policy, plan_task
+from query_mutator.learners.plan import Plan, plan_policy, plan_task
 from query_mutator.session.models import OpenModels
 from query_mutator.types import Question
 
@@ -80,6 +80,7 @@ def compare(
     trained_on: Collection[str] = (),
     guard: Sequence[Question] = (),
     dataset: str | None = None,
+    on_plan: Callable[[Plan], None] = lambda plan: None,
     keep: Callable[[Results, QuestionTasks], None] = lambda results, tasks: None,
     show: Callable[[dict[str, Any]], None] = lambda report: None,
 ) -> dict[str, Any]:
@@ -88,9 +89,9 @@ def compare(
     `guard` are requests that should be refused: no answer to them is scored. `dataset` names questions that are not the
     held-out ones of the training. It is a report even if no question could be scored; `check_report` raises for too
     many of those. `task` has the rules of the policy's episodes. `max_calls` bounds the calls by a random sample of the
-    questions, which grows while calls are left; those about targets in `trained_on` are a group. `keep` is called with
-    the outcomes. After an interruption it is called with those that all methods finished, if any, and `show` with the
-    report on them.
+    questions, which grows while calls are left; those about targets in `trained_on` are a group. `on_plan` is called
+    with the best plan, `keep` with the outcomes. After an interruption it is called with those that all methods
+    finished, if any, and `show` with the report on them.
     """
     whole = _cost(task, questions, baselines, num_guard=len(guard))
     cost, bound = whole.within(max_calls), min(whole.calls, max_calls or whole.calls)
@@ -99,6 +100,7 @@ def compare(
     calls_left = bound - (search.calls if search else 0)
     if search is not None:
         cost = cost.with_plan(plan_task(search.chosen.plan, task).max_episode_calls, max_calls)
+        on_plan(search.chosen.plan)
     sample, requests = GrowingSample.of(questions, most=bound), GrowingSample.of(guard, most=bound)
     embed_questions(models.encoder, sample.questions)
     tasks, methods = _tasks(task, sample, requests, cost), _methods(task, policy, baselines, search, seed=seed)

@@ -4,7 +4,8 @@
     ["0123456789abcdef", "Paris.", 41, 3, 0.0121, 0.034, -0.2131, "stop"]
 
 A row is a key, the text, the tokens of prompt and reply, the seconds for both, the mean log probability of the reply's
-tokens or null, and how the reply ended: one of ENDS. Rows with the same key are samples of one request, in their order.
+tokens or null, and how the reply ended: one of ENDS. A row may end with the log probability of each token in
+thousandths, from 0 down. Rows with the same key are samples of one request, in their order.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ _PIECE_BYTES = 2**18
 _XZ_MEMORY_BYTES = 64 * 2**20
 _KEY = re.compile(r"[0-9a-f]{8,64}")
 _DIGITS = 4  # of times and log probabilities
+_THOUSANDTHS = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,18 +92,23 @@ def _row(key: str, reply: Completion) -> list[object]:
     end = "empty" if reply.error is not None else "length" if reply.hit_limit else "stop"
     times = [round(seconds, _DIGITS) for seconds in (reply.prompt_eval_s, reply.eval_s)]
     logprob = None if reply.logprob is None else round(reply.logprob, _DIGITS)
-    return [key, reply.text, reply.prompt_tokens, reply.completion_tokens, *times, logprob, end]
+    row: list[object] = [key, reply.text, reply.prompt_tokens, reply.completion_tokens, *times, logprob, end]
+    tokens = [round(_THOUSANDTHS * one) for one in reply.token_logprobs]
+    return [*row, tokens] if tokens else row
 
 
 def _reply(line: bytes, model: str) -> tuple[str, Completion]:
     """Return the key and the reply of a row; ValueError or TypeError for any other line."""
-    key, text, prompt_tokens, tokens, prompt_eval_s, eval_s, logprob, end = decode(line)
+    key, text, prompt_tokens, tokens, prompt_eval_s, eval_s, logprob, end, *rest = decode(line)
     if not (isinstance(key, str) and _KEY.fullmatch(key)):
         raise ValueError("a key that is not hexadecimal digits")
     if end not in ENDS or (end == "empty") != (not text):
         raise ValueError("a reply that ends in no known way")
     if logprob is not None and not (isinstance(logprob, (int, float)) and -math.inf < logprob <= 0):
         raise ValueError("a log probability above 0")
+    each = rest[0] if rest else []
+    if len(rest) > 1 or not (isinstance(each, list) and all(isinstance(one, int) and one <= 0 for one in each)):
+        raise ValueError("log probabilities of tokens that are not whole numbers from 0 down")
     times = wire_number(prompt_eval_s), wire_number(eval_s)
     return key, Completion(
         text=wire_text(text),
@@ -114,6 +121,7 @@ def _reply(line: bytes, model: str) -> tuple[str, Completion]:
         eval_s=times[1],
         hit_limit=end == "length",
         logprob=None if logprob is None else float(logprob),
+        token_logprobs=tuple(one / _THOUSANDTHS for one in each),
     )
 
 

@@ -17,7 +17,7 @@ from query_mutator.llm.client import ModelServer, shown_names
 from query_mutator.llm.llama import LlamaBackend
 from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.openai import OpenAIBackend
-from query_mutator.llm.recorded import RecordedBackend
+from query_mutator.llm.recorded import RecordedBackend, Recording
 from query_mutator.registry import Registry, check_known
 from query_mutator.settings.models import ADDRESS_FLAGS, AUTO
 
@@ -81,7 +81,7 @@ class BackendChoice:
     urls: tuple[str, ...]
     reason: str  # one line for the user
     default_models: tuple[str, str] | None = None  # the target and the mutator of a run that names none
-    operators: tuple[str, ...] | None = None  # whose rewrites are recorded; None where any prompt is answered
+    recording: Recording | None = None  # beyond which nothing can be asked; None where any prompt is answered
 
     @property
     def url(self) -> str:
@@ -129,7 +129,7 @@ def resolve_backend(
         urls=tuple(url for server in servers for url in server.addresses()),
         reason=f"backend: {', '.join(found)}",
         default_models=servers[0].default_models(),
-        operators=servers[0].operators(),
+        recording=servers[0].recording,
     )
 
 
@@ -165,7 +165,7 @@ def _recorded(reason: str) -> BackendChoice:
         urls=(server.url,),
         reason=reason,
         default_models=server.default_models(),
-        operators=server.operators(),
+        recording=server.recording,
     )
 
 

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 from query_mutator.errors import ModelMissingError, UsageError
 from query_mutator.registry import nearest
 from query_mutator.settings.calls import Calls
 from query_mutator.types import ChatRequest, Completion, ErrorInfo, FloatArray
+
+if TYPE_CHECKING:
+    from query_mutator.llm.recorded import Recording
 
 __all__ = [
     "BEGINNING_CHARS",
@@ -269,8 +272,9 @@ class ModelServer(Backend, Protocol):
         """Return the tokens of a text; None when the server does not offer its tokenizer."""
         return None
 
-    def operators(self) -> tuple[str, ...] | None:
-        """Return the operators whose rewrites a recording has; None for a server that answers any prompt."""
+    @property
+    def recording(self) -> Recording | None:
+        """Return the recorded replies, beyond which nothing can be asked; None where any prompt is answered."""
         return None
 
     def complete_until(self, request: ChatRequest, is_enough: Callable[[str], bool]) -> Completion:

@@ -22,7 +22,7 @@ from query_mutator.types import (
     Completion,
     ErrorInfo,
     Json,
-    mean_logprob,
+    logprob_fields,
     wire_number,
     wire_text,
 )
@@ -282,5 +282,5 @@ def completion_of(payload: Mapping[str, Any], *, latency_s: float = 0.0) -> Comp
         eval_s=wire_number(timings.get("predicted_ms")) / 1000,
         latency_s=latency_s,
         hit_limit=choice.get("finish_reason") == "length",
-        logprob=mean_logprob(logprobs.get("content")),
+        **logprob_fields(logprobs.get("content")),
     )

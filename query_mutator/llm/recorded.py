@@ -131,10 +131,6 @@ class RecordedBackend(ModelServer):
         """Return the recorded model, as target and as mutator."""
         return self.recording.head.model, self.recording.head.model
 
-    def operators(self) -> tuple[str, ...]:
-        """Return the operators whose rewrites are recorded."""
-        return self.recording.head.operators
-
     def file_digests(self) -> tuple[str, ...]:
         """Return the sha256 of the recording."""
         return (self.recording.sha256,)

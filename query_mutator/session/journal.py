@@ -267,4 +267,5 @@ def completion_from_json(row: dict[str, Any]) -> Completion:
     values = {name: value for name, value in row.items() if name in known}
     if values.get("error") is not None:
         values["error"] = ErrorInfo(**values["error"])
+    values["token_logprobs"] = tuple(values.get("token_logprobs", ()))
     return Completion(**values)

@@ -22,11 +22,11 @@ from query_mutator.operators import Operator, PromptOperator, local_rewrite
 from query_mutator.rewards import WeightedReward
 from query_mutator.session.dataset import example_bank
 from query_mutator.session.judging import make_judge, make_reward
-from query_mutator.session.models import OpenModels
+from query_mutator.session.models import OpenModels, ResolvedModels
 from query_mutator.settings.episode import Operators, TaskSettings
 from query_mutator.types import Question
 
-__all__ = ["make_task", "rewrites"]
+__all__ = ["make_task", "rewrites", "with_local_test"]
 
 _WORD = re.compile(r"[a-z]+(?:'[a-z]+)*")
 
@@ -62,11 +62,18 @@ def make_task(
         raise UsageError("--answer learned submits by a P(right) that a training learns; choose another --answer")
     operators, forms = rewrites(settings)
     operators = _available(operators, models, is_default=not settings.operators)
+    named, answering = models.settings.mutator_model, models.target_model
+    is_resumed = isinstance(models.settings, ResolvedModels)
+    if named not in (None, answering) and not is_resumed and all(local_rewrite(one) is not None for one in operators):
+        raise UsageError(
+            f"--mutator-model {named} would never be called: no model carries out {settings.operators or 'a rewrite'}; "
+            "leave it out, or name other --operators, as spelling,neutral"
+        )
     if settings.skip_unchanged:
-        operators = tuple(map(_with_local_test, operators))
+        operators = tuple(map(with_local_test, operators))
     judge = make_judge(models.calls, settings, seed=settings.seed)
     names = {"target_model": models.target_model, "mutator_model": models.mutator_model}
-    return build_task(
+    task = build_task(
         questions,
         calls=group_of(
             CallSettings,
@@ -86,14 +93,16 @@ def make_task(
         bank=example_bank(settings.dataset) or bank,
         confidence=confidence,
     )
+    recording = models.choice.recording
+    return task if recording is None else replace(task, recorded=recording.find)
 
 
 def _available(operators: Sequence[Operator], models: OpenModels, *, is_default: bool) -> tuple[Operator, ...]:
     """Return the operators without those that a recording has no rewrites of; UsageError if they were named."""
-    known = models.choice.operators
-    missing = [
-        one.name for one in operators if local_rewrite(one) is None and known is not None and one.name not in known
-    ]
+    if models.choice.recording is None:
+        return tuple(operators)
+    known = models.choice.recording.head.operators
+    missing = [one.name for one in operators if local_rewrite(one) is None and one.name not in known]
     if not missing:
         return tuple(operators)
     if not is_default:
@@ -105,7 +114,7 @@ def _available(operators: Sequence[Operator], models: OpenModels, *, is_default:
     return tuple(one for one in operators if one.name not in missing)
 
 
-def _with_local_test(operator: Operator) -> Operator:
+def with_local_test(operator: Operator) -> Operator:
     """Return `spelling` with a test that spares the call where every word is known; other operators as they are."""
     if isinstance(operator, PromptOperator) and operator.name == "spelling" and operator.test is None:
         return replace(operator, test=_has_unknown_word)

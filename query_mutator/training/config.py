@@ -66,6 +66,10 @@ class TrainConfig(
         "num_env_steps", "num_processes", "num_steps", "batch_size", "backend", "ollama_url", "gguf", "target_model",
         "mutator_model", "dataset", "algo", "seed", "lr", "save_dir", "resume", "dry_run",
     )  # fmt: skip
+    IN_FILE: ClassVar[tuple[str, ...]] = (
+        "encoder_max_tokens", "kappa", "max_pending_updates", "num_cosines", "num_eval_quantiles", "num_models",
+        "num_quantiles", "per_alpha", "per_beta", "random_share", "sync_every", "target_tau",
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "gguf", tuple(map(gguf_address, self.gguf)))

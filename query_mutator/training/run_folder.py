@@ -11,28 +11,31 @@ import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from query_mutator.bounds import group_of
+from query_mutator.confidence import ConfidenceModel
 from query_mutator.data import Split
+from query_mutator.env.task import Task
 from query_mutator.files import write_checked_json
 from query_mutator.files.lock import locked
 from query_mutator.files.run_dir import RunDir, checkpoints_in, steps_of
+from query_mutator.learners.plan import Plan, plan_policy, plan_task
 from query_mutator.plugins import plugin_hashes
 from query_mutator.runs.provenance import describe_run, versions
 from query_mutator.session.background import background_of
 from query_mutator.session.checkpoint import Checkpoint, Progress, snapshot
 from query_mutator.session.models import OpenModels
-from query_mutator.session.policy_file import SavedPolicy, findable, write_own_policy
+from query_mutator.session.policy_file import SavedPolicy, findable, write_own_policy, write_policy_file
 from query_mutator.session.trust import remember
 from query_mutator.settings.episode import TaskSettings
 from query_mutator.training.callbacks import CallbackList, RunView
 from query_mutator.training.config import TrainConfig
 from query_mutator.training.parts import RunParts
 
-__all__ = ["Checkpoints", "described", "open_run_dir", "remember_run", "write_config", "write_summary"]
+__all__ = ["Checkpoints", "described", "open_run_dir", "planned", "remember_run", "write_config", "write_summary"]
 
 
 def open_run_dir(config: TrainConfig, checkpoint: Checkpoint | None, stack: ExitStack) -> RunDir:
@@ -117,6 +120,22 @@ def write_summary(
 _OF_ONE_COMMAND = ("resume", "break_lock", "config", "dry_run")  # flags that a checkpoint does not keep
 
 
+def planned(checkpoint: Checkpoint, plan: Plan, task: Task, confidence: ConfidenceModel | None) -> Checkpoint:
+    """Return a checkpoint whose policy follows a plan on a task, and submits by `confidence`."""
+    acting = plan_task(plan, task)
+    rules = acting.rules
+    return replace(
+        checkpoint,
+        learner=plan_policy(plan, task).state_dict(),
+        actions=acting.actions,
+        task=replace(
+            checkpoint.task, answer=rules.answer, max_episode_steps=rules.max_episode_steps, max_asks=rules.max_asks
+        ),
+        confidence=None if confidence is None else confidence.to_arrays(),
+        flags={**checkpoint.flags, "plan": str(plan)},
+    )
+
+
 class Checkpoints:
     """Keeps the state after the last update in memory, and writes it to the run folder."""
 
@@ -149,6 +168,13 @@ class Checkpoints:
         write_own_policy(parts.run_dir.path, SavedPolicy(checkpoint=latest, background=self._background))
         # The calls since the previous checkpoint are kept: it is the fallback if this one is damaged.
         parts.journal.drop_before(steps_of(checkpoints_in(parts.run_dir.path)[:2][-1]))
+
+    def write_plan(self, plan: Plan) -> Path:
+        """Write a policy file of a plan in the run folder; return its path."""
+        path = self._parts.run_dir.path / "best_plan.qm"
+        found = planned(self._latest, plan, self._parts.task, None)
+        write_policy_file(path, SavedPolicy(checkpoint=found, background=self._background))
+        return path
 
     def _state(self) -> Checkpoint:
         parts, config = self._parts, self._parts.config

@@ -40,6 +40,7 @@ def surface() -> str:
         f"{program}: {' '.join(flag.spellings) or flag.field}"
         for program, flags in programs.items()
         for flag in flags_of(flags).values()
+        if not flag.in_file
     ]
     return "\n".join(sorted(lines)) + "\n"
 

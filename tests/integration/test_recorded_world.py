@@ -5,25 +5,29 @@ from __future__ import annotations
 import json
 import re
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from benchmarks.attack.policies import archive, entries_of
-from query_mutator import forms, operators
-from query_mutator.data.bundled import FOLDER, general_bank
-from query_mutator.data.loaders import load_questions
-from query_mutator.encoder import resolve_encoder
+from query_mutator import operators
+from query_mutator.data.bundled import FOLDER
 from query_mutator.encoder.weights import DEFAULT_ENCODER
-from query_mutator.env.task import CallSettings, Task, build_task
-from query_mutator.files.replies import RepliesHead, write_replies
-from query_mutator.llm.recorded import BUNDLED_RECORDINGS, RecordedBackend, Recording, reply_key
+from query_mutator.env.task import CallSettings, Task
+from query_mutator.files.replies import RepliesHead, read_replies, write_replies
+from query_mutator.llm.recorded import BUNDLED_RECORDINGS, RecordedBackend, reply_key
 from query_mutator.operators import local_rewrite
 from query_mutator.session.checkpoint import read_checkpoint
 from query_mutator.training.config import parse_config
-from query_mutator.types import AS_IS, ChatRequest, Completion
-from scripts.recorded_requests import MAX_TOKENS, requests_of, task_of, versions_of
+from query_mutator.types import ChatRequest, Completion
+from scripts.recorded_requests import (
+    MAX_TOKENS,
+    answers_to_rewrites,
+    requests_of,
+    rewriting,
+    task_of,
+    versions_of,
+)
 from tests.integration.training_runs import rows, the_run, train
 from tests.page_messages import section_of
 from tests.qm_command import qm
@@ -76,53 +80,44 @@ def flags(world: tuple[Path, Path], tmp_path: Path) -> list[str]:
     ]  # fmt: skip
 
 
-def unrecorded(task: Task, recording: Recording) -> Iterator[ChatRequest]:
-    """Yield what an episode may ask and the recording lacks: each wording that operators reach, in each form."""
-    for index, question in enumerate(task.questions):
-        reached, waiting = {question.text}, [question.text]
-        while waiting:
-            text, context = waiting.pop(), task.context(index)
-            for action, operator in enumerate(task.operators):
-                if not task.would_change(action, text, context):
-                    continue
-                rewrite = local_rewrite(operator)
-                if rewrite is None:
-                    wanted = task.calls.rewrite(operator, text, context=context)
-                    reply = recording.find(wanted)
-                    if reply is None:
-                        yield wanted
-                        continue
-                    new = reply.text
-                else:
-                    new = rewrite(text, context=context)
-                if new not in reached:
-                    reached.add(new)
-                    waiting.append(new)
-        requests = [
-            task.target(index, text, form) for text in reached for form in (AS_IS, *(f.name for f in task.forms))
-        ]
-        yield from (request for request in requests if recording.find(request) is None)
-
-
-def task_with(dataset: Path, calls: CallSettings, *, encoder: str, operators_named: str, forms_named: str) -> Task:
-    return build_task(
-        load_questions(dataset),
-        calls=calls,
-        encoder=resolve_encoder(encoder),
-        operators=operators.select(operators_named),
-        known_words=(),
-        forms=forms.select(forms_named),
-        bank=general_bank(),
-    )
-
-
-def test_every_action_from_every_recorded_state_is_recorded(world: tuple[Path, Path]) -> None:
+def test_what_is_not_recorded_is_masked(world: tuple[Path, Path], flags: list[str], tmp_path: Path) -> None:
+    """Half of the questions have a rewrite, asked in some forms only: to ask what is not there is an error."""
     dataset, recording = world
-    task = task_with(dataset, CALLS, encoder="hash", operators_named=CLEAN, forms_named=forms.ALL)
-    assert [*unrecorded(task, Recording(recording))] == []
-    parts = task_with(dataset, CALLS, encoder="hash", operators_named="typos,expand", forms_named="")
-    missing = {request.purpose for request in unrecorded(parts, Recording(recording))}
-    assert missing == {"target", "mutate"}  # the walk finds what is not there
+    _, replies = read_replies(recording)
+    task = task_of(str(dataset), CALLS, encoder="hash")
+    asked = [f"Tell me: {question.text}" for question in task.questions]
+    for index, request in enumerate(rewriting(task, ["expand"])):
+        if index % 2:
+            replies[reply_key(request)] = (Completion(text=asked[index], model=MODEL),)
+
+    def reply(request: ChatRequest) -> Completion | None:
+        return replies.get(reply_key(request), (None,))[0]
+
+    answers = {
+        reply_key(request): (Completion(text="No."),) for request in answers_to_rewrites(task, ["expand"], reply)
+    }
+    head = RepliesHead(
+        model=MODEL, model_sha256="", made_with="hand", command="x", date="2026-11-29", operators=("expand",)
+    )
+    write_replies(tmp_path / "some.jsonl.xz", head, {**replies, **answers})
+    flags = ["--recording", str(tmp_path / "some.jsonl.xz"), *flags[2:], "--operators", f"expand,{CLEAN}"]
+    small = [
+        "--num-processes",
+        "4",
+        "--num-steps",
+        "32",
+        "--num-env-steps",
+        "512",
+        "--forms",
+        "question_answer,few_words",
+    ]
+    for more in ((), ("--max-asks", "3"), ("--ask", "every_step", "--max-episode-steps", "3")):
+        assert train(*flags, *small, *more) == 0
+        steps = rows(the_run(tmp_path), "transcripts")
+        assert all(row["valid"] for row in steps)
+        rewritten = {row["rewrite"] for row in steps if row["operator"] == "expand"} & set(asked)
+        assert rewritten
+        assert rewritten <= set(asked[1::2])
 
 
 @pytest.mark.parametrize("algo", ["ppo", "iqn", "direct"])
@@ -311,9 +306,15 @@ def test_the_example_run_asks_what_the_script_records() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BUNDLED_RECORDINGS)
-def test_every_action_from_every_state_of_a_bundled_recording_is_recorded(name: str) -> None:
+def test_a_bundled_recording_has_every_question_in_every_form_and_rewrites(name: str) -> None:
     (backend,) = RecordedBackend.open([name])
     model, _ = backend.default_models()
     calls = CallSettings(target_model=model, mutator_model=model, target_max_tokens=MAX_TOKENS)
-    task = task_with(GENERAL, calls, encoder=DEFAULT_ENCODER, operators_named=CLEAN, forms_named=forms.ALL)
-    assert [*unrecorded(task, backend.recording)] == []
+    task = task_of(str(GENERAL), calls, encoder=DEFAULT_ENCODER)
+    find = backend.recording.find
+    every = requests_of(task, versions_of(str(GENERAL), task, cleaned_by=[CLEAN]))
+    assert [request for request in every if find(request) is None] == []
+    named = backend.recording.head.operators
+    assert len(named) >= 2
+    assert [request for request in rewriting(task, named) if find(request) is None] == []
+    assert [request for request in answers_to_rewrites(task, named, find) if find(request) is None] == []

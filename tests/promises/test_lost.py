@@ -36,7 +36,7 @@ from tests.promises.helpers import (
 BATCH_SIZE, KILLS = 4, 3
 LEARNER = {
     "ppo": ["--deterministic"],
-    "direct": ["--deterministic", "--num-models", "2"],
+    "direct": ["--deterministic"],
     "iqn": ["--train-batch-size", "16", "--learning-starts", "16", "--replay-ratio", "4"],
 }
 

@@ -17,7 +17,7 @@ from query_mutator.apply.proxy.upstream import MAX_REPLY_VALUES, UpstreamGone
 from query_mutator.files import count_values
 from query_mutator.forms import Framed
 from query_mutator.llm.ollama import with_tag
-from query_mutator.types import Completion, Json, mean_logprob, without_thought
+from query_mutator.types import Completion, Json, logprob_fields, without_thought
 
 __all__ = [
     "CHAT_PATHS", "LOGPROBS", "MAX_PARSED_BYTES", "MAX_PARSED_VALUES", "MODEL_PATHS", "NAMED_PATHS", "STREAM_TYPES",
@@ -325,7 +325,7 @@ def answer_of(api: Api, reply: Json) -> Completion:
     else:
         rows, end = reply.pop("logprobs", None), reply.get("done_reason")
     text, model = without_thought(text_of(api, reply)), str(reply.get("model") or "upstream")
-    return Completion(text=text, model=model, logprob=mean_logprob(rows), hit_limit=end == "length")
+    return Completion(text=text, model=model, hit_limit=end == "length", **logprob_fields(rows))
 
 
 def tokens_of(reply: Json) -> int | None:

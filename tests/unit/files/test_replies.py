@@ -26,6 +26,7 @@ REPLY = Completion(
     eval_s=0.5,
     total_s=0.75,
     logprob=-0.2131,
+    token_logprobs=(-0.401, -0.025),
 )
 CUT = Completion(text="It is", model="m", hit_limit=True)
 EMPTY = Completion(model="m", error=ErrorInfo(kind="empty", message="the reply has no text"))
@@ -81,13 +82,14 @@ def rewritten(file: Path, change: Callable[[list[Any]], object]) -> None:
         (lambda rows: rows[0].update(format="other"), "its format is 'other'"),
         (lambda rows: rows[0].update(rows=10**9), "of at most 1,000,000"),
         (lambda rows: rows[0].update(model=7), "its first line.model is 7"),
-        (lambda rows: rows[1].pop(), "line 2: "),
+        (lambda rows: rows[2].pop(), "line 3: "),
         (lambda rows: rows[1].__setitem__(0, "no key"), "line 2: a key that is not hexadecimal digits"),
         (lambda rows: rows[1].__setitem__(1, 7), "line 2: int in place of a text"),
         (lambda rows: rows[1].__setitem__(2, "many"), "line 2: "),
         (lambda rows: rows[1].__setitem__(4, 1e300), "line 2: .* in place of a count or time"),
         (lambda rows: rows[1].__setitem__(6, 0.5), "line 2: a log probability above 0"),
         (lambda rows: rows[1].__setitem__(7, "soon"), "line 2: a reply that ends in no known way"),
+        (lambda rows: rows[1].__setitem__(8, [0.5]), "line 2: log probabilities of tokens that are not whole"),
         (lambda rows: rows[1].__setitem__(1, ""), "line 2: a reply that ends in no known way"),
     ],
 )
