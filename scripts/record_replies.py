@@ -36,10 +36,9 @@ from query_mutator.errors import EXIT_FAILURES, EXIT_INTERRUPTED, QueryMutatorEr
 from query_mutator.files import read_checked_json, write_checked_json
 from query_mutator.files.json_lines import JsonLines, read_json_lines
 from query_mutator.files.lock import locked
-from query_mutator.files.replies import RepliesHead, read_replies, write_replies
+from query_mutator.files.replies import RepliesHead, read_replies, reply_key, write_replies
 from query_mutator.llm.backends import open_servers
 from query_mutator.llm.client import Client, ModelServer
-from query_mutator.llm.recorded import reply_key
 from query_mutator.session.journal import completion_from_json, completion_to_json
 from query_mutator.types import ChatRequest, Completion
 

@@ -6,23 +6,27 @@
 A row is a key, the text, the tokens of prompt and reply, the seconds for both, the mean log probability of the reply's
 tokens or null, and how the reply ended: one of ENDS. A row may end with the log probability of each token in
 thousandths, from 0 down. Rows with the same key are samples of one request, in their order.
+`reply_key` says which requests are the same.
 """
 
 from __future__ import annotations
 
+import functools
 import lzma
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 from query_mutator.errors import UsageError
 from query_mutator.files.typed import record_of
-from query_mutator.files.whole import atomic_write, decode, decode_object, encode
-from query_mutator.types import Completion, ErrorInfo, wire_number, wire_text
+from query_mutator.files.whole import atomic_write, decode, decode_object, encode, file_sha256
+from query_mutator.types import ChatRequest, Completion, ErrorInfo, wire_number, wire_text
 
-__all__ = ["RepliesHead", "read_replies", "write_replies"]
+__all__ = ["Recording", "RepliesHead", "read_replies", "reply_key", "write_replies"]
 
 FORMAT = "query_mutator/replies/1"
 ENDS = ("stop", "length", "empty")  # where the model ended it, at the token limit, without text
@@ -34,6 +38,9 @@ _XZ_MEMORY_BYTES = 64 * 2**20
 _KEY = re.compile(r"[0-9a-f]{8,64}")
 _DIGITS = 4  # of times and log probabilities
 _THOUSANDTHS = 1000
+_KEY_BYTES = 8
+#: Fields of a request besides model, messages, max_tokens and temperature that are in its key where they are set.
+_OPTIONAL = ("options", "json_schema", "think", "choices")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,3 +149,49 @@ def _lines(path: Path) -> Iterator[bytes]:
             yield from whole
         if rest or unpacking.unused_data or file.read(1):
             raise ValueError("it does not end with a line")
+
+
+def reply_key(request: ChatRequest) -> str:
+    """Return 16 hexadecimal digits of what decides a reply: not of seed, sample, attempt and purpose."""
+    messages = [[message.role, message.content] for message in request.messages]
+    said: list[Any] = [request.model, messages, request.max_tokens, float(request.temperature)]
+    optional = {name: value for name in _OPTIONAL if (value := getattr(request, name))}
+    if optional:
+        said.append(_sorted(optional))
+    return blake2b(encode(said), digest_size=_KEY_BYTES).hexdigest()
+
+
+def _sorted(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _sorted(value[key]) for key in sorted(value)}
+    return [_sorted(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+class Recording:
+    """The replies of a file by request. UsageError for a file that cannot be read."""
+
+    def __init__(self, path: Path) -> None:
+        self.sha256 = file_sha256(path)
+        self.head: RepliesHead
+        self.head, self._replies = read_replies(path)
+
+    def find(self, request: ChatRequest) -> Completion | None:
+        """Return the recorded reply, None for a request that is not there.
+
+        A request with a higher token limit than the recording gets the recorded reply, which may be cut. The seed of
+        the request permutes the samples, so that each seed meets other random replies.
+        """
+        key = reply_key(request)
+        if key not in self._replies and 0 < self.head.max_tokens < request.max_tokens:
+            key = reply_key(replace(request, max_tokens=self.head.max_tokens))
+        samples = self._replies.get(key, ())
+        if request.temperature == 0:
+            return samples[0] if samples else None
+        number = request.sample or 0
+        return samples[_order(request.seed or 0, key, len(samples))[number]] if number < len(samples) else None
+
+
+@functools.lru_cache(maxsize=2**16)
+def _order(seed: int, key: str, count: int) -> tuple[int, ...]:
+    """Return a permutation of `count` samples that depends on the seed and the request."""
+    return tuple(sorted(range(count), key=lambda number: blake2b(f"{seed} {key} {number}".encode()).digest()))

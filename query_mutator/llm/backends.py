@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from query_mutator.errors import BackendError, ModelMissingError, UsageError
+from query_mutator.files.replies import Recording
 from query_mutator.llm.client import ModelServer, shown_names
 from query_mutator.llm.llama import LlamaBackend
 from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.openai import OpenAIBackend
-from query_mutator.llm.recorded import RecordedBackend, Recording
+from query_mutator.llm.recorded import RecordedBackend
 from query_mutator.registry import Registry, check_known
 from query_mutator.settings.models import ADDRESS_FLAGS, AUTO
 

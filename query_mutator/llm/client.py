@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self
 
 from query_mutator.errors import ModelMissingError, UsageError
+from query_mutator.files.replies import Recording
 from query_mutator.registry import nearest
 from query_mutator.settings.calls import Calls
 from query_mutator.types import ChatRequest, Completion, ErrorInfo, FloatArray
-
-if TYPE_CHECKING:
-    from query_mutator.llm.recorded import Recording
 
 __all__ = [
     "BEGINNING_CHARS",

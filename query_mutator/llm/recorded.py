@@ -1,7 +1,7 @@
 """The backend that replays a model's recorded replies: `--backend recorded`, or `--recording FILE`.
 
 A recording maps requests to replies (`files.replies`, made by scripts/record_replies.py), so an experiment needs no
-model and repeats exactly. `reply_key` says which requests are the same: its values are in files that are shipped.
+model and repeats exactly.
 """
 
 from __future__ import annotations
@@ -11,44 +11,23 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from hashlib import blake2b
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from query_mutator.errors import UsageError
-from query_mutator.files import encode, file_sha256
 from query_mutator.files.gguf_file import PACKAGED
-from query_mutator.files.replies import RepliesHead, read_replies
+from query_mutator.files.replies import Recording
 from query_mutator.llm.client import INFO_TIMEOUT_S, ModelServer
 from query_mutator.settings.calls import Calls
 from query_mutator.types import ChatRequest, Completion
 
-__all__ = ["BUNDLED_RECORDINGS", "RecordedBackend", "Recording", "recording_address", "reply_key"]
+__all__ = ["BUNDLED_RECORDINGS", "RecordedBackend", "recording_address"]
 
 _FOLDER = Path(str(resources.files("query_mutator"))) / "data" / "recorded"
 _ENDING = ".jsonl.xz"
 #: The recordings that come with the product, which `--recording` takes by name; the first is the default.
 BUNDLED_RECORDINGS = ("smollm2-135m",)
-_KEY_BYTES = 8
-#: Fields of a request besides model, messages, max_tokens and temperature that are in its key where they are set.
-_OPTIONAL = ("options", "json_schema", "think", "choices")
-
-
-def reply_key(request: ChatRequest) -> str:
-    """Return 16 hexadecimal digits of what decides a reply: not of seed, sample, attempt and purpose."""
-    messages = [[message.role, message.content] for message in request.messages]
-    said: list[Any] = [request.model, messages, request.max_tokens, float(request.temperature)]
-    optional = {name: value for name in _OPTIONAL if (value := getattr(request, name))}
-    if optional:
-        said.append(_sorted(optional))
-    return blake2b(encode(said), digest_size=_KEY_BYTES).hexdigest()
-
-
-def _sorted(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _sorted(value[key]) for key in sorted(value)}
-    return [_sorted(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def recording_address(given: str | None) -> str:
@@ -58,39 +37,9 @@ def recording_address(given: str | None) -> str:
     return str(Path(given).expanduser().absolute())
 
 
-class Recording:
-    """The replies of a file by request. UsageError for a file that cannot be read."""
-
-    def __init__(self, path: Path) -> None:
-        self.sha256 = file_sha256(path)
-        self.head: RepliesHead
-        self.head, self._replies = read_replies(path)
-
-    def find(self, request: ChatRequest) -> Completion | None:
-        """Return the recorded reply, None for a request that is not there.
-
-        A request with a higher token limit than the recording gets the recorded reply, which may be cut. The seed of
-        the request permutes the samples, so that each seed meets other random replies.
-        """
-        key = reply_key(request)
-        if key not in self._replies and 0 < self.head.max_tokens < request.max_tokens:
-            key = reply_key(replace(request, max_tokens=self.head.max_tokens))
-        samples = self._replies.get(key, ())
-        if request.temperature == 0:
-            return samples[0] if samples else None
-        number = request.sample or 0
-        return samples[_order(request.seed or 0, key, len(samples))[number]] if number < len(samples) else None
-
-
 @functools.lru_cache(maxsize=2)
 def _loaded(path: Path, _size_bytes: int, _changed_ns: int) -> Recording:
     return Recording(path)
-
-
-@functools.lru_cache(maxsize=2**16)
-def _order(seed: int, key: str, count: int) -> tuple[int, ...]:
-    """Return a permutation of `count` samples that depends on the seed and the request."""
-    return tuple(sorted(range(count), key=lambda number: blake2b(f"{seed} {key} {number}".encode()).digest()))
 
 
 class RecordedBackend(ModelServer):

@@ -21,8 +21,7 @@ from query_mutator.data.loaders import load_questions
 from query_mutator.env.task import CallSettings
 from query_mutator.evaluation.plan_logged import logged_plans
 from query_mutator.files.json_lines import JsonLines
-from query_mutator.files.replies import RepliesHead, write_replies
-from query_mutator.llm.recorded import reply_key
+from query_mutator.files.replies import RepliesHead, reply_key, write_replies
 from query_mutator.runs.shadow import HEADER
 from query_mutator.testing import StubServer
 from query_mutator.types import ChatRequest, Completion, Question

@@ -14,8 +14,8 @@ from query_mutator import operators
 from query_mutator.data.bundled import FOLDER
 from query_mutator.encoder.weights import DEFAULT_ENCODER
 from query_mutator.env.task import CallSettings, Task
-from query_mutator.files.replies import RepliesHead, read_replies, write_replies
-from query_mutator.llm.recorded import BUNDLED_RECORDINGS, RecordedBackend, reply_key
+from query_mutator.files.replies import RepliesHead, read_replies, reply_key, write_replies
+from query_mutator.llm.recorded import BUNDLED_RECORDINGS, RecordedBackend
 from query_mutator.operators import local_rewrite
 from query_mutator.session.checkpoint import read_checkpoint
 from query_mutator.training.config import parse_config
@@ -101,6 +101,8 @@ def test_what_is_not_recorded_is_masked(world: tuple[Path, Path], flags: list[st
     )
     write_replies(tmp_path / "some.jsonl.xz", head, {**replies, **answers})
     flags = ["--recording", str(tmp_path / "some.jsonl.xz"), *flags[2:], "--operators", f"expand,{CLEAN}"]
+    asks = flags.index("--ask")
+    flags = [*flags[:asks], *flags[asks + 4 :]]
     small = [
         "--num-processes",
         "4",
@@ -111,7 +113,7 @@ def test_what_is_not_recorded_is_masked(world: tuple[Path, Path], flags: list[st
         "--forms",
         "question_answer,few_words",
     ]
-    for more in ((), ("--max-asks", "3"), ("--ask", "every_step", "--max-episode-steps", "3")):
+    for more in (("--max-asks", "1"), ("--max-asks", "3"), ("--ask", "every_step", "--max-episode-steps", "3")):
         assert train(*flags, *small, *more) == 0
         steps = rows(the_run(tmp_path), "transcripts")
         assert all(row["valid"] for row in steps)

@@ -11,9 +11,9 @@ import pytest
 
 from query_mutator.errors import UsageError
 from query_mutator.files.gguf_file import gguf_path
-from query_mutator.files.replies import RepliesHead, write_replies
+from query_mutator.files.replies import RepliesHead, reply_key, write_replies
 from query_mutator.llm.backends import open_servers, resolve_backend
-from query_mutator.llm.recorded import RecordedBackend, reply_key
+from query_mutator.llm.recorded import RecordedBackend
 from query_mutator.llm.stack import build_client
 from query_mutator.session.models import open_models
 from query_mutator.session.trust import check_reach
