@@ -33,22 +33,20 @@ from pathlib import Path
 
 from ollama_utils import BatchOptions, batch_mutate_queries, batch_query_target_model
 from query_mutator import operators
-from query_mutator.cli.common import show
 from query_mutator.cli.console import closing_on_interrupt, note, run_cli, table
-from query_mutator.cli.flags import parse_flags
-from query_mutator.data.bundled import general
+from query_mutator.cli.flags import parse_flags, show
+from query_mutator.data.loaders import general
 from query_mutator.encoder import resolve_encoder
 from query_mutator.env.flow import Call, Flow
 from query_mutator.env.scheduling import Scheduler, make_scheduler
 from query_mutator.env.task import CallSettings
 from query_mutator.errors import BackendError
 from query_mutator.llm.backends import DEFAULT_BACKEND, resolve_backend
-from query_mutator.llm.probe import measure_calls, slots_advice
-from query_mutator.llm.prompts import clean_rewrite
-from query_mutator.llm.recording import Recorder, out_of_time
+from query_mutator.llm.probe import Recorder, measure_calls, out_of_time, slots_advice
 from query_mutator.llm.retry import RetryPolicy
 from query_mutator.llm.stack import ClientStack, build_client
 from query_mutator.operators import OperatorContext
+from query_mutator.operators.base import clean_rewrite
 from query_mutator.report.benchmark import (
     HEADER,
     BenchmarkConfig,

@@ -25,9 +25,9 @@ from query_mutator import operators as operator_registry
 from query_mutator.errors import UsageError
 from query_mutator.llm.client import Client
 from query_mutator.llm.ollama import OllamaBackend
-from query_mutator.llm.prompts import DEFAULT_REFUSAL, clean_rewrite
 from query_mutator.llm.stack import build_client
 from query_mutator.operators import OperatorContext, rejecting_guard
+from query_mutator.operators.base import DEFAULT_REFUSAL, clean_rewrite
 from query_mutator.settings.calls import Calls
 from query_mutator.types import ChatRequest, Completion, ErrorInfo, FloatArray, Purpose
 

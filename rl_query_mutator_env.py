@@ -46,21 +46,50 @@ from query_mutator.env.engine import FIRST_ANSWER_TRIES, EpisodeEngine
 from query_mutator.env.episode import Episode
 from query_mutator.env.flow import Call, CallJournal, CallSite, Flow
 from query_mutator.env.infos import as_arrays, episode_info, infos_of, step_record
-from query_mutator.env.questions import QuestionOrder
 from query_mutator.env.scheduling import make_scheduler, run_flow
-from query_mutator.env.steps import StepResult, VectorStep
 from query_mutator.env.task import Task
+from query_mutator.env.vector import StepResult, VectorStep
 from query_mutator.errors import BackendError
 from query_mutator.llm.client import Client
 from query_mutator.llm.retry import DEFAULT_POLICY, RetryPolicy
 from query_mutator.registry import check_known
-from query_mutator.session.shared_models import SharedModels
+from query_mutator.session.task import SharedModels
 from query_mutator.types import CONTROLS, SUBMIT, ChatRequest, ErrorInfo, FloatArray, StepRecord
 
 OnFailure = Literal["mask", "truncate", "raise"]
 
 RESET_QUESTIONS = 5  # questions whose first answer may fail before the run stops
 MAX_FAILED_STEPS = 20  # in a row that are truncated; more, and nothing is left to learn from
+
+
+class QuestionOrder:
+    """The indices of `count` questions in random order; each comes once before any comes again.
+
+    Those in `left_out` do not come, unless all are.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self.waiting: list[int] = []  # the next is the last
+        self.left_out: set[int] = set()
+
+    def draw(self, rng: np.random.Generator) -> int:
+        """Return the next index."""
+        while True:
+            if not self.waiting:
+                self.waiting = [int(index) for index in rng.permutation(self._count)]
+            index = self.waiting.pop()
+            if index not in self.left_out or len(self.left_out) == self._count:
+                return index
+
+    def chosen(self, options: Mapping[str, Any] | None) -> int | None:
+        """Return `options["question"]`, None without; ValueError unless there is a question of this index."""
+        index = (options or {}).get("question")
+        if index is None:
+            return None
+        if not 0 <= operator.index(index) < self._count:
+            raise ValueError(f"options['question']={index} must be from 0 to {self._count - 1}")
+        return operator.index(index)
 
 
 def register() -> None:

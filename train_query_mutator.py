@@ -27,31 +27,35 @@ from typing import Any, Self
 from query_mutator.cli.console import note, progress, run_cli
 from query_mutator.cluster.connection import connected
 from query_mutator.confidence import ConfidenceModel
-from query_mutator.env.memory import QuestionMemory
-from query_mutator.env.steps import Steps
+from query_mutator.env.episode import QuestionMemory
 from query_mutator.env.task import Task
 from query_mutator.errors import DiskError, TooFewAnswersError
-from query_mutator.evaluation.budget import NUM_QUESTIONS, price_for_budget
-from query_mutator.evaluation.first_answers import learn_confidence
 from query_mutator.evaluation.heldout import Baselines, compare, embed_questions, fixed_sample, write_rows
 from query_mutator.evaluation.methods import Evaluator
 from query_mutator.evaluation.outcomes import check_report
+from query_mutator.evaluation.plan_learned import learn_confidence
+from query_mutator.evaluation.validation import NUM_QUESTIONS, price_for_budget
 from query_mutator.files.lock import locked
+from query_mutator.learners.learner import Steps
 from query_mutator.learners.plan import Plan
 from query_mutator.report.curve import draw_learning_curve, validation_end
 from query_mutator.report.page.build import write_report
 from query_mutator.report.table import result_table
-from query_mutator.session.checkpoint import Checkpoint, read_checkpoint
-from query_mutator.session.confidence_file import load_or_learn
-from query_mutator.session.dataset import guard_requests, split_dataset
+from query_mutator.session.checkpoint import Checkpoint, load_or_learn, read_checkpoint
 from query_mutator.session.journal import Journal
 from query_mutator.session.models import OpenModels, open_models
-from query_mutator.session.task import make_task
+from query_mutator.session.task import guard_requests, make_task, split_dataset
 from query_mutator.session.truncation import cut_line, long_questions
-from query_mutator.training.callbacks import CallbackList, FailureLimit, LongPromptReport, SlotsAdvice, Validation
+from query_mutator.training.callbacks import (
+    CallbackList,
+    FailureLimit,
+    JudgeWatch,
+    LongPromptReport,
+    SlotsAdvice,
+    Validation,
+)
 from query_mutator.training.config import PROG, TrainConfig, parse_config, remarks
 from query_mutator.training.estimate import bounded_start, check_run, foreseen, size_of
-from query_mutator.training.judge_watch import JudgeWatch
 from query_mutator.training.known_steps import recall
 from query_mutator.training.loop import TrainingLoop
 from query_mutator.training.parts import RunParts, make_loop, server_worked_before

@@ -40,24 +40,24 @@ from benchmarks.second_author import LOG, log_reading
 from query_mutator.bounds import group_of
 from query_mutator.cli.console import table
 from query_mutator.confidence import Attempt, ConfidenceModel
-from query_mutator.data.bundled import general_second_author
+from query_mutator.data.loaders import general_second_author
 from query_mutator.data.split import target_key
-from query_mutator.encoder.documents import cache_dir
+from query_mutator.encoder.cached import cache_dir
 from query_mutator.env.task import Task
-from query_mutator.evaluation.budget import price_for_budget
 from query_mutator.evaluation.methods import Found, Job, by_policy
-from query_mutator.evaluation.plan_result import PlanPoint, PlanSearch
 from query_mutator.evaluation.plan_search import find_plan
+from query_mutator.evaluation.plan_trials import PlanPoint, PlanSearch
 from query_mutator.evaluation.plans import PlanScores
+from query_mutator.evaluation.validation import price_for_budget
 from query_mutator.files import write_json
 from query_mutator.learners.plan import Plan, plan_policy, plan_task
 from query_mutator.llm.stack import build_client
 from query_mutator.rewards.committed import FAMILY
-from query_mutator.session.dataset import split_dataset
+from query_mutator.session.task import split_dataset
 from query_mutator.settings.calls import Calls
 from query_mutator.settings.models import ModelSettings
-from query_mutator.stats.calibration import auroc, expected_calibration_error
-from query_mutator.stats.resampling import crossed_intervals
+from query_mutator.stats.agreement import auroc, expected_calibration_error
+from query_mutator.stats.intervals import crossed_intervals
 from query_mutator.training.config import TrainConfig
 from query_mutator.types import DoubleArray, Question
 

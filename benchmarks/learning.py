@@ -37,21 +37,20 @@ import torch
 from benchmarks.memoised import memoised_system
 from query_mutator.bounds import group_of
 from query_mutator.data.split import ValidationFold
-from query_mutator.encoder.documents import cache_dir
-from query_mutator.env.memory import QuestionMemory
+from query_mutator.encoder.cached import cache_dir
+from query_mutator.env.episode import QuestionMemory
 from query_mutator.env.task import Task
 from query_mutator.errors import TooFewAnswersError
-from query_mutator.evaluation.first_answers import learn_confidence
 from query_mutator.evaluation.methods import Evaluator, MakePlayer, always, by_policy
 from query_mutator.evaluation.outcomes import Outcome
+from query_mutator.evaluation.plan_learned import learn_confidence
 from query_mutator.learners.learner import InferencePolicy
 from query_mutator.learners.named import LEARNERS
 from query_mutator.llm.client import Client
 from query_mutator.session.checkpoint import read_checkpoint
-from query_mutator.session.dataset import split_dataset
 from query_mutator.session.loading import load_policy
 from query_mutator.session.models import OpenModels
-from query_mutator.session.task import make_task
+from query_mutator.session.task import make_task, split_dataset
 from query_mutator.settings.episode import TaskSettings
 from query_mutator.settings.models import ModelSettings
 from query_mutator.training.config import TrainConfig, parse_config

@@ -34,14 +34,13 @@ from query_mutator.confidence import (
     rule_vote,
 )
 from query_mutator.confidence.answer_keys import AnswerKind
-from query_mutator.confidence.crossfit import cross_fit, fit_agreement
+from query_mutator.confidence.crossfit import TrainingTable, cross_fit, fit_agreement, table_of, training_table
 from query_mutator.confidence.scorers import SCORERS, Candidate
 from query_mutator.confidence.stopping import StoppingRule
 from query_mutator.confidence.submission import submitted
-from query_mutator.confidence.table import TrainingTable, table_of, training_table
 from query_mutator.errors import DatasetError, TooFewAnswersError, UsageError
 from query_mutator.files.whole import parse_json_object, write_json
-from query_mutator.stats.resampling import crossed_intervals
+from query_mutator.stats.intervals import crossed_intervals
 from query_mutator.types import DoubleArray
 
 CALLS = (1.0, 1.5, 2.0, 3.0, 6.0)

@@ -33,8 +33,7 @@ from query_mutator.commands.policy_flags import open_policy
 from query_mutator.commands.serve import ServeFlags, serving
 from query_mutator.data import guard_questions, validation_split
 from query_mutator.evaluation.outcomes import Outcome
-from query_mutator.evaluation.summary import Results, summarize
-from query_mutator.evaluation.verdict import POLICY
+from query_mutator.evaluation.summary import POLICY, Results, summarize
 from query_mutator.rewards import is_refusal
 from query_mutator.rewards.committed import FAMILY, committed
 from query_mutator.rewards.parts import Evidence, right

@@ -32,10 +32,9 @@ from query_mutator.lab.analysis.results import Analysis
 from query_mutator.lab.analysis.runs import Run
 from query_mutator.lab.analysis.series import Series
 from query_mutator.lab.analysis.spec import Spec, read_spec
-from query_mutator.stats.intervals import mean_interval
+from query_mutator.stats.intervals import interquartile_mean, mean_interval, stratified_interval
 from query_mutator.stats.paired import difference_interval
 from query_mutator.stats.significance import minimum_detectable_effect
-from query_mutator.stats.tasks import interquartile_mean, stratified_interval
 from query_mutator.types import Question
 
 Floats = NDArray[np.float64]

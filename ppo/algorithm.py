@@ -14,12 +14,11 @@ from torch import Tensor
 
 from ppo.config import PPOConfig
 from ppo.descent import FlatAdam
-from ppo.frozen import ActOutput, FloatArray, FrozenPolicy
+from ppo.frozen import ACTION_STREAM, SHUFFLE_STREAM, ActOutput, FloatArray, FrozenPolicy, restore_streams
 from ppo.gae import compute_gae
 from ppo.loss import ppo_loss
 from ppo.policy import Policy
 from ppo.rollout import Batch, RolloutBuffer
-from ppo.streams import ACTION_STREAM, SHUFFLE_STREAM, restore_streams
 
 
 def ppo_update(

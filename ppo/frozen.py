@@ -14,12 +14,26 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["MASKED_LOGIT", "ActOutput", "Chosen", "FloatArray", "FrozenPolicy", "InferencePolicy", "array_of"]
+__all__ = [
+    "ACTION_STREAM",
+    "MASKED_LOGIT",
+    "SHUFFLE_STREAM",
+    "ActOutput",
+    "Chosen",
+    "FloatArray",
+    "FrozenPolicy",
+    "InferencePolicy",
+    "array_of",
+    "restore_streams",
+]
 
 FloatArray = NDArray[np.float32]
 
 #: Subtracted from the logit of a masked action: its probability becomes e^-40, and all terms of the loss stay finite.
 MASKED_LOGIT = 40.0
+
+# Purposes of random streams; gymnasium's streams have none, so no two coincide.
+ACTION_STREAM, SHUFFLE_STREAM = 1, 2
 
 
 class ActOutput(NamedTuple):
@@ -124,3 +138,13 @@ def _ordered_product(rows: FloatArray, weight: FloatArray) -> FloatArray:
 def array_of(weight: Any) -> NDArray[Any]:
     """Return a copy of an array, or of a tensor on any device."""
     return np.array(weight.cpu() if hasattr(weight, "cpu") else weight)
+
+
+def restore_streams(rngs: Sequence[np.random.Generator], states: Sequence[Any]) -> None:
+    """Restore the environments' random streams; ValueError for another number of them."""
+    if len(states) != len(rngs):
+        raise ValueError(
+            f"the checkpoint has {len(states)} environments, this run {len(rngs)}; try num_processes={len(states)}"
+        )
+    for rng, state in zip(rngs, states, strict=True):
+        rng.bit_generator.state = state

@@ -12,13 +12,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from query_mutator import forms
-from query_mutator.data.bundled import general_bank, guard_questions
-from query_mutator.data.loaders import load_questions
+from query_mutator.data.loaders import general_bank, guard_questions, load_questions
 from query_mutator.encoder import resolve_encoder
 from query_mutator.env.task import CallSettings, Task, build_task
 from query_mutator.errors import UsageError
-from query_mutator.llm.prompts import clean_rewrite
 from query_mutator.operators import Operator, get, local_rewrite, rejecting_guard, would_change
+from query_mutator.operators.base import clean_rewrite
 from query_mutator.session.task import with_local_test
 from query_mutator.types import AS_IS, ChatRequest, Completion
 

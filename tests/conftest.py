@@ -15,8 +15,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before huggingface_hub is import
 from query_mutator import operators, plugins
 from query_mutator.commands import size_presets  # noqa: F401  registers its presets before a test does
 from query_mutator.encoder import Encoder, resolve_encoder
-from query_mutator.env.rules import EpisodeRules
-from query_mutator.env.task import CallSettings, Task, build_task
+from query_mutator.env.task import CallSettings, EpisodeRules, Task, build_task
 from query_mutator.forms import FORMS, Form
 from query_mutator.lab.sizing.presets import PRESETS
 from query_mutator.learners.named import LEARNERS

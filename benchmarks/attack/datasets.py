@@ -17,7 +17,7 @@ from pathlib import Path
 import train_query_mutator
 from benchmarks.attack.damage import damage
 from benchmarks.attack.harness import Finished, Outcome, run_cli, run_qm, unchanged
-from query_mutator.apply.files.lines import parse_line, read_again, scan_input
+from query_mutator.apply.batch_files import parse_line, read_again, scan_input
 from query_mutator.batching import BatchReader, OfflineDatasetStream, ReplayBuffer, load_samples, save_samples
 from query_mutator.batching.samples.schema import Sample, SampleMeta
 from query_mutator.batching.training.data import read_tokens

@@ -1,35 +1,145 @@
-"""`Rewriter`: a trained policy with its models, for programs."""
+"""`Rewriter`: a trained policy with its models, for programs; and the flow of its decisions, for the proxy and asyncio.
+
+flow = rewrite_flow(task, policy)     # the task is that of one question
+need = flow.send(None)                # a Call (to mutator or target), Encode or Prepare; send its result, and so on
+...                                   # StopIteration.value is the Rewrite
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Self
+from statistics import median_low
+from typing import Any, Literal, Self
 
-from query_mutator.apply.deciding import Limits, Mode, rewrite_flow
-from query_mutator.apply.records import Rewrite
-from query_mutator.env.async_flow import run_flow_async
+from query_mutator.env.engine import EpisodeEngine
 from query_mutator.env.flow import Flow
-from query_mutator.env.scheduling import PooledScheduler, run_flow
+from query_mutator.env.scheduling import PooledScheduler, run_flow, run_flow_async
 from query_mutator.env.task import Task
 from query_mutator.errors import BackendError, UsageError
 from query_mutator.forms import Framed
+from query_mutator.learners.learner import InferencePolicy
 from query_mutator.llm.cancellation import complete_in_thread
 from query_mutator.registry import check_known
 from query_mutator.session.loading import acting_settings, acting_task, load_policy, load_saved
 from query_mutator.session.models import OpenModels, open_models
+from query_mutator.session.play import Limits, Played, Step, Stopped, greedy, play
 from query_mutator.session.policy_file import SavedPolicy
 from query_mutator.settings.calls import DIRECT
 from query_mutator.settings.models import ModelSettings
-from query_mutator.types import ChatRequest, Completion, Question
+from query_mutator.types import AS_IS, ChatRequest, Completion, ErrorInfo, Message, Question
 
-__all__ = ["MODES", "Rewriter"]
+__all__ = ["MODES", "Limits", "Mode", "Rewrite", "Rewriter", "Step", "rewrite_flow"]
+
+#: "full": as the policy was trained; "blind": all rewrites first, then one question to the target.
+Mode = Literal["full", "blind"]
+
+_REASONS: dict[Stopped, str] = {
+    "max_calls": "max_calls was reached", "deadline": "the deadline was reached", "error": "a call failed"
+}  # fmt: skip
 
 MODES: tuple[Mode, ...] = ("full", "blind")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rewrite:
+    """A question as the policy rewrote it, and the answer it would submit."""
+
+    question: str
+    text: str  # the wording whose answer was submitted; without an answer the last one
+    form: str = AS_IS  # in which it was asked
+    messages: tuple[Message, ...] = ()  # of that request: the wording in its form
+    options: Mapping[str, Any] = field(default_factory=dict)  # of that request, such as {"stop": ["\n"]}
+    temperature: float = 0.0  # of that request
+    answer: str | None  # None if the target was not asked, or no call to it succeeded
+    steps: tuple[Step, ...]
+    calls: int  # to both models
+    seconds: float
+    why: str = ""  # the rule that chose the answer, with the numbers it compared
+    stopped: Stopped | Literal["policy"] = "policy"  # what ended it
+    error: ErrorInfo | None = None  # the failed call that ended it, if one did
+
+    @property
+    def is_changed(self) -> bool:
+        """Return whether the submitted wording or form differs from the question as it is."""
+        return (self.text, self.form) != (self.question, AS_IS)
+
+    @property
+    def operators(self) -> tuple[str, ...]:
+        """Return the actions in order."""
+        return tuple(step.operator for step in self.steps)
+
+    @property
+    def rejected(self) -> tuple[tuple[str, str], ...]:
+        """Return operator and guard of each rewrite that was not used."""
+        return tuple((step.operator, step.guard) for step in self.steps if step.guard is not None)
+
+    @property
+    def changes(self) -> tuple[Step, ...]:
+        """Return the steps that made a new wording or form, each pair of them once."""
+        start = (self.question, AS_IS)
+        first = {step.asked: step for step in reversed(self.steps) if step.asked != start}
+        return tuple(step for step in self.steps if first.get(step.asked) is step)
+
+
+def rewrite_flow(
+    task: Task,
+    policy: InferencePolicy,
+    *,
+    limits: Limits | None = None,
+    call_price: float | None = None,
+    first_answer: str | None = None,
+    asks_at_end: bool = True,
+    usable: Callable[[Framed], bool] | None = None,
+) -> Flow:
+    """Yield the needs of the policy on the question of `task`; return the Rewrite.
+
+    `call_price` is what the policy is told a call costs, by default the middle one of its training. `first_answer` is
+    the target's answer to the original question, if it is known. Without `asks_at_end` a policy that asks once leaves
+    that to the caller: the Rewrite has the wording to ask and no answer, and counts no call for it. A form whose
+    request is not `usable` leaves the question as it is worded.
+    """
+    if usable is not None:
+        task = replace(task, forms=tuple(form.where(usable) for form in task.forms))
+    started = time.monotonic()
+    engine = EpisodeEngine.open(task, 0)
+    engine.episode.call_price = median_low(task.rules.call_price) if call_price is None else call_price
+    played: Played = yield from play(
+        greedy(policy),
+        engine,
+        limits=limits,
+        first_answer=first_answer,
+        asks_at_end=asks_at_end,
+        asks_when_stopped=asks_at_end,
+    )
+    episode, chosen = engine.episode, engine.submitted
+    text, form = episode.asked if chosen is None else chosen.asked
+    request = task.target(0, text, form)
+    return Rewrite(
+        question=episode.original,
+        text=text,
+        form=form,
+        messages=request.messages,
+        options=request.options,
+        temperature=request.temperature,
+        answer=None if chosen is None else chosen.answer,
+        steps=tuple(played.steps),
+        calls=episode.calls,
+        seconds=time.monotonic() - started,
+        why=_why(engine, played.stopped),
+        stopped=played.stopped or "policy",
+        error=played.error,
+    )
+
+
+def _why(engine: EpisodeEngine, stopped: Stopped | None) -> str:
+    why = engine.why()
+    return why if stopped is None or not why else f"{why}; {_REASONS[stopped]}"
 
 
 class Rewriter:

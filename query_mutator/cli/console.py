@@ -1,6 +1,8 @@
 """Command lines on a terminal: one-line errors, exit codes, Ctrl-C, progress bars, tables.
 
-Results go to stdout; notes, bars and errors to stderr.
+Results go to stdout; notes, bars and errors to stderr, without control characters and credentials of servers, answers
+and files: every command line prints through `plain_output`, so no caller escapes text itself.
+
 first Ctrl-C (130) or SIGTERM (143)   close connections and shut down, within SHUTDOWN_S
 second Ctrl-C                         end the process at once
 """
@@ -10,34 +12,108 @@ from __future__ import annotations
 import _thread
 import logging
 import os
+import re
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from types import FrameType
-from typing import TYPE_CHECKING, NoReturn, TextIO, cast
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO, cast
 from weakref import WeakSet
 
-from query_mutator.cli.plain import PlainStream, plain_output
-from query_mutator.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_USAGE, QueryMutatorError
+from query_mutator.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_USAGE, QueryMutatorError, hide_credentials
 from query_mutator.files import disk_advice
 from query_mutator.plugins import fault_of
 
 if TYPE_CHECKING:
     from query_mutator.cli.bar import FittingBar
 
+__all__ = [
+    "EXIT_BROKEN_PIPE",
+    "Interrupted",
+    "PlainStream",
+    "closing_on_interrupt",
+    "exit_code",
+    "log_to_stderr",
+    "note",
+    "plain",
+    "plain_output",
+    "progress",
+    "run_cli",
+    "show_status",
+    "styled_output",
+    "table",
+]
+
+#: Controls except tab and line feed, and the characters that change the direction of text.
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+_CURSOR_UP = re.compile(r"(\x1b\[A)+")  # tqdm moves between several bars by it
+
 SHUTDOWN_S = 1.8  # from the first signal to the end of the process, even if something hangs
 MESSAGE_CHARACTERS = 1000  # of the line that an error prints
 EXIT_BROKEN_PIPE = 141  # what a shell reports for a process that SIGPIPE ended
 
-__all__ = [
-    "EXIT_BROKEN_PIPE", "Interrupted", "closing_on_interrupt", "exit_code", "log_to_stderr", "note", "progress",
-    "run_cli", "show_status", "table",
-]  # fmt: skip
 
 _on_interrupt: list[Callable[[], None]] = []
 _bars: WeakSet[FittingBar] = WeakSet()  # every bar of `progress`
+
+
+def plain(text: str) -> str:
+    r"""Return `text` with control characters and lone surrogates shown as \x1b or \u202e, without credentials in URLs.
+
+    JSON stays valid: the controls that would become \x.. are escaped in it already.
+    """
+    shown = _CONTROLS.sub(_escape, text).encode("utf-8", "backslashreplace").decode("utf-8")
+    return hide_credentials(shown)
+
+
+def _escape(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    return f"\\x{code:02x}" if code < 0x20 else f"\\u{code:04x}"
+
+
+class PlainStream:
+    """A text stream that writes only plain text, and what a progress bar needs to move within its line."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+
+    def write(self, text: str) -> int:
+        """Write `text`; carriage returns around it, and moves up alone, are those of a bar."""
+        if not _CURSOR_UP.fullmatch(text):
+            core = text.strip("\r")
+            start = len(text) - len(text.lstrip("\r"))
+            text = text[:start] + plain(core) + text[start + len(core) :]
+        return self.stream.write(text)
+
+    def writelines(self, lines: list[str]) -> None:
+        """Write several texts."""
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+@contextmanager
+def plain_output() -> Iterator[None]:
+    """Within the block standard output and standard error show only plain text."""
+    out, err = (stream if isinstance(stream, PlainStream) else PlainStream(stream) for stream in _streams())
+    with redirect_stdout(cast(TextIO, out)), redirect_stderr(cast(TextIO, err)):
+        yield
+
+
+@contextmanager
+def styled_output() -> Iterator[None]:
+    """Within the block our own text, as that of --help, may have colors."""
+    out, err = (stream.stream if isinstance(stream, PlainStream) else stream for stream in _streams())
+    with redirect_stdout(out), redirect_stderr(err):
+        yield
+
+
+def _streams() -> tuple[TextIO, TextIO]:
+    return sys.stdout, sys.stderr
 
 
 class Interrupted(KeyboardInterrupt):

@@ -30,14 +30,14 @@ import textwrap
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Annotated, Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from tyro.conf import Positional
 
 from query_mutator.bounds import Group, check_values
-from query_mutator.cli.console import note
-from query_mutator.cli.outputs import REPORT, Output, check_outputs
-from query_mutator.cli.plain import styled_output
+from query_mutator.cli.console import note, styled_output
+from query_mutator.cli.outputs import REPORT, Output, OutputFlags, check_outputs, write_report
 from query_mutator.cli.settings import (
     PROJECT,
     Setting,
@@ -50,10 +50,23 @@ from query_mutator.cli.settings import (
     table_values,
 )
 from query_mutator.errors import UsageError
+from query_mutator.files import encode
 from query_mutator.registry import nearest
 from query_mutator.version import __version__
 
-__all__ = ["HELP", "Flag", "JsonTo", "flags_of", "parse_flags", "words_of", "written"]
+__all__ = [
+    "HELP",
+    "Flag",
+    "JsonFlags",
+    "JsonTo",
+    "flags_of",
+    "parse_edges",
+    "parse_flags",
+    "rows_of",
+    "show",
+    "words_of",
+    "written",
+]
 
 C = TypeVar("C")
 
@@ -61,6 +74,8 @@ HELP = {"-h", "--help", "--help-all"}
 _WANTED = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
 
 _POSITIONAL = get_args(Positional[str])[1:]
+
+LONGEST_EDGE = 10**9  # tokens, as every other length on a command line
 
 
 class TakesFile:
@@ -438,3 +453,37 @@ def docs_of(cls: type[Any]) -> Mapping[str, str]:
 def _owner(cls: type[Any], name: str) -> type[Any]:
     """Return the class that declares a field; a subclass that changes the default does not count."""
     return next(owner for owner in reversed(cls.__mro__) if name in inspect.get_annotations(owner))
+
+
+@dataclass(frozen=True, kw_only=True)
+class JsonFlags(OutputFlags):
+    """Base of the flags of every command that reports something."""
+
+    json: JsonTo = None
+    """Write the result as JSON to FILE; without FILE, or with -, print it in place of text."""
+
+
+def show(flags: JsonFlags, data: Mapping[str, Any], text: str) -> None:
+    """Print a result as `text`, or with `--json -` as one JSON object; `--json FILE` also writes the object."""
+    print(encode(data).decode() if flags.json == "-" else text)
+    if flags.json not in (None, "-"):
+        write_report(flags.json, data)
+
+
+def rows_of(pairs: Mapping[str, object]) -> str:
+    """Return names and values as lines in two columns."""
+    width = max(map(len, pairs))
+    return "\n".join(f"{name.ljust(width)}  {value}" for name, value in pairs.items())
+
+
+def parse_edges(text: str) -> tuple[int, ...]:
+    """Return the numbers of `128,256,512`; ValueError unless they are whole, above 0 and increasing."""
+    try:
+        edges = tuple(int(part) for part in text.replace(",", " ").split())
+    except ValueError:
+        edges = ()
+    if not edges or edges[0] < 1 or any(left >= right for left, right in pairwise(edges)):
+        raise ValueError(f"--bucket-edges {text!r} must be increasing whole numbers, as in 128,256,512")
+    if edges[-1] > LONGEST_EDGE:
+        raise ValueError(f"--bucket-edges {text!r}: the last number must be at most {LONGEST_EDGE}")
+    return edges

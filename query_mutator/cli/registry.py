@@ -61,13 +61,11 @@ _FIRST = {
 _RUNS = {
     "runs": Command("list runs: state, steps, success, calls", "runs:RunsFlags:show_runs"),
     "show": Command("open the page of a run in the browser", "report:ShowFlags:show"),
-    "watch": Command("keep the pages of runs open while they train", "watch:WatchFlags:watch"),
+    "watch": Command("keep the pages of runs open while they train", "report:WatchFlags:watch"),
     "report": Command("write the page of runs: what they learned, question by question", "report:ReportFlags:report"),
-    "compare": Command("compare Query Mutator runs question by question", "compare:CompareFlags:compare_runs"),
+    "compare": Command("compare Query Mutator runs question by question", "runs:CompareFlags:compare_runs"),
     "judge check": Command("compare a judge's verdicts with labels", "judge:JudgeCheckFlags:check_judge"),
-    "export-policy": Command(
-        "write a policy to one file, to use anywhere", "export_policy:ExportPolicyFlags:export_policy"
-    ),
+    "export-policy": Command("write a policy to one file, to use anywhere", "export:ExportPolicyFlags:export_policy"),
     "test-server": Command(
         "answer as a model server without a model: echoed, canned, recorded", "stub_server:StubServerFlags:test_server"
     ),
@@ -75,27 +73,23 @@ _RUNS = {
 }
 _BATCHING = {
     "data lengths build": Command(
-        "tokenize a dataset, keep the length of each row", "lengths:LengthsBuildFlags:build_lengths"
+        "tokenize a dataset, keep the length of each row", "batching:LengthsBuildFlags:build_lengths"
     ),
-    "data lengths stats": Command("show statistics of a length cache", "lengths:LengthsStatsFlags:show_length_stats"),
-    "data batchplan build": Command(
-        "assign samples to batches for every epoch", "batchplan_build:BuildFlags:build_plan"
-    ),
+    "data lengths stats": Command("show statistics of a length cache", "batching:LengthsStatsFlags:show_length_stats"),
+    "data batchplan build": Command("assign samples to batches for every epoch", "batchplan:BuildFlags:build_plan"),
     "data batchplan info": Command(
-        "show a plan's settings and how full its batches are", "batchplan_look:InfoFlags:show_plan"
+        "show a plan's settings and how full its batches are", "batchplan:InfoFlags:show_plan"
     ),
     "data batchplan verify": Command(
-        "rebuild a plan and compare; exit code 1 if it differs", "batchplan_look:VerifyFlags:verify_plan"
+        "rebuild a plan and compare; exit code 1 if it differs", "batchplan:VerifyFlags:verify_plan"
     ),
-    "data batchplan shard": Command("write each rank's part of a plan", "batchplan_look:ShardFlags:shard_plan"),
+    "data batchplan shard": Command("write each rank's part of a plan", "batchplan:ShardFlags:shard_plan"),
     "data batching histogram": Command("draw the distribution of lengths", "batching:HistogramFlags:show_histogram"),
     "data batching analyze": Command(
         "compare buckets with other ways of batching", "batching:AnalyzeFlags:analyze_buckets"
     ),
     "data batching suggest": Command("suggest bucket edges", "batching:SuggestFlags:suggest_edges"),
-    "data batch generate": Command(
-        "write the batches of a plan to disk", "batch_generate:GenerateFlags:generate_batches"
-    ),
+    "data batch generate": Command("write the batches of a plan to disk", "batching:GenerateFlags:generate_batches"),
     "train sft": Command("fine-tune a causal language model", "train_sft:SftFlags:train_sft"),
     "bench": Command("compare ways of batching on a dataset", "bench:BenchFlags:bench"),
     "gym run": Command("play episodes of a puzzle gym, keep the samples", "gym_run:GymRunFlags:gym_run"),

@@ -14,9 +14,18 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 from filelock import FileLock, Timeout
 from tyro.conf import Positional, arg
 
-from query_mutator.apply.files.journal import FileJournal
-from query_mutator.apply.files.lines import Ask, InputFile, parse_line, read_lines, scan_input
-from query_mutator.apply.files.run import answer_file, ask_once, metered, request_of
+from query_mutator.apply.batch_files import (
+    Ask,
+    FileJournal,
+    InputFile,
+    answer_file,
+    ask_once,
+    metered,
+    parse_line,
+    read_lines,
+    request_of,
+    scan_input,
+)
 from query_mutator.bounds import defaults
 from query_mutator.cli.console import note, progress
 from query_mutator.cli.outputs import Output, OutputFlags, holding
@@ -27,8 +36,8 @@ from query_mutator.errors import EXIT_FAILURES, TooManyFailuresError, UsageError
 from query_mutator.evaluation.methods import by_policy, outcome_flow
 from query_mutator.files import file_sha256
 from query_mutator.llm.stack import Counted
-from query_mutator.session.failure_rate import FailureWindow
 from query_mutator.session.models import OpenModels, ResolvedModels, open_models
+from query_mutator.session.play import FailureWindow
 from query_mutator.settings.models import Sampling
 from query_mutator.types import AS_IS, Completion, Question
 

@@ -22,8 +22,8 @@ from query_mutator.batching import (
 from query_mutator.batching.records import settings_errors
 from query_mutator.batching.tokenizers import load_tokenizer
 from query_mutator.bounds import Count, Seed, Steps
-from query_mutator.cli.common import JsonFlags, parse_edges, show
 from query_mutator.cli.console import progress, table
+from query_mutator.cli.flags import JsonFlags, parse_edges, show
 from query_mutator.errors import UsageError
 
 if TYPE_CHECKING:

@@ -22,15 +22,15 @@ from query_mutator.errors import EXIT_USAGE, ModelMissingError
 from query_mutator.lab.sizing.collecting import size_calls
 from query_mutator.llm.backends import (
     BACKENDS,
+    ServerAddressFlags,
     choose_backend,
     open_servers,
 )
 from query_mutator.llm.checkup import context_sentence, reload_sentence, schema_sentence
 from query_mutator.llm.client import ModelServer
-from query_mutator.llm.flags import ServerAddressFlags
 from query_mutator.llm.probe import PROBE_TEXT, PROBE_TOKENS, PROBE_WIDTH, Probe, measure_calls, slots_advice
-from query_mutator.session.dataset import split_dataset
 from query_mutator.session.pace import Pace, combined_pace, keep_pace, measure_pace
+from query_mutator.session.task import split_dataset
 from query_mutator.settings.episode import TaskSettings
 from query_mutator.settings.models import Sampling
 from query_mutator.settings.questions import Questions

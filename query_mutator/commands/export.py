@@ -1,20 +1,24 @@
-"""`qm data export`: the best rewrites of a run, as rows to train on."""
+"""`qm data export` and `qm export-policy`: the best rewrites of a run as training rows, a policy in one file."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
-from tyro.conf import arg
+from tyro.conf import Positional, arg
 
-from query_mutator.cli.common import JsonFlags, show
-from query_mutator.cli.outputs import Output, holding
+from query_mutator.cli.flags import JsonFlags, show
+from query_mutator.cli.outputs import Output, OutputFlags, holding
 from query_mutator.errors import UsageError
 from query_mutator.files import atomic_write, encode
+from query_mutator.session.loading import acting_settings, load_saved, with_background
+from query_mutator.session.models import open_models
+from query_mutator.session.policy_file import read_policy, redacted, write_policy_file
 from query_mutator.settings.output import Plugins
 from query_mutator.training.export import ExportRules, choose, read_steps, reward_of, training_rows
 
-__all__ = ["ExportFlags", "export"]
+__all__ = ["ExportFlags", "ExportPolicyFlags", "export", "export_policy"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,3 +44,36 @@ def export(flags: ExportFlags) -> None:
     text = f"{flags.output}: {len(rows)} rows ({report['right']} right) from {choice.steps} steps on "
     text += f"{choice.questions} questions with {choice.different} different texts"
     show(flags, report, text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportPolicyFlags(Plugins, OutputFlags):
+    """Write a trained policy with all that acting needs to one file, without reference answers or pickled code.
+
+    `qm rewrite` and `Rewriter.load` take the file in place of a run folder. It holds the texts of the training
+    questions, because some operators merge in the most similar one, and an accepted answer of
+    each where a form shows them.
+    """
+
+    run: Positional[str] = "runs/latest"
+    """A run folder (its newest checkpoint) or a .pt file."""
+    output: Annotated[str, arg(name="out", aliases=["--output", "-o"]), Output(holding(b"policy.json"))]
+    """File to write, as policy.qm."""
+
+
+def export_policy(flags: ExportPolicyFlags) -> None:
+    """Write the file and print what is in it."""
+    saved = read_policy(flags.run)
+    if saved.background is None:  # a run of an earlier version: its dataset and models are needed once
+        saved = load_saved(flags.run, flags.plugin)
+        with open_models(acting_settings(saved.checkpoint.system, {}, source=flags.run), light=True) as models:
+            saved = with_background(saved, models)
+    background = saved.background
+    assert background is not None
+    write_policy_file(flags.output, redacted(saved))
+    checkpoint, size_kb = saved.checkpoint, Path(flags.output).stat().st_size / 1000
+    shown = ", with the accepted answers that its examples show" if background.shows_examples else ""
+    print(
+        f"{flags.output}: {checkpoint.algo} after {checkpoint.progress.env_steps} steps, {len(checkpoint.actions)} "
+        f"actions, {len(background.train)} training questions, {size_kb:,.0f} kB{shown}"
+    )

@@ -23,10 +23,10 @@ from query_mutator.batching import (
 from query_mutator.batching.records import settings_errors
 from query_mutator.batching.tokenizers import load_tokenizer
 from query_mutator.bounds import Count, Few, Port, Retries, Seconds, Seed, Share, Steps
-from query_mutator.cli.common import JsonFlags, rows_of, show
 from query_mutator.cli.console import progress
+from query_mutator.cli.flags import JsonFlags, rows_of, show
 from query_mutator.cli.outputs import Output, readable
-from query_mutator.commands.data_flags import TokenizerFlags
+from query_mutator.commands.batching import TokenizerFlags
 
 TRANSPORTS = tuple(one.value for one in GymTransport)
 OUTPUT_MODES = tuple(one.value for one in GymOutputMode)

@@ -15,13 +15,12 @@ from tyro.conf import arg
 
 from ppo.__main__ import evaluate, make_envs, report
 from query_mutator.bounds import Million, Threads, defaults
-from query_mutator.cli.common import JsonFlags
 from query_mutator.cli.console import note, progress
-from query_mutator.cli.flags import parse_flags
+from query_mutator.cli.flags import JsonFlags, parse_flags
 from query_mutator.cli.outputs import Output, holding, write_report
-from query_mutator.env.steps import Steps
 from query_mutator.errors import UsageError
 from query_mutator.files import disk_errors, encode
+from query_mutator.learners.learner import Steps
 from query_mutator.settings.learner import IQNConfig
 
 if TYPE_CHECKING:

@@ -12,15 +12,15 @@ from typing import Any, ClassVar
 from tyro.conf import Positional
 
 from query_mutator.bounds import Threads, group_of
-from query_mutator.cli.common import JsonFlags, show
 from query_mutator.cli.console import progress
+from query_mutator.cli.flags import JsonFlags, show
 from query_mutator.data.readers import read_rows
 from query_mutator.errors import DatasetError, TooManyFailuresError
-from query_mutator.llm.flags import ServerFlags
+from query_mutator.llm.backends import ServerFlags
 from query_mutator.llm.retry import Retry
 from query_mutator.rewards import Judge
-from query_mutator.session.judging import make_judge
 from query_mutator.session.models import open_models
+from query_mutator.session.task import make_judge
 from query_mutator.settings.models import ModelSettings
 from query_mutator.settings.questions import Judging
 from query_mutator.stats.agreement import Agreement, agreement

@@ -14,16 +14,14 @@ from typing import Any
 import numpy as np
 
 from query_mutator.bounds import group_of
-from query_mutator.cli.common import rows_of, show
 from query_mutator.cli.console import note, table
-from query_mutator.commands.plan_flags import ALGO, PlanFlags
-from query_mutator.commands.plan_run import OF_ONE_COMMAND, remove_without_result
+from query_mutator.cli.flags import rows_of, show
+from query_mutator.commands.plan_run import ALGO, OF_ONE_COMMAND, PlanFlags, remove_without_result
 from query_mutator.confidence import ConfidenceModel
 from query_mutator.data import Split
 from query_mutator.data.logs import log_path, read_logged_replies
 from query_mutator.encoder import Encoder, english_words
-from query_mutator.env.rules import EpisodeRules
-from query_mutator.env.task import CallSettings, build_task
+from query_mutator.env.task import CallSettings, EpisodeRules, build_task
 from query_mutator.evaluation.heldout import embed_questions
 from query_mutator.evaluation.logged_answers import GradedLog, grade_log
 from query_mutator.evaluation.plan_logged import LoggedPlans, logged_plans
@@ -38,12 +36,10 @@ from query_mutator.operators import NONE
 from query_mutator.plugins import plugin_hashes
 from query_mutator.report.page.build import write_report
 from query_mutator.runs.provenance import describe_run, versions
-from query_mutator.session.background import PROBE, background_of
 from query_mutator.session.checkpoint import Checkpoint
-from query_mutator.session.dataset import NO_DATASET, example_bank, split_dataset
-from query_mutator.session.judging import make_reward
 from query_mutator.session.models import ResolvedModels, encoder_of
-from query_mutator.session.policy_file import SavedPolicy, findable, write_own_policy
+from query_mutator.session.policy_file import PROBE, SavedPolicy, background_of, findable, write_own_policy
+from query_mutator.session.task import NO_DATASET, example_bank, make_reward, split_dataset
 from query_mutator.session.trust import remember
 from query_mutator.settings.episode import TaskSettings
 from query_mutator.training.run_folder import planned

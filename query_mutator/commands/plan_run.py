@@ -1,33 +1,42 @@
-"""The run folder of `qm plan`: replies that a resumed search finds again, and the best plan so far as a checkpoint."""
+"""The flags of `qm plan`, and its run folder: replies that a resumed search finds again, the best plan so far."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
+from annotated_types import Gt, Le
+
+from query_mutator.bounds import Count, defaults
 from query_mutator.cli.console import note
-from query_mutator.commands.plan_flags import ALGO, PlanFlags
+from query_mutator.cli.flags import JsonFlags
 from query_mutator.confidence import ConfidenceModel
-from query_mutator.errors import TooManyFailuresError
-from query_mutator.evaluation.plan_result import PlanPoint, PlanSearch
-from query_mutator.files import write_checked_json
+from query_mutator.errors import TooManyFailuresError, UsageError
+from query_mutator.evaluation.plan_search import check_calls
+from query_mutator.evaluation.plan_trials import PlanPoint, PlanSearch
+from query_mutator.files import read_checked_json, write_checked_json
 from query_mutator.files.lock import locked
-from query_mutator.files.run_dir import SUMMARY, RunDir
+from query_mutator.files.run_dir import SUMMARY, RunDir, check_name
 from query_mutator.learners.plan import Plan
+from query_mutator.llm.backends import ServerAddressFlags
 from query_mutator.llm.cache import Cache, ReplyStore
 from query_mutator.llm.client import Client
 from query_mutator.plugins import plugin_hashes
 from query_mutator.report.page.build import write_report
 from query_mutator.runs.provenance import describe_run, versions
-from query_mutator.session.background import Background, background_of
 from query_mutator.session.checkpoint import Checkpoint
 from query_mutator.session.models import OpenModels
-from query_mutator.session.policy_file import SavedPolicy, write_own_policy
-from query_mutator.settings.episode import TaskSettings
+from query_mutator.session.policy_file import Background, SavedPolicy, background_of, write_own_policy
+from query_mutator.session.trust import check_plugins, check_reach
+from query_mutator.settings.episode import CallRules, Operators, TaskSettings
+from query_mutator.settings.evaluation import CallBudget, FailureRate
+from query_mutator.settings.models import ModelSettings, Sampling
+from query_mutator.settings.output import DryRun, NamedRun, Resume
+from query_mutator.settings.questions import Questions, Reward
 from query_mutator.training.run_folder import described, planned, remember_run
 
 if TYPE_CHECKING:
@@ -35,9 +44,81 @@ if TYPE_CHECKING:
     from query_mutator.env.task import Task
 
 __all__ = ["OF_ONE_COMMAND", "PlanRun", "plan_run", "remove_without_result"]
+__all__ = ["ALGO", "OF_ONE_COMMAND", "PlanFlags", "PlanRun", "plan_run", "remove_without_result"]
+
+ALGO = "plan"
 
 REPLIES = "replies.sqlite"
 OF_ONE_COMMAND = ("json", "force", "dry_run", "resume")
+
+
+@dataclass(frozen=True, kw_only=True)
+@defaults(name=ALGO, max_asks=1)
+class PlanFlags(
+    NamedRun,
+    DryRun,
+    Resume,
+    Questions,
+    Operators,
+    CallRules,
+    Reward,
+    ServerAddressFlags,
+    ModelSettings,
+    Sampling,
+    FailureRate,
+    CallBudget,
+    JsonFlags,
+):
+    """Find the best plan: operators in a fixed order, where to ask, and which answer to submit.
+
+    Reads training questions only; `qm eval` compares the saved plan with the baselines on held-out questions.
+    """
+
+    FIRST: ClassVar[tuple[str, ...]] = (
+        "minutes", "max_calls", "answer", "budget", "from_logs", "dataset", "operators", "ollama_url", "gguf",
+        "target_model", "target_max_tokens", "batch_size", "seed", "save_dir", "resume", "dry_run", "json",
+    )  # fmt: skip
+    IN_FILE: ClassVar[tuple[str, ...]] = (
+        "adaptive", "allow_mixed", "call_price", "deadline_s", "deterministic", "device", "domain", "early_stop",
+        "encoder_max_tokens", "judge_form", "keep_alive", "max_reply_mb", "mutator_max_tokens", "skip_unchanged",
+    )  # fmt: skip
+
+    minutes: Annotated[float, Gt(0), Le(10_000)] = 5.0
+    """Time without --max-calls, loading included; recorded replies get 20,000 calls instead."""
+    max_calls: Count | None = None
+    """Maximum model calls of the search; with few, a random sample of the questions is scored."""
+    answer: Literal["searched", "learned"] = "searched"
+    """Which of several answers is submitted: by the best rule found (searched), or the one that is most likely right
+    (learned), asking in form after form until one is likely enough."""
+    from_logs: str | None = None
+    """Learn from graded replies in this file, without a call; see docs/how-to/learn-from-logs.md."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.max_calls is not None:
+            check_calls(self.max_calls)
+        check_name(self.name or ALGO)
+        if self.from_logs is not None and self.resume is not None:
+            raise ValueError("--from-logs makes no call, so there is nothing to --resume; leave one of them out")
+
+    @staticmethod
+    def resumed_base(resumed: Path, named: PlanFlags) -> Mapping[str, Any]:
+        """Return the flags of the search in a run folder; UsageError for another folder, and for a search that is done.
+
+        `named` are the flags of the command alone: other servers, files and plugins must be those of runs of this user.
+        """
+        path = resumed / "config.json"
+        config = read_checked_json(path) if path.is_file() else {}
+        base = dict(config.get("flags", {}))
+        if base.pop("algo", None) != ALGO:
+            raise UsageError(f"--resume {resumed}: not a run of qm plan; give its run folder")
+        if (resumed / SUMMARY).exists():
+            raise UsageError(f"--resume {resumed}: its search is done; start another with qm plan")
+        check_reach({name: value for name, value in base.items() if name not in named.given}, source=path)
+        check_plugins({} if "plugin" in named.given else config["plugins"], source=path)
+        if "minutes" in named.given:  # a new bound on the calls
+            base.pop("max_calls", None)
+        return base
 
 
 @dataclass(kw_only=True)

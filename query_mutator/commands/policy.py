@@ -1,42 +1,141 @@
-"""`qm eval`: compare a trained policy with the baselines, with the models of its training or those that flags name."""
+"""`qm eval`: compare a trained policy with the baselines, with the models of its training or those that flags name.
+
+With several --target-model, each is a trial of an engine:
+
+OUT/trials/NAME/report.json, evaluation.jsonl     the result of a model; a rerun evaluates the models without one
+OUT/results.json                                  all of them
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import os
+import shlex
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from query_mutator.cli.common import show
+from query_mutator.bounds import Seed
 from query_mutator.cli.console import note
-from query_mutator.commands.eval_flags import EvalFlags
-from query_mutator.commands.eval_models import evaluate_models
-from query_mutator.commands.policy_flags import max_failure_rate, system_settings
+from query_mutator.cli.flags import JsonFlags, show, words_of
+from query_mutator.cli.outputs import Output, holding, write_report
+from query_mutator.cluster.jobs import open_engine
+from query_mutator.commands.policy_flags import RunFlags, max_failure_rate, system_settings
 from query_mutator.data import QuestionSet
 from query_mutator.data.split import target_key
-from query_mutator.errors import DatasetError, UnnamedError, UsageError
+from query_mutator.errors import DatasetError, TooManyFailuresError, UnnamedError, UsageError, hide_credentials
 from query_mutator.evaluation.comparison import QuestionTasks
 from query_mutator.evaluation.heldout import Baselines, compare, embed_questions, write_rows
 from query_mutator.evaluation.methods import Evaluator
 from query_mutator.evaluation.outcomes import check_report
 from query_mutator.evaluation.summary import Results
+from query_mutator.files import decode_object, file_sha256
+from query_mutator.files.lock import locked
+from query_mutator.lab.sweep.config import EngineFlags, is_sweep
+from query_mutator.lab.sweep.engines import Ended
+from query_mutator.lab.sweep.plan import Trial
+from query_mutator.lab.sweep.runner import Runner, SweepFolder
 from query_mutator.learners.named import LEARNERS
-from query_mutator.report.table import result_table
+from query_mutator.report.table import models_table, result_table
 from query_mutator.rewards import WeightedReward
-from query_mutator.session.background import text_digest
-from query_mutator.session.dataset import NO_DATASET, guard_requests, read_dataset
-from query_mutator.session.judging import check_gold, make_reward
 from query_mutator.session.loading import acting_task, load_policy, load_saved, training_split
 from query_mutator.session.models import OpenModels, open_models
-from query_mutator.session.policy_file import SavedPolicy
+from query_mutator.session.policy_file import SavedPolicy, text_digest
+from query_mutator.session.task import NO_DATASET, check_gold, guard_requests, make_reward, read_dataset
 from query_mutator.session.truncation import cut_line, long_questions
 from query_mutator.session.trust import check_reach
-from query_mutator.settings.questions import Reward
+from query_mutator.settings.evaluation import Comparison
+from query_mutator.settings.questions import Columns, Reward
 from query_mutator.types import Question
 
-__all__ = ["evaluate_policy"]
+__all__ = ["EvalFlags", "evaluate_models", "evaluate_policy"]
+
+_COMMAND = ("{python}", "-m", "query_mutator", "eval", "--json", "{dir}/report.json", "--evaluation",
+            "{dir}/evaluation.jsonl", "--force")  # fmt: skip
+#: Of the comparison and of each trial, but not of the command that all trials share.
+_OWN = {one.name for cls in (EngineFlags, JsonFlags) for one in fields(cls)} | {
+    "checkpoint", "run", "target_model", "seed", "evaluation", "out",
+}  # fmt: skip
 
 _REWARD = {one.name for one in fields(Reward)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalFlags(RunFlags, Comparison, Columns, Reward, JsonFlags, EngineFlags):
+    """Compare a trained policy with baselines: the original question, random rewrites, fixed rewrites.
+
+    Answers are scored as in training, or by --reward.
+
+    With several models after --target-model, evaluate each and print a row for each; --engine says where. Rerun the
+    command to resume.
+    """
+
+    target_model: tuple[str, ...] = ()  # type: ignore[assignment]  # other commands take one
+    """The model that answers, or several to compare."""
+    out: Annotated[str | None, Output(is_sweep, is_folder=True, resumes=True)] = None
+    """Folder of the comparison of several models; by default evaluations/NAME after the policy."""
+    local_server_url: str | None = None
+    """Address of the model server on each machine that evaluates, as http://127.0.0.1:11434, for --ollama-url."""
+
+    dataset: str | None = None
+    """Questions to ask: a file, or the name of a bundled set; by default the held-out ones. Those whose
+    text is in the training set are left out; those about its targets have a column of their own."""
+    seed: Seed = 1
+    """Seed of the random baseline."""
+    evaluation: Annotated[str | None, Output(holding(b'{"method":'))] = None
+    """File for a JSON row per method and question: steps, answers, which was submitted, calls, tokens, seconds."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        EngineFlags.__post_init__(self)
+        if self.local_server_url:
+            if self.ollama_url not in ((), (self.local_server_url,)):
+                raise ValueError("--ollama-url and --local-server-url both name the servers; give one of them")
+            object.__setattr__(self, "ollama_url", (self.local_server_url,))
+        if self.evaluation and len(self.target_model) > 1:
+            raise ValueError(
+                "--evaluation names one file; with several models each has an evaluation.jsonl of its own in --out"
+            )
+
+
+def evaluate_models(flags: EvalFlags, policy: Path) -> None:
+    """Run the missing evaluations, then print a row for each model; `policy` is the file that holds the policy."""
+    trials = {
+        model: Trial(setting={"target_model": model}, seed=flags.seed) for model in dict.fromkeys(flags.target_model)
+    }
+    if len({trial.name for trial in trials.values()}) < len(trials):
+        raise UsageError(f"--target-model {' '.join(trials)}: two of them make one folder name; evaluate them apart")
+    words = words_of(flags, without=_OWN)
+    about = {"command": hide_credentials(shlex.join(["qm", "eval", *words])), "policy": file_sha256(policy)}
+    if flags.dataset and os.path.isfile(flags.dataset):
+        about["dataset"] = file_sha256(Path(flags.dataset))
+    out = Path(flags.out or Path("evaluations") / Path(flags.checkpoint).resolve().name)
+    command = [*_COMMAND, "--checkpoint", str(Path(flags.checkpoint).resolve()), *words]
+    with open_engine(flags, str(out)) as engine, locked(out, break_lock=flags.break_lock):
+        folder = SweepFolder(out, **about)
+        ended = Runner(folder, engine, command=command).run([*trials.values()], retry_failed=flags.retry_failed)
+        found = {model: _report(folder.folder_of(trial) / "report.json") for model, trial in trials.items()}
+        results = {"models": {model: report for model, report in found.items() if report}}
+        write_report(out / "results.json", results)
+    show(flags, results, models_table(found))
+    note(str(out / "results.json"))
+    _check({model: ended[trial.name] for model, trial in trials.items() if trial.name in ended})
+
+
+def _check(ended: Mapping[str, Ended]) -> None:
+    """Print why evaluations failed; raise TooManyFailuresError for any."""
+    failed = {model: one for model, one in ended.items() if one.status != "done"}
+    for model, one in failed.items():
+        note(f"{model}: {one.status} (exit code {one.exit_code}): {one.says or 'stderr is empty'}")
+    if failed:
+        raise TooManyFailuresError(f"{len(failed)} of {len(ended)} evaluations failed; --retry-failed runs them again")
+
+
+def _report(path: Path) -> Mapping[str, Any] | None:
+    try:
+        return decode_object(path.read_bytes())
+    except FileNotFoundError:
+        return None
 
 
 def evaluate_policy(flags: EvalFlags) -> None:

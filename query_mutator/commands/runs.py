@@ -1,4 +1,9 @@
-"""`qm runs`: the runs in a folder, the newest last."""
+"""`qm runs` and `qm compare`: the runs in a folder, the newest last, and runs compared question by question.
+
+qm compare runs/a runs/b                              the policies of two runs
+qm compare runs/a runs/a --method best_plan policy    two methods of one run
+qm compare pairs.jsonl                                real traffic that qm serve --shadow answered both ways
+"""
 
 from __future__ import annotations
 
@@ -11,15 +16,21 @@ from pathlib import Path
 
 from tyro.conf import Positional
 
-from query_mutator.cli.common import JsonFlags, show
 from query_mutator.cli.console import table
+from query_mutator.cli.flags import JsonFlags, show
+from query_mutator.cli.outputs import holding
+from query_mutator.errors import UsageError
+from query_mutator.report.table import MOST_RUNS, compare_entries, paired_text, read_entry
 from query_mutator.runs.listing import ListedRun, list_runs
+from query_mutator.runs.shadow import MARK, SHADOW, read_shadow, shadow_result, traffic_text
 
-__all__ = ["RunsFlags", "show_runs"]
+__all__ = ["CompareFlags", "RunsFlags", "compare_runs", "show_runs"]
 
 _HEADER = ("run", "state", "steps", "valid", "held-out", "calls", "age")
 _AGES = ((86_400.0, "d"), (3600.0, "h"), (60.0, "min"))
 _SHORTEST_NAME = 12
+
+_NUMBER = f"runs named: {{}}; give 2 to {MOST_RUNS}, one may be given twice"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,3 +92,66 @@ def _short(name: str, room: int | None) -> str:
         return name
     end = (room - 1) // 2
     return f"{name[: room - 1 - end]}…{name[-end:]}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareFlags(JsonFlags):
+    """Compare Query Mutator runs question by question: gained, lost, same, McNemar's p, the difference, its interval.
+
+    Only questions that two runs have in common count. For metrics over steps, several seeds, or runs of any trainer,
+    use `qm analyze`. A single file or run of `qm serve --shadow` compares its two ways on real traffic.
+    """
+
+    runs: Positional[tuple[str, ...]] = ()
+    """Run folders (or their names in runs/), or files of `qm eval --evaluation`: 2 or more; or one of --shadow."""
+    method: tuple[str, ...] = ("policy",)
+    """Method of the evaluation to compare, as policy, best_plan or identity: one for all runs, or one for each."""
+
+    def __post_init__(self) -> None:
+        if len(self.runs) == 1:
+            return  # a single one may hold pairs, which is seen when it is read
+        if not 2 <= len(self.runs) <= MOST_RUNS:
+            raise ValueError(_NUMBER.format(len(self.runs)))
+        if len(self.method) not in (1, len(self.runs)):
+            raise ValueError(
+                f"--method has {len(self.method)} names for {len(self.runs)} runs; give one, or one for each"
+            )
+        both = list(zip((str(_path(run).resolve()) for run in self.runs), self._methods(), strict=True))
+        if len(set(both)) < len(both):
+            raise ValueError("a run is compared with itself; give another run, or a --method for each")
+
+    @property
+    def traffic(self) -> Path | None:
+        """Return the file of pairs of a single run or file, None for several and for other files."""
+        if len(self.runs) != 1:
+            return None
+        path = _path(self.runs[0])
+        file = path / SHADOW if path.is_dir() else path
+        return file if file.is_file() and holding(MARK)(file) else None
+
+    def _methods(self) -> tuple[str, ...]:
+        return self.method if len(self.method) > 1 else self.method * len(self.runs)
+
+    def named(self) -> list[tuple[Path, str]]:
+        """Return path and method of each run; UsageError for a path that does not exist, or for a single one."""
+        for run in self.runs:
+            if not _path(run).exists():
+                raise UsageError(f"{run}: no such run; give a run folder, or its name in runs/ (qm runs lists them)")
+        if len(self.runs) == 1:
+            raise UsageError(f"{_NUMBER.format(1)}; {self.runs[0]} has no pairs of qm serve --shadow either")
+        return [(_path(run), method) for run, method in zip(self.runs, self._methods(), strict=True)]
+
+
+def compare_runs(flags: CompareFlags) -> None:
+    """Print the paired table, or write it with --json."""
+    if flags.traffic is not None:
+        result = shadow_result(read_shadow(flags.traffic))
+        show(flags, result, traffic_text(result))
+        return
+    report = compare_entries([read_entry(path, method) for path, method in flags.named()])
+    show(flags, report, paired_text(report))
+
+
+def _path(run: str) -> Path:
+    """Return the folder or file of a run, which may be named by its name in runs/."""
+    return Path("runs") / run if not Path(run).exists() and (Path("runs") / run).exists() else Path(run)

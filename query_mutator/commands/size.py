@@ -12,8 +12,8 @@ from tyro.conf import Positional, arg
 
 from ppo.fields import Matches
 from query_mutator.bounds import CountOrNone, Few, Size, Wait
-from query_mutator.cli.common import JsonFlags, show
 from query_mutator.cli.console import table
+from query_mutator.cli.flags import JsonFlags, show
 from query_mutator.errors import UsageError
 from query_mutator.lab.sizing.cards import MIB, Calibration, read_calibration, vram_bytes
 from query_mutator.lab.sizing.collecting import PROCESS_BYTES, replay_bytes, rollout_bytes

@@ -11,8 +11,7 @@ from annotated_types import Ge, Le
 from query_mutator.bounds import Tokens
 from query_mutator.errors import BackendError, UsageError
 from query_mutator.lab.sizing.collecting import cache_line, size_calls
-from query_mutator.llm.backends import choose_backend
-from query_mutator.llm.flags import ServerFlags
+from query_mutator.llm.backends import ServerFlags, choose_backend
 from query_mutator.llm.probe import PROBE_TOKENS, PROBE_WIDTH, measure_calls, slots_advice
 from query_mutator.llm.stack import build_client
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from query_mutator.cli.console import note
 from query_mutator.cli.outputs import write_report
-from query_mutator.commands.engine import open_engine
+from query_mutator.cluster.jobs import open_engine
 from query_mutator.errors import TooManyFailuresError
 from query_mutator.files import encode
 from query_mutator.files.lock import locked

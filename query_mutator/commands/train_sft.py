@@ -6,8 +6,8 @@ from pathlib import Path
 
 from query_mutator.batching.distributed.config import DistributedConfig
 from query_mutator.batching.training.config import SftFlags
-from query_mutator.cli.common import rows_of, show
 from query_mutator.cli.console import note
+from query_mutator.cli.flags import rows_of, show
 from query_mutator.files.run_dir import checkpoints_in
 
 __all__ = ["SftFlags", "train_sft"]

@@ -6,15 +6,12 @@ say when to ask again, `plain_vote` and `rule_vote` are the rivals. It imports `
 read), `encoder`, `stats` and the vocabulary; scikit-learn is loaded when a model is fitted, torch never.
 """
 
-from query_mutator.confidence.answer_keys import AnswerKind, answer_groups, answer_key
-from query_mutator.confidence.attempts import Attempt, LoggedAnswer
-from query_mutator.confidence.crossfit import cross_fitted
+from query_mutator.confidence.answer_keys import AnswerKind, Attempt, LoggedAnswer, answer_groups, answer_key
+from query_mutator.confidence.crossfit import cross_fitted, training_table
 from query_mutator.confidence.explanation import Reason
 from query_mutator.confidence.model import ConfidenceModel, Submission
-from query_mutator.confidence.ordering import greedy_order, places_by_question
-from query_mutator.confidence.stopping import Stopping, StoppingRule, rule_for_budget
+from query_mutator.confidence.stopping import Stopping, StoppingRule, greedy_order, places_by_question, rule_for_budget
 from query_mutator.confidence.submission import combined, plain_vote, rule_vote, submissions, vote
-from query_mutator.confidence.table import training_table
 
 __all__ = [
     "AnswerKind",

@@ -8,14 +8,24 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
 from query_mutator.rewards.matching import Number, decided, final_number, normalized, numbers_in
-from query_mutator.types import FloatArray
+from query_mutator.types import AS_IS, FloatArray, read_part
 
-__all__ = ["AnswerKind", "answer_groups", "answer_key", "content_words", "kind_of", "number_keys"]
+__all__ = [
+    "AnswerKind",
+    "Attempt",
+    "LoggedAnswer",
+    "answer_groups",
+    "answer_key",
+    "content_words",
+    "kind_of",
+    "number_keys",
+]
 
 #: How answers are read: the number that is marked as the answer, or the last one; a letter; yes or no; words.
 AnswerKind = Literal["number", "last_number", "choice", "yes_no", "words"]
@@ -117,3 +127,34 @@ def _same_words(one: str, other: str, rows: FloatArray | None, at: int, before: 
     words, others = set(one.split()), set(other.split())
     shared = len(words & others)
     return shared > 0 and (shared >= _SAME_WORDS * len(words | others) or shared == min(len(words), len(others)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One reply to a question: its text as far as it is read, the form of the request, and what the server said."""
+
+    text: str
+    asked: str = ""  # the wording that was asked; "" is the question
+    form: str = AS_IS
+    logprob: float | None = None  # mean log probability of the reply's tokens; None where it is not known
+    cut: bool | None = None  # ended at the token limit; None where it is not known
+    context: str = ""  # what the target read besides the question: system text, examples
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "text", read_part(self.text))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedAnswer:
+    """A graded answer to learn from; answers to the same question are the other attempts at it."""
+
+    question: str
+    attempt: Attempt
+    right: bool
+    target: str = ""  # what the question is about (`data.split.target_key`): never in two folds; "" is the question
+    gold: str | None = None  # read only to tell how answers are compared
+
+    @property
+    def group(self) -> str:
+        """Return the target, else the question."""
+        return self.target or self.question

@@ -17,27 +17,30 @@ from typing import Any, Self
 
 import numpy as np
 
-from query_mutator.confidence.answer_keys import AnswerKind
-from query_mutator.confidence.attempts import Attempt, LoggedAnswer
-from query_mutator.confidence.crossfit import CrossFit, Platt, cross_fit, fit_agreement, fit_scorer
-from query_mutator.confidence.explanation import Reason, agreement_reason, reasons
-from query_mutator.confidence.features import FEATURES, LOGPROB
-from query_mutator.confidence.scorers import SCORERS, Candidate, Scorer
-from query_mutator.confidence.stored import FitReport, Stored, read_stored, write_stored
-from query_mutator.confidence.submission import combined, submitted
-from query_mutator.confidence.table import (
+from query_mutator.confidence.answer_keys import AnswerKind, Attempt, LoggedAnswer
+from query_mutator.confidence.crossfit import (
+    CrossFit,
+    Platt,
     TrainingTable,
     attempt_columns,
     attempt_groups,
+    cross_fit,
+    fit_agreement,
+    fit_scorer,
     form_rates,
     target_hash,
     training_table,
     with_forms,
 )
+from query_mutator.confidence.explanation import Reason, agreement_reason, reasons
+from query_mutator.confidence.features import FEATURES, LOGPROB
+from query_mutator.confidence.scorers import SCORERS, Candidate, Scorer
+from query_mutator.confidence.stored import FitReport, Stored, read_stored, write_stored
+from query_mutator.confidence.submission import combined, submitted
 from query_mutator.encoder.base import Encoder
 from query_mutator.errors import UsageError
 from query_mutator.registry import check_known
-from query_mutator.stats.calibration import Bin, reliability
+from query_mutator.stats.agreement import Bin, reliability
 from query_mutator.types import DoubleArray
 
 __all__ = ["ConfidenceModel", "Submission"]

@@ -15,7 +15,7 @@ from query_mutator.confidence.crossfit import Platt
 from query_mutator.confidence.features import FEATURES
 from query_mutator.confidence.scorers import Scorer, load_scorer, real_array
 from query_mutator.errors import CheckpointError, TooFewAnswersError
-from query_mutator.stats.calibration import auroc, brier_score, expected_calibration_error
+from query_mutator.stats.agreement import auroc, brier_score, expected_calibration_error
 from query_mutator.types import MAX_NAME_CHARS, DoubleArray
 
 __all__ = ["FitReport", "Stored", "read_stored", "write_stored"]

@@ -13,8 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from query_mutator.confidence.answer_keys import AnswerKind, answer_groups, answer_key, kind_of, number_keys
-from query_mutator.confidence.attempts import Attempt
+from query_mutator.confidence.answer_keys import AnswerKind, Attempt, answer_groups, answer_key, kind_of, number_keys
 from query_mutator.confidence.features import is_unfinished
 from query_mutator.types import DoubleArray
 

@@ -7,8 +7,7 @@ questions out by a hash of their target, and `validation_split` a fold of the tr
 moves no other row.
 """
 
-from query_mutator.data.bundled import BANKS, BUNDLED, guard_questions
-from query_mutator.data.loaders import QuestionSet, load_question_set, load_questions
+from query_mutator.data.loaders import BANKS, BUNDLED, QuestionSet, guard_questions, load_question_set, load_questions
 from query_mutator.data.split import Split, split_questions, validation_split
 
 __all__ = [

@@ -5,14 +5,9 @@ every run, and `english_ranks` is the word list that comes with the default weig
 only: torch and sentence-transformers are imported when weights are loaded. It imports `files`, `types` and `errors`.
 """
 
-from query_mutator.encoder.base import Encoder, unit_rows
-from query_mutator.encoder.cached import CachedEncoder
-from query_mutator.encoder.documents import cache_dir, embed_documents, sha256_of
-from query_mutator.encoder.hashing import HashEncoder
-from query_mutator.encoder.remote import RemoteEncoder
-from query_mutator.encoder.resolve import resolve_encoder
-from query_mutator.encoder.weights import DEFAULT_ENCODER, PACKAGE, packaged_folder
-from query_mutator.encoder.words import english_ranks, english_words
+from query_mutator.encoder.base import Encoder, HashEncoder, RemoteEncoder, unit_rows
+from query_mutator.encoder.cached import CachedEncoder, cache_dir, embed_documents, resolve_encoder, sha256_of
+from query_mutator.encoder.weights import DEFAULT_ENCODER, PACKAGE, english_ranks, english_words, packaged_folder
 from query_mutator.errors import EncoderError
 
 __all__ = [

@@ -10,6 +10,7 @@ import hashlib
 import importlib.util
 import logging
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,9 +21,19 @@ import huggingface_hub  # loads its parts when they are used
 from query_mutator.errors import EncoderError, reason_of
 from query_mutator.files import file_sha256
 
-__all__ = ["DEFAULT_ENCODER", "PACKAGE", "EncoderSettings", "Weights", "find_weights", "packaged_folder"]
+__all__ = [
+    "DEFAULT_ENCODER",
+    "PACKAGE",
+    "EncoderSettings",
+    "Weights",
+    "english_ranks",
+    "english_words",
+    "find_weights",
+    "packaged_folder",
+]
 
 logger = logging.getLogger(__name__)
+
 
 DEFAULT_ENCODER = "all-MiniLM-L6-v2"
 HUB_ORGANIZATION = "sentence-transformers"  # what a bare model name means on the hub
@@ -175,3 +186,22 @@ def _downloaded(spec: str) -> tuple[Path, str]:
         reason = reason_of(error)
         raise _NotThereError(f"download from the hub failed ({reason[:120]})") from error
     return folder, f"downloaded from the hub, {_repository(spec)}"
+
+
+@lru_cache(maxsize=1)
+def english_ranks() -> dict[str, int]:
+    """Return the whole words of the packaged vocabulary, lower case, by rank (0 is the most frequent).
+
+    Only plain letters; word pieces are left out. Raises EncoderError when the package is not installed.
+    """
+    folder = packaged_folder()
+    if folder is None:
+        raise EncoderError("the English word list is missing; run `pip install -r requirements.txt`")
+    lines = (folder / "vocab.txt").read_text(encoding="utf-8").splitlines()
+    words = [word for word in lines if re.fullmatch(r"[a-z]+", word)]
+    return {word: rank for rank, word in enumerate(words)}
+
+
+def english_words() -> frozenset[str]:
+    """Return the words of `english_ranks`."""
+    return frozenset(english_ranks())

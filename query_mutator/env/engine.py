@@ -9,29 +9,83 @@ O observation, A operators
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from query_mutator.env.episode import Asked, Attempt, Episode, why_submitted
+from query_mutator.env.episode import Asked, Attempt, Episode, QuestionMemory, Rewriting, Wording, why_submitted
 from query_mutator.env.flow import Call, Encode, Flow, Prepare
-from query_mutator.env.memory import QuestionMemory, Rewriting, Wording
 from query_mutator.env.observation import AnswerFeatures, StepFeatures, TextFeatures
-from query_mutator.env.scoring import score_answer
 from query_mutator.env.task import Task
-from query_mutator.llm.prompts import clean_rewrite
 from query_mutator.llm.retry import is_transient
 from query_mutator.operators import Operator, OperatorContext, local_rewrite, rejecting_guard
-from query_mutator.rewards import cosine, is_not_sure, is_refusal
+from query_mutator.operators.base import clean_rewrite
+from query_mutator.rewards import Evidence, Unscored, cosine, is_not_sure, is_refusal
 from query_mutator.types import AS_IS, ASK, SUBMIT, UNDO, ChatRequest, Completion, ErrorInfo, FloatArray, read_part
 
-__all__ = ["FIRST_ANSWER_TRIES", "EpisodeEngine", "MakeCall"]
+__all__ = ["FIRST_ANSWER_TRIES", "EpisodeEngine", "MakeCall", "score_answer"]
 
 FIRST_ANSWER_TRIES = 3  # of a failure that is transient: without the first answer there is no episode
 
 #: (request, name of the call within the step, action) -> the need to yield
 MakeCall = Callable[[ChatRequest, str, int | None], Call]
+
+
+def score_answer(
+    task: Task,
+    index: int,
+    *,
+    asked: Asked,
+    answered: Completion,
+    vectors: Sequence[FloatArray],
+    call: Callable[[ChatRequest, int], Call],
+) -> Flow:
+    """Score the answer to a wording of question `index`; return the Attempt, or the ErrorInfo of a failed call.
+
+    What the form reads in the answer is scored. `vectors` are those of text and answer. Reward parts that ask a model
+    make calls, which `call` numbers from 1.
+    """
+    original, (text_vector, answer_vector), (text, form) = task.question_vectors[index], vectors, asked
+    evidence = Evidence(
+        question=task.questions[index],
+        rewrite=text,
+        answer=task.form_named(form).answer_in(answered.text),
+        question_vector=original,
+        rewrite_vector=text_vector,
+        answer_vector=answer_vector,
+        reference_vector=task.reference_vectors[index],
+    )
+    reward = yield from _reward_flow(evidence, task, call=call)
+    if isinstance(reward, ErrorInfo):
+        return reward
+    return Attempt(
+        text=text,
+        form=form,
+        answer=answered.text,
+        logprob=answered.logprob,
+        cut=answered.hit_limit if answered.model else None,
+        text_vector=text_vector,
+        answer_vector=answer_vector,
+        fit=cosine(text_vector, answer_vector),
+        closeness=cosine(original, answer_vector),
+        reward=reward,
+    )
+
+
+def _reward_flow(evidence: Evidence, task: Task, *, call: Callable[[ChatRequest, int], Call]) -> Flow:
+    scoring, reply, number = task.reward.score(evidence), None, 0
+    while True:
+        try:
+            request = scoring.send(reply)  # type: ignore[arg-type]
+        except StopIteration as stop:
+            return stop.value
+        except Unscored as error:
+            return ErrorInfo(kind="unscored", message=str(error))
+        number += 1
+        reply = yield call(request, number)
+        if not reply.ok:
+            return reply.error
 
 
 def _without_site(request: ChatRequest, phase: str, action: int | None) -> Call:

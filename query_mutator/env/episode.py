@@ -7,16 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from query_mutator.confidence import Submission
 from query_mutator.rewards import is_not_sure, is_refusal
-from query_mutator.types import AS_IS, AnswerRule, FloatArray, Reward
+from query_mutator.types import AS_IS, AnswerRule, ErrorInfo, FloatArray, Reward
 
 #: A wording, and the form in which the target gets it.
 Asked = tuple[str, str]
+
+#: An operator's number, the text it is applied to, and the form in which that is answered: some use the answer.
+Wording = tuple[int, str, str | None]
 
 
 def _tensor(vector: FloatArray) -> Any:
@@ -229,3 +232,19 @@ def _asked(saved: str | Sequence[str] | None) -> Asked:
     """Return what was asked, of which files of earlier versions have the wording only."""
     text, form = (saved or "", AS_IS) if saved is None or isinstance(saved, str) else saved
     return text, form
+
+
+class Rewriting(NamedTuple):
+    """The wording after an operator: its rewrite, or the wording before where a `guard` rejected that."""
+
+    text: str
+    guard: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionMemory:
+    """Results of the calls and local tests on one question; an ErrorInfo where a call failed for good."""
+
+    rewrites: dict[Wording, Rewriting | ErrorInfo] = field(default_factory=dict)
+    attempts: dict[Asked, Attempt | ErrorInfo] = field(default_factory=dict)
+    changes: dict[Wording, bool] = field(default_factory=dict)  # whether the operator may change the text

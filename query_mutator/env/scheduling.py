@@ -9,12 +9,13 @@ that the journal has are taken from it; others are written to it before they are
 
 from __future__ import annotations
 
+import asyncio
 import heapq
 import itertools
 import queue
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -388,3 +389,41 @@ def encoded(encoder: Encoder, texts: Sequence[str]) -> FloatArray | ErrorInfo:
         return encoder.encode(texts)
     except BackendError as error:  # raised only by an encoder on a server, after its retries
         return ErrorInfo(kind=error.kind, message=str(error))
+
+
+async def run_flow_async(
+    flow: Flow,
+    *,
+    complete: Callable[[ChatRequest], Awaitable[Completion]],
+    encoder: Encoder,
+    retry_policy: RetryPolicy,
+) -> Any:
+    """Run one flow and return its result; `complete` makes a call, and failed ones are retried by the policy.
+
+    A cancelled task closes the flow; whether its call in flight ends at once is up to `complete`.
+    """
+    result: Any = None
+    try:
+        while True:
+            try:
+                need = flow.send(result)
+            except StopIteration as stop:
+                return stop.value
+            if isinstance(need, Prepare):
+                result = None
+            elif isinstance(need, Encode):
+                result = await asyncio.to_thread(encoded, encoder, need.texts)
+            else:
+                result = await _with_retries(CallAttempts(need, retry_policy, None), complete)
+    finally:
+        flow.close()
+
+
+async def _with_retries(tries: CallAttempts, complete: Callable[[ChatRequest], Awaitable[Completion]]) -> Completion:
+    while True:
+        request, _ = tries.next()
+        outcome = tries.ended(request, await complete(request))
+        delay_s = tries.delay_s(outcome)
+        if delay_s is None:
+            return tries.result(outcome)
+        await asyncio.sleep(delay_s)

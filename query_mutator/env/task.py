@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -15,24 +15,109 @@ from query_mutator.confidence import ConfidenceModel, Submission, plain_vote
 from query_mutator.data.split import target_key
 from query_mutator.encoder import Encoder
 from query_mutator.env.episode import Attempt
-from query_mutator.env.examples import ROWS_AT_ONCE, Bank, bank_of
 from query_mutator.env.observation import Observer, Projection
-from query_mutator.env.rules import EpisodeRules
 from query_mutator.errors import UsageError
 from query_mutator.forms import Example, Form, FormContext, Framed
 from query_mutator.operators import NONE, Operator, OperatorContext, local_rewrite, would_change
+from query_mutator.registry import check_known
 from query_mutator.rewards import WeightedReward
-from query_mutator.settings.episode import Observing, Operators
+from query_mutator.settings.episode import Episode, Observing, Operators
 from query_mutator.settings.models import Sampling
 from query_mutator.types import (
     AS_IS,
     CONTROLS,
+    SUBMIT,
+    UNDO,
     UNSAFE,
+    AskRule,
     ChatRequest,
     Completion,
     FloatArray,
     Question,
 )
+
+NUM_EXAMPLES = 4
+ROWS_AT_ONCE = 2000  # of questions next to all others, which bounds the memory
+_MAX_CHARS = 400  # of an example: longer ones crowd out the question
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpisodeRules(Episode):
+    """What may happen in an episode."""
+
+    def __post_init__(self) -> None:
+        check_known("ask", self.ask, get_args(AskRule))
+        object.__setattr__(self, "call_price", tuple(self.call_price))  # a file has a list
+        super().__post_init__()
+
+    @property
+    def policy_asks(self) -> bool:
+        """Return whether asking is an action; else the original question and every rewrite are asked at once."""
+        return self.ask == "form"
+
+    @property
+    def controls(self) -> tuple[str, ...]:
+        """Return the actions that are not operators or forms, which they follow."""
+        return CONTROLS if self.policy_asks else (UNDO, SUBMIT)
+
+    def ends(self, action: str, *, steps: int) -> bool:
+        """Return whether an action is the last one of an episode, of which it is number `steps`."""
+        return action == SUBMIT or steps >= self.max_episode_steps
+
+    def max_calls(self, *, asked: int) -> int:
+        """Return the maximum calls of one episode with `asked` operators that a model carries out.
+
+        A step makes one call, or two where rewrites are asked at once; an answer comes before or after the steps.
+        """
+        steps = self.max_episode_steps
+        answers = min(steps + (not self.policy_asks), self.max_asks or steps + 1)
+        return min(answers + steps * (asked > 0), 1 + steps * (1 + (not self.policy_asks)))
+
+
+@dataclass(frozen=True, slots=True)
+class Bank:
+    """Questions with an accepted answer [B], and their embeddings [B, D]."""
+
+    questions: tuple[Question, ...]
+    vectors: FloatArray
+
+    def nearest(self, questions: Sequence[Question], vectors: FloatArray) -> tuple[tuple[Example, ...], ...]:
+        """Return for each question [Q] with its embedding [Q, D] the nearest others, the nearest last.
+
+        A question about the same target is none of them, nor is one of the same text.
+        """
+        if not self.questions:
+            return ((),) * len(questions)
+        targets, found = [target_key(question) for question in self.questions], list[tuple[Example, ...]]()
+        for start in range(0, len(questions), ROWS_AT_ONCE):
+            some = slice(start, start + ROWS_AT_ONCE)
+            order = np.argsort(-(vectors[some] @ self.vectors.T), axis=1, kind="stable")
+            found += [
+                self._examples(question, targets, row.tolist())
+                for question, row in zip(questions[some], order, strict=True)
+            ]
+        return tuple(found)
+
+    def _examples(self, question: Question, targets: Sequence[str], order: Sequence[int]) -> tuple[Example, ...]:
+        target = target_key(question)
+        others = (
+            self.questions[place]
+            for place in order
+            if targets[place] != target and self.questions[place].text != question.text
+        )
+        chosen = [other for other, _ in zip(others, range(NUM_EXAMPLES), strict=False)]
+        return tuple(Example(other.text, other.accept[0]) for other in reversed(chosen))
+
+
+def can_be_shown(question: Question) -> bool:
+    """Return whether a question has an accepted answer and is short enough to be an example."""
+    return bool(question.accept) and len(question.text + question.accept[0]) <= _MAX_CHARS
+
+
+def bank_of(questions: Sequence[Question], encoder: Encoder) -> Bank:
+    """Return the bank of those questions that can be shown."""
+    shown = tuple(filter(can_be_shown, questions))
+    return Bank(shown, encoder.encode([question.text for question in shown]))
 
 
 def operator_names(actions: Sequence[str]) -> tuple[str, ...]:

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from query_mutator.env.flow import Flow
 from query_mutator.env.infos import infos_of
 from query_mutator.env.scheduling import Scheduler
-from query_mutator.env.steps import StepResult, VectorStep
 from query_mutator.registry import check_known
 from query_mutator.types import FloatArray
 
@@ -28,6 +27,8 @@ __all__ = [
     "EnvList",
     "FlowEnv",
     "FlowsInFlight",
+    "StepResult",
+    "VectorStep",
     "env_seeds",
     "parse_autoreset_mode",
     "reset_as_step",
@@ -35,6 +36,11 @@ __all__ = [
     "stack_steps",
     "step_with_autoreset",
 ]
+
+#: gymnasium's five of one environment: observation [O], reward, terminated, truncated, info
+StepResult = tuple[FloatArray, float, bool, bool, dict[str, Any]]
+#: the same of n environments: observations [n, O], then arrays [n]
+VectorStep = tuple[FloatArray, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]
 
 
 class EnvList(VectorEnv[FloatArray, NDArray[np.int64], NDArray[Any]]):

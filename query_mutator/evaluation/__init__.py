@@ -2,13 +2,11 @@
 
 validation   the periodic evaluation during training
 heldout      the final comparison, which `qm eval` repeats
-baselines    the methods it compares
-comparison   which of them depends on results of others
+comparison   the methods it compares, and which of them depends on results of others
 methods      one pool of calls for all methods and questions
 outcomes     the result of a method on a question
-summary      rates, differences, groups and front
-verdict      what to deploy, in one sentence
+summary      rates, differences, groups and front; what to deploy, in one sentence
 cost         the calls it makes at most, and the questions that fit into a number of calls
 """
 
-__all__ = ["baselines", "comparison", "cost", "heldout", "methods", "outcomes", "summary", "validation", "verdict"]
+__all__ = ["comparison", "cost", "heldout", "methods", "outcomes", "summary", "validation"]

@@ -14,14 +14,12 @@ from query_mutator.cli.console import note
 from query_mutator.data.split import target_key
 from query_mutator.encoder import CachedEncoder, Encoder, embed_documents
 from query_mutator.env.task import Task
-from query_mutator.evaluation.baselines import Method, standard_methods
-from query_mutator.evaluation.comparison import Comparison, QuestionTasks
+from query_mutator.evaluation.comparison import Comparison, Method, QuestionTasks, standard_methods
 from query_mutator.evaluation.cost import PLAN_CALLS, EvaluationCost
 from query_mutator.evaluation.methods import Evaluator, by_policy
-from query_mutator.evaluation.plan_result import PlanSearch
 from query_mutator.evaluation.plan_search import find_plan
-from query_mutator.evaluation.summary import Results, summarize
-from query_mutator.evaluation.verdict import PLAN
+from query_mutator.evaluation.plan_trials import PlanSearch
+from query_mutator.evaluation.summary import PLAN, Results, summarize
 from query_mutator.files.json_lines import JsonLines
 from query_mutator.learners.learner import InferencePolicy
 from query_mutator.learners.plan import Plan, plan_policy, plan_task

@@ -29,9 +29,8 @@ from query_mutator.llm.client import Client
 from query_mutator.llm.coalesce import is_repeatable, request_key
 from query_mutator.llm.retry import DEFAULT_POLICY, RetryPolicy
 from query_mutator.rewards import is_refusal
-from query_mutator.session.failure_rate import WINDOW_STEPS, FailureWindow
 from query_mutator.session.models import OpenModels
-from query_mutator.session.play import Played, Player, Script, Uniform, greedy, play
+from query_mutator.session.play import WINDOW_STEPS, FailureWindow, Played, Player, Script, Uniform, greedy, play
 from query_mutator.types import ChatRequest, Completion, ErrorInfo
 
 IN_PROGRESS = 4  # episodes in progress for each call in flight: some of them embed and score

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -12,11 +12,21 @@ import numpy as np
 
 from query_mutator.data.split import target_key
 from query_mutator.errors import TooManyFailuresError
-from query_mutator.types import AS_IS, ErrorInfo, Question
+from query_mutator.types import AS_IS, CONTROLS, ErrorInfo, Question
 
 __all__ = [
-    "Outcome", "action_counts", "check_failures", "check_report", "failure_kinds", "mean", "scored", "unscored_rows",
-]  # fmt: skip
+    "Outcome",
+    "action_counts",
+    "check_failures",
+    "check_report",
+    "count_rewrites",
+    "failure_kinds",
+    "mean",
+    "rejections_in_words",
+    "rewrites_of",
+    "scored",
+    "unscored_rows",
+]
 
 MAX_UNSCORED_ROWS = 20  # of a report; all are counted
 DIGITS = 4  # of what explains a score; the score itself and its parts are whole
@@ -156,3 +166,47 @@ def unscored_rows(by_method: Mapping[str, Sequence[Outcome]]) -> list[dict[str, 
 def failure_kinds(outcomes: Iterable[Outcome]) -> dict[str, int]:
     """Return how often each kind of failure left a question unscored, the most frequent first."""
     return dict(Counter(outcome.error.kind for outcome in outcomes if outcome.error is not None).most_common())
+
+
+def count_rewrites(found: Iterable[tuple[str, str | None]]) -> dict[str, dict[str, Any]]:
+    """Return by operator its `rewrites` and how often each guard `rejected` one, from pairs (operator, guard)."""
+    counts: dict[str, Counter[str | None]] = defaultdict(Counter)
+    for operator, guard in found:
+        counts[operator][guard] += 1
+    return {
+        operator: {
+            "rewrites": guards.total(),
+            "rejected": {guard: count for guard, count in guards.most_common() if guard is not None},
+        }
+        for operator, guards in sorted(counts.items())
+    }
+
+
+def rewrites_of(pairs: Iterable[tuple[Question, Outcome]]) -> Iterator[tuple[str, str | None]]:
+    """Yield operator and rejecting guard (None: used) of each rewrite that differs from its wording, once."""
+    seen = set()
+    for question, outcome in pairs:
+        before = question.text
+        for operator, text, guard in zip(outcome.actions, outcome.rewrites, outcome.guards, strict=False):
+            key = question.id, operator, before
+            if operator not in CONTROLS and (guard or text != before) and key not in seen:
+                seen.add(key)
+                yield operator, guard
+            before = text
+
+
+def rejections_in_words(counts: Mapping[str, Any]) -> str:
+    """Return one line on the rate of each operator with a rejection, "" without a rewrite."""
+    total = sum(found["rewrites"] for found in counts.values())
+    if not total:
+        return ""
+    rates = [_of_operator(name, found) for name, found in counts.items() if found["rejected"]]
+    if not rates:
+        return f"rejected rewrites: none of {total:,}"
+    return f"rejected rewrites (the wording stays): {'; '.join(rates)}"
+
+
+def _of_operator(name: str, found: Mapping[str, Any]) -> str:
+    rejected = found["rejected"]
+    guards = ", ".join(f"{guard} {count}" for guard, count in rejected.items())
+    return f"{name} {sum(rejected.values()) / found['rewrites']:.0%} of {found['rewrites']:,} ({guards})"

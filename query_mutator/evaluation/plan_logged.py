@@ -27,17 +27,16 @@ from query_mutator.confidence import (
     training_table,
     vote,
 )
+from query_mutator.confidence.crossfit import TrainingTable
 from query_mutator.confidence.features import FEATURES
 from query_mutator.confidence.scorers import SCORERS, Candidate
-from query_mutator.confidence.table import TrainingTable
 from query_mutator.data.split import FOLDS
 from query_mutator.errors import TooFewAnswersError
-from query_mutator.evaluation.answer_paths import AnswerPaths
-from query_mutator.evaluation.plan_learned import BUDGETS, MOST_ANSWERS
-from query_mutator.evaluation.plan_result import PlanPoint
+from query_mutator.evaluation.plan_learned import BUDGETS, MOST_ANSWERS, AnswerPaths
+from query_mutator.evaluation.plan_trials import PlanPoint
 from query_mutator.learners.plan import Plan
+from query_mutator.stats.intervals import rate_intervals
 from query_mutator.stats.paired import difference_interval
-from query_mutator.stats.resampling import rate_intervals
 from query_mutator.types import AS_IS, BoolArray, DoubleArray
 
 __all__ = ["CallsRow", "LoggedPlans", "logged_plans"]

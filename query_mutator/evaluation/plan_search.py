@@ -1,4 +1,4 @@
-"""Search for the best plan on training questions, by a race (`plan_race.py`) or, with many calls, widely:
+"""Search for the best plan on training questions, by a race (`PlanRace`) or, with many calls, widely:
 
     candidates   the original question, single operators; then every edit of the best plan: insert, delete
                  and swap operators, insert and delete ask points, add a second answer
@@ -7,31 +7,58 @@
     next         edit the best plan that was not edited yet, the best one at each budget, and the best that ask once:
                  an early answer is a gain that hides better chains; until none is left
 
+With few calls for each question the race goes over paired questions:
+
+    single actions   the original question and every action alone, with at most `SINGLES` of the calls
+    compositions     edits of the best plan; those of the most promising actions first
+    race             eight questions, then twice as many, at last all. Plans that are surely worse than the best on the
+                     same questions leave; so do the last ones of those that half of the calls left would not pay for
+
+What finishing the two best candidates takes is set aside, so a race always ends with plans scored on all questions.
 Plans are scored from remembered calls; only missing calls are made, those of all candidates of a round in one pool.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 import textwrap
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from query_mutator.env.task import Task
+from query_mutator.env.task import Task, operator_names
 from query_mutator.errors import TooFewAnswersError, UsageError
-from query_mutator.evaluation.plan_edits import Edits
 from query_mutator.evaluation.plan_learned import LearnedPlans, learned_plans
-from query_mutator.evaluation.plan_race import PlanRace, race_sizes
-from query_mutator.evaluation.plan_result import BUDGETS, PlanPoint, PlanSearch
-from query_mutator.evaluation.plan_trials import Trials
+from query_mutator.evaluation.plan_trials import BUDGETS, PlanPoint, PlanSearch, Rows, Trials
 from query_mutator.evaluation.plans import Caller, PlanScores
 from query_mutator.learners.plan import Plan
+from query_mutator.types import ASK, AnswerRule
 
-__all__ = ["MAX_CALLS", "MIN_CALLS", "check_calls", "find_plan", "is_wide", "questions_searched"]
+__all__ = [
+    "MAX_CALLS",
+    "MIN_CALLS",
+    "Edits",
+    "PlanRace",
+    "check_calls",
+    "find_plan",
+    "is_wide",
+    "questions_searched",
+    "race_sizes",
+]
+
+RULES: tuple[AnswerRule, ...] = ("vote", "best")
+STOP_FITS = (0.5, 0.6, 0.7, 0.8)
+
+FIRST_QUESTIONS = 8
+SINGLES = 0.6  # share of the calls for actions alone
+SURE = 1.65  # standard errors behind the best: 95 %, one-sided
+RACE_EDITED = 6  # best plans to edit
+SHRINK = 16  # questions after which half of an action's lead is believed
 
 MAX_CALLS = 20_000
 EDITED = (3, 6, 12)  # best plans to edit, more of them while calls are left
@@ -45,6 +72,149 @@ STAGES = ((0.1, 0.9), (0.2, 0.94), (0.4, 0.97), (1.0, 1.0))
 RACE_QUESTIONS = 48  # at least, where there are as many: fewer say nothing about a plan
 SEARCHED_SHARE = 2 / 3  # of calls and time, where P(right) is learned: the rest asks in all forms
 SHOWN_CHARACTERS = 32  # of a plan in the bar
+
+
+class Edits:
+    """The plans that a task's actions allow; `has_no_effect` says whether one leaves every original question alone."""
+
+    def __init__(self, task: Task, *, has_no_effect: Callable[[str], bool] = lambda name: False) -> None:
+        self.names = operator_names(task.actions)
+        self.singles = [Plan(steps=(name,)) for name in self.names]
+        self._forms = {form.name for form in task.forms}
+        self._may_ask_early = task.rules.max_asks != 1
+        self._has_no_effect = has_no_effect
+
+    @property
+    def first_calls(self) -> int:
+        """Return the calls of single actions for one question, at most."""
+        return 2 * len(self.singles)
+
+    def of(self, plan: Plan) -> Iterator[Plan]:
+        """Yield the plans that differ by one edit; a first early answer comes with each submit rule."""
+        rules = (plan.answer,) if plan.asks_early else RULES
+        for steps in self._edits(plan.steps):
+            yield from (self._made(steps, rule, plan.stop_fit) for rule in rules)
+
+    def _edits(self, steps: Sequence[str]) -> Iterator[Sequence[str]]:
+        """Yield steps with one inserted, deleted or swapped, or with one more action for a second answer."""
+        count = len(steps)
+        for name in self.names:
+            if name not in steps:  # some work on an answer only
+                for new in ((name,), (ASK, name)) if self._has_no_effect(name) else ((name,),):
+                    yield from ((*steps[:at], *new, *steps[at:]) for at in range(count + 1))
+                yield *steps, ASK, name
+        yield from ((*steps[:at], *steps[at + 1 :]) for at in range(count))
+        for one, other in itertools.combinations(range(count), 2):
+            swapped = list(steps)
+            swapped[one], swapped[other] = steps[other], steps[one]
+            yield swapped
+        yield from ((*steps[:at], ASK, *steps[at:]) for at in range(count))
+
+    def _made(self, steps: Sequence[str], rule: AnswerRule, stop_fit: float | None) -> Plan:
+        """Return the plan of these steps, with the ask of each form and without those that repeat one or the last."""
+        steps = [each for name in steps for each in ((name, ASK) if name in self._forms else (name,))]
+        kept = [name for name, after in itertools.pairwise((*steps, ASK)) if not name == after == ASK]
+        if not self._may_ask_early:
+            kept = [name for name in kept if name != ASK]
+        if ASK not in kept:
+            return Plan(steps=tuple(kept))
+        return Plan(steps=tuple(kept), answer=rule, stop_fit=stop_fit)
+
+    def variants(self, plan: Plan) -> list[Plan]:
+        """Return a plan under every submit rule and stop threshold, which share most of their calls."""
+        pairs = itertools.product(RULES, (None, *STOP_FITS)) if plan.asks_early else ()
+        return [replace(plan, answer=rule, stop_fit=fit) for rule, fit in pairs]
+
+
+def race_sizes(count: int) -> list[int]:
+    """Return how many questions each stage has."""
+    doubled = itertools.takewhile(
+        lambda size: size < count, (FIRST_QUESTIONS * 2**stage for stage in itertools.count())
+    )
+    return [*doubled, count]
+
+
+class PlanRace:
+    """The races of a search."""
+
+    def __init__(self, trials: Trials, edits: Edits) -> None:
+        self._trials, self._edits = trials, edits
+
+    def run(self) -> None:
+        """Race single actions, then edits of the best plans, until calls or ideas run out."""
+        trials = self._trials
+        cheap_first = sorted(self._edits.singles, key=lambda one: trials.scores.max_calls(one, trials.rows[0]))
+        self._race(cheap_first, SINGLES)
+        edited: set[Plan] = set()
+        while (plan := self._next(edited)) is not None:
+            edited.add(plan)
+            plans = dict.fromkeys(self._edits.of(plan))
+            leads = {name: self._lead(name) for name in self._edits.names}
+            by_promise = sorted(plans, key=lambda one: sum(leads[name] for name in one.operators), reverse=True)
+            if not self._race(by_promise):
+                return
+            trials.score(self._edits.variants(plan), trials.rows[-1])
+
+    def _next(self, edited: set[Plan]) -> Plan | None:
+        """Return the best plan that was not edited yet."""
+        rows = self._trials.rows[-1]
+        best = [
+            group[0] for group in self._trials.ranked(self._trials.tried[rows], rows, self._trials.budget)[:RACE_EDITED]
+        ]
+        return next((plan for plan in best if plan not in edited), None)
+
+    def _race(self, plans: Iterable[Plan], share: float = 1.0) -> bool:
+        """Score plans on ever more questions, the most promising first, with a share of the search's calls.
+
+        Return False where they do not suffice.
+        """
+        trials, scores, whole = self._trials, self._trials.scores, self._trials.rows[-1]
+        calls, rows = scores.calls, trials.rows[0]
+        left = int(share * trials.max_calls) - calls
+        most = left * len(rows) / len(whole)  # what a plan may take at first, to be scored on all questions
+        entered = list(dict.fromkeys([Plan(), *(plan for plan in plans if scores.max_calls(plan, rows) <= most)]))
+        for rows in trials.rows:
+            entered = self._affordable(entered, rows, share)
+            trials.score(entered, rows, share)
+            entered = self._not_surely_worse([plan for plan in entered if plan in trials.tried[rows]], rows)
+        return scores.calls > calls
+
+    def _affordable(self, plans: Sequence[Plan], rows: Rows, share: float) -> list[Plan]:
+        """Return the plans to score on more questions: the first ones that half of the calls left pay for."""
+        scores, whole = self._trials.scores, self._trials.rows[-1]
+        unfinished = filter(None, (scores.max_calls(plan, whole) for plan in plans))
+        left = int(share * self._trials.max_calls) - scores.calls - sum(itertools.islice(unfinished, 2))
+        room = left if rows == whole else left / 2
+        kept = list(plans[:2])
+        for plan in plans[2:]:
+            if (cost := scores.max_calls(plan, rows)) <= room:
+                room -= cost
+                kept.append(plan)
+        return kept
+
+    def _not_surely_worse(self, plans: Sequence[Plan], rows: Rows) -> list[Plan]:
+        """Return the original question and, the best first, the plans that may still be the best."""
+        trials = self._trials
+        ranked = [plan for group in trials.ranked(trials.tried[rows], rows, trials.budget) for plan in group]
+        entered = set(plans)
+        kept = [plan for plan in ranked if plan in entered and not self._is_surely_worse(plan, ranked[0], rows)]
+        return list(dict.fromkeys([Plan(), *kept]))
+
+    def _is_surely_worse(self, plan: Plan, best: Plan, rows: Rows) -> bool:
+        leads = self._trials.gains(plan, rows) - self._trials.gains(best, rows)
+        leads = leads[~np.isnan(leads)]
+        count = max(1, len(leads))
+        spread = math.sqrt((float(leads.var()) + 1 / count) / count) if len(leads) else math.inf
+        return bool(leads.sum() / count + SURE * spread < 0)
+
+    def _lead(self, name: str) -> float:
+        """Return the mean lead of an action alone over the original question, less for few questions."""
+        trials, single = self._trials, Plan(steps=(name,))
+        rows = next((rows for rows in reversed(trials.rows) if single in trials.tried[rows]), None)
+        if rows is None:
+            return 0.0
+        leads = trials.gains(single, rows) - trials.gains(Plan(), rows)
+        return float(np.nansum(leads)) / (len(rows) + SHRINK)
 
 
 def find_plan(

@@ -13,13 +13,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from query_mutator.env.engine import EpisodeEngine
-from query_mutator.env.episode import Asked, Attempt
+from query_mutator.env.episode import Asked, Attempt, QuestionMemory, Rewriting
 from query_mutator.env.flow import Call, Flow, Need, map_needs
-from query_mutator.env.memory import QuestionMemory, Rewriting
 from query_mutator.env.scheduling import PooledScheduler
 from query_mutator.env.task import Task
-from query_mutator.evaluation.outcomes import check_failures
-from query_mutator.evaluation.rejections import count_rewrites
+from query_mutator.evaluation.outcomes import check_failures, count_rewrites
 from query_mutator.learners.plan import Plan, PlanPlayer, plan_task
 from query_mutator.llm.cache import Cache, ReplyMemory
 from query_mutator.llm.client import Client

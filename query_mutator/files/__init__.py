@@ -1,9 +1,9 @@
 """Files, and the folder of a run: part of the base, so that every room and both toolkits may use it.
 
 `whole` writes and reads files in one piece; `json_lines` has files of rows with checksums; `lock` guards a folder that
-a process writes; `run_dir` creates the folder of a run and writes config, transcripts and summary; `metrics` reads
-`metrics.tsv`, the list of every metric key, and writes `metrics.jsonl`; `state` says whether a run is running,
-finished, interrupted or killed.
+a process writes; `run_dir` creates the folder of a run, writes config, transcripts and summary, and says whether a run
+is running, finished, interrupted or killed; `metrics` reads `metrics.tsv`, the list of every metric key, and writes
+`metrics.jsonl`.
 """
 
 from query_mutator.files.whole import (

@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from query_mutator.errors import UsageError
-from query_mutator.files.typed import record_of
-from query_mutator.files.whole import atomic_write, decode, decode_object, encode, file_sha256
+from query_mutator.files.whole import atomic_write, decode, decode_object, encode, file_sha256, record_of
 from query_mutator.types import ChatRequest, Completion, ErrorInfo, wire_number, wire_text
 
 __all__ = ["Recording", "RepliesHead", "read_replies", "reply_key", "write_replies"]

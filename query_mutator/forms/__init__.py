@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from query_mutator.forms.base import Example, Form, FormContext, Framed
-from query_mutator.forms.bundled import FORMS_OF_PACKAGE
+from query_mutator.forms.base import FORMS_OF_PACKAGE, Example, Form, FormContext, Framed
 from query_mutator.registry import Registry
 from query_mutator.types import AS_IS
 

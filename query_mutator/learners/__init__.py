@@ -4,7 +4,7 @@ learner.py     the `Learner` Protocol and what a learner may leave to a base cla
 named.py       learners by name
 ppo.py         PPO (the algorithm is in the top-level `ppo`)
 iqn/           implicit quantile networks, off-policy, with a replay buffer
-returns.py     the sums that a regression of returns needs
+direct.py      fitted Q iteration with boosted trees
 plan.py        a fixed order of operators
 """
 

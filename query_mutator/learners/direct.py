@@ -18,12 +18,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ppo.streams import ACTION_STREAM, restore_streams
+from ppo.frozen import ACTION_STREAM, restore_streams
 from query_mutator.confidence.scorers import TreeScorer
 from query_mutator.env.observation import PRICE_SCALE
-from query_mutator.env.steps import Steps
 from query_mutator.errors import CheckpointError
-from query_mutator.learners.learner import Acted, counts_of, restore_counts, tensors
+from query_mutator.learners.learner import Acted, Steps, counts_of, restore_counts, tensors
 from query_mutator.settings.learner import DirectConfig
 from query_mutator.types import DoubleArray, FloatArray
 

@@ -15,8 +15,7 @@ from ppo.algorithm import PPO
 from ppo.config import PPOConfig
 from ppo.frozen import FrozenPolicy
 from ppo.rollout import RolloutBuffer
-from query_mutator.env.steps import Steps
-from query_mutator.learners.learner import RolloutPolicy
+from query_mutator.learners.learner import RolloutPolicy, Steps
 from query_mutator.types import FloatArray
 
 __all__ = ["PPOLearner"]

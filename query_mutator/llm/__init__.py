@@ -7,5 +7,5 @@ this package loads none of them. It imports `types`, `errors`, `registry` and `f
 
 __all__ = [
     "backends", "cache", "client", "coalesce", "early_stop", "http_server", "limit", "ollama", "openai", "pool",
-    "probe", "prompts", "retry", "stack",
+    "probe", "retry", "stack",
 ]  # fmt: skip

@@ -12,20 +12,36 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from query_mutator.bounds import group_of
 from query_mutator.errors import BackendError, ModelMissingError, UsageError
 from query_mutator.files.replies import Recording
+from query_mutator.llm.address import check_addresses
 from query_mutator.llm.client import ModelServer, shown_names
 from query_mutator.llm.llama import LlamaBackend
 from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.openai import OpenAIBackend
 from query_mutator.llm.recorded import RecordedBackend
+from query_mutator.plugins import absolute, load_plugins
 from query_mutator.registry import Registry, check_known
-from query_mutator.settings.models import ADDRESS_FLAGS, AUTO
+from query_mutator.settings.calls import DIRECT, Calls, Connection
+from query_mutator.settings.models import ADDRESS_FLAGS, AUTO, Address
+from query_mutator.settings.output import Plugins
 
 __all__ = [
-    "ADDRESS_FLAGS", "AUTO", "BACKENDS", "DEFAULT_BACKEND", "RECORDED", "BackendChoice",
-    "backend_for", "check_backend", "choose_backend", "open_servers", "resolve_backend",
-]  # fmt: skip
+    "ADDRESS_FLAGS",
+    "AUTO",
+    "BACKENDS",
+    "DEFAULT_BACKEND",
+    "RECORDED",
+    "BackendChoice",
+    "ServerAddressFlags",
+    "ServerFlags",
+    "backend_for",
+    "check_backend",
+    "choose_backend",
+    "open_servers",
+    "resolve_backend",
+]
 
 PROBE_TIMEOUT_S = 1.0  # a server on this machine answers in milliseconds
 
@@ -172,3 +188,29 @@ def _recorded(reason: str) -> BackendChoice:
 
 def _spelled(flag: str) -> str:
     return f"--{flag.replace('_', '-')}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerAddressFlags(Plugins, Address):
+    """Which servers to use; loads the plugins, and checks the names and addresses."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "plugin", tuple(map(absolute, self.plugin)))
+        load_plugins(self.plugin)  # first: they may register what other flags name
+        super().__post_init__()
+        check_backend(self.backend)
+        check_addresses(ollama_url=self.ollama_url, openai_url=self.openai_url)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerFlags(ServerAddressFlags, Connection):
+    """Which servers to use, and how calls reach them."""
+
+    @property
+    def names_server(self) -> bool:
+        """Return whether an address or a kind of server is given."""
+        return self.backend != AUTO or any(self.urls.values()) or self.target_model is not None
+
+    def client_settings(self, *, batch_size: int) -> Calls:
+        """Return how calls reach the servers, without retries: a measurement counts failed calls."""
+        return group_of(Calls, DIRECT, self, batch_size=batch_size, max_retries=0)

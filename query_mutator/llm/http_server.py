@@ -14,8 +14,7 @@ from typing import Any, ClassVar, TypeVar
 from query_mutator.errors import BackendError, ServerDownError
 from query_mutator.llm.address import server_url
 from query_mutator.llm.client import BEGINNING_CHARS, INFO_TIMEOUT_S, ModelServer
-from query_mutator.llm.failures import parsed
-from query_mutator.llm.transport import Transport
+from query_mutator.llm.transport import Transport, parsed
 from query_mutator.settings.calls import Calls
 from query_mutator.types import MAX_NAME_CHARS, ChatRequest, Completion, ErrorInfo, FloatArray, Json, wire_text
 

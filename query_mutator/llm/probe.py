@@ -8,21 +8,32 @@ The server's own durations separate the two; without them, the time beyond that 
 
 from __future__ import annotations
 
+import math
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from statistics import median
 
-from query_mutator.llm.client import Client, ModelServer
+from query_mutator.llm.client import Client, ClientWrapper, ModelServer
 from query_mutator.llm.stack import CallTotals
 from query_mutator.types import ChatRequest, Completion, ErrorInfo
 
 __all__ = [
-    "PROBE_TOKENS", "PROBE_WIDTH", "Probe", "infer_slots", "measure_calls", "reported_slots",
-    "slots_advice", "slots_under_load", "together",
-]  # fmt: skip
+    "PROBE_TOKENS",
+    "PROBE_WIDTH",
+    "Probe",
+    "Recorder",
+    "infer_slots",
+    "measure_calls",
+    "out_of_time",
+    "reported_slots",
+    "slots_advice",
+    "slots_under_load",
+    "together",
+]
 
 PROBE_WIDTH = 16
 PROBE_TOKENS = 64
@@ -152,3 +163,48 @@ def _service_s(completion: Completion) -> float:
     """Return the seconds the server worked on a call, or what the client waited if the server reports no times."""
     worked_s = completion.prompt_eval_s + completion.eval_s
     return worked_s if _has_times(completion) else completion.latency_s
+
+
+class Recorder(ClientWrapper):
+    """A client that keeps every completion of the inner client; out of time, it makes no further calls."""
+
+    def __init__(self, client: Client) -> None:
+        super().__init__(client)
+        self.start()
+
+    def start(self, seconds: float = math.inf) -> None:
+        """Forget what was kept, and start the clock."""
+        self.completions: list[Completion] = []
+        self._started = time.perf_counter()
+        self._ends_at = self._started + seconds
+
+    @property
+    def elapsed_s(self) -> float:
+        """Return the seconds since `start`."""
+        return time.perf_counter() - self._started
+
+    def complete(self, request: ChatRequest) -> Completion:
+        """Return the inner client's reply, and keep it."""
+        if time.perf_counter() >= self._ends_at:
+            return Completion.failed("cancelled", "out of time")
+        completion = super().complete(request)
+        self.completions.append(completion)  # atomic, so it needs no lock
+        return completion
+
+
+@contextmanager
+def out_of_time(seconds: float, end: Callable[[], None]) -> Iterator[Callable[[], bool]]:
+    """Call `end` after some time unless the block is left before; yield a function that says whether it was called."""
+    is_over = threading.Event()
+
+    def stop() -> None:
+        is_over.set()
+        end()
+
+    timer = threading.Timer(seconds, stop)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield is_over.is_set
+    finally:
+        timer.cancel()

@@ -11,6 +11,7 @@ from __future__ import annotations
 from importlib import resources
 
 from query_mutator.operators.base import (
+    CLEANING_OPERATORS,
     LocalOperator,
     Operator,
     OperatorContext,
@@ -20,7 +21,6 @@ from query_mutator.operators.base import (
     would_change,
 )
 from query_mutator.operators.guards import GUARDS
-from query_mutator.operators.local import CLEANING_OPERATORS
 from query_mutator.registry import Registry
 
 __all__ = [

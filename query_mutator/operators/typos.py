@@ -15,9 +15,8 @@ from importlib import resources
 
 from query_mutator.encoder import english_ranks
 from query_mutator.errors import UsageError
-from query_mutator.operators.english import grammar, like, pieces, split_word, words_of
+from query_mutator.operators.english import forms, grammar, like, pieces, plural, split_word, stems, words_of
 from query_mutator.operators.guards import LANGUAGES
-from query_mutator.operators.inflect import forms, plural, stems
 
 __all__ = ["Speller", "slip_cost", "speller"]
 

@@ -8,9 +8,18 @@ and is sent their Completions.
 
 from query_mutator.rewards import committed as _committed  # noqa: F401  registers its part
 from query_mutator.rewards.judge import DEFAULT_RUBRIC, Judge
-from query_mutator.rewards.parts import PARTS, Evidence, Part, Scoring, Unscored, cosine
-from query_mutator.rewards.verdicts import OPENING_CHARS, is_not_sure, is_refusal
-from query_mutator.rewards.weighted import DEFAULT_WEIGHTS, NoReward, WeightedReward
+from query_mutator.rewards.matching import OPENING_CHARS, is_not_sure, is_refusal
+from query_mutator.rewards.parts import (
+    DEFAULT_WEIGHTS,
+    PARTS,
+    Evidence,
+    NoReward,
+    Part,
+    Scoring,
+    Unscored,
+    WeightedReward,
+    cosine,
+)
 
 __all__ = [
     "DEFAULT_RUBRIC", "DEFAULT_WEIGHTS", "OPENING_CHARS", "PARTS", "Evidence", "Judge", "NoReward", "Part",

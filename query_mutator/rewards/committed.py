@@ -14,9 +14,8 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from importlib import resources
 
-from query_mutator.rewards.matching import decided, numbers_in
+from query_mutator.rewards.matching import decided, is_refusal, numbers_in
 from query_mutator.rewards.parts import PARTS, Evidence, Unscored
-from query_mutator.rewards.verdicts import is_refusal
 
 __all__ = ["FAMILY", "PARTS_JOINED_BY", "commits_to", "committed"]
 

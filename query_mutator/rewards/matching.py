@@ -12,10 +12,22 @@ import math
 import re
 import string
 from dataclasses import dataclass
+from functools import lru_cache
 
-from query_mutator.types import READ_CHARS
+from query_mutator.types import READ_CHARS, read_part
 
-__all__ = ["Number", "contains_text", "decided", "final_number", "normalized", "numbers_in", "same_number", "same_text"]
+__all__ = [
+    "Number",
+    "contains_text",
+    "decided",
+    "final_number",
+    "is_not_sure",
+    "is_refusal",
+    "normalized",
+    "numbers_in",
+    "same_number",
+    "same_text",
+]
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -39,6 +51,29 @@ _SEPARATORS = re.compile("[,'\u00a0\u2009\u202f]")
 _MARKED = re.compile(r"####|\\boxed\{|\banswer\s*(?:is|:|=|equals)", re.IGNORECASE)
 _DECIDED = re.compile(r"(?:^|\n)[^\w\n]*(?:final\s+)?answer\W*:|####|\bthe (?:final )?answer is\b", re.IGNORECASE)
 _CLOSE = 1e-6  # relative difference of equal numbers
+
+OPENING_CHARS = 240  # a refusal says so at once; later "I can't" is usually part of an answer
+
+_REFUSAL = re.compile(
+    r"""\b(
+        (i\s*(am|'m)\s+)?(sorry|afraid)\b[^.!?]{0,60}\b(can(no|')?t|cannot|unable|won't|not\s+able)\b
+      | i\s*(\s(can(no|')?t|can\s+not|cannot|won't|will\s+not)|(\sam|'m)\s+(unable|not\s+able)\s+to)
+        \s+(help|assist|support|provide|answer|do|comply|fulfil+|engage|discuss|give|offer|share|participate|continue)
+      | (i\s+(must|have\s+to)|i'll\s+have\s+to)\s+(decline|refuse)
+      | (?<!you\s)(can(no|')?t|cannot|unable\s+to)\s+(help|assist)\s+(you\s+)?with\s+(that|this|it)
+      | against\s+(my|our)\s+(guidelines|policy|policies)
+    )""",
+    re.IGNORECASE | re.VERBOSE,
+)
+_NOT_SURE = re.compile(
+    r"""\b(
+        (i\s*(am|'m)\s+)?not\s+(entirely\s+|quite\s+|really\s+)?(sure|certain)\b
+      | i\s+(do\s+not|don't)\s+(really\s+)?(know|understand)\b
+      | i\s+have\s+no\s+idea\b
+      | (could|can)\s+you\s+(please\s+)?(clarify|rephrase|be\s+more\s+specific)\b
+    )""",
+    re.IGNORECASE | re.VERBOSE,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,3 +144,27 @@ def _number(match: re.Match[str]) -> Number | None:
         value *= _SCALES[match["scale"].lower()]
     is_negative = (match["sign"] or "").strip() in ("-", "−")
     return Number(value=-value if is_negative else value, is_percent=match["percent"] is not None)
+
+
+def is_refusal(text: str) -> bool:
+    """Return whether a reply declines to answer, judged by its first 240 characters."""
+    return _refuses(_opening(text))
+
+
+def is_not_sure(text: str) -> bool:
+    """Return whether a reply says that it does not know, judged by its first 240 characters."""
+    return not is_refusal(text) and _doubts(_opening(text))
+
+
+def _opening(text: str) -> str:
+    return read_part(text).lstrip()[:OPENING_CHARS].replace("’", "'")
+
+
+@lru_cache(maxsize=4096)  # an answer is judged many times in its episode; whole answers would take gigabytes
+def _refuses(opening: str) -> bool:
+    return _REFUSAL.search(opening) is not None
+
+
+@lru_cache(maxsize=4096)
+def _doubts(opening: str) -> bool:
+    return _NOT_SURE.search(opening) is not None

@@ -13,8 +13,7 @@ from typing import Any
 from query_mutator.errors import UsageError
 from query_mutator.files import LOCK, decode_object
 from query_mutator.files.metrics import METRICS_FILE
-from query_mutator.files.run_dir import SUMMARY
-from query_mutator.files.state import RunState, last_values, run_state
+from query_mutator.files.run_dir import SUMMARY, RunState, last_values, run_state
 
 __all__ = ["ListedRun", "list_runs", "steps_asked"]
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,9 @@ from query_mutator.env.task import rewrite_settings
 from query_mutator.errors import CheckpointError
 from query_mutator.files import disk_errors
 from query_mutator.files.run_dir import newest_checkpoint, steps_of
-from query_mutator.files.typed import as_type, record_of
+from query_mutator.files.whole import as_type, record_of
 from query_mutator.forms import ALL
+from query_mutator.learners.learner import tensors
 from query_mutator.session.models import ResolvedModels
 from query_mutator.settings.episode import TaskSettings
 from query_mutator.settings.evaluation import FailureRate
@@ -251,3 +252,27 @@ class _ActingFlags(FailureRate):
     algo: str = "ppo"
     plugin: tuple[str, ...] = ()
     num_eval_quantiles: Parallel = IQNConfig.num_eval_quantiles
+
+
+def load_or_learn(path: Path, learn: Callable[[], ConfidenceModel]) -> ConfidenceModel:
+    """Return the model in a file; without a file, that of `learn`, which is written there."""
+    if path.exists():
+        return _read(path)
+    found = learn()
+    models: list[ConfidenceModel] = [found, *found.fold_models]
+    arrays = [tensors(model.to_arrays()) for model in models]
+    save_state(path, {"models": arrays, "fold_of": dict(found.fold_of)})
+    return found
+
+
+def _read(path: Path) -> ConfidenceModel:
+    """Return the model in a file; CheckpointError for one that is damaged or holds none."""
+    state = load_state(path, entry="fold_of")
+    try:
+        first, *folds = (ConfidenceModel.from_arrays(arrays_of(model)) for model in state["models"])
+        fold_of: Mapping[str, int] = as_type(state["fold_of"], Mapping[str, int], "fold_of")
+        if not {*fold_of.values()} <= {*range(len(folds))}:
+            raise ValueError("a target is in a fold that is not there")
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise CheckpointError(f"{path} holds no model of P(right) ({error}); restore it from a copy") from error
+    return replace(first, fold_models=tuple(folds), fold_of=fold_of)

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from query_mutator.encoder import CachedEncoder, Encoder
-from query_mutator.encoder.remote import RemoteEncoder
+from query_mutator.encoder.base import RemoteEncoder
 from query_mutator.env.flow import CallOutcome, CallSite
 from query_mutator.errors import UsageError
 from query_mutator.files import disk_errors

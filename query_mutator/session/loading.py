@@ -17,12 +17,10 @@ from query_mutator.learners.named import LEARNERS
 from query_mutator.llm.backends import ADDRESS_FLAGS, BACKENDS, backend_for
 from query_mutator.plugins import load_plugins, replaced, warn_of_changes
 from query_mutator.rewards import NoReward
-from query_mutator.session.background import background_of, check_encoder, warn_of_rewrites
 from query_mutator.session.checkpoint import Checkpoint
-from query_mutator.session.dataset import split_dataset
 from query_mutator.session.models import OpenModels, ResolvedModels
-from query_mutator.session.policy_file import SavedPolicy, read_policy
-from query_mutator.session.task import make_task
+from query_mutator.session.policy_file import SavedPolicy, background_of, check_encoder, read_policy, warn_of_rewrites
+from query_mutator.session.task import make_task, split_dataset
 from query_mutator.session.trust import check_plugins, check_reach, unnamed
 from query_mutator.types import Question
 

@@ -15,7 +15,7 @@ from threadpoolctl import threadpool_limits
 from query_mutator.bounds import group_of
 from query_mutator.cli.console import closing_on_interrupt, show_status
 from query_mutator.encoder import CachedEncoder, resolve_encoder
-from query_mutator.encoder.remote import Embed
+from query_mutator.encoder.base import Embed
 from query_mutator.errors import UsageError
 from query_mutator.llm.backends import (
     ADDRESS_FLAGS,

@@ -6,7 +6,7 @@
     print(played.stopped, engine.submitted.answer, engine.episode.calls)
 
 `play` is a flow: it yields calls and embeddings, and does no I/O and no waiting. `env.scheduling.run_flow` drives it in
-a thread, `PooledScheduler` many of them at once, `env.async_flow` with asyncio. Evaluation, plan search, `Rewriter`,
+a thread, `PooledScheduler` many of them at once, `run_flow_async` with asyncio. Evaluation, plan search, `Rewriter`,
 the proxy and `qm batch` play their episodes here; an environment, whose actions come from outside, takes steps of the
 same engine.
 """
@@ -14,24 +14,41 @@ same engine.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from query_mutator.env.engine import EpisodeEngine
 from query_mutator.env.episode import Asked
 from query_mutator.env.flow import Call, Flow, Need, map_needs
+from query_mutator.errors import TooManyFailuresError
 from query_mutator.learners.learner import InferencePolicy
 from query_mutator.types import AS_IS, ASK, CONTROLS, Completion, ErrorInfo, FloatArray
 
-__all__ = ["ByObservation", "Limits", "Played", "Player", "Script", "Step", "Stopped", "Uniform", "greedy", "play"]
+__all__ = [
+    "ByObservation",
+    "FailureWindow",
+    "Limits",
+    "Played",
+    "Player",
+    "Script",
+    "Step",
+    "Stopped",
+    "Uniform",
+    "greedy",
+    "play",
+]
 
 #: What ended an episode before its policy did: a limit, or a call that failed for good.
 Stopped = Literal["max_calls", "deadline", "error"]
 
 UNANSWERED_SHARE = 0.5  # of the time that a deadline leaves: then the first question to the target is asked
+
+WINDOW_STEPS = 100
 
 
 class Player(Protocol):
@@ -249,3 +266,28 @@ class _Clock:
         elif name == ASK:
             calls = episode.current is None
         return calls + (engine.submitted is None and not asks)
+
+
+class FailureWindow:
+    """Counts invalid steps among the last `size`; raises TooManyFailuresError above `max_rate`.
+
+    `why` returns the most common failure for the message.
+    """
+
+    def __init__(
+        self, max_rate: float, *, size: int = WINDOW_STEPS, why: Callable[[], str] = str, unit: str = "steps"
+    ) -> None:
+        self._max_rate = max_rate
+        self._failed: deque[bool] = deque(maxlen=size)
+        self._why = why
+        self._unit = unit
+
+    def add(self, valid: NDArray[np.bool_]) -> None:
+        """Count steps; `valid` [n] is False for those whose calls failed."""
+        self._failed.extend((~valid).tolist())
+        failed, size = sum(self._failed), self._failed.maxlen or 0
+        if len(self._failed) == size and failed > self._max_rate * size:
+            raise TooManyFailuresError(
+                f"calls failed for good in {failed} of the last {size} {self._unit}{self._why()}; check the server, "
+                f"or allow more with --max-failure-rate"
+            )

@@ -2,33 +2,192 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
 from functools import lru_cache
+from pathlib import Path
+from typing import Any
 
 from query_mutator import forms as form_registry
 from query_mutator import operators as operator_registry
 from query_mutator.bounds import group_of
 from query_mutator.cli.console import note
 from query_mutator.confidence import ConfidenceModel
+from query_mutator.data import (
+    BANKS,
+    BUNDLED,
+    QuestionSet,
+    Split,
+    guard_questions,
+    hub,
+    load_question_set,
+    split_questions,
+    validation_split,
+)
+from query_mutator.data.loaders import GENERAL_2, GRADED_BY, OPENED_BY
 from query_mutator.encoder import english_words
 from query_mutator.env.observation import Projection
-from query_mutator.env.rules import EpisodeRules
-from query_mutator.env.task import CallSettings, Task, build_task
-from query_mutator.errors import UsageError
+from query_mutator.env.task import CallSettings, EpisodeRules, Task, build_task
+from query_mutator.errors import DatasetError, KeywordError, UsageError
 from query_mutator.forms import Form
+from query_mutator.llm.checkup import JudgeForm
+from query_mutator.llm.stack import ClientStack
 from query_mutator.operators import Operator, PromptOperator, local_rewrite
-from query_mutator.rewards import WeightedReward
-from query_mutator.session.dataset import example_bank
-from query_mutator.session.judging import make_judge, make_reward
-from query_mutator.session.models import OpenModels, ResolvedModels
+from query_mutator.registry import nearest
+from query_mutator.rewards import DEFAULT_RUBRIC, Judge, WeightedReward
+from query_mutator.session.models import OpenModels, ResolvedModels, open_models
 from query_mutator.settings.episode import Operators, TaskSettings
-from query_mutator.types import Question
+from query_mutator.settings.models import ModelSettings
+from query_mutator.settings.questions import Judging
+from query_mutator.types import SUCCESS_PARTS, Question
 
-__all__ = ["make_task", "rewrites", "with_local_test"]
+__all__ = [
+    "NO_DATASET",
+    "REFERENCE_METRICS",
+    "SharedModels",
+    "check_gold",
+    "default_reward",
+    "example_bank",
+    "guard_requests",
+    "make_judge",
+    "make_reward",
+    "make_task",
+    "read_dataset",
+    "rewrites",
+    "split_dataset",
+    "with_local_test",
+]
+
+REFERENCE_METRICS = tuple(name for name in SUCCESS_PARTS if name != "judge")  # that a judge is compared with
+JUDGE_FORMS: Mapping[JudgeForm, str] = {
+    "schema": "which keeps to a JSON schema",
+    "logprobs": "by the probabilities of yes and no",
+    "words": "by its first word: replies without a verdict leave steps unscored",
+}
+
+NO_DATASET = "none"  # of a plan that was learned from a log
 
 _WORD = re.compile(r"[a-z]+(?:'[a-z]+)*")
+
+_running: dict[ModelSettings, tuple[OpenModels, int]] = {}  # with the number of users
+
+
+def default_reward(dataset: str) -> str:
+    """Return the weights of the parts without --reward, "" for the usual ones: some sets are graded by one part."""
+    return GRADED_BY.get(dataset, "")
+
+
+def make_reward(settings: TaskSettings, *, judge: Judge | None = None) -> WeightedReward:
+    """Return the reward of `--reward`; UsageError for an unknown part or weight, and for a judge without a model.
+
+    A reward by a judge alone has `right` as a part of weight 0, with which the judge is compared.
+    """
+    judge_model = settings.judge_model
+    spec = settings.reward or default_reward(settings.dataset)
+    reward = WeightedReward.parse(spec, judge=judge) if spec else WeightedReward()
+    is_judged = "judge" in reward.weights
+    if is_judged and judge_model is None:
+        raise UsageError(
+            "--reward judge needs --judge-model: another model than the one that answers, which favors its own answers"
+        )
+    if judge_model is not None and not is_judged:
+        raise UsageError(f"--judge-model {judge_model} has no part of the reward; add it as --reward judge=1")
+    if is_judged and not set(REFERENCE_METRICS) & set(reward.weights):
+        return WeightedReward({**reward.weights, REFERENCE_METRICS[0]: 0.0}, judge=judge)
+    return reward
+
+
+def check_gold(questions: Sequence[Question], settings: TaskSettings) -> None:
+    """Say how many questions have nothing to compare an answer with; UsageError where the reward compares and all do.
+
+    A judge needs no gold.
+    """
+    weights = make_reward(settings).weights
+    compares = next((name for name in SUCCESS_PARTS if weights.get(name)), None)
+    bare = sum(not (one.accept or one.reference) for one in questions)
+    if not bare or compares not in REFERENCE_METRICS:
+        return
+    if bare == len(questions):
+        raise UsageError(
+            f"{settings.dataset}: no question has `accept` or `reference`, with which --reward {compares} compares "
+            "answers; add them, or score without gold: --reward answered, or a judge"
+        )
+    note(f"{settings.dataset}: {bare} of {len(questions)} questions have neither `accept` nor `reference`: never right")
+
+
+def make_judge(calls: ClientStack, settings: Judging, *, seed: int | None) -> Judge | None:
+    """Return the judge by a model, which the server was asked how to have it say yes or no; None without a model."""
+    model, form, think = settings.judge_model, settings.judge_form, False
+    if model is None:
+        return None
+    calls.require_models([model])
+    if form == "auto":
+        form, think = calls.judge_form(model)
+        note(f"judge: {model}, {JUDGE_FORMS[form]}")
+    return Judge(model=model, rubric=settings.judge_rubric or DEFAULT_RUBRIC, form=form, think=think, seed=seed)
+
+
+def read_dataset(settings: TaskSettings, *, for_training: bool = True) -> QuestionSet:
+    """Return the questions of `settings.dataset`, the name of a bundled set or a file.
+
+    Bundled sets come with the bundled requests that should be refused.
+    """
+    dataset = settings.dataset
+    if dataset in BUNDLED and not os.path.exists(dataset):
+        for name in ("question_column", "answer_column"):
+            if getattr(settings, name) is not None:
+                raise UsageError(f"--{name.replace('_', '-')} is for a file; {dataset} has its own columns")
+        return QuestionSet(questions=BUNDLED[dataset](), guard=tuple(guard_questions()))
+    _check_not_held_out(dataset, for_training=for_training)
+    paths, source = ([Path(dataset)], {}) if not dataset.startswith(hub.PREFIX) else hub.fetch(dataset)
+    if not source and not os.path.splitext(dataset)[1] and not os.path.exists(dataset):
+        sets = ", ".join(BUNDLED)
+        raise DatasetError(
+            f"{dataset}: no such file; give a .jsonl, .json, .csv or .parquet file, hf:NAME, or a bundled set: {sets}"
+        )
+    found = load_question_set(
+        paths, name=dataset, question_column=settings.question_column, answer_column=settings.answer_column
+    )
+    if not found.questions:
+        raise DatasetError(
+            f"{dataset}: all {len(found.guard)} rows are marked unsafe; they serve the guard metric only, next to "
+            "other questions"
+        )
+    return replace(found, source=source)
+
+
+def _check_not_held_out(dataset: str, *, for_training: bool) -> None:
+    """Raise for the name of a set that something else opens, or for training on the file of one."""
+    path = Path(dataset)
+    name = "general-2" if for_training and os.path.realpath(path) == os.path.realpath(GENERAL_2) else dataset
+    if name in OPENED_BY and not (name == dataset and path.exists()):
+        raise DatasetError(
+            f"{dataset}: only for evaluation, by `{OPENED_BY[name]}`; to train or choose use {', '.join(BUNDLED)}"
+        )
+
+
+def split_dataset(settings: TaskSettings) -> Split:
+    """Return the hash-stable split of the dataset, with the validation fold of the settings taken from `train`."""
+    found = read_dataset(settings)
+    split = replace(split_questions(found.questions), guard=found.guard, source=found.source)
+    if settings.validation_fold == "none":
+        return split
+    fold = validation_split(split.train, settings.validation_fold)
+    return replace(split, train=fold.train, validation=fold.validation)
+
+
+def example_bank(dataset: str) -> list[Question] | None:
+    """Return the questions with answers that a bundled set has for examples, None for a set without them."""
+    return BANKS[dataset]() if dataset in BANKS and not Path(dataset).exists() else None
+
+
+def guard_requests(own: Sequence[Question], *, with_bundled: bool) -> tuple[Question, ...]:
+    """Return the requests of a set that should be refused, after the bundled ones where these are wanted too."""
+    known = {question.id for question in own}
+    bundled = guard_questions() if with_bundled else ()
+    return (*(question for question in bundled if question.id not in known), *own)
 
 
 def rewrites(settings: Operators) -> tuple[tuple[Operator, ...], tuple[Form, ...]]:
@@ -125,3 +284,45 @@ def with_local_test(operator: Operator) -> Operator:
 def _has_unknown_word(text: str) -> bool:
     known = english_words()
     return any(word not in known for word in _WORD.findall(text.lower().replace("’", "'")))
+
+
+class SharedModels:
+    """Open models and the task on training questions that keywords name: fields of both their settings."""
+
+    def __init__(self, keywords: Mapping[str, Any], *, others: tuple[str, ...]) -> None:
+        """Open the models unless they are open; KeywordError for one that is not a field or in `others`."""
+        self.settings, task_settings = _settings_of(keywords, others)
+        self.models, users = _running.get(self.settings) or (
+            open_models(self.settings, dataset=task_settings.dataset),
+            0,
+        )
+        _running[self.settings] = (self.models, users + 1)
+        try:
+            self.task: Task = make_task(self.models, task_settings, split_dataset(task_settings).train)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the models if this was their last user; call it once."""
+        models, users = _running.pop(self.settings)
+        if users > 1:
+            _running[self.settings] = (models, users - 1)
+        else:
+            models.close()
+
+
+def _settings_of(keywords: Mapping[str, Any], others: tuple[str, ...]) -> tuple[ModelSettings, TaskSettings]:
+    model_names = [field.name for field in fields(ModelSettings)]
+    task_names = [field.name for field in fields(TaskSettings)]
+    known = [*model_names, *task_names, *others]
+    for name in keywords:
+        if name not in known:
+            near = nearest(name, known)
+            hint = f", did you mean {near!r}?" if near else ""
+            raise KeywordError(f"unexpected keyword argument {name!r}{hint}; known: {', '.join(known)}")
+    given: dict[str, Any] = {"cache": "off", "seed": 0, "validation_fold": "none", **keywords}
+    return (
+        ModelSettings(**{name: value for name, value in given.items() if name in model_names}),
+        TaskSettings(**{name: value for name, value in given.items() if name in task_names}),
+    )

@@ -1,15 +1,25 @@
-"""Agreement of yes/no verdicts with labels: Cohen's kappa (1960), rates, and their 95 % intervals."""
+"""Agreement of verdicts with labels: Cohen's kappa (1960), rates, their 95 % intervals; scores of probabilities."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from query_mutator.stats.intervals import Interval, wilson_interval
+from query_mutator.stats.intervals import Floats, Interval, wilson_interval
 
-__all__ = ["Agreement", "agreement", "cohen_kappa"]
+__all__ = [
+    "Agreement",
+    "Bin",
+    "agreement",
+    "auroc",
+    "brier_score",
+    "cohen_kappa",
+    "expected_calibration_error",
+    "reliability",
+]
 
 _DRAWS = 10_000
 _SEED = 0
@@ -73,3 +83,40 @@ def _kappa_interval(cells: np.ndarray, kappa: float) -> Interval:
     chance = (draws.sum(axis=1) * draws.sum(axis=2)).sum(axis=1)
     low, high = np.quantile((observed - chance) / (1 - chance), [0.025, 0.975])
     return min(float(low), kappa), max(float(high), kappa)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bin:
+    """One point of a reliability diagram."""
+
+    n: int
+    mean_p: float
+    rate: float  # of those that were right
+
+
+def brier_score(p: Floats, right: Floats) -> float:
+    """Return the mean squared error of probabilities [n] of outcomes [n] in {0, 1}; NaN without any."""
+    return float(np.mean((p - right) ** 2)) if len(p) else math.nan
+
+
+def auroc(p: Floats, right: Floats) -> float:
+    """Return the probability that a right one has the higher p, ties count half; NaN if all are right or none is."""
+    hits = int(right.sum())
+    if hits in (0, len(right)):
+        return math.nan
+    _, place, counts = np.unique(p, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]
+    return float((ranks[right > 0].sum() - hits * (hits + 1) / 2) / (hits * (len(right) - hits)))
+
+
+def reliability(p: Floats, right: Floats, *, bins: int = 10) -> list[Bin]:
+    """Return the points of a reliability diagram: bins with equally many answers, by p."""
+    order = np.argsort(p, kind="stable")
+    parts = [part for part in np.array_split(order, bins) if len(part)]
+    return [Bin(n=len(part), mean_p=float(p[part].mean()), rate=float(right[part].mean())) for part in parts]
+
+
+def expected_calibration_error(p: Floats, right: Floats, *, bins: int = 10) -> float:
+    """Return the mean difference of p and the rate of right ones over the bins of `reliability`; NaN without any."""
+    points = reliability(p, right, bins=bins)
+    return sum(point.n * abs(point.mean_p - point.rate) for point in points) / len(p) if len(p) else math.nan

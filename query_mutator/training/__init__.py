@@ -5,6 +5,5 @@
 """
 
 __all__ = [
-    "callbacks", "config", "estimate", "export", "judge_watch", "known_steps", "loop", "parts", "resume", "run_folder",
-    "run_log", "timing",
+    "callbacks", "config", "estimate", "export", "known_steps", "loop", "parts", "resume", "run_folder", "run_log",
 ]  # fmt: skip

@@ -10,11 +10,11 @@ from typing import Any, ClassVar
 from ppo.config import PPOConfig
 from query_mutator.bounds import defaults
 from query_mutator.cli.flags import parse_flags
-from query_mutator.env.rules import EpisodeRules
+from query_mutator.env.task import EpisodeRules
 from query_mutator.files.gguf_file import gguf_address
 from query_mutator.files.run_dir import check_name
 from query_mutator.learners.named import LEARNERS
-from query_mutator.llm.flags import ServerAddressFlags
+from query_mutator.llm.backends import ServerAddressFlags
 from query_mutator.llm.recorded import recording_address
 from query_mutator.settings.episode import TaskSettings
 from query_mutator.settings.evaluation import CallBudget, Comparison, FailureRate, PeriodicEvaluation

@@ -11,10 +11,10 @@ from query_mutator.bounds import Cosine
 from query_mutator.errors import UsageError
 from query_mutator.files import read_checked_json
 from query_mutator.files.json_lines import read_json_lines
-from query_mutator.files.typed import as_type
+from query_mutator.files.whole import as_type
 from query_mutator.plugins import load_plugins, replaced
-from query_mutator.rewards.weighted import WeightedReward
-from query_mutator.session.judging import default_reward
+from query_mutator.rewards.parts import WeightedReward
+from query_mutator.session.task import default_reward
 from query_mutator.session.trust import check_plugins
 from query_mutator.types import AS_IS, CONTROLS, success_in
 

@@ -8,11 +8,10 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from query_mutator.env.engine import EpisodeEngine
-from query_mutator.env.memory import QuestionMemory
+from query_mutator.env.episode import QuestionMemory
 from query_mutator.env.scheduling import run_flow
-from query_mutator.env.steps import Steps
 from query_mutator.env.task import Task
-from query_mutator.learners.learner import Learner
+from query_mutator.learners.learner import Learner, Steps
 from query_mutator.llm.retry import DEFAULT_POLICY
 from query_mutator.types import ASK, SUBMIT, ChatRequest, Completion
 

@@ -29,9 +29,8 @@ from numpy.typing import NDArray
 
 from ppo.collect import NotFiniteError, require_finite
 from query_mutator.env.infos import of_step, rows_of
-from query_mutator.env.steps import Steps, last_obs
 from query_mutator.errors import UsageError
-from query_mutator.learners.learner import Learner, RolloutLearner
+from query_mutator.learners.learner import Learner, RolloutLearner, Steps, last_obs
 from query_mutator.types import FloatArray
 
 __all__ = [

@@ -17,7 +17,7 @@ from query_mutator.files import read_checked_json
 from query_mutator.files.json_lines import check_json_lines
 from query_mutator.files.metrics import METRICS_FILE
 from query_mutator.files.run_dir import SUMMARY, RunDir
-from query_mutator.files.typed import as_type
+from query_mutator.files.whole import as_type
 from query_mutator.learners.learner import Learner
 from query_mutator.learners.named import LEARNERS
 from query_mutator.llm.backends import AUTO, BACKENDS, DEFAULT_BACKEND

@@ -25,10 +25,9 @@ from query_mutator.files.run_dir import RunDir, checkpoints_in, steps_of
 from query_mutator.learners.plan import Plan, plan_policy, plan_task
 from query_mutator.plugins import plugin_hashes
 from query_mutator.runs.provenance import describe_run, versions
-from query_mutator.session.background import background_of
 from query_mutator.session.checkpoint import Checkpoint, Progress, snapshot
 from query_mutator.session.models import OpenModels
-from query_mutator.session.policy_file import SavedPolicy, findable, write_own_policy, write_policy_file
+from query_mutator.session.policy_file import SavedPolicy, background_of, findable, write_own_policy, write_policy_file
 from query_mutator.session.trust import remember
 from query_mutator.settings.episode import TaskSettings
 from query_mutator.training.callbacks import CallbackList, RunView

@@ -30,9 +30,8 @@ from query_mutator.errors import ServerDownError, UsageError
 from query_mutator.files.json_lines import read_json_lines
 from query_mutator.learners.learner import OnPolicyLearner
 from query_mutator.session.checkpoint import read_checkpoint
-from query_mutator.session.dataset import split_dataset
 from query_mutator.session.models import ResolvedModels, open_models
-from query_mutator.session.task import make_task
+from query_mutator.session.task import make_task, split_dataset
 from query_mutator.testing import StubServer, start_server
 from query_mutator.training.config import parse_config
 from query_mutator.training.parts import RunParts

@@ -10,13 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from query_mutator.bounds import group_of
-from query_mutator.commands.plan_flags import PlanFlags
-from query_mutator.commands.plan_run import plan_run
+from query_mutator.commands.plan_run import PlanFlags, plan_run
 from query_mutator.learners.plan import Plan
-from query_mutator.session.dataset import split_dataset
 from query_mutator.session.models import open_models
 from query_mutator.session.policy_file import POLICY_FILE
-from query_mutator.session.task import make_task
+from query_mutator.session.task import make_task, split_dataset
 from query_mutator.settings.episode import TaskSettings
 
 TRAINING = [

@@ -30,9 +30,9 @@ from query_mutator.files.json_lines import JsonLines
 from query_mutator.forms import Form
 from query_mutator.learners.plan import Plan, plan_policy, plan_task
 from query_mutator.llm.client import Client
+from query_mutator.llm.connection import MAX_REPLY_BYTES
 from query_mutator.llm.limit import Limit
 from query_mutator.llm.ollama import OllamaBackend
-from query_mutator.llm.reply import MAX_REPLY_BYTES
 from query_mutator.llm.retry import DEFAULT_POLICY
 from query_mutator.testing import start_server
 from query_mutator.types import Question

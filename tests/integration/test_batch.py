@@ -14,7 +14,7 @@ import pytest
 from filelock import FileLock
 from openai.types.chat import ChatCompletion
 
-from query_mutator.apply.files.journal import FileJournal
+from query_mutator.apply.batch_files import FileJournal
 from query_mutator.cli.console import exit_code
 from query_mutator.commands.main import main as qm_main
 from query_mutator.env.flow import CallOutcome, CallSite

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from query_mutator.encoder import Encoder
-from query_mutator.env.async_flow import run_flow_async
 from query_mutator.env.flow import Call, Flow
+from query_mutator.env.scheduling import run_flow_async
 from query_mutator.llm.cancellation import complete_in_thread
 from query_mutator.llm.client import Client
 from query_mutator.llm.coalesce import Coalesce

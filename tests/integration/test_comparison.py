@@ -20,11 +20,17 @@ from benchmarks.second_author import main as second_author
 from query_mutator.cli.console import exit_code
 from query_mutator.commands.main import main as qm_main
 from query_mutator.data import load_questions
-from query_mutator.data.bundled import GENERAL_2
+from query_mutator.data.loaders import GENERAL_2
 from query_mutator.data.split import target_key
 from query_mutator.env.task import Task
-from query_mutator.evaluation.baselines import best_of, best_single, chain_of, standard_methods
-from query_mutator.evaluation.comparison import Comparison, QuestionTasks
+from query_mutator.evaluation.comparison import (
+    Comparison,
+    QuestionTasks,
+    best_of,
+    best_single,
+    chain_of,
+    standard_methods,
+)
 from query_mutator.evaluation.methods import Evaluator, Found, Job, always
 from query_mutator.files.json_lines import read_json_lines
 from query_mutator.files.whole import file_sha256

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from query_mutator.data.bundled import FOLDER
+from query_mutator.data.loaders import FOLDER
 from query_mutator.files.json_lines import read_json_lines
 from query_mutator.session.checkpoint import read_checkpoint
 from train_query_mutator import main

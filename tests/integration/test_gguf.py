@@ -20,7 +20,7 @@ import requests
 from query_mutator import Rewriter
 from query_mutator.errors import UsageError
 from query_mutator.files.gguf_file import digest_of
-from query_mutator.llm import llama_process
+from query_mutator.llm import llama
 from query_mutator.llm.backends import resolve_backend
 from query_mutator.llm.llama import LlamaBackend
 from query_mutator.llm.openai import OpenAIBackend
@@ -226,7 +226,7 @@ def test_a_chat_template_without_end_costs_one_line(
 ) -> None:
     loop = "{% for i in range(1000000000) %}{% for j in range(1000000000) %}{% endfor %}{% endfor %}"
     endless = write_gguf(tmp_path, template=loop)
-    monkeypatch.setattr(llama_process, "START_S", 3.0)
+    monkeypatch.setattr(llama, "START_S", 3.0)
     assert qm("doctor", "--gguf", endless) == 2
     (said,) = capfd.readouterr().err.splitlines()
     assert f"--gguf {endless}: not loaded after 3 s; its chat template may not end" in said

@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LOAD = """
 import json, sys
 from query_mutator.errors import DatasetError
-from query_mutator.session.dataset import read_dataset
+from query_mutator.session.task import read_dataset
 from query_mutator.settings.episode import TaskSettings
 for name in sys.argv[1:]:
     try:

@@ -13,7 +13,7 @@ import openai
 import pytest
 
 from query_mutator import Rewriter
-from query_mutator.data.bundled import FOLDER
+from query_mutator.data.loaders import FOLDER
 from query_mutator.llm.llama import LlamaBackend
 from query_mutator.llm.recorded import RecordedBackend
 from query_mutator.types import ChatRequest, Message

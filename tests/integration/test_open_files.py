@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from query_mutator.llm.failures import error_from_exception
+from query_mutator.llm.transport import error_from_exception
 
 pytestmark = pytest.mark.slow
 

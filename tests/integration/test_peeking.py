@@ -11,7 +11,7 @@ from aiohttp.web import Request
 
 from query_mutator.cli.console import exit_code
 from query_mutator.data import load_questions, split_questions
-from query_mutator.data.bundled import general
+from query_mutator.data.loaders import general
 from query_mutator.data.split import fold_of
 from query_mutator.encoder import resolve_encoder
 from query_mutator.files.json_lines import read_json_lines

@@ -16,8 +16,7 @@ from query_mutator import Rewriter
 from query_mutator.commands import plan_logs
 from query_mutator.confidence import Attempt, ConfidenceModel
 from query_mutator.data import split_questions
-from query_mutator.data.bundled import FOLDER
-from query_mutator.data.loaders import load_questions
+from query_mutator.data.loaders import FOLDER, load_questions
 from query_mutator.env.task import CallSettings
 from query_mutator.evaluation.plan_logged import logged_plans
 from query_mutator.files.json_lines import JsonLines

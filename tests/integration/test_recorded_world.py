@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.attack.policies import archive, entries_of
 from query_mutator import operators
-from query_mutator.data.bundled import FOLDER
+from query_mutator.data.loaders import FOLDER
 from query_mutator.encoder.weights import DEFAULT_ENCODER
 from query_mutator.env.task import CallSettings, Task
 from query_mutator.files.replies import RepliesHead, read_replies, reply_key, write_replies

@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from query_mutator.files.lock import locked
-from query_mutator.files.run_dir import RunDir
-from query_mutator.files.state import last_values
+from query_mutator.files.run_dir import RunDir, last_values
 from tests.qm_command import qm
 from tests.unit.files.test_rundir import RECORD
 from train_query_mutator import main as train

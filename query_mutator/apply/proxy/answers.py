@@ -27,8 +27,8 @@ from query_mutator.apply.proxy.chat import ChatCall
 from query_mutator.apply.proxy.shadow import Answer, Exchange, Pair, Shadow
 from query_mutator.apply.proxy.traffic import Place, Status
 from query_mutator.apply.proxy.upstream import Headers, Upstream, UpstreamError, end_to_end
-from query_mutator.env.async_flow import run_flow_async
 from query_mutator.env.flow import Flow
+from query_mutator.env.scheduling import run_flow_async
 from query_mutator.forms import Framed
 from query_mutator.llm.cancellation import complete_in_thread
 from query_mutator.llm.early_stop import first_sentence

@@ -22,9 +22,8 @@ from multidict import CIMultiDict, MultiMapping
 from yarl import URL
 
 from query_mutator.files import count_values
-from query_mutator.llm.connection import tls_context
+from query_mutator.llm.connection import MAX_REPLY_BYTES, tls_context
 from query_mutator.llm.ollama import with_tag
-from query_mutator.llm.reply import MAX_REPLY_BYTES
 
 __all__ = [
     "MAX_REPLY_VALUES", "Address", "Content", "Headers", "Upstream", "UpstreamError", "UpstreamGone", "end_to_end",

@@ -10,7 +10,7 @@ from annotated_types import Ge, Le
 from tyro.conf import arg
 
 from query_mutator.bounds import Count, Few, Parallel, Port, Rate, Retries, Seed, Share, Steps, Weight, check_values
-from query_mutator.cli.common import JsonFlags, parse_edges
+from query_mutator.cli.flags import JsonFlags, parse_edges
 from query_mutator.cli.outputs import Output, holding
 from query_mutator.settings.output import Lock
 

@@ -17,7 +17,15 @@ from query_mutator.lab.analysis.groups import Group, config_diff, confounder_rep
 from query_mutator.lab.analysis.results import Analysis, Comparison, GroupValue, MetricResult, OverTasks, Verdict
 from query_mutator.lab.analysis.spec import MetricSpec, Spec
 from query_mutator.lab.analysis.watch import watch
-from query_mutator.stats.intervals import WHOLE_LINE, mean_interval, welch_interval, within
+from query_mutator.stats.intervals import (
+    WHOLE_LINE,
+    interquartile_mean,
+    mean_interval,
+    probability_of_improvement,
+    stratified_interval,
+    welch_interval,
+    within,
+)
 from query_mutator.stats.significance import (
     equivalence_p,
     holm,
@@ -26,7 +34,6 @@ from query_mutator.stats.significance import (
     pooled_spread,
     welch_p,
 )
-from query_mutator.stats.tasks import interquartile_mean, probability_of_improvement, stratified_interval
 
 __all__ = ["analyze"]
 

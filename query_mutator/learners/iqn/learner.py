@@ -16,12 +16,11 @@ from torch import Tensor
 
 from ppo.algorithm import usable_device
 from ppo.descent import FlatAdam
-from ppo.streams import ACTION_STREAM, restore_streams
-from query_mutator.env.steps import Steps
+from ppo.frozen import ACTION_STREAM, restore_streams
 from query_mutator.learners.iqn.frozen import FrozenQuantiles
 from query_mutator.learners.iqn.network import QuantileNetwork, quantile_huber_loss
 from query_mutator.learners.iqn.replay import NStep, Replay, Sample
-from query_mutator.learners.learner import counts_of, restore_counts
+from query_mutator.learners.learner import Steps, counts_of, restore_counts
 from query_mutator.settings.learner import IQNConfig
 from query_mutator.types import FloatArray
 

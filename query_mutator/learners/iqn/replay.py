@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from query_mutator.env.steps import Steps
+from query_mutator.learners.learner import Steps
 from query_mutator.stats.sampling import WeightedSampler
 from query_mutator.types import FloatArray
 

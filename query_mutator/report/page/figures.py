@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from query_mutator.evaluation.baselines import BEST_SINGLE, RANDOM
-from query_mutator.evaluation.verdict import IDENTITY, PLAN
+from query_mutator.evaluation.comparison import BEST_SINGLE, RANDOM
+from query_mutator.evaluation.summary import IDENTITY, PLAN
 from query_mutator.files.metrics import METRICS
 from query_mutator.report.page.messages import Message
 from query_mutator.report.page.questions import Evaluation

@@ -8,8 +8,7 @@ from typing import Any, Literal
 
 from query_mutator.data.split import target_key
 from query_mutator.evaluation.outcomes import Outcome
-from query_mutator.evaluation.summary import Results, summarize
-from query_mutator.evaluation.verdict import POLICY
+from query_mutator.evaluation.summary import POLICY, Results, summarize
 from query_mutator.forms import FORMS
 from query_mutator.report.page.messages import Message, TextTable, chunks, section
 from query_mutator.rewards import is_not_sure, is_refusal

@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from query_mutator.evaluation.baselines import BEST_OF_K, BEST_SINGLE
-from query_mutator.evaluation.rejections import rejections_in_words
-from query_mutator.evaluation.summary import front
-from query_mutator.evaluation.verdict import IDENTITY, PLAN, POLICY, warning_of
+from query_mutator.evaluation.comparison import BEST_OF_K, BEST_SINGLE
+from query_mutator.evaluation.outcomes import rejections_in_words
+from query_mutator.evaluation.summary import IDENTITY, PLAN, POLICY, front, warning_of
 from query_mutator.report.page.questions import Evaluation
 from query_mutator.runs.pairs import pair_rows
 from query_mutator.stats.intervals import wilson_interval

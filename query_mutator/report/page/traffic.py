@@ -9,9 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from query_mutator.evaluation.verdict import IDENTITY, POLICY
-from query_mutator.report.page.messages import Message, TextTable, chunks, section
-from query_mutator.report.page.origin import Redactor
+from query_mutator.evaluation.summary import IDENTITY, POLICY
+from query_mutator.report.page.messages import Message, Redactor, TextTable, chunks, section
 from query_mutator.report.page.questions import Evaluation
 from query_mutator.runs.shadow import ORIGINAL, REWRITTEN, SENT, read_shadow, shadow_result
 from query_mutator.types import AS_IS

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from query_mutator.evaluation.verdict import POLICY
+from query_mutator.evaluation.summary import POLICY
 from query_mutator.report.page.questions import Evaluation, Verdict, verdict_of
 from query_mutator.stats.intervals import student_t
 from query_mutator.types import AS_IS, ASK, CONTROLS, SUBMIT, UNDO, success_in

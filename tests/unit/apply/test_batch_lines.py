@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from query_mutator.apply.files.lines import parse_line
+from query_mutator.apply.batch_files import parse_line
 
 
 def test_one_stop_is_sent_as_a_list() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from query_mutator.apply.records import Rewrite, Step
+from query_mutator.apply.rewriter import Rewrite, Step
 
 
 def test_changes_are_the_first_steps_with_a_new_wording() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from query_mutator.confidence.arithmetic import equations_in
+from query_mutator.confidence.features import equations_in
 
 
 @pytest.mark.parametrize(

@@ -12,14 +12,13 @@ import pytest
 
 from query_mutator.confidence import Attempt, ConfidenceModel, LoggedAnswer, cross_fitted, training_table
 from query_mutator.confidence import crossfit as crossfit_module
-from query_mutator.confidence.crossfit import Platt, fit_agreement, log_loss
+from query_mutator.confidence.crossfit import Platt, fit_agreement, form_rates, log_loss
 from query_mutator.confidence.features import CLOSENESS, FEATURES, LOGPROB, feature_row
 from query_mutator.confidence.scorers import SCORERS
-from query_mutator.confidence.table import form_rates
-from query_mutator.encoder.hashing import HashEncoder
+from query_mutator.encoder.base import HashEncoder
 from query_mutator.errors import CheckpointError, UsageError
-from query_mutator.session.confidence_file import load_or_learn
-from query_mutator.stats.calibration import auroc, expected_calibration_error
+from query_mutator.session.checkpoint import load_or_learn
+from query_mutator.stats.agreement import auroc, expected_calibration_error
 from tests.unit.confidence.arithmetic_world import graded_sums
 
 QUESTION = "Ann has 20 pens in box 1 and buys 30 more. How many pens does she have?"

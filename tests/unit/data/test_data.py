@@ -11,7 +11,7 @@ import pytest
 from pyarrow import parquet
 
 from query_mutator.data import guard_questions, load_questions, split_questions
-from query_mutator.data.bundled import general
+from query_mutator.data.loaders import general
 from query_mutator.data.split import FOLDS, fold_of, target_key, validation_split
 from query_mutator.errors import DatasetError
 from query_mutator.types import NUMERIC

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from query_mutator.data.bundled import FOLDER, general, general_bank
+from query_mutator.data.loaders import FOLDER, general, general_bank
 from query_mutator.data.split import in_test, split_questions
 from query_mutator.types import Question
 

@@ -9,7 +9,7 @@ from collections import Counter
 
 import pytest
 
-from query_mutator.data.bundled import GENERAL_2, general, general_bank, general_second_author, guard_questions
+from query_mutator.data.loaders import GENERAL_2, general, general_bank, general_second_author, guard_questions
 from query_mutator.data.split import target_key
 from query_mutator.rewards.committed import FAMILY, commits_to
 from query_mutator.types import Question

@@ -14,7 +14,7 @@ from pyarrow import parquet
 from query_mutator.data import load_question_set, load_questions
 from query_mutator.errors import DatasetError, UsageError
 from query_mutator.rewards import Evidence, WeightedReward
-from query_mutator.session.dataset import read_dataset, split_dataset
+from query_mutator.session.task import read_dataset, split_dataset
 from query_mutator.settings.episode import TaskSettings
 from query_mutator.types import UNSAFE, Question
 

@@ -407,7 +407,7 @@ def test_rows_of_a_server_are_normalized_and_cached() -> None:
 
 
 def test_many_texts_are_asked_for_in_several_requests_and_keep_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("query_mutator.encoder.remote.TEXTS_AT_ONCE", 3)
+    monkeypatch.setattr("query_mutator.encoder.base.TEXTS_AT_ONCE", 3)
     asked: list[list[str]] = []
 
     def embed(model: str, texts: Sequence[str], keep: Callable[[FloatArray], None]) -> FloatArray:

@@ -10,12 +10,11 @@ import pytest
 
 from query_mutator import forms
 from query_mutator.confidence import ConfidenceModel
-from query_mutator.data.bundled import general, general_bank
+from query_mutator.data.loaders import general, general_bank
 from query_mutator.data.split import target_key
 from query_mutator.encoder import Encoder
 from query_mutator.env.episode import Episode
-from query_mutator.env.examples import NUM_EXAMPLES, bank_of
-from query_mutator.env.task import Task, rewrite_settings
+from query_mutator.env.task import NUM_EXAMPLES, Task, bank_of, rewrite_settings
 from query_mutator.forms import Form
 from query_mutator.learners.plan import Plan, plan_policy, plan_task
 from query_mutator.llm.client import Client, ClientWrapper

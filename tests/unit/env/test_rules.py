@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from query_mutator.env.rules import EpisodeRules
+from query_mutator.env.task import EpisodeRules
 
 
 @pytest.mark.parametrize(

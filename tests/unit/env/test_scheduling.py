@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from query_mutator.encoder import CachedEncoder, Encoder
-from query_mutator.encoder.hashing import HashEncoder
+from query_mutator.encoder.base import HashEncoder
 from query_mutator.env.flow import Call, Encode, Flow, Prepare
 from query_mutator.env.scheduling import (
     PooledScheduler,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from query_mutator.confidence.stopping import StoppingRule
-from query_mutator.evaluation.answer_paths import AnswerPaths
+from query_mutator.evaluation.plan_learned import AnswerPaths
 
 
 def test_the_threshold_of_a_plan_is_rounded_down_so_that_it_asks_no_more_than_its_rule() -> None:

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from query_mutator import forms
 from query_mutator.env.observation import PRICE_SCALE
 from query_mutator.env.task import Task
-from query_mutator.evaluation.budget import price_for_budget
 from query_mutator.evaluation.methods import Evaluator
+from query_mutator.evaluation.validation import price_for_budget
 from query_mutator.learners.direct import PRICES
 from query_mutator.llm.client import Client
 from query_mutator.llm.retry import RetryPolicy

@@ -11,9 +11,8 @@ import pytest
 from query_mutator.env.task import Task
 from query_mutator.evaluation import plan_trials
 from query_mutator.evaluation.methods import Evaluator
-from query_mutator.evaluation.plan_race import race_sizes
-from query_mutator.evaluation.plan_result import PlanPoint, PlanSearch
-from query_mutator.evaluation.plan_search import find_plan, is_wide
+from query_mutator.evaluation.plan_search import find_plan, is_wide, race_sizes
+from query_mutator.evaluation.plan_trials import PlanPoint, PlanSearch
 from query_mutator.learners.plan import Plan
 from query_mutator.operators import LocalOperator
 from query_mutator.types import ChatRequest, Completion, Question

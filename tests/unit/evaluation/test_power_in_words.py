@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from query_mutator.commands.plan_flags import PlanFlags
-from query_mutator.evaluation.power import power_in_words
+from query_mutator.commands.plan_run import PlanFlags
+from query_mutator.evaluation.cost import power_in_words
 from query_mutator.types import Question
 
 QUESTIONS = [Question(id=str(n), text=f"{n}?", accept=("yes",), about=str(n // 2)) for n in range(400)]

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from ollama_utils import batch_mutate_queries
-from query_mutator.apply.deciding import rewrite_flow
+from query_mutator.apply.rewriter import rewrite_flow
 from query_mutator.encoder import Encoder
 from query_mutator.env.scheduling import run_flow
 from query_mutator.env.task import Task
 from query_mutator.evaluation.methods import Evaluator, always
+from query_mutator.evaluation.outcomes import rejections_in_words
 from query_mutator.evaluation.plans import PlanScores
-from query_mutator.evaluation.rejections import rejections_in_words
 from query_mutator.evaluation.summary import Results, summarize
 from query_mutator.learners.plan import Plan, plan_policy, plan_task
 from query_mutator.llm.limit import Limit

@@ -12,7 +12,7 @@ import pytest
 
 from query_mutator.files import LOCK
 from query_mutator.files.lock import locked
-from query_mutator.files.state import run_state
+from query_mutator.files.run_dir import run_state
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import pytest
 
-from query_mutator.files.typed import as_type, record_of
+from query_mutator.files.whole import as_type, record_of
 from query_mutator.types import Question
 
 

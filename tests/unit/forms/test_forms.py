@@ -7,7 +7,7 @@ import pytest
 from query_mutator import forms
 from query_mutator.errors import UsageError
 from query_mutator.forms import Example, Form, FormContext, Framed
-from query_mutator.forms.bundled import asking_sentence, last_answer
+from query_mutator.forms.base import asking_sentence, last_answer
 from query_mutator.types import AS_IS
 
 CONTEXT = FormContext(

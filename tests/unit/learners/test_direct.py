@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from query_mutator.env.observation import PRICE_SCALE
-from query_mutator.env.steps import Steps
 from query_mutator.learners.direct import DirectMethod, FrozenValues, best_values
+from query_mutator.learners.learner import Steps
 from query_mutator.settings.learner import DirectConfig
 
 # Columns: what decides which action pays, whether there is an answer, three of the mask, the price.

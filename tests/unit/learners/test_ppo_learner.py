@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ppo.config import PPOConfig
-from query_mutator.env.steps import Steps
+from query_mutator.learners.learner import Steps
 from query_mutator.learners.ppo import PPOLearner
 
 NUM_ENVS, NUM_STEPS, OBS = 3, 2, 2

@@ -12,7 +12,7 @@ from query_mutator.llm.early_stop import EarlyStop, first_sentence
 from query_mutator.llm.http_server import HttpServer
 from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.openai import OpenAIBackend
-from query_mutator.rewards.verdicts import is_refusal
+from query_mutator.rewards.matching import is_refusal
 from query_mutator.testing import FaultPlan, StubServer, start_server
 from query_mutator.types import ChatRequest
 

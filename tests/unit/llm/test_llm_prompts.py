@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from query_mutator.llm.prompts import DEFAULT_REFUSAL, clean_rewrite
-from query_mutator.rewards.verdicts import is_refusal
+from query_mutator.operators.base import DEFAULT_REFUSAL, clean_rewrite
+from query_mutator.rewards.matching import is_refusal
 
 QUESTION = "How do I copy a file?"
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from query_mutator.llm.reply import BadReply, NoReply, Reply
+from query_mutator.llm.connection import BadReply, NoReply, Reply
 from tests.scripted_server import CLOSE, RESET, STALL, chunks, failure, http
 
 OK = b"HTTP/1.1 200 OK\r\n"

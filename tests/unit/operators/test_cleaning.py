@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from query_mutator import operators
-from query_mutator.data import bundled, split_questions
+from query_mutator.data import loaders, split_questions
 from query_mutator.data.split import in_test
 from query_mutator.encoder import resolve_encoder
 from query_mutator.env.task import CallSettings, build_task
@@ -166,7 +166,7 @@ def test_clean_does_all_in_order() -> None:
 
 @pytest.mark.parametrize("name", CLEANING)
 def test_twice_is_once_and_something_is_left(name: str) -> None:
-    known = split_questions(bundled.general()).train
+    known = split_questions(loaders.general()).train
     texts = [question.text for question in random.Random(0).sample(known, 150)]
     for text in [*texts, *CONTEXTS, "thanks", "pls", "lol", "hi!!", "so so so", "plz plz plz?!?", "sooooo gooood"]:
         once = rewrite(name, text)
@@ -180,7 +180,7 @@ def words(text: str) -> list[str]:
 
 
 def test_plain_questions_stay_and_most_misspelt_ones_are_restored() -> None:
-    rows = map(json.loads, (bundled.FOLDER / "general.jsonl").read_text(encoding="utf-8").splitlines())
+    rows = map(json.loads, (loaders.FOLDER / "general.jsonl").read_text(encoding="utf-8").splitlines())
     known = [row for row in rows if not in_test(Question(id="", text=row["query"], about=row["about"]))]
     plain = [row["query"] for row in known if row["tags"][0] in ("plain", "two-part")][:150]
     assert [rewrite("clean", query) for query in plain] == plain

@@ -11,7 +11,7 @@ import pytest
 from query_mutator import forms
 from query_mutator.confidence import Attempt, rule_vote
 from query_mutator.confidence.features import feature_row
-from query_mutator.llm.prompts import clean_rewrite
+from query_mutator.operators.base import clean_rewrite
 from query_mutator.operators.guards import GUARDS, failed_guard
 from query_mutator.rewards import Evidence, Judge, Unscored, WeightedReward, is_not_sure, is_refusal
 from query_mutator.rewards.committed import FAMILY, SYMBOLS

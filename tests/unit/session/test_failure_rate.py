@@ -11,7 +11,7 @@ from ppo.config import PPOConfig
 from ppo.gae import compute_gae
 from ppo.rollout import RolloutBuffer
 from query_mutator.errors import TooManyFailuresError
-from query_mutator.session.failure_rate import FailureWindow
+from query_mutator.session.play import FailureWindow
 
 STEPS, ENVS, OBS_DIM, ACTIONS = 6, 3, 4, 5
 

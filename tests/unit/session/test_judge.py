@@ -11,18 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from query_mutator.data.bundled import GENERAL_2
+from query_mutator.data.loaders import GENERAL_2
 from query_mutator.errors import UsageError
 from query_mutator.llm.checkup import JudgeForm, judge_form
 from query_mutator.llm.coalesce import request_key
 from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.openai import OpenAIBackend
 from query_mutator.rewards import PARTS, Evidence, Judge, Unscored, WeightedReward
-from query_mutator.session.judging import check_gold, default_reward, make_reward
+from query_mutator.session.task import check_gold, default_reward, make_reward
 from query_mutator.settings.episode import TaskSettings
 from query_mutator.settings.questions import Judging
 from query_mutator.testing import start_server
-from query_mutator.training.judge_watch import LEAST, JudgeWatch
+from query_mutator.training.callbacks import LEAST, JudgeWatch
 from query_mutator.types import ChatRequest, Completion, Question
 from tests.rule_judge import RuleJudge
 from tests.scripted_server import ScriptedServer, http

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from query_mutator.env.engine import EpisodeEngine
-from query_mutator.env.memory import QuestionMemory
+from query_mutator.env.episode import QuestionMemory
 from query_mutator.env.scheduling import run_flow
 from query_mutator.env.task import Task
 from query_mutator.llm.client import Client

@@ -11,7 +11,7 @@ from benchmark_batching import BenchmarkConfig
 from query_mutator.cli.flags import flags_of, parse_flags
 from query_mutator.commands.size_calls import SizeCallsFlags
 from query_mutator.errors import UsageError
-from query_mutator.llm.flags import ServerFlags
+from query_mutator.llm.backends import ServerFlags
 from query_mutator.training.config import TrainConfig
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import brier_score_loss, roc_auc_score
 
-from query_mutator.stats.calibration import auroc, brier_score, expected_calibration_error, reliability
+from query_mutator.stats.agreement import auroc, brier_score, expected_calibration_error, reliability
 
 
 def test_scores_are_those_of_scikit_learn() -> None:

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from query_mutator.stats.power import (
+from query_mutator.stats.paired import (
     cluster_correlation,
     design_effect,
     detectable_difference,

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from query_mutator.stats import resampling
-from query_mutator.stats.intervals import Floats
-from query_mutator.stats.resampling import crossed_intervals, mean_intervals
+from query_mutator.stats import intervals
+from query_mutator.stats.intervals import Floats, crossed_intervals, mean_intervals
 
 KEYS = ["a", "b", "a", "c", "c", "c", "d"]
 S, N, C = 3, len(KEYS), 4
@@ -43,14 +42,14 @@ def directly(values: Floats, draws: int) -> Floats:
 
 
 def test_crossed_intervals_are_those_of_a_direct_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resampling, "DRAWS", 300)
+    monkeypatch.setattr(intervals, "DRAWS", 300)
     expected = np.percentile(directly(columns(), 300), (2.5, 97.5), axis=0).T
     assert crossed_intervals(columns(), KEYS) == pytest.approx(expected)
 
 
 def test_draws_in_parts_are_the_same_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = crossed_intervals(columns(), KEYS)
-    monkeypatch.setattr(resampling, "_NUMBERS_AT_ONCE", 4 * 999)
+    monkeypatch.setattr(intervals, "_NUMBERS_AT_ONCE", 4 * 999)
     assert np.array_equal(crossed_intervals(columns(), KEYS), whole)
 
 

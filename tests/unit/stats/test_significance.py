@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from query_mutator.stats import intervals, significance, tasks
+from query_mutator.stats import intervals, significance
 
 
 def test_intervals_of_a_mean_by_number_of_values() -> None:
@@ -99,16 +99,16 @@ def test_the_interval_over_tasks_covers_what_it_says(runs: int) -> None:
     rng = np.random.default_rng(runs)
     middles = np.array([0.2, 0.5, 0.6, 0.9])
     # The interquartile mean of infinitely many runs of the four tasks.
-    truth = tasks.interquartile_mean(rng.normal(middles[:, None], 0.1, (4, 200_000)))
+    truth = intervals.interquartile_mean(rng.normal(middles[:, None], 0.1, (4, 200_000)))
     drawn = rng.normal(middles[:, None], 0.1, (300, runs, 4, 1))[..., 0].swapaxes(1, 2)
-    covered = [low <= truth <= high for low, high in map(tasks.stratified_interval, drawn)]
+    covered = [low <= truth <= high for low, high in map(intervals.stratified_interval, drawn)]
     assert np.mean(covered) >= 0.91
 
 
 def test_several_tasks_together() -> None:
     values = [[0.0, 1.0, 2.0, 3.0], [4.0, 5.0, 6.0, 7.0]]
-    assert tasks.interquartile_mean(values) == 3.5
-    low, high = tasks.stratified_interval(values)
+    assert intervals.interquartile_mean(values) == 3.5
+    low, high = intervals.stratified_interval(values)
     assert 2.0 < low < 3.5 < high < 5.0
-    assert tasks.probability_of_improvement(values, values) == 0.5
-    assert tasks.probability_of_improvement([[2.0], [2.0]], [[1.0, 2.0], [3.0]]) == (0.75 + 0.0) / 2
+    assert intervals.probability_of_improvement(values, values) == 0.5
+    assert intervals.probability_of_improvement([[2.0], [2.0]], [[1.0, 2.0], [3.0]]) == (0.75 + 0.0) / 2

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from query_mutator.stats import intervals, significance, tasks
+from query_mutator.stats import intervals, significance
 from query_mutator.stats.intervals import WHOLE_LINE
 
 FEW = settings(max_examples=80, deadline=None, derandomize=True)
@@ -133,11 +133,11 @@ def test_the_spread_within_groups_is_a_number_or_nan(groups: list[list[float]]) 
 @FEW
 @given(ours=st.lists(lists, max_size=3))
 def test_aggregates_over_tasks(ours: list[list[float]]) -> None:
-    assert is_interval(tasks.stratified_interval(ours))
-    found = tasks.probability_of_improvement(ours, ours)
+    assert is_interval(intervals.stratified_interval(ours))
+    found = intervals.probability_of_improvement(ours, ours)
     assert math.isnan(found) or found == pytest.approx(0.5)
     flat = [value for task in ours for value in task if math.isfinite(value) and abs(value) < 1e150]
-    middle = tasks.interquartile_mean(flat)
+    middle = intervals.interquartile_mean(flat)
     assert math.isnan(middle) if not flat else min(flat) - 1e-6 <= middle <= max(flat) + 1e-6
 
 

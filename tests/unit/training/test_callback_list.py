@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from query_mutator.env.steps import Steps
 from query_mutator.errors import UsageError
+from query_mutator.learners.learner import Steps
 from query_mutator.registry import Registry
 from query_mutator.training.callbacks import CALLBACKS, Callback, CallbackList, RunView
 from query_mutator.training.config import TrainConfig

@@ -8,13 +8,13 @@ from dataclasses import replace
 import numpy as np
 
 from query_mutator import forms
-from query_mutator.env.memory import QuestionMemory
-from query_mutator.env.steps import Steps
+from query_mutator.env.episode import QuestionMemory
 from query_mutator.env.task import Task
 from query_mutator.errors import BackendError
 from query_mutator.evaluation.methods import Evaluator
 from query_mutator.evaluation.plans import PlanScores
 from query_mutator.learners.direct import DirectMethod
+from query_mutator.learners.learner import Steps
 from query_mutator.learners.plan import Plan
 from query_mutator.llm.client import Client
 from query_mutator.operators import LocalOperator

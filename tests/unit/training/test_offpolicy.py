@@ -12,9 +12,8 @@ import pytest
 from gymnasium.error import InvalidAction
 from numpy.typing import NDArray
 
-from query_mutator.env.steps import Steps
 from query_mutator.env.task import Task
-from query_mutator.learners.learner import BaseLearner
+from query_mutator.learners.learner import BaseLearner, Steps
 from query_mutator.llm.client import Client
 from query_mutator.training.loop import OffPolicyLoop
 from query_mutator.types import FloatArray

@@ -13,8 +13,7 @@ from query_mutator import forms
 from query_mutator.encoder import Encoder
 from query_mutator.env.engine import EpisodeEngine
 from query_mutator.env.flow import Call, Encode, Flow
-from query_mutator.env.rules import EpisodeRules
-from query_mutator.env.task import Task
+from query_mutator.env.task import EpisodeRules, Task
 from query_mutator.training.estimate import EPISODES, random_episodes
 from query_mutator.types import Completion
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from query_mutator.bounds import group_of
-from query_mutator.env.rules import EpisodeRules
+from query_mutator.env.task import EpisodeRules
 from query_mutator.training.config import TrainConfig
 from query_mutator.training.estimate import Estimate, bounded, foreseen, random_episodes
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from query_mutator.env.steps import Steps
 from query_mutator.learners.iqn.learner import IQN
 from query_mutator.learners.iqn.replay import Sample
+from query_mutator.learners.learner import Steps
 from query_mutator.settings.learner import IQNConfig
 
 OBS_DIM, NUM_ACTIONS, NUM_ENVS = 4, 3, 4

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from query_mutator.env.steps import Steps
 from query_mutator.learners.iqn.replay import NStep, Transition
+from query_mutator.learners.learner import Steps
 
 
 def obs(number: int) -> np.ndarray:
