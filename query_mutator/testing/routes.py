@@ -120,8 +120,9 @@ class Routes:
             what = "tools" if payload.get("tools") else "chat" if model.answer is None else wrong[0]
             raise PromptError(f'"{name}" does not support {what.replace("think", "thinking")}')
         rest = {key: value for key, value in options.items() if key not in _SAMPLING}
-        if payload.get("logprobs") and payload.get("top_logprobs"):
-            rest["top_logprobs"] = payload["top_logprobs"]
+        top = payload.get("top_logprobs")
+        if payload.get("logprobs") and isinstance(top, int) and top > 1:
+            rest["top_logprobs"] = top
         request = ChatRequest(
             model=name,
             messages=tuple(map(_message, messages)),

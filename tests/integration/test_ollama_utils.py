@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import socket
@@ -64,18 +63,6 @@ def environment(server: StubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUERY_MUTATOR_MUTATOR_MODEL", "talker")
 
 
-@pytest.mark.parametrize("batch_size", [1, 3, 8, 64])
-def test_answers_come_in_the_order_of_the_queries(batch_size: int) -> None:
-    answers = batch_query_target_model(QUESTIONS, batch_size=batch_size)
-    assert answers == [question.upper() for question in QUESTIONS]
-
-
-def test_as_many_calls_as_the_batch_size_are_in_flight_and_no_more() -> None:
-    with start_server([Upper()], num_parallel=16, latency_ms=30) as slow:
-        batch_query_target_model(QUESTIONS, url=slow.url, batch_size=4)
-        assert slow.stats()["max_in_service"] == 4
-
-
 def test_rewrites_come_in_order_without_what_the_model_says_around_them() -> None:
     assert batch_mutate_queries(QUESTIONS, OPERATOR) == [f"{question} by {OPERATOR}" for question in QUESTIONS]
 
@@ -97,24 +84,6 @@ def test_one_query_is_a_batch_of_one() -> None:
 def test_an_unknown_operator_is_refused_before_any_call() -> None:
     with pytest.raises(UsageError, match="unknown operator"):
         mutate_query("why?", "no-such-operator", url="127.0.0.1:1")
-
-
-def test_a_failed_query_gets_the_default_refusal_and_is_logged_once(
-    server: StubServer, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.WARNING):
-        outcomes = batch_query_target_model(["a", "b"], model="nowhere", return_errors=True)
-    assert [text for text, _ in outcomes] == [DEFAULT_REFUSAL] * 2
-    assert [error.kind for _, error in outcomes if error] == ["model_missing"] * 2
-    assert len(caplog.records) == 2
-    assert batch_query_target_model(["a", "b"], model="nowhere") == [DEFAULT_REFUSAL] * 2
-
-
-def test_a_failed_rewrite_is_the_query_as_it_was() -> None:
-    outcome = mutate_query("why?", OPERATOR, model="nowhere", return_errors=True)
-    assert outcome[0] == "why?"
-    assert outcome[1] is not None
-    assert outcome[1].kind == "model_missing"
 
 
 def test_a_rewrite_without_a_question_in_it_is_a_failure() -> None:

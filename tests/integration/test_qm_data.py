@@ -11,43 +11,8 @@ from typing import Any
 import pytest
 
 from query_mutator.batching import BatchReader, LengthCache, load_batch_plan
-from query_mutator.cli.flags import flags_of
-from query_mutator.commands import COMMANDS
 from tests.qm_command import qm
 from tests.tiny_lm import pairs, save_tokenizer, write_rows
-
-#: What the reference's tool has, less its short forms, which `SHORT` lists.
-REFERENCE = {
-    "data lengths build": "dataset tokenizer output",
-    "data lengths stats": "cache",
-    "data batchplan build": "lengths epochs token-budget bucket-edges overflow-max predictable seed "
-    "dataset-hash output",
-    "data batchplan info": "plan show-batches rank world-size",
-    "data batchplan verify": "plan lengths",
-    "data batchplan shard": "plan world-size output",
-    "data batching analyze": "cache bucket-edges overflow-max output",
-    "data batching histogram": "cache bins width",
-    "data batching suggest": "cache num-buckets goal max-length",
-    "data batch generate": "plan dataset tokenizer output",
-    "gym run": "tokenizer host port transport output-mode buffer-size timeout retries difficulty-min difficulty-max "
-    "max-samples output seed mock num-episodes steps-per-episode success-rate",
-    "gym info": "",
-    "bench": "dataset tokenizer bucket-edges token-budget max-length max-samples num-samples seed",
-}
-SHORT = {
-    "data lengths build": "-d -t -o",
-    "data lengths stats": "-c",
-    "data batchplan build": "-l -e -b -p -s -o",
-    "data batchplan info": "-p -n -r -w",
-    "data batchplan verify": "-p -l",
-    "data batchplan shard": "-p -w -o",
-    "data batching analyze": "-c -o",
-    "data batching histogram": "-c",
-    "data batching suggest": "-c -n -g",
-    "data batch generate": "-p -d -t -o",
-    "gym run": "-t -o",
-    "bench": "-d -t",
-}
 
 
 @pytest.fixture
@@ -78,12 +43,6 @@ def plan(cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Pat
 def told(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     answer: dict[str, Any] = json.loads(capsys.readouterr().out)
     return answer
-
-
-@pytest.mark.parametrize("command", REFERENCE)
-def test_a_command_has_the_flags_of_the_reference(command: str) -> None:
-    names = {name for flag in flags_of(COMMANDS[command].flags).values() for name in flag.names}
-    assert {f"--{name}" for name in REFERENCE[command].split()} | set(SHORT.get(command, "").split()) <= names
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "bin"])

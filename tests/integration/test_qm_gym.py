@@ -8,19 +8,7 @@ from pathlib import Path
 import pytest
 
 from query_mutator.batching import ReplayBuffer
-from tests.gym_server import start_gym
 from tests.qm_command import qm
-
-
-@pytest.mark.parametrize("transport", ["telnet", "tcp", "websocket"])
-def test_gym_run_plays_a_server(transport: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "buffer.json"
-    with start_gym() as server:
-        where = ("--host", "127.0.0.1", "--port", str(server.port), "--transport", transport)
-        assert qm("gym", "run", "-t", "bytes", *where, "--num-episodes", "3", "-o", out, "--json") == 0
-    report = json.loads(capsys.readouterr().out)
-    assert report["episodes"] == 3
-    assert ReplayBuffer.load(out).size == report["samples"] > 3
 
 
 def test_gym_run_plays_generated_puzzles(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,7 +22,7 @@ class RunFlags:
     """Which runs to read."""
 
     runs: Positional[tuple[str, ...]] = ()
-    """Run folders, files of numbers, or names under --logdir, then under runs/; * matches anything."""
+    """Run folders, files of numbers, or names under --logdir, then under runs/ and tensorboard/; * matches anything."""
     logdir: str | None = None
     """Folder of run folders."""
     merge: bool = True

@@ -1,6 +1,6 @@
 """A run: its folders, its settings, and every series it logged, over all files and continued folders.
 
-RUN                a path, or a name under --logdir, then under runs/
+RUN                a path, or a name under --logdir, then under runs/ and tensorboard/
 RUN_2, RUN-3 ...   next to it: a continuation when its first step comes after the first step of RUN
 t0                 the earliest event of any kind in all files
 """
@@ -129,7 +129,7 @@ def newest_run(folder: Path) -> Path | None:
 
 
 def _places(logdir: str | None) -> list[Path]:
-    return [Path(), *([Path(logdir)] if logdir else []), Path("runs")]
+    return [Path(), *([Path(logdir)] if logdir else []), Path("runs"), Path("tensorboard")]
 
 
 def _matches(place: Path, name: str) -> list[Path]:

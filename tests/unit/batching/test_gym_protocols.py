@@ -42,7 +42,7 @@ from query_mutator.batching.streaming.telnet import DO, DONT, ECHO, IAC, SB, SE,
 from query_mutator.batching.streaming.types import EpisodeStatus, StreamConfig, StreamSample, StreamState
 from query_mutator.batching.streaming.wires import WebSocketWire
 from query_mutator.errors import UsageError
-from tests.gym_server import Accepting, GymServer, start_gym
+from tests.promises.gym_server import Accepting, GymServer, start_gym
 
 
 class Letters:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -91,41 +90,6 @@ def plan() -> BatchPlan:
     plan.add_epoch(epoch(0, [("a", "b"), ("c",), ("d", "e")]))
     plan.add_epoch(epoch(1, [("e", "a"), ("new",), ("b", "c"), ("d",)]))
     return plan
-
-
-#: Package of chuk_lazarus -> ours, and the names that it exports there.
-PACKAGES = {
-    "query_mutator.batching.analyze": """BatchingEfficiencyReport BucketAnalysis BucketEfficiency BucketSuggestion
-        HistogramBin LengthHistogram OptimizationGoal analyze_bucket_efficiency compute_length_histogram
-        create_efficiency_report suggest_bucket_edges visualize_buckets""",
-    "query_mutator.batching.core": """BatchMetrics BatchShapeHistogram BatchSpec BucketId BucketSpec BucketStats
-        TokenBudgetBatchSampler""",
-    "query_mutator.batching.distributed": """CheckpointPosition DistributedConfig get_rank get_world_size
-        interleave_microbatches is_main_process load_checkpoint_position save_checkpoint_position shard_batch_plan""",
-    "query_mutator.batching.generation": """BatchReader BatchWriter CollatedBatch LengthCache LengthEntry
-        default_collate pad_sequences""",
-    "query_mutator.batching.planning": """BatchFingerprint BatchPlan BatchPlanBuilder BatchPlanMeta BatchingConfig
-        BatchingMode EpochPlan MicrobatchSpec PackedSequence PackingConfig PackingMetrics PackingMode PadPolicy
-        SequenceToPack compute_batch_fingerprint compute_batch_fingerprint_async compute_packing_metrics
-        create_segment_attention_mask load_batch_plan load_batch_plan_async load_fingerprint pack_sequences
-        save_batch_plan save_batch_plan_async save_fingerprint verify_batch_fingerprint""",
-    "query_mutator.batching.samples": """DatasetFingerprint DatasetSource PreferenceSample Sample SampleMeta SampleType
-        SampleValidationError compute_dataset_fingerprint""",
-    "query_mutator.batching.streaming": """AsyncOfflineDatasetStream AsyncSampleStream BufferEvictionPolicy
-        BufferSnapshot DifficultyProfile EpisodeStatus GymConfig GymEpisode GymEpisodeStream GymOutputMode GymStep
-        GymTransport MockGymStream OfflineDatasetStream PuzzleDifficulty PuzzleGame PuzzleObservation PuzzleResult
-        ReplayBuffer ReplayBufferConfig RollingBatchPlanWindow SampleSource SampleStream StreamConfig StreamMetrics
-        StreamSample StreamState TelnetClientConfig TelnetGymClient WindowConfig WindowState""",
-}
-
-
-@pytest.mark.parametrize("package", PACKAGES)
-def test_a_package_and_the_toolkit_export_its_names(package: str) -> None:
-    toolkit, part = import_module("query_mutator.batching"), import_module(package)
-    names = PACKAGES[package].split()
-    assert set(names) <= set(part.__all__)
-    assert set(part.__all__) <= set(toolkit.__all__)
-    assert all(getattr(part, name) is getattr(toolkit, name) for name in names)
 
 
 def test_a_row_that_does_not_fit_is_a_sample_validation_error() -> None:

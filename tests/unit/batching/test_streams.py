@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import runpy
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +33,6 @@ from query_mutator.batching.streaming.types import (
 )
 from query_mutator.batching.training.data import read_tokens
 from query_mutator.errors import DatasetError, UsageError
-from tests.gym_server import start_gym
 
 WORDS = ["<unk>", "<s>", "a", "b", "c", "d", "Instruction", "Response", "User", "Assistant", "#", ":"]
 
@@ -347,31 +344,6 @@ def test_async_stream_as_context_and_after_reset(data: Path) -> None:
             return first, await stream.count_samples(), state
 
     assert asyncio.run(run()) == (10, 10, StreamState.IDLE)
-
-
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("05_e2e_pipeline", "both ways give the same 34 batches: True"),
-        ("07_streaming", "resumed at 30: the rest is the same: True"),
-        ("08_online_learning", "25 episodes, solved: 100%"),
-    ],
-)
-def test_the_examples_show_what_they_say(
-    name: str, said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = Path(__file__).parents[3] / "examples" / "batching" / f"{name}.py"
-    monkeypatch.setattr(sys, "argv", [str(path)])
-    runpy.run_path(str(path), run_name="__main__")
-    assert said in capsys.readouterr().out
-
-
-def test_the_example_of_online_learning_plays_a_server(capsys: pytest.CaptureFixture[str]) -> None:
-    path = Path(__file__).parents[3] / "examples" / "batching" / "08_online_learning.py"
-    with start_gym() as server:
-        runpy.run_path(str(path))["main"](server.port)
-    assert server.sessions_served
-    assert "online: 25 episodes, solved: 100%" in capsys.readouterr().out
 
 
 def test_saved_samples_are_read_by_every_loader(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from benchmarks.attack.harness import unchanged
 from query_mutator.batching.training.config import SftFlags
 from query_mutator.cli.flags import flags_of
 from query_mutator.files.json_lines import read_json_lines
-from tests.gym_server import start_gym
+from tests.promises.gym_server import start_gym
 from tests.qm_command import qm
 from tests.tiny_lm import pairs, save_tokenizer, write_rows
 

@@ -17,7 +17,7 @@ from tensorboard.util import tensor_util
 
 from query_mutator.files.metrics import MetricsWriter
 from query_mutator.lab.analysis.events import EventFile, read_event_file
-from tests.unit.lab.analysis.writing import write_events
+from tests.promises.events import write_events
 
 Triples = dict[str, list[tuple[int, float, float]]]
 

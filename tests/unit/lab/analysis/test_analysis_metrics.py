@@ -15,7 +15,7 @@ from query_mutator.lab.analysis.curves import Curve, UnknownDivisorError, curves
 from query_mutator.lab.analysis.runs import load_run
 from query_mutator.lab.analysis.spec import DEFAULT_SPEC, MetricSpec, TagPattern, WatchRule, read_spec
 from query_mutator.lab.analysis.watch import watch
-from tests.unit.lab.analysis.writing import write_events, write_run
+from tests.promises.events import write_events, write_run
 
 SPEC = read_spec()
 

@@ -10,8 +10,8 @@ import pytest
 from query_mutator.errors import UsageError
 from query_mutator.files.metrics import MetricsWriter
 from query_mutator.lab.analysis.runs import find_runs, load_run, load_runs
+from tests.promises.events import write_events, write_run
 from tests.qm_command import qm
-from tests.unit.lab.analysis.writing import write_events, write_run
 
 
 def rows(start: int, stop: int, value: float, *, every: int = 10) -> list[tuple[int, float, dict[str, float]]]:

@@ -12,7 +12,7 @@ from torch import nn
 from query_mutator.commands import size_presets  # noqa: F401  registers policy and iqn
 from query_mutator.commands.main import main
 from query_mutator.errors import UsageError
-from query_mutator.lab.sizing.act import ACT, act
+from query_mutator.lab.sizing.act import ACT
 from query_mutator.lab.sizing.cards import GIB, Calibration, fit_calibration, read_calibration
 from query_mutator.lab.sizing.collecting import replay_bytes, rollout_bytes
 from query_mutator.lab.sizing.lerobot import smolvla
@@ -20,7 +20,7 @@ from query_mutator.lab.sizing.memory import estimate
 from query_mutator.lab.sizing.presets import PRESETS, preset
 from query_mutator.lab.sizing.real_steps import bisect, knee_line, knee_of
 from query_mutator.lab.sizing.tracker import _warn_of_guesses
-from query_mutator.lab.sizing.workload import Recipe, Workload
+from query_mutator.lab.sizing.workload import Workload
 
 MIB = 2**20
 
@@ -29,11 +29,9 @@ def parameters(module: nn.Module, *, trained: bool = False) -> int:
     return sum(part.numel() for part in module.parameters() if part.requires_grad or not trained)
 
 
-def test_act_has_the_parameters_and_the_growth_of_the_real_one() -> None:
+def test_act_has_the_parameters_of_the_real_one() -> None:
     with torch.device("meta"):
         assert round(parameters(ACT()) / 1e6, 1) == 51.6
-    found = estimate(act(cameras=3, resolution=(224, 224)), 16, Recipe(foreach=False))
-    assert found.peak / MIB == pytest.approx(2472, rel=0.01)  # LeRobot's own, measured
 
 
 def test_smolvla_is_from_a_table() -> None:

@@ -216,22 +216,6 @@ def test_a_loader_of_a_program_keeps_its_batch_size(tmp_path: Path, monkeypatch:
     assert found.samples_per_s > 0
 
 
-LEROBOT_LOG = """INFO step:200 smpl:2K ep:3 epch:0.10 loss:1.21 grdn:9.3 lr:1.0e-05 updt_s:0.100 data_s:{wait}
-INFO step:400 smpl:3K ep:6 epch:0.20 loss:0.91 grdn:7.3 lr:1.0e-05 updt_s:0.100 data_s:{wait}
-"""
-
-
-def test_the_verdict_from_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    log = tmp_path / "train.log"
-    log.write_text(LEROBOT_LOG.format(wait="0.002"))
-    assert main(["size", "workers", "--from-logs", str(log)]) == 0
-    assert "the workers are enough" in capsys.readouterr().out
-    log.write_text(LEROBOT_LOG.format(wait="0.100"))
-    times = read_times(str(log), workers=4)
-    assert times.stall == 0.5
-    assert "about 10 workers instead of 4" in verdict(times)
-
-
 def test_the_verdict_from_a_run_folder(tmp_path: Path) -> None:
     rows = [{"step": step, "train/data_s": 0.01, "train/updt_s": 0.09} for step in range(5)]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

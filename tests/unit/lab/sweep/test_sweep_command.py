@@ -70,14 +70,6 @@ def test_the_golden_middle_of_a_command(tmp_path: Path, trainer: list[str], caps
     assert fresh.strip().endswith("--train-batch-size 512 --seed 4001")
 
 
-def test_an_edge_optimum_extends_the_grid(tmp_path: Path, trainer: list[str]) -> None:
-    found = run_sweep(tmp_path / "s", trainer, "32,64,128", "--extend", "4")
-    batches = [row["setting"]["train_batch_size"] for row in found["settings"]]  # type: ignore[attr-defined]
-    assert batches[:4] == [32, 64, 128, 256]
-    assert max(batches) >= 1024
-    assert found["optimum"]["kind"] == "interior"  # type: ignore[index]
-
-
 def test_failures_are_reported_and_a_rerun_resumes_the_sweep(
     tmp_path: Path, trainer: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -226,16 +218,6 @@ def is_running(state: Path) -> bool:
         return state.read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
-
-
-def test_dry_run_prints_every_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    grids = ["--grid", "train_batch_size=64,128", "--grid", "running-speed=160", "--seeds", "2"]
-    trainer = ["--", "python", "train_query_mutator.py", "--algo", "iqn"]
-    assert main(["sweep", *grids, "--dry-run", "--dir", str(tmp_path), *trainer]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 4
-    assert "--algo iqn --train-batch-size 64 --running-speed 160 --seed 1 --save-dir" in lines[0]
-    assert not list(tmp_path.iterdir())
 
 
 def test_commands_of_the_page_have_flags_that_exist(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

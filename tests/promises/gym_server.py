@@ -9,22 +9,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from websockets.exceptions import InvalidState
+from websockets.frames import Frame, Opcode
 from websockets.http11 import Request
+from websockets.protocol import State
 from websockets.server import ServerProtocol
-
-from query_mutator.batching.streaming.connection import MAX_LINE_BYTES, LineConnection
-from query_mutator.batching.streaming.gym_types import GymOutputMode, GymProtocolError, PuzzleDifficulty
-from query_mutator.batching.streaming.telnet import TelnetCodec
-from query_mutator.batching.streaming.wires import WebSocketWire, Wire
 
 RULER = "=" * 50
 GAMES = ("Climb", "Star Climb")
+MODES = ("normal", "agent", "json")
+DIFFICULTIES = ("easy", "medium", "hard")
 DETECT_TIMEOUT_S = 0.3  # a WebSocket client sends its request within this time
 
 
@@ -42,7 +43,7 @@ class Climb:
 
     @property
     def top(self) -> int:
-        return 2 + self.seed % 2 + 2 * list(PuzzleDifficulty).index(PuzzleDifficulty(self.difficulty))
+        return 2 + self.seed % 2 + 2 * DIFFICULTIES.index(self.difficulty)
 
     @property
     def is_lost(self) -> bool:
@@ -60,7 +61,7 @@ class Session:
     """One client: its output mode and the puzzle it plays."""
 
     def __init__(self) -> None:
-        self.mode = GymOutputMode.NORMAL
+        self.mode = "normal"
         self.climb: Climb | None = None
         self.ended = False
 
@@ -83,13 +84,13 @@ class Session:
         return self._in_puzzle(self.climb, verb)
 
     def _said(self, value: Mapping[str, Any], *lines: str) -> list[str]:
-        return [json.dumps(value)] if self.mode is GymOutputMode.JSON else [*lines]
+        return [json.dumps(value)] if self.mode == "json" else [*lines]
 
     def _set_mode(self, name: str) -> list[str]:
-        if name not in set(GymOutputMode):
+        if name not in MODES:
             reply = {"type": "error", "code": "INVALID_MODE", "mode": name}
-            return self._said(reply, f"Invalid mode '{name}'. Choose: {', '.join(GymOutputMode)}")
-        self.mode = GymOutputMode(name)
+            return self._said(reply, f"Invalid mode '{name}'. Choose: {', '.join(MODES)}")
+        self.mode = name
         return self._said({"type": "mode", "success": True, "mode": name}, f"Output mode set to: {name}")
 
     def _in_menu(self, verb: str, rest: list[str]) -> list[str]:
@@ -139,7 +140,7 @@ class Session:
     def _shown(self, climb: Climb) -> list[str]:
         grid = climb.text.splitlines()
         lines = [RULER, *grid, f"Moves: {climb.moves} | Seed: {climb.seed}", RULER]
-        if self.mode is GymOutputMode.AGENT:
+        if self.mode == "agent":
             about = [f"GAME: {climb.game}", f"DIFFICULTY: {climb.difficulty}", f"MOVES: {climb.moves}"]
             lines = ["---GAME-START---", *about, "---GRID-START---", *grid, "---GRID-END---", "---GAME-END---"]
         return self._said({"type": "observation", **climb.state()}, *lines)
@@ -154,6 +155,53 @@ class Accepting(ServerProtocol):
             if isinstance(event, Request):
                 self.send_response(self.accept(event))
         return found
+
+
+class Peer:
+    """A client's connection: WebSocket messages when it begins with an HTTP request, else lines, with telnet or not."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, first: bytes) -> None:
+        self._reader, self._writer = reader, writer
+        self._web = Accepting() if first == b"G" else None
+        self._text = b""
+        self._take(first)
+
+    def _take(self, data: bytes) -> None:
+        if self._web is None:
+            self._text += data
+            return
+        self._web.receive_data(data)
+        self._text += b"".join(
+            event.data
+            for event in self._web.events_received()
+            if isinstance(event, Frame) and event.opcode is Opcode.TEXT
+        )
+        self._writer.writelines(self._web.data_to_send())
+
+    async def _receive(self) -> None:
+        data = await self._reader.read(65_536)
+        if not data:
+            raise ConnectionResetError
+        self._take(data)
+
+    async def read_line(self) -> str:
+        """Return the next line without the telnet commands before it."""
+        while b"\n" not in self._text:
+            await self._receive()
+        line, _, self._text = self._text.partition(b"\n")
+        return re.sub(rb"\xff[\xfb-\xfe].", b"", line).decode()
+
+    async def send_lines(self, *lines: str) -> None:
+        """Send lines, each a message of its own over WebSocket."""
+        while self._web is not None and self._web.state is State.CONNECTING:
+            await self._receive()
+        for line in lines:
+            if self._web is None:
+                self._writer.write(f"{line}\r\n".encode())
+            else:
+                self._web.send_text(f"{line}\n".encode())
+                self._writer.writelines(self._web.data_to_send())
+        await self._writer.drain()
 
 
 class GymServer:
@@ -172,26 +220,15 @@ class GymServer:
 
     async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.sessions_served += 1
-        session = Session()
-        with contextlib.suppress(GymProtocolError, OSError, asyncio.CancelledError):  # the client left, or the test
-            connection = await accept(reader, writer)
-            await connection.send_lines(*session.greeting())
+        session, first = Session(), b""
+        with contextlib.suppress(OSError, InvalidState, asyncio.CancelledError):  # the client left, or the test
+            with contextlib.suppress(TimeoutError):
+                first = await asyncio.wait_for(reader.read(1), DETECT_TIMEOUT_S)
+            peer = Peer(reader, writer, first)
+            await peer.send_lines(*session.greeting())
             while not session.ended:
-                await connection.send_lines(*session.answer(await connection.read_line()))
+                await peer.send_lines(*session.answer(await peer.read_line()))
         writer.close()
-
-
-async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> LineConnection:
-    """Return a new client's connection: WebSocket when it begins with an HTTP request, otherwise telnet or TCP."""
-    first = b""
-    with contextlib.suppress(TimeoutError):
-        first = await asyncio.wait_for(reader.read(1), DETECT_TIMEOUT_S)
-    is_http = first == b"G"
-    wire = WebSocketWire(Accepting(max_size=MAX_LINE_BYTES)) if is_http else Wire(TelnetCodec())
-    connection = LineConnection(reader, writer, wire, name="client")
-    connection.feed(first)
-    await connection.handshake()
-    return connection
 
 
 @contextmanager
