@@ -28,8 +28,6 @@ try:
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError("query_mutator.adapters.sb3 needs `pip install stable-baselines3`") from error
 
-__all__ = ["GymVecEnv"]
-
 FINAL_KEYS = ("final_obs", "final_info")
 
 

@@ -8,6 +8,7 @@
 Loads no torch. It may import `training` and all below it.
 """
 
-from query_mutator.apply.rewriter import Limits, Mode, Rewrite, Rewriter, Step, rewrite_flow
+from query_mutator.apply.rewriter import Mode, Rewrite, Rewriter, rewrite_flow
+from query_mutator.session.play import Limits, Step
 
 __all__ = ["Limits", "Mode", "Rewrite", "Rewriter", "Step", "rewrite_flow"]

@@ -42,25 +42,6 @@ from query_mutator.session.journal import completion_from_json, completion_to_js
 from query_mutator.session.play import FailureWindow
 from query_mutator.types import ChatRequest, Completion, ErrorInfo, Message, Role
 
-__all__ = [
-    "CHAT_URL",
-    "Answer",
-    "Ask",
-    "FileJournal",
-    "InputFile",
-    "answer_file",
-    "answer_row",
-    "ask_once",
-    "bad_line_row",
-    "error_row",
-    "metered",
-    "parse_line",
-    "read_again",
-    "read_lines",
-    "request_of",
-    "scan_input",
-]
-
 CHAT_URL = "/v1/chat/completions"
 _ROLES: Mapping[str, Role] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 #: Sampling settings that Ollama and OpenAI have under the same name.

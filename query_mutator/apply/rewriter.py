@@ -17,13 +17,13 @@ from pathlib import Path
 from statistics import median_low
 from typing import Any, Literal, Self
 
+from ppo.frozen import InferencePolicy
 from query_mutator.env.engine import EpisodeEngine
 from query_mutator.env.flow import Flow
 from query_mutator.env.scheduling import PooledScheduler, run_flow, run_flow_async
 from query_mutator.env.task import Task
 from query_mutator.errors import BackendError, UsageError
 from query_mutator.forms import Framed
-from query_mutator.learners.learner import InferencePolicy
 from query_mutator.llm.cancellation import complete_in_thread
 from query_mutator.registry import check_known
 from query_mutator.session.loading import acting_settings, acting_task, load_policy, load_saved
@@ -33,8 +33,6 @@ from query_mutator.session.policy_file import SavedPolicy
 from query_mutator.settings.calls import DIRECT
 from query_mutator.settings.models import ModelSettings
 from query_mutator.types import AS_IS, ChatRequest, Completion, ErrorInfo, Message, Question
-
-__all__ = ["MODES", "Limits", "Mode", "Rewrite", "Rewriter", "Step", "rewrite_flow"]
 
 #: "full": as the policy was trained; "blind": all rewrites first, then one question to the target.
 Mode = Literal["full", "blind"]

@@ -11,8 +11,6 @@ from typing import Any
 from tqdm import tqdm
 from tqdm.utils import disp_len, disp_trim
 
-__all__ = ["FittingBar", "fitted", "time_left"]
-
 _UNITS = ((172_800.0, 86_400.0, "d"), (7200.0, 3600.0, "h"), (120.0, 60.0, "min"))
 _SHORTEST, _USUAL, _LONGEST = 4, 10, 40  # columns of the bar itself
 

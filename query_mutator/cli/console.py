@@ -29,23 +29,6 @@ from query_mutator.plugins import fault_of
 if TYPE_CHECKING:
     from query_mutator.cli.bar import FittingBar
 
-__all__ = [
-    "EXIT_BROKEN_PIPE",
-    "Interrupted",
-    "PlainStream",
-    "closing_on_interrupt",
-    "exit_code",
-    "log_to_stderr",
-    "note",
-    "plain",
-    "plain_output",
-    "progress",
-    "run_cli",
-    "show_status",
-    "styled_output",
-    "table",
-]
-
 #: Controls except tab and line feed, and the characters that change the direction of text.
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 _CURSOR_UP = re.compile(r"(\x1b\[A)+")  # tqdm moves between several bars by it

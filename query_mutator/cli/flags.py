@@ -54,20 +54,6 @@ from query_mutator.files import encode
 from query_mutator.registry import nearest
 from query_mutator.version import __version__
 
-__all__ = [
-    "HELP",
-    "Flag",
-    "JsonFlags",
-    "JsonTo",
-    "flags_of",
-    "parse_edges",
-    "parse_flags",
-    "rows_of",
-    "show",
-    "words_of",
-    "written",
-]
-
 C = TypeVar("C")
 
 HELP = {"-h", "--help", "--help-all"}

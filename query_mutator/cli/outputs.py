@@ -23,18 +23,6 @@ from query_mutator.errors import UsageError
 from query_mutator.files import LOCK, write_json
 from query_mutator.version import __version__
 
-__all__ = [
-    "FIGURE",
-    "REPORT",
-    "Output",
-    "OutputFlags",
-    "check_outputs",
-    "holding",
-    "marked",
-    "readable",
-    "write_report",
-]
-
 WRITTEN_BY = "written_by"
 _HEAD_BYTES = 1 << 16
 

@@ -12,8 +12,6 @@ from typing import Any
 
 from query_mutator.errors import UsageError
 
-__all__ = ["COMMANDS", "GROUPS", "Command"]
-
 _TOOLKITS = ("pydantic", "websockets")  # packages that a plain install does without
 
 

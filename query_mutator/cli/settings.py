@@ -26,9 +26,6 @@ from query_mutator.settings.models import ADDRESS_FLAGS, Address, Encoding, Mode
 from query_mutator.settings.output import Plugins, RunFolder
 from query_mutator.settings.questions import Questions, Reward
 
-__all__ = ["PROJECT", "Setting", "files_read", "merged", "read_base", "read_project", "remember",
-           "shared_fields", "spelled", "table_values"]  # fmt: skip
-
 PROJECT = "qm.toml"
 
 _ADDRESSES = set(ADDRESS_FLAGS)

@@ -26,8 +26,6 @@ from query_mutator.lab.sweep.processes import LocalEngine, Processes
 if TYPE_CHECKING:
     from types import ModuleType
 
-__all__ = ["RayEngine", "open_engine"]
-
 _POLL_S = 1.0  # how soon `stop` is noticed
 
 

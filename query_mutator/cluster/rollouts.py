@@ -29,12 +29,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ppo.frozen import InferencePolicy
 from query_mutator.confidence import ConfidenceModel
 from query_mutator.env.observation import Projection
 from query_mutator.env.task import Task
 from query_mutator.errors import TooManyFailuresError, UsageError
 from query_mutator.files.run_dir import checkpoints_in, steps_of
-from query_mutator.learners.learner import InferencePolicy, OnPolicyLearner, Steps
+from query_mutator.learners.learner import OnPolicyLearner, Steps
 from query_mutator.llm.backends import BACKENDS
 from query_mutator.llm.stack import CallTotals, ClientStack
 from query_mutator.plugins import load_plugins

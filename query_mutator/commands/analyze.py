@@ -10,8 +10,6 @@ from query_mutator.cli.flags import parse_flags
 from query_mutator.lab.analysis.config import AnalyzeFlags
 from query_mutator.lab.analysis.job import ComparisonJob
 
-__all__ = ["AnalyzeFlags", "compare_runs", "main", "run"]
-
 
 def compare_runs(flags: AnalyzeFlags) -> None:
     """Read, compare, print, and write the files asked for."""

@@ -44,8 +44,6 @@ from query_mutator.types import AS_IS, Completion, Question
 if TYPE_CHECKING:
     from query_mutator.evaluation.outcomes import Outcome
 
-__all__ = ["BatchFlags", "answer"]
-
 SHOWN_BAD_LINES = 5  # all are in the file of errors
 
 

@@ -10,8 +10,6 @@ from query_mutator.cli.settings import spelled
 from query_mutator.commands import COMMANDS
 from query_mutator.errors import UsageError
 
-__all__ = ["complete", "completion_script"]
-
 #: Each calls `qm --complete WORDS`, the words after `qm` up to the cursor; without an answer the shell offers files.
 SCRIPTS = {
     "bash": """\

@@ -36,8 +36,6 @@ from query_mutator.settings.models import Sampling
 from query_mutator.settings.questions import Questions
 from query_mutator.types import ErrorInfo, Question
 
-__all__ = ["DoctorConfig", "doctor", "examine"]
-
 FEWEST_TOKENS = 32  # of an answer
 CHARS_PER_TOKEN = 3  # at least, in English
 

@@ -18,8 +18,6 @@ from query_mutator.session.policy_file import read_policy, redacted, write_polic
 from query_mutator.settings.output import Plugins
 from query_mutator.training.export import ExportRules, choose, read_steps, reward_of, training_rows
 
-__all__ = ["ExportFlags", "ExportPolicyFlags", "export", "export_policy"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class ExportFlags(ExportRules, Plugins, JsonFlags):

@@ -18,8 +18,6 @@ from query_mutator.lab.analysis.csv_file import write_csv
 from query_mutator.lab.analysis.runs import Run, find_runs, load_runs
 from query_mutator.registry import nearest
 
-__all__ = ["main", "run"]
-
 
 def main(argv: Sequence[str]) -> int:
     """Extract as the command line says; return the exit code."""

@@ -13,8 +13,6 @@ from query_mutator.cli.settings import PROJECT
 from query_mutator.errors import UsageError
 from query_mutator.files import write_text
 
-__all__ = ["InitFlags", "init"]
-
 #: What a new project gets, and what each file is for.
 FILES = {PROJECT: "settings of the commands that start here", "questions.jsonl": "ten example questions"}
 

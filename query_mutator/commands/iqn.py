@@ -26,8 +26,6 @@ from query_mutator.settings.learner import IQNConfig
 if TYPE_CHECKING:
     from query_mutator.learners.iqn.learner import IQN
 
-__all__ = ["Args", "main"]
-
 PROG = "python -m query_mutator.learners.iqn"
 
 

@@ -26,8 +26,6 @@ from query_mutator.settings.questions import Judging
 from query_mutator.stats.agreement import Agreement, agreement
 from query_mutator.types import Completion
 
-__all__ = ["JudgeCheckFlags", "check_judge"]
-
 _YES = frozenset({"yes", "y", "1", "1.0", "true", "right", "correct", "good"})
 _NO = frozenset({"no", "n", "0", "0.0", "false", "wrong", "incorrect", "bad"})
 GOOD_KAPPA, FEW = 0.4, 50  # lower end of the interval: "moderate" of Landis and Koch (1977); labelled answers

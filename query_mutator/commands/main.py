@@ -29,8 +29,6 @@ from query_mutator.llm.address import check_addresses
 from query_mutator.registry import nearest
 from query_mutator.version import __version__
 
-__all__ = ["main", "run"]
-
 PROG = "qm"
 
 

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from query_mutator.env.task import Task
     from query_mutator.session.models import OpenModels
 
-__all__ = ["CallBudget", "PlanFlags", "calls_in", "measured_budget", "plan"]
-
 
 @dataclass(frozen=True, slots=True)
 class CallBudget:

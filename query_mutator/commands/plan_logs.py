@@ -45,8 +45,6 @@ from query_mutator.settings.episode import TaskSettings
 from query_mutator.training.run_folder import planned
 from query_mutator.types import Question
 
-__all__ = ["plan_from_logs"]
-
 _UNASKED = "unasked"  # the name of the models of a task that is not played
 #: In the place of training questions, one of which acting needs: those of a log stay where they are.
 _STAND_IN = Question(id="stand-in", text=PROBE)

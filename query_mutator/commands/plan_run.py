@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from query_mutator.data.split import Split
     from query_mutator.env.task import Task
 
-__all__ = ["OF_ONE_COMMAND", "PlanRun", "plan_run", "remove_without_result"]
 __all__ = ["ALGO", "OF_ONE_COMMAND", "PlanFlags", "PlanRun", "plan_run", "remove_without_result"]
 
 ALGO = "plan"

@@ -48,8 +48,6 @@ from query_mutator.settings.evaluation import Comparison
 from query_mutator.settings.questions import Columns, Reward
 from query_mutator.types import Question
 
-__all__ = ["EvalFlags", "evaluate_models", "evaluate_policy"]
-
 _COMMAND = ("{python}", "-m", "query_mutator", "eval", "--json", "{dir}/report.json", "--evaluation",
             "{dir}/evaluation.jsonl", "--force")  # fmt: skip
 #: Of the comparison and of each trial, but not of the command that all trials share.

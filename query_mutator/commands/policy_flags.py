@@ -10,11 +10,10 @@ from typing import Any, ClassVar
 
 from tyro.conf import Positional
 
+from ppo.frozen import InferencePolicy
 from query_mutator.bounds import Device
 from query_mutator.cli.console import note
 from query_mutator.env.task import Task
-from query_mutator.learners.learner import InferencePolicy
-from query_mutator.llm.backends import AUTO
 from query_mutator.plugins import absolute
 from query_mutator.session.checkpoint import Checkpoint
 from query_mutator.session.loading import acting_settings, acting_task, load_policy, load_saved
@@ -22,19 +21,8 @@ from query_mutator.session.models import OpenModels, ResolvedModels, open_models
 from query_mutator.session.policy_file import SavedPolicy
 from query_mutator.settings.calls import Calls
 from query_mutator.settings.evaluation import FailureRate
-from query_mutator.settings.models import ADDRESS_FLAGS, Models
+from query_mutator.settings.models import ADDRESS_FLAGS, AUTO, Models
 from query_mutator.settings.output import Plugins
-
-__all__ = [
-    "Policy",
-    "PolicyFlags",
-    "RunFlags",
-    "is_policy",
-    "max_failure_rate",
-    "open_policy",
-    "system_settings",
-    "take_run",
-]
 
 LATEST = "runs/latest"
 

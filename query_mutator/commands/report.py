@@ -21,8 +21,6 @@ from query_mutator.report.page.build import MARK, REPORT_FILE, write_page
 from query_mutator.report.page.figures import Price
 from query_mutator.report.page.watch import serve_pages
 
-__all__ = ["ReportFlags", "ShowFlags", "WatchFlags", "report", "show", "watch"]
-
 LATEST = "runs/latest"
 
 

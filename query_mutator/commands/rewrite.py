@@ -20,8 +20,6 @@ from query_mutator.evaluation.outcomes import check_failures
 from query_mutator.files import encode, write_text
 from query_mutator.types import AS_IS, CONTROLS
 
-__all__ = ["RewriteFlags", "rewrite"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class RewriteFlags(PolicyFlags, OutputFlags):

@@ -24,8 +24,6 @@ from query_mutator.report.table import MOST_RUNS, compare_entries, paired_text, 
 from query_mutator.runs.listing import ListedRun, list_runs
 from query_mutator.runs.shadow import MARK, SHADOW, read_shadow, shadow_result, traffic_text
 
-__all__ = ["CompareFlags", "RunsFlags", "compare_runs", "show_runs"]
-
 _HEADER = ("run", "state", "steps", "valid", "held-out", "calls", "age")
 _AGES = ((86_400.0, "d"), (3600.0, "h"), (60.0, "min"))
 _SHORTEST_NAME = 12

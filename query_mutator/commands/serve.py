@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from query_mutator.apply.proxy.shadow import Shadow
     from query_mutator.apply.proxy.traffic import Status
 
-__all__ = ["ServeFlags", "limit_line", "mode_line", "serve", "serving"]
-
 KEY_VARIABLE = "QM_API_KEY"
 UPSTREAM_TIMEOUT_S = 600.0  # of a client's own calls, which may be long
 #: Maximum calls to mutator and target for a question, by mode.

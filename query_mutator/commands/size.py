@@ -21,8 +21,6 @@ from query_mutator.lab.sizing.lerobot import smolvla, train_line
 from query_mutator.lab.sizing.real_steps import ModelSpec, pick_device
 from query_mutator.lab.sizing.workload import Optimizer
 
-__all__ = ["DeviceFlags", "ModelFlags", "SizeFlags", "SizeReplayFlags", "size", "size_replay"]
-
 SMOLVLA = "smolvla"
 _PRESETS = "query_mutator.commands.size_presets"  # registers those of the trainer's learners
 _NOT_COUNTED = {

@@ -15,8 +15,6 @@ from query_mutator.llm.backends import ServerFlags, choose_backend
 from query_mutator.llm.probe import PROBE_TOKENS, PROBE_WIDTH, measure_calls, slots_advice
 from query_mutator.llm.stack import build_client
 
-__all__ = ["SizeCallsFlags", "size_server"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class SizeCallsFlags(ServerFlags):

@@ -19,8 +19,6 @@ from query_mutator.lab.sizing.presets import PRESETS
 from query_mutator.lab.sizing.workload import Workload
 from query_mutator.learners.iqn.network import QuantileNetwork, quantile_huber_loss
 
-__all__ = ["iqn", "policy"]
-
 OBS, ACTIONS = 32, 14  # of the trainer, at its default sizes
 IQN_QUANTILES = 8
 

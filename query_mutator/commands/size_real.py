@@ -27,8 +27,6 @@ from query_mutator.lab.sizing.real_steps import (
 if TYPE_CHECKING:
     from query_mutator.lab.sizing.memory import MemoryEstimate
 
-__all__ = ["SizeCalibrateFlags", "SizeThroughputFlags", "SizeVerifyFlags", "calibrate", "size_throughput", "verify"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class RealFlags(DeviceFlags):

@@ -19,8 +19,6 @@ from query_mutator.lab.sizing.loading import LoadTrial, profile_items
 from query_mutator.lab.sizing.workers import Tuner, WorkersAdvice
 from query_mutator.lab.sizing.workers_report import advice_lines, items_text, known_line, trials_table
 
-__all__ = ["SizeWorkersFlags", "size_workers"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class SizeWorkersFlags(JsonFlags):

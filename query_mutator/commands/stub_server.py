@@ -15,8 +15,6 @@ from query_mutator.testing import KINDS, Canned, Echo, FaultPlan, HashEncoder, P
 from query_mutator.testing.models import Answer, TextModel
 from query_mutator.types import ChatRequest, Completion
 
-__all__ = ["StubServerFlags", "test_server"]
-
 FIXED = "fixed"
 _ENDINGS = (signal.SIGINT, signal.SIGTERM)
 

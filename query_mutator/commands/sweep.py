@@ -15,8 +15,6 @@ from query_mutator.lab.sweep.engines import Engine
 from query_mutator.lab.sweep.job import Sweep
 from query_mutator.lab.sweep.picture import draw_sweep
 
-__all__ = ["SweepFlags", "sweep"]
-
 
 def sweep(flags: SweepFlags) -> None:
     """Run the missing trials, then print and write the results; TooManyFailuresError when trials failed."""

@@ -6,9 +6,7 @@ from collections.abc import Sequence
 
 from query_mutator.cli.settings import spelled
 from query_mutator.commands.main import main as qm
-from query_mutator.training.config import TrainConfig
-
-__all__ = ["TrainConfig", "train"]
+from query_mutator.training.config import TrainConfig  # noqa: F401  cli.registry reads the flags here
 
 FROM_LOGS = "--from-logs"
 

@@ -10,8 +10,6 @@ from query_mutator.cli.console import note
 from query_mutator.cli.flags import rows_of, show
 from query_mutator.files.run_dir import checkpoints_in
 
-__all__ = ["SftFlags", "train_sft"]
-
 
 def train_sft(flags: SftFlags) -> None:
     """Train, and print where the model is."""

@@ -16,17 +16,6 @@ import numpy as np
 from query_mutator.rewards.matching import Number, decided, final_number, normalized, numbers_in
 from query_mutator.types import AS_IS, FloatArray, read_part
 
-__all__ = [
-    "AnswerKind",
-    "Attempt",
-    "LoggedAnswer",
-    "answer_groups",
-    "answer_key",
-    "content_words",
-    "kind_of",
-    "number_keys",
-]
-
 #: How answers are read: the number that is marked as the answer, or the last one; a letter; yes or no; words.
 AnswerKind = Literal["number", "last_number", "choice", "yes_no", "words"]
 

@@ -23,25 +23,6 @@ from query_mutator.encoder.base import Encoder
 from query_mutator.errors import TooFewAnswersError, UsageError
 from query_mutator.types import BoolArray, DoubleArray, IntArray
 
-__all__ = [
-    "CrossFit",
-    "Platt",
-    "TrainingTable",
-    "attempt_columns",
-    "attempt_groups",
-    "cross_fit",
-    "cross_fitted",
-    "fit_agreement",
-    "fit_scorer",
-    "form_rates",
-    "infer_kind",
-    "log_loss",
-    "table_of",
-    "target_hash",
-    "training_table",
-    "with_forms",
-]
-
 _FORM_AT, _CLOSENESS_AT = FEATURES.index(FORM), FEATURES.index(CLOSENESS)
 _ROWS_TO_INFER = 2000
 _PRIOR_ANSWERS = 20.0  # that a form has besides its own, with the rate of all

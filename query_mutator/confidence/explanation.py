@@ -11,8 +11,6 @@ import numpy as np
 from query_mutator.confidence.features import FEATURES
 from query_mutator.types import DoubleArray
 
-__all__ = ["GROUPS", "Reason", "agreement_reason", "reasons"]
-
 _LEAST_LOG_ODDS = 0.03
 
 Values = Mapping[str, float]

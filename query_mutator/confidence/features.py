@@ -20,18 +20,6 @@ from query_mutator.confidence.answer_keys import AnswerKind, Attempt, answer_key
 from query_mutator.rewards.matching import final_number, is_not_sure, is_refusal, numbers_in
 from query_mutator.types import READ_CHARS, DoubleArray
 
-__all__ = [
-    "CLOSENESS",
-    "FEATURES",
-    "FORM",
-    "NUMBER_FEATURES",
-    "Equation",
-    "equations_in",
-    "feature_row",
-    "is_unfinished",
-    "number_features",
-]
-
 _CLOSE = 1e-4
 _MOST_NUMBERS = 200  # of a text
 _FAR = 15.0  # log10 of a number beyond which all are the same

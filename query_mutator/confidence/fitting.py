@@ -11,8 +11,6 @@ from sklearn.linear_model import LogisticRegression
 from query_mutator.confidence.scorers import BothScorer, Candidate, LinearScorer, Scorer, TreeScorer, standardized
 from query_mutator.types import DoubleArray
 
-__all__ = ["TreeRegressor", "fitted_scorer"]
-
 _TREES = {"max_iter": 250, "learning_rate": 0.03, "max_leaf_nodes": 16, "min_samples_leaf": 40}
 _VALUES = {"max_iter": 120, "learning_rate": 0.06, "max_leaf_nodes": 16, "min_samples_leaf": 20}  # trees of a regressor
 _SHARED = {"l2_regularization": 10.0, "max_features": 0.3, "early_stopping": False}

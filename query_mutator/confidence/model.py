@@ -43,8 +43,6 @@ from query_mutator.registry import check_known
 from query_mutator.stats.agreement import Bin, reliability
 from query_mutator.types import DoubleArray
 
-__all__ = ["ConfidenceModel", "Submission"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:

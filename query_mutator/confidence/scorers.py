@@ -17,8 +17,6 @@ import numpy as np
 from query_mutator.errors import CheckpointError
 from query_mutator.types import BoolArray, DoubleArray, IntArray
 
-__all__ = ["SCORERS", "BothScorer", "Candidate", "LinearScorer", "Scorer", "TreeScorer", "load_scorer", "real_array"]
-
 #: What cross-validation chooses from, the simplest first.
 Candidate = Literal["linear", "both", "trees"]
 SCORERS: tuple[Candidate, ...] = ("linear", "both", "trees")

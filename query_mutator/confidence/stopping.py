@@ -22,8 +22,6 @@ from query_mutator.confidence.submission import submitted
 from query_mutator.errors import CheckpointError, UsageError
 from query_mutator.types import DoubleArray
 
-__all__ = ["Stopping", "StoppingRule", "greedy_order", "places_by_question", "rule_for_budget"]
-
 _KNOTS = np.linspace(0, 1, 41)
 _MOST_DRAWS = 2_000
 _MOST_KNOTS = 1_000

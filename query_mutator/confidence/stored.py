@@ -18,8 +18,6 @@ from query_mutator.errors import CheckpointError, TooFewAnswersError
 from query_mutator.stats.agreement import auroc, brier_score, expected_calibration_error
 from query_mutator.types import MAX_NAME_CHARS, DoubleArray
 
-__all__ = ["FitReport", "Stored", "read_stored", "write_stored"]
-
 _VERSION = 1
 _MOST_JSON_BYTES = 1_000_000
 _MOST_FORMS = 1_000

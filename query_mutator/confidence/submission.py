@@ -17,8 +17,6 @@ from query_mutator.confidence.answer_keys import AnswerKind, Attempt, answer_gro
 from query_mutator.confidence.features import is_unfinished
 from query_mutator.types import DoubleArray
 
-__all__ = ["combined", "passes_rule", "plain_vote", "rule_vote", "submissions", "submitted", "vote"]
-
 _NEVER_SURE = 1e-6
 
 

@@ -22,8 +22,6 @@ from query_mutator.encoder.weights import hub_cache_folder
 from query_mutator.errors import DatasetError, hide_credentials, reason_of
 from query_mutator.files import file_sha256
 
-__all__ = ["PREFIX", "HubName", "fetch"]
-
 PREFIX = "hf:"
 CONVERTED, MAIN = "refs/convert/parquet", "main"
 _NAME = re.compile(r"hf:(?P<name>[\w.-]+(?:/[\w.-]+)?)(?::(?P<config>[^:@/]+))?(?:@(?P<split>[\w.-]+))?")

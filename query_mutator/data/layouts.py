@@ -20,8 +20,6 @@ from typing import Any
 from query_mutator.errors import DatasetError
 from query_mutator.types import NUMERIC, UNSAFE
 
-__all__ = ["COLUMNS", "Layout", "layout_of"]
-
 Fields = Mapping[str, Any]
 Converted = dict[str, Any] | str  # the columns of our format, or why the row is dropped
 

@@ -19,8 +19,6 @@ from query_mutator.errors import DatasetError
 from query_mutator.runs.shadow import MARK, ORIGINAL, REWRITTEN, SHADOW, read_shadow
 from query_mutator.types import AS_IS, MAX_NAME_CHARS, NUMERIC
 
-__all__ = ["LoggedReply", "log_path", "read_logged_replies"]
-
 #: Other names of fields, as question files and labelled answers have them.
 _ALIASES = {"question": "query", "form": "prompt", "gold": "accept", "label": "right", "target": "about"}
 _FIELDS = (*_ALIASES, *_ALIASES.values(), "reply", "tags", "logprob", "cut", "context")

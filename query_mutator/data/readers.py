@@ -13,8 +13,6 @@ from query_mutator.cli.console import progress
 from query_mutator.errors import DatasetError
 from query_mutator.files import parse_json, parse_json_object
 
-__all__ = ["Row", "read_rows"]
-
 Row = tuple[int, dict[str, Any]]  # line number in the file (1-based; of Parquet the row number), the row's fields
 _FIELD_CHARACTERS = 1 << 30  # of a CSV cell; Python's own limit is 131,072
 _BATCH_ROWS = 4096  # of Parquet, in memory at once

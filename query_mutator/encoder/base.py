@@ -15,8 +15,6 @@ import numpy as np
 from query_mutator.errors import BackendError, EncoderError
 from query_mutator.types import FloatArray
 
-__all__ = ["Embed", "Encoder", "HashEncoder", "RemoteEncoder", "readable", "unit_rows"]
-
 READ_CHARS = 100_000  # of one text: more than any encoder's context; tokenizing megabytes takes gigabytes
 
 HASH_DIM = 384

@@ -23,8 +23,6 @@ from query_mutator.encoder.base import readable
 from query_mutator.encoder.weights import EncoderSettings, Weights
 from query_mutator.types import FloatArray
 
-__all__ = ["CPU_TOKENS", "Bert", "cores", "is_plain_bert", "read_json"]
-
 #: Tokens in one forward pass on a CPU; beyond it the activations leave the cache and a text takes longer.
 CPU_TOKENS = 512
 #: Parts of a layer, as the weights' file names them.

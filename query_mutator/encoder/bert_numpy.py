@@ -18,8 +18,6 @@ from query_mutator.encoder.bert import CPU_TOKENS, Bert, cores
 from query_mutator.encoder.weights import EncoderSettings, Weights
 from query_mutator.types import FloatArray
 
-__all__ = ["NumpyBert"]
-
 _Pair = tuple[FloatArray, FloatArray]  # weight [out, in] and bias, or scale and shift
 
 

@@ -16,8 +16,6 @@ from query_mutator.encoder.bert import CPU_TOKENS, Bert, cores
 from query_mutator.encoder.weights import EncoderSettings, Weights
 from query_mutator.types import FloatArray
 
-__all__ = ["BertEncoder"]
-
 
 @dataclass(frozen=True, slots=True)
 class PackedBatch:

@@ -27,8 +27,6 @@ from query_mutator.errors import DiskError, EncoderError, reason_of
 from query_mutator.files import atomic_write, user_cache_folder
 from query_mutator.types import FloatArray
 
-__all__ = ["CachedEncoder", "cache_dir", "embed_documents", "resolve_encoder", "sha256_of"]
-
 logger = logging.getLogger(__name__)
 
 MAX_TEXTS = 32_768  # 384 float32 each: 48 MiB when full

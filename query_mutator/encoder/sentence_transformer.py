@@ -15,8 +15,6 @@ from query_mutator.encoder.base import readable
 from query_mutator.encoder.weights import EncoderSettings, Weights
 from query_mutator.types import FloatArray
 
-__all__ = ["SentenceTransformerEncoder"]
-
 
 class SentenceTransformerEncoder:
     """Encodes texts with any sentence-transformers folder."""

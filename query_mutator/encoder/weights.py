@@ -21,17 +21,6 @@ import huggingface_hub  # loads its parts when they are used
 from query_mutator.errors import EncoderError, reason_of
 from query_mutator.files import file_sha256
 
-__all__ = [
-    "DEFAULT_ENCODER",
-    "PACKAGE",
-    "EncoderSettings",
-    "Weights",
-    "english_ranks",
-    "english_words",
-    "find_weights",
-    "packaged_folder",
-]
-
 logger = logging.getLogger(__name__)
 
 

@@ -24,8 +24,6 @@ from query_mutator.operators.base import clean_rewrite
 from query_mutator.rewards import Evidence, Unscored, cosine, is_not_sure, is_refusal
 from query_mutator.types import AS_IS, ASK, SUBMIT, UNDO, ChatRequest, Completion, ErrorInfo, FloatArray, read_part
 
-__all__ = ["FIRST_ANSWER_TRIES", "EpisodeEngine", "MakeCall", "score_answer"]
-
 FIRST_ANSWER_TRIES = 3  # of a failure that is transient: without the first answer there is no episode
 
 #: (request, name of the call within the step, action) -> the need to yield

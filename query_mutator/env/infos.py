@@ -14,8 +14,6 @@ from query_mutator.env.engine import EpisodeEngine
 from query_mutator.rewards import is_refusal
 from query_mutator.types import ErrorInfo, StepRecord
 
-__all__ = ["as_arrays", "episode_info", "infos_of", "of_step", "rows_of", "step_record"]
-
 
 def episode_info(engine: EpisodeEngine, *, valid: bool, step_calls: int | None = None) -> dict[str, Any]:
     """Return the info of an episode's current state: of what would be submitted now, and of the episode so far."""

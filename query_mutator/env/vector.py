@@ -23,20 +23,6 @@ from query_mutator.env.scheduling import Scheduler
 from query_mutator.registry import check_known
 from query_mutator.types import FloatArray
 
-__all__ = [
-    "EnvList",
-    "FlowEnv",
-    "FlowsInFlight",
-    "StepResult",
-    "VectorStep",
-    "env_seeds",
-    "parse_autoreset_mode",
-    "reset_as_step",
-    "reset_mask",
-    "stack_steps",
-    "step_with_autoreset",
-]
-
 #: gymnasium's five of one environment: observation [O], reward, terminated, truncated, info
 StepResult = tuple[FloatArray, float, bool, bool, dict[str, Any]]
 #: the same of n environments: observations [n, O], then arrays [n]

@@ -33,21 +33,6 @@ from query_mutator.evaluation.summary import IDENTITY, POLICY, Results
 from query_mutator.operators import local_rewrite
 from query_mutator.types import ASK, SUBMIT, UNDO, ErrorInfo
 
-__all__ = [
-    "BEST_OF_K",
-    "BEST_SINGLE",
-    "RANDOM",
-    "Comparison",
-    "Method",
-    "QuestionTasks",
-    "asking",
-    "best_of",
-    "best_single",
-    "chain_of",
-    "standard_methods",
-    "votes_on_forms",
-]
-
 BEST_OF_K, BEST_SINGLE, RANDOM = "best_of_k", "best_single", "random"
 
 _FIRST_ROWS = (IDENTITY, RANDOM, BEST_SINGLE, BEST_OF_K)

@@ -33,8 +33,6 @@ from query_mutator.stats.paired import (
 )
 from query_mutator.types import Question
 
-__all__ = ["PLAN_CALLS", "RANKING_QUESTIONS", "EvaluationCost", "power_in_words"]
-
 RANKING_QUESTIONS = 120  # of training, on which operators are compared
 PLAN_CALLS = 12  # of a plan for one question, before it is found
 

@@ -10,6 +10,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from ppo.frozen import InferencePolicy
 from query_mutator.cli.console import note
 from query_mutator.data.split import target_key
 from query_mutator.encoder import CachedEncoder, Encoder, embed_documents
@@ -21,12 +22,9 @@ from query_mutator.evaluation.plan_search import find_plan
 from query_mutator.evaluation.plan_trials import PlanSearch
 from query_mutator.evaluation.summary import PLAN, Results, summarize
 from query_mutator.files.json_lines import JsonLines
-from query_mutator.learners.learner import InferencePolicy
 from query_mutator.learners.plan import Plan, plan_policy, plan_task
 from query_mutator.session.models import OpenModels
 from query_mutator.types import Question
-
-__all__ = ["SEEN", "UNSEEN", "Baselines", "compare", "embed_questions", "fixed_sample", "write_rows"]
 
 SEEN, UNSEEN = "targets of training", "other targets"
 SAMPLE_SEED = 0  # the same questions in every run, whatever its seed

@@ -17,8 +17,6 @@ from query_mutator.registry import check_known
 from query_mutator.rewards import Evidence, Unscored, WeightedReward
 from query_mutator.types import UNSAFE, Question
 
-__all__ = ["GradedLog", "grade_log"]
-
 MOST_REPLIES = 200_000  # of a log: 120 MB of columns
 MOST_ASKED_AGAIN = 8  # replies to one question in one form: traffic repeats itself
 MOST_FORMS = 200

@@ -16,6 +16,7 @@ from typing import Any, Self, cast
 
 import numpy as np
 
+from ppo.frozen import InferencePolicy
 from query_mutator.cli.console import progress
 from query_mutator.env.engine import FIRST_ANSWER_TRIES, EpisodeEngine
 from query_mutator.env.flow import Call, CallSite, Flow, Need, map_needs
@@ -23,7 +24,6 @@ from query_mutator.env.scheduling import PooledScheduler
 from query_mutator.env.task import Task
 from query_mutator.errors import TooManyFailuresError
 from query_mutator.evaluation.outcomes import Outcome
-from query_mutator.learners.learner import InferencePolicy
 from query_mutator.llm.cache import Cache, ReplyMemory
 from query_mutator.llm.client import Client
 from query_mutator.llm.coalesce import is_repeatable, request_key

@@ -14,20 +14,6 @@ from query_mutator.data.split import target_key
 from query_mutator.errors import TooManyFailuresError
 from query_mutator.types import AS_IS, CONTROLS, ErrorInfo, Question
 
-__all__ = [
-    "Outcome",
-    "action_counts",
-    "check_failures",
-    "check_report",
-    "count_rewrites",
-    "failure_kinds",
-    "mean",
-    "rejections_in_words",
-    "rewrites_of",
-    "scored",
-    "unscored_rows",
-]
-
 MAX_UNSCORED_ROWS = 20  # of a report; all are counted
 DIGITS = 4  # of what explains a score; the score itself and its parts are whole
 

@@ -39,8 +39,6 @@ from query_mutator.learners.plan import Plan
 from query_mutator.stats.intervals import wilson_interval
 from query_mutator.types import ASK, DoubleArray
 
-__all__ = ["AnswerPaths", "Learned", "LearnedPlans", "graded_answers", "learn_confidence", "learned_plans", "logged"]
-
 ANSWERS = (2, 6)  # to a question, at least and at most
 CLEANED_SHARE = 0.75  # of the questions, whose text local operators rewrite first
 QUESTIONS_OF_A_PLAN = 32

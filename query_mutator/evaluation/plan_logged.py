@@ -39,8 +39,6 @@ from query_mutator.stats.intervals import rate_intervals
 from query_mutator.stats.paired import difference_interval
 from query_mutator.types import AS_IS, BoolArray, DoubleArray
 
-__all__ = ["CallsRow", "LoggedPlans", "logged_plans"]
-
 CALLS = (1.0, 1.5, 2.0, 3.0, 6.0)  # per question, of the table
 LEAST_QUESTIONS = 50  # in a log, and with an answer to each prompt of a plan
 LEAST_SHARE = 0.5  # of the questions of the most frequent prompt

@@ -39,18 +39,6 @@ from query_mutator.evaluation.plans import Caller, PlanScores
 from query_mutator.learners.plan import Plan
 from query_mutator.types import ASK, AnswerRule
 
-__all__ = [
-    "MAX_CALLS",
-    "MIN_CALLS",
-    "Edits",
-    "PlanRace",
-    "check_calls",
-    "find_plan",
-    "is_wide",
-    "questions_searched",
-    "race_sizes",
-]
-
 RULES: tuple[AnswerRule, ...] = ("vote", "best")
 STOP_FITS = (0.5, 0.6, 0.7, 0.8)
 

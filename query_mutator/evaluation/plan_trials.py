@@ -20,8 +20,6 @@ from query_mutator.evaluation.summary import MIN_QUESTIONS
 from query_mutator.learners.plan import Plan
 from query_mutator.stats.intervals import Floats, wilson_interval
 
-__all__ = ["BUDGETS", "PlanPoint", "PlanSearch", "Rows", "Trials"]
-
 BUDGETS = tuple(range(1, 9))  # calls per question, of the front
 
 Rows = tuple[int, ...]  # indices of questions

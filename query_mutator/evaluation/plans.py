@@ -26,8 +26,6 @@ from query_mutator.llm.retry import RetryPolicy
 from query_mutator.session.play import Played, play
 from query_mutator.types import ASK, Completion, ErrorInfo
 
-__all__ = ["Caller", "PlanResult", "PlanScores"]
-
 Rows = Sequence[int]  # indices of questions
 
 

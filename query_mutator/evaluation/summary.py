@@ -35,19 +35,6 @@ from query_mutator.stats.intervals import Floats, mean_intervals, rate_intervals
 from query_mutator.stats.paired import DISCORDANT, compare_pairs
 from query_mutator.types import Question
 
-__all__ = [
-    "FEW_QUESTIONS",
-    "IDENTITY",
-    "MIN_QUESTIONS",
-    "PLAN",
-    "POLICY",
-    "Results",
-    "front",
-    "recommend",
-    "summarize",
-    "warning_of",
-]
-
 IDENTITY, PLAN, POLICY = "identity", "best_plan", "policy"
 _NAMES = {IDENTITY: "nothing (ask the original question)", PLAN: "the plan", POLICY: "the policy"}
 MIN_QUESTIONS = 20  # scored by each; fewer decide nothing

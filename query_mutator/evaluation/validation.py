@@ -7,15 +7,13 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from ppo.frozen import InferencePolicy
 from query_mutator.env.task import Task
 from query_mutator.evaluation.heldout import fixed_sample
 from query_mutator.evaluation.methods import Evaluator, Found, Job, MakePlayer, always, by_policy
 from query_mutator.evaluation.outcomes import Outcome, check_failures, failure_kinds, mean, scored
 from query_mutator.learners.direct import PRICES
-from query_mutator.learners.learner import InferencePolicy
 from query_mutator.types import SUBMIT, Question
-
-__all__ = ["NUM_QUESTIONS", "PeriodicEval", "make_periodic_eval", "price_for_budget"]
 
 NUM_QUESTIONS = 300  # at most, on which calls are counted: of two hundred the mean is known to a tenth of a call
 NUM_PRICES = (20, 10)  # over all prices, then between the two next to the budget

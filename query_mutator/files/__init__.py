@@ -6,6 +6,7 @@ is running, finished, interrupted or killed; `metrics` reads `metrics.tsv`, the 
 `metrics.jsonl`.
 """
 
+from query_mutator.errors import disk_advice, disk_errors
 from query_mutator.files.whole import (
     LOCK,
     atomic_folder,
@@ -13,8 +14,6 @@ from query_mutator.files.whole import (
     count_values,
     decode,
     decode_object,
-    disk_advice,
-    disk_errors,
     encode,
     file_sha256,
     finite,

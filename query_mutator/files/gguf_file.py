@@ -15,8 +15,6 @@ from typing import NamedTuple
 from query_mutator.errors import DiskError, UsageError
 from query_mutator.files import file_sha256, parse_json_object, user_cache_folder, write_json
 
-__all__ = ["PACKAGED", "check_file", "digest_of", "gguf_address", "gguf_path", "model_name", "size_bytes", "source_of"]
-
 logger = logging.getLogger(__name__)
 
 _MAGIC = b"GGUF"

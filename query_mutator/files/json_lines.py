@@ -17,8 +17,6 @@ from typing import Any, NamedTuple
 from query_mutator.errors import UsageError, disk_errors
 from query_mutator.files import decode_object, encode
 
-__all__ = ["JsonLines", "JsonRow", "check_json_lines", "read_json_lines", "scan_json_lines"]
-
 _CRC = b',"crc":"'  # then eight hexadecimal digits and `"}`: the last entry of a row of a JSON-lines file
 _CRC_BYTES = len(_CRC) + 10
 _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0)

@@ -21,8 +21,6 @@ from query_mutator.files import LOCK, disk_errors
 if TYPE_CHECKING:
     from filelock import SoftFileLock
 
-__all__ = ["locked", "locked_file"]
-
 _WAIT_S = 0.5  # a lock may just be written, and a takeover may need a second attempt
 
 

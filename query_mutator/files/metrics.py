@@ -18,8 +18,6 @@ from typing import Any, Literal
 from query_mutator.files import disk_errors
 from query_mutator.files.json_lines import JsonLines
 
-__all__ = ["METRICS", "METRICS_FILE", "EventWriter", "Metric", "MetricsWriter", "is_metric"]
-
 METRICS_FILE = "metrics.jsonl"
 
 Direction = Literal["up", "down", "-"]

@@ -25,8 +25,6 @@ from query_mutator.errors import UsageError
 from query_mutator.files.whole import atomic_write, decode, decode_object, encode, file_sha256, record_of
 from query_mutator.types import ChatRequest, Completion, ErrorInfo, wire_number, wire_text
 
-__all__ = ["Recording", "RepliesHead", "read_replies", "reply_key", "write_replies"]
-
 FORMAT = "query_mutator/replies/1"
 ENDS = ("stop", "length", "empty")  # where the model ended it, at the token limit, without text
 MAX_ROWS = 10**6

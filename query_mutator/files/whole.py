@@ -24,32 +24,7 @@ from typing import IO, Any, Literal, TypeVar, Union, get_args, get_origin, get_t
 
 import orjson
 
-from query_mutator.errors import UsageError, disk_advice, disk_errors
-
-__all__ = [
-    "LOCK",
-    "as_type",
-    "atomic_folder",
-    "atomic_write",
-    "count_values",
-    "decode",
-    "decode_object",
-    "disk_advice",
-    "disk_errors",
-    "encode",
-    "file_sha256",
-    "finite",
-    "parse_json",
-    "parse_json_object",
-    "read_checked_json",
-    "record_of",
-    "sync_folder",
-    "user_cache_folder",
-    "verified",
-    "write_checked_json",
-    "write_json",
-    "write_text",
-]
+from query_mutator.errors import UsageError, disk_errors
 
 LOCK = "lock"  # the file in a folder that a process writes (files/lock.py)
 MAX_DEPTH = 100  # levels of JSON that a user's file may have; Python's own parser ends at about 1,000

@@ -9,8 +9,6 @@ from typing import Any
 
 from query_mutator.types import AS_IS, Message, read_part
 
-__all__ = ["FORMS_OF_PACKAGE", "Example", "Form", "FormContext", "Framed", "asking_sentence", "last_answer"]
-
 _ANSWER = re.compile(r"(?:^|\n)[^\w\n]*(?:final )?answer\W*[:：]\W*(?P<answer>\S[^\n]*)", re.IGNORECASE)
 _SENTENCE = re.compile(r"\S[^.!?。！？\n]*(?:[.!?](?=\S)[^.!?。！？\n]*)*[.!?。！？]*")
 _MARKS = ("?", "？", "؟", ";")

@@ -29,8 +29,6 @@ from query_mutator.types import DoubleArray, FloatArray
 if TYPE_CHECKING:
     from query_mutator.confidence.fitting import TreeRegressor
 
-__all__ = ["DirectMethod", "FrozenValues"]
-
 ITERATIONS = 5  # fits to values of the one before
 GROWTH = 1.2  # of the steps, after which the models are fitted again
 FEWEST = 64  # steps to fit to

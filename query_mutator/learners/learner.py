@@ -20,11 +20,6 @@ from numpy.typing import NDArray
 from ppo.frozen import InferencePolicy
 from query_mutator.types import FloatArray
 
-__all__ = [
-    "Acted", "BaseLearner", "InferencePolicy", "Learner", "LearnerSettings", "LearnerSpec", "OnPolicyLearner",
-    "RolloutLearner", "RolloutPolicy", "Steps", "Weights", "counts_of", "last_obs", "restore_counts", "tensors",
-]  # fmt: skip
-
 Weights = dict[str, NDArray[Any]]
 
 

@@ -12,14 +12,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ppo.frozen import FrozenPolicy
+from ppo.frozen import FrozenPolicy, InferencePolicy
 from query_mutator.learners.direct import DirectMethod, FrozenValues
 from query_mutator.learners.iqn.frozen import FrozenQuantiles
-from query_mutator.learners.learner import InferencePolicy, Learner, LearnerSpec
+from query_mutator.learners.learner import Learner, LearnerSpec
 from query_mutator.learners.plan import PlanPolicy
 from query_mutator.registry import Registry
-
-__all__ = ["LEARNERS"]
 
 LEARNERS: Registry[type[LearnerSpec]] = Registry("learner", group="query_mutator.learners")
 

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from query_mutator.env.engine import EpisodeEngine
     from query_mutator.env.task import Task
 
-__all__ = ["Plan", "PlanPlayer", "PlanPolicy", "plan_policy", "plan_task"]
-
 WEIGHTS = ("items", "used", "closed", "fit", "asked", "stop")
 
 

@@ -18,8 +18,6 @@ from ppo.rollout import RolloutBuffer
 from query_mutator.learners.learner import RolloutPolicy, Steps
 from query_mutator.types import FloatArray
 
-__all__ = ["PPOLearner"]
-
 
 class PPOLearner:
     """Stores steps with the log-probabilities and values they were chosen with; `update` learns from a rollout."""

@@ -10,17 +10,6 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from query_mutator.errors import UsageError
 
-__all__ = [
-    "DEFAULT_PORT",
-    "DEFAULT_URL",
-    "Route",
-    "check_addresses",
-    "is_loopback",
-    "proxy_for",
-    "route_to",
-    "server_url",
-]
-
 DEFAULT_PORT = 11434
 DEFAULT_URL = f"http://127.0.0.1:{DEFAULT_PORT}"
 

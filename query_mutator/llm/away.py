@@ -21,8 +21,6 @@ from query_mutator.llm.pool import error_of
 from query_mutator.settings.calls import Calls
 from query_mutator.types import ChatRequest, Completion, ErrorInfo, FloatArray
 
-__all__ = ["WaitForServer"]
-
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)

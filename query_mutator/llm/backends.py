@@ -24,24 +24,8 @@ from query_mutator.llm.recorded import RecordedBackend
 from query_mutator.plugins import absolute, load_plugins
 from query_mutator.registry import Registry, check_known
 from query_mutator.settings.calls import DIRECT, Calls, Connection
-from query_mutator.settings.models import ADDRESS_FLAGS, AUTO, Address
+from query_mutator.settings.models import AUTO, Address
 from query_mutator.settings.output import Plugins
-
-__all__ = [
-    "ADDRESS_FLAGS",
-    "AUTO",
-    "BACKENDS",
-    "DEFAULT_BACKEND",
-    "RECORDED",
-    "BackendChoice",
-    "ServerAddressFlags",
-    "ServerFlags",
-    "backend_for",
-    "check_backend",
-    "choose_backend",
-    "open_servers",
-    "resolve_backend",
-]
 
 PROBE_TIMEOUT_S = 1.0  # a server on this machine answers in milliseconds
 

@@ -21,8 +21,6 @@ from query_mutator.llm.client import Client, ModelServer
 from query_mutator.llm.coalesce import Deliver, JoiningClient, Work, is_repeatable, request_key
 from query_mutator.types import ChatRequest, Completion
 
-__all__ = ["Cache", "Identity", "ReplyMemory", "ReplyStore", "default_cache_path"]
-
 logger = logging.getLogger(__name__)
 
 _LOCK_TIMEOUT_S = 30.0  # for another process's write

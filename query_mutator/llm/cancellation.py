@@ -18,8 +18,6 @@ from query_mutator.llm.client import Client
 from query_mutator.llm.connection import Connection
 from query_mutator.types import ChatRequest, Completion
 
-__all__ = ["Cancellation", "complete_in_thread", "current_cancellation", "uncancelled"]
-
 
 class Cancellation:
     """The calls of one thread, which `cancel` ends from any other."""

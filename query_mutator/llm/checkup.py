@@ -17,8 +17,6 @@ from query_mutator.llm.client import ModelServer
 from query_mutator.settings.models import Sampling
 from query_mutator.types import ChatRequest, Completion, Message
 
-__all__ = ["JudgeForm", "context_sentence", "judge_form", "reload_sentence", "schema_sentence"]
-
 #: How a judge's verdict comes: JSON of a schema, probabilities of yes and no as the first token, or a word.
 JudgeForm = Literal["schema", "logprobs", "words"]
 

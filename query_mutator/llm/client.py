@@ -17,17 +17,6 @@ from query_mutator.registry import nearest
 from query_mutator.settings.calls import Calls
 from query_mutator.types import ChatRequest, Completion, ErrorInfo, FloatArray
 
-__all__ = [
-    "BEGINNING_CHARS",
-    "INFO_TIMEOUT_S",
-    "Backend",
-    "BackendWrapper",
-    "Client",
-    "ClientWrapper",
-    "ModelServer",
-    "shown_names",
-]
-
 MAX_EXAMINED = 50  # models whose capabilities are asked for a message
 _SHOWN_NAMES = 20
 BEGINNING_CHARS = 4096  # of a reply: no refusal is recognized later

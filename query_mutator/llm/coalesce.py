@@ -21,8 +21,6 @@ from query_mutator.llm.cancellation import current_cancellation
 from query_mutator.llm.client import Client, ClientWrapper
 from query_mutator.types import ChatRequest, Completion
 
-__all__ = ["Coalesce", "Deliver", "JoiningClient", "Work", "abandon", "is_repeatable", "join", "request_key"]
-
 Deliver = Callable[[Completion], None]
 Work = Callable[[], None]
 _Key = tuple[str, int, bool]

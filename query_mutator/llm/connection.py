@@ -21,8 +21,6 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 from query_mutator.llm.address import Route
 from query_mutator.settings.calls import Calls
 
-__all__ = ["MAX_REPLY_BYTES", "BadReply", "Connection", "NoReply", "Reply", "tls_context"]
-
 MAX_REPLY_BYTES = round(Calls.max_reply_mb * 1e6)
 _MAX_HEAD_BYTES = 65_536  # informational replies (1xx) included
 _ERROR_BYTES = 65_536  # read of a reply whose status is an error: it may never end

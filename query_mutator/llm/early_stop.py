@@ -16,8 +16,6 @@ from dataclasses import replace
 from query_mutator.llm.client import BackendWrapper, ModelServer
 from query_mutator.types import ChatRequest, Completion, without_thought
 
-__all__ = ["EarlyStop", "first_sentence"]
-
 _SENTENCE_END = re.compile(r"[.!?](?=\s)|[。！？]|\n")
 
 

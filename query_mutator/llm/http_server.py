@@ -18,8 +18,6 @@ from query_mutator.llm.transport import Transport, parsed
 from query_mutator.settings.calls import Calls
 from query_mutator.types import MAX_NAME_CHARS, ChatRequest, Completion, ErrorInfo, FloatArray, Json, wire_text
 
-__all__ = ["USUAL_CONTEXT", "HttpServer", "StreamedText", "names_in", "rows_in"]
-
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)

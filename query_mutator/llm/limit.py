@@ -15,8 +15,6 @@ from query_mutator.llm.client import Client, ClientWrapper
 from query_mutator.llm.coalesce import Deliver, Work
 from query_mutator.types import ChatRequest, Completion
 
-__all__ = ["AdaptiveLimit", "Limit", "next_limit"]
-
 HIGH_WAIT_RATIO = 0.3  # below it waiting calls just keep the slots filled
 NEGLIGIBLE_WAIT_S = 0.005  # a call; shorter waits are the server's own bookkeeping
 DECREASE = 0.5  # the smallest factor a limit is multiplied by at once

@@ -31,8 +31,6 @@ from query_mutator.llm.http_server import TEMPLATE_TOKENS
 from query_mutator.llm.openai import OpenAIBackend
 from query_mutator.types import ChatRequest, Completion, ErrorInfo
 
-__all__ = ["LlamaBackend", "LlamaProcess", "require_xllamacpp"]
-
 logger = logging.getLogger(__name__)
 
 START_S = 120.0  # for which a model may load, with the time its file takes from a slow disk

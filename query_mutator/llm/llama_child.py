@@ -13,8 +13,6 @@ import signal
 import sys
 import threading
 
-__all__ = ["FAILED", "READY", "main"]
-
 READY, FAILED = "READY", "FAILED"  # the first word of the line that ends a start
 _POLL_S = 0.5
 _ERRORS_ONLY = 1  # llama.cpp's verbosity

@@ -14,8 +14,6 @@ from query_mutator.llm.transport import json_object
 from query_mutator.registry import nearest
 from query_mutator.types import ChatRequest, Completion, ErrorInfo, Json, wire_text
 
-__all__ = ["OllamaBackend", "chat_payload", "with_tag"]
-
 _SHORT_CHARS = 100  # of a version or digest
 _MAX_CAPABILITIES = 20
 

@@ -27,8 +27,6 @@ from query_mutator.types import (
     wire_text,
 )
 
-__all__ = ["OpenAIBackend", "base_url", "chat_payload", "completion_of"]
-
 #: llama_cpp.server (of llama-cpp-python) does so with its default settings.
 _INTERRUPTED = (
     "the server ends a stream when another request arrives: start llama_cpp.server with --interrupt_requests false, "

@@ -22,8 +22,6 @@ from query_mutator.errors import UsageError
 from query_mutator.llm.client import Backend, ModelServer
 from query_mutator.types import ChatRequest, Completion, ErrorInfo, FloatArray
 
-__all__ = ["Pool", "Server", "error_of", "pick", "require_same_models"]
-
 T = TypeVar("T")
 
 FAILURES_TO_OPEN = 3

@@ -21,20 +21,6 @@ from query_mutator.llm.client import Client, ClientWrapper, ModelServer
 from query_mutator.llm.stack import CallTotals
 from query_mutator.types import ChatRequest, Completion, ErrorInfo
 
-__all__ = [
-    "PROBE_TOKENS",
-    "PROBE_WIDTH",
-    "Probe",
-    "Recorder",
-    "infer_slots",
-    "measure_calls",
-    "out_of_time",
-    "reported_slots",
-    "slots_advice",
-    "slots_under_load",
-    "together",
-]
-
 PROBE_WIDTH = 16
 PROBE_TOKENS = 64
 FEWEST_TOKENS = 8  # of the calls that are sent together

@@ -18,16 +18,6 @@ from query_mutator.llm.client import Client, ClientWrapper
 from query_mutator.settings.calls import Calls
 from query_mutator.types import ChatRequest, Completion, ErrorInfo
 
-__all__ = [
-    "DEFAULT_POLICY",
-    "TRANSIENT",
-    "Attempts",
-    "Retry",
-    "RetryPolicy",
-    "is_transient",
-    "repeat",
-]
-
 T = TypeVar("T")
 
 MAX_RETRY_AFTER_S = 120.0  # a server may ask for more; then the next attempt just fails again

@@ -26,10 +26,8 @@ from query_mutator.llm.early_stop import EarlyStop
 from query_mutator.llm.limit import AdaptiveLimit, Limit
 from query_mutator.llm.pool import Pool, error_of, require_same_models
 from query_mutator.llm.retry import Retry, RetryPolicy
-from query_mutator.settings.calls import DIRECT, CacheMode, Calls
+from query_mutator.settings.calls import DIRECT, Calls
 from query_mutator.types import ChatRequest, Completion, ErrorInfo, FloatArray
-
-__all__ = ["CacheMode", "CallTotals", "ClientStack", "Counted", "build_client"]
 
 logger = logging.getLogger(__name__)
 

@@ -28,8 +28,6 @@ from query_mutator.llm.connection import MAX_REPLY_BYTES, BadReply, Connection, 
 from query_mutator.settings.calls import Calls
 from query_mutator.types import ErrorInfo, Json
 
-__all__ = ["Transport", "error_from_exception", "error_from_status", "json_object", "malformed", "parsed"]
-
 T = TypeVar("T")
 
 _SERVER_CHARS = 220  # of a server's message, so that ours fits into an ErrorInfo's too

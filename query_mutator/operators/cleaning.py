@@ -13,8 +13,6 @@ from functools import cache, lru_cache, wraps
 from query_mutator.operators.english import chat_words, is_english, like, lines_of, pieces, sentences
 from query_mutator.operators.typos import speller
 
-__all__ = ["clean", "core", "courtesy", "shorthand", "tidy", "typos"]
-
 REMEMBERED = 4_096  # texts, for each function
 MAX_PASSES = 16
 MIN_WORDS = 4  # of a question that may stand alone

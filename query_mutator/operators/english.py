@@ -11,22 +11,6 @@ from typing import NamedTuple
 from query_mutator.encoder import english_ranks
 from query_mutator.operators.guards import LANGUAGES
 
-__all__ = [
-    "Forms",
-    "chat_words",
-    "forms",
-    "grammar",
-    "is_english",
-    "like",
-    "lines_of",
-    "pieces",
-    "plural",
-    "sentences",
-    "split_word",
-    "stems",
-    "words_of",
-]
-
 MAX_CHARS = 4_000  # longer texts are documents
 MIN_KNOWN_SHARE = 0.5  # of the words, in a text without function words of any language
 MAX_FOREIGN_SHARE = 0.2  # of the letters that are not ASCII

@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-__all__ = ["GUARDS", "LANGUAGES", "failed_guard"]
-
 MAX_GROWTH = 4.0  # times the question's characters, for questions longer than SHORT_CHARS
 SHORT_CHARS = 60
 CLOSE = 0.75  # similarity of a name and its spelling in a rewrite

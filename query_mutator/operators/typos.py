@@ -18,8 +18,6 @@ from query_mutator.errors import UsageError
 from query_mutator.operators.english import forms, grammar, like, pieces, plural, split_word, stems, words_of
 from query_mutator.operators.guards import LANGUAGES
 
-__all__ = ["Speller", "slip_cost", "speller"]
-
 MIN_LETTERS = 3
 #: The dictionary words that are candidates have this count at least: about half of them.
 MIN_COUNT = 120_000

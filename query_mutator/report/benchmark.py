@@ -19,14 +19,10 @@ from query_mutator.cli.flags import JsonTo
 from query_mutator.cli.outputs import FIGURE, OutputFlags
 from query_mutator.lab.analysis.figures import new_figure, save_figure
 from query_mutator.lab.sizing.collecting import CALLS_PER_STEP, ENVIRONMENTS_PER_CALL
-from query_mutator.llm.backends import ADDRESS_FLAGS, ServerFlags
+from query_mutator.llm.backends import ServerFlags
 from query_mutator.llm.probe import PROBE_WIDTH
+from query_mutator.settings.models import ADDRESS_FLAGS
 from query_mutator.types import Completion
-
-__all__ = [
-    "BATCHED", "HEADER", "BenchmarkConfig", "BenchmarkPlan", "Case", "Measurement", "Mode", "Recommendation", "Results",
-    "Row", "as_json", "draw_speedup", "make_plan", "recommend",
-]  # fmt: skip
 
 Mode = Literal["sequential", "phase", "pipelined", "async"]
 BATCHED: tuple[Mode, ...] = ("phase", "pipelined", "async")

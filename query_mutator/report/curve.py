@@ -11,8 +11,6 @@ from query_mutator.lab.analysis.figures import new_figure, save_figure
 from query_mutator.lab.analysis.series import Floats, Series
 from query_mutator.lab.analysis.tables import read_table
 
-__all__ = ["draw_learning_curve", "smoothed", "validation_end"]
-
 _SMOOTHING = 0.6  # weight of the past in the drawn training curve
 _TRAINING, _VALIDATION, _IDENTITY = "#7aa6c2", "#1b4965", "#c1666b"
 _EMPTY = Series(np.empty(0, dtype=np.int64), np.empty(0), np.empty(0))

@@ -19,8 +19,6 @@ from query_mutator.registry import check_known
 from query_mutator.runs.pairs import PairedRows, pair_rows, read_held_out
 from query_mutator.stats.significance import holm
 
-__all__ = ["Entry", "compare_entries", "models_table", "paired_text", "read_entry", "result_table"]
-
 _HEADER = (
     "",
     "success",

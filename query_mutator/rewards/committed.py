@@ -17,8 +17,6 @@ from importlib import resources
 from query_mutator.rewards.matching import decided, is_refusal, numbers_in
 from query_mutator.rewards.parts import PARTS, Evidence, Unscored
 
-__all__ = ["FAMILY", "PARTS_JOINED_BY", "commits_to", "committed"]
-
 FAMILY = "family:"
 PARTS_JOINED_BY = " | "
 #: Families whose answers are symbols: upper and lower case count, and a symbol inside a sentence may be a word.

@@ -14,8 +14,6 @@ from query_mutator.files import decode_object
 from query_mutator.llm.checkup import JudgeForm
 from query_mutator.types import ChatRequest, Completion, Message, read_part
 
-__all__ = ["DEFAULT_RUBRIC", "Judge"]
-
 DEFAULT_RUBRIC = """\
 Say yes if the answer is correct and answers the question that was asked. Where accepted answers are given, it is
 correct if it agrees with one of them in substance; other wording, more detail and length do not matter.

@@ -16,19 +16,6 @@ from functools import lru_cache
 
 from query_mutator.types import READ_CHARS, read_part
 
-__all__ = [
-    "Number",
-    "contains_text",
-    "decided",
-    "final_number",
-    "is_not_sure",
-    "is_refusal",
-    "normalized",
-    "numbers_in",
-    "same_number",
-    "same_text",
-]
-
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 

@@ -15,8 +15,6 @@ from query_mutator.files import LOCK, decode_object
 from query_mutator.files.metrics import METRICS_FILE
 from query_mutator.files.run_dir import SUMMARY, RunState, last_values, run_state
 
-__all__ = ["ListedRun", "list_runs", "steps_asked"]
-
 _CONFIG = "config.json"
 _RUN_FILES = (_CONFIG, METRICS_FILE, SUMMARY, LOCK)
 _FIGURES = ("step", "validation/success", "llm/calls")

@@ -14,8 +14,6 @@ from query_mutator.files.json_lines import read_json_lines
 from query_mutator.stats.intervals import Interval
 from query_mutator.stats.paired import Paired, compare_pairs
 
-__all__ = ["EVALUATION", "PairedRows", "outcome_columns", "pair_rows", "read_held_out"]
-
 EVALUATION = "evaluation.jsonl"
 Row = Mapping[str, Any]
 _SAME = ("question", "accepted")  # what makes a question the same, in addition to its id

@@ -24,18 +24,6 @@ from query_mutator.files.json_lines import read_json_lines
 from query_mutator.stats.intervals import Interval, mean_interval
 from query_mutator.stats.paired import compare_pairs, difference_interval, mcnemar_p
 
-__all__ = [
-    "HEADER",
-    "MARK",
-    "ORIGINAL",
-    "REWRITTEN",
-    "SHADOW",
-    "_check_pair",
-    "read_shadow",
-    "shadow_result",
-    "traffic_text",
-]
-
 Row = Mapping[str, Any]
 
 SHADOW = "shadow.jsonl"  # of a run folder

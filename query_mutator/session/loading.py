@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from ppo.frozen import InferencePolicy
 from query_mutator.data import Split
 from query_mutator.env.task import Task, rewrite_settings
 from query_mutator.errors import CheckpointError
-from query_mutator.learners.learner import InferencePolicy
 from query_mutator.learners.named import LEARNERS
-from query_mutator.llm.backends import ADDRESS_FLAGS, BACKENDS, backend_for
+from query_mutator.llm.backends import BACKENDS, backend_for
 from query_mutator.plugins import load_plugins, replaced, warn_of_changes
 from query_mutator.rewards import NoReward
 from query_mutator.session.checkpoint import Checkpoint
@@ -22,9 +22,8 @@ from query_mutator.session.models import OpenModels, ResolvedModels
 from query_mutator.session.policy_file import SavedPolicy, background_of, check_encoder, read_policy, warn_of_rewrites
 from query_mutator.session.task import make_task, split_dataset
 from query_mutator.session.trust import check_plugins, check_reach, unnamed
+from query_mutator.settings.models import ADDRESS_FLAGS
 from query_mutator.types import Question
-
-__all__ = ["acting_settings", "acting_task", "load_policy", "load_saved", "training_split", "with_background"]
 
 
 def load_saved(path: str | Path, plugins: Sequence[str] = ()) -> SavedPolicy:

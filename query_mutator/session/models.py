@@ -18,7 +18,6 @@ from query_mutator.encoder import CachedEncoder, resolve_encoder
 from query_mutator.encoder.base import Embed
 from query_mutator.errors import UsageError
 from query_mutator.llm.backends import (
-    ADDRESS_FLAGS,
     BACKENDS,
     DEFAULT_BACKEND,
     RECORDED,
@@ -31,7 +30,7 @@ from query_mutator.llm.retry import RetryPolicy
 from query_mutator.llm.stack import ClientStack, build_client
 from query_mutator.rewards import is_refusal
 from query_mutator.settings.calls import CacheMode, Calls
-from query_mutator.settings.models import ModelSettings
+from query_mutator.settings.models import ADDRESS_FLAGS, ModelSettings
 from query_mutator.settings.questions import RECORDED_SET
 from query_mutator.types import ChatRequest, Completion
 

@@ -27,8 +27,6 @@ from query_mutator.operators import Operator, OperatorContext, local_rewrite, wo
 from query_mutator.settings.models import Address, Sampling
 from query_mutator.types import ChatRequest, ErrorInfo, Question
 
-__all__ = ["Pace", "combined_pace", "keep_pace", "kept_pace", "measure_pace"]
-
 FILE = "paces.json"
 KEPT = 100  # measurements in the file
 

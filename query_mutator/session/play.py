@@ -22,26 +22,12 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ppo.frozen import InferencePolicy
 from query_mutator.env.engine import EpisodeEngine
 from query_mutator.env.episode import Asked
 from query_mutator.env.flow import Call, Flow, Need, map_needs
 from query_mutator.errors import TooManyFailuresError
-from query_mutator.learners.learner import InferencePolicy
 from query_mutator.types import AS_IS, ASK, CONTROLS, Completion, ErrorInfo, FloatArray
-
-__all__ = [
-    "ByObservation",
-    "FailureWindow",
-    "Limits",
-    "Played",
-    "Player",
-    "Script",
-    "Step",
-    "Stopped",
-    "Uniform",
-    "greedy",
-    "play",
-]
 
 #: What ended an episode before its policy did: a limit, or a call that failed for good.
 Stopped = Literal["max_calls", "deadline", "error"]

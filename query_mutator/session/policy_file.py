@@ -51,23 +51,6 @@ from query_mutator.session.models import ResolvedModels
 from query_mutator.session.task import example_bank
 from query_mutator.types import FloatArray, Question
 
-__all__ = [
-    "POLICY_FILE",
-    "Background",
-    "SavedPolicy",
-    "background_of",
-    "check_encoder",
-    "findable",
-    "read_policy",
-    "read_policy_file",
-    "redacted",
-    "text_digest",
-    "warn_of_rewrites",
-    "without_gold",
-    "write_own_policy",
-    "write_policy_file",
-]
-
 logger = logging.getLogger(__name__)
 
 

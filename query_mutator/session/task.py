@@ -43,23 +43,6 @@ from query_mutator.settings.models import ModelSettings
 from query_mutator.settings.questions import Judging
 from query_mutator.types import SUCCESS_PARTS, Question
 
-__all__ = [
-    "NO_DATASET",
-    "REFERENCE_METRICS",
-    "SharedModels",
-    "check_gold",
-    "default_reward",
-    "example_bank",
-    "guard_requests",
-    "make_judge",
-    "make_reward",
-    "make_task",
-    "read_dataset",
-    "rewrites",
-    "split_dataset",
-    "with_local_test",
-]
-
 REFERENCE_METRICS = tuple(name for name in SUCCESS_PARTS if name != "judge")  # that a judge is compared with
 JUDGE_FORMS: Mapping[JudgeForm, str] = {
     "schema": "which keeps to a JSON schema",

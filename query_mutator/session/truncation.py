@@ -17,8 +17,6 @@ from query_mutator.llm.stack import CallTotals, ClientStack
 from query_mutator.operators import OperatorContext
 from query_mutator.types import ChatRequest, Question
 
-__all__ = ["LongPrompts", "cut_line", "long_questions"]
-
 MAX_CUT_SHARE = 0.05  # of the replies, without a line about it
 MOSTLY_CUT = 0.5
 CHARS_PER_TOKEN = 2  # fewer than any language has in the mean: a prompt of more tokens than that is rare

@@ -25,8 +25,6 @@ from query_mutator.llm.backends import BACKENDS
 from query_mutator.llm.recorded import BUNDLED_RECORDINGS
 from query_mutator.plugins import absolute, source_sha256
 
-__all__ = ["check_plugins", "check_reach", "remember", "trusted_path", "unnamed"]
-
 logger = logging.getLogger(__name__)
 
 SHOWN_CHARS = 200

@@ -10,17 +10,6 @@ import numpy as np
 
 from query_mutator.stats.intervals import Floats, Interval, wilson_interval
 
-__all__ = [
-    "Agreement",
-    "Bin",
-    "agreement",
-    "auroc",
-    "brier_score",
-    "cohen_kappa",
-    "expected_calibration_error",
-    "reliability",
-]
-
 _DRAWS = 10_000
 _SEED = 0
 _JEFFREYS = 0.5  # added to each count: a table with empty cells is uncertain too

@@ -17,27 +17,6 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = [
-    "DRAWS",
-    "WHOLE_LINE",
-    "Floats",
-    "Interval",
-    "crossed_intervals",
-    "interquartile_mean",
-    "mean_interval",
-    "mean_intervals",
-    "moments",
-    "probability_of_improvement",
-    "rate_intervals",
-    "stratified_interval",
-    "student_t",
-    "welch",
-    "welch_degrees",
-    "welch_interval",
-    "wilson_interval",
-    "within",
-]
-
 Floats = NDArray[np.float64]
 Interval = tuple[float, float]
 

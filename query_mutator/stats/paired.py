@@ -26,19 +26,6 @@ import numpy as np
 
 from query_mutator.stats.intervals import Floats, Interval, mean_intervals, student_t, wilson_interval
 
-__all__ = [
-    "CORRELATION",
-    "DISCORDANT",
-    "Paired",
-    "cluster_correlation",
-    "compare_pairs",
-    "design_effect",
-    "detectable_difference",
-    "difference_interval",
-    "mcnemar_p",
-    "questions_needed",
-]
-
 FEW_CLUSTERS = 50  # with more the bootstrap's interval is 3 % too narrow at most
 
 #: Assumed before anything was measured; above what prompts of two genuine models show (docs/log.md).

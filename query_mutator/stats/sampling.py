@@ -14,8 +14,6 @@ import numpy as np
 
 from query_mutator.types import DoubleArray, IntArray
 
-__all__ = ["WeightedSampler"]
-
 BLOCK = 32
 
 

@@ -13,16 +13,6 @@ from numpy.typing import NDArray
 
 from query_mutator.stats.intervals import moments, student_t, welch, welch_degrees
 
-__all__ = [
-    "Permutation",
-    "equivalence_p",
-    "holm",
-    "minimum_detectable_effect",
-    "permutation_test",
-    "pooled_spread",
-    "welch_p",
-]
-
 _EXACT_UP_TO = 200_000  # splits that are enumerated
 _DRAWN = 50_000  # splits drawn where there are more
 _NUMBERS_AT_ONCE = 4_000_000  # of drawn splits in memory

@@ -32,8 +32,6 @@ from query_mutator.settings.models import Simulation
 from query_mutator.testing.models import PromptError, Served, in_format, tokens_of, user_text
 from query_mutator.types import ChatRequest, Completion, Message
 
-__all__ = ["BUSY", "KINDS", "Call", "Calls", "FaultPlan", "Latency", "Outcome", "ServerSettings"]
-
 logger = logging.getLogger(__name__)
 
 OllamaVersion = Literal["0.9", "0.24"]

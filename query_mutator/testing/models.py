@@ -16,11 +16,6 @@ from typing import Any, Protocol, TypeAlias, cast
 from query_mutator.errors import UsageError
 from query_mutator.types import ChatRequest, Completion
 
-__all__ = [
-    "EMBEDDING_MODEL", "Answer", "Canned", "Echo", "HashEncoder", "PromptError", "Served", "TextModel",
-    "embedding_model", "in_format", "text_model", "tokens_of", "user_text",
-]  # fmt: skip
-
 EMBEDDING_MODEL = "all-minilm"
 #: Words in an answer of `echo`; of a rewrite new ones, and those of the question.
 ANSWER_WORDS, NEW_WORDS, KEPT_WORDS = 30, 3, 11

@@ -24,8 +24,6 @@ from query_mutator.testing.models import PromptError, Served, user_text
 from query_mutator.types import ChatRequest, Message
 from query_mutator.version import __version__
 
-__all__ = ["Routes"]
-
 _DURATION = re.compile(r"-?0|-?(?:\d+(?:\.\d+)?(?:ms|s|m|h))+")
 _UNITS_S = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _FOREVER_S = 1e9

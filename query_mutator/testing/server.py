@@ -14,8 +14,6 @@ from query_mutator.testing.calls import Calls, FaultPlan, ServerSettings
 from query_mutator.testing.models import Answer, Echo, Served, TextModel, embedding_model, text_model
 from query_mutator.testing.routes import Routes
 
-__all__ = ["StubServer", "start_server"]
-
 _HOST = "127.0.0.1"
 _BACKLOG = 2048  # clients that connect within one turn of the event loop; more than that have to try again
 

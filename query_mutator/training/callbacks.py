@@ -42,20 +42,6 @@ from query_mutator.training.config import TrainConfig
 from query_mutator.training.parts import RunParts, server_worked_before
 from query_mutator.types import StepRecord
 
-__all__ = [
-    "CALLBACKS",
-    "LEAST",
-    "WINDOW",
-    "Callback",
-    "CallbackList",
-    "FailureLimit",
-    "JudgeWatch",
-    "LongPromptReport",
-    "RunView",
-    "SlotsAdvice",
-    "Validation",
-]
-
 ADVICE_AFTER_CALLS = 6  # per call in flight: by then the server's queue shows
 
 WINDOW = 200  # finished episodes at each end of the run

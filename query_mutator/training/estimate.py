@@ -31,35 +31,15 @@ from query_mutator.evaluation.cost import PLAN_CALLS, EvaluationCost, power_in_w
 from query_mutator.files.json_lines import read_json_lines
 from query_mutator.files.run_dir import earlier_runs
 from query_mutator.learners.named import LEARNERS
-from query_mutator.llm.backends import AUTO, BACKENDS, choose_backend
+from query_mutator.llm.backends import BACKENDS, choose_backend
 from query_mutator.operators import local_rewrite
 from query_mutator.session.checkpoint import Checkpoint
 from query_mutator.session.models import OpenModels, encoder_of
 from query_mutator.session.pace import kept_pace
 from query_mutator.session.task import check_gold, guard_requests, make_reward, rewrites, split_dataset
-from query_mutator.settings.models import ModelSettings, Sampling
+from query_mutator.settings.models import AUTO, ModelSettings, Sampling
 from query_mutator.training.config import TrainConfig
 from query_mutator.types import ASK, SUBMIT, UNDO, FloatArray, Question
-
-__all__ = [
-    "Episodes",
-    "Estimate",
-    "Timing",
-    "bounded",
-    "bounded_start",
-    "call_time",
-    "check_run",
-    "comparison",
-    "duration",
-    "encoding_time",
-    "estimate",
-    "foreseen",
-    "is_instant",
-    "random_episodes",
-    "size_of",
-    "text_time",
-    "time_of",
-]
 
 MODEL_CALL_S = 2.0  # a model of about 3 B parameters on a desktop GPU
 STEP_S = 0.003  # scoring, policy and update, for one environment step

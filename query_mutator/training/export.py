@@ -18,8 +18,6 @@ from query_mutator.session.task import default_reward
 from query_mutator.session.trust import check_plugins
 from query_mutator.types import AS_IS, CONTROLS, success_in
 
-__all__ = ["Choice", "ExportRules", "Rewrite", "choose", "read_steps", "reward_of", "training_rows"]
-
 _NUMBER = (int, float)
 _NEEDED: dict[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("env", "episode"), int),

@@ -15,8 +15,6 @@ from query_mutator.learners.learner import Learner, Steps
 from query_mutator.llm.retry import DEFAULT_POLICY
 from query_mutator.types import ASK, SUBMIT, ChatRequest, Completion
 
-__all__ = ["RecallingLearner", "known_steps", "recall"]
-
 _STREAM = 5  # of random numbers, in addition to those of the learners
 
 

@@ -33,11 +33,6 @@ from query_mutator.errors import UsageError
 from query_mutator.learners.learner import Learner, RolloutLearner, Steps, last_obs
 from query_mutator.types import FloatArray
 
-__all__ = [
-    "ActionJournal", "AsyncVectorEnv", "Collector", "OffPolicyLoop", "OnPolicyLoop", "OnSteps", "TrainingLoop",
-    "make_steps",
-]  # fmt: skip
-
 GROUP_ENVS = 16  # received at once: when hundreds are ready, the first must not wait for the last
 POLL_S = 0.2  # between two checks whether the collector has failed
 

@@ -25,8 +25,6 @@ from query_mutator.training.loop import AsyncVectorEnv, OffPolicyLoop, OnPolicyL
 from query_mutator.training.run_log import RunLog
 from query_mutator.types import FloatArray
 
-__all__ = ["Environment", "RunParts", "envs_seed", "loop_settings", "make_loop", "server_worked_before"]
-
 
 class Environment(Protocol):
     """What a run reads of one environment, and sets when it is resumed with new episodes."""

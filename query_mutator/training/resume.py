@@ -20,18 +20,17 @@ from query_mutator.files.run_dir import SUMMARY, RunDir
 from query_mutator.files.whole import as_type
 from query_mutator.learners.learner import Learner
 from query_mutator.learners.named import LEARNERS
-from query_mutator.llm.backends import AUTO, BACKENDS, DEFAULT_BACKEND
+from query_mutator.llm.backends import BACKENDS, DEFAULT_BACKEND
 from query_mutator.llm.stack import CallTotals, ClientStack
 from query_mutator.session.checkpoint import Checkpoint, Progress
 from query_mutator.session.journal import Journal, keep_embeddings
 from query_mutator.session.models import OpenModels, ResolvedModels
 from query_mutator.session.trust import check_plugins, check_reach
+from query_mutator.settings.models import AUTO
 from query_mutator.training.callbacks import RunView
 from query_mutator.training.config import TrainConfig
 from query_mutator.training.parts import RunParts
 from query_mutator.types import FloatArray
-
-__all__ = ["make_learner", "open_journal", "restore_counts", "restore_envs", "resumed_models", "resumed_view"]
 
 #: Flags about speed, retries and files; all others decide what is learned.
 FREE = frozenset(

@@ -34,8 +34,6 @@ from query_mutator.training.callbacks import CallbackList, RunView
 from query_mutator.training.config import TrainConfig
 from query_mutator.training.parts import RunParts
 
-__all__ = ["Checkpoints", "described", "open_run_dir", "planned", "remember_run", "write_config", "write_summary"]
-
 
 def open_run_dir(config: TrainConfig, checkpoint: Checkpoint | None, stack: ExitStack) -> RunDir:
     """Return a new run folder, locked, or the resumed one with its row files truncated to where its checkpoint was.

@@ -47,8 +47,6 @@ from query_mutator.types import (
     without_thought,
 )
 
-__all__ = ["Episodes", "Mode", "PolicyAnswerer", "Reply", "Rules"]
-
 Mode = Literal["blind", "gate", "full"]
 Ask = Callable[[Framed], Awaitable[Completion]]  # asks the target; raises if the upstream fails
 

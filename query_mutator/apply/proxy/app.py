@@ -44,8 +44,6 @@ from query_mutator.apply.proxy.upstream import (
 )
 from query_mutator.types import MAX_NAME_CHARS, Json
 
-__all__ = ["ProxyApp", "ProxyServer", "run_frozen", "running", "with_virtual"]
-
 _JSON = {"Content-Type": "application/json"}
 _METRICS = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
 _PAGE = {

@@ -19,13 +19,6 @@ from query_mutator.forms import Framed
 from query_mutator.llm.ollama import with_tag
 from query_mutator.types import Completion, Json, logprob_fields, without_thought
 
-__all__ = [
-    "CHAT_PATHS", "LOGPROBS", "MAX_PARSED_BYTES", "MAX_PARSED_VALUES", "MODEL_PATHS", "NAMED_PATHS", "STREAM_TYPES",
-    "SUFFIX", "ChatCall", "answer_of", "as_stream", "depends_on_earlier_turns", "is_small", "is_virtual",
-    "model_of", "parsed", "read_call", "read_lines", "renamed", "renamed_lines", "skip_reason",
-    "text_of", "tokens_of", "upstream_body", "upstream_name", "virtual_in", "virtual_name", "with_fields",
-]  # fmt: skip
-
 Api = Literal["ollama_chat", "ollama_generate", "openai_chat"]
 T = TypeVar("T", list[Any], Json)
 

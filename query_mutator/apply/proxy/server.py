@@ -34,11 +34,6 @@ try:
 except ImportError:  # there is none for Windows
     resource = None
 
-__all__ = [
-    "BACKLOG", "MAX_HEADERS", "Access", "Bodies", "ClientLimits", "HttpError", "Server", "cors_headers", "is_preflight",
-    "listen",
-]  # fmt: skip
-
 logger = logging.getLogger(__name__)
 
 MAX_HEAD_BYTES = 64 * 1024

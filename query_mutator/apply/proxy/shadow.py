@@ -32,8 +32,6 @@ from query_mutator.rewards import cosine, is_not_sure, is_refusal
 from query_mutator.runs.shadow import HEADER, ORIGINAL, REWRITTEN
 from query_mutator.types import AS_IS, ChatRequest, read_part, without_thought
 
-__all__ = ["Answer", "Exchange", "Judge", "Other", "Pair", "Shadow"]
-
 logger = logging.getLogger(__name__)
 
 MAX_PENDING = 32  # questions whose reply was sent and whose other way was not asked yet

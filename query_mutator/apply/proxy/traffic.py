@@ -10,8 +10,6 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, context
 
 from query_mutator.types import MAX_NAME_CHARS
 
-__all__ = ["NoSlotError", "Place", "Queue", "Status"]
-
 Place = Callable[[str], AbstractAsyncContextManager[None]]  # holds a slot of a model
 
 PATIENCE_S = 60.0  # for which a call in the background waits for a slot that no client needs

@@ -25,11 +25,6 @@ from query_mutator.files import count_values
 from query_mutator.llm.connection import MAX_REPLY_BYTES, tls_context
 from query_mutator.llm.ollama import with_tag
 
-__all__ = [
-    "MAX_REPLY_VALUES", "Address", "Content", "Headers", "Upstream", "UpstreamError", "UpstreamGone", "end_to_end",
-    "slices",
-]  # fmt: skip
-
 Headers = MultiMapping[str]
 Content = AsyncIterator[bytes] | bytes | bytearray | None
 

@@ -15,8 +15,6 @@ from ppo.frozen import array_of
 from query_mutator.learners.learner import Acted
 from query_mutator.types import FloatArray
 
-__all__ = ["MASKED_VALUE", "FrozenQuantiles", "drawn"]
-
 #: Subtracted from the value of a masked action, so that it is below all others; not part of what is learned.
 MASKED_VALUE = 1e6
 MAX_COSINES = 10**7  # of a state, which may be a stranger's: 40 MB; 2,048 are usual

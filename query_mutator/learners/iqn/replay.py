@@ -25,8 +25,6 @@ from query_mutator.learners.learner import Steps
 from query_mutator.stats.sampling import WeightedSampler
 from query_mutator.types import FloatArray
 
-__all__ = ["SMALLEST_ERROR", "NStep", "Replay", "Sample", "Transition"]
-
 
 class Transition(NamedTuple):
     """An observation, the action on it, the rewards that followed, and where that led."""

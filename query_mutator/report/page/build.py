@@ -21,8 +21,6 @@ from query_mutator.report.page.questions import pairs_of
 from query_mutator.report.page.run_reader import RunReader
 from query_mutator.report.page.traffic import TrafficReader
 
-__all__ = ["MARK", "POLICY", "REPORT_FILE", "page_parts", "write_page", "write_report"]
-
 logger = logging.getLogger(__name__)
 
 REPORT_FILE = "report.html"  # of a run folder

@@ -15,8 +15,6 @@ from query_mutator.report.page.messages import Message
 from query_mutator.report.page.questions import Evaluation
 from query_mutator.stats.intervals import wilson_interval
 
-__all__ = ["Figures", "Price", "Tokens", "cost_of", "learning_of"]
-
 #: Title and metric keys of each chart; keys that a run did not log are left out.
 CHARTS = (
     ("Return", ("charts/episodic_return",)),

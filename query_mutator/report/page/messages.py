@@ -25,19 +25,6 @@ from query_mutator.errors import HIDDEN, hide_credentials
 from query_mutator.files import encode, finite
 from query_mutator.types import wire_text
 
-__all__ = [
-    "CHUNK_ROWS",
-    "NO_TEXT",
-    "Message",
-    "Redactor",
-    "TextTable",
-    "as_block",
-    "chunks",
-    "origin_of",
-    "plain",
-    "section",
-]
-
 Message = dict[str, Any]
 T = TypeVar("T")
 

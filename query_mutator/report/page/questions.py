@@ -15,8 +15,6 @@ from query_mutator.rewards import is_not_sure, is_refusal
 from query_mutator.runs.pairs import pair_rows
 from query_mutator.types import AS_IS, UNDO, ErrorInfo, Question, success_in
 
-__all__ = ["Evaluation", "Verdict", "pairs_of", "step_forms", "verdict_of"]
-
 _ALL_RUNS = -1
 SHORTEST_CALL_S = 1e-3  # of a model; a lookup takes less
 

@@ -15,8 +15,6 @@ from query_mutator.report.page.questions import Evaluation
 from query_mutator.runs.pairs import pair_rows
 from query_mutator.stats.intervals import wilson_interval
 
-__all__ = ["results_of"]
-
 _CHOSEN_ON = "Plans were chosen on these questions, so the success of a plan is too high; measure it with qm eval."
 _OUT_OF_FOLD = "Figures are out of fold, by target, on the logged questions; on others measure the plan with qm eval."
 _OFTEN_REJECTED = 0.05  # of an operator's rewrites

@@ -21,8 +21,6 @@ from query_mutator.runs.listing import steps_asked
 from query_mutator.runs.shadow import SHADOW, read_shadow
 from query_mutator.types import AS_IS
 
-__all__ = ["RunReader", "check_metrics", "check_outcomes", "check_steps"]
-
 _CONFIG, _SUMMARY = "config.json", "summary.json"
 _METRICS, _STEPS, _OUTCOMES = "metrics.jsonl", "transcripts.jsonl", "evaluation.jsonl"
 _COLUMNS = ("env", "step", "episode", "baseline_score", "score", "reward", "calls", "valid")

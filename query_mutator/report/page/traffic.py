@@ -15,8 +15,6 @@ from query_mutator.report.page.questions import Evaluation
 from query_mutator.runs.shadow import ORIGINAL, REWRITTEN, SENT, read_shadow, shadow_result
 from query_mutator.types import AS_IS
 
-__all__ = ["Traffic", "TrafficReader"]
-
 TAG, SET = "traffic", "traffic"
 
 

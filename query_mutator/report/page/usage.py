@@ -17,8 +17,6 @@ from query_mutator.report.page.questions import Evaluation, Verdict, verdict_of
 from query_mutator.stats.intervals import student_t
 from query_mutator.types import AS_IS, ASK, CONTROLS, SUBMIT, UNDO, success_in
 
-__all__ = ["Choices", "TrainingUsage", "choices_of_policy"]
-
 BLOCK_STEPS = 500  # rows that are counted together
 EARLY_SHARE = 0.1  # of the steps: the policy still chooses nearly at random
 FEWEST_VALUES = 5  # of an interval

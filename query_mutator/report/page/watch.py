@@ -22,8 +22,6 @@ from query_mutator.errors import UsageError
 from query_mutator.lab.analysis.html_page import html_document
 from query_mutator.report.page.build import MARK, POLICY, REPORT_FILE
 
-__all__ = ["serve_pages"]
-
 HOST = "127.0.0.1"
 REQUEST_S = 30.0  # in which a client sends its request
 _HOSTS = re.compile(r"(127\.0\.0\.1|localhost)(:\d{1,5})?")  # else a page of another site asks, by DNS rebinding
