@@ -26,6 +26,8 @@ _HEADER = (
     "false refusals",
     "guard refusals",
     "calls/question",
+    "to mutator",
+    "to target",
     "policy minus this",
     "unscored",
 )
@@ -40,7 +42,9 @@ def result_table(report: Mapping[str, Any]) -> str:
     """Return the table of an evaluation report with notes on its rows, success by group, and the verdict."""
     title = f"{_questions(report)}, answered by {report['target']}; percent with 95 % intervals"
     differences = report["policy_minus"]
-    rows = [_row(name, method, differences.get(name)) for name, method in report["methods"].items()]
+    methods = report["methods"]
+    by_model = any(_to_mutator(method) for method in methods.values())  # else all calls are to the target
+    rows = [_row(name, method, differences.get(name), by_model=by_model) for name, method in methods.items()]
     shown = [column for column in range(len(_HEADER)) if column == 0 or any(row[column] for row in rows)]
     header, *cells = ([row[column] for column in shown] for row in (_HEADER, *rows))
     groups = {**report["by_group"], **report["by_tag"]}
@@ -142,7 +146,14 @@ def _short(text: str) -> str:
     return line if len(line) <= _SHOWN_CHARS else f"{line[: _SHOWN_CHARS - 1]}…"
 
 
-def _row(name: str, method: Mapping[str, Any], difference: Mapping[str, Any] | None) -> Sequence[str]:
+def _to_mutator(method: Mapping[str, Any]) -> float:
+    """Return the mean calls to the mutator for each question, 0 without calls."""
+    return float((method["calls_per_question"] or 0) - (method["target_calls_per_question"] or 0))
+
+
+def _row(
+    name: str, method: Mapping[str, Any], difference: Mapping[str, Any] | None, *, by_model: bool
+) -> Sequence[str]:
     unscored = _counts(method.get("unscored", {}))
     on_guard = _counts(method.get("guard_unscored", {}))
     return (
@@ -152,6 +163,8 @@ def _row(name: str, method: Mapping[str, Any], difference: Mapping[str, Any] | N
         _rate(method["false_refusal"], method["false_refusal_ci"]),
         _rate(method["guard_refusal"], method["guard_refusal_ci"]) or (f"no replies: {on_guard}" if on_guard else ""),
         _number(method["calls_per_question"], ".1f"),
+        _number(_to_mutator(method), ".1f") if by_model else "",
+        _number(method["target_calls_per_question"], ".1f") if by_model else "",
         _rate(difference["success"], difference["success_ci"], signed=True) if difference else "",
         "; ".join(filter(None, (unscored, on_guard and f"guard {on_guard}"))),
     )

@@ -55,6 +55,7 @@ METHOD = {
     "guard_refusal": 1.0,
     "guard_refusal_ci": [0.9, 1.0],
     "calls_per_question": 2.25,
+    "target_calls_per_question": 1.25,
 }
 REPORT: dict[str, Any] = {
     "n": 100,
@@ -84,6 +85,7 @@ def test_table_is_in_per_cent_and_says_who_answered() -> None:
     assert identity.endswith("+25.0 [+20.0, +30.0]")
     policy = next(line for line in lines if line.startswith("policy"))
     assert policy.split()[1] == "50.0"
+    assert policy.split()[-3:] == ["2.2", "1.0", "1.2"]  # calls, those to the mutator, those to the target
     assert "best_single: spelling" in lines
     assert any(line.startswith("best_of_k: a vote, k = 3, the smallest") for line in lines)
     assert "best_plan: slang > neutral; found in 2,843 calls and 84 s, apart from the calls of the table" in lines
@@ -104,6 +106,12 @@ def test_the_first_lines_say_which_questions_and_how_many_of_them() -> None:
     warning, title, *_ = result_table({**REPORT, "n": 9, "asked": 9}).splitlines()
     assert warning == "9 held-out questions: differences under 38 points mean nothing."
     assert title.startswith("9 held-out questions, answered by")
+
+
+def test_a_table_without_calls_to_the_mutator_has_no_column_for_them() -> None:
+    assert "to mutator" in result_table(REPORT)
+    asked = {name: {**method, "target_calls_per_question": 2.25} for name, method in REPORT["methods"].items()}
+    assert "to mutator" not in result_table({**REPORT, "methods": asked})
 
 
 def test_a_table_without_guard_requests_has_no_column_for_them() -> None:
