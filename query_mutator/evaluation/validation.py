@@ -16,7 +16,7 @@ from query_mutator.learners.direct import PRICES
 from query_mutator.types import SUBMIT, Question
 
 NUM_QUESTIONS = 300  # at most, on which calls are counted: of two hundred the mean is known to a tenth of a call
-NUM_PRICES = (20, 10)  # over all prices, then between the two next to the budget
+NUM_PRICES = 191  # 2.5 % apart
 
 
 class PeriodicEval:
@@ -59,26 +59,30 @@ def make_periodic_eval(
 
 
 def price_for_budget(evaluator: Evaluator, task: Task, policy: InferencePolicy, budget: float) -> tuple[float, float]:
-    """Return the lowest price with at most so many mean calls on the questions of a task, and those calls.
+    """Return a price with at most so many mean calls on the questions of a task, and those calls, by bisection.
 
-    The highest price where no price has so few, as with a learner that saw one price.
+    A higher price makes no more calls. The highest one where no price has so few, as with a learner that saw one price.
     """
-    found, calls, ends = Found(), dict[float, float](), PRICES
-    for count in NUM_PRICES:
-        prices = [float(f"{price:.3g}") for price in np.geomspace(*ends, count)]
-        jobs = {
-            price: Job(name=f"{price:g}", task=task.with_rules(call_price=(price,)), make=by_policy(policy))
-            for price in prices
-            if price not in calls
-        }
-        evaluator.run_all(list(jobs.values()), found, title="price of a call")
-        calls |= {price: _mean_calls(found[job.name].values()) for price, job in jobs.items()}
-        at = next((at for at, price in enumerate(prices) if calls[price] <= budget), None)
-        if not at:  # all prices are low enough, or none is
-            break
-        ends = (prices[at - 1], prices[at])
-    price = prices[-1 if at is None else at]
-    return price, calls[price]
+    prices = [float(f"{price:.3g}") for price in np.geomspace(*PRICES, NUM_PRICES)]
+    found = Found()
+
+    def calls_at(place: int) -> float:
+        price = prices[place]
+        job = Job(name=f"{price:g}", task=task.with_rules(call_price=(price,)), make=by_policy(policy))
+        evaluator.run_all([job], found, title="price of a call")
+        return _mean_calls(found[job.name].values())
+
+    lowest, highest = 0, len(prices) - 1
+    if (calls := calls_at(lowest)) <= budget:
+        return prices[lowest], calls
+    calls = calls_at(highest)
+    while highest - lowest > 1 and calls <= budget:
+        middle = (lowest + highest) // 2
+        if (between := calls_at(middle)) <= budget:
+            highest, calls = middle, between
+        else:
+            lowest = middle
+    return prices[highest], calls
 
 
 def _mean_calls(outcomes: Iterable[Outcome]) -> float:
