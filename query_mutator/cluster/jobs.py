@@ -9,19 +9,17 @@ from __future__ import annotations
 import functools
 import socket
 from collections import deque
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from query_mutator.cli.console import note
-from query_mutator.cluster.connection import connected
 from query_mutator.errors import UsageError
 from query_mutator.files import LOCK
 from query_mutator.lab.sweep.config import EngineFlags
-from query_mutator.lab.sweep.engines import Ended, Engine, Job, ended
-from query_mutator.lab.sweep.processes import LocalEngine, Processes
+from query_mutator.lab.sweep.engines import Ended, Job, ended
+from query_mutator.lab.sweep.processes import Processes
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -113,13 +111,3 @@ def _run_job(job: Job, cwd: Path, lock: Path, owner: bytes) -> Ended | None:
     if not lock.is_file() or lock.read_bytes() != owner:
         raise UsageError(f"{lock.parent} is not shared with {socket.gethostname()}; give an --out that is")
     return _processes().run(replace(job, folder=cwd / job.folder), cwd=cwd if cwd.is_dir() else None)
-
-
-@contextmanager
-def open_engine(flags: EngineFlags, folder: str) -> Iterator[Engine]:
-    """Yield the engine for trials under `folder`; UsageError where there is no Ray."""
-    if flags.engine == "local":
-        yield LocalEngine(flags.jobs or 1)
-        return
-    with connected(flags.ray_address) as ray:
-        yield RayEngine(ray, flags, folder=Path(folder))

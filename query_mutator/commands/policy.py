@@ -19,8 +19,8 @@ from query_mutator.bounds import Seed
 from query_mutator.cli.console import note
 from query_mutator.cli.flags import JsonFlags, show, words_of
 from query_mutator.cli.outputs import Output, holding, write_report
-from query_mutator.cluster.jobs import open_engine
 from query_mutator.commands.policy_flags import RunFlags, max_failure_rate, system_settings
+from query_mutator.commands.sweep import open_engine
 from query_mutator.data import QuestionSet
 from query_mutator.data.split import target_key
 from query_mutator.errors import DatasetError, TooManyFailuresError, UnnamedError, UsageError, hide_credentials

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from query_mutator.cli.console import note
 from query_mutator.cli.outputs import write_report
-from query_mutator.cluster.jobs import open_engine
+from query_mutator.cluster.connection import connected
+from query_mutator.cluster.jobs import RayEngine
 from query_mutator.errors import TooManyFailuresError
 from query_mutator.files import encode
 from query_mutator.files.lock import locked
-from query_mutator.lab.sweep.config import SweepFlags
+from query_mutator.lab.sweep.config import EngineFlags, SweepFlags
 from query_mutator.lab.sweep.engines import Engine
 from query_mutator.lab.sweep.job import Sweep
 from query_mutator.lab.sweep.picture import draw_sweep
+from query_mutator.lab.sweep.processes import LocalEngine
 
 
 def sweep(flags: SweepFlags) -> None:
@@ -25,6 +29,16 @@ def sweep(flags: SweepFlags) -> None:
         return
     with open_engine(flags, flags.dir) as engine, locked(Path(flags.dir), break_lock=flags.break_lock):
         _run(job, flags, engine)
+
+
+@contextmanager
+def open_engine(flags: EngineFlags, folder: str) -> Iterator[Engine]:
+    """Yield the engine for trials under `folder`; UsageError where there is no Ray."""
+    if flags.engine == "local":
+        yield LocalEngine(flags.jobs or 1)
+        return
+    with connected(flags.ray_address) as ray:
+        yield RayEngine(ray, flags, folder=Path(folder))
 
 
 def _run(job: Sweep, flags: SweepFlags, engine: Engine) -> None:

@@ -47,12 +47,6 @@ class StubServer:
         """Return the counters of `GET /debug/stats`."""
         return self._calls.stats.snapshot()
 
-    @property
-    def open_connections(self) -> int:
-        """Return the number of connected clients."""
-        assert self._runner.server is not None
-        return len(self._runner.server.connections)
-
     def close(self) -> None:
         """Cancel all calls, close all sockets and join all threads; idempotent."""
         if not self._loop.is_closed():
