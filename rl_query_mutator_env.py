@@ -210,10 +210,10 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
     def load_state_dict(self, state: Mapping[str, Any]) -> FloatArray | None:
         """Restore `state_dict`; return the observation [O], None before the first reset."""
         self.np_random.bit_generator.state = state["rng"]
-        self._questions.waiting, self._questions.left_out = list(state["order"]), set(state.get("left_out", ()))
+        self._questions.waiting, self._questions.left_out = list(state["order"]), set(state["left_out"])
         self.total_steps, self.total_episodes = state["steps"], state["episodes"]
         self.invalid_steps = state["invalid_steps"]
-        self.prompts_too_long = Counter(state.get("prompts_too_long", {}))
+        self.prompts_too_long = Counter(state["prompts_too_long"])
         if state["episode"] is None:
             self.engine = None
             return None
@@ -307,11 +307,10 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
         episode = engine.episode
         episode.total_reward += reward
         cut_off = error is not None and self.on_failure != "mask"
-        ends = self.task.rules.ends(name, steps=episode.steps)
         # The observation shows how many steps are left, so the limit is a state that ends the episode. The result of a
         # step that failed there is unknown.
-        terminated = ends and not cut_off and (error is None or name == SUBMIT)
-        truncated = (ends or cut_off) and not terminated
+        terminated = engine.is_over and not cut_off and (error is None or name == SUBMIT)
+        truncated = (engine.is_over or cut_off) and not terminated
         episode.ended = terminated or truncated
         if self.on_record is not None:
             numbers = {"env": self.env_id, "step": self.total_steps, "episode": self.total_episodes}

@@ -178,7 +178,7 @@ class PPO:
             raise ValueError(f"the checkpoint's policy has other sizes: {error}") from error
         self.optimizer.load_state_dict(state["optimizer"])
         self.updates_done = int(state["updates_done"])
-        for name, count in state.get("counts", {}).items():
+        for name, count in state["counts"].items():
             setattr(self, name, int(count))
         self.shuffle_rng.bit_generator.state = state["rng"]["shuffle"]
         self.frozen = self._freeze()

@@ -62,7 +62,7 @@ class ExportPolicyFlags(Plugins, OutputFlags):
 def export_policy(flags: ExportPolicyFlags) -> None:
     """Write the file and print what is in it."""
     saved = read_policy(flags.run)
-    if saved.background is None:  # a run of an earlier version: its dataset and models are needed once
+    if saved.background is None:  # a checkpoint alone: its dataset and models are needed once
         saved = load_saved(flags.run, flags.plugin)
         with open_models(acting_settings(saved.checkpoint.system, {}, source=flags.run), light=True) as models:
             saved = with_background(saved, models)

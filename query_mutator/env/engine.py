@@ -349,6 +349,12 @@ class EpisodeEngine:
         return self.episode.best
 
     @property
+    def is_over(self) -> bool:
+        """Return whether the last action ended the episode, by its rules."""
+        names = self.episode.names
+        return bool(names) and self.task.rules.ends(names[-1], steps=self.episode.steps)
+
+    @property
     def score(self) -> float:
         """Return the score of what would be submitted now, 0 before the first answer."""
         return 0.0 if self.submitted is None else self.submitted.reward.score

@@ -74,10 +74,10 @@ class Attempt:
         """Return the attempt saved by `to_state`, whose tensors may be arrays."""
         return cls(
             text=state["text"],
-            form=state.get("form", AS_IS),
+            form=state["form"],
             answer=state["answer"],
-            logprob=state.get("logprob"),
-            cut=state.get("cut"),
+            logprob=state["logprob"],
+            cut=state["cut"],
             text_vector=np.array(state["text_vector"]),
             answer_vector=np.array(state["answer_vector"]),
             fit=state["fit"],
@@ -204,34 +204,27 @@ class Episode:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Episode:
-        """Return the episode saved by `to_state`; files of earlier versions lack some of its entries."""
+        """Return the episode saved by `to_state`."""
         attempts = [Attempt.from_state(attempt) for attempt in state["known"]]
         known = {attempt.asked: attempt for attempt in attempts}
-        vectors = {text: np.array(vector) for text, vector in state.get("vectors", {}).items()}
         return cls(
             index=state["index"],
             original=state["first"],
             text=state["current"],
-            form=state.get("form", AS_IS),
-            vectors=vectors or {attempt.text: attempt.text_vector for attempt in attempts},
-            best=known.get(_asked(state["best"])),
-            p_right=tuple(state.get("p_right", ())),
+            form=state["form"],
+            vectors={text: np.array(vector) for text, vector in state["vectors"].items()},
+            best=state["best"] and known[tuple(state["best"])],
+            p_right=tuple(state["p_right"]),
             known=known,
             used=list(state["used"]),
             tried={(text, action) for text, action in state["tried"]},
             steps=state["steps"],
             calls=state["calls"],
-            call_price=state.get("call_price", 0.0),
+            call_price=state["call_price"],
             total_reward=state["total_reward"],
-            ended=state.get("ended", False),
+            ended=state["ended"],
             names=list(state["names"]),
         )
-
-
-def _asked(saved: str | Sequence[str] | None) -> Asked:
-    """Return what was asked, of which files of earlier versions have the wording only."""
-    text, form = (saved or "", AS_IS) if saved is None or isinstance(saved, str) else saved
-    return text, form
 
 
 class Rewriting(NamedTuple):

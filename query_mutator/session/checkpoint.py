@@ -23,9 +23,6 @@ from query_mutator.settings.episode import TaskSettings
 from query_mutator.settings.evaluation import FailureRate
 from query_mutator.settings.learner import IQNConfig
 
-#: What a run did before its checkpoint had a setting for it.
-_EARLIER_TASK, _EARLIER_MODELS = {"seed": 0, "validation_fold": "none"}, {"cache": "off"}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
@@ -39,9 +36,9 @@ class Progress:
     cut_replies: int = 0
     best_success: float = 0.0  # of the periodic evaluations
     env_episodes: tuple[int, ...] = ()  # finished episodes of each environment
-    env_total_steps: tuple[int, ...] = ()  # of each, those of a rollout ahead included; empty in older files
+    env_total_steps: tuple[int, ...] = ()  # of each, those of a rollout ahead included
     transcripts_bytes: int = 0
-    transcripts_crc: int | None = None  # None: written by an older version
+    transcripts_crc: int | None = None
     metrics_bytes: int = 0
     metrics_crc: int | None = None
 
@@ -101,13 +98,13 @@ class Checkpoint:
                 task=stored_task(state["task"]),
                 system=stored_models(state["system"]),
                 projection=Projection(**{name: tensor.numpy() for name, tensor in state["projection"].items()}),
-                flags=_with_rewrites(_priced(stored_flags(state["flags"])), state["actions"]),
+                flags=_with_rewrites(stored_flags(state["flags"]), state["actions"]),
                 versions=state["versions"],
                 progress=Progress(**state["progress"]),
-                envs=state.get("envs"),
-                confidence=None if state.get("confidence") is None else arrays_of(state["confidence"]),
-                callbacks=state.get("callbacks", {}),
-                plugins=as_type(state.get("plugins", {}), Mapping[str, str], "plugins"),
+                envs=state["envs"],
+                confidence=None if state["confidence"] is None else arrays_of(state["confidence"]),
+                callbacks=state["callbacks"],
+                plugins=as_type(state["plugins"], Mapping[str, str], "plugins"),
                 path=path,
             )
         except (KeyError, TypeError, AttributeError, ValueError) as error:
@@ -209,13 +206,6 @@ def load_state(path: Path, *, entry: str = "policy") -> dict[str, Any]:
     raise CheckpointError(f"{reason}; give a run folder or another .pt")
 
 
-def _priced(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings with the price of a call in place of the cost of a step (two calls) of earlier versions."""
-    values = dict(values)
-    step_cost = values.pop("step_cost", None)
-    return values if step_cost is None else {**values, "call_price": (step_cost / 2,)}
-
-
 def stored_actions(values: Any) -> tuple[str, ...]:
     """Return the actions of a checkpoint or policy file; ValueError for names that no setting takes."""
     names: tuple[str, ...] = as_type(values, tuple[str, ...], "actions")
@@ -225,7 +215,6 @@ def stored_actions(values: Any) -> tuple[str, ...]:
 
 def stored_task(values: Mapping[str, Any]) -> TaskSettings:
     """Return the task of a checkpoint or policy file; ValueError for values of other types."""
-    values = {**_EARLIER_TASK, **_priced(values)}
     if (rubric := values.get("judge_rubric")) and "\n" not in str(rubric):
         raise ValueError("task.judge_rubric names a file, where its text is expected")
     return record_of(TaskSettings, values, where="task")
@@ -233,9 +222,8 @@ def stored_task(values: Mapping[str, Any]) -> TaskSettings:
 
 def stored_models(values: Mapping[str, Any]) -> ResolvedModels:
     """Return the settings of models of a checkpoint or policy file; ValueError for values of other types."""
-    values = {**_EARLIER_MODELS, **values}
     if isinstance(urls := values.get("openai_url"), (list, tuple)):  # as a choice of servers has it
-        values["openai_url"] = next(iter(urls), None)
+        values = {**values, "openai_url": next(iter(urls), None)}
     return record_of(ResolvedModels, values, where="system")
 
 

@@ -191,7 +191,7 @@ def _step(action: int, engine: EpisodeEngine, played: Played, clock: _Clock, *, 
         )
     )
     is_asked_outside = not asks_at_end and engine.task.form_of(action) is not None
-    return is_asked_outside or engine.task.rules.ends(name, steps=episode.steps)
+    return is_asked_outside or engine.is_over
 
 
 class _Clock:

@@ -63,7 +63,7 @@ def _steps(engine: EpisodeEngine, memory: QuestionMemory, rng: np.random.Generat
             return
         calls = episode.calls - calls
         reward = engine.worth - worth - episode.call_price * calls
-        ended = task.rules.ends(task.actions[action], steps=episode.steps)
+        ended = engine.is_over
         yield obs, action, reward, engine.observe(), ended, False, True, 0, calls
 
 
