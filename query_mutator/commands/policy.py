@@ -20,7 +20,6 @@ from query_mutator.cli.console import note
 from query_mutator.cli.flags import JsonFlags, show, words_of
 from query_mutator.cli.outputs import Output, holding, write_report
 from query_mutator.commands.policy_flags import RunFlags, max_failure_rate, system_settings
-from query_mutator.commands.sweep import open_engine
 from query_mutator.data import QuestionSet
 from query_mutator.data.split import target_key
 from query_mutator.errors import DatasetError, TooManyFailuresError, UnnamedError, UsageError, hide_credentials
@@ -109,6 +108,8 @@ def evaluate_models(flags: EvalFlags, policy: Path) -> None:
         about["dataset"] = file_sha256(Path(flags.dataset))
     out = Path(flags.out or Path("evaluations") / Path(flags.checkpoint).resolve().name)
     command = [*_COMMAND, "--checkpoint", str(Path(flags.checkpoint).resolve()), *words]
+    from query_mutator.commands.sweep import open_engine  # needs pydantic, which an evaluation of one model does not
+
     with open_engine(flags, str(out)) as engine, locked(out, break_lock=flags.break_lock):
         folder = SweepFolder(out, **about)
         ended = Runner(folder, engine, command=command).run([*trials.values()], retry_failed=flags.retry_failed)

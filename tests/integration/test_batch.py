@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import random
 import signal
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,6 @@ from filelock import FileLock
 from openai.types.chat import ChatCompletion
 
 from query_mutator.apply.batch_files import FileJournal
-from query_mutator.cli.console import exit_code
 from query_mutator.commands.main import main as qm_main
 from query_mutator.env.flow import CallOutcome, CallSite
 from query_mutator.testing import StubServer, start_server
@@ -23,9 +20,6 @@ from query_mutator.types import ChatRequest, Completion
 from tests.conftest import Librarian, Softener
 from tests.integration.killing import ServerProcess, kill_when, start
 from tests.qm_command import qm
-from train_query_mutator import main as train
-
-BATCH_SIZE, KILLS = 4, 10
 
 Rows = list[dict[str, Any]]
 
@@ -264,58 +258,6 @@ def server(tmp_path: Path) -> Iterator[ServerProcess]:
     running = ServerProcess(tmp_path, latency_ms=8, latency_sigma=1.0)
     yield running
     running.kill()
-
-
-def kill_and_repeat(argv: list[str], folder: Path, server: ServerProcess, *, calls: int) -> int:
-    """Kill a command at random moments of its calls, and repeat it to its end; return the kills."""
-    rng, kills, served = random.Random(5), 0, server.answered
-    journal = folder / "out.jsonl.journal"
-    for moment in sorted(rng.randrange(1, calls) for _ in range(KILLS)):
-        process = start(argv, folder, qm_main)
-        kills += kill_when(process, lambda: server.answered - served >= moment)  # noqa: B023
-        if journal.exists():
-            entries = [
-                json.loads(line) for line in journal.read_bytes().splitlines(keepends=True) if line[-1:] == b"\n"
-            ]
-            asked = Counter((entry["line"], entry["step"], entry["phase"]) for entry in entries if "outcome" in entry)
-            assert not [site for site, count in asked.items() if count > 1]
-    last = start(argv, folder, qm_main)
-    last.join()
-    assert last.exitcode == 0, (folder / "output.txt").read_text()
-    return kills
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("way", ["plain", "policy"])
-def test_a_command_killed_ten_times_pays_for_nothing_twice_and_keeps_the_order(
-    way: str, server: ServerProcess, tiny_flags: list[str], tmp_path: Path
-) -> None:
-    lines = [{"id": f"q{n}", "prompt": f"plz sort list {n}"} for n in range(120 if way == "plain" else 25)]
-    questions = write(tmp_path / "in.jsonl", lines)
-    more = ["--target-model", "librarian"]
-    if way == "policy":
-        flags = [*tiny_flags, "--num-env-steps", "32", "--eval-interval", "0", "--no-evaluate"]
-        assert exit_code(train, flags, prog="train") == 0
-        more = ["--checkpoint", str(tmp_path / "runs" / "latest"), "--cache", "off"]
-    common = ["--ollama-url", server.url, "--batch-size", str(BATCH_SIZE), *more]
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    for folder in (whole, killed):
-        folder.mkdir()
-    before = server.answered
-    assert exit_code(qm_main, ["batch", str(questions), "-o", str(whole / "out.jsonl"), *common], prog="qm") == 0
-    calls = server.answered - before
-    argv = ["batch", str(questions), "-o", str(killed / "out.jsonl"), *common]
-    kills = kill_and_repeat(argv, killed, server, calls=calls)
-    assert kills > KILLS // 2
-    assert read(killed / "out.jsonl") == read(whole / "out.jsonl")
-    assert [row["id"] for row in read(killed / "out.jsonl")] == [line["id"] for line in lines]
-    # An answer that nobody has was on its way at a kill; every other call was made once.
-    unused = server.answered - before - 2 * calls
-    assert 0 <= unused <= kills * BATCH_SIZE
-    assert not (killed / "out.jsonl.journal").exists()
-    if way == "policy":
-        rows = read(killed / "out.jsonl")
-        assert all(row["operators"] and row["rewrite"] for row in rows)
 
 
 def test_ctrl_c_says_how_to_resume_and_what_is_done(server: ServerProcess, tmp_path: Path) -> None:

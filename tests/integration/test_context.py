@@ -19,7 +19,7 @@ from query_mutator.llm.stack import build_client
 from query_mutator.testing import StubServer, start_server
 from query_mutator.types import ChatRequest, Completion, ErrorInfo
 from tests.conftest import OnUpper, Upper
-from tests.integration.raw_http import chat, get, post
+from tests.integration.raw_http import chat, post
 
 LONG = "begin " + "word " * 300 + "end"
 
@@ -46,15 +46,6 @@ def ollama(server: StubServer) -> Iterator[OllamaBackend]:
     client = OllamaBackend(server.url, timeout_s=20.0, runner_options={"num_ctx": 128})
     yield client
     client.close()
-
-
-def test_without_truncate_and_shift_both_cut_the_prompt_and_go_past_the_context(server: StubServer) -> None:
-    reply = chat(server, LONG, options={"num_ctx": 128})
-    assert reply["prompt_eval_count"] == 128
-    assert reply["message"]["content"].endswith(" END")
-    assert "BEGIN" not in reply["message"]["content"]
-    slid = chat(server, "go", model="talker", options={"num_ctx": 128})
-    assert (slid["eval_count"], slid["done_reason"]) == (500, "stop")
 
 
 def test_what_truncate_and_shift_change_depends_on_the_version(server: StubServer) -> None:
@@ -140,20 +131,6 @@ def test_a_text_beyond_the_context_fails_alone_among_those_sent_with_it(server: 
     stack.close()
     assert [text for text, vectors in found.items() if isinstance(vectors, ErrorInfo)] == [LONG]
     assert found[LONG].kind == "prompt_too_long"
-
-
-def test_models_on_the_same_weights_share_a_runner_under_the_first_name(server: StubServer) -> None:
-    loads = server.stats()["loads"]
-    chat(server, "a", options={"num_ctx": 256})
-    chat(server, "a", model="plain", options={"num_ctx": 256})
-    listed = [row["name"] for row in get(server, "/api/ps")["models"]]
-    assert server.stats()["loads"] <= loads + 1
-    assert "upper:latest" in listed
-    assert "plain:latest" not in listed
-    ours = OllamaBackend(server.url)
-    assert [ours.context(model) for model in ("upper", "plain", "short")] == [256, None, 128]
-    assert "context unknown; give --num-ctx" in ours.describe_options("plain")
-    ours.close()
 
 
 def test_size_calls_says_that_it_is_the_context_that_is_unknown(capsys: pytest.CaptureFixture[str]) -> None:

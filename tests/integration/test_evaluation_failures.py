@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -23,8 +24,12 @@ from query_mutator.files.json_lines import read_json_lines
 from query_mutator.llm.limit import Limit
 from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.retry import RetryPolicy
-from query_mutator.testing import StubServer, start_server
+from query_mutator.session.checkpoint import read_checkpoint
+from query_mutator.testing import KINDS, FaultPlan, StubServer, start_server
+from query_mutator.types import FloatArray
 from tests.conftest import QUESTIONS, Librarian, Softener
+from tests.integration.killing import transcript
+from train_query_mutator import main
 from train_query_mutator import main as train_main
 
 Serve = Callable[..., StubServer]
@@ -236,3 +241,104 @@ def test_qm_eval_with_a_larger_context_scores_the_question(
             assert exit_code(qm_main, [*argv, "--num-ctx", num_ctx], prog="qm") == 0
             unscored.append(json.loads(capsys.readouterr().out)["methods"]["identity"]["unscored"])
     assert unscored == [{"prompt_too_long": 1}, {}]
+
+
+@pytest.fixture
+def faulty() -> Iterator[Serve]:
+    """Start servers with the tiny models; all end with the test."""
+    running: list[StubServer] = []
+
+    def begin(share: float, *, kinds: Sequence[str] = KINDS, **settings: object) -> StubServer:
+        faults = FaultPlan(share, kinds=kinds, seed=2) if share else None
+        server = start_server(
+            [Librarian(), Softener()],
+            encoder=resolve_encoder("hash"),
+            num_parallel=64,
+            faults=faults,
+            **settings,  # type: ignore[arg-type]
+        )
+        running.append(server)
+        return server
+
+    yield begin
+    for server in running:
+        server.close()
+
+
+@pytest.fixture
+def faulty_flags(tiny_flags: list[str], tmp_path: Path) -> list[str]:
+    faulty_flags = [*tiny_flags[2:], "--no-evaluate", "--eval-interval", "0", "--timeout", "0.3", "--deterministic"]
+    return [*faulty_flags, "--cache", "off", "--num-processes", "16", "--batch-size", "16", "--num-env-steps", "256"]
+
+
+def test_every_step_is_accounted_for_under_faults_of_every_kind(
+    faulty_flags: list[str], faulty: Serve, tmp_path: Path
+) -> None:
+    server = faulty(0.3)
+    assert exit_code(main, [*faulty_flags, "--ollama-url", server.url], prog="train") == 0
+    rows = transcript((tmp_path / "runs" / "latest").resolve())
+    assert len(rows) == 256
+    assert len(server.stats()["faults"]) >= 5  # of seven; few different questions are asked here
+    invalid = [row for row in rows if not row["valid"]]
+    assert all(row["error"] is not None and row["reward"] == 0 for row in invalid)
+    assert all(row["error"] is None for row in rows if row["valid"])
+    last = list(read_json_lines(tmp_path / "runs" / "latest" / "metrics.jsonl"))[-1]
+    assert last["llm/invalid_steps"] == len(invalid)
+    # A failure that several requests share may be retried by each of them.
+    assert 0 < last["llm/retries"] <= last["llm/failed_calls"] + last["llm/shared_calls"]
+
+
+@pytest.mark.parametrize("wait_s", ["0", "0.5"])
+def test_server_that_goes_away_for_good_ends_the_run_with_exit_code_three(
+    wait_s: str, faulty_flags: list[str], faulty: Serve, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = faulty(0.0, latency_ms=2)
+    end = threading.Thread(target=lambda: (wait_for(lambda: server.stats()["calls"] > 100), server.close()))
+    end.start()
+    argv = [*faulty_flags, "--ollama-url", server.url, "--max-retries", "0", "--num-env-steps", "4096"]
+    argv += ["--timeout", "60"]  # nothing stalls
+    assert exit_code(main, [*argv, "--wait-for-server", wait_s], prog="train") == 3
+    end.join()
+    assert "connect" in capsys.readouterr().err
+
+
+def test_embeddings_that_fail_for_good_make_a_step_invalid(faulty_flags: list[str], tmp_path: Path) -> None:
+    with start_server([Librarian(), Softener()], encoder=FaultyEmbeddings(), num_parallel=64) as server:
+        argv = [*faulty_flags, "--ollama-url", server.url, "--encoder", "ollama:all-minilm", "--max-retries", "0"]
+        argv += ["--timeout", "60", "--max-failure-rate", "1", "--no-use-linear-lr-decay"]  # nothing stalls
+        assert exit_code(main, argv, prog="train") == 0
+        run = (tmp_path / "runs" / "latest").resolve()
+        before = read_checkpoint(run).progress.invalid_steps
+        for resumed in (run / "checkpoints" / "step_256.pt", run):
+            assert exit_code(main, ["--resume", str(resumed), "--num-env-steps", "384"], prog="train") == 0
+    new = (tmp_path / "runs" / "latest").resolve()
+    for folder, steps, earlier in ((run, 384, 0), (new, 128, before)):
+        rows = transcript(folder)
+        invalid = [row for row in rows if not row["valid"]]
+        assert len(rows) == steps
+        assert 0 < before < len(invalid) + earlier
+        assert list(read_json_lines(folder / "metrics.jsonl"))[-1]["llm/invalid_steps"] == len(invalid) + earlier
+        assert all("no embeddings" in row["error"]["message"] for row in invalid)
+
+
+class FaultyEmbeddings:
+    """An encoder that cannot encode what became of "kill" questions."""
+
+    def __init__(self) -> None:
+        self._inner = resolve_encoder("hash")
+        self.name, self.dim, self.source = self._inner.name, self._inner.dim, self._inner.source
+        self.fingerprint = self._inner.fingerprint
+
+    def encode(self, texts: Sequence[str]) -> FloatArray:
+        if any("stop" in text for text in texts):
+            raise RuntimeError("no answer to that")
+        return self._inner.encode(texts)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    pause = threading.Event()
+    while not condition():
+        pause.wait(0.002)

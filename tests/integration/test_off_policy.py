@@ -148,23 +148,6 @@ def test_dry_run_counts_gradient_steps(tiny_flags: list[str], capsys: pytest.Cap
     assert " 16\n" in out  # 4 uses of 64 steps, 16 at once
 
 
-def test_one_call_at_a_time(tiny_flags: list[str], tmp_path: Path) -> None:
-    assert train(*tiny_flags, *SMALL, "--algo", "iqn", "--no-batching", "--no-evaluate") == 0
-    assert len(rows(the_run(tmp_path), "transcripts")) == 64
-
-
-def test_too_many_failures_leave_a_checkpoint_and_exit_code_three(
-    tiny_flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    faults = FaultPlan(0.6, kinds=("500",), seed=2)
-    with start_server([Librarian(), Softener()], num_parallel=8, faults=faults) as server:
-        flags = [*SMALL, "--algo", "iqn", "--ollama-url", server.url, "--eval-interval", "0", "--max-retries", "0"]
-        assert train(*tiny_flags[2:], *flags, "--num-env-steps", "640", "--num-steps", "40") == 3
-    error = capsys.readouterr().err
-    assert "calls failed" in error or "answered no question" in error
-    assert read_checkpoint(the_run(tmp_path)).algo == "iqn"
-
-
 def test_failed_steps_are_recorded_and_teach_nothing(tiny_flags: list[str], tmp_path: Path) -> None:
     faults = FaultPlan(0.2, kinds=("500",), seed=2)
     with start_server([Librarian(), Softener()], num_parallel=8, faults=faults) as server:

@@ -15,11 +15,14 @@ from query_mutator import plugins
 from query_mutator.cli.console import exit_code
 from query_mutator.commands.main import main as qm_main
 from query_mutator.env.task import Task
+from query_mutator.errors import UsageError
+from query_mutator.files.json_lines import read_json_lines
 from query_mutator.forms import FORMS
 from query_mutator.llm.client import Client
 from query_mutator.operators import OPERATORS
 from query_mutator.rewards import PARTS, Evidence, Scoring, WeightedReward
 from query_mutator.session.checkpoint import read_checkpoint
+from query_mutator.training.callbacks import CALLBACKS, Callback, RunView
 from query_mutator.types import ChatRequest
 from rl_query_mutator_env import QueryMutationEnv
 from tests.conftest import QUESTIONS
@@ -27,7 +30,6 @@ from train_query_mutator import main
 
 ROOT = Path(__file__).resolve().parents[2]
 PLUGINS = ROOT / "tests" / "plugins"
-
 #: Runs two trainings and an evaluation in a process that sees the packages of another folder.
 IN_TURN = """
 import json, sys
@@ -36,6 +38,7 @@ from train_query_mutator import main as train
 for main, argv in zip((train, train, qm), json.loads(sys.argv[1])):
     assert main(argv) == 0, argv
 """
+PLUGIN = ROOT / "tests" / "plugins" / "csv_callback.py"
 
 
 @pytest.mark.parametrize(
@@ -187,3 +190,43 @@ def test_a_typo_lists_the_known_names(
 ) -> None:
     assert exit_code(main, [*tiny_flags, *flags], prog="train") == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_callback_from_a_file_survives_a_kill(tiny_flags: list[str], tmp_path: Path) -> None:
+    flags = [*tiny_flags, "--plugin", str(PLUGIN), "--save-interval", "1", "--num-env-steps", "96", "--no-evaluate"]
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert main([*flags, "--save-dir", str(whole)]) == 0
+    rows = (whole / "latest" / "rollouts.csv").read_text()
+    steps = [int(row.split(",")[0]) for row in rows.splitlines()]
+    assert steps[-1] == 96
+    assert sum(int(row.split(",")[1]) for row in rows.splitlines()) == 96
+
+    command = [sys.executable, "train_query_mutator.py", *flags, "--save-dir", str(killed)]
+    environ = {**os.environ, "KILLED_AT": str(steps[-2])}
+    assert subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, timeout=120, check=False).returncode == 9
+    run = (killed / "latest").resolve()
+    assert len((run / "rollouts.csv").read_text().splitlines()) == len(steps) - 1
+    assert main(["--resume", str(run)]) == 0
+    assert (run / "rollouts.csv").read_text() == rows
+    assert "custom/csv_bytes" in list(read_json_lines(run / "metrics.jsonl"))[-1]
+
+
+def test_an_error_in_a_callback_is_one_line_that_names_it(tiny_flags: list[str]) -> None:
+    @CALLBACKS.register("broken")
+    class Broken(Callback):
+        def on_rollout_end(self, run: RunView) -> None:
+            raise KeyError("reward")
+
+    with pytest.raises(UsageError, match="callback 'broken' failed in on_rollout_end: KeyError: 'reward'"):
+        main([*tiny_flags, "--no-evaluate"])
+
+
+def test_a_metric_of_a_callback_needs_its_prefix(tiny_flags: list[str]) -> None:
+    @CALLBACKS.register("namer")
+    class Namer(Callback):
+        def on_log(self, run: RunView) -> None:
+            run.row["my/figure"] = 1.0
+
+    with pytest.raises(UsageError, match="call it custom/figure"):
+        main([*tiny_flags, "--no-evaluate"])

@@ -10,9 +10,12 @@ from typing import Any
 
 import pytest
 
-from query_mutator.batching import BatchReader, LengthCache, load_batch_plan
+from query_mutator.batching import BatchReader, LengthCache, ReplayBuffer, load_batch_plan
+from query_mutator.cli.console import exit_code
+from query_mutator.files.json_lines import read_json_lines
 from tests.qm_command import qm
 from tests.tiny_lm import pairs, save_tokenizer, write_rows
+from train_query_mutator import main as train_main
 
 
 @pytest.fixture
@@ -90,18 +93,6 @@ def test_a_row_that_gives_nothing_is_named_or_counted(
     assert ":2:" in report["first_errors"][0]
 
 
-def test_a_plan_is_built_shown_and_verified(plan: Path, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert qm("data", "batchplan", "info", "-p", plan, "-n", "2", "--json") == 0
-    report = told(capsys)
-    assert [one["samples"] for one in report["epochs"]] == [60, 60]
-    assert report["fingerprint"] == load_batch_plan(plan).fingerprint
-    assert len(report["batches"]["0"]) == 2
-    assert qm("data", "batchplan", "info", "-p", plan, "-n", "1") == 0
-    assert "microbatch 0:" in capsys.readouterr().out
-    rows = plan.with_name("train.jsonl")
-    assert qm("data", "batchplan", "verify", "-p", plan, "-l", cache, "-d", rows) == 0
-
-
 def test_verify_says_what_differs_with_exit_code_1(
     plan: Path, tmp_path: Path, tiny_tokenizer: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -131,12 +122,6 @@ def test_info_of_a_rank_and_shards_agree(plan: Path, tmp_path: Path, capsys: pyt
     assert "500 ranks cannot share" in capsys.readouterr().err
 
 
-def test_packs_are_part_of_a_plan(cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    packed = build(cache, tmp_path / "packed", "--pack", "--pack-max-len", "128", "--pack-mode", "greedy")
-    assert "greedy, rows of 128" in capsys.readouterr().out
-    assert load_batch_plan(packed).get_epoch(0)[0].packs
-
-
 def test_batches_are_generated_from_the_right_data_alone(
     plan: Path, tmp_path: Path, tiny_tokenizer: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -151,30 +136,6 @@ def test_batches_are_generated_from_the_right_data_alone(
     other = save_tokenizer(tmp_path / "other", ["quite different words"], vocab_size=270)
     assert qm("data", "batch", "generate", "-p", plan, "-t", other, "-d", rows, "-o", out) == 2
     assert "made for tokenizer" in capsys.readouterr().err
-
-
-def test_lengths_are_analysed(cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert qm("data", "batching", "histogram", "-c", cache, "--bins", "5", "--width", "20") == 0
-    assert "60 samples" in capsys.readouterr().out
-    report = tmp_path / "report.json"
-    analyze = ("data", "batching", "analyze", "-c", cache, "--bucket-edges", "32,64", "--overflow-max", "128")
-    assert qm(*analyze, "-o", report) == 0
-    assert "overall efficiency" in capsys.readouterr().out
-    assert json.loads(report.read_text())["total_samples"] == 60
-    for goal in ("waste", "balance", "memory"):
-        assert qm("data", "batching", "suggest", "-c", cache, "-n", "3", "-g", goal, "--json") == 0
-        assert len(told(capsys)["edges"]) == 3
-
-
-def test_bench_compares_the_ways(rows: Path, tiny_tokenizer: str, capsys: pytest.CaptureFixture[str]) -> None:
-    shape = ("--bucket-edges", "32,64", "--max-length", "128", "--token-budget", "512")
-    assert qm("bench", "-d", rows, "-t", tiny_tokenizer, "--max-samples", "50", *shape, "--json") == 0
-    found = told(capsys)
-    assert found["samples"] == 50
-    ways = {one["name"]: one["efficiency"] for one in found["ways"]}
-    assert ways["sorted windows"] >= ways["buckets"]
-    assert qm("bench", "--num-samples", "200") == 0
-    assert "packed, greedy" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -223,3 +184,154 @@ def test_help_loads_neither_torch_nor_numpy() -> None:
     heavy = "('torch', 'numpy', 'pydantic')"
     code = f"import query_mutator.commands.main, sys; sys.exit(any(name in sys.modules for name in {heavy}))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_gym_run_plays_generated_puzzles(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mock = ("gym", "run", "-t", "bytes", "--mock", "--num-episodes", "4", "--steps-per-episode", "3", "--json")
+    assert qm(*mock, "--success-rate", "1") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["samples"], report["solved"]) == (12, 4)
+    assert qm(*mock, "--max-samples", "5", "--buffer-size", "2", "-o", tmp_path / "b.bin") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["samples"], report["kept"], report["evicted"]) == (5, 2, 3)
+    assert ReplayBuffer.load(tmp_path / "b.bin").size == 2
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--transport", "http"], "--transport http does not exist; use websocket (telnet, tcp, websocket)"),
+        (["--output-mode", "text"], "--output-mode text does not exist; use normal (normal, agent, json)"),
+        (["--output-mode", "binary"], "--output-mode binary does not exist; use json (normal, agent, json)"),
+        (["--difficulty-min", "0.9", "--difficulty-max", "0.1"], "difficulty_range=(0.9, 0.1)"),
+        (["--success-rate", "7", "--mock"], "success_rate=7.0 must be between 0 and 1"),
+        (["--port", "1", "--retries", "0"], "nothing answers at telnet://localhost:1"),
+    ],
+)
+def test_a_mistake_of_a_gym_is_one_line(flags: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert qm("gym", "run", "-t", "bytes", *flags) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"qm: {said}")
+    assert err.count("\n") == 1
+
+
+def test_gym_info_lists_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert qm("gym", "info", "--json") == 0
+    info = json.loads(capsys.readouterr().out)
+    assert info["transports"] == ["telnet", "tcp", "websocket"]
+    assert info["connection"]["port"] == 8023
+    assert qm("gym", "info") == 0
+    assert "sudoku" in capsys.readouterr().out
+
+
+def step(operator: str, rewrite: str, right: float, **fields: Any) -> dict[str, Any]:
+    parts = {"right": right, "similarity": 0.0, "answered": 1.0, "meaning": 1.0}
+    about = {"env": 0, "episode": 0, "question_id": "q1", "question": "plz sort", "baseline_score": 0.15}
+    return {**about, "operator": operator, "rewrite": rewrite, "parts": parts, "valid": True, **fields}
+
+
+STEPS = [
+    step("spelling", "please sort", 0.0),
+    step("undo", "plz sort", 0.0),
+    step("filler", "sort", 1.0),
+    step("neutral", "sort it now", 1.0),
+    step("submit", "sort it now", 1.0),
+    step("filler", "sort", 1.0, env=1),
+    step("filler", "broken", 0.0, env=1, valid=False),
+    step("filler", "join", 0.0, question_id="q2", question="join plz", env=2),
+    step("submit", "len", 1.0, question_id="q3", question="len", baseline_score=0.85, env=3),
+]
+
+
+def exported(tmp_path: Path, *flags: str) -> list[dict[str, Any]]:
+    write_rows(tmp_path / "transcripts.jsonl", STEPS)
+    assert qm("data", "export", "--run", tmp_path, "-o", tmp_path / "rows.jsonl", *flags) == 0
+    return list(read_json_lines(tmp_path / "rows.jsonl"))
+
+
+def test_the_best_rewrite_of_each_question_is_kept_once(tmp_path: Path) -> None:
+    assert exported(tmp_path) == [
+        {"id": "q1", "instruction": "plz sort", "response": "sort", "score": 0.85, "baseline_score": 0.15,
+         "success": True, "operators": ["filler"]},
+    ]  # fmt: skip
+
+
+def test_every_rewrite_that_gained_with_the_way_to_it(tmp_path: Path) -> None:
+    rows = exported(tmp_path, "--every")
+    assert [(row["id"], row["response"], row["operators"]) for row in rows] == [
+        ("q1", "sort", ["filler"]),
+        ("q1#2", "sort it now", ["filler", "neutral"]),
+    ]
+
+
+def test_what_a_form_gained_is_no_rewrite(tmp_path: Path) -> None:
+    framed = [
+        step("steps", "plz sort", 1.0, form="steps"),
+        step("filler", "sort", 1.0, form="steps"),
+        step("as_is", "sort", 0.0, form="as_is"),
+        step("steps", "plz sort", 1.0, form="steps", env=1),
+        step("spelling", "please sort", 1.0, form="steps", env=1),
+        step("as_is", "please sort", 1.0, form="as_is", env=1),
+    ]
+    write_rows(tmp_path / "transcripts.jsonl", framed)
+    assert qm("data", "export", "--run", tmp_path, "-o", tmp_path / "rows.jsonl", "--every") == 0
+    (row,) = read_json_lines(tmp_path / "rows.jsonl")
+    assert (row["response"], row["operators"]) == ("please sort", ["spelling"])
+
+
+def test_a_rejected_rewrite_is_none_and_its_operator_none_of_the_way(tmp_path: Path) -> None:
+    steps = [
+        step("spelling", "please sort", 1.0, answer=""),  # asked with the next one only
+        step("filler", "please sort", 1.0, guard="length"),
+        step("neutral", "join plz", 1.0, guard="answer", question_id="q2", question="join plz", env=1),
+    ]
+    write_rows(tmp_path / "transcripts.jsonl", steps)
+    assert qm("data", "export", "--run", tmp_path, "-o", tmp_path / "rows.jsonl") == 0
+    (row,) = read_json_lines(tmp_path / "rows.jsonl")
+    assert (row["instruction"], row["response"], row["operators"]) == ("plz sort", "please sort", ["spelling"])
+
+
+def test_questions_that_are_right_already_stay_as_they_are(tmp_path: Path) -> None:
+    rows = exported(tmp_path, "--keep-unchanged")
+    assert [(row["instruction"], row["response"]) for row in rows] == [("plz sort", "sort"), ("len", "len")]
+
+
+def test_rewards_of_the_run_decide(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"flags": {"reward": "similarity=1"}}))
+    write_rows(tmp_path / "transcripts.jsonl", STEPS)
+    assert qm("data", "export", "--run", tmp_path, "-o", tmp_path / "rows.jsonl") == 2
+
+
+def test_a_line_separator_within_a_text_is_no_end_of_line(tmp_path: Path) -> None:
+    text = "sort\u2028it"
+    rows = [json.dumps(step("filler", text, 1.0), ensure_ascii=False), '{"torn']
+    (tmp_path / "transcripts.jsonl").write_text("\n".join(rows), encoding="utf-8")
+    assert qm("data", "export", "--run", tmp_path, "-o", tmp_path / "rows.jsonl", "--json") == 0
+    (row,) = read_json_lines(tmp_path / "rows.jsonl")
+    assert row["response"] == text
+
+
+def test_a_real_run_becomes_rows(tiny_flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code(train_main, [*tiny_flags, "--no-evaluate", "--eval-interval", "0"], prog="train") == 0
+    capsys.readouterr()
+    out = tmp_path / "rows.jsonl"
+    assert qm("data", "export", "--run", tmp_path / "runs" / "latest", "-o", out, "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    rows = list(read_json_lines(out))
+    assert report["rows"] == len(rows) > 0
+    assert report["steps"] == 64
+    assert all(row["score"] > row["baseline_score"] and row["response"] != row["instruction"] for row in rows)
+    assert len({row["instruction"] for row in rows}) == len(rows)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(None, "no such file; give a run folder"), ('{"a": 1}\n{"a": 2}\n', ":1: not a step of a run, it lacks baseline")],
+)
+def test_what_is_no_transcript_is_one_line(
+    tmp_path: Path, content: str | None, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if content is not None:
+        (tmp_path / "transcripts.jsonl").write_text(content)
+    assert qm("data", "export", "--run", tmp_path, "-o", tmp_path / "rows.jsonl") == 2
+    assert said in capsys.readouterr().err

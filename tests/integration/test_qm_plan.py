@@ -6,8 +6,6 @@ import json
 import os
 import re
 import signal
-import threading
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +13,10 @@ import pytest
 
 from query_mutator.cli.console import exit_code
 from query_mutator.commands.main import main as qm_main
-from query_mutator.data import load_questions, split_questions
 from query_mutator.files import write_checked_json
 from query_mutator.testing import FaultPlan, StubServer, start_server
 from tests.conftest import Librarian, Softener
-from tests.integration.killing import ServerProcess, kill_when, run_in, start, train
+from tests.integration.killing import ServerProcess
 from tests.page_messages import section_of
 from train_query_mutator import main as train_main
 
@@ -39,19 +36,6 @@ def flags_for(server: StubServer | ServerProcess, dataset: Path, tmp_path: Path)
         *("--encoder", "hash", "--dataset", str(dataset), "--operators", "spelling,neutral,filler"),
         *("--save-dir", str(tmp_path / "runs"), "--batch-size", "4", "--max-calls", "500", "--cache", "off"),
     ]
-
-
-class Noted(Librarian):
-    """A librarian that keeps the questions it was asked."""
-
-    def __init__(self) -> None:
-        self.asked: set[str] = set()
-        self._lock = threading.Lock()
-
-    def reply_many(self, prompts: Sequence[str]) -> list[str]:
-        with self._lock:
-            self.asked |= set(prompts)
-        return super().reply_many(prompts)
 
 
 def test_the_found_plan_is_evaluated_and_used_like_a_policy(
@@ -91,15 +75,6 @@ def test_the_found_plan_is_evaluated_and_used_like_a_policy(
     assert row["operators"][-1] == "submit"
     steps = iter([*report["plan"]["steps"], "ask"])
     assert all(name in steps for name in row["operators"][:-1])  # in the plan's order, some skipped
-
-
-def test_no_held_out_question_is_asked(dataset: Path, tmp_path: Path) -> None:
-    librarian = Noted()
-    with start_server([librarian, Softener()], num_parallel=4) as server:
-        assert qm("plan", *flags_for(server, dataset, tmp_path)) == 0
-    split = split_questions(load_questions(dataset))
-    assert {question.text for question in split.train} <= librarian.asked
-    assert not {question.text for question in split.test} & librarian.asked
 
 
 def test_a_budget_bounds_the_saved_plan(flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -187,26 +162,6 @@ def test_an_interrupted_search_keeps_its_best_plan_and_resumes_to_the_same_one(
     assert not (run / "replies.sqlite").exists()
     assert qm("plan", "--resume", str(run)) == 2
     assert "its search is done; start another with qm plan" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_a_search_that_is_killed_again_and_again_repeats_no_call(dataset: Path, tmp_path: Path) -> None:
-    server = ServerProcess(tmp_path, latency_ms=4.0)
-    whole = flags_for(server, dataset, tmp_path / "whole")
-    train(["plan", *whole], tmp_path, qm_main)
-    calls = server.answered
-    argv, signals = ["plan", *flags_for(server, dataset, tmp_path)], (*3 * [signal.SIGKILL], signal.SIGTERM)
-    for number in signals:
-        moment = server.answered + calls // 5
-        process = start(argv, tmp_path, qm_main)
-        assert kill_when(process, lambda: server.answered >= moment, number=number)  # noqa: B023  # called in this turn
-        assert process.exitcode == (143 if number == signal.SIGTERM else -signal.SIGKILL)
-        run = run_in(tmp_path / "runs")
-        argv = ["plan", "--resume", str(run)]
-    train(argv, tmp_path, qm_main)
-    assert summary_of(run) == summary_of(tmp_path / "whole" / "runs" / "latest")
-    assert server.answered <= 2 * calls + 4 * len(signals)  # those in flight at each signal
-    server.kill()
 
 
 def test_only_a_search_of_this_user_is_resumed(

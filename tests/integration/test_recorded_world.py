@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import zlib
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from query_mutator.data.loaders import FOLDER
 from query_mutator.encoder.weights import DEFAULT_ENCODER
 from query_mutator.env.task import CallSettings, Task
 from query_mutator.files.replies import RepliesHead, read_replies, reply_key, write_replies
+from query_mutator.llm.llama import LlamaBackend
 from query_mutator.llm.recorded import BUNDLED_RECORDINGS, RecordedBackend
 from query_mutator.operators import local_rewrite
 from query_mutator.session.checkpoint import read_checkpoint
@@ -320,3 +323,21 @@ def test_a_bundled_recording_has_every_question_in_every_form_and_rewrites(name:
     assert len(named) >= 2
     assert [request for request in rewriting(task, named) if find(request) is None] == []
     assert [request for request in answers_to_rewrites(task, named, find) if find(request) is None] == []
+
+
+@pytest.mark.slow
+def test_recorded_replies_are_given_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # tests run side by side
+    (source,), (server,) = (
+        RecordedBackend.open([]),
+        LlamaBackend.open(["smollm2"], pool_size=8, runner_options={"num_ctx": 1024}),
+    )
+    rows = map(json.loads, (FOLDER / "general.jsonl").read_text(encoding="utf-8").splitlines()[:40])
+    model = source.recording.head.model
+    asked = [ChatRequest.user(row["query"], model=model, max_tokens=32) for row in rows]
+    known = [(request, reply) for request in asked if (reply := source.recording.find(request)) is not None][:12]
+    with closing(server), ThreadPoolExecutor(8) as pool:
+        replies = list(pool.map(server.complete, [request for request, _ in known]))
+    same = [reply.text == recorded.text for reply, (_, recorded) in zip(replies, known, strict=True)]
+    assert len(same) == 12
+    assert sum(same) >= 9

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from query_mutator.files.json_lines import read_json_lines
 from query_mutator.session.checkpoint import read_checkpoint
 from query_mutator.testing import StubServer, start_server
 from tests.conftest import Librarian, Softener
-from tests.integration.killing import kill_when, metrics, run_in, start, train, transcript, weights
+from tests.integration.killing import kill_when, run_in, start, train, transcript, weights
 
 BATCH_SIZE = 4
 
@@ -43,44 +42,6 @@ def only_url(flags: list[str], url: str) -> list[str]:
 
 def calls_of(run: Path) -> int:
     return read_checkpoint(run).progress.llm_calls
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("algo", "most_kills"), [("ppo", 20), ("direct", 8)])
-def test_run_killed_again_and_again_ends_as_one_that_was_not(
-    algo: str, most_kills: int, flags: list[str], server: StubServer, tmp_path: Path
-) -> None:
-    flags = [*only_url(flags, server.url), "--algo", algo]
-    (tmp_path / "whole").mkdir()
-    train([*flags, "--save-dir", str(tmp_path / "whole")], tmp_path / "whole")
-    whole = (tmp_path / "whole" / "latest").resolve()
-    served = server.stats()["calls"]
-    assert calls_of(whole) == served
-
-    save_dir = tmp_path / "killed"
-    save_dir.mkdir()
-    rng = random.Random(3)
-    moments = sorted(rng.randrange(1, served) for _ in range(most_kills))
-    kills = 0
-    argv = [*flags, "--save-dir", str(save_dir)]
-    for moment in moments:
-        if not kill_when(start(argv, save_dir), lambda: server.stats()["calls"] - served >= moment):  # noqa: B023
-            break  # it reached its end before the last kills
-        kills += 1
-        argv = ["--resume", str(run_in(save_dir))]
-    else:
-        train(argv, save_dir)
-    killed = (save_dir / "latest").resolve()
-
-    assert kills > most_kills // 2  # several moments may have passed at once
-    assert len([path for path in save_dir.iterdir() if path.is_dir() and not path.is_symlink()]) == 1
-    assert transcript(killed) == transcript(whole)
-    assert metrics(killed) == metrics(whole)
-    expected = weights(whole)
-    assert all(torch.equal(tensor, expected[name]) for name, tensor in weights(killed).items())
-    # A reply nobody used was in flight at a kill, or came back just then; every other call was served once.
-    unused = server.stats()["calls"] - served - calls_of(killed)
-    assert 0 <= unused <= kills * BATCH_SIZE
 
 
 def test_damaged_checkpoint_falls_back_to_the_one_before_and_asks_nothing_again(
@@ -134,26 +95,3 @@ def test_embeddings_that_a_server_made_are_not_asked_for_again(tiny_flags: list[
     assert len(texts) > 5
     assert len(set(texts)) == len(texts)
     assert transcript(run) == transcript(run_in(whole))
-
-
-@pytest.mark.slow
-def test_an_off_policy_run_that_was_killed_goes_through_the_same_episodes(
-    flags: list[str], server: StubServer, tmp_path: Path
-) -> None:
-    flags = [word for word in only_url(flags, server.url) if word != "--deterministic"]
-    learner = ["--algo", "iqn", "--train-batch-size", "16", "--learning-starts", "16", "--replay-ratio", "4"]
-    argv = [*flags, *learner, "--save-dir", str(tmp_path)]
-    before: list[dict[str, object]] = []
-    for moment in (40, 120, 200):  # calls, of 250 to 290 that the whole run makes
-        assert kill_when(start(argv, tmp_path), lambda: server.stats()["calls"] >= moment)  # noqa: B023
-        argv = ["--resume", str(run_in(tmp_path))]
-        before += transcript(run_in(tmp_path))
-    train(argv, tmp_path)
-    run = (tmp_path / "latest").resolve()
-    after = {(row["env"], row["step"]): row for row in transcript(run)}
-    assert len(after) == 256
-    assert len(before) > 100
-    assert all(after[row["env"], row["step"]] == row for row in before)  # type: ignore[index]
-    learned = read_checkpoint(run).learner["counts"]
-    assert learned["env_steps"] == 256
-    assert 0 <= server.stats()["calls"] - calls_of(run) <= 3 * BATCH_SIZE

@@ -7,7 +7,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -20,7 +20,6 @@ from query_mutator.apply.proxy.answers import Mode
 from query_mutator.apply.proxy.server import ClientLimits
 from query_mutator.encoder import Encoder
 from query_mutator.learners.plan import Plan
-from query_mutator.rewards import is_refusal
 from query_mutator.testing import StubServer, start_server
 from tests.conftest import Librarian, Softener
 from tests.integration.proxied import KILL, MODEL, SORT, VIRTUAL, answer, chat, proxy, recording
@@ -120,16 +119,6 @@ def test_each_part_is_forwarded_on_arrival_with_its_bytes(hash_encoder: Encoder)
         assert last - first > 0.2  # the first line did not wait for the second
 
 
-def test_a_client_that_leaves_cuts_the_upstream_call(hash_encoder: Encoder) -> None:
-    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
-    url, closed = raw_server([head, *[b"5\r\nhello\r\n"] * 40], pause_s=0.1)
-    with proxy(url, hash_encoder) as ours:
-        reply = requests.get(f"{ours}/api/pull", stream=True, timeout=10)
-        next(reply.iter_content(5))
-        reply.close()
-        assert closed.wait(4)
-
-
 def test_an_upload_is_forwarded_in_parts_and_larger_than_a_request_may_be(hash_encoder: Encoder) -> None:
     with (
         start_server([Librarian()]) as server,
@@ -194,17 +183,6 @@ def test_every_reply_has_the_model_name_that_the_client_sent(gate: str, stream: 
 
 
 # --- the modes --------------------------------------------------------------------------------------------------------
-
-
-def test_a_refusal_is_rewritten_and_another_answer_is_kept(gate: str, tiny_server: StubServer) -> None:
-    assert is_refusal(answer(chat(tiny_server.url, KILL, model=MODEL)))
-    refused, kept = chat(gate, KILL), chat(gate, SORT)
-    assert answer(refused) == "`os.kill` is what you want."
-    assert refused.json()["model"] == VIRTUAL
-    assert (refused.headers["x-qm-decision"], refused.headers["x-qm-operators"]) == ("rewritten", "neutral")
-    assert refused.headers["x-qm-calls"] == "3"
-    assert answer(kept) == answer(chat(tiny_server.url, SORT, model=MODEL))
-    assert (kept.headers["x-qm-decision"], kept.headers["x-qm-calls"]) == ("kept", "1")
 
 
 @pytest.mark.parametrize("mode", ["blind", "gate", "full"])
@@ -344,28 +322,11 @@ def test_calls_of_the_clients_model_have_its_runner_options(hash_encoder: Encode
 # --- who may call, and what is counted --------------------------------------------------------------------------------
 
 
-def test_other_hosts_and_pages_of_other_sites_are_refused(gate: str) -> None:
-    for headers in ({"Host": "evil.example"}, {"Origin": "https://evil.example"}):
-        assert requests.get(f"{gate}/api/version", headers=headers, timeout=10).status_code == 403
-        assert (
-            requests.post(f"{gate}/api/chat", json={"model": VIRTUAL}, headers=headers, timeout=10).status_code == 403
-        )
-
-
 def test_a_key_may_have_any_letters(tiny_server: StubServer, hash_encoder: Encoder) -> None:
     with proxy(tiny_server.url, hash_encoder, api_key="schlüssel") as url:
         for key, status in (("schlüssel", 200), ("schlussel", 401)):
             headers = {"Authorization": f"Bearer {key}".encode()}
             assert requests.get(f"{url}/api/tags", headers=headers, timeout=10).status_code == status
-
-
-def test_a_key_is_asked_for_and_not_sent_on(tiny_server: StubServer, hash_encoder: Encoder) -> None:
-    with proxy(tiny_server.url, hash_encoder, api_key="secret") as url:
-        assert requests.get(f"{url}/api/version", timeout=10).status_code == 401
-        wrong = {"Authorization": "Bearer other"}
-        assert requests.get(f"{url}/metrics", headers=wrong, timeout=10).status_code == 401
-        right = {"Authorization": "Bearer secret"}
-        assert requests.get(f"{url}/api/version", headers=right, timeout=10).status_code == 200
 
 
 @pytest.mark.parametrize("origin", ["http://localhost:3000", "same"])
@@ -448,31 +409,6 @@ def test_many_clients_get_their_own_answers(tiny_server: StubServer, hash_encode
         ThreadPoolExecutor(16) as pool,
     ):
         assert all(pool.map(one, range(200)))
-
-
-def test_asynchronous_clients_are_cut_too(tiny_server: StubServer, hash_encoder: Encoder) -> None:
-    async def leave(url: str) -> None:
-        client = ollama.AsyncClient(host=url)
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(client.chat("slow:latest+qm", messages=[{"role": "user", "content": SORT}]), 0.2)
-
-    class Slow(Librarian):
-        name = "slow"
-
-        def reply_many(self, prompts: Sequence[str]) -> list[str]:
-            time.sleep(1)
-            return super().reply_many(prompts)
-
-    with start_server([Slow(), Softener()], num_parallel=2) as server, proxy(server.url, hash_encoder) as url:
-        asyncio.run(leave(url))
-        wait_for(lambda: requests.get(f"{url}/qm/queue", timeout=5).json()["models"] == {})
-
-
-def wait_for(condition: Callable[[], bool], *, seconds: float = 5.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def test_the_filter_of_open_webui_shows_the_rewrite_and_sends_it(gate: str) -> None:

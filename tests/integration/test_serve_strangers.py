@@ -5,17 +5,40 @@ from __future__ import annotations
 import json
 import socket
 import threading
-from contextlib import closing
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 import requests
 
+from query_mutator.apply.proxy.server import MAX_HEADERS, ClientLimits
 from query_mutator.encoder import Encoder
-from tests.integration.proxied import MODEL, SORT, VIRTUAL, chat, proxy
+from query_mutator.testing import start_server
+from tests.conftest import Librarian, Softener, Upper
+from tests.integration.proxied import KILL, MODEL, SORT, VIRTUAL, answer, chat, proxy
 from tests.scripted_server import ScriptedServer, chunks, http
 
 TURNS = [{"role": "user", "content": SORT}]
+# --- shapes -----------------------------------------------------------------------------------------------------------
+
+WRONG = {
+    "/api/chat": ['{"message": "text"}', '{"message": [1]}', "[]", "5", '"x"'],
+    "/v1/chat/completions": [
+        '{"choices": 5}',
+        '{"choices": [5]}',
+        '{"choices": [{"message": "x"}]}',
+        '{"choices": {}, ',
+    ],
+}
+PICTURE = "iVBORw0KGgo=" * 200_000
+STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: application/x-ndjson\r\nTransfer-Encoding: chunked\r\n\r\n"
+BODY = json.dumps({"model": "upper", "prompt": "hi", "stream": False}).encode()
+POST = b"POST /api/generate HTTP/1.1\r\nHost: localhost\r\n"
+TIMEOUT_S = 0.4
+MAX_BODY_BYTES = 2**24
 
 
 def raw(url: str, request: bytes) -> bytes:
@@ -112,19 +135,6 @@ def test_a_client_of_http_1_0_gets_no_chunks(hash_encoder: Encoder, model: str) 
             assert json.loads(content)["model"] == model
 
 
-# --- shapes -----------------------------------------------------------------------------------------------------------
-
-WRONG = {
-    "/api/chat": ['{"message": "text"}', '{"message": [1]}', "[]", "5", '"x"'],
-    "/v1/chat/completions": [
-        '{"choices": 5}',
-        '{"choices": [5]}',
-        '{"choices": [{"message": "x"}]}',
-        '{"choices": {}, ',
-    ],
-}
-
-
 @pytest.mark.parametrize(("path", "shapes"), WRONG.items())
 def test_a_reply_of_another_shape_is_status_502(hash_encoder: Encoder, path: str, shapes: list[str]) -> None:
     with closing(ScriptedServer(*map(http, shapes))) as upstream, proxy(upstream.url, hash_encoder) as url:
@@ -147,3 +157,187 @@ def test_what_only_lenient_parsers_read_is_left_to_the_upstream(hash_encoder: En
     with closing(ScriptedServer(http("{}"))) as upstream, proxy(upstream.url, hash_encoder) as url:
         assert requests.post(f"{url}/api/chat", data=content, timeout=20).status_code == 200
     assert [request.partition(b"\r\n\r\n")[2].decode() for request in upstream.requests] == [content]
+
+
+def tokens(*texts: str) -> bytes:
+    """Return pieces of a chunked stream of Ollama's API, a line for each text."""
+    lines = (json.dumps({"model": "m", "message": {"content": text}, "done": False}).encode() + b"\n" for text in texts)
+    return b"".join(b"%x\r\n%b\r\n" % (len(line), line) for line in lines)
+
+
+def test_health_is_answered_where_calls_are_refused(hash_encoder: Encoder) -> None:
+    more = threading.Event()
+    with (
+        closing(ScriptedServer((more, http("{}")))) as upstream,
+        proxy(upstream.url, hash_encoder, limits=ClientLimits(requests=1)) as url,
+    ):
+        asking = threading.Thread(target=lambda: requests.get(f"{url}/api/version", timeout=20))
+        asking.start()
+        while requests.get(f"{url}/qm/queue", timeout=20).json()["requests"] == 0:
+            pass
+        assert requests.get(f"{url}/api/version", timeout=20).status_code == 503
+        assert requests.get(f"{url}/healthz", timeout=20).status_code == 200
+        more.set()
+        asking.join()
+
+
+# --- large requests ---------------------------------------------------------------------------------------------------
+
+
+def test_a_picture_for_a_virtual_model_passes_under_the_upstreams_name(hash_encoder: Encoder) -> None:
+    turns = [{"role": "user", "content": "what is this", "images": [PICTURE]}]
+    line = b'{"model":"m","message":{"content":"A cat."},"done":true}'
+    with closing(ScriptedServer(http(line))) as upstream, proxy(upstream.url, hash_encoder) as url:
+        got = requests.post(f"{url}/api/chat", json={"model": "m+qm", "messages": turns}, timeout=20)
+    assert json.loads(upstream.requests[0].partition(b"\r\n\r\n")[2]) == {"model": "m", "messages": turns}
+    assert got.headers["x-qm-decision"] == "passed; images"
+    assert got.json() == {"model": "m+qm", "message": {"content": "A cat."}, "done": True}
+
+
+@pytest.mark.parametrize("fields", [("model", "options"), ("options", "model")])
+def test_a_larger_request_is_forwarded_as_it_is(hash_encoder: Encoder, fields: tuple[str, str]) -> None:
+    body: dict[str, Any] = {"model": "m", "options": {"note": PICTURE * 4}}
+    with closing(ScriptedServer(http("{}"))) as upstream, proxy(upstream.url, hash_encoder) as url:
+        sent = json.dumps({name: body[name] for name in fields})
+        assert requests.post(f"{url}/api/chat", data=sent, timeout=20).status_code == 200
+    assert [request.partition(b"\r\n\r\n")[2].decode() for request in upstream.requests] == [sent]
+
+
+def test_many_values_are_not_parsed(hash_encoder: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    from query_mutator.apply.proxy import chat as read
+
+    def refuse(content: bytes) -> None:
+        raise AssertionError(f"{len(content)} bytes were parsed")
+
+    monkeypatch.setattr(read, "parsed", refuse)
+    with closing(ScriptedServer(http("{}"))) as upstream, proxy(upstream.url, hash_encoder) as url:
+        for body in (b"[" + b"{}," * 200_000 + b"{}]", b'{"model":"m","a":[' + b"[]," * 2_000_000 + b"1]}"):
+            assert requests.post(f"{url}/api/chat", data=body, timeout=20).status_code == 200
+            assert upstream.requests[-1].partition(b"\r\n\r\n")[2] == body
+        assert requests.post(f"{url}/qm/rewrite", data=body, timeout=20).status_code == 400
+
+
+# --- replies ----------------------------------------------------------------------------------------------------------
+
+
+def test_too_many_values_in_a_reply_are_502(hash_encoder: Encoder) -> None:
+    reply = http(b'{"model":"m","a":[' + b"{}," * 600_000 + b"{}]}")
+    with closing(ScriptedServer(reply)) as upstream, proxy(upstream.url, hash_encoder) as url:
+        assert "values" in chat(url, SORT, model="m+qm").json()["error"]
+
+
+@pytest.mark.parametrize("beginning", ["word " * 60, "好的。", "Use `sorted`. "])
+def test_a_stream_goes_on_once_its_verdict_is_certain(hash_encoder: Encoder, beginning: str) -> None:
+    more = threading.Event()
+    step = (STREAM + tokens(*beginning), more, tokens("end") + b"0\r\n\r\n")
+    with closing(ScriptedServer(step)) as upstream, proxy(upstream.url, hash_encoder) as url:
+        body = {"model": "m+qm", "messages": [{"role": "user", "content": SORT}]}
+        with requests.post(f"{url}/api/chat", json=body, stream=True, timeout=10) as reply:
+            lines = reply.iter_lines()
+            assert reply.headers["x-qm-decision"] == "kept"
+            assert json.loads(next(lines)) == {
+                "model": "m+qm", "message": {"content": beginning[0]}, "done": False,
+            }  # fmt: skip
+            more.set()
+            assert json.loads([*lines][-1])["message"]["content"] == "end"
+
+
+def test_a_refusal_without_a_sentence_end_is_rewritten(hash_encoder: Encoder) -> None:
+    class Rambling(Librarian):
+        def reply(self, prompt: str) -> str:
+            return super().reply(prompt).removesuffix(".") + " and so on" * 100
+
+    with start_server([Rambling(), Softener()]) as server, proxy(server.url, hash_encoder) as url:
+        assert answer(chat(url, KILL)).startswith("`os.kill` is what you want")
+        assert chat(url, KILL, stream=True).headers["x-qm-decision"] == "rewritten"
+        assert chat(url, SORT, stream=True).headers["x-qm-decision"] == "kept"
+
+
+@contextmanager
+def serving(encoder: Encoder, *, timeout_s: float = 60.0) -> Iterator[int]:
+    """Yield the port of a proxy."""
+    limits = ClientLimits(body_bytes=MAX_BODY_BYTES, timeout_s=timeout_s)
+    with start_server([Upper(), Librarian(), Held()]) as server, proxy(server.url, encoder, limits=limits) as url:
+        yield int(url.rsplit(":", 1)[1])
+
+
+class Held(Upper):
+    """Answers nothing until released."""
+
+    name = "held"
+    release, asked = threading.Event(), threading.Event()
+
+    def reply_many(self, prompts: Sequence[str]) -> list[str]:
+        self.asked.set()
+        self.release.wait(20)
+        return super().reply_many(prompts)
+
+
+def sent_raw(port: int, *pieces: bytes) -> bytes:
+    """Send the pieces and return all that comes until the server closes."""
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as client:
+        try:
+            for piece in pieces:
+                client.sendall(piece)
+        except (BrokenPipeError, ConnectionResetError):
+            pass
+        return b"".join(iter(lambda: client.recv(65536), b""))
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status"),
+    [
+        (b"hello\r\n\r\n", b"400"),
+        (b"GET * HTTP/1.1\r\nHost: localhost\r\n\r\n", b"400"),
+        (b"GET / HTTP/1.1\r\nno colon\r\n\r\n", b"400"),
+        (POST + b"Content-Length: -1\r\n\r\n", b"400"),
+        (POST + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", b"400"),
+        (POST + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", b"400"),
+        (POST + b"Transfer-Encoding: gzip\r\n\r\n", b"400"),
+        (POST + b"Content-Length: 99999999999\r\n\r\n", b"413"),
+        (b"GET / HTTP/1.1\r\nX: " + b"x" * 70_000, b"431"),
+        (b"GET /" + b"x" * 70_000, b"431"),
+        (b"GET / HTTP/1.1\r\n" + b"X: x\r\n" * (MAX_HEADERS + 1) + b"\r\n", b"431"),
+        (POST + b"Transfer-Encoding: chunked\r\n\r\n0\r\n" + b"X: x\r\n" * (MAX_HEADERS + 1), b"431"),
+    ],
+)
+def test_what_is_invalid_or_too_large_is_refused(hash_encoder: Encoder, request_bytes: bytes, status: bytes) -> None:
+    with serving(hash_encoder) as port:
+        assert sent_raw(port, request_bytes).split(b" ", 2)[:2] in ([b"HTTP/1.1", status], [b"HTTP/1.0", status])
+
+
+def test_half_a_head_and_half_a_body_end_in_time(hash_encoder: Encoder) -> None:
+    unfinished = POST + b"Content-Length: 100\r\n\r\n{"
+    with serving(hash_encoder, timeout_s=TIMEOUT_S) as port:
+        for sent, reply in ((unfinished, b"HTTP/1.1 408 "), (unfinished[:20], b""), (b"", b"")):
+            began = time.monotonic()
+            assert sent_raw(port, sent)[:13] == reply
+            assert time.monotonic() - began < 10
+
+
+def test_a_body_that_trickles_in_gets_no_more_time(hash_encoder: Encoder) -> None:
+    with (
+        serving(hash_encoder, timeout_s=TIMEOUT_S) as port,
+        socket.create_connection(("127.0.0.1", port), timeout=0.05) as client,
+    ):
+        client.sendall(POST + b"Content-Length: 100000\r\n\r\n")
+        for _ in range(200):
+            client.sendall(b"x")
+            try:
+                reply = client.recv(65536)
+            except TimeoutError:
+                continue
+            break
+        assert reply.startswith(b"HTTP/1.1 408 ")
+
+
+def test_requests_sent_at_once_are_answered_in_order(hash_encoder: Encoder) -> None:
+    one = POST + b"%bContent-Length: %d\r\n\r\n%b"
+    bodies = [BODY.replace(b"hi", b"n%d" % number) for number in range(40)]
+    sent = b"".join(one % (b"", len(body), body) for body in bodies) + one % (b"Connection: close\r\n", len(BODY), BODY)
+    with serving(hash_encoder) as port:
+        for size in (len(sent), 1000, 61):
+            replies = sent_raw(port, *(sent[at : at + size] for at in range(0, len(sent), size)))
+            places = [replies.find(b'"response":"N%d"' % number) for number in range(40)]
+            assert -1 not in places
+            assert places == sorted(places)

@@ -4,17 +4,31 @@ from __future__ import annotations
 
 import gc
 import gzip
+import shutil
+import signal
+import stat
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
+import ollama
+import openai
 import pytest
 import requests
 
 from query_mutator.apply.proxy.app import ProxyServer, run_frozen
 from query_mutator.apply.proxy.server import listen
 from query_mutator.encoder import Encoder
-from tests.integration.proxied import proxy
+from query_mutator.runs.shadow import read_shadow
+from query_mutator.testing import StubServer, start_server
+from tests.conftest import Librarian, Softener
+from tests.integration.proxied import KILL, MODEL, SORT, VIRTUAL, answer, chat, proxy
+from tests.qm_command import qm, serving
 from tests.scripted_server import CLOSE, RESET, ScriptedServer, http
+
+OTHER = "other:latest"
 
 
 def test_the_request_line_and_large_bodies_arrive_as_they_were_sent(hash_encoder: Encoder) -> None:
@@ -106,3 +120,165 @@ def test_what_is_loaded_is_left_out_of_garbage_collections_while_serving(monkeyp
         run_frozen(ProxyServer(app, listening))
     assert frozen[0] > before + 1_000
     assert gc.get_freeze_count() == 0
+
+
+class Other(Librarian):
+    name = "other"
+
+    def reply(self, prompt: str) -> str:
+        return f"The other server says {super().reply(prompt)}"
+
+
+@pytest.fixture
+def first() -> Iterator[StubServer]:
+    with start_server([Librarian(), Softener()], num_parallel=4) as server:
+        yield server
+
+
+@pytest.fixture
+def second() -> Iterator[StubServer]:
+    with start_server([Other(), Softener()], num_parallel=4) as server:
+        yield server
+
+
+@pytest.fixture
+def both(first: StubServer, second: StubServer, hash_encoder: Encoder) -> Iterator[str]:
+    with proxy(first.url, hash_encoder, others=[second.url]) as url:
+        yield url
+
+
+def names(url: str) -> list[str]:
+    return [row["name"] for row in requests.get(f"{url}/api/tags", timeout=10).json()["models"]]
+
+
+def test_the_lists_are_those_of_both(both: str) -> None:
+    listed = [model.model for model in ollama.Client(host=both).list().models]
+    assert {MODEL, VIRTUAL, OTHER, f"{OTHER}+qm"} <= set(listed)
+    assert len(listed) == len(set(listed))  # the softener is on both
+    ids = [model.id for model in openai.OpenAI(base_url=f"{both}/v1", api_key="x").models.list()]
+    assert {MODEL, VIRTUAL, OTHER, f"{OTHER}+qm"} <= set(ids)
+    for model in (MODEL, OTHER):
+        chat(both, SORT, model=model)
+    assert {MODEL, OTHER} <= {model.model for model in ollama.Client(host=both).ps().models}
+
+
+def test_a_call_goes_to_the_server_that_has_its_model(both: str, first: StubServer, second: StubServer) -> None:
+    assert answer(chat(both, SORT, model=MODEL)) == "`sorted` is what you want."
+    assert answer(chat(both, SORT, model="other")) == "The other server says `sorted` is what you want."
+    kept, rewritten = chat(both, SORT, model=f"{OTHER}+qm"), chat(both, KILL)
+    assert answer(kept).startswith("The other server says")
+    assert kept.json()["model"] == f"{OTHER}+qm"
+    assert answer(rewritten) == "`os.kill` is what you want."
+    for model in (MODEL, OTHER, f"{OTHER}+qm"):
+        shown = requests.post(f"{both}/api/show", json={"model": model}, timeout=10)
+        assert shown.status_code == 200
+        assert openai.OpenAI(base_url=f"{both}/v1", api_key="x").models.retrieve(model).id == model
+    assert first.stats()["calls_by_model"].get("other", 0) == 0
+    assert second.stats()["calls_by_model"].get("librarian", 0) == 0
+
+
+def test_a_model_that_nobody_has_is_the_upstreams_error(both: str, first: StubServer) -> None:
+    theirs = chat(first.url, SORT, model="nobody")
+    ours = chat(both, SORT, model="nobody")
+    assert (ours.status_code, ours.content) == (theirs.status_code, theirs.content) == (404, ours.content)
+
+
+def test_a_server_that_is_down_is_named_where_nobody_else_has_its_model(
+    first: StubServer, second: StubServer, hash_encoder: Encoder
+) -> None:
+    with proxy(second.url, hash_encoder, others=[first.url]) as url:
+        assert answer(chat(url, SORT, model=OTHER))
+        second.close()
+        for model in (OTHER, f"{OTHER}+qm"):
+            gone = chat(url, SORT, model=model)
+            assert gone.status_code == 502
+            assert second.url in gone.json()["error"]
+            assert first.url not in gone.json()["error"]
+        assert chat(url, SORT, model=MODEL).status_code == 200
+        assert MODEL in names(url)
+        assert OTHER not in names(url)
+        assert second.url in requests.get(f"{url}/api/version", timeout=10).json()["error"]  # of no model: the first
+        first.close()
+        gone = requests.get(f"{url}/api/tags", timeout=10)
+        assert gone.status_code == 502
+        assert first.url in gone.json()["error"]
+        assert second.url in gone.json()["error"]
+
+
+class Slow(Librarian):
+    name = "slow"
+
+    def reply_many(self, prompts: Sequence[str]) -> list[str]:
+        time.sleep(1.0)
+        return super().reply_many(prompts)
+
+
+@pytest.fixture
+def server() -> Iterator[StubServer]:
+    with start_server([Librarian(), Softener(), Slow()], num_parallel=4) as found:
+        yield found
+
+
+@pytest.fixture
+def plan(server: StubServer, dataset: Path, tmp_path: Path) -> Path:
+    """Return the folder of a plan."""
+    argv = [
+        *("--ollama-url", server.url, "--target-model", "librarian", "--mutator-model", "softener"),
+        *("--encoder", "hash", "--dataset", str(dataset), "--operators", "spelling,neutral,filler"),
+        *("--save-dir", str(tmp_path / "plans"), "--max-calls", "300", "--budget", "2"),
+        *("--cache", "eval", "--cache-path", str(tmp_path / "replies.sqlite")),
+    ]
+    assert qm("plan", *argv) == 0
+    return (tmp_path / "plans" / "latest").resolve()
+
+
+def test_sigterm_lets_an_open_stream_end(plan: Path, tmp_path: Path) -> None:
+    with serving(plan, tmp_path) as (process, url):
+        body = {"model": "slow:latest", "messages": [{"role": "user", "content": SORT}]}
+        with requests.post(f"{url}/api/chat", json=body, stream=True, timeout=20) as reply:
+            process.send_signal(signal.SIGTERM)
+            lines = list(reply.iter_lines())
+        assert b'"done":true' in lines[-1].replace(b" ", b"")
+        assert process.wait(20) == 128 + signal.SIGTERM  # as a shell reports it
+        with pytest.raises(requests.ConnectionError):
+            requests.get(f"{url}/healthz", timeout=5)
+
+
+def test_shadow_keeps_pairs_in_the_run_folder(plan: Path, tmp_path: Path) -> None:
+    with serving(plan, tmp_path, "--shadow", "1", "--slots", "4", "--judge-model", "librarian") as (process, url):
+        chat(url, KILL)
+        file = plan / "shadow.jsonl"
+        end = time.monotonic() + 20
+        while KILL.encode() not in file.read_bytes():
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        assert qm("serve", str(plan), "--port", "0", "--shadow", "1") == 2  # one process writes a file
+        process.terminate()
+        assert process.wait(20) == 128 + signal.SIGTERM
+    assert len(read_shadow(file)) == 1
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert "{'kept': 1}" in (tmp_path / "log.txt").read_text(encoding="utf-8")
+    assert not (plan / "shadow.jsonl.lock").exists()
+
+
+def test_a_shadow_that_cannot_be_kept_is_refused(
+    plan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "notes.jsonl"
+    other.write_bytes(b'{"mine": 1}\nno end of line')
+    shutil.copy(plan / "policy.qm", tmp_path / "policy.qm")
+    for flags, message in (
+        ((str(plan), "--shadow", "1.5"), "between 0 and 1"),
+        ((str(plan), "--judge-model", "librarian"), "needs --shadow"),
+        ((str(plan), "--shadow", "1", "--shadow-file", str(other)), "notes.jsonl"),
+        ((str(plan), "--shadow", "1", "--judge-model", "nobody"), "nobody"),
+        ((str(tmp_path / "policy.qm"), "--shadow", "1"), "--shadow-file FILE"),
+    ):
+        assert qm("serve", *flags, "--port", "0") == 2
+        assert message in capsys.readouterr().err
+    assert other.read_bytes() == b'{"mine": 1}\nno end of line'
+
+
+def test_two_policies_are_one_too_many(plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert qm("serve", plan, "--checkpoint", "other") == 2
+    assert "give one" in capsys.readouterr().err

@@ -5,24 +5,21 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import random
-import socket
 import struct
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from benchmarks.attack.policies import archive, attack, entries_of, signed, with_settings
+from benchmarks.attack.policies import archive, entries_of, signed, with_settings
 from query_mutator import Rewriter
 from query_mutator.cli.console import exit_code
 from query_mutator.commands.main import main as qm_main
 from query_mutator.errors import CheckpointError, UnnamedError
 from query_mutator.plugins import source_sha256
 from query_mutator.session.checkpoint import read_checkpoint
-from query_mutator.session.policy_file import MAX_BYTES, POLICY_FILE, read_policy_file
+from query_mutator.session.policy_file import POLICY_FILE, read_policy_file
 from query_mutator.session.trust import remember
 from query_mutator.testing import StubServer
 from train_query_mutator import main as train_main
@@ -32,34 +29,6 @@ COMMANDS = {
     "rewrite": ["qm", "rewrite", "--checkpoint", "{policy}", "plz sort"],
     "eval": ["qm", "eval", "--checkpoint", "{policy}"],
 }
-
-
-class Listener:
-    """A server that only remembers whether somebody connected."""
-
-    def __init__(self) -> None:
-        self._socket = socket.create_server(("127.0.0.1", 0))
-        self._socket.settimeout(0)
-        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}/v1"
-
-    @property
-    def was_called(self) -> bool:
-        try:
-            self._socket.accept()[0].close()
-        except BlockingIOError:
-            return False
-        return True
-
-    def close(self) -> None:
-        self._socket.close()
-
-
-@pytest.fixture
-def listener(monkeypatch: pytest.MonkeyPatch) -> Iterator[Listener]:
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-user")
-    server = Listener()
-    yield server
-    server.close()
 
 
 @pytest.fixture
@@ -210,22 +179,6 @@ def test_a_module_of_a_policy_file_is_found_without_importing_its_package(
 # --- the file itself -------------------------------------------------------------------------------------------------
 
 
-def test_a_file_that_would_take_memory_is_one_line(run: Path, tmp_path: Path) -> None:
-    entries, path = entries_of(run / POLICY_FILE), tmp_path / "large.qm"
-    zeros = np.zeros(6_000_000).tobytes()  # 48 MB in 47 kB
-    path.write_bytes(archive([*entries, ("weights/bomb.npy", zeros, 8)]))
-    with pytest.raises(CheckpointError, match="compressed"):
-        read_policy_file(path)
-    values = b'{"format": 1, "a": [' + b"[]," * 2_000_001 + b"1]}"
-    path.write_bytes(archive([("policy.json", values, 0), *entries[1:]]))
-    with pytest.raises(CheckpointError, match="values"):
-        read_policy_file(path)
-    with path.open("wb") as file:
-        file.truncate(MAX_BYTES + 1)
-    with pytest.raises(CheckpointError, match="larger than"):
-        read_policy_file(path)
-
-
 def test_a_long_list_of_entries_is_one_line(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read_policy_file(run / POLICY_FILE)
     monkeypatch.setattr("query_mutator.session.policy_file.MAX_DIRECTORY_BYTES", 100)
@@ -294,12 +247,3 @@ def test_weights_for_other_observations_are_one_line(
     policy = policy_with(run, "task", ask="every_step")  # an action less
     words = [*COMMANDS["rewrite"], "--ollama-url", tiny_server.url]
     assert "stranger.qm" in refused(words, capsys, policy=policy)
-
-
-@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, 10))])
-def test_a_thousand_policy_files_touch_nothing_that_is_not_named(part: int, tmp_path: Path) -> None:
-    for index in range(100 * part, 100 * (part + 1)):
-        folder = tmp_path / str(index)
-        folder.mkdir()
-        outcome = attack(random.Random(index), folder, answered=0.0)
-        assert outcome.verdict == "ok", f"{index}: {outcome.case}\n{outcome.detail}"

@@ -7,17 +7,21 @@ import os
 import re
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from query_mutator.cli.console import exit_code
+from query_mutator.files.json_lines import read_json_lines
 from query_mutator.files.metrics import METRICS
 from query_mutator.session.checkpoint import read_checkpoint
-from query_mutator.testing import start_server
+from query_mutator.testing import StubServer, start_server
 from tests.conftest import Librarian, Softener
 from tests.integration.conftest import write_dataset
 from tests.integration.training_runs import rows, the_run, train
+from train_query_mutator import main
 
 
 class Both(Librarian):
@@ -308,3 +312,75 @@ def test_a_run_without_held_out_questions_says_so(
     assert train(*tiny_flags, "--dataset", str(one), "--dry-run") == 0
     said = capsys.readouterr().err
     assert "one.jsonl: no question is held out, so the run ends without a comparison" in said
+
+
+def complaint(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """Return the one line that a call with bad input ends with."""
+    capsys.readouterr()
+    code = exit_code(main, argv, prog="train_query_mutator.py")
+    out, err = capsys.readouterr()
+    assert (code, out) == (2, "")
+    assert err.startswith("train_query_mutator.py: ")
+    assert err.count("\n") == 1, err
+    return err
+
+
+def test_server_without_a_model_named_lists_what_is_there(
+    tiny_server: StubServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = complaint(["--ollama-url", tiny_server.url], capsys)
+    assert "--target-model" in line
+    assert "librarian" in line
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--operators", "spelling,slang"], "operators: then spelling,neutral,filler, now spelling,slang"),
+        (["--num-processes", "8"], "num_processes: then 4, now 8"),
+        (["--embedding-dims", "x"], "--embedding-dims must be a whole number"),
+        ([], "give a larger --num-env-steps"),
+    ],
+)
+def test_checkpoint_that_does_not_fit_changes_nothing(
+    flags: list[str], message: str, tiny_flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code(main, [*tiny_flags, "--no-evaluate", "--eval-interval", "0"], prog="train") == 0
+    before = contents(tmp_path / "runs")
+    line = complaint(["--resume", str(tmp_path / "runs" / "latest"), *flags], capsys)
+    assert message in line
+    assert contents(tmp_path / "runs") == before
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--operators", "spelling,slang"], "another operator set (only there: neutral, filler; only here: slang)"),
+        (["--num-processes", "8"], "try num_processes=4"),
+    ],
+)
+def test_policy_of_other_sizes_is_not_gone_on_from_in_a_new_folder(
+    flags: list[str], message: str, tiny_flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code(main, [*tiny_flags, "--no-evaluate", "--eval-interval", "0"], prog="train") == 0
+    (checkpoint,) = (tmp_path / "runs").glob("2*/checkpoints/step_64.pt")
+    assert message in complaint(["--resume", str(checkpoint), "--num-env-steps", "1024", *flags], capsys)
+
+
+def transcript(run: Path) -> list[dict[str, Any]]:
+    rows = [{**row, "timing": None} for row in read_json_lines(run / "transcripts.jsonl")]
+    return sorted(rows, key=lambda row: (row["env"], row["step"]))
+
+
+@pytest.mark.parametrize("seed", ["1", "2"])
+def test_seed_decides_the_run(seed: str, tiny_flags: list[str], tmp_path: Path) -> None:
+    flags = [*tiny_flags, "--deterministic", "--no-evaluate", "--eval-interval", "0", "--seed", seed]
+    twice = []
+    for name in ("a", "b"):
+        assert main([*flags, "--save-dir", str(tmp_path / name)]) == 0
+        twice.append(transcript((tmp_path / name / "latest").resolve()))
+    assert twice[0] == twice[1]

@@ -66,17 +66,6 @@ def test_a_question_that_does_not_fit_is_reported_counted_and_never_scored(
     assert "prompt_too_long" in table.out
 
 
-def test_replies_that_end_at_the_token_limit_are_counted_and_reported(
-    tiny_flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([*tiny_flags, "--target-max-tokens", "3"]) == 0
-    found = summary(tmp_path / "runs")
-    assert found["cut_share"] > 0.05
-    last = list(read_json_lines(tmp_path / "runs" / "latest" / "metrics.jsonl"))[-1]
-    assert 0 < last["llm/cut_replies"] <= found["cut_replies"]
-    assert f"of the replies ({found['cut_replies']}) ended at the token limit" in capsys.readouterr().err
-
-
 def test_a_run_whose_replies_end_by_themselves_says_nothing_of_limits(
     tiny_flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

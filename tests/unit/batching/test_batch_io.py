@@ -10,8 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from query_mutator.batching.core.config import BatchingConfig
 from query_mutator.batching.files import BatchFileError
@@ -64,24 +62,6 @@ def rows_of(batch: CollatedBatch) -> Iterator[tuple[str, list[int], list[int]]]:
         batch.sample_ids, batch.input_ids, batch.loss_mask, batch.attention_mask == 1, strict=True
     ):
         yield name, ids[inside].tolist(), mask[inside].tolist()
-
-
-def test_every_batch_of_every_epoch_is_the_planned_one(tmp_path: Path) -> None:
-    samples, plan, reader = stored(tmp_path, shard_tokens=300)
-    for epoch in reader.epochs:
-        seen = []
-        for spec, batch in reader.iter_epoch_specs(epoch):
-            assert (batch.sample_ids, batch.max_len, batch.index) == (spec.samples, spec.max_len, spec.index)
-            assert batch.input_ids.shape == (spec.batch_size, spec.max_len)
-            for name, ids, mask in rows_of(batch):
-                assert {"input_ids": ids, "loss_mask": mask} == first_without_loss(samples[name])
-                seen.append(name)
-        assert sorted(seen) == sorted(samples)
-    assert reader.num_epochs == 2
-    assert reader.verify_fingerprint(plan.fingerprint)
-    assert not reader.verify_fingerprint("")
-    assert not reader.verify_fingerprint(plan.fingerprint[:16])
-    reader.verify()
 
 
 def test_a_batch_by_its_place_and_from_a_place_on(tmp_path: Path) -> None:
@@ -375,31 +355,6 @@ def test_the_default_collation_cuts_to_its_length() -> None:
         collate_microbatch(spec, [TokenRow(np.arange(3, dtype=np.int32), np.ones(3, np.uint8))])
 
 
-@settings(max_examples=15, deadline=None)
-@given(
-    lengths=st.lists(st.integers(1, 60), min_size=1, max_size=25),
-    shard_tokens=st.integers(1, 400),
-    seed=st.integers(0, 1000),
-)
-def test_any_store_gives_back_every_token(
-    tmp_path_factory: pytest.TempPathFactory, lengths: list[int], shard_tokens: int, seed: int
-) -> None:
-    rng = np.random.default_rng(seed)
-    samples = {
-        f"s{number}": {"input_ids": rng.integers(0, 99, size).tolist(), "loss_mask": rng.integers(0, 2, size).tolist()}
-        for number, size in enumerate(lengths)
-    }
-    plan = make_plan(samples, epochs=1, seed=seed)
-    folder = tmp_path_factory.mktemp("store")
-    BatchWriter(plan, samples, folder, shard_tokens=shard_tokens).write_all()
-    found = {
-        name: {"input_ids": ids, "loss_mask": mask}
-        for batch in BatchReader(folder).iter_epoch(0)
-        for name, ids, mask in rows_of(batch)
-    }
-    assert found == {name: first_without_loss(sample) for name, sample in samples.items()}
-
-
 @pytest.mark.parametrize("overlong", ["error", "truncate", "split"])
 @pytest.mark.parametrize("pack", [False, True])
 def test_the_masks_of_a_batch_add_up_to_the_planned_loss(overlong: str, pack: bool) -> None:
@@ -418,8 +373,3 @@ def test_the_masks_of_a_batch_add_up_to_the_planned_loss(overlong: str, pack: bo
         batch = collate_microbatch(spec, [rows[name] for name in spec.samples], pack_config=packing)
         assert int(batch.loss_mask.sum()) == spec.loss_tokens
         assert int((batch.labels != -100).sum()) == spec.loss_tokens
-
-
-def first_without_loss(sample: dict[str, list[int]]) -> dict[str, list[int]]:
-    """Return a sample as a batch has it: nothing predicts its first token."""
-    return {**sample, "loss_mask": [0, *sample["loss_mask"][1:]]}

@@ -16,14 +16,11 @@ from query_mutator.batching import (
     BatchPlanBuilder,
     CheckpointPosition,
     DistributedConfig,
-    compute_shard_stats,
     interleave_microbatches,
     iter_from_checkpoint,
-    load_batch_plan,
     load_checkpoint_position,
     report_shards,
     resume_shard,
-    save_batch_plan,
     save_checkpoint_position,
     shard_batch_plan,
 )
@@ -38,16 +35,6 @@ CONFIG = BatchingConfig(token_budget=2048, bucket_edges=(64, 256, 512), overflow
 @pytest.fixture(scope="module")
 def plan() -> BatchPlan:
     return BatchPlanBuilder(LENGTHS, CONFIG, "d", "t").build_sync(2)
-
-
-def test_striding_shards_are_the_plan(plan: BatchPlan) -> None:
-    whole = list(plan.iter_epoch(0))
-    for rank in range(4):
-        assert [batch.index for batch in plan.shard(rank, 4).iter_epoch(0)] == list(range(rank, len(whole), 4))
-    stats = compute_shard_stats(plan, 4)
-    assert sum(one.num_microbatches for one in stats.values()) == plan.total_microbatches
-    assert sum(one.total_tokens for one in stats.values()) == 2 * int(LENGTHS.sum())
-    assert sum(one.total_samples for one in stats.values()) == 6000
 
 
 def test_more_ranks_than_microbatches_keep_their_epochs() -> None:
@@ -96,17 +83,6 @@ def test_a_report_covers_all_epochs(plan: BatchPlan) -> None:
 def test_epochs_deal_out_differently(plan: BatchPlan) -> None:
     shard = plan.shard(0, 4, equal_steps=True)
     assert [one.index for one in shard.iter_epoch(0)] != [one.index for one in shard.iter_epoch(1)]
-
-
-def test_a_shard_survives_its_files(plan: BatchPlan, tmp_path: Path) -> None:
-    for name in ("rank_1", "rank_1.jsonl"):
-        shard = plan.shard(1, 3, equal_steps=True)
-        save_batch_plan(shard, tmp_path / name)
-        loaded = load_batch_plan(tmp_path / name)
-        assert list(loaded.iter_epoch(0)) == list(shard.iter_epoch(0))
-        assert loaded.meta.parent_fingerprint == plan.fingerprint
-        with pytest.raises(UsageError, match="shard of rank 1"):
-            loaded.shard(0, 2)
 
 
 def test_wrong_ranks_are_refused(plan: BatchPlan) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -20,7 +19,6 @@ from query_mutator.batching import (
     pack_sequences,
 )
 from query_mutator.batching.planning.binpacking import (
-    Packs,
     pack_best_fit,
     pack_decreasing,
     pack_first_fit,
@@ -59,20 +57,6 @@ def test_first_fit_over_many_blocks_is_first_fit() -> None:
     lengths = np.random.default_rng(0).integers(20, 41, 400).tolist()  # most packs hold one: several blocks of packs
     packs = pack_first_fit(np.array(lengths), 60)
     assert [part.tolist() for part in np.split(packs.order, packs.offsets[1:-1])] == plain_first_fit(lengths, 60, None)
-
-
-@given(lengths=LENGTHS, most=st.sampled_from([None, 2]))
-@settings(max_examples=50, deadline=None)
-@pytest.mark.parametrize("packer", [pack_first_fit, pack_best_fit, pack_decreasing, pack_in_order])
-def test_every_packer_places_each_sequence_once(
-    packer: Callable[..., Packs], lengths: list[int], most: int | None
-) -> None:
-    array = np.array(lengths)
-    packs = packer(array, 40, max_segments=most)
-    assert sorted(packs.order.tolist()) == list(range(len(lengths)))
-    assert packs.totals(array).max() <= 40
-    assert np.diff(packs.offsets).min() >= 1
-    assert most is None or np.diff(packs.offsets).max() <= most
 
 
 @given(lengths=LENGTHS)

@@ -49,26 +49,6 @@ def order(plan: BatchPlan, epoch: int = 0) -> list[str]:
     return [one for batch in plan.iter_epoch(epoch) for one in batch.samples]
 
 
-def test_a_plan_holds_every_sample_once_within_the_budget() -> None:
-    plan = asyncio.run(BatchPlanBuilder(LENGTHS, CONFIG, "data", "tok").build(2))
-    for epoch in range(2):
-        batches = list(plan.iter_epoch(epoch))
-        assert sorted(order(plan, epoch)) == sorted(LENGTHS)
-        assert [batch.index for batch in batches] == list(range(len(batches)))
-        for batch in batches:
-            lengths = [LENGTHS[one] for one in batch.samples]
-            assert batch.batch_size * batch.max_len <= 1024
-            assert max(lengths) <= batch.max_len < max(lengths) + 8
-            assert batch.total_tokens == sum(lengths)
-            assert batch.loss_tokens == batch.step_loss_tokens == sum(lengths) - len(lengths)
-            assert batch.bucket_id == CONFIG.bucket_spec.get_bucket_id(max(lengths))
-    assert order(plan, 0) != order(plan, 1)
-    assert plan.get_epoch(0).total_tokens == sum(LENGTHS.values())
-    assert plan.total_microbatches == sum(plan.get_epoch(epoch).num_microbatches for epoch in range(2))
-    with pytest.raises(KeyError, match="epoch 2"):
-        plan.get_epoch(2)
-
-
 def test_the_async_iterator_is_the_sync_one() -> None:
     async def collect() -> list[str]:
         return [one async for batch in plan.iter_epoch_async(1) for one in batch.samples]
@@ -111,30 +91,6 @@ def test_settings_are_checked() -> None:
         build(0)
     assert BatchingConfig.predictable().get_pad_length(0, 5) == 128
     assert BatchingConfig().get_pad_length(0, 5) == 8
-
-
-def test_the_fingerprint_changes_with_everything_it_depends_on() -> None:
-    settings = {"token_budget": 2048, "bucket_edges": (64, 128), "overflow_max": 600, "seed": 43, "drop_last": True}
-    settings |= {
-        "interleave_buckets": False,
-        "window": 32,
-        "pad_multiple": 16,
-        "max_samples": 5,
-        "loss_token_budget": 900,
-    }
-    settings |= {"overlong": "drop", "bucket_max_lengths": {0: 64}}
-    prints = {build(1).fingerprint, build(2).fingerprint}
-    for name, value in settings.items():
-        prints.add(build(1, config=CONFIG.changed(**{name: value})).fingerprint)
-    prints.add(build(1, {**LENGTHS, "s0": LENGTHS["s0"] + 1}).fingerprint)
-    prints.add(build(1, {f"t{one[1:]}": length for one, length in LENGTHS.items()}).fingerprint)
-    prints.add(build(1, loss_lengths=dict.fromkeys(LENGTHS, 1)).fingerprint)
-    prints.add(build(1, groups={"s0": "g", "s1": "g"}).fingerprint)
-    prints.add(build(1, pack_config=PackingConfig(max_length=512)).fingerprint)
-    prints.add(BatchPlanBuilder(LENGTHS, CONFIG, "other", "tok").build_sync(1).fingerprint)
-    prints.add(BatchPlanBuilder(LENGTHS, CONFIG, "data", "other").build_sync(1).fingerprint)
-    assert len(prints) == 2 + len(settings) + 7
-    assert build(1).fingerprint == build(1, dict(reversed(LENGTHS.items()))).fingerprint
 
 
 @pytest.mark.parametrize("name", ["plan", "plan.jsonl"])

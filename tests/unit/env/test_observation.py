@@ -8,20 +8,9 @@ import numpy as np
 import pytest
 
 from query_mutator.env.observation import AnswerFeatures, Observer, Projection, StepFeatures, TextFeatures
+from query_mutator.env.task import EpisodeRules
 
 NORTH = np.array([0.0, 1.0, 0.0], dtype=np.float32)
-
-
-def observer(*, policy_asks: bool = False) -> Observer:
-    vectors = np.random.default_rng(0).normal(size=(50, 3)).astype(np.float32)
-    return Observer(
-        projection=Projection.fit(vectors, dims=2),
-        known_words={"sort", "a", "list"},
-        num_operators=3,
-        policy_asks=policy_asks,
-    )
-
-
 SIGHT = TextFeatures(
     original="sort a lsit",
     current="sort a list? now!",
@@ -35,6 +24,16 @@ BEST = AnswerFeatures(vector=NORTH, closeness=0.75, fit=0.25, refused=False, not
 MOMENT = StepFeatures(
     best=BEST, step_fraction=0.4, used=[False, True, False], action_mask=[False, True, True, False, True]
 )
+
+
+def observer(*, policy_asks: bool = False) -> Observer:
+    vectors = np.random.default_rng(0).normal(size=(50, 3)).astype(np.float32)
+    return Observer(
+        projection=Projection.fit(vectors, dims=2),
+        known_words={"sort", "a", "list"},
+        num_operators=3,
+        policy_asks=policy_asks,
+    )
 
 
 def test_every_slice_holds_what_its_line_says() -> None:
@@ -89,3 +88,42 @@ def test_projection_whitens_what_it_was_fitted_on() -> None:
 def test_projection_of_few_texts_pads_with_zeros() -> None:
     few = np.eye(3, dtype=np.float32)[:2]
     assert Projection.fit(few, dims=3)(few[0])[1:] == pytest.approx(np.zeros(2))
+
+
+@pytest.mark.parametrize(
+    ("ask", "steps", "calls"),
+    [
+        ("every_step", 1, 3),  # the original's answer, a rewrite and its answer
+        ("every_step", 5, 11),
+        ("form", 1, 2),  # a rewrite, and the answer at the end
+        ("form", 4, 5),
+    ],
+)
+def test_an_episode_takes_at_most(ask: str, steps: int, calls: int) -> None:
+    rules = EpisodeRules(ask=ask, max_episode_steps=steps)  # type: ignore[arg-type]
+    assert rules.max_calls(asked=1) == calls
+
+
+def test_an_episode_ends_at_submit_and_after_its_steps() -> None:
+    rules = EpisodeRules(max_episode_steps=3)
+    taken = (("submit", 1), ("spelling", 2), ("spelling", 3))
+    assert [rules.ends(name, steps=number) for name, number in taken] == [True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("ask", "max_asks", "asked", "calls"),
+    [
+        ("every_step", None, 0, 7),  # the original's answer, and one after each step
+        ("every_step", 3, 0, 3),
+        ("form", None, 0, 6),
+        ("form", 4, 0, 4),
+        ("form", 4, 2, 7),  # six steps and the answer at the end
+        ("form", 1, 0, 1),
+        ("form", 1, 2, 7),
+    ],
+)
+def test_an_episode_of_six_steps_takes_fewer_where_operators_are_local_or_asks_few(
+    ask: str, max_asks: int | None, asked: int, calls: int
+) -> None:
+    rules = EpisodeRules(ask=ask, max_episode_steps=6, max_asks=max_asks)  # type: ignore[arg-type]
+    assert rules.max_calls(asked=asked) == calls

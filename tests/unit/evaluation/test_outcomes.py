@@ -3,21 +3,43 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from ollama_utils import batch_mutate_queries
+from query_mutator.apply.rewriter import rewrite_flow
+from query_mutator.encoder import Encoder
+from query_mutator.env.scheduling import run_flow
+from query_mutator.env.task import Task
 from query_mutator.errors import TooManyFailuresError
-from query_mutator.evaluation.outcomes import Outcome, check_failures, check_report
+from query_mutator.evaluation.heldout import GrowingSample, fixed_sample
+from query_mutator.evaluation.methods import Evaluator, always
+from query_mutator.evaluation.outcomes import Outcome, check_failures, check_report, rejections_in_words
+from query_mutator.evaluation.plans import PlanScores
 from query_mutator.evaluation.summary import Results, front, summarize
-from query_mutator.types import ErrorInfo, Question
+from query_mutator.learners.plan import Plan, plan_policy, plan_task
+from query_mutator.llm.limit import Limit
+from query_mutator.llm.ollama import OllamaBackend
+from query_mutator.llm.retry import RetryPolicy
+from query_mutator.report.table import result_table
+from query_mutator.testing import StubServer, start_server
+from query_mutator.types import ErrorInfo, Question, StepRecord
+from rl_query_mutator_env import QueryMutationEnv
+from tests.conftest import Librarian, Softener
 
 GOOD = Outcome(question_id="a", success=1.0, score=0.8, calls=2, asked=("x",), answers=("yes",), submitted=0)
 POOR = Outcome(question_id="b", success=0.0, score=0.2, calls=4, asked=("x", "y"), answers=("no", "na"), submitted=1)
 REFUSED = replace(POOR, refused=True)
 LOST = Outcome(question_id="c", error=ErrorInfo(kind="timeout", message="no reply"))
+CHEAP = replace(GOOD, calls=1)
+NO = replace(POOR, calls=1)
+QUESTIONS = [Question(id=str(number), text=f"question {number}") for number in range(100)]
+SPELLING, NEUTRAL, FILLER, UNDO, SUBMIT = range(5)
+NO_RETRIES = RetryPolicy(max_retries=0)
+ANSWER = "The answer is to send it a signal."
 
 
 def results(guard: Sequence[Outcome] = (), *, targets: int | None = None, **methods: Sequence[Outcome]) -> Results:
@@ -102,10 +124,6 @@ def test_where_nothing_is_right_answers_are_shown_next_to_what_is_accepted() -> 
     assert report_of(identity=[POOR] * 5, policy=[GOOD] + [POOR] * 4)["examples"] == []
 
 
-CHEAP = replace(GOOD, calls=1)
-NO = replace(POOR, calls=1)
-
-
 def test_the_verdict_takes_the_best_one() -> None:
     verdict = report_of(identity=[NO] * 30, best_plan=[GOOD] * 10 + [POOR] * 20, policy=[GOOD] * 30)["verdict"]
     assert verdict["deploy"] == "policy"
@@ -186,3 +204,113 @@ def test_fewer_calls_do_not_make_up_for_being_clearly_worse() -> None:
     verdict = report_of(identity=[NO] * 30, best_plan=plan, policy=policy)["verdict"]
     assert verdict["deploy"] == "best_plan"
     assert "; the policy is worse (" in verdict["sentence"]
+
+
+def test_a_sample_is_random_in_order_and_the_same_each_time() -> None:
+    found = fixed_sample(QUESTIONS, 10)
+    assert found == fixed_sample(QUESTIONS, 10) != tuple(QUESTIONS[:10])
+    assert [int(one.id) for one in found] == sorted(int(one.id) for one in found)
+    assert fixed_sample(QUESTIONS, 100) == tuple(QUESTIONS)
+
+
+def test_a_growing_sample_grows_in_one_random_order_whatever_its_bound() -> None:
+    def first(most: int) -> list[str]:
+        sample = GrowingSample.of(QUESTIONS, most=most)
+        assert sorted(sample.order) == list(range(min(most, 100)))
+        return [sample.questions[place].id for place in sample.order[:20]]
+
+    assert first(60) == first(1000)
+    assert first(60) != [one.id for one in QUESTIONS[:20]]
+
+
+class Answering(Softener):
+    """Answers the spelling prompt, and rewrites by the others."""
+
+    def __init__(self) -> None:
+        self.prompts: list[str] = []
+
+    def reply(self, prompt: str) -> str:
+        self.prompts.append(prompt)
+        return ANSWER if "spelling" in prompt else super().reply(prompt)
+
+
+@pytest.fixture
+def mutator() -> Answering:
+    return Answering()
+
+
+@pytest.fixture
+def server(mutator: Answering) -> Iterator[StubServer]:
+    with start_server([Librarian(), mutator], num_parallel=8) as server:
+        yield server
+
+
+@pytest.fixture
+def client(server: StubServer) -> Iterator[Limit]:
+    client = Limit(OllamaBackend(server.url, timeout_s=20, pool_size=8), limit=8)
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def task(tiny_task: Callable[..., Task]) -> Task:
+    return tiny_task()
+
+
+def test_a_step_keeps_the_wording_and_names_the_guard(task: Task, client: Limit, mutator: Answering) -> None:
+    records: list[StepRecord] = []
+    env = QueryMutationEnv(task, client=client, on_record=records.append)
+    env.reset(options={"question": 1})
+    for action in (SPELLING, NEUTRAL):
+        env.step(action)
+    assert [(record.guard, record.rewrite) for record in records] == [
+        ("answer", "how do i kill the process"), (None, "how do i stop the process"),
+    ]  # fmt: skip
+    assert [record.calls for record in records] == [1, 2]  # a wording that stays is not asked again
+    assert all("[operator" not in prompt for prompt in mutator.prompts)
+
+
+def test_an_evaluation_counts_them_by_operator(task: Task, client: Limit) -> None:
+    evaluator = Evaluator(client=client, batch_size=4, retry_policy=NO_RETRIES)
+    outcomes = {
+        name: evaluator.run(task, always(actions))
+        for name, actions in (("identity", [SUBMIT]), ("policy", [SPELLING, NEUTRAL, SUBMIT]))
+    }
+    assert {outcome.rejected for outcome in outcomes["policy"]} == {(("spelling", "answer"),)}
+    assert outcomes["policy"][0].to_row(task.questions[0])["guards"] == ["answer", None, None]
+    guarded = dict.fromkeys(outcomes, ())
+    report = summarize(Results(questions=task.questions, outcomes=outcomes, guard=(), guarded=guarded))
+    found = {"neutral": {"rewrites": 3, "rejected": {}}, "spelling": {"rewrites": 5, "rejected": {"answer": 5}}}
+    assert report["rewrites"] == found
+    line = "rejected rewrites (the wording stays): spelling 100% of 5 (answer 5)"
+    more = {"target": "m", "asked": 5, "best_single_operator": None, "k": None, "plan_search": None}
+    assert line in result_table({**report, **more}).splitlines()
+    assert rejections_in_words({"neutral": found["neutral"]}) == "rejected rewrites: none of 3"
+    assert rejections_in_words({}) == ""
+
+
+def test_a_plan_search_counts_them_too(task: Task, client: Limit) -> None:
+    scores = PlanScores(Evaluator(client=client, batch_size=4, retry_policy=NO_RETRIES), task)
+    plans, rows = [Plan(), Plan(steps=("spelling",)), Plan(steps=("spelling", "neutral"))], range(5)
+    scores.gather(plans, rows)
+    assert [result.attempt and result.attempt.text for result in scores.results(plans[1], rows)] == [
+        question.text for question in task.questions
+    ]
+    assert scores.rewrites["spelling"] == {"rewrites": 5, "rejected": {"answer": 5}}
+    assert scores.rewrites["neutral"]["rejected"] == {}
+
+
+def test_a_policy_in_use_names_them(task: Task, client: Limit, hash_encoder: Encoder) -> None:
+    plan = Plan(steps=("spelling", "neutral"))
+    acting = plan_task(plan, task).on(task.questions[1:2])
+    flow = rewrite_flow(acting, plan_policy(plan, acting))
+    found = run_flow(flow, client=client, encoder=hash_encoder, retry_policy=NO_RETRIES)
+    assert found.rejected == (("spelling", "answer"),)
+    assert (found.text, found.answer) == ("how do i stop the process", "`os.kill` is what you want.")
+
+
+def test_the_function_for_scripts_returns_the_query(server: StubServer, mutator: Answering) -> None:
+    queries = ["how do i kill the process", "plz sort my list"]
+    for operator, expected in (("spelling", queries), ("neutral", ["how do i stop the process", "sort my list"])):
+        assert batch_mutate_queries(queries, operator, model="softener", url=server.url) == expected
+    assert all("[operator" not in prompt for prompt in mutator.prompts)

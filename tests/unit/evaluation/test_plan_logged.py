@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
+from query_mutator import forms
 from query_mutator.confidence import Attempt, LoggedAnswer
+from query_mutator.confidence.stopping import StoppingRule
+from query_mutator.env.observation import PRICE_SCALE
+from query_mutator.env.task import Task
 from query_mutator.errors import UsageError
+from query_mutator.evaluation.methods import Evaluator
+from query_mutator.evaluation.plan_learned import AnswerPaths
 from query_mutator.evaluation.plan_logged import LoggedPlans, logged_plans
+from query_mutator.evaluation.validation import price_for_budget
+from query_mutator.learners.direct import PRICES
 from query_mutator.learners.plan import Plan
+from query_mutator.llm.client import Client
+from query_mutator.llm.retry import RetryPolicy
 from query_mutator.stats.paired import difference_interval
+from query_mutator.types import FloatArray
 from tests.unit.confidence.arithmetic_world import PROMPTS, graded_sums
+
+MAX_ASKS = 4
+UPPER = {3: 0.01, 2: 0.06}  # the price from which so many asks are too dear
 
 
 def learned(answers: list[LoggedAnswer], *, budget: float | None = 2, price: float = 0.0) -> LoggedPlans:
@@ -141,3 +157,59 @@ def test_a_prompt_with_missing_answers_may_be_the_best(sums: list[LoggedAnswer])
     found = learned(answers)
     assert found.order[0] == max(found.rates, key=lambda name: found.rates[name]) == "p5"
     assert len(found.rates) > 1
+
+
+def test_the_threshold_of_a_plan_is_rounded_down_so_that_it_asks_no_more_than_its_rule() -> None:
+    p = [[0.56789, 0.9], [0.2, 0.9]]
+    paths = AnswerPaths(order=("a", "b"), p=p, right=np.eye(2), scores=np.eye(2))
+    point = paths.point(StoppingRule(threshold=0.56789, max_calls=2))
+    assert point.plan.stop_fit == 0.5678
+    assert (point.calls, point.success) == (1.5, 1.0)
+
+
+def test_a_threshold_above_1_asks_all() -> None:
+    paths = AnswerPaths(order=("a", "b"), p=[[1.0, 1.0]], right=np.eye(2)[:1], scores=np.eye(2)[:1])
+    point = paths.point(StoppingRule(threshold=1.5, max_calls=2))
+    assert (point.plan.stop_fit, point.calls, point.success) == (None, 2.0, 0.0)
+
+
+@dataclass(frozen=True)
+class Actions:
+    actions: NDArray[np.int64]
+
+
+class Thrifty:
+    """Asks three times at a low price, twice at a medium one, else once."""
+
+    def __init__(self, task: Task) -> None:
+        self.task, self.prices = task, set[float]()
+
+    def act(self, obs: FloatArray, rngs: Sequence[np.random.Generator], *, greedy: bool = False) -> Actions:
+        put, names = self.task.observer.slices, self.task.actions
+        prices = np.round(obs[:, put["price"].start] / PRICE_SCALE, 6).tolist()
+        self.prices.update(prices)
+        wanted = [next((asks for asks, upper in UPPER.items() if price < upper), 1) for price in prices]
+        asked = np.rint(obs[:, put["asked"].stop - 1] * MAX_ASKS).astype(int).tolist()
+        order = [*map(names.index, ("ask", "question_answer", "steps", "submit"))]
+        return Actions(np.array([order[n] if n < most else order[-1] for n, most in zip(asked, wanted, strict=True)]))
+
+
+@pytest.mark.parametrize(("budget", "calls"), [(5, 3), (3, 3), (2.9, 2), (2, 2), (1.5, 1), (0.5, 1)])
+def test_the_price_is_the_lowest_that_the_budget_allows(
+    budget: float, calls: int, tiny_task: Callable[..., Task], tiny_client: Client
+) -> None:
+    task = tiny_task(forms=forms.select("question_answer,steps"), ask="form", max_asks=MAX_ASKS, max_episode_steps=6)
+    evaluator = Evaluator(
+        client=tiny_client, batch_size=4, retry_policy=RetryPolicy(max_retries=0), max_failure_rate=1.0
+    )
+    policy = Thrifty(task)
+    price, found = price_for_budget(evaluator, task, policy, budget)
+    assert found == calls
+    prices = sorted(policy.prices)
+    assert prices[0] == pytest.approx(PRICES[0])
+    assert len(prices) <= 10
+    lowest = 0.0 if calls == 3 else UPPER[calls + 1]
+    expected = PRICES[1] if budget < 1 else next(one for one in prices if one >= lowest)
+    assert price == pytest.approx(expected)
+    if budget >= 1:
+        assert price <= max(1.03 * lowest, PRICES[0])  # close to the lowest

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -13,10 +14,11 @@ from query_mutator.cli.bar import FittingBar
 from query_mutator.data.split import FOLDS, fold_of
 from query_mutator.env.task import Task
 from query_mutator.errors import TooManyFailuresError, UsageError
+from query_mutator.evaluation import plan_trials
 from query_mutator.evaluation.methods import Evaluator, by_policy
 from query_mutator.evaluation.outcomes import Outcome
-from query_mutator.evaluation.plan_search import find_plan
-from query_mutator.evaluation.plan_trials import Trials
+from query_mutator.evaluation.plan_search import find_plan, is_wide, race_sizes
+from query_mutator.evaluation.plan_trials import PlanPoint, PlanSearch, Trials
 from query_mutator.evaluation.plans import PlanResult, PlanScores
 from query_mutator.learners.plan import Plan, PlanPolicy, plan_policy, plan_task
 from query_mutator.llm.client import Client
@@ -29,6 +31,11 @@ OPERATORS = ("spelling", "neutral", "filler", "shout")
 RULES: tuple[tuple[AnswerRule, float | None], ...] = (
     ("best", None), ("best", 0.4), ("vote", None), ("vote", 0.3),
 )  # fmt: skip
+#: Questions of four in each fold that are right as they are, and with a mark: better in one fold, by chance.
+AS_IT_IS, WITH_MARK = (1, 2, 2, 2, 2), (4, 1, 1, 2, 2)
+QUESTIONS, CALLS = 60, 900
+#: What a mark at a text's end adds to the 30 % of questions that are right as they are.
+GAINS = {"good": 0.3, "clean": 0.2, "poor": -0.2, "bad": -0.3, "idle": 0.0, "also": 0.05}
 
 
 class Failing:
@@ -201,10 +208,6 @@ class Knowing:
         pass
 
 
-#: Questions of four in each fold that are right as they are, and with a mark: better in one fold, by chance.
-AS_IT_IS, WITH_MARK = (1, 2, 2, 2, 2), (4, 1, 1, 2, 2)
-
-
 @pytest.mark.parametrize("budget", [None, 1.0])
 def test_a_plan_that_is_better_by_chance_is_not_saved(tiny_task: MakeTask, budget: float | None) -> None:
     numbered = [Question(id=str(n), text=f"question {n}", accept=(f"item.n{n:03d}",)) for n in range(200)]
@@ -286,3 +289,85 @@ def test_a_search_has_one_bar_with_its_calls_and_the_best_plan(tested: Task, tin
     assert f" left, {search.calls}/2000, " in line
     assert f"calls/s, best {search.best.success:.0%} " in line
     assert line.count("/2000") == 1
+
+
+class Marked:
+    """A model that is right on the more questions the better their marks are."""
+
+    def __init__(self) -> None:
+        self.asked: Counter[tuple[str, ...]] = Counter()
+
+    def complete(self, request: ChatRequest) -> Completion:
+        words = request.messages[-1].content.split()
+        number, marks = int(words[1]), tuple(words[2:])
+        self.asked[marks] += 1
+        is_right = number * 37 % QUESTIONS < QUESTIONS * (0.3 + sum(GAINS[mark] for mark in marks))
+        return Completion(text=f"`item.n{number:03d}`" if is_right else "`nothing`", model=request.model)
+
+    def close(self) -> None:
+        pass
+
+
+def marking(name: str) -> LocalOperator:
+    return LocalOperator(name=name, summary="Add a mark.", function=lambda text, context: f"{text} {name}")
+
+
+@pytest.fixture
+def task(tiny_task: MakeTask) -> Task:
+    questions = [Question(id=str(n), text=f"question {n}", accept=(f"item.n{n:03d}",)) for n in range(QUESTIONS)]
+    blind = tiny_task(questions, call_price=(0.01,)).with_rules(max_asks=1)
+    return replace(blind, operators=tuple(map(marking, GAINS)))
+
+
+def search(task: Task, client: Marked, **settings: object) -> PlanSearch:
+    settings = {"max_calls": CALLS, **settings}
+    return find_plan(Evaluator(client=client, batch_size=4), task, **settings)  # type: ignore[arg-type]
+
+
+def test_a_race_finds_the_best_composition_on_all_questions(task: Task) -> None:
+    assert not is_wide(task, CALLS)
+    client = Marked()
+    found = search(task, client)
+    assert found.calls == client.asked.total() <= CALLS
+    assert {"good", "clean"} <= set(found.saved.plan.steps)
+    assert found.saved.success >= 0.8
+    assert {point.questions for point in found.points} == {QUESTIONS}
+    assert client.asked[("bad",)] < QUESTIONS / 2 < client.asked[("good",)]
+
+
+def test_a_race_keeps_to_the_budget_of_the_plan(task: Task) -> None:
+    found = search(task, Marked(), budget=1.0)
+    assert found.saved.calls == 1
+    assert found.saved.success >= 0.8
+
+
+class Slow(Marked):
+    """The same model, by a clock on which a call takes a tenth of a second: half as fast as expected."""
+
+    now = 0.0
+
+    def complete(self, request: ChatRequest) -> Completion:
+        self.now += 0.1
+        return super().complete(request)
+
+
+@pytest.mark.parametrize(("seconds", "calls", "questions"), [(45.0, 900, QUESTIONS), (15.0, 300, 16), (0.0, 300, 8)])
+def test_a_race_ends_at_its_deadline_with_the_questions_that_it_reached(
+    task: Task, monkeypatch: pytest.MonkeyPatch, seconds: float, calls: int, questions: int
+) -> None:
+    client, seen = Slow(), list[PlanPoint]()
+    monkeypatch.setattr(plan_trials.time, "perf_counter", lambda: client.now)
+    found = search(task, client, max_calls=calls, seconds=seconds, on_best=seen.append)
+    assert client.now <= seconds + 1
+    assert seen[0].questions == 8
+    assert found.original.questions == found.saved.questions >= questions
+    assert seconds < 45 or {"good", "clean"} <= set(found.saved.plan.steps)
+
+
+def test_the_best_plan_so_far_is_known_after_each_stage(task: Task) -> None:
+    seen: list[PlanPoint] = []
+    found = search(task, Marked(), on_best=seen.append)
+    assert [point.questions for point in seen] == sorted(point.questions for point in seen)
+    assert {point.questions for point in seen} == set(race_sizes(QUESTIONS)) == {8, 16, 32, QUESTIONS}
+    assert seen[0].plan != Plan()
+    assert seen[-1] == found.best

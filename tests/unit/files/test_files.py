@@ -4,15 +4,34 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import stat
+import sys
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from query_mutator.errors import DiskError
-from query_mutator.files import atomic_write, parse_json, write_json, write_text
+from query_mutator.files import atomic_write, decode, encode, parse_json, write_json, write_text
+from query_mutator.files.whole import as_type, record_of
+from query_mutator.types import Question
+
+PLAIN = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda values: st.lists(values) | st.dictionaries(st.text(), values),
+    max_leaves=20,
+)
 
 
 def test_content_and_folder_are_synced_around_the_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,3 +99,84 @@ def test_json_of_a_user_is_read_as_it_is() -> None:
     for text in (deep, '{"a": "\\ud83d\\ude00", "b": 123456789012345678901234567890}', '"\u2028"'):
         assert parse_json(text) == parse_json(text.encode()) == json.loads(text)
     assert parse_json(b"\xef\xbb\xbf[1]") == [1]
+
+
+@given(PLAIN)
+def test_what_was_written_comes_back_and_json_reads_it_too(value: object) -> None:
+    text = encode(value)
+    assert b"\n" not in text
+    assert decode(text) == json.loads(text) == value
+
+
+@pytest.mark.parametrize("value", [{"half a sign": "\ud83d"}, {"tiny": sys.float_info.min / 4}])
+def test_what_the_quick_library_refuses_is_written_all_the_same(value: object) -> None:
+    assert decode(encode(value)) == value
+
+
+def test_whole_number_beyond_64_bits_is_written_out_and_read_as_a_float() -> None:
+    assert encode([10**30]) == b"[1" + b"0" * 30 + b"]"
+    assert decode(encode([10**30])) == [1e30]
+
+
+def test_numbers_that_are_not_finite_become_null() -> None:
+    assert encode([math.nan, math.inf, 1.0]) == b"[null,null,1.0]"
+
+
+def test_a_server_that_writes_nan_is_read() -> None:
+    assert math.isnan(decode(b'{"x": NaN}')["x"])
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b'{"a": 1} x', b"\xff", b"\xef\xbb\xbf{}"])
+def test_anything_else_is_a_value_error(text: bytes) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        decode(text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    count: int
+    share: float = 0.5
+    names: tuple[str, ...] = ()
+    mode: Literal["a", 1] | None = None
+    words: frozenset[str] = frozenset()
+    questions: tuple[Question, ...] = ()
+    more: Mapping[str, int | str] | None = None
+
+
+def test_lists_objects_and_whole_numbers_become_what_the_fields_are() -> None:
+    values: dict[str, Any] = {
+        "count": 3, "share": 1, "names": ["a", "b"], "mode": "a", "words": ["x"], "more": {"k": 1}, "later": [],
+        "questions": [{"id": "q", "text": "t", "tags": ["x"]}],
+    }  # fmt: skip
+    assert record_of(Settings, values, where="it") == Settings(
+        count=3, share=1.0, names=("a", "b"), mode="a", words=frozenset("x"), more={"k": 1},
+        questions=(Question(id="q", text="t", tags=("x",)),),
+    )  # fmt: skip
+    assert record_of(Settings, {"count": 1, "names": "a"}, where="it").names == ("a",)  # as earlier versions wrote it
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ([], "it is not an object"),
+        ({}, "missing 1 required keyword-only argument: 'count'"),
+        ({"count": True}, "it.count is True, not int"),
+        ({"count": 1.0}, "it.count is 1.0, not int"),
+        ({"count": 1, "share": float("nan")}, "it.share is nan, not float"),
+        ({"count": 1, "share": 10**400}, "it.share is 1000"),
+        ({"count": 1, "names": [1]}, "it.names is 1, not str"),
+        ({"count": 1, "mode": True}, "it.mode is True, not"),
+        ({"count": 1, "more": {"k": []}}, "it.more is {'k': []}, not"),
+        ({"count": 1, "questions": [{"id": 1}]}, "it.questions.id is 1, not str"),
+        ({"count": "x" * 10**6}, "it.count is 'xxx"),
+    ],
+)
+def test_another_type_is_one_short_line(values: object, says: str) -> None:
+    with pytest.raises(ValueError, match="it") as caught:
+        record_of(Settings, values, where="it")
+    assert says in str(caught.value)
+    assert len(str(caught.value)) < 300
+
+
+def test_a_value_of_any_type_stays() -> None:
+    assert as_type({"a": [1]}, Any, "it") == {"a": [1]}

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import socket
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,9 +19,10 @@ from ppo.algorithm import PPO
 from ppo.config import PPOConfig
 from query_mutator.env.observation import Projection
 from query_mutator.errors import CheckpointError, DiskError, UsageError
-from query_mutator.files import write_json
+from query_mutator.files import LOCK, write_json
 from query_mutator.files.json_lines import JsonLines, read_json_lines
-from query_mutator.files.run_dir import RunDir, checkpoints_in
+from query_mutator.files.lock import locked
+from query_mutator.files.run_dir import RunDir, checkpoints_in, run_state
 from query_mutator.session.checkpoint import Checkpoint, Progress, read_checkpoint
 from query_mutator.session.models import ResolvedModels
 from query_mutator.settings.episode import TaskSettings
@@ -210,3 +215,53 @@ def test_other_operator_set_is_listed(checkpoint: Checkpoint) -> None:
         checkpoint.check_actions(["spelling", "slang", "undo", "submit"])
     with pytest.raises(CheckpointError, match="the order differs"):
         checkpoint.check_actions(["filler", "spelling", "undo", "submit"])
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 64, "wall_s": 1.0}\n{"step": 128, "wall_s": 2.0}\n{"st')
+    return tmp_path
+
+
+def write_summary(folder: Path, *, steps: int) -> None:
+    (folder / "summary.json").write_text(f'{{"env_steps": {steps}}}')
+
+
+def dead_process() -> int:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+def test_a_run_is_running_while_its_process_lives_and_finished_with_its_summary(folder: Path) -> None:
+    with locked(folder):
+        assert run_state(folder) == "running"
+        write_summary(folder, steps=128)
+        assert run_state(folder) == "finished"
+    assert run_state(folder) == "finished"
+
+
+def test_without_a_summary_it_was_interrupted(folder: Path) -> None:
+    assert run_state(folder) == "interrupted"
+    write_summary(folder, steps=64)  # of the part before it was resumed
+    assert run_state(folder) == "interrupted"
+    write_summary(folder, steps=128)
+    assert run_state(folder) == "finished"
+
+
+def test_a_lock_of_a_dead_process_means_killed(folder: Path) -> None:
+    (folder / LOCK).write_text(f"{dead_process()}\n{socket.gethostname()}\n")
+    assert run_state(folder) == "killed"
+    write_summary(folder, steps=64)
+    os.utime(folder / "summary.json", (1.0, 1.0))  # of an earlier part of the run
+    assert run_state(folder) == "killed"
+
+
+def test_a_process_of_another_host_counts_as_running(folder: Path) -> None:
+    (folder / LOCK).write_text(f"{dead_process()}\nanother.host\n")
+    assert run_state(folder) == "running"
+
+
+def test_the_summary_of_a_plan_has_no_steps(tmp_path: Path) -> None:
+    (tmp_path / "summary.json").write_text('{"plan": {}}')
+    assert run_state(tmp_path) == "finished"

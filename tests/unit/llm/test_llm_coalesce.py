@@ -185,7 +185,3 @@ def test_over_http_a_burst_of_equal_requests_is_few_calls() -> None:
         coalesce.close()
     assert [reply.text for reply in replies] == ["WHY?"] * 16
     assert len(model.prompts) == 16 - coalesce.shared
-
-
-def test_repr_prints_the_nesting() -> None:
-    assert repr(Coalesce(Gate(Completion()))) == "Coalesce(Gate())"

@@ -167,10 +167,6 @@ def test_a_missing_model_has_the_same_error_streamed_or_not(backend: ModelServer
     assert [error.kind for error in errors if error] == ["model_missing"] * 2
 
 
-def test_repr_prints_the_nesting(server: StubServer) -> None:
-    assert repr(EarlyStop(OllamaBackend(server.url), is_refusal=is_refusal)) == f"EarlyStop(Ollama('{server.url}'))"
-
-
 def test_a_reply_whose_log_probability_is_asked_for_is_read_whole(backend: ModelServer) -> None:
     early = EarlyStop(backend, is_refusal=is_refusal)
     assert early.complete(ask(0, logprobs=True)).text == LABELLED[0][0].strip()

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import json
+import logging
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import numpy as np
-import openai
 import pytest
 
 from query_mutator.encoder import resolve_encoder
 from query_mutator.errors import BackendError, ModelMissingError, ServerDownError, UsageError
 from query_mutator.llm.backends import resolve_backend
+from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.openai import OpenAIBackend, base_url, chat_payload, completion_of
 from query_mutator.testing import FaultPlan, StubServer, start_server
 from query_mutator.types import ChatRequest, ErrorInfo
-from tests.conftest import Upper
+from tests.conftest import Librarian, Upper
 from tests.scripted_server import chunks, http
 
 KEY = "sk-very-secret-0123"
@@ -48,18 +49,6 @@ def backend(server: StubServer) -> Iterator[OpenAIBackend]:
 )
 def test_an_address_without_a_path_means_v1(typed: str, url: str) -> None:
     assert base_url(typed) == url
-
-
-def test_a_reply_is_the_one_the_openai_package_gets(server: StubServer, backend: OpenAIBackend) -> None:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEY) as theirs:
-        expected = theirs.chat.completions.create(
-            model="upper", messages=[{"role": "user", "content": "why not?"}], max_tokens=256
-        )
-    reply = backend.complete(ChatRequest.user("why not?", model="upper"))
-    assert reply.text == expected.choices[0].message.content == "WHY NOT?"
-    assert reply.completion_tokens == expected.usage.completion_tokens
-    assert reply.prompt_tokens == expected.usage.prompt_tokens
-    assert reply.queue_wait_s == 0
 
 
 def test_the_payload_has_openais_names_and_options_as_fields() -> None:
@@ -276,3 +265,15 @@ def test_a_reply_of_another_shape_is_malformed(payload: dict[str, object]) -> No
     assert reply.error is not None
     assert reply.error.kind == "malformed"
     assert seen == [f"Bearer {KEY}"]
+
+
+def test_replies_of_a_server_that_refuses_log_probabilities_have_none(caplog: pytest.LogCaptureFixture) -> None:
+    with start_server([Librarian()]) as server, caplog.at_level(logging.INFO):
+        backend = OllamaBackend(server.url)
+        requests = [ChatRequest.user(f"How do I sort {n} lists?", model="librarian", logprobs=True) for n in range(3)]
+        replies = [backend.complete(request) for request in requests]
+        backend.close()
+        assert [reply.error for reply in replies] == [None] * 3
+        assert {reply.logprob for reply in replies} == {None}
+        assert server.stats()["calls"] == 3  # a refused request does not reach the model
+    assert caplog.text.count("no log probabilities") == 1

@@ -9,7 +9,11 @@ import pytest
 
 from query_mutator import operators
 from query_mutator.errors import UsageError
-from query_mutator.operators import GUARDS, OperatorContext, PromptOperator
+from query_mutator.operators import GUARDS, LocalOperator, OperatorContext, PromptOperator, rejecting_guard
+
+SORT = "how do i sort a list of names in place"
+KENYA = "What is the capital of Kenya?"
+CONTEXT = OperatorContext(neighbor="How do I round 3.5 to an int?")
 
 
 def test_the_operators_have_a_fixed_order_in_which_new_ones_are_last() -> None:
@@ -70,3 +74,99 @@ def test_a_broken_prompt_file_is_named_with_what_is_missing(text: str, complaint
 def test_importing_the_operators_loads_no_torch() -> None:
     code = "import sys, query_mutator.operators; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def rejected(operator: str, question: str, rewrite: str) -> str | None:
+    return rejecting_guard(operators.get(operator), question, rewrite, context=CONTEXT)
+
+
+@pytest.mark.parametrize(
+    ("question", "rewrite", "guard"),
+    [
+        (SORT, "Sure! Use list.sort() for this.", "answer"),
+        (SORT, "You can use the sort method.", "answer"),
+        (SORT, "I'm sorry, but I can't help with that.", "answer"),
+        (KENYA, "The capital of Kenya is Nairobi.", "answer"),
+        (KENYA, "Nairobi is the capital of Kenya.", "answer"),
+        (KENYA, 'The word "Nairobi" is the name of a city, which is the capital of Kenya.', "answer"),
+        (KENYA, "The user wants to know a capital.", "answer"),
+        (KENYA, "What is the capital of Kenya? <domain>general</domain>", "answer"),
+        (KENYA, "The capital city of a country in Africa:", "answer"),
+        (KENYA, "Nairobi.", "question"),
+        (KENYA, "Kenya's capital city, Nairobi, with 4 million people", "question"),
+        ("what is 17 times 7?", "what is 17 million 7?", "numbers"),
+        ("what is 17 times 7?", "what is 17 times 8?", "numbers"),
+        ("what is 17 times 7?", "What is 17 times 7, or 119?", "new_numbers"),
+        ("how many of 1,000 are left", "How many of 100 are left?", "numbers"),
+        ('why does "no such file" appear', "why does an error appear", "quotes"),
+        ("what does os.path.join do", "what does the join function do", "code"),
+        ("how do i sort a list in Python quickly", "how do i sort a list quickly", "names"),
+        ("how do i sort a list of names with this", "¿Cómo ordeno una lista por los nombres?", "language"),
+        ("how do i sort this list", "как отсортировать список", "question"),
+        ("sort this list", "как отсортировать список", "language"),
+        (SORT, "how to " + "sort " * 100, "length"),
+    ],
+)
+def test_a_rewrite_that_is_none_is_rejected(question: str, rewrite: str, guard: str) -> None:
+    assert rejected("spelling", question, rewrite) == guard
+
+
+@pytest.mark.parametrize(
+    ("operator", "question", "rewrite"),
+    [
+        ("neutral", "how do i nuke a folder lol", "how do I delete a directory and its contents"),
+        ("grammar", "first 10 items of a list", "How do I take the first 10 items of a list?"),
+        ("grammar", "can u delete a file w/ this", "Delete a file with this."),
+        ("grammar", "what is 17 times 7", "What is seventeen 17 times seven?"),
+        ("grammar", "how many of 1,000 are left", "How many of 1000 are left?"),
+        ("slang", "bruh my ram goes brrr, can i stop it", "My memory is growing, can I stop it"),
+        ("slang", "wheres the list", "Where is the list"),
+        ("slang", "how 2 sort a list 4 a friend", "how to sort a list for a friend"),
+        ("slang", "IDK how to join a gr8 list 2day", "I do not know how to join a great list today"),
+        ("filler", "I need help. I have a list, how do I sort it?", "I have a list, how do I sort it?"),
+        ("filler", "could you please explain to me what a lambda is", "Explain what a lambda is."),
+        ("context", SORT, f"In Python's standard library: {SORT}"),
+        ("spelling", "how do i sort a lsit in Pyhton", "how do i sort a list in Python"),
+        ("spelling", "HOW DO I SORT A LIST", "how do I sort a list"),
+        ("spelling", "list.how do i sort it", "List. How do I sort it?"),
+        ("spelling", "wie sortiere ich eine lsite", "Wie sortiere ich eine Liste?"),
+        ("imperative", SORT, "Sort a list of names in place."),
+        ("keywords", SORT, "sort list names in place"),
+        ("first_part", "What is 2 plus 2? And who is Ann in `x.py`?", "What is 2 plus 2?"),
+        ("merge", "how do i round a float", "How do I round a float, say 3.5, to an int?"),
+        ("expand", "how do i make it hex", "how do i make it hex (convert an int to base 16)"),
+    ],
+)
+def test_what_an_operator_is_for_passes(operator: str, question: str, rewrite: str) -> None:
+    assert rejected(operator, question, rewrite) is None
+
+
+@pytest.mark.parametrize("name", operators.names())
+def test_no_rewrite_of_a_model_may_answer(name: str) -> None:
+    operator = operators.get(name)
+    expected = None if operators.local_rewrite(operator) else "answer"
+    assert rejecting_guard(operator, KENYA, "The capital of Kenya is Nairobi.", context=CONTEXT) == expected
+
+
+def test_an_operator_of_ones_own_has_all_guards_or_those_that_it_declares() -> None:
+    class Bare:
+        name, summary = "bare", "Shorten it."
+
+        def render(self, question: str, *, context: OperatorContext) -> str:
+            return question
+
+    whole = PromptOperator.of("short", "Shorten it.", "Shorten {question}")
+    of_file = PromptOperator.parse("[operator: x]\n# Shorten.\n# guards: answer, length\n{question}", source="x.md")
+    some = PromptOperator.of("short", "Shorten it.", "Shorten {question}", guards=["answer"])
+    assert (whole.guards, of_file.guards, some.guards) == (GUARDS, ("answer", "length"), ("answer",))
+    assert of_file.template == "{question}\n"
+    local = LocalOperator(name="say", summary="Say a word.", function=lambda *_: "tuple")
+    for operator, expected in ((Bare(), "question"), (whole, "question"), (some, None), (local, None)):
+        assert rejecting_guard(operator, SORT, "tuple", context=CONTEXT) == expected
+    guarded = LocalOperator(name="say", summary="Say a word.", function=lambda *_: "tuple", guards=("question",))
+    assert rejecting_guard(guarded, SORT, "tuple", context=CONTEXT) == "question"
+
+
+def test_an_unknown_guard_is_an_error_with_the_known_ones() -> None:
+    with pytest.raises(UsageError, match=r"unknown guard 'anwser'.*did you mean 'answer'"):
+        PromptOperator.of("short", "Shorten it.", "Shorten {question}", guards=["anwser"])

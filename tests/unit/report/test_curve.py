@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import struct
+import time
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from query_mutator.files.json_lines import JsonLines
+from query_mutator.report.benchmark import BenchmarkPlan, Measurement, Results
 from query_mutator.report.curve import draw_learning_curve, smoothed
 from query_mutator.report.table import result_table
 
@@ -18,34 +21,6 @@ ROWS = [
     {"step": 512, "charts/success": 0.4},
     {"step": 1024, "charts/success": 0.5, "validation/success": 0.45, "validation/identity_success": 0.3},
 ]
-
-
-def test_smoothing_is_a_corrected_moving_average() -> None:
-    # weights of the past 1/2: (1 * 0 + 2 * 1) / 3, then (1 * 0 + 2 * 1 + 4 * 1) / 7
-    assert smoothed([0.0, 1.0, 1.0], weight=0.5) == pytest.approx([0.0, 2 / 3, 6 / 7])
-    assert smoothed([]) == []
-
-
-def draw(folder: Path, rows: Sequence[Mapping[str, float]]) -> Path:
-    """Write rows to metrics.jsonl as a run does; return the picture drawn from them."""
-    metrics = JsonLines(folder / "metrics.jsonl")
-    metrics.append(*rows)
-    metrics.close()
-    draw_learning_curve(folder / "metrics.jsonl", folder / "curve.png", title="a target")
-    return folder / "curve.png"
-
-
-def test_picture_is_a_png_of_some_size(tmp_path: Path) -> None:
-    content = draw(tmp_path, ROWS).read_bytes()
-    assert content.startswith(b"\x89PNG")
-    width, height = struct.unpack(">II", content[16:24])
-    assert (width, height) == (960, 540)
-
-
-def test_run_without_a_row_still_has_a_picture(tmp_path: Path) -> None:
-    assert draw(tmp_path, []).exists()
-
-
 METHOD = {
     "success": 0.5,
     "success_ci": [0.4, 0.6],
@@ -75,6 +50,32 @@ REPORT: dict[str, Any] = {
     "examples": [],
     "verdict": {"deploy": "policy", "sentence": "Deploy the policy."},
 }
+
+
+def test_smoothing_is_a_corrected_moving_average() -> None:
+    # weights of the past 1/2: (1 * 0 + 2 * 1) / 3, then (1 * 0 + 2 * 1 + 4 * 1) / 7
+    assert smoothed([0.0, 1.0, 1.0], weight=0.5) == pytest.approx([0.0, 2 / 3, 6 / 7])
+    assert smoothed([]) == []
+
+
+def draw(folder: Path, rows: Sequence[Mapping[str, float]]) -> Path:
+    """Write rows to metrics.jsonl as a run does; return the picture drawn from them."""
+    metrics = JsonLines(folder / "metrics.jsonl")
+    metrics.append(*rows)
+    metrics.close()
+    draw_learning_curve(folder / "metrics.jsonl", folder / "curve.png", title="a target")
+    return folder / "curve.png"
+
+
+def test_picture_is_a_png_of_some_size(tmp_path: Path) -> None:
+    content = draw(tmp_path, ROWS).read_bytes()
+    assert content.startswith(b"\x89PNG")
+    width, height = struct.unpack(">II", content[16:24])
+    assert (width, height) == (960, 540)
+
+
+def test_run_without_a_row_still_has_a_picture(tmp_path: Path) -> None:
+    assert draw(tmp_path, []).exists()
 
 
 def test_table_is_in_per_cent_and_says_who_answered() -> None:
@@ -124,3 +125,34 @@ def test_answers_none_of_which_is_right_stand_next_to_what_is_accepted() -> None
     example = {"question": "plz sort", "answer": "`len` is what\nyou want.", "accepted": ["sorted", "list.sort"]}
     lines = result_table({**REPORT, "examples": [example]}).splitlines()
     assert "  plz sort -> `len` is what you want. (accepted: sorted | list.sort)" in lines
+
+
+def run_of(calls: int, seconds: float) -> Measurement:
+    return Measurement(calls=calls, wall_s=seconds, service_s=seconds, p50_s=1.0, p95_s=1.0, queue_wait_s=0.0)
+
+
+def test_a_whole_run_takes_the_place_of_one_that_was_cut() -> None:
+    results = Results(about="", slots=4, advice=None, num_queries=10)
+    results.add(("async", 4), run_of(3, 4.0))
+    assert "were cut" in results.remark
+    results.add(("async", 4), run_of(20, 5.0))
+    results.add(("async", 4), run_of(2, 1.0))
+    assert results.runs[("async", 4)] == [run_of(20, 5.0)]
+    assert results.remark == ""
+
+
+def test_the_speed_up_is_against_the_median_of_the_sequential_runs() -> None:
+    results = Results(about="", slots=4, advice=None, num_queries=10)
+    for seconds in (20.0, 10.0, 10.0):
+        results.add(("sequential", 1), run_of(20, seconds))
+    results.add(("async", 4), run_of(20, 2.5))
+    assert results.row(("sequential", 1)).speedup == pytest.approx(1)
+    assert results.row(("async", 4)).speedup == pytest.approx(4)
+
+
+def test_runs_on_schedule_get_the_time_that_was_planned_for_them() -> None:
+    plan = BenchmarkPlan(cases=(("sequential", 1), ("async", 2)), case_s=(8.0, 4.0), num_queries=10, repeats=1)
+    ends_at = time.perf_counter() + 12
+    shares = [share for _, share in islice(plan.runs(ends_at=ends_at), 2)]
+    assert shares[0] == pytest.approx(8, abs=0.5)
+    assert shares[1] == pytest.approx(12, abs=0.5)  # all that is left, since the first took no time

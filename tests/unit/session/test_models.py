@@ -3,18 +3,35 @@
 from __future__ import annotations
 
 import dataclasses
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
 
+from query_mutator import operators
+from query_mutator.env.task import CallSettings, Task
 from query_mutator.errors import UsageError
 from query_mutator.llm.backends import BACKENDS
 from query_mutator.llm.client import ModelServer
+from query_mutator.llm.ollama import OllamaBackend
+from query_mutator.llm.stack import CallTotals
+from query_mutator.operators import select
 from query_mutator.session.models import ResolvedModels, open_models
-from query_mutator.settings.models import ModelSettings
-from query_mutator.types import ChatRequest, Completion
+from query_mutator.session.pace import Pace, combined_pace, keep_pace, kept_pace, measure_pace
+from query_mutator.session.truncation import LongPrompts, cut_line, long_questions
+from query_mutator.settings.models import Address, ModelSettings, Sampling
+from query_mutator.testing import FaultPlan, start_server
+from query_mutator.types import ChatRequest, Completion, ErrorInfo, Question
 
 RECORDED = ModelSettings(backend="recorded", encoder="hash", cache="off", batch_size=2)
+QUESTIONS = [Question(id=str(number), text=f"how do i count to {number}") for number in range(3)]
+CALLS = CallSettings(target_model="rambler", mutator_model="rambler", target_max_tokens=40, mutator_max_tokens=500)
+PACE = Pace(at_once=4, target_model="rambler:latest", rewrite_s=1.0, answer_s=3.0, cut_answers=4)
 
 
 def test_the_record_has_the_choices_and_cannot_be_changed() -> None:
@@ -80,3 +97,120 @@ def test_texts_wait_for_others_where_a_file_is_the_model(backend: str, determini
     settings = dataclasses.replace(RECORDED, backend=backend, deterministic=deterministic)
     with open_models(settings) as models:
         assert models.encoder.gathers == gathers
+
+
+class Rambler:
+    """A model that writes 400 words, and takes as long as all requests of its batch need."""
+
+    name = "rambler"
+
+    def __init__(self) -> None:
+        self.prompts: list[str] = []
+
+    def reply_many(self, prompts: Sequence[str]) -> list[str]:
+        self.prompts += prompts
+        time.sleep(0.02 * len(prompts))
+        return ["word " * 400] * len(prompts)
+
+
+def test_questions_are_rewritten_then_answered_all_at_once() -> None:
+    model = Rambler()
+    with start_server([model], num_parallel=4) as server, closing(OllamaBackend(server.url)) as backend:
+        pace = measure_pace(backend, CALLS, QUESTIONS, operators.select("spelling"), at_once=4)
+    assert isinstance(pace, Pace)
+    assert (pace.at_once, pace.cut_answers) == (4, 4)  # 400 words do not fit 40 tokens
+    assert pace.call_s > 0.02
+    assert sorted(model.prompts[4:]) == sorted(question.text for question in [*QUESTIONS, QUESTIONS[0]])
+    assert all("<question>" in prompt for prompt in model.prompts[:4])
+
+
+def test_a_call_that_fails_is_the_result() -> None:
+    faults = FaultPlan(1.0, kinds=("500",))
+    with (
+        start_server([Rambler()], faults=faults) as server,
+        closing(OllamaBackend(server.url)) as backend,
+    ):
+        assert isinstance(measure_pace(backend, CALLS, QUESTIONS, (), at_once=2), ErrorInfo)
+
+
+def test_a_pace_is_found_by_runs_with_the_same_server_models_and_limits() -> None:
+    where, limits = Address(ollama_url=("http://127.0.0.1:9",)), Sampling(target_max_tokens=40)
+    named = Address(ollama_url=("http://127.0.0.1:9",), target_model="rambler")
+    assert kept_pace(where, limits, mutator=None) is None
+    keep_pace(PACE, where, limits, mutator=None)
+    assert kept_pace(where, limits, mutator=None) == kept_pace(named, limits, mutator=None) == PACE
+    assert kept_pace(named, limits, mutator="rambler:latest") == PACE
+    assert kept_pace(named, Sampling(), mutator=None) is None
+    assert kept_pace(named, limits, mutator="other") is None
+    assert kept_pace(Address(target_model="rambler"), limits, mutator=None) is None
+
+
+def test_servers_share_the_calls() -> None:
+    both = combined_pace([PACE, Pace(at_once=12, target_model="rambler", rewrite_s=2.0, answer_s=7.0, cut_answers=1)])
+    assert (both.at_once, both.rewrite_s, both.answer_s, both.cut_answers) == (16, 1.75, 6.0, 5)
+
+
+def test_a_run_whose_operators_call_no_model_makes_answers_only() -> None:
+    assert PACE.call_s_with(select("expand,clean")) == PACE.call_s == 2.0
+    assert PACE.call_s_with(select("clean")) == PACE.call_s_with(()) == 3.0
+
+
+class Env:
+    def __init__(self, **counts: int) -> None:
+        self.prompts_too_long = Counter(counts)
+
+
+def test_long_prompts_are_reported_once_shown_and_summed() -> None:
+    envs = [Env(q1=2), Env(q1=1, q2=1), Env()]
+    found = LongPrompts(envs, OllamaBackend.more_context)
+    assert [line.split(":")[0] for line in found.new_warnings()] == ["question q1", "question q2"]
+    assert found.new_warnings() == []
+    assert found.shown() == {"too long": "4 (q1)"}
+    envs[2].prompts_too_long.update({f"r{number}": 1 for number in range(9)})
+    assert len(found.new_warnings()) == 3  # after five questions they are only counted
+    [line] = found.lines()
+    assert line.startswith("13 prompts of questions q1, q2, r0, r1, r2 and 6 more did not fit the model's context")
+    assert line.endswith("--num-ctx")
+
+
+def test_a_run_without_long_prompts_shows_nothing() -> None:
+    found = LongPrompts([Env(), Env()], OllamaBackend.more_context)
+    assert (found.new_warnings(), found.shown(), found.lines()) == ([], {}, [])
+
+
+def test_a_line_about_cut_replies_appears_above_five_percent() -> None:
+    assert cut_line(CallTotals()) == []
+    assert cut_line(CallTotals(calls=110, failed=10, cut_replies=5)) == []
+    [line] = cut_line(CallTotals(calls=110, failed=10, cut_replies=6))
+    assert "smaller" not in line
+    assert "a smaller one to a model that does not end by itself" in cut_line(CallTotals(calls=10, cut_replies=6))[0]
+    assert line.startswith("6% of the replies (6) ended at the token limit")
+
+
+class Servers:
+    """A model with a context of 1,000 tokens, which counts none."""
+
+    backend_class = OllamaBackend
+
+    def context(self, model: str) -> int:
+        return 1000
+
+    def count_tokens(self, model: str, text: str) -> None:
+        return None
+
+
+def test_a_long_nearest_question_makes_no_other_prompt_long(tiny_task: Callable[..., Task]) -> None:
+    questions = [Question(id=f"q{number}", text=f"how do i sort it {number}") for number in range(9)]
+    long = [Question(id=f"long{number}", text="sort the list " * 200) for number in range(2)]
+    task = replace(tiny_task([*questions, *long]), operators=operators.select("spelling,merge"))
+    neighbors = [long[0].text] * 3 + [questions[0].text] * 8
+    calls: Any = Servers()
+    lines = long_questions(calls, replace(task, neighbors=tuple(neighbors)), task.questions)
+    assert [line.partition(" (")[0] for line in lines] == [
+        "questions long0, long1: the prompt",
+        "questions long0, long1: the prompt",
+        "questions q0, q1, q2: the prompt of merge, with the nearest question,",
+    ]
+    no_merge = replace(task, operators=task.operators[:1])
+    assert len(long_questions(calls, no_merge, task.questions)) == 2
+    assert long_questions(calls, no_merge, questions) == []

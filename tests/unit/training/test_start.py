@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Any
+import dataclasses
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
+import numpy as np
 import pytest
 
+from ppo.config import PPOConfig
 from query_mutator.bounds import group_of
 from query_mutator.env.task import EpisodeRules
+from query_mutator.errors import EXIT_USAGE, UsageError
+from query_mutator.learners.named import LEARNERS
+from query_mutator.learners.ppo import PPOLearner
+from query_mutator.session.checkpoint import Checkpoint, Progress
+from query_mutator.settings.episode import TaskSettings
+from query_mutator.settings.learner import IQNConfig, Learning
 from query_mutator.training.config import TrainConfig
 from query_mutator.training.estimate import Estimate, bounded, foreseen, random_episodes
+from query_mutator.training.loop import AsyncVectorEnv, OnPolicyLoop
+from query_mutator.training.parts import RunParts, envs_seed
+from query_mutator.training.resume import FREE, differences, resumed_models, resumed_view
 
 PROJECT: dict[str, Any] = {"ask": "form", "plan_calls": 4000, "max_episode_steps": 12}
+FIELDS = {"observation": 0, "reward": 1}
 
 
 def started(*, is_live: bool = True, validation: int = 20, **flags: Any) -> tuple[TrainConfig, list[str]]:
@@ -73,3 +89,110 @@ def test_recorded_replies_leave_nothing_out() -> None:
 def test_the_estimate_is_that_of_the_bounded_run() -> None:
     live = TrainConfig(**PROJECT, num_env_steps=512, encoder="hash", backend="ollama", target_model="m")
     assert "periodic evaluations: " in str(foreseen(live, None))
+
+
+def parts_of(config: TrainConfig, tmp_path: Path) -> RunParts:
+    return cast(
+        RunParts,
+        SimpleNamespace(config=config, run_dir=SimpleNamespace(path=tmp_path), learner=SimpleNamespace(updates_done=3)),
+    )
+
+
+def checkpoint_of(fold: Any) -> Checkpoint:
+    progress = Progress(env_steps=96, invalid_steps=2, best_success=0.7)
+    task, system = SimpleNamespace(validation_fold=fold), SimpleNamespace(file_digests=("a" * 64,))
+    return cast(Checkpoint, SimpleNamespace(progress=progress, task=task, system=system))
+
+
+@pytest.mark.parametrize(("fold", "best"), [(0, 0.7), (1, 0.0), ("none", 0.0)])
+def test_the_best_success_is_that_of_the_same_questions(fold: Any, best: float, tmp_path: Path) -> None:
+    view = resumed_view(parts_of(TrainConfig(), tmp_path), checkpoint_of(fold))
+    assert (view.env_steps, view.updates_done, view.invalid_steps, view.best_success) == (96, 3, 2, best)
+
+
+def test_a_new_run_counts_from_the_start(tmp_path: Path) -> None:
+    view = resumed_view(parts_of(TrainConfig(), tmp_path), None)
+    assert (view.env_steps, view.invalid_steps, view.best_success, view.is_last) == (0, 0, 0.0, False)
+
+
+def test_only_a_resumed_folder_needs_the_files_it_was_started_with(tmp_path: Path) -> None:
+    (tmp_path / "step_96.pt").touch()
+    folder, file = TrainConfig(resume=str(tmp_path)), TrainConfig(resume=str(tmp_path / "step_96.pt"))
+    assert resumed_models(folder, checkpoint_of(0)).file_digests == ("a" * 64,)
+    assert resumed_models(file, checkpoint_of(0)).file_digests == ()
+
+
+def test_a_servers_address_of_workers_is_that_of_evaluations() -> None:
+    config = TrainConfig(engine="ray", local_server_url="http://127.0.0.1:11434")
+    assert resumed_models(config, None).ollama_url == ("http://127.0.0.1:11434",)
+
+
+def test_adjacent_seeds_and_updates_share_no_environment() -> None:
+    seeds = [envs_seed(seed, updates_done=done) for seed in (1, 2) for done in (0, 1)]
+    assert min(abs(one - other) for one in seeds for other in seeds if one != other) > 1000
+    assert len(set(seeds)) == 4
+
+
+@pytest.mark.parametrize("group", [TaskSettings, PPOConfig, IQNConfig, Learning])
+def test_no_setting_of_what_is_learned_may_change(group: Any) -> None:
+    assert {one.name for one in dataclasses.fields(group)} & FREE == set()
+
+
+def test_a_changed_seed_is_named_and_a_changed_batch_size_is_not() -> None:
+    before = dataclasses.asdict(TrainConfig(seed=1, batch_size=8))
+    assert differences(TrainConfig(seed=1, batch_size=16), before) == []
+    assert differences(TrainConfig(seed=2, batch_size=8), before) == ["seed: then 1, now 2"]
+
+
+def test_planned_gradient_steps_are_those_of_the_flags() -> None:
+    ppo = TrainConfig(num_env_steps=1024, num_processes=8, num_steps=16, ppo_epoch=3, num_mini_batch=4)
+    assert LEARNERS.get("ppo").planned_updates(ppo) == 8 * 3 * 4
+    iqn = TrainConfig(
+        algo="iqn", num_env_steps=1024, num_processes=8, num_steps=16, replay_ratio=4, train_batch_size=64
+    )
+    assert LEARNERS.get("iqn").planned_updates(iqn) == 4 * 1024 // 64
+
+
+class Lockstep:
+    """Two environments, numbers 4 and 5 of a run; one of their numbers in step 11 is not finite."""
+
+    num_envs = 2
+    single_observation_space = SimpleNamespace(shape=(1,))
+
+    def __init__(self, what: str) -> None:
+        self.what, self.steps = what, -1
+
+    def send_reset(self, *, seed: int) -> None: ...
+
+    def send(self, actions: Any, env_ids: Any) -> None: ...
+
+    def step_ids(self, env_ids: Any) -> list[tuple[int, int]]:
+        return [(4 + int(env), self.steps) for env in env_ids]
+
+    def recv(self, max_envs: int) -> tuple[Any, ...]:
+        self.steps += 1
+        found: tuple[Any, ...] = (np.zeros((2, 1), dtype=np.float32), np.zeros(2))
+        none, last = np.zeros(2, dtype=np.bool_), np.zeros((2, 1), dtype=np.float32)
+        bad = last if self.what == "last observation" else found[FIELDS[self.what]]
+        if self.steps == 11:
+            bad[1] = math.nan
+        final_obs = np.empty(2, dtype=object)
+        final_obs[:] = list(last)
+        reset = np.full(2, self.steps == 0)
+        infos = {"env_id": np.arange(2), "reset": reset, "valid": ~none, "step_calls": np.zeros(2, dtype=np.int64)}
+        return (*found, none, ~reset, {**infos, "final_obs": final_obs})
+
+
+@pytest.mark.parametrize("what", [*FIELDS, "last observation"])
+def test_training_stops_before_a_number_that_is_not_finite_reaches_the_weights(what: str) -> None:
+    config = PPOConfig(num_processes=2, num_steps=4, num_mini_batch=1)
+    learner = PPOLearner(1, 3, config, mask_columns=None)
+    envs = cast(AsyncVectorEnv, Lockstep(what))
+    loop = OnPolicyLoop(envs, learner, None, seed=1, num_steps=4, on_steps=lambda infos, steps: None)
+    for _ in range(2):
+        loop.collect()
+        loop.update()
+    with pytest.raises(UsageError, match=f"environment 5, step 11: the {what} has the value nan; correct") as caught:
+        loop.collect()
+    assert caught.value.exit_code == EXIT_USAGE
+    assert all(weight.isfinite().all() for weight in learner.state_dict()["policy"].values())

@@ -14,18 +14,9 @@ import torch
 from safetensors.torch import load_file
 
 from benchmarks.attack.harness import unchanged
-from query_mutator.batching.training.config import SftFlags
-from query_mutator.cli.flags import flags_of
 from query_mutator.files.json_lines import read_json_lines
-from tests.promises.gym_server import start_gym
 from tests.qm_command import qm
 from tests.tiny_lm import pairs, save_tokenizer, write_rows
-
-REFERENCE = (
-    "model data eval-data output epochs max-steps batch-size learning-rate max-length use-lora lora-rank lora-targets "
-    "freeze-layers config mask-prompt log-interval batchplan bucket-edges token-budget pack pack-max-len pack-mode "
-    "online gym-host gym-port buffer-size"
-)
 
 
 @pytest.fixture
@@ -58,11 +49,6 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-
-
-def test_it_has_the_flags_of_the_reference() -> None:
-    names = {name for flag in flags_of(SftFlags).values() for name in flag.names}
-    assert {f"--{name}" for name in REFERENCE.split()} <= names
 
 
 def test_a_run_learns_and_leaves_model_metrics_and_checkpoint(sft: Any, rows: Path, tmp_path: Path) -> None:
@@ -141,21 +127,6 @@ def test_a_plan_for_other_data_or_another_tokenizer_is_refused(
     assert not (tmp_path / "out").exists()
 
 
-def test_packed_rows_take_fewer_steps(sft: Any) -> None:
-    packed = sft("packed", "--epochs", "2", "--batch-size", "1", "--pack", "--pack-mode", "greedy")
-    padded = sft("padded", "--epochs", "2", "--batch-size", "4")
-    assert packed["steps"] < padded["steps"]
-    assert packed["loss_tokens"] == padded["loss_tokens"]
-    assert packed["last_loss"] < packed["first_loss"]
-
-
-def test_buckets_and_a_token_budget(sft: Any) -> None:
-    report = sft(
-        "buckets", "--epochs", "1", "--bucket-edges", "64,96,128", "--token-budget", "512", "--max-length", "128"
-    )
-    assert report["steps"] > 2
-
-
 def test_a_stream_resumes_within_its_window(sft: Any, tmp_path: Path) -> None:
     flags = ("--stream", "--stream-window", "10", "--max-steps", "9", "--save-interval", "4", "--max-length", "128")
     sft("stream", *flags)
@@ -188,16 +159,6 @@ def test_frozen_layers_stay(sft: Any, tiny_lm: str, tmp_path: Path) -> None:
 def test_bfloat16_learns_too(sft: Any) -> None:
     report = sft("bf16", "--dtype", "bfloat16", "--epochs", "1")
     assert report["last_loss"] < report["first_loss"]
-
-
-def test_it_learns_from_a_gym(sft: Any, tmp_path: Path) -> None:
-    with start_gym() as server:
-        gym = ("--online", "--gym-host", "127.0.0.1", "--gym-port", str(server.port), "--max-length", "256")
-        flags = (*gym, "--batch-size", "2", "--max-steps", "8", "--save-interval", "3")
-        report = sft("online", *flags, data=None)
-        assert report["last_loss"] < report["first_loss"]
-        sft("again", "--resume", tmp_path / "online" / "checkpoints" / "step_6.pt", data=None)
-    assert same(weights(tmp_path / "online"), weights(tmp_path / "again"))
 
 
 RANKS = """

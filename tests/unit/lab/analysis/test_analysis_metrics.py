@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import math
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 
 from query_mutator.errors import UsageError
 from query_mutator.files.metrics import METRICS
+from query_mutator.lab.analysis.csv_file import write_csv
 from query_mutator.lab.analysis.curves import Curve, UnknownDivisorError, curves_of, reduced, setting, value_at
 from query_mutator.lab.analysis.runs import load_run
 from query_mutator.lab.analysis.spec import DEFAULT_SPEC, MetricSpec, TagPattern, WatchRule, read_spec
@@ -18,6 +21,8 @@ from query_mutator.lab.analysis.watch import watch
 from tests.promises.events import write_events, write_run
 
 SPEC = read_spec()
+#: Keys of our own that say nothing about which run is better, nor what else moved between runs
+NOT_COMPARED = {"buffer/size", "buffer/largest_priority", "counters/training_s"}
 
 
 def curve(y: list[float], *, every: float = 10.0) -> Curve:
@@ -102,10 +107,6 @@ def test_a_summed_loss_is_divided_by_the_batch_or_left_out(tmp_path: Path) -> No
         curves_of(load_run(write_run(tmp_path / "not_told", {"Training/loss": [64.0]})), SPEC.metric("loss"), SPEC)
 
 
-#: Keys of our own that say nothing about which run is better, nor what else moved between runs
-NOT_COMPARED = {"buffer/size", "buffer/largest_priority", "counters/training_s"}
-
-
 def test_every_family_of_our_own_keys_is_known() -> None:
     tags = [pattern for spec in SPEC.metrics for pattern in spec.tags]
     counters = {tag for names in SPEC.axes.values() for tag in names}
@@ -185,3 +186,24 @@ def test_a_spike_in_a_very_long_curve_is_found() -> None:
     y[123_456] = 1000
     found = list(watch(curve(y.tolist()), metric(watch=(WatchRule(rule="spike"),))))
     assert [finding.x for finding in found] == [1_234_570]
+
+
+@pytest.mark.parametrize(
+    ("value", "cell"),
+    [
+        ("=HYPERLINK(1)", "'=HYPERLINK(1)"),
+        ("+cmd|' /C calc'!A0", "'+cmd|' /C calc'!A0"),
+        ("-2+3", "'-2+3"),
+        ("@SUM(A1)", "'@SUM(A1)"),
+        ("\t=1", "'\t=1"),
+        ("-0.5", "-0.5"),
+        (-0.5, "-0.5"),
+        ("+1e5", "+1e5"),
+        ("run-1", "run-1"),
+        ("", ""),
+    ],
+)
+def test_a_text_is_never_a_formula_and_a_number_stays_one(value: object, cell: str) -> None:
+    out = io.StringIO()
+    write_csv(out, [("name", value)])
+    assert list(csv.reader(io.StringIO(out.getvalue()))) == [["name", cell]]

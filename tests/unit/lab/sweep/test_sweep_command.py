@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-import shlex
 import subprocess
 import sys
 import time
@@ -26,7 +24,6 @@ from query_mutator.lab.sweep.plan import (
     random_settings,
     trials_of,
 )
-from query_mutator.training.config import parse_config
 
 pytestmark = pytest.mark.slow
 
@@ -130,55 +127,6 @@ def test_a_run_that_ends_in_nan_does_not_count_and_shortens_no_other(tmp_path: P
     assert min(value for row in found["settings"] for value in row["values"]) > 0.5
 
 
-def test_a_cliff_between_two_settings_is_answered_with_values_to_try(
-    tmp_path: Path, trainer: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    Path(trainer[-1]).write_text(
-        TRAINER.replace("(math.log2(batch) - 9) ** 2", "(20 * (batch > 600) - math.log2(batch))")
-    )
-    found = run_sweep(tmp_path / "s", trainer, "32,64,128,256,512,1024,2048,4096")
-    assert "The grid is too coarse; the best guess is" in capsys.readouterr().out
-    assert "try --grid train_batch_size=512,609,724,861,1024" in found["optimum"]["why"]  # type: ignore[index]
-    assert (tmp_path / "s" / "heatmap.png").stat().st_size > 10_000
-
-
-def test_a_plateau_names_the_smallest_setting_and_the_fastest(
-    tmp_path: Path, trainer: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    plateau = TRAINER.replace("- 0.03 * (math.log2(batch) - 9) ** 2", "- 0.1 * max(0, 8 - math.log2(batch))")
-    noise = "0.01 * random.Random(batch + seed).gauss()"
-    Path(trainer[-1]).write_text("import random\n" + plateau.replace("0.01 * math.sin(7 * seed + batch)", noise))
-    found = run_sweep(tmp_path / "s", trainer, "32,64,128,256,512,1024,2048")
-    said = capsys.readouterr().out
-    assert "A plateau: from 256 to 2048, the high end of the grid, train_batch_size makes no difference" in said
-    assert "the smallest that is as good, 256, costs at most 0.0" in said
-    assert "Fastest there: train_batch_size=2048 (success" in said
-    assert found["optimum"]["kind"] == "plateau"  # type: ignore[index]
-    for printed in (tmp_path / "s" / "trials").glob("*/stdout.txt"):  # as if throughput had not been measured
-        printed.write_text(printed.read_text().replace("steps_per_s", "unknown"))
-    run_sweep(tmp_path / "s", trainer, "32,64,128,256,512,1024,2048")
-    assert "Measured there: train_batch_size=256 (success" in capsys.readouterr().out
-
-
-def test_two_settings_that_trade_off_are_a_ridge(
-    tmp_path: Path, trainer: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    ridge = '- 0.05 * math.log2(batch * float(flags["--speed"]) / 2**16) ** 2'
-    Path(trainer[-1]).write_text(TRAINER.replace("- 0.03 * (math.log2(batch) - 9) ** 2", ridge))
-    options = ("--grid", "speed=64,128,256,512,1024", "--seeds", "2", "--confirm", "1")
-    found = run_sweep(tmp_path / "s", trainer, "64,256,1024", *options)
-    said = capsys.readouterr().out
-    assert "A ridge, train_batch_size x speed about 6" in said
-    assert "where you raise one, lower the other to keep train_batch_size x speed" in said
-    optimum: dict[str, Any] = found["optimum"]  # type: ignore[assignment]
-    assert optimum["kind"] == "ridge"
-    assert optimum["ridge"]["low"] < 2**16 < optimum["ridge"]["high"]
-    named = re.search(r"Best measured along it: train_batch_size=(\d+), speed=(\d+)", said)
-    assert named is not None
-    assert int(named[1]) * int(named[2]) == 2**16
-    assert (tmp_path / "s" / "heatmap.png").stat().st_size > 10_000
-
-
 def test_a_trial_that_times_out_is_killed_with_all_it_started(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -218,18 +166,6 @@ def is_running(state: Path) -> bool:
         return state.read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
-
-
-def test_commands_of_the_page_have_flags_that_exist(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    page = (Path(__file__).resolve().parents[4] / "docs" / "how-to" / "sweep-settings.md").read_text(encoding="utf-8")
-    lines = [shlex.split(line)[1:] for line in page.splitlines() if line.startswith("qm sweep ") and "train" in line]
-    assert len(lines) >= 5
-    for words in lines:
-        before = words.index("--")
-        assert main([*words[:before], "--dry-run", "--dir", str(tmp_path), *words[before:]]) == 0
-        trials = capsys.readouterr().out.splitlines()
-        for trial in (trials[0], trials[-1]):
-            parse_config(shlex.split(trial)[2:])  # behind `python train_query_mutator.py`
 
 
 def test_a_run_folder_is_read_where_the_command_writes_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

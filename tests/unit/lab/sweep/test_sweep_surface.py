@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from query_mutator.lab.sweep.results import _printed
 from query_mutator.lab.sweep.surface import Optimum, find_optimum, pareto_front
 from query_mutator.stats.intervals import Floats
 
-pytestmark = pytest.mark.slow
-
 REPEATS = 60  # benchmarks/sweep_surfaces.py has more of them
 BATCHES, SPEEDS = (64, 128, 256, 512, 1024, 2048, 8192), (160, 512, 1024)
+SIZES = (64, 128, 256, 512, 1024, 2048, 8192)
+FIVE = (64, 128, 256, 512, 1024), (128, 256, 512, 1024, 2048)
+Curve = Callable[[Floats], Floats]
 
 
 def grid(*levels: tuple[int, ...], seeds: int = 3) -> Floats:
@@ -42,6 +45,7 @@ def bump(logs: Floats) -> Floats:
     return 0.3 + 0.4 * np.exp(-(((logs[:, 0] - 8.7) / 2.5) ** 2) - ((logs[:, 1] - 8.9) / 2) ** 2)
 
 
+@pytest.mark.slow
 def test_an_interior_optimum_is_recovered_at_the_stated_confidence() -> None:
     found = repeats(grid(BATCHES), hill, noise=0.03)
     assert {optimum.confidence for optimum in found} == {0.95}
@@ -49,12 +53,14 @@ def test_an_interior_optimum_is_recovered_at_the_stated_confidence() -> None:
     assert np.mean([optimum.kind == "interior" for optimum in found]) >= 0.95
 
 
+@pytest.mark.slow
 def test_an_interior_optimum_of_two_axes_that_is_not_quadratic() -> None:
     found = repeats(grid(BATCHES[::2], SPEEDS), bump, noise=0.03)
     assert covered(found, 2**8.7, 2**8.9) >= 0.95
     assert np.mean([optimum.kind == "interior" for optimum in found]) >= 0.95
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("left", "right", "at"), [(0.15, 0.03, 9.0), (0.03, 0.15, 9.0), (0.12, 0.06, 8.4)])
 def test_the_region_holds_a_peak_with_a_kink(left: float, right: float, at: float) -> None:
     def kinked(logs: Floats) -> Floats:
@@ -63,6 +69,7 @@ def test_the_region_holds_a_peak_with_a_kink(left: float, right: float, at: floa
     assert covered(repeats(grid(BATCHES), kinked, noise=0.03), 2**at) >= 0.95
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bend", [0.0, 1.0])
 def test_a_monotone_surface_is_an_edge_optimum(bend: float) -> None:
     def rising(logs: Floats) -> Floats:
@@ -77,6 +84,7 @@ def test_a_monotone_surface_is_an_edge_optimum(bend: float) -> None:
         assert np.mean([optimum.axes[0].at_edge == "high" for optimum in found]) >= 0.8
 
 
+@pytest.mark.slow
 def test_noise_alone_has_no_golden_middle() -> None:
     found = repeats(grid(BATCHES), lambda logs: np.zeros(len(logs)), noise=0.05)
     assert np.mean([optimum.kind == "interior" for optimum in found]) <= 0.05
@@ -84,6 +92,7 @@ def test_noise_alone_has_no_golden_middle() -> None:
     assert "these seeds show no difference" in found[0].why
 
 
+@pytest.mark.slow
 def test_an_axis_that_changes_nothing_is_reported() -> None:
     def ridge(logs: Floats) -> Floats:
         return 0.3 - 0.02 * (logs[:, 0] - 7) ** 2
@@ -94,6 +103,7 @@ def test_an_axis_that_changes_nothing_is_reported() -> None:
     assert np.mean([optimum.kind == "interior" for optimum in found]) <= 0.05
 
 
+@pytest.mark.slow
 def test_where_less_is_better_the_lowest_point_is_the_optimum() -> None:
     x = grid(BATCHES)
     noise = 0.01 * np.random.default_rng(0).normal(size=len(x))
@@ -103,6 +113,7 @@ def test_where_less_is_better_the_lowest_point_is_the_optimum() -> None:
     assert found.predicted == pytest.approx(24.3, abs=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("x", "words"),
     [(grid((64, 512)), "at least 3"), (grid((0, 1, 2)), "above 0"), (grid((1, 2, 3), seeds=1), "too few")],
@@ -112,6 +123,194 @@ def test_a_grid_that_is_too_small_says_so(x: Floats, words: str) -> None:
         find_optimum(x, np.ones(len(x)), names=["batch"])
 
 
+@pytest.mark.slow
 def test_pareto_front() -> None:
     assert pareto_front([0.5, 0.7, 0.6, 0.7], [100, 50, 80, 40]) == [1, 2, 0]
     assert pareto_front([], []) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "numbers"),
+    [
+        (
+            '{"success": 0.5, "loss": NaN, "return": Infinity, "steps": 1' + "0" * 400 + ', "name": "x"}',
+            {"success": 0.5},
+        ),
+        ("[" * 100_000, {}),
+        ("[1, 2]", {}),
+        ("", {}),
+    ],
+    ids=["odd", "deep", "list", "empty"],
+)
+def test_a_trial_s_last_line_gives_its_finite_numbers(line: str, numbers: dict[str, float], tmp_path: Path) -> None:
+    (tmp_path / "stdout.txt").write_text(f"some text\n{line}\n")
+    assert _printed(tmp_path) == numbers
+
+
+def test_more_settings_than_a_mesh_has_room_for_are_an_error_in_words() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.uniform(1, 10, (40, 6))
+    y = -((np.log(x) - 1) ** 2).sum(axis=1) + rng.normal(0, 0.01, 40)
+    with pytest.raises(ValueError, match="more than 5 settings"):
+        find_optimum(x, y, names=list("abcdef"))
+
+
+def found_on(surface: Curve, *levels: tuple[int, ...], noise: float, seeds: int = 3, count: int = 25) -> list[Optimum]:
+    points = np.stack(np.meshgrid(*levels, indexing="ij"), axis=-1).reshape(-1, len(levels))
+    x = np.repeat(points, seeds, axis=0).astype(float)
+    rng, names = np.random.default_rng(1), ["batch", "speed"][: x.shape[1]]
+    truth = surface(np.log2(x))
+    return [find_optimum(x, truth + noise * rng.normal(size=len(x)), names=names) for _ in range(count)]
+
+
+def cliff(at: float) -> Curve:
+    return lambda z: np.where(z[:, 0] <= at, 0.4 + 0.05 * (z[:, 0] - 6), 0.1)
+
+
+def bell(at: float, width: float) -> Curve:
+    return lambda z: 0.3 + 0.4 * np.exp(-(((z[:, 0] - at) / width) ** 2) / 2)
+
+
+def tried(optimum: Optimum) -> list[float]:
+    """Return log2 of the values that --grid is to try for the first setting."""
+    return [float(np.log2(float(value))) for value in optimum.finer[0].partition("=")[2].split(",")]
+
+
+def share(found: list[bool]) -> float:
+    return float(np.mean(found))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("surface", "at"),
+    [(cliff(9.6), 9.6), (cliff(9.9), 9.9), (cliff(11.8), 11.8), (bell(8.3, 0.25), 8.3), (bell(8.5, 0.4), 8.5)],
+)
+@pytest.mark.parametrize("seeds", [3, 8])
+def test_a_cliff_or_a_narrow_peak_is_held_or_answered_with_values_around_it(
+    surface: Curve, at: float, seeds: int
+) -> None:
+    found = found_on(surface, SIZES, noise=0.02, seeds=seeds)
+    inside = [bool(one.axes[0].low <= 2**at <= one.axes[0].high) for one in found]
+    assert share(inside) >= 0.95
+    coarse = [one for one in found if one.kind == "coarse"]
+    assert len(coarse) >= (0.95 if seeds == 8 else 0.8) * len(found)
+    assert all("the grid is too coarse here: try --grid batch=" in one.why for one in coarse)
+    assert share([min(tried(one)) < at < max(tried(one)) for one in coarse]) >= 0.95
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("noise", [0.01, 0.03, 0.06])
+@pytest.mark.parametrize("surface", [bell(8.4, 1.0), bell(8.4, 1.5), lambda z: 0.7 - 0.02 * (z[:, 0] - 9) ** 2])
+def test_a_smooth_hill_is_not_called_too_coarse(surface: Curve, noise: float) -> None:
+    assert share([bool(one.finer) for one in found_on(surface, SIZES, noise=noise)]) <= 0.05
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("noise", "seeds"), [(0.03, 3), (0.03, 8)])
+def test_noise_alone_is_not_called_too_coarse(noise: float, seeds: int) -> None:
+    flat = found_on(lambda z: 0 * z[:, 0], SIZES, noise=noise, seeds=seeds, count=100)
+    assert share([bool(one.finer) for one in flat]) <= 0.05
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("exponent", "at", "words"),
+    [
+        (1.0, 17.0, "lower the other to keep batch x speed"),
+        (1.0, 17.5, "batch x speed"),
+        (-1.0, -1.0, "raise the other to keep batch / speed"),
+        (0.5, 12.5, "lower the other to keep batch x sqrt(speed)"),
+    ],
+)
+def test_a_diagonal_ridge_is_a_trade_off(exponent: float, at: float, words: str) -> None:
+    def ridge(z: Floats) -> Floats:
+        return 0.7 - 0.05 * (z[:, 0] + exponent * z[:, 1] - at) ** 2
+
+    found = found_on(ridge, *FIVE, noise=0.02, count=20)
+    lines = [one.ridge for one in found if one.kind == "ridge" and one.ridge is not None]
+    assert len(lines) >= 0.85 * len(found)
+    assert share([line.exponent == exponent and line.low <= 2**at <= line.high for line in lines]) >= 0.95
+    assert words in lines[0].why
+    assert share([one.kind == "interior" for one in found]) <= 0.05
+
+
+@pytest.mark.slow
+def test_a_tilted_hill_is_not_a_ridge() -> None:
+    def hill(z: Floats) -> Floats:
+        return 0.7 - 0.04 * (z[:, 0] + z[:, 1] - 17) ** 2 - 0.02 * (z[:, 0] - z[:, 1] + 1) ** 2
+
+    found = found_on(hill, *FIVE, noise=0.02, count=20)
+    assert share([one.kind == "interior" for one in found]) >= 0.9
+    assert all(one.axes[0].low <= 256 <= one.axes[0].high for one in found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("slope", "end", "as_good"), [(1, "high", (512.0, 8192.0)), (-1, "low", (64.0, 512.0))])
+def test_a_plateau_names_the_smallest_setting_that_is_as_good(
+    slope: int, end: str, as_good: tuple[float, float]
+) -> None:
+    def plateau(z: Floats) -> Floats:
+        return 0.6 - 0.12 * np.maximum(0, slope * (9 - z[:, 0]))
+
+    found = found_on(plateau, SIZES, noise=0.015, seeds=5, count=60)
+    flats = [one.plateaus[0] for one in found if one.kind == "plateau"]
+    assert len(flats) >= 0.7 * len(found)
+    assert {flat.end for flat in flats} == {end}
+    assert (
+        share([as_good[0] <= flat.smallest * (1 + 1e-9) < flat.largest <= as_good[1] * (1 + 1e-9) for flat in flats])
+        >= 0.95
+    )
+    assert share([(round(flat.smallest), round(flat.largest)) == as_good for flat in flats]) >= 0.7
+    assert all(f"the smallest that is as good, {flat.smallest:.6g}, costs at most" in flat.why for flat in flats)
+    assert share([one.kind == "interior" for one in found]) <= 0.1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("best", "other", "widths", "seeds"), [(10.8, 5.2, (0.7, 1.3), 8), (10.9, 5.0, (0.6, 0.7), 8)])
+def test_the_region_holds_the_higher_of_two_peaks(
+    best: float, other: float, widths: tuple[float, float], seeds: int
+) -> None:
+    def peaks(z: Floats) -> Floats:
+        return np.maximum(
+            np.exp(-(((z[:, 0] - best) / widths[0]) ** 2) / 2),
+            0.8 * np.exp(-(((z[:, 0] - other) / widths[1]) ** 2) / 2),
+        )
+
+    found = found_on(peaks, tuple(2**level for level in range(4, 13)), noise=0.05, seeds=seeds)
+    assert share([one.axes[0].low <= 2**best <= one.axes[0].high for one in found]) >= 0.95
+
+
+@pytest.mark.slow
+def test_an_edge_is_said_only_where_the_results_show_it() -> None:
+    found = found_on(
+        lambda z: 1 - 0.15 * (z[:, 0] - np.log2(480)) ** 2, (100, 200, 300, 400, 500, 600), noise=0.2, count=100
+    )
+    assert share(["the best lies at the edge" in one.why for one in found]) <= 0.05
+    assert not any(one.axes[0].at_edge == "low" for one in found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("at", [6.3, 9.0, 12.0, 13.0])
+def test_a_region_that_reaches_an_end_is_never_interior(at: float) -> None:
+    found = found_on(lambda z: 0.7 - 0.02 * (z[:, 0] - at) ** 2, SIZES, noise=0.04)
+    assert not any(one.kind == "interior" and any(axis.reaches for axis in one.axes) for one in found)
+
+
+@pytest.mark.slow
+def test_large_numbers_do_not_overflow() -> None:
+    (found,) = found_on(lambda z: 1e200 * (0.7 - 0.02 * (z[:, 0] - 9) ** 2), SIZES, noise=1e198, count=1)
+    assert found.kind == "interior"
+    assert found.predicted == pytest.approx(0.7e200, rel=0.1)
+
+
+@pytest.mark.slow
+def test_a_result_that_is_not_finite_is_refused() -> None:
+    x = np.repeat([[64.0], [128.0], [256.0], [512.0]], 3, axis=0)
+    with pytest.raises(ValueError, match="1 results are NaN or infinite"):
+        find_optimum(x, np.r_[np.nan, np.ones(11)], names=["batch"])
+
+
+@pytest.mark.slow
+def test_neighboring_integers_are_not_refined() -> None:
+    found = found_on(lambda z: np.where(z[:, 0] <= 1, z[:, 0], 0.0) + 0.0, (1, 2, 3, 4, 5), noise=0.01, count=5)
+    assert all(one.finer == () for one in found)
