@@ -166,52 +166,62 @@ def one_line_error(result: subprocess.CompletedProcess[str], *, code: int = 2) -
 class ModelServer:
     """A model server of its own process; `kill` and `start` keep its port, the counts are those of the process."""
 
-    flags: tuple[str, ...] = ()
-    port: int = 0
+    settings: dict[str, Any]
     url: str = ""
-    process: subprocess.Popen[str] | None = field(default=None, repr=False)
+    knobs_url: str = field(default="", repr=False)
+    process: Command | None = field(default=None, repr=False)
 
     def start(self) -> None:
         """Start it; return when it listens."""
-        script = str(Path(__file__).with_name("model_server.py"))
-        words = [sys.executable, "-S", script, "--port", str(self.port), *self.flags]
-        self.process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
-        assert self.process.stdout is not None
-        self.url = self.process.stdout.readline().split()[-1]
-        self.port = int(self.url.rsplit(":", 1)[1])
+        script = Path(__file__).with_name("model_server.py")
+        self.process = Command([script, json.dumps(self.settings)], cwd=script.parent)
+        words = self.process.wait_for_line("listening on ").split()
+        self.url, self.knobs_url = words[2], words[4]
+        self.settings["port"] = int(self.url.rsplit(":", 1)[1])
 
     def kill(self) -> None:
         """Kill it, as a machine does that loses power."""
         if self.process is not None:
             self.process.kill()
-            self.process.wait(20)
-            assert self.process.stdout is not None
-            self.process.stdout.close()
 
-    def counts(self) -> dict[str, Any]:
-        """Return what it saw: requests, answered, failed, peak_in_flight, prompts, keys; see model_server.py."""
-        found: dict[str, Any] = ask(f"{self.url}/promises/counts")
-        return found
+    def stats(self) -> dict[str, Any]:
+        """Return its counters of calls, with the number `in_flight`; docs/how-to/test-server.md."""
+        found: dict[str, Any] = ask(f"{self.url}/debug/stats")
+        found["routes"].pop("/debug/stats", None)
+        return {**found, "in_flight": found["waiting"] + found["in_service"] + found["pending_loads"]}
 
     @property
     def total(self) -> int:
-        """Return how many calls it received."""
-        return int(ask(f"{self.url}/promises/total"))
+        """Return how many calls began."""
+        found = self.stats()
+        return int(found["calls"] + found["in_flight"] + found["cancelled"])
 
     def reset(self) -> None:
-        """Set its counts to 0."""
-        ask(f"{self.url}/promises/reset", {})
+        """Set its counters to 0, and forget prompts and keys."""
+        with urllib.request.urlopen(urllib.request.Request(f"{self.url}/debug/stats", method="DELETE")):
+            self.set(forget=True)
 
-    def set(self, **flags: Any) -> None:
-        """Change flags of the running server, as `latency_ms=50`."""
-        ask(f"{self.url}/promises/set", flags)
+    def set(self, **knobs: Any) -> dict[str, Any]:
+        """Change knobs of the running server, as `latency_ms=50`; return the `prompts` and `keys` it saw."""
+        body = {"model": "knobs", "prompt": json.dumps(knobs), "stream": False}
+        found: dict[str, Any] = json.loads(ask(f"{self.knobs_url}/api/generate", body)["response"])
+        return found
+
+    @property
+    def prompts(self) -> list[tuple[str, str]]:
+        """Return model and prompt of each call, in order; a text that was embedded is a prompt of all-minilm."""
+        return [(model, prompt) for model, prompt in self.set()["prompts"]]
+
+    @property
+    def keys(self) -> list[str]:
+        """Return the different Authorization headers that came; only a server with `api_key` keeps them."""
+        return list(self.set()["keys"])
 
 
 @contextlib.contextmanager
-def model_server(**flags: Any) -> Iterator[ModelServer]:
-    """Start a model server with flags of model_server.py, as `latency_ms=5, faults="500=0.1"`, until the block ends."""
-    words = (f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}") for name, value in flags.items())
-    server = ModelServer(flags=tuple(words))
+def model_server(**settings: Any) -> Iterator[ModelServer]:
+    """Start a model server with settings of model_server.py, as `latency_ms=5`, until the block ends."""
+    server = ModelServer(settings=settings)
     server.start()
     try:
         yield server

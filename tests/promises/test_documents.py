@@ -113,7 +113,7 @@ def test_batching_is_on_and_several_times_faster(own_server: ModelServer, tmp_pa
     for more, in_flight in (([], 8), (["--no-batching", "--batch-size", "8"], 1)):
         own_server.reset()
         good(run([*TRAIN, *flags, *more], cwd=tmp_path))
-        assert own_server.counts()["peak_in_flight"] == in_flight
+        assert own_server.stats()["max_in_service"] == in_flight
         seconds.append(last_metrics(latest(tmp_path))["wall_s"])
     assert seconds[1] > 3 * seconds[0]
 
@@ -126,10 +126,10 @@ def test_batch_functions(own_server: ModelServer, caplog: pytest.LogCaptureFixtu
     for workers, settings in ((8, where), (2, {**where, "max_workers": 2})):
         own_server.reset()
         rewrites = ollama_utils.batch_mutate_queries(texts[:12], "neutral", model="softener", **settings)
-        assert own_server.counts()["peak_in_flight"] == workers
+        assert own_server.stats()["max_in_service"] == workers
         answers = ollama_utils.batch_query_target_model(rewrites, model="librarian", **settings)
         assert answers == [f"It is {row['accept'][0]}." for row in questions()[:12]]
-        assert own_server.counts()["peak_in_flight"] == workers
+        assert own_server.stats()["max_in_service"] == workers
     vectors = ollama_utils.batch_encode_queries(texts, model="hash", batch_size=5)
     np.testing.assert_allclose(vectors, [ollama_utils.encode_query(text, model="hash") for text in texts], atol=1e-6)
     assert ollama_utils.batch_mutate_queries(texts[:2], "neutral", model="nowhere", **where) == texts[:2]
@@ -158,7 +158,7 @@ def test_batched_environment_wraps_single_ones(own_server: ModelServer, tmp_path
         assert rewards.tolist() == pytest.approx([one[1] for one in step])
         assert not terminations.any()
     np.testing.assert_array_equal(found, expected)
-    assert own_server.counts()["peak_in_flight"] == 4
+    assert own_server.stats()["max_in_service"] == 4
     for env in (*singles, envs):
         env.close()
 

@@ -239,7 +239,7 @@ def test_send_and_recv_give_the_data_of_step(settings: dict[str, Any], own_serve
             envs.send([action(env, len(apart[env])) for env in more], more)
     assert apart == together
     assert max(sizes) < num_envs  # not in step with each other
-    assert own_server.counts()["peak_in_flight"] == 4
+    assert own_server.stats()["max_in_service"] == 4
 
 
 # --- programs --------------------------------------------------------------------------------------------------------
@@ -269,7 +269,7 @@ def test_a_rewriter_serves_fifty_threads_and_fifty_tasks(trained: Path, own_serv
             assert [untimed(found) for found in threads.map(at_once, texts)] == expected
         assert [untimed(found) for found in asyncio.run(tasks(rewriter))] == expected
     assert len({found.answer for found in expected}) > 10
-    assert own_server.counts()["peak_in_flight"] == 8
+    assert own_server.stats()["max_in_service"] == 8
 
 
 # --- plug-ins --------------------------------------------------------------------------------------------------------
@@ -320,4 +320,4 @@ def test_a_backend_comes_by_name(server: ModelServer, tmp_path: Path) -> None:
     rows = rows_of(helpers.latest(tmp_path) / "transcripts.jsonl")
     assert all(row["valid"] and row["answer"].endswith("is what you want.") for row in rows)
     assert "`river` is what you want." in good(run([*QM, "rewrite", "plz tell me the river"], cwd=tmp_path)).stdout
-    assert server.counts()["requests"] == {}
+    assert server.stats()["calls_by_model"] == {}

@@ -47,7 +47,7 @@ def stranger(server: ModelServer, tmp_path_factory: pytest.TempPathFactory) -> I
     plugin = folder / "evil.py"
     plugin.write_text(EVIL)
     plugged = helpers.train(server, folder, "--plugin", str(plugin), "--operators", "spelling,neutral,evil")
-    with helpers.model_server() as theirs:
+    with helpers.model_server(api_key="") as theirs:
         flags = helpers.train_flags(theirs, folder)
         at = flags.index("--ollama-url")
         flags[at : at + 2] = ["--backend", "openai", "--openai-url", f"{theirs.url}/v1"]
@@ -86,11 +86,10 @@ def test_a_strangers_policy_or_run_does_not_choose_where_the_key_goes(stranger: 
     """No command sends the user's key, or anything, to an address that only a stranger's file names."""
     for line in user_runs(stranger.openai, home):
         assert f"--openai-url {stranger.server.url}" in line
-    seen = stranger.server.counts()
-    assert (seen["keys"], seen["paths"]) == ([], {})
+    assert (stranger.server.keys, stranger.server.stats()["routes"]) == ([], {})
     named = ["rewrite", QUESTION, "--checkpoint", home / "policy.qm", "--openai-url", f"{stranger.server.url}/v1"]
     good(run([*QM, *named], cwd=home, env={"OPENAI_API_KEY": KEY}))
-    assert stranger.server.counts()["keys"] == [f"Bearer {KEY}"]
+    assert stranger.server.keys == [f"Bearer {KEY}"]
     stranger.server.reset()
 
 
@@ -103,7 +102,7 @@ def test_a_program_asks_no_address_that_only_a_policy_names(
         Rewriter.load(stranger.openai / "policy.qm")
     with Rewriter.load(stranger.openai / "policy.qm", ollama_url=server.url) as rewriter:
         assert rewriter.rewrite(QUESTION).answer == "It is Nile."
-    assert stranger.server.counts()["paths"] == {}
+    assert stranger.server.stats()["routes"] == {}
     monkeypatch.setenv("OPENAI_BASE_URL", stranger.server.url)  # names it as well
     with Rewriter.load(stranger.openai / "policy.qm") as rewriter:
         assert rewriter.rewrite(QUESTION).answer == "It is Nile."
@@ -231,6 +230,6 @@ def test_a_key_is_in_no_file_and_no_output(home: Path) -> None:
         line = one_line_error(other)
         assert "invalid API key" in line
         assert "sk-wrong" not in line
-        assert guarded.counts()["keys"] == [f"Bearer {KEY}", "Bearer sk-wrong"]
+        assert guarded.keys == [f"Bearer {KEY}", "Bearer sk-wrong"]
     assert not [name for name, content in contents(home).items() if KEY.encode() in content]
     assert KEY not in "".join(said)

@@ -53,13 +53,13 @@ def trained_with_evaluation(tmp_path_factory: pytest.TempPathFactory) -> Iterato
         flags[flags.index("--operators") + 1] = "neutral,filler"
         flags.remove("--no-evaluate")
         helpers.write_questions(home / "questions.jsonl", rows)
-        flags += ["--eval-questions", "10", "--plan-calls", "60", "--encoder", "ollama:embedder"]
+        flags += ["--eval-questions", "10", "--plan-calls", "60", "--encoder", "ollama:all-minilm"]
         done = good(run([*TRAIN, *flags], cwd=home))
         folder = helpers.latest(home)
         tests = [row for row in rows_of(folder / "evaluation.jsonl") if row["set"] == "test"]
         texts = sorted({row["question"] for row in tests})
-        prompts = [tuple(one) for one in server.counts()["prompts"]]
-        yield Trained(home, folder, server, done.stdout, prompts, texts)  # type: ignore[arg-type]
+        prompts = server.prompts
+        yield Trained(home, folder, server, done.stdout, prompts, texts)
 
 
 def with_any(texts: Sequence[str], prompts: Sequence[tuple[str, str]]) -> list[int]:
@@ -73,7 +73,7 @@ def test_held_out_questions_are_asked_once_and_at_the_end(trained_with_evaluatio
     assert len(texts) >= 20
     first = with_any(texts, run_.prompts)[0]
     summary = json.loads((run_.folder / "summary.json").read_text())
-    of_models = [model for model, _ in run_.prompts[:first] if model != "embedder"]
+    of_models = [model for model, _ in run_.prompts[:first] if model != "all-minilm"]
     validated = [row for row in rows_of(run_.folder / "metrics.jsonl") if "validation/success" in row]
     assert len(validated) == 3
     assert len(of_models) >= summary["llm_calls"] > 64
@@ -88,10 +88,10 @@ def test_a_search_for_a_plan_asks_no_held_out_question(trained_with_evaluation: 
     run_ = trained_with_evaluation
     run_.server.reset()
     flags = [*helpers.server_flags(run_.server), "--dataset", run_.dataset, "--operators", "neutral,filler"]
-    flags += ["--forms", "none", "--answer", "searched", "--reward", "right=1", "--encoder", "ollama:embedder"]
+    flags += ["--forms", "none", "--answer", "searched", "--reward", "right=1", "--encoder", "ollama:all-minilm"]
     flags += ["--max-calls", "200", "--cache", "off", "--save-dir", run_.home / "plans"]
     good(run([*QM, "plan", *flags], cwd=run_.home))
-    prompts = [tuple(one) for one in run_.server.counts()["prompts"]]
+    prompts = run_.server.prompts
     assert len(prompts) > 20
     assert with_any([*run_.held_out, *(f"kill the {word}" for word in UNSAFE)], prompts) == []
 

@@ -25,6 +25,7 @@ THIRD_PARTY = (
     *("numpy", "torch", "torch._dynamo", "torch.fx.experimental.symbolic_shapes", "torch.export", "gymnasium"),
     *("matplotlib.figure", "matplotlib.backends.backend_agg", "scipy.special", "scipy.stats", "requests", "tyro"),
     *("tensorboard.compat.proto", "tensorboard.summary.writer.record_writer", "sklearn.ensemble", "rich"),
+    "aiohttp.web",
 )
 
 
