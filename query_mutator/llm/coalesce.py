@@ -55,8 +55,7 @@ def _key(request: ChatRequest, identity: str) -> str:
     options = _encode(dict(request.options)) if request.options else "{}"
     form = ""
     if request.json_schema is not None or request.think or request.choices or request.logprobs:
-        more = [request.logprobs] if request.logprobs else []  # a key without it is that of earlier versions
-        form = f", {_encode([request.json_schema, request.think, request.choices, *more])}"
+        form = f", {_encode([request.json_schema, request.think, request.choices, request.logprobs])}"
     return hashlib.sha256(f"[{quoted(identity)}, [{messages}], {numbers}, {options}{form}]".encode()).hexdigest()
 
 

@@ -207,8 +207,7 @@ class LengthCache:
         if "count" not in header and not allow_unfinished:
             raise BatchFileError(f"{self.path} has no count; it may be the beginning of an interrupted build")
         about = json_bytes({name: value for name, value in header.items() if name != "sha256"})
-        # Files of older versions have the checksum of the rows alone.
-        if "count" in header and header.get("sha256") not in (sha256_of([about, body]), sha256_of([body])):
+        if "count" in header and header.get("sha256") != sha256_of([about, body]):
             raise BatchFileError(f"{self.path} does not match its checksum; it was truncated or edited")
         rows = [self._row(line, number) for number, line in enumerate(body.split(b"\n"), start=2) if line.strip()]
         if header.get("count", len(rows)) != len(rows):

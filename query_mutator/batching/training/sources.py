@@ -204,7 +204,7 @@ class StreamSource:
                 f"resume with --gradient-accumulation times ranks = {state['group']}"
             )
         self.number, self.done = int(state["window"]), int(state["done"])
-        if self.done and "plan" in state:  # absent from checkpoints of older versions
+        if self.done:
             found = self._planned(list(islice(self.stream, self.window))).fingerprint
             if found != state["plan"]:
                 raise CheckpointError(
