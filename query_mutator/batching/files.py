@@ -114,7 +114,7 @@ def read_arrays(path: str | Path, *, kind: str, verify: bool = True) -> ArrayFil
         with reading(path), safe_open(path, framework="numpy") as file:
             info = file.metadata()
             meta = files.parse_json(info["meta"])
-            checksum = info["sha256"]
+            checksum = meta.pop("sha256")
             arrays = _mapped(path, {name: file.get_slice(name) for name in file.offset_keys()})
     except BatchFileError:
         raise
