@@ -77,3 +77,5 @@ def test_each_promise_is_one_sentence_with_a_break_that_turns_it_red() -> None:
     assert named <= own.keys(), "breaks/ names tests that do not exist"
     missing = own.keys() - named - {name for name in own if name.startswith(Path(__file__).name)}
     assert not missing, f"without a break: {sorted(missing)}"
+    gone = [row["old"] for row in rows if (HERE.parents[1] / row["file"]).read_text("utf-8").count(row["old"]) != 1]
+    assert not gone, f"lines of breaks/ that are not there, or not once: {gone}"
