@@ -29,7 +29,6 @@ from query_mutator.batching import (
     save_samples,
     save_samples_async,
 )
-from query_mutator.batching.arrays import permutation
 from query_mutator.batching.files import read_arrays, read_checked_json, write_arrays, write_checked_json
 from query_mutator.errors import DatasetError, DiskError, UsageError
 
@@ -279,15 +278,6 @@ def test_bucket_padding_gives_few_shapes() -> None:
     assert ordered == sorted(ordered)
 
 
-def test_seeds_and_epochs_do_not_share_an_order() -> None:
-    orders = {
-        tuple(one for batch in sampler(seed=seed).iter_epoch_sync(epoch) for one in batch.sample_ids)
-        for seed in range(5)
-        for epoch in range(5)
-    }
-    assert len(orders) == 25
-
-
 def test_the_sampler_resumes_where_it_stopped() -> None:
     whole = sampler()
     whole.set_epoch(3)
@@ -340,8 +330,3 @@ def test_windows_that_one_batch_could_hold_are_merged() -> None:
     batches = list(sampler(window=1).iter_epoch_sync(0))
     assert sum(batch.batch_size for batch in batches) == 50
     assert len(batches) < 20
-
-
-def test_seeds_beyond_32_bits_have_orders_of_their_own() -> None:
-    orders = [permutation(50, *seed).tolist() for seed in [(0, 1), (2**32, 0), (0, 2**32), (2**32, 1), (1, 2**32)]]
-    assert len({tuple(order) for order in orders}) == len(orders)

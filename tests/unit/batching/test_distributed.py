@@ -202,32 +202,6 @@ def test_wrap_runs_no_microbatch_more_than_twice(count: int) -> None:
     assert sum(runs.values()) == total + shards[0].shard_report().num_wrapped
 
 
-@pytest.mark.parametrize("equal_steps", [False, True])
-def test_training_goes_on_after_changes_of_the_world_size(plan: BatchPlan, equal_steps: bool) -> None:
-    done: list[int] = []
-    position = CheckpointPosition.at(plan.shard(0, 4, equal_steps=equal_steps), 0, 0)
-    for world_size, steps in ((4, 20), (3, 11), (3, 4), (6, 9), (1, None)):
-        ended = position
-        for rank in range(world_size):
-            shard, begin = resume_shard(plan, position, DistributedConfig(rank=rank, world_size=world_size))
-            batches = list(shard.iter_epoch(0))[begin : None if steps is None else begin + steps]
-            done += [batch.index for batch in batches if not batch.is_padding]
-            ended = CheckpointPosition.at(shard, 0, begin + (steps or 0))
-        position = ended
-    assert Counter(done) == Counter(range(plan.get_epoch(0).num_microbatches))
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_a_microbatch_that_only_filled_a_step_still_runs(seed: int) -> None:
-    config = BatchingConfig(token_budget=64, bucket_edges=(64,), overflow_max=64, seed=seed)
-    plan = BatchPlanBuilder([64] * 5, config).build_sync(1)  # on four ranks one step is whole, one has three fillers
-    before = [plan.shard(rank, 4, equal_steps=True) for rank in range(4)]
-    position = CheckpointPosition.at(before[0], 0, 1)
-    after = [resume_shard(plan, position, DistributedConfig(rank=rank, world_size=2))[0] for rank in range(2)]
-    run = [next(shard.iter_epoch(0)) for shard in before] + [batch for shard in after for batch in shard.iter_epoch(0)]
-    assert sorted(batch.index for batch in run if not batch.is_padding) == list(range(5))
-
-
 def test_after_an_elastic_epoch_the_next_is_whole(plan: BatchPlan) -> None:
     position = CheckpointPosition.at(plan.shard(0, 4), 0, 10)
     indices = []

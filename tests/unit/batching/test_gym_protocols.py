@@ -161,13 +161,7 @@ def test_a_close_is_answered_once() -> None:
     ("wire", "code"),
     [
         ("c100", 1002),  # a reserved bit
-        ("8300", 1002),  # an unknown opcode
-        ("8000", 1002),  # a continuation of nothing
-        ("0900", 1002),  # a ping in parts
-        ("897e0080" + "00" * 128, 1002),  # a long ping
-        ("818537fa213d7f9f4d5158", 1002),  # masked by a server
         ("8102c328", 1007),  # not UTF-8
-        ("880100", 1002),  # a close code of one byte
         ("827f0000000100000000", 1009),  # four gigabytes
         ("017f0000000000100000" + "61" * (1 << 20) + "800161", 1009),  # parts that grow too big
     ],
@@ -298,18 +292,6 @@ def test_a_client_can_do_what_a_person_can(server: GymServer) -> None:
         assert not client.is_connected
 
     asyncio.run(run())
-
-
-def test_many_clients_at_a_time(server: GymServer) -> None:
-    async def run() -> list[int]:
-        streams = [GymEpisodeStream(config_for(server, seed=seed), Letters(), max_episodes=3) for seed in range(8)]
-        return await asyncio.gather(*(count(stream) for stream in streams))
-
-    async def count(stream: GymEpisodeStream) -> int:
-        return len([sample async for sample in stream])
-
-    assert all(found >= 6 for found in asyncio.run(run()))
-    assert server.sessions_served == 8
 
 
 # --- broken connections ----------------------------------------------------------------------------------------------

@@ -304,20 +304,6 @@ def test_a_stream_resumes_where_it_was(data: Path, shuffle: bool) -> None:
         OfflineDatasetStream(data, shuffle=shuffle, seed=7).load_state_dict(state)
 
 
-def test_bad_rows_are_errors_or_counted(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    path = write(
-        tmp_path / "t.jsonl", [{"text": "a"}, "{broken\n", {"other": 1}, {"text": "b", "difficulty": "expert"}]
-    )
-    stream = OfflineDatasetStream(path, tokenizer=tokenizer)
-    with pytest.raises(DatasetError, match=r"t\.jsonl:2: not JSON"):
-        list(stream)
-    assert stream.state == StreamState.ERROR
-    lenient = OfflineDatasetStream(path, tokenizer=tokenizer, skip_bad=True)
-    assert [sample.difficulty for sample in lenient] == [None, 1.0]
-    assert lenient.metrics.samples_errored == 2
-    assert "t.jsonl:3" in lenient.first_errors[1]
-
-
 @pytest.mark.parametrize("row", [{"difficulty": "odd"}, {"difficulty": 7}, {"loss_mask": [1]}, {"reward": "much"}])
 def test_a_field_that_cannot_be_is_an_error_with_its_line(tmp_path: Path, row: dict[str, Any]) -> None:
     path = write(tmp_path / "t.jsonl", [{"input_ids": [1, 2], **row}])

@@ -127,21 +127,6 @@ def test_packs_cuts_and_fillers_reach_the_collator() -> None:
     assert seen == sum(LENGTHS)
 
 
-def test_a_filler_has_no_labels() -> None:
-    plan = BatchPlanBuilder([10] * 3, BatchingConfig(token_budget=16, bucket_edges=(16,), overflow_max=16)).build_sync(
-        1
-    )
-    fillers = 0
-    for rank in range(2):
-        shard = plan.shard(rank, 2, equal_steps=True)
-        data = PlanDataset([sample(str(one), [5] * 10) for one in range(3)])
-        for keys, spec in zip(PlanBatchSampler(shard), shard.iter_epoch(0), strict=True):
-            labels = PaddedCollator()([data[key] for key in keys])["labels"]  # type: ignore[misc, list-item]
-            assert int((labels != -100).sum()) == spec.loss_tokens == (0 if spec.is_padding else 9)
-            fillers += spec.is_padding
-    assert fillers == 1
-
-
 def test_the_dataset_reads_every_kind_of_key() -> None:
     data = PlanDataset(SAMPLES)
     assert data[3] == data["s3"] == PlanDataset({"s3": SAMPLES[3]})["s3"]
@@ -213,31 +198,6 @@ def test_the_flex_mask_is_the_sdpa_mask(causal: bool) -> None:
     expected = attend(query, sdpa_block_mask(segments, causal=causal))
     found = flex_attention(query, query, query, block_mask=flex_block_mask(segments, causal=causal))
     assert torch.allclose(found, expected, atol=1e-5)
-
-
-def test_a_model_gives_the_same_losses_packed_and_alone() -> None:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=100,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        max_position_embeddings=64,
-    )
-    model = LlamaForCausalLM(config).eval()
-    samples = [one for one in SAMPLES if one.length < 20][:6]
-    batch = PackedCollator(multiple=1)([samples])
-    mask = sdpa_block_mask(batch["segment_ids"])
-    with torch.no_grad():
-        packed = model(input_ids=batch["input_ids"], position_ids=batch["position_ids"], attention_mask=mask).logits[0]
-        begin = 0
-        for one in samples:
-            alone = model(input_ids=torch.tensor(one.input_ids.astype(np.int64))[None]).logits[0]
-            assert torch.allclose(packed[begin : begin + one.length], alone, atol=1e-5)
-            begin += one.length
 
 
 def test_torchdata_resumes_with_workers() -> None:

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from ppo.gae import compute_gae
 from ppo.loss import clipped_policy_loss, clipped_value_loss, normalized, ppo_loss
-from ppo.policy import Policy
 from ppo.rollout import Batch, RolloutBuffer
 
 LOSS = {"clip_param": 0.2, "clip_vloss": True, "norm_adv": True, "entropy_coef": 0.01, "value_loss_coef": 0.5}
@@ -81,33 +80,6 @@ def test_the_terms_add_up() -> None:
     assert terms.entropy.item() == pytest.approx(math.log(4))
     assert terms.total.item() == pytest.approx(-3 - 0.01 * math.log(4) + 0.5 * 1.25)
     assert terms.log_ratio.tolist() == pytest.approx([0, 0], abs=1e-6)
-
-
-def test_loss_and_gradients_equal_those_of_the_valid_subset() -> None:
-    torch.manual_seed(0)
-    policy, buffer = Policy(3, 4, (8,)), RolloutBuffer(6, 2, 3)
-    for t in range(6):
-        buffer.add(
-            obs=torch.randn(2, 3),
-            actions=torch.randint(4, (2,)),
-            logprobs=torch.randn(2) - 1,
-            values=torch.randn(2),
-            rewards=torch.randn(2),
-            terminations=False,
-            truncations=False,
-            valid=[t != 2, t not in (0, 5)],
-        )
-    advantages, returns = torch.randn(6, 2), torch.randn(6, 2)
-    valid = buffer.valid.flatten()
-    columns = (buffer.obs, buffer.actions, buffer.logprobs, buffer.values, advantages, returns)
-    subset = Batch(*(column.flatten(0, 1)[valid] for column in columns))
-    buffer.obs[~buffer.valid] = float("nan")
-    outcomes = []
-    for batch in (subset, buffer.batch(advantages, returns)):
-        terms = ppo_loss(*policy(batch.obs), batch, **LOSS)  # type: ignore[arg-type]
-        outcomes.append([*terms, *torch.autograd.grad(terms.total, list(policy.parameters()))])
-    assert len(subset.actions) == 9
-    assert all(torch.equal(one, other) for one, other in zip(*outcomes, strict=True))
 
 
 def column(*numbers: float) -> Tensor:

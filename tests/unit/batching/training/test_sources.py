@@ -51,11 +51,6 @@ def test_a_step_holds_the_same_on_any_number_of_ranks(plan: BatchPlan, world_siz
     assert source_of(plan, world_size, accumulation).steps_left == len(contents(1, 8))
 
 
-def test_every_sample_comes_once_an_epoch(plan: BatchPlan) -> None:
-    counts = Counter(name for step in steps_of(plan, 3, 2) for mine in step for name in names_of(mine))
-    assert counts == dict.fromkeys(ROWS, 2)
-
-
 def test_ranks_at_one_step_run_one_bucket_at_like_cost(plan: BatchPlan) -> None:
     imbalance = []
     for step in steps_of(plan, 4, 1):

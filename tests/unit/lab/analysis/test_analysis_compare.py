@@ -28,7 +28,6 @@ from query_mutator.lab.analysis.runs import find_runs, load_runs
 from query_mutator.lab.analysis.spec import read_spec
 from tests.promises.events import write_events, write_run
 
-ROOT = Path(__file__).resolve().parents[4]
 SPEC = read_spec()
 
 
@@ -198,16 +197,6 @@ def test_any_numbers_give_a_page_without_nonsense(data: st.DataObject, tmp_path:
     for result in analysis.results:
         assert all(value.interval[0] <= value.interval[1] for value in result.groups)
         assert all(one.interval[0] <= one.interval[1] and 0 <= one.p <= 1 for one in result.comparisons)
-
-
-def test_copies_of_one_seed_are_one_seed(tmp_path: Path) -> None:
-    write_group(tmp_path, "a", [0.50, 0.51, 0.52], batch=64)
-    for copy in range(3):
-        path = write_run(tmp_path / f"b-s{copy}", {"validation/success": np.linspace(0, 0.9 + copy / 1000, 20)})
-        (path / "config.json").write_text('{"flags": {"seed": 1, "batch": 128}}')
-    analysis = compared(tmp_path)
-    assert analysis.of_role("performance")[0].comparisons[0].verdict == "inconclusive"
-    assert "batch=128" in analysis.remarks[0]
 
 
 def test_seeds_that_share_the_few_numbers_they_log_are_told_apart_by_their_speeds(tmp_path: Path) -> None:

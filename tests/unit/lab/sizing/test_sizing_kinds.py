@@ -13,7 +13,6 @@ from query_mutator.commands.main import main
 from query_mutator.errors import UsageError
 from query_mutator.lab.sizing.memory import estimate, measured_peak
 from query_mutator.lab.sizing.scratch import onednn
-from query_mutator.lab.sizing.tracker import _warn_of_guesses
 from query_mutator.lab.sizing.workload import Recipe, Workload
 
 pytestmark = pytest.mark.slow
@@ -132,12 +131,6 @@ def test_the_device_that_is_sized_is_named(capsys: pytest.CaptureFixture[str]) -
         assert words in capsys.readouterr().out
     with pytest.raises(UsageError, match="--device 'tpu' must be"):
         main(["size", "mlp", "--device", "tpu"])
-
-
-def test_an_mlp_has_no_warning(caplog: pytest.LogCaptureFixture) -> None:
-    _warn_of_guesses.cache_clear()
-    assert main(["size", "mlp", "--batch", "1", "--what-if", "adafactor", "sgd-momentum"]) == 0
-    assert not caplog.records
 
 
 def test_lengths_may_be_of_any_integer_type() -> None:

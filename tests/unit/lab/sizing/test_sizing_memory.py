@@ -166,22 +166,6 @@ def test_the_largest_batch_fits_and_one_more_does_not() -> None:
     assert largest_batch(gpt(SMALL), 0.5 * MIB, CPU) == (0, None)
 
 
-def test_code_that_asks_for_a_number_is_sized_all_the_same() -> None:
-    class Asks(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(8, 8)
-
-        def forward(self, x: Tensor) -> Tensor:
-            y: Tensor = self.layer(x)
-            return y * 2 if y.sum().item() > 0 else y
-
-    workload = Workload(
-        name="asks", build=Asks, batch=lambda size: (torch.randn(size, 8),), loss=lambda module, x: module(x).mean()
-    )
-    assert estimate(workload, 4, CPU).peak > 0
-
-
 def test_the_allocator_keeps_splits_and_merges() -> None:
     allocator = CachingAllocator()
     first, second = allocator.allocate(512), allocator.allocate(1024)

@@ -193,14 +193,6 @@ def test_mistakes_are_one_line(argv: list[str], words: str) -> None:
 
 
 @pytest.mark.slow
-def test_estimate_and_truth_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["size", "verify", "cleanrl-dqn", "--batch", "64", "--device", "cpu"]) == 0
-    said = capsys.readouterr().out
-    assert "cpu, MiB" in said
-    assert "+0.0%" in said or "-0.0%" in said
-
-
-@pytest.mark.slow
 def test_throughput_by_batch_size(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--batch", "8", "64", "--seconds", "0.1", "--device", "cpu"]
     assert main(["size", "throughput", "cleanrl-ppo", *flags]) == 0
