@@ -306,7 +306,9 @@ def test_the_example_run_asks_what_the_script_records() -> None:
     config = parse_config(["--config", str(ROOT / "examples" / "first_run.json")])
     assert config.target_max_tokens == MAX_TOKENS
     assert (config.ask, config.answer, config.algo) == ("form", "learned", "ppo")
-    assert all(local_rewrite(operator) is not None for operator in operators.select(config.operators))
+    (backend,) = RecordedBackend.open(BUNDLED_RECORDINGS[:1])
+    by_model = {one.name for one in operators.select(config.operators) if local_rewrite(one) is None}
+    assert by_model == set(backend.recording.head.operators)
 
 
 @pytest.mark.slow
