@@ -56,10 +56,10 @@ def run_folder(save_dir: Path) -> Path | None:
 
 def killed_training(flags: list[str], save_dir: Path, server: ModelServer, *, calls: int, rng: random.Random) -> int:
     """Kill a training at random calls and resume it each time, to its end; return the number of kills."""
-    kills = 0
+    kills, share = 0, calls // (KILLS + 1)
     for _ in range(KILLS):
         argv = resumption(flags, save_dir)
-        moment = server.total + rng.randrange(1, max(2, calls // (KILLS + 1)))
+        moment = server.total + rng.randrange(share // 2, share)
         command = Command([*TRAIN, *argv], cwd=save_dir.parent)
         if not command.wait_for(lambda: server.total >= moment):  # noqa: B023
             break
@@ -79,7 +79,7 @@ def resumption(flags: list[str], save_dir: Path) -> list[str]:
 @pytest.mark.parametrize("algo", ["ppo", "direct"])
 def test_killed_training_ends_as_one_that_was_not(algo: str, slow_server: ModelServer, tmp_path: Path) -> None:
     """A training, killed and resumed, has the weights of an uninterrupted one and repeats only calls in flight."""
-    flags = [*train_flags(slow_server, tmp_path, algo=algo, steps=128), *LEARNER[algo], "--save-interval", "2"]
+    flags = [*train_flags(slow_server, tmp_path, algo=algo, steps=128), *LEARNER[algo]]
     good(run([*TRAIN, *flags, "--save-dir", tmp_path / "whole"], cwd=tmp_path))
     calls, (whole,) = slow_server.total, (tmp_path / "whole").glob("2*")
     kills = killed_training(flags, tmp_path / "killed", slow_server, calls=calls, rng=random.Random(algo))
