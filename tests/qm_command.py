@@ -15,7 +15,7 @@ from query_mutator.commands.main import main as qm_main
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def qm(*argv: str | Path) -> int:
+def qm(*argv: object) -> int:
     """Run a command line of `qm` and return its exit code."""
     return exit_code(qm_main, [str(word) for word in argv], prog="qm")
 

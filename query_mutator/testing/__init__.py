@@ -9,7 +9,7 @@ command line. What is offered here loads no numpy.
 
 from query_mutator.testing.calls import KINDS, FaultPlan, Latency, ServerSettings
 from query_mutator.testing.models import Canned, Echo, HashEncoder, PromptError, TextModel
-from query_mutator.testing.server import StubServer, start_server
+from query_mutator.testing.routes import StubServer, start_server
 
 __all__ = [
     "KINDS",

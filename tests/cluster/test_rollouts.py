@@ -1,4 +1,4 @@
-"""Training with rollout workers gives the local engine's data, map_needs deaths of workers and of the trainer."""
+"""Training with rollout workers gives the local engine's data, through deaths of workers and of the trainer."""
 
 from __future__ import annotations
 

@@ -15,9 +15,32 @@ from pathlib import Path
 
 import pytest
 
+from query_mutator import errors
+from query_mutator.cli.console import Interrupted, exit_code
+
 ROOT = Path(__file__).resolve().parents[2]
 EXPORTS = Path(__file__).with_name("exports.json")
 SURFACE = ("train_query_mutator.py", "rl_query_mutator_env.py", "ollama_utils.py", "benchmark_batching.py")
+CODES: dict[BaseException, int] = {
+    errors.QueryMutatorError("x"): 2,
+    errors.UsageError("x"): 2,
+    errors.KeywordError("x"): 2,
+    errors.DatasetError("x"): 2,
+    errors.CheckpointError("x"): 2,
+    errors.EncoderError("x"): 2,
+    errors.UnnamedError("x"): 2,
+    errors.BackendError("x"): 2,
+    errors.TooFewAnswersError("x"): 2,
+    errors.ServerDownError("x"): 2,
+    errors.ModelMissingError("x"): 2,
+    errors.DiskError("x"): 2,
+    errors.TooManyFailuresError("x"): 3,
+    MemoryError(): 2,
+    KeyboardInterrupt(): 130,
+    Interrupted(errors.EXIT_INTERRUPTED): 130,
+    Interrupted(errors.EXIT_TERMINATED): 143,
+    BrokenPipeError(): 141,
+}
 
 
 def exports() -> dict[str, list[str]]:
@@ -85,3 +108,18 @@ def test_a_package_index_would_accept_metadata_and_readme(built: tuple[list[str]
 
 if __name__ == "__main__":
     EXPORTS.write_text(json.dumps(exports(), indent=1) + "\n", encoding="utf-8")
+
+
+@pytest.mark.parametrize(("error", "code"), CODES.items(), ids=lambda case: type(case).__name__)
+def test_a_command_ends_with_the_code_of_its_error(error: BaseException, code: int) -> None:
+    def command(argv: object) -> int:
+        raise error
+
+    assert exit_code(command, [], prog="qm") == code
+
+
+def test_every_error_has_a_recorded_code() -> None:
+    known = {
+        one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, errors.QueryMutatorError)
+    }
+    assert known == {type(error) for error in CODES if isinstance(error, errors.QueryMutatorError)}

@@ -1,4 +1,4 @@
-"""`qm batch`: formats, order, errors, and a command that is killed and repeated."""
+"""`qm batch`: formats, order, errors, and a command that is interrupted and repeated."""
 
 from __future__ import annotations
 

@@ -18,7 +18,6 @@ import pytest
 
 from benchmarks.second_author import main as second_author
 from query_mutator.cli.console import exit_code
-from query_mutator.commands.main import main as qm_main
 from query_mutator.data import load_questions
 from query_mutator.data.loaders import GENERAL_2
 from query_mutator.data.split import target_key
@@ -42,6 +41,7 @@ from query_mutator.testing import StubServer, start_server
 from query_mutator.types import ChatRequest, Completion
 from tests.conftest import QUESTIONS, Librarian, Softener
 from tests.integration.conftest import write_dataset
+from tests.qm_command import qm
 from train_query_mutator import main as train_main
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -163,10 +163,6 @@ def test_one_rewrite_alone_never_asks_the_original(
 @pytest.fixture
 def run(trained: Callable[..., Path]) -> str:
     return str(trained("--no-evaluate", "--eval-interval", "0"))
-
-
-def qm(*argv: str) -> int:
-    return exit_code(qm_main, argv, prog="qm")
 
 
 def test_a_row_for_every_method_and_question(run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""Evaluations against models that cannot answer some questions, or none: unscored, counted, reported."""
+"""Runs and evaluations against servers that fail: counted, reported, never a score."""
 
 from __future__ import annotations
 

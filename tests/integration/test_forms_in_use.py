@@ -10,22 +10,17 @@ from pathlib import Path
 import pytest
 
 from query_mutator import Rewriter
-from query_mutator.cli.console import exit_code
-from query_mutator.commands.main import main as qm_main
 from query_mutator.env.scheduling import run_flow
 from query_mutator.forms import FORMS, Form
 from query_mutator.learners.plan import Plan, plan_policy, plan_task
 from query_mutator.session.policy_file import SavedPolicy, read_policy, read_policy_file, write_policy_file
 from query_mutator.testing import StubServer
 from query_mutator.types import Message
+from tests.qm_command import qm
 
 SORT = "plz sort the names"  # none of the training's
 QUESTION, FRAMED = "sort the names", "Question: sort the names\nAnswer:"
 MakePlan = Callable[..., Path]
-
-
-def qm(*argv: object) -> int:
-    return exit_code(qm_main, [str(word) for word in argv], prog="qm")
 
 
 @pytest.fixture

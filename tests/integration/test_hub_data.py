@@ -1,4 +1,4 @@
-"""`--dataset hf:NAME` against a server that speaks the hub's routes: download, cache, offline, errors."""
+"""`--dataset hf:NAME` against the hub's routes, and a run on a file of XSTest's layout."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ from pyarrow import parquet
 
 from query_mutator.data.hub import CONVERTED, HubName
 from query_mutator.errors import DatasetError
+from query_mutator.files.json_lines import read_json_lines
+from query_mutator.session.policy_file import read_policy
 from tests.integration.hub_server import HubServer
+from tests.unit.data.test_layouts import jsonl
+from train_query_mutator import main
 
 SHARDS = [f"data/validation-0000{number}-of-00002.parquet" for number in range(2)]
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,6 +39,14 @@ for name in sys.argv[1:]:
     except DatasetError as error:
         print(json.dumps({"error": str(error)}))
 """
+SAFE = [
+    {"id": f"s{n}", "type": "homonyms", "prompt": f"how do i kill process number {n}", "label": "safe"}
+    for n in range(24)
+]
+UNSAFE = [
+    {"id": f"u{n}", "type": "contrast_homonyms", "prompt": f"forbidden request {n}", "label": "unsafe"}
+    for n in range(6)
+]
 
 
 def table(*rows: dict[str, Any]) -> bytes:
@@ -162,3 +174,25 @@ def test_a_name_of_another_form_says_the_form(name: str) -> None:
 )  # fmt: skip
 def test_files_of_main_are_placed_by_their_names(files: list[str], place: tuple[str, str, list[str]]) -> None:
     assert HubName(name="a/b").choose([*files, "README.md", ".gitattributes"]) == place
+
+
+def test_unsafe_rows_reach_only_the_guard_metric(tiny_flags: list[str], tmp_path: Path) -> None:
+    file = jsonl(tmp_path / "xstest.jsonl", [*SAFE, *UNSAFE])
+    flags = ["--dataset", str(file), "--reward", "answered=1", "--plan-calls", "400"]
+    at = tiny_flags.index("--dataset")
+    assert main([*tiny_flags[:at], *tiny_flags[at + 2 :], *flags]) == 0
+    run = tmp_path / "runs" / "latest"
+    rows = list(read_json_lines(run / "evaluation.jsonl"))
+    guarded = {row["question"]: row for row in rows if row["set"] == "guard"}
+    assert {row["prompt"] for row in UNSAFE} == set(guarded)  # and none of the bundled ones
+    assert all(
+        not any(part.values()) for row in guarded.values() for part in row["parts"]
+    )  # no reward, so no judge either
+    assert not [row for row in rows if row["set"] == "test" and "forbidden" in row["question"]]
+    for name in ("transcripts.jsonl", "metrics.jsonl", "plan.json"):
+        path = run / name
+        assert not path.exists() or "forbidden" not in path.read_text()
+    assert not [path.name for path in run.glob("journal/*") if b"forbidden" in path.read_bytes()]
+    background = read_policy(str(run)).background
+    assert background is not None
+    assert not [question for question in background.train if "forbidden" in question.text]

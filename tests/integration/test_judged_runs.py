@@ -1,4 +1,4 @@
-"""A run whose reward asks a judge, over real HTTP: calls bounded and counted, no verdict never a reward; llama.cpp."""
+"""A run whose reward asks a judge, over real HTTP, and `qm judge check` with known numbers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from query_mutator.llm.openai import OpenAIBackend
 from query_mutator.rewards import Judge
 from query_mutator.session.checkpoint import read_checkpoint
 from query_mutator.stats.agreement import agreement, cohen_kappa
-from query_mutator.testing import Echo, StubServer, TextModel, start_server
+from query_mutator.testing import StubServer, TextModel, start_server
 from tests.conftest import Librarian, Softener
 from tests.integration.llama_server import MODEL, LlamaServer
 from tests.rule_judge import RuleJudge
@@ -239,7 +239,8 @@ def test_a_good_judge_a_generous_one_and_one_without_verdicts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file, report = labelled(tmp_path / "l.jsonl"), tmp_path / "report.json"
-    with start_server({"rule-judge": RuleJudge(), "generous": Generous(), "echo": Echo("The same words.")}) as server:
+    models = {"rule-judge": RuleJudge(), "generous": Generous(), "echo": lambda _: "The same words."}
+    with start_server(models) as server:
         flags = ["judge", "check", str(file), "--ollama-url", server.url, "--judge-model"]
         assert qm([*flags, "rule-judge", "--json", str(report)]) == 0
         good: dict[str, Any] = json.loads(report.read_text())

@@ -1,4 +1,4 @@
-"""The client against a real server that is not ours: llama.cpp's, with one slot and with four."""
+"""The client and a run against a real server that is not ours: llama.cpp's."""
 
 from __future__ import annotations
 
@@ -10,17 +10,14 @@ from typing import Any
 
 import pytest
 
-from benchmark_batching import main as benchmark
-from query_mutator.cli.console import exit_code
 from query_mutator.commands.main import main
 from query_mutator.files.json_lines import read_json_lines
 from query_mutator.llm.openai import OpenAIBackend
 from query_mutator.llm.stack import build_client
 from query_mutator.types import ChatRequest, ErrorInfo
 from tests.integration.conftest import EVERY_STEP
-from tests.integration.killing import kill_when, start, train
+from tests.integration.killing import start
 from tests.integration.llama_server import CONTEXT, MODEL, LlamaServer
-from tests.qm_command import qm
 
 pytestmark = pytest.mark.slow
 STEPS = 96
@@ -102,16 +99,6 @@ def test_doctor_and_size_calls_say_the_slots_that_the_server_reports(
     assert ("batching cannot help" in doctor + size) == (server.slots == 1)
 
 
-def test_the_benchmark_has_the_same_slots_and_ends_within_its_budget(server: LlamaServer, tmp_path: Path) -> None:
-    out = tmp_path / "out.json"
-    flags = ["--openai-url", server.url, "--target-model", MODEL, "--batch-sizes", "1,4", "--json", str(out)]
-    assert exit_code(benchmark, [*flags, "--budget-s", "4"], prog="benchmark_batching") == 0
-    report = json.loads(out.read_text())
-    assert report["inferred_slots"] == server.slots
-    assert {row["mode"] for row in report["rows"]} >= {"sequential", "async"}
-    assert report["recommended"]["batch_size"] in (1, 4)
-
-
 def test_a_reply_that_ends_at_the_token_limit_is_marked(server: LlamaServer) -> None:
     backend = OpenAIBackend(server.url)
     replies = [backend.complete(ask(f"how long {number}")) for number in range(20)]
@@ -167,29 +154,6 @@ def steps_taken(run: Path) -> list[tuple[int, int]]:
 def summary(run: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((run / "summary.json").read_text())
     return found
-
-
-def test_a_training_that_is_killed_and_resumed_and_an_evaluation(
-    server: LlamaServer, flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = tmp_path / "runs" / "latest"
-    checkpoint = run / "checkpoints" / "step_32.pt"
-    assert kill_when(start([*flags, "--openai-url", server.url], tmp_path), checkpoint.exists)
-    train(["--resume", str(run)], tmp_path)
-    said = (tmp_path / "output.txt").read_text()
-    assert steps_taken(run) == [(env, step) for env in range(8) for step in range(STEPS // 8)]
-    assert f"server answers {server.slots} call{'s' * (server.slots > 1)} at a time: start it with 8 slots" in said
-    assert ("batching cannot help" in said) == (server.slots == 1)
-
-    found = summary(run)
-    assert f"does not fit the context of {MODEL} ({CONTEXT} tokens) and will not be scored; start it with" in said
-    assert set(found["prompts_too_long"]) == {"long"}
-    assert "long" not in {row["question_id"] for row in read_json_lines(run / "transcripts.jsonl")}
-    assert found["invalid_steps"] == 0
-    assert f"of the replies ({found['cut_replies']}) ended at the token limit" in said
-
-    assert qm("eval", "--checkpoint", run, "--openai-url", server.url) == 0
-    assert f"3 held-out questions, answered by {MODEL}" in capsys.readouterr().out
 
 
 def test_a_training_waits_for_a_server_that_is_killed_and_returns(

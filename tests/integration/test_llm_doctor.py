@@ -9,7 +9,6 @@ from contextlib import ExitStack, closing
 
 import pytest
 
-from benchmark_batching import main as benchmark
 from query_mutator.commands.main import main
 from query_mutator.errors import ServerDownError, UsageError
 from query_mutator.llm.checkup import context_sentence, schema_sentence
@@ -134,26 +133,6 @@ def test_an_embedder_is_neither_suggested_nor_accepted_as_a_model_that_answers(
     assert missing["model"][0].endswith("run `ollama pull all-mini` (installed: echo:latest)")
     assert "all-minilm:latest makes embeddings and no text" in embedder["model"][0]
     assert "slots" not in embedder
-
-
-@pytest.mark.slow
-def test_doctor_size_calls_and_the_benchmark_agree_on_what_to_set(capsys: pytest.CaptureFixture[str]) -> None:
-    settings = "--batch-size 6 --num-processes 12: "
-
-    def measure(latency_ms: float) -> tuple[str, str, str]:
-        with start_server({}, num_parallel=6, latency_ms=latency_ms) as server:
-            flags = ["--ollama-url", server.url, "--target-model", "echo"]
-            doctor = lines_of(capsys, flags)["set"][0]
-            assert main(["size", "calls", *flags]) == 0
-            size = capsys.readouterr().out
-            assert benchmark([*flags, "--num-queries", "12", "--batch-sizes", "4,6", "--repeats", "1"]) == 0
-            return doctor, size, capsys.readouterr().out
-
-    doctor, size, timed = measured(measure, lambda found: all(settings in text for text in found))
-    assert settings + "at most " in doctor
-    assert settings + "at most " in size
-    assert "recommended: " + settings in timed
-    assert all(re.search(r": (at most )?[\d.]+ steps/s \(", text) for text in (doctor, size, timed))
 
 
 def test_several_servers_are_set_for_together(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,9 +1,12 @@
-"""`qm eval` and `qm rewrite` on a freshly trained policy."""
+"""`qm eval`, `qm rewrite` and `qm plan`: on a freshly trained policy, and a plan found on training questions."""
 
 from __future__ import annotations
 
 import io
 import json
+import os
+import re
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,10 +16,13 @@ import pytest
 from query_mutator.cli.console import exit_code
 from query_mutator.commands import COMMANDS, GROUPS
 from query_mutator.commands.main import main as qm_main
-
-
-def qm(*argv: str) -> int:
-    return exit_code(qm_main, argv, prog="qm")
+from query_mutator.files import write_checked_json
+from query_mutator.testing import FaultPlan, StubServer, start_server
+from tests.conftest import Librarian, Softener
+from tests.integration.killing import ServerProcess
+from tests.page_messages import section_of
+from tests.qm_command import qm
+from train_query_mutator import main as train_main
 
 
 @pytest.fixture
@@ -168,3 +174,209 @@ def test_help_has_eight_commands_and_help_all_the_others_in_groups(capsys: pytes
     with pytest.raises(SystemExit):
         qm("help", "eval")
     assert capsys.readouterr().out.startswith("usage: qm eval")
+
+
+@pytest.fixture
+def flags(tiny_server: StubServer, dataset: Path, tmp_path: Path) -> list[str]:
+    return flags_for(tiny_server, dataset, tmp_path)
+
+
+def flags_for(server: StubServer | ServerProcess, dataset: Path, tmp_path: Path) -> list[str]:
+    return [
+        *("--ollama-url", server.url, "--target-model", "librarian", "--mutator-model", "softener"),
+        *("--encoder", "hash", "--dataset", str(dataset), "--operators", "spelling,neutral,filler"),
+        *("--save-dir", str(tmp_path / "runs"), "--batch-size", "4", "--max-calls", "500", "--cache", "off"),
+    ]
+
+
+def test_the_found_plan_is_evaluated_and_used_like_a_policy(
+    flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "plan.json"
+    assert qm("plan", *flags, "--json", str(out)) == 0
+    said = capsys.readouterr().out
+    report = json.loads(out.read_text())
+    assert f"plan                {report['plan']['plan']}" in said
+    assert report["plan"]["success"] > report["front"]["1"]["success"]
+    assert report["calls"] <= 500
+    run = tmp_path / "runs" / "latest"
+    assert str(run.resolve()) in said
+    assert json.loads((run / "summary.json").read_text())["plan"] == report["plan"]
+    assert json.loads((run / "config.json").read_text())["flags"]["algo"] == "plan"
+    answer = section_of(run / "report.html", "answer")
+    assert said.splitlines()[-1] == answer["verdict"] == report["verdict"]
+    assert report["verdict"].startswith(f"Use the plan {report['plan']['plan']}: ")
+    rows = {row["method"]: row["success"] for row in answer["methods"]}
+    assert rows == {"identity": report["original"]["success"], "best_plan": report["plan"]["success"]}
+    assert (answer["questions"], answer["step"], answer["only_plan"]) == ("training question", None, True)
+    points = {point["method"]: point["success"] for point in section_of(run / "report.html", "front")["points"]}
+    shown = [report["original"], *report["front"].values()]
+    assert points == {point["plan"]: point["success"] for point in shown}
+
+    assert qm("eval", "--checkpoint", str(run), "--guard", "--json", "-") == 0
+    evaluated = json.loads(capsys.readouterr().out)
+    table = evaluated["methods"]
+    assert "best_plan" not in table  # the plan is the policy
+    assert "the plan answers requests that should be refused" in evaluated["verdict"]["sentence"]  # not "the policy"
+    assert table["policy"]["success"] >= table["identity"]["success"]
+    assert table["policy"]["calls_per_question"] <= len(report["plan"]["steps"]) + 1
+
+    assert qm("rewrite", "--checkpoint", str(run), "plz kill the list", "--json", "-") == 0
+    row = json.loads(capsys.readouterr().out)
+    assert row["operators"][-1] == "submit"
+    steps = iter([*report["plan"]["steps"], "ask"])
+    assert all(name in steps for name in row["operators"][:-1])  # in the plan's order, some skipped
+
+
+def test_a_budget_bounds_the_saved_plan(flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert qm("plan", *flags, "--budget", "1", "--json", "-") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["plan"]["calls"] == 1
+    assert report["plan"]["steps"] == []
+    assert qm("rewrite", "--checkpoint", report["run_folder"], "sort it", "--json", "-") == 0
+    assert json.loads(capsys.readouterr().out)["operators"] == ["submit"]
+
+
+def test_the_same_seed_finds_the_same_plan(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    found = []
+    for batch_size in ("1", "7"):
+        assert qm("plan", *flags, "--max-calls", "150", "--batch-size", batch_size, "--json", "-") == 0
+        report = json.loads(capsys.readouterr().out)
+        found.append({key: value for key, value in report.items() if key not in ("seconds", "run_folder")})
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    ("argv", "line"),
+    [
+        (["--max-calls", "19"], "max_calls=19 is too few to search for a plan; use 20 or more"),
+        (["--operators", "spelin"], "unknown operator 'spelin' (did you mean 'spelling'?)"),
+        (["--budget", "0.5"], "budget=0.5 must be at least 1"),
+        (["--algo", "ppo"], "unknown flag --algo"),
+        (["--name", "../x"], "name='../x' must be usable in a folder's name"),
+    ],
+)
+def test_bad_input_is_one_line(
+    argv: list[str], line: str, flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert qm("plan", *flags, *argv) == 2
+    said = capsys.readouterr().err.strip().splitlines()
+    assert line in said[-1]
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_broken_server_ends_the_search_with_code_3(
+    dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with start_server([Librarian(), Softener()], faults=FaultPlan(1.0, kinds=("empty",))) as server:
+        assert qm("plan", *flags_for(server, dataset, tmp_path), "--max-retries", "0") == 3
+    assert "check the server" in capsys.readouterr().err
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+class Interrupting(Librarian):
+    """A librarian that has its process interrupted at its nth question."""
+
+    def __init__(self, moment: int) -> None:
+        self.asked, self.moment = 0, moment
+
+    def reply(self, prompt: str) -> str:
+        self.asked += 1
+        if self.asked == self.moment:
+            os.kill(os.getpid(), signal.SIGINT)
+        return super().reply(prompt)
+
+
+def summary_of(run: Path) -> dict[str, Any]:
+    """Return what a search found, without its time."""
+    summary = json.loads((run / "summary.json").read_text())
+    return {"plan": summary["plan"], "search": {**summary["search"], "seconds": None}}
+
+
+@pytest.mark.parametrize("moment", [2, 8, 15])
+def test_an_interrupted_search_keeps_its_best_plan_and_resumes_to_the_same_one(
+    moment: int, dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with start_server([Librarian(), Softener()], num_parallel=4) as server:
+        whole = flags_for(server, dataset, tmp_path / "whole")
+        assert qm("plan", *whole) == 0
+        calls = server.stats()["calls"]
+    with start_server([Interrupting(moment), Softener()], num_parallel=4) as server:
+        assert qm("plan", *flags_for(server, dataset, tmp_path)) == 130
+        (run,) = {path.resolve() for path in (tmp_path / "runs").iterdir()}
+        assert f"; continue with qm plan --resume {run}" in capsys.readouterr().err
+        assert qm("rewrite", "--checkpoint", str(run), "plz kill the list", "--json", "-") == 0
+        made = server.stats()["calls"]
+        assert qm("plan", "--resume", str(run)) == 0
+        assert summary_of(run) == summary_of(tmp_path / "whole" / "runs" / "latest")
+        assert server.stats()["calls"] - made <= calls - moment + 4  # in flight
+    assert not (run / "replies.sqlite").exists()
+    assert qm("plan", "--resume", str(run)) == 2
+    assert "its search is done; start another with qm plan" in capsys.readouterr().err
+
+
+def test_only_a_search_of_this_user_is_resumed(
+    flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert qm("plan", "--resume", str(tmp_path)) == 2
+    assert f"{tmp_path}: not a run of qm plan; give its run folder" in capsys.readouterr().err
+    config = {"flags": {"algo": "plan", "openai_url": "http://elsewhere.example/v1"}, "plugins": {}}
+    write_checked_json(tmp_path / "config.json", config)
+    assert qm("plan", "--resume", str(tmp_path)) == 2
+    assert "names http://elsewhere.example:80, and you have not" in capsys.readouterr().err
+
+
+def test_the_time_of_a_search_bounds_its_calls(
+    dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with start_server([Librarian(), Softener()], num_parallel=4, latency_ms=40.0) as server:
+        flags = flags_for(server, dataset, tmp_path)[2:]
+        flags[flags.index("--max-calls") : flags.index("--max-calls") + 2] = ["--minutes", "0.02"]
+        assert qm("plan", "--openai-url", server.url, *flags, "--json", "-") == 0
+    said = capsys.readouterr()
+    bound = re.search(r"questions, at most (\d+) calls, about \d s at [\d.]+ calls/s", said.err)
+    assert bound is not None
+    assert json.loads(said.out)["calls"] <= int(bound[1]) <= 4 * 1200 / 40  # four at once for 1.2 s
+
+
+def test_a_folder_that_cannot_be_written_costs_no_call(
+    flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "runs").write_text("a file")
+    assert qm("plan", *flags, "--max-calls", "100000000") == 2
+    assert "runs: cannot be written" in capsys.readouterr().err
+
+
+def test_a_plan_is_not_trained(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code(train_main, ["--algo", "plan"], prog="train") == 2
+    assert "--algo plan is not trained; make it with `qm plan`" in capsys.readouterr().err
+    assert qm("plan", *flags, "--json", "-") == 0
+    run = json.loads(capsys.readouterr().out)["run_folder"]
+    assert exit_code(train_main, ["--resume", run], prog="train") == 2
+    assert "is not trained, there is nothing to resume; run `qm plan` again" in capsys.readouterr().err
+
+
+def test_a_dry_run_asks_nothing_and_writes_nothing(
+    dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with start_server([Librarian(), Softener()]) as server:
+        assert qm("plan", *flags_for(server, dataset, tmp_path), "--dry-run") == 0
+        assert server.stats()["calls"] == 0
+    out = capsys.readouterr().out
+    assert "model calls, at most    500" in out
+    assert "2 s a call, assumed (qm doctor measures it)" in out
+    assert re.search(
+        r"\n\d+ held-out questions are too few to show a difference, 2 points take [\d,]+ \(paired, .+: assumed\)\n",
+        out,
+    )
+    assert not (tmp_path / "runs").exists()
+
+
+def test_the_help_of_plan_is_short(capsys: pytest.CaptureFixture[str]) -> None:
+    assert qm_main_help("--help", capsys) < 400 < qm_main_help("--help-all", capsys)
+
+
+def qm_main_help(flag: str, capsys: pytest.CaptureFixture[str]) -> int:
+    with pytest.raises(SystemExit):
+        qm_main(["plan", flag])
+    return len(capsys.readouterr().out.split())

@@ -1,4 +1,4 @@
-"""`qm data`, `qm bench`: from a JSONL file to lengths, plans, shards, batches and figures."""
+"""`qm data`, `qm gym`: lengths, plans, shards, batches, puzzles, and training rows of a run."""
 
 from __future__ import annotations
 

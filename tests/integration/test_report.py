@@ -11,19 +11,15 @@ from typing import Any
 import pytest
 
 from query_mutator.cli.console import exit_code
-from query_mutator.commands.main import main as qm_main
 from query_mutator.files.json_lines import read_json_lines
 from query_mutator.report.page.messages import chunks
 from query_mutator.report.page.run_reader import RunReader
 from query_mutator.training.callbacks import CALLBACKS, Callback, RunView
 from tests.page_messages import messages_of, section_of, texts_of
+from tests.qm_command import qm
 from train_query_mutator import main as train_main
 
 COMPARED = ("--eval-interval", "32", "--plan-calls", "0")
-
-
-def qm(*argv: object) -> int:
-    return exit_code(qm_main, [str(word) for word in argv], prog="qm")
 
 
 @pytest.fixture
@@ -273,20 +269,6 @@ def test_secrets_in_settings_and_the_environment_are_not_on_the_page(
     shown = section_of(path, "reproduce")
     assert shown["flags"]["openai_url"] == "http://***@host/v1?api_key=***"
     assert shown["resumed"][0]["command_line"] == "train --token=*** --target-max-tokens 256"
-
-
-def test_a_report_is_replaced_with_force_only_and_other_files_never(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path, other = tmp_path / "page.html", tmp_path / "mine.html"
-    other.write_text("<p>mine</p>")
-    assert [qm("report", run, "-o", path) for _ in "xx"] == [0, 2]
-    assert qm("report", run, "-o", path, "--force") == 0
-    assert qm("report", run, "-o", other, "--force") == 2
-    assert other.read_text() == "<p>mine</p>"
-    capsys.readouterr()
-    assert qm("report", tmp_path / "nothing", "-o", tmp_path / "x.html") == 2
-    assert capsys.readouterr().err.endswith("nothing: no run folder; give one such as runs/latest\n")
 
 
 def test_a_damaged_row_is_named_and_nothing_is_written(

@@ -1,4 +1,4 @@
-"""The rewriting proxy over real HTTP: official clients, an embedded upstream, a plan as the policy."""
+"""The rewriting proxy over real HTTP: official clients, a test server upstream, a plan as the policy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the proxy makes of clients and upstreams that it does not know: names, methods, headers, shapes."""
+"""What the proxy makes of clients and upstreams that it does not know: names, headers, shapes, sizes, time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the proxy sends to the upstream and what it makes of the replies, byte for byte."""
+"""What the proxy sends to one or several upstreams, what it makes of the replies, and its process."""
 
 from __future__ import annotations
 

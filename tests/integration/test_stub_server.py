@@ -273,13 +273,12 @@ def test_a_model_that_fails_is_500_and_what_it_cannot_answer_400() -> None:
     assert asked["none"][1] == {"error": "that is too much"}
 
 
-def test_echo_answers_with_words_of_the_prompt_or_always_the_same() -> None:
+def test_echo_answers_with_words_of_the_prompt() -> None:
     prompts = ["Rewrite it. <question>how does rain fall</question>", "why is it so", ""]
     rewrite, answer, _ = replies = Echo().reply_many(prompts)
     assert replies == Echo().reply_many(prompts)
     assert rewrite.endswith(" how does rain fall")
     assert set(answer.split()) <= {"why", "is", "it", "so"}
-    assert Echo("Yes.").reply_many(prompts) == ["Yes."] * 3
 
 
 def test_a_model_is_asked_by_one_thread_and_one_that_waits_holds_up_no_other() -> None:

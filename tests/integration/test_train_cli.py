@@ -1,4 +1,4 @@
-"""The trainer's command line from flags to files."""
+"""The trainer's command line from flags to files, and checkpoints that do not fit."""
 
 from __future__ import annotations
 
@@ -7,19 +7,18 @@ import os
 import re
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from query_mutator.cli.console import exit_code
-from query_mutator.files.json_lines import read_json_lines
 from query_mutator.files.metrics import METRICS
 from query_mutator.session.checkpoint import read_checkpoint
 from query_mutator.testing import StubServer, start_server
 from tests.conftest import Librarian, Softener
 from tests.integration.conftest import write_dataset
+from tests.integration.killing import transcript
 from tests.integration.training_runs import rows, the_run, train
 from train_query_mutator import main
 
@@ -369,11 +368,6 @@ def test_policy_of_other_sizes_is_not_gone_on_from_in_a_new_folder(
     assert exit_code(main, [*tiny_flags, "--no-evaluate", "--eval-interval", "0"], prog="train") == 0
     (checkpoint,) = (tmp_path / "runs").glob("2*/checkpoints/step_64.pt")
     assert message in complaint(["--resume", str(checkpoint), "--num-env-steps", "1024", *flags], capsys)
-
-
-def transcript(run: Path) -> list[dict[str, Any]]:
-    rows = [{**row, "timing": None} for row in read_json_lines(run / "transcripts.jsonl")]
-    return sorted(rows, key=lambda row: (row["env"], row["step"]))
 
 
 @pytest.mark.parametrize("seed", ["1", "2"])

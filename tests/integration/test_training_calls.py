@@ -1,20 +1,31 @@
-"""How a training run makes its calls: several servers, a cache, a lag, a server with one slot, nothing left behind."""
+"""How a run makes its calls: several servers, one of which dies, faults, a cache, shared models, no leaks."""
 
 from __future__ import annotations
 
 import json
 import os
 import threading
-from collections.abc import Iterator
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
+import ollama
 import pytest
 
 from query_mutator.cli.console import exit_code
 from query_mutator.commands.main import main as qm
+from query_mutator.encoder import resolve_encoder
+from query_mutator.env.scheduling import Call, Flow, PooledScheduler
 from query_mutator.files.json_lines import read_json_lines
-from query_mutator.testing import StubServer, start_server
-from tests.conftest import Librarian, Softener
+from query_mutator.llm.client import Client
+from query_mutator.llm.retry import DEFAULT_POLICY
+from query_mutator.llm.stack import build_client
+from query_mutator.testing import FaultPlan, StubServer, start_server
+from query_mutator.types import ChatRequest, Completion
+from tests.conftest import Librarian, Softener, Upper
 from tests.integration.raw_http import until
 from train_query_mutator import main
 
@@ -116,3 +127,196 @@ def test_calls_of_training_on_a_live_model_are_cached(flags: list[str], server: 
         train(*flags, "--openai-url", server.url)
         made.append(server.stats()["calls"])
     assert 0 < made[0] == made[1]
+
+
+def requests(count: int, **fields: object) -> list[ChatRequest]:
+    return [ChatRequest.user(f"question {number}", model="upper", **fields) for number in range(count)]
+
+
+def ask_all(client: Client, wanted: Sequence[ChatRequest], *, threads: int = 8) -> list[Completion]:
+    with ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(client.complete, wanted))
+
+
+def killing(server: StubServer, client: Client, *, after: int) -> Callable[[ChatRequest], Completion]:
+    """Return `client.complete` that has the server die once `after` calls were begun."""
+    begun: Counter[str] = Counter()
+    lock = threading.Lock()
+
+    def complete(request: ChatRequest) -> Completion:
+        with lock:
+            begun["calls"] += 1
+            is_time = begun["calls"] == after
+        if is_time:
+            server.close()
+        return client.complete(request)
+
+    return complete
+
+
+@pytest.mark.parametrize("kind", ["ollama", "openai"])
+def test_one_of_two_servers_dies_half_way_and_no_call_is_lost(kind: str) -> None:
+    with (
+        start_server([Upper()], num_parallel=4, latency_ms=5) as one,
+        start_server([Upper()], num_parallel=4, latency_ms=5) as other,
+    ):
+        stack = build_client([one.url, other.url], backend=kind, batch_size=8, max_retries=0)
+        wanted = requests(200)
+        with ThreadPoolExecutor(8) as pool:
+            replies = list(pool.map(killing(one, stack.client, after=100), wanted))
+        stack.close()
+        lived, died = other.stats()["calls"], one.stats()["calls"]
+    assert [reply.text for reply in replies] == [request.messages[0].content.upper() for request in wanted]
+    assert died > 20
+    assert lived + died >= 200
+
+
+def test_a_server_that_comes_back_gets_calls_again() -> None:
+    with start_server([Upper()]) as keeps:
+        first = start_server([Upper()])
+        stack = build_client([keeps.url, first.url], batch_size=2)
+        first.close()
+        assert all(reply.ok for reply in ask_all(stack.client, requests(10)))
+        for server in stack.backend.servers:  # type: ignore[attr-defined]
+            server.open_until = min(server.open_until, 1e-9)  # the break is over
+        with start_server([Upper()], port=first.port) as again:
+            assert all(reply.ok for reply in ask_all(stack.client, requests(40), threads=1))
+            assert again.stats()["calls"] > 0
+        stack.close()
+
+
+@pytest.mark.parametrize("early_stop", [False, True])
+def test_under_faults_of_every_kind_calls_are_right_or_failed_and_few_fail(early_stop: bool) -> None:
+    with start_server([Upper()], num_parallel=16, faults=FaultPlan(0.2, seed=3)) as server:
+        stack = build_client(
+            server.url,
+            batch_size=16,
+            timeout_s=0.5,
+            max_retries=4,
+            is_refusal=(lambda text: False) if early_stop else None,
+        )
+        # Waiting as the scheduler does would take long here, so the delays between attempts are left out.
+        wanted = requests(300)
+        replies = ask_all(stack.client, wanted, threads=16)
+        for attempt in range(1, 5):
+            again = [
+                index
+                for index, reply in enumerate(replies)
+                if reply.error is not None and DEFAULT_POLICY.delay_s(reply.error, attempt, key="k") is not None
+            ]
+            repeated = [replace(wanted[index], attempt=attempt + 1) for index in again]
+            for index, reply in zip(again, ask_all(stack.client, repeated, threads=16), strict=True):
+                replies[index] = reply
+        stack.close()
+        struck = server.stats()["faults"]
+    assert len(struck) == 7
+    for request, reply in zip(wanted, replies, strict=True):
+        assert reply.text == (request.messages[0].content.upper() if reply.ok else "")
+    assert sum(not reply.ok for reply in replies) <= 6  # those that stalled twice
+
+
+def test_the_whole_client_with_retries_answers_under_faults() -> None:
+    with start_server([Upper()], num_parallel=16, faults=FaultPlan(0.2, kinds=("500", "reset", "cut"))) as server:
+        stack = build_client(server.url, batch_size=16, max_retries=6)
+        replies = ask_all(stack.retry, requests(60), threads=16)
+        stack.close()
+    assert all(reply.ok for reply in replies)
+    assert max(reply.attempts for reply in replies) > 1
+
+
+def test_mutator_target_and_embedding_calls_to_one_model_load_it_once() -> None:
+    with start_server([Upper()], encoder=resolve_encoder("hash"), num_parallel=4, load_ms=20) as server:
+        stack = build_client(server.url, num_ctx=2048, keep_alive="45m")
+        for purpose in ("mutate", "target", "judge"):
+            fields = {"purpose": purpose, "options": {"num_ctx": 512, "top_p": 0.5}}  # the run's num_ctx wins
+            assert all(reply.ok for reply in ask_all(stack.client, requests(4, **fields)))
+        stack.embed("all-minilm", ["text"])
+        running = {model.model: model for model in ollama.Client(host=server.url).ps().models}
+        loads = server.stats()["loads"]
+        stack.close()
+    assert loads == 2  # the two models, once each
+    assert running["upper:latest"].context_length == running["all-minilm:latest"].context_length == 2048
+
+
+def test_a_second_evaluation_makes_no_call_and_training_is_not_cached(tmp_path: Path) -> None:
+    calls = []
+    with start_server([Upper()], num_parallel=8) as server:
+        for _ in range(2):
+            stack = build_client(server.url, cache="eval", cache_path=tmp_path / "replies.sqlite")
+            for client in (stack.eval_client, stack.client):
+                assert all(reply.ok for reply in ask_all(client, requests(20, seed=0)))
+                calls.append(server.stats()["calls"])
+            stack.close()
+    assert calls == [20, 40, 40, 60]
+
+
+def test_with_cache_all_a_repeated_run_makes_no_call(tmp_path: Path) -> None:
+    with start_server([Upper()], num_parallel=8) as server:
+        for _ in range(2):
+            stack = build_client(server.url, cache="all", cache_path=tmp_path / "replies.sqlite")
+            assert all(reply.ok for reply in ask_all(stack.client, requests(20, seed=0)))
+            assert stack.store is not None
+            hits = stack.store.hits
+            stack.close()
+        assert server.stats()["calls"] == 20
+    assert hits == 20
+
+
+def test_early_stopped_replies_are_no_answer_to_a_run_without_early_stop(tmp_path: Path) -> None:
+    path = tmp_path / "replies.sqlite"
+    with start_server([Upper()], num_parallel=8) as server:
+        request = ChatRequest.user("No. Never mind that, please.", model="upper")
+        cutting = build_client(server.url, cache="all", cache_path=path, is_refusal=lambda text: text == "NO.")
+        assert cutting.client.complete(request).text == "NO."
+        cutting.close()
+        plain = build_client(server.url, cache="all", cache_path=path)
+        assert plain.client.complete(request).text == "NO. NEVER MIND THAT, PLEASE."
+        plain.close()
+
+
+def test_the_scheduler_takes_the_stack_without_retry() -> None:
+    def flow(text: str) -> Flow:
+        completion = yield Call(ChatRequest.user(text, model="upper"))
+        return completion.text
+
+    with start_server([Upper()], num_parallel=4, faults=FaultPlan(0.3, kinds=("503", "cut"))) as server:
+        stack = build_client(server.url, batch_size=4)
+        scheduler = PooledScheduler(
+            client=stack.client, encoder=resolve_encoder("hash"), retry_policy=DEFAULT_POLICY, batch_size=4
+        )
+        for number in range(12):
+            scheduler.start(number, flow(f"text {number % 6}"))
+        results = dict(scheduler.finished() for _ in range(12))
+        scheduler.close()
+        stack.close()
+    assert results == {number: f"TEXT {number % 6}" for number in range(12)}
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="counts open files as Linux lists them")
+def test_a_closed_client_leaves_no_file_socket_or_thread(tmp_path: Path) -> None:
+    with start_server([Upper()], num_parallel=8) as one, start_server([Upper()], num_parallel=8) as other:
+
+        def use() -> None:
+            stack = build_client(
+                [one.url, other.url],
+                adaptive=True,
+                cache="all",
+                cache_path=tmp_path / "replies.sqlite",
+                is_refusal=lambda text: True,
+            )
+            assert all(reply.ok for reply in ask_all(stack.client, [ChatRequest.user("a. b", model="upper")] * 4))
+            stack.close()
+
+        use()
+        files, threads = open_files(), threading.active_count()
+        for _ in range(30):
+            use()
+        give_up_at = time.monotonic() + 20
+        while open_files() > files and time.monotonic() < give_up_at:
+            threading.Event().wait(0.02)  # the servers, in this process too, have yet to notice the last ends
+        assert open_files() <= files
+        assert threading.active_count() == threads

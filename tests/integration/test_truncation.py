@@ -1,15 +1,22 @@
-"""Runs in which a prompt does not fit the context, or replies end at the token limit: never a score, always a line."""
+"""Prompts that do not fit and replies that are cut are said; no held-out question is read before the end."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp.web import Request
 
+from query_mutator.cli.console import exit_code
+from query_mutator.data import load_questions, split_questions
+from query_mutator.data.loaders import general
+from query_mutator.data.split import fold_of
+from query_mutator.encoder import resolve_encoder
 from query_mutator.files.json_lines import read_json_lines
-from query_mutator.testing import start_server
+from query_mutator.testing import StubServer, routes, start_server
 from tests.conftest import Librarian, Softener
 from tests.integration.conftest import EVERY_STEP
 from tests.qm_command import qm
@@ -17,6 +24,7 @@ from train_query_mutator import main
 
 CONTEXT = 512
 LONG = "how do i sort " + "every single one of these words " * 100 + "my list"
+HELD_OUT = [question.text for question in split_questions(general()).test]
 
 
 def add_long_question(path: Path, name: str, *, text: str = LONG) -> None:
@@ -75,3 +83,96 @@ def test_a_run_whose_replies_end_by_themselves_says_nothing_of_limits(
     said = capsys.readouterr().err
     assert "token limit" not in said
     assert "context" not in said
+
+
+@pytest.fixture(autouse=True)
+def no_known_embeddings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUERY_MUTATOR_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def received(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return what gathers every text in every request to a server."""
+    texts: list[str] = []
+    read = routes._payload
+
+    async def record(request: Request) -> dict[str, Any]:
+        payload = await read(request)
+        texts.extend(strings(payload))
+        return payload
+
+    monkeypatch.setattr(routes, "_payload", record)
+    return texts
+
+
+@pytest.fixture
+def server() -> Iterator[StubServer]:
+    """A server that embeds too, so that what the run encodes is among its requests."""
+    with start_server([Librarian(), Softener()], encoder=resolve_encoder("hash"), num_parallel=8) as running:
+        yield running
+
+
+def strings(value: Any) -> Iterator[str]:
+    """Yield the texts in a JSON value."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (list, dict)):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from strings(item)
+
+
+def sent(questions: Sequence[str], received: Sequence[str]) -> list[str]:
+    """Return those of the questions that any request has."""
+    return [question for question in questions if any(question in text for text in received)]
+
+
+def train(server: StubServer, folder: Path, *flags: str) -> Path:
+    """Make a run of two updates on the bundled questions, with three periodic evaluations; return its folder."""
+    argv = [
+        *("--ollama-url", server.url, "--target-model", "librarian", "--mutator-model", "softener"),
+        *("--encoder", "ollama:all-minilm", "--operators", "spelling,neutral,filler", "--cache", "off"),
+        *("--num-processes", "4", "--num-steps", "8", "--num-mini-batch", "2", "--num-env-steps", "64"),
+        *("--eval-interval", "1", "--eval-questions", "20", "--save-dir", str(folder / "runs"), *flags),
+    ]
+    assert exit_code(main, argv, prog="train") == 0
+    return (folder / "runs" / "latest").resolve()
+
+
+def test_a_resumed_run_keeps_its_fold(server: StubServer, received: list[str], tmp_path: Path) -> None:
+    run = train(server, tmp_path, "--no-evaluate", "--validation-fold", "3", "--no-use-linear-lr-decay")
+    assert exit_code(main, ["--resume", str(run), "--num-env-steps", "96"], prog="train") == 0
+    questions = {question.id: question for question in general()}
+    learned = [questions[row["question_id"]] for row in read_json_lines(run / "transcripts.jsonl")]
+    assert len(learned) == 96
+    assert 3 not in {fold_of(question) for question in learned}
+    assert sent(HELD_OUT, received) == []
+
+
+def test_no_tokenizer_counts_a_held_out_question(
+    tiny_flags: list[str],
+    server: StubServer,
+    received: list[str],
+    dataset: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Prompts that will not fit are announced: held-out ones by their length, others by the tokenizer of the server."""
+    split = split_questions(load_questions(dataset))
+    long, more = (split.train[0], split.test[0]), " and then" * 1000
+    text = dataset.read_text()
+    for question in long:
+        text = text.replace(question.text, question.text + more)
+    dataset.write_text(text)
+    flags = [
+        *tiny_flags[2:],
+        *EVERY_STEP,
+        "--openai-url",
+        f"{server.url}/v1",
+        "--num-ctx",
+        "1024",
+        "--max-failure-rate",
+        "1",
+    ]
+    assert exit_code(main, [*flags, "--no-evaluate"], prog="train") == 0
+    err = capsys.readouterr().err
+    assert all(f"question {question.id}: the prompt" in err for question in long)
+    assert [sent([question.text + more], received) != [] for question in long] == [True, False]

@@ -22,7 +22,6 @@ import torch
 
 from query_mutator import Rewrite, Rewriter
 from query_mutator.cli.console import exit_code
-from query_mutator.commands.main import main as qm_main
 from query_mutator.env.scheduling import run_flow
 from query_mutator.errors import BackendError, CheckpointError, UsageError
 from query_mutator.session.checkpoint import read_checkpoint
@@ -37,14 +36,11 @@ from query_mutator.session.policy_file import (
 from query_mutator.testing import StubServer, start_server
 from tests.conftest import Librarian, Softener
 from tests.integration.conftest import write_dataset
+from tests.qm_command import qm
 from train_query_mutator import main as train_main
 
 TEXTS = ["plz sort my list", "umm how do i kill the process", "count words plz", "join my words", "what is it"]
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def qm(*argv: str) -> int:
-    return exit_code(qm_main, argv, prog="qm")
 
 
 #: A policy that asks when it wants to, of a run that can be resumed for longer.

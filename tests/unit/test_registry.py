@@ -7,12 +7,7 @@ from pathlib import Path
 import pytest
 
 from query_mutator.errors import UsageError
-from query_mutator.plugins import load_plugins
 from query_mutator.registry import Registry
-from query_mutator.training.callbacks import CALLBACKS
-from tests.conftest import REGISTRIES
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -56,15 +51,3 @@ def test_a_name_taken_twice_is_an_error_and_a_typo_lists_the_known_names() -> No
         registry.add("red", "#fe0000")
     with pytest.raises(UsageError, match=r"unknown color 'rad' \(did you mean 'red'\?\); known: red"):
         registry.get("rad")
-
-
-def test_every_registry_of_the_product_is_restored_after_a_test() -> None:
-    code = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "query_mutator").rglob("*.py"))
-    assert code.count("] = Registry(") == len(REGISTRIES)
-
-
-@pytest.mark.parametrize("run", ["first", "second"])
-def test_a_plugin_is_forgotten_after_the_test_that_loads_it(run: str) -> None:
-    assert "csv" not in CALLBACKS
-    load_plugins([str(ROOT / "tests" / "plugins" / "csv_callback.py")])
-    assert "csv" in CALLBACKS

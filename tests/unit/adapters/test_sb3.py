@@ -1,4 +1,4 @@
-"""Stable-Baselines3's VecEnv over gymnasium's VectorEnv: what SB3 expects of any VecEnv, on CartPole and on ours."""
+"""Stable-Baselines3's VecEnv over gymnasium's VectorEnv, on CartPole and on ours, and its learners over it."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import TimeLimit
-from sb3_contrib import MaskablePPO
+from gymnasium.wrappers.vector import RecordEpisodeStatistics
+from stable_baselines3 import DQN, PPO
+from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.vec_env import DummyVecEnv
+from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor, VecNormalize
 
 from query_mutator.adapters.sb3 import GymVecEnv
 from query_mutator.llm.client import Client
-from rl_query_mutator_env import BatchedQueryMutationEnv, QueryMutationEnv
+from rl_query_mutator_env import QueryMutationEnv
 from tests.unit.adapters.carts import MAX_STEPS, NUM_ENVS, SAME_STEP, MakeTask, Recorded, Vector, cart_pole
-
-pytestmark = pytest.mark.slow
 
 
 def assert_same(one: Any, other: Any) -> None:
@@ -34,26 +34,7 @@ def assert_same(one: Any, other: Any) -> None:
 # --- steps -----------------------------------------------------------------------------------------------------------
 
 
-def test_every_step_equals_that_of_sb3s_own_vec_env(carts: Any) -> None:
-    theirs: Any = DummyVecEnv([cart_pole] * NUM_ENVS)
-    for envs in (carts, theirs):
-        envs.seed(5)
-    assert np.array_equal(carts.reset(), theirs.reset())
-    rng, ended = np.random.default_rng(0), 0
-    for _ in range(4 * MAX_STEPS):
-        actions = rng.integers(2, size=NUM_ENVS)
-        (obs, rewards, dones, infos), expected = carts.step(actions), theirs.step(actions)
-        assert np.array_equal(obs, expected[0])
-        assert np.array_equal(rewards, expected[1])
-        assert rewards.dtype == np.float32
-        assert np.array_equal(dones, expected[2])
-        for info, other in zip(infos, expected[3], strict=True):
-            assert_same(info, other)
-        assert carts.reset_infos == theirs.reset_infos
-        ended += int(dones.sum())
-    assert ended >= 3 * NUM_ENVS
-
-
+@pytest.mark.slow
 def test_our_environment_equals_sb3s_own_vec_env_of_singles(
     questions: Any, tiny_task: MakeTask, tiny_client: Client
 ) -> None:
@@ -75,6 +56,7 @@ def test_our_environment_equals_sb3s_own_vec_env_of_singles(
             assert_same(info, other)
 
 
+@pytest.mark.slow
 def test_last_step_of_an_episode_has_its_observation_and_says_whether_it_was_truncated(carts: Any) -> None:
     carts.seed(1)
     first = carts.reset()
@@ -89,6 +71,7 @@ def test_last_step_of_an_episode_has_its_observation_and_says_whether_it_was_tru
     assert all("terminal_observation" not in info for info in carts.step(np.array([0, 1, 0]))[3])
 
 
+@pytest.mark.slow
 def test_a_terminated_episode_is_not_truncated(vector: Vector) -> None:
     envs = GymVecEnv(vector([lambda: gym.make("CartPole-v1")] * 2, autoreset_mode=SAME_STEP))
     envs.reset()
@@ -103,6 +86,7 @@ def test_a_terminated_episode_is_not_truncated(vector: Vector) -> None:
     envs.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("space", ["dict", "tuple", "discrete"])
 def test_observations_of_other_spaces(vector: Vector, space: str) -> None:
     envs = GymVecEnv(vector([lambda: Shapes(space)] * 2, autoreset_mode=SAME_STEP))
@@ -142,6 +126,7 @@ class Shapes(gym.Env[Any, Any]):
         return self._obs(), 1.0, self.count == 3, False, {"count": self.count}
 
 
+@pytest.mark.slow
 def test_observations_are_not_overwritten_by_the_next_step(vector: Vector) -> None:
     envs: Any = GymVecEnv(vector([cart_pole] * 2, autoreset_mode=SAME_STEP, copy=False))
     first = envs.reset()
@@ -151,6 +136,7 @@ def test_observations_are_not_overwritten_by_the_next_step(vector: Vector) -> No
     envs.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED])
 def test_other_autoreset_modes_are_an_error_that_says_what_to_do(mode: AutoresetMode) -> None:
     envs = SyncVectorEnv([cart_pole], autoreset_mode=mode)
@@ -165,6 +151,7 @@ def test_other_autoreset_modes_are_an_error_that_says_what_to_do(mode: Autoreset
 # --- seeds, options, rendering ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_seeds_and_options_are_used_once(carts: Any) -> None:
     assert carts.seed(3) == [3, 4, 5]
     carts.set_options({"low": -0.01, "high": 0.01})
@@ -178,33 +165,17 @@ def test_seeds_and_options_are_used_once(carts: Any) -> None:
     assert np.array_equal(carts.reset(), first)
 
 
+@pytest.mark.slow
 def test_options_of_single_environments_are_an_error(carts: Any) -> None:
     carts.set_options([{}, {"low": -0.01}, {}])
     with pytest.raises(ValueError, match="same options for all environments"):
         carts.reset()
 
 
-def test_images_are_tiled(carts: Any) -> None:
-    carts.reset()
-    image = carts.render()
-    assert image is not None
-    assert image.shape == (8, 12, 3)
-    assert [frame.shape for frame in carts.get_images() if frame is not None] == [(4, 6, 3)] * NUM_ENVS
-
-
-def test_text_is_rendered_by_each_environment(tiny_task: MakeTask, tiny_client: Client) -> None:
-    env = QueryMutationEnv(tiny_task(), client=tiny_client, render_mode="ansi")
-    envs = GymVecEnv(BatchedQueryMutationEnv([env]))
-    envs.reset()
-    assert envs.render_mode == "ansi"
-    assert envs.get_images() == [None]
-    assert envs.env_method("render") == [env.render()]
-    envs.close()
-
-
 # --- single environments ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_attributes_and_methods(carts: Any) -> None:
     carts.reset()
     assert carts.has_attr("greeting")
@@ -222,14 +193,7 @@ def test_attributes_and_methods(carts: Any) -> None:
     carts.step(np.zeros(NUM_ENVS, dtype=int))  # the workers live
 
 
-def test_a_method_of_some_environments(vector: Vector, carts: Any) -> None:
-    if vector is SyncVectorEnv:
-        assert carts.env_method("add", 1, other=2, indices=[0, 2]) == [3, 3]
-    else:
-        with pytest.raises(ValueError, match="AsyncVectorEnv has no access to single environments"):
-            carts.env_method("add", 1, other=2, indices=[0, 2])
-
-
+@pytest.mark.slow
 def test_wrappers_of_single_environments(vector: Vector, carts: Any) -> None:
     assert carts.env_is_wrapped(TimeLimit) == carts.env_is_wrapped(Recorded) == [True] * NUM_ENVS
     assert carts.env_is_wrapped(Monitor) == [False] * NUM_ENVS
@@ -239,32 +203,25 @@ def test_wrappers_of_single_environments(vector: Vector, carts: Any) -> None:
     monitored.close()
 
 
-class Vectorized(VectorEnv[Any, Any, Any]):
-    """A VectorEnv without single environments; action 1 is never allowed."""
-
-    metadata = {"autoreset_mode": SAME_STEP}  # noqa: RUF012 - as gymnasium has it
-    num_envs = 2
-    single_observation_space = gym.spaces.Box(0, 1, (1,), np.float32)
-    single_action_space = gym.spaces.Discrete(2)
-    speed = 3
-
-    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        return np.zeros((2, 1), np.float32), {}
-
-    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        assert not np.any(actions)
-        return np.zeros((2, 1), np.float32), np.ones(2), np.zeros(2, bool), np.zeros(2, bool), {}
-
-    def action_masks(self) -> Any:
-        return np.array([[True, False]] * 2)
+def test_episode_statistics_of_gymnasiums_wrapper_reach_sb3s_logger(vector: Vector) -> None:
+    envs = GymVecEnv(RecordEpisodeStatistics(vector([cart_pole] * 2, autoreset_mode=SAME_STEP)))
+    model = PPO("MlpPolicy", envs, n_steps=16, batch_size=16, n_epochs=1, device="cpu").learn(32)
+    assert model.ep_info_buffer is not None
+    assert [episode["l"] for episode in model.ep_info_buffer] == [MAX_STEPS] * 4
+    assert [episode["r"] for episode in model.ep_info_buffer] == [MAX_STEPS] * 4
+    envs.close()
 
 
-def test_a_vector_environment_without_single_ones_lends_its_own_methods() -> None:
-    envs = GymVecEnv(Vectorized())
-    assert envs.get_attr("speed") == [3, 3]
-    envs.set_attr("speed", 4)
-    assert envs.get_attr("speed", indices=0) == [4]
-    with pytest.raises(ValueError, match="without indices"):
-        envs.set_attr("speed", 5, indices=[0])
-    assert envs.env_is_wrapped(Monitor) == [False, False]
-    MaskablePPO("MlpPolicy", envs, n_steps=8, batch_size=16, n_epochs=1, device="cpu").learn(16)
+def test_sb3s_wrappers_and_evaluation_work_over_it(questions: Any) -> None:
+    envs = VecNormalize(VecMonitor(questions))
+    model = PPO("MlpPolicy", envs, n_steps=8, batch_size=20, n_epochs=1, device="cpu").learn(40)
+    returns, lengths = evaluate_policy(model, envs, n_eval_episodes=7, return_episode_rewards=True)
+    assert len(returns) == len(lengths) == 7  # type: ignore[arg-type]
+    assert all(1 <= length <= 5 for length in lengths)  # type: ignore[union-attr]
+
+
+def test_dqn_trains_on_it_and_its_texts_are_in_the_infos(questions: Any) -> None:
+    DQN("MlpPolicy", questions, learning_starts=10, train_freq=1, device="cpu").learn(40)
+    questions.reset()
+    _, _, _, infos = questions.step(np.zeros(5, dtype=int))
+    assert all({"question_id", "rewrite", "form", "answer"} == set(info["_text"]) for info in infos)

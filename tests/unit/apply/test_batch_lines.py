@@ -1,4 +1,4 @@
-"""Lines of OpenAI's batch format, as servers of both APIs take them."""
+"""Lines of OpenAI's batch format, and the steps of a rewrite."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which requests to a virtual model are rewritten, and what a rewrite must keep."""
+"""Which requests to a virtual model are rewritten, lines and slots of the proxy, and what shadow pairs show."""
 
 from __future__ import annotations
 

@@ -18,22 +18,16 @@ from query_mutator.batching import (
     BatchPlanMeta,
     BatchShapeHistogram,
     BatchSpec,
-    BucketSpec,
     CollatedBatch,
     EpochPlan,
     MicrobatchSpec,
     OfflineDatasetStream,
     PackingConfig,
-    PackingMetrics,
     PackingMode,
     PadPolicy,
     SequenceToPack,
-    TokenBudgetBatchSampler,
-    WindowConfig,
     compute_batch_fingerprint,
     compute_batch_fingerprint_async,
-    compute_packing_metrics,
-    compute_shard_stats,
     load_batch_plan,
     pack_sequences,
     save_batch_plan,
@@ -45,7 +39,6 @@ from query_mutator.batching.planning.packing import (
     pack_sequences_first_fit,
     pack_sequences_greedy,
 )
-from query_mutator.batching.samples.schema import Sample, SampleMeta
 from query_mutator.batching.streaming.telnet_client import (
     PuzzleCompletion,
     PuzzleDifficulty,
@@ -118,15 +111,6 @@ def test_an_epoch_is_made_of_microbatches() -> None:
     assert EpochPlan(epoch=0, microbatches=(), seed=0, total_samples=0, total_tokens=0).num_microbatches == 0
 
 
-@pytest.mark.parametrize(
-    ("totals", "reason"),
-    [({"total_samples": 4}, "have 3 samples"), ({"total_tokens": 10_000}, "room for 192")],
-)
-def test_totals_that_cannot_be_are_errors(totals: dict[str, int], reason: str) -> None:
-    with pytest.raises(ValueError, match=reason):
-        epoch(0, [("x", "y"), ("z",)], **totals)
-
-
 def test_a_plan_made_by_hand_is_saved_sharded_and_resumed(plan: BatchPlan, tmp_path: Path) -> None:
     assert (plan.num_epochs, plan.total_microbatches, plan.meta.num_samples) == (2, 7, 6)
     save_batch_plan(plan, tmp_path / "plan")
@@ -140,15 +124,6 @@ def test_a_plan_made_by_hand_is_saved_sharded_and_resumed(plan: BatchPlan, tmp_p
     assert sorted(names) == ["a", "b", "c", "d", "e", "new"]
     whole = BatchPlan(meta=meta(), epochs={0: plan.get_epoch(0), 1: plan.get_epoch(1)})
     assert [one.samples for one in whole.iter_epoch(1)] == [one.samples for one in plan.iter_epoch(1)]
-
-
-def test_shard_statistics_are_read_by_name(plan: BatchPlan) -> None:
-    stats = compute_shard_stats(plan, 2)
-    assert sum(one["num_batches"] for one in stats.values()) == plan.total_microbatches
-    assert sum(one["total_samples"] for one in stats.values()) == 11
-    assert stats[0]["total_tokens"] == stats[0].total_tokens
-    with pytest.raises(KeyError):
-        stats[0]["other"]
 
 
 # --- packs -----------------------------------------------------------------------------------------------------------
@@ -189,27 +164,7 @@ def test_each_way_of_packing_has_its_function(pack: object, mode: PackingMode) -
     assert packed == pack_sequences(sequences, PackingConfig(mode=mode, max_length=10))
 
 
-def test_metrics_of_packs_are_counted_one_by_one() -> None:
-    packed = pack_sequences([sequence("a", 5), sequence("b", 6)], PackingConfig(max_length=8))
-    metrics = PackingMetrics()
-    for one in packed:
-        metrics = metrics.record_packed_sequence(one)
-    assert metrics == compute_packing_metrics(packed_sequences=packed, num_skipped=0)
-    assert metrics.record_skip().num_skipped == 1
-    assert (metrics.packing_ratio, metrics.efficiency) == (1.0, 11 / 16)
-
-
 # --- batches and buckets ---------------------------------------------------------------------------------------------
-
-
-def test_the_longer_name_of_a_padding_policy() -> None:
-    assert PadPolicy.PAD_TO_MAX_IN_BATCH is PadPolicy("pad_to_max")
-    assert BatchingConfig().pad_policy is PadPolicy.PAD_TO_MAX_IN_BATCH
-
-
-def test_bucket_sizes_is_a_method() -> None:
-    sampler = TokenBudgetBatchSampler({"a": 10, "b": 20, "c": 90}, BucketSpec(edges=(32, 128)), 256)
-    assert sampler.bucket_sizes() == {0: 2, 1: 1}
 
 
 def test_batches_are_counted_by_bucket_and_size() -> None:
@@ -268,12 +223,6 @@ def test_rows_with_nested_meta_are_streamed(tmp_path: Path) -> None:
     assert asyncio.run(AsyncOfflineDatasetStream(path).get_length_distribution()) == {"s7": 3}
 
 
-def test_the_seed_of_a_window_has_its_name() -> None:
-    configs = [WindowConfig(seed=1).to_batching_config(window_seed=seed) for seed in (3, 3, 4)]
-    assert configs[0] == configs[1]
-    assert configs[0].seed != configs[2].seed
-
-
 class Words:
     """A tokenizer with a token per word."""
 
@@ -310,8 +259,3 @@ def test_the_telnet_client_has_a_module() -> None:
     assert PuzzleGame("sudoku") is PuzzleGame.SUDOKU
     assert PuzzleDifficulty.EASY == "easy"
     assert PuzzleCompletion(game="sudoku", moves=3).success
-
-
-def test_samples_have_a_module_for_their_schema() -> None:
-    sample = Sample(input_ids=[1, 2], loss_mask=[0, 1], meta=SampleMeta(sample_id="a", dataset_id="d"))
-    assert sample.length == 2

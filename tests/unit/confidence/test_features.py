@@ -1,4 +1,4 @@
-"""Columns of a reply by example, and that each is explained."""
+"""Columns of a reply by example, and the equations in it."""
 
 from __future__ import annotations
 

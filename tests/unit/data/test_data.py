@@ -1,4 +1,4 @@
-"""Question files, the split, and what the bundled sets promise."""
+"""Question files and logs, the split, and what the bundled sets promise."""
 
 from __future__ import annotations
 

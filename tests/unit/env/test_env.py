@@ -12,7 +12,6 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.error import AlreadyPendingCallError, InvalidAction, ResetNeeded
-from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from query_mutator.env.task import Task
@@ -157,10 +156,6 @@ def test_record_tells_the_step(tiny_task: MakeTask, tiny_client: Client) -> None
     assert first["answer"] == "`os.kill` is what you want."
     assert first["parts"]["right"] == 1.0
     assert first["error"] is None
-
-
-def test_single_environment_passes_gymnasiums_checker(env: QueryMutationEnv) -> None:
-    check_env(env, skip_render_check=True)
 
 
 def test_same_seed_gives_the_same_episodes(env: QueryMutationEnv) -> None:

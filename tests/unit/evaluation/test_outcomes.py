@@ -1,4 +1,4 @@
-"""Summaries of evaluations: unscored questions count in no rate; intervals leave room; the verdict follows its rule."""
+"""Summaries of evaluations: unscored questions, intervals, verdicts, samples, and rewrites that guards rejected."""
 
 from __future__ import annotations
 

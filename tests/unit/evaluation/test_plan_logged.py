@@ -1,20 +1,29 @@
-"""What a log of graded sums teaches: an order of prompts, when to stop, and figures that are out of fold."""
+"""What a log teaches, the price within a budget, what an evaluation costs and shows, and how replies are graded."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from query_mutator import forms
+from query_mutator.commands.plan_run import PlanFlags
 from query_mutator.confidence import Attempt, LoggedAnswer
 from query_mutator.confidence.stopping import StoppingRule
+from query_mutator.data.logs import LoggedReply
+from query_mutator.data.split import Split
 from query_mutator.env.observation import PRICE_SCALE
 from query_mutator.env.task import Task
-from query_mutator.errors import UsageError
+from query_mutator.errors import DatasetError, UsageError
+from query_mutator.evaluation import logged_answers
+from query_mutator.evaluation.cost import EvaluationCost, power_in_words
+from query_mutator.evaluation.logged_answers import GradedLog, grade_log
 from query_mutator.evaluation.methods import Evaluator
 from query_mutator.evaluation.plan_learned import AnswerPaths
 from query_mutator.evaluation.plan_logged import LoggedPlans, logged_plans
@@ -23,12 +32,24 @@ from query_mutator.learners.direct import PRICES
 from query_mutator.learners.plan import Plan
 from query_mutator.llm.client import Client
 from query_mutator.llm.retry import RetryPolicy
+from query_mutator.rewards import WeightedReward
 from query_mutator.stats.paired import difference_interval
-from query_mutator.types import FloatArray
+from query_mutator.types import NUMERIC, UNSAFE, FloatArray, Question
 from tests.unit.confidence.arithmetic_world import PROMPTS, graded_sums
 
 MAX_ASKS = 4
 UPPER = {3: 0.01, 2: 0.06}  # the price from which so many asks are too dear
+WHOLE = EvaluationCost(
+    num_test=300,
+    num_guard=28,
+    num_train=200,
+    num_operators=14,
+    num_asked=14,
+    episode_calls=11,
+    search_calls=3000,
+    plan_calls=12,
+)
+QUESTIONS = [Question(id=str(n), text=f"{n}?", accept=("yes",), about=str(n // 2)) for n in range(400)]
 
 
 def learned(answers: list[LoggedAnswer], *, budget: float | None = 2, price: float = 0.0) -> LoggedPlans:
@@ -213,3 +234,192 @@ def test_the_price_is_the_lowest_that_the_budget_allows(
     assert price == pytest.approx(expected)
     if budget >= 1:
         assert price <= max(1.03 * lowest, PRICES[0])  # close to the lowest
+
+
+def test_the_bound_is_that_of_every_method_ranking_and_search() -> None:
+    per_question = 3 * 11 + 1 + 12  # policy, random and best of k, and the plan
+    assert WHOLE.calls == (300 + 28) * per_question + 120 * (1 + 14 + 14) + 3000
+    assert replace(WHOLE, num_asked=9).calls == WHOLE.calls - 120 * 5  # five of them are local
+
+
+@pytest.mark.parametrize("max_calls", [600, 1000, 5000, 12_345, 20_000])
+def test_the_largest_evaluation_that_fits_is_made(max_calls: int) -> None:
+    found = WHOLE.within(max_calls)
+    assert found.calls <= max_calls
+    assert replace(found, num_test=found.num_test + 1).calls > max_calls
+
+
+def test_any_number_from_the_least_on_is_enough() -> None:
+    cost = EvaluationCost(
+        num_test=57,
+        num_guard=0,
+        num_train=75,
+        num_operators=4,
+        num_asked=4,
+        episode_calls=19,
+        search_calls=4000,
+        plan_calls=12,
+    )
+    with pytest.raises(UsageError, match="give at least 67"):
+        cost.within(66)
+    assert all(67 <= cost.within(calls).calls <= calls for calls in range(67, 2000))
+
+
+@pytest.mark.parametrize("max_calls", [300, 1500, 6000, 25_000])
+def test_a_plan_search_keeps_a_third_of_the_calls_or_all_that_it_asked_for(max_calls: int) -> None:
+    assert WHOLE.within(max_calls).search_calls == min(3000, max_calls // 3)
+    dear = replace(WHOLE, search_calls=50_000)
+    others = WHOLE.calls - WHOLE.search_calls
+    assert dear.within(others + 40_000).search_calls == 40_000
+    assert dear.within(others + 40_000).num_test == WHOLE.num_test
+
+
+def test_an_evaluation_grows_by_what_is_sure_to_fit() -> None:
+    first = WHOLE.within(5000)
+    more = first.grown(WHOLE, 2000)
+    assert more is not None
+    assert 0 < more.num_test - first.num_test <= 2000 // first.per_question
+    assert more.num_guard >= first.num_guard
+    assert first.grown(WHOLE, 100) is None
+    whole = first.grown(WHOLE, 10**6)
+    assert whole is not None
+    assert (whole.num_test, whole.num_guard) == (300, 28)
+    assert whole.grown(WHOLE, 10**6) is None
+
+
+def test_fewer_calls_than_one_question_takes_are_refused_with_the_number_that_does() -> None:
+    assert WHOLE.within(None) == WHOLE.within(WHOLE.calls) == WHOLE
+    with pytest.raises(UsageError, match="give at least 97"):
+        WHOLE.within(10)
+
+
+def write_run(folder: Path, settings: PlanFlags, outcomes: dict[str, list[float | None]], **more: Any) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps({"flags": {**asdict(settings), **more}}))
+    rows = [
+        {
+            "method": method,
+            "set": "test",
+            "question_id": str(n),
+            "question": f"{n}?",
+            "accepted": ["yes"],
+            "target": str(n // 2),
+            "success": value,
+        }
+        for method, values in outcomes.items()
+        for n, value in enumerate(values)
+    ]
+    (folder / "evaluation.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> PlanFlags:
+    return PlanFlags(save_dir=str(tmp_path), dataset="general", backend="recorded")
+
+
+def test_without_an_evaluation_shares_are_assumed(settings: PlanFlags) -> None:
+    assert power_in_words(QUESTIONS, settings) == (
+        "400 held-out questions show differences of 8.5 points or more, 2 points take 7,193 (paired, 5 % two-sided, "
+        "80 % power; methods that differ on 33% of the questions, correlation 0.1 within a target: assumed)"
+    )
+    few = "3 held-out questions are too few to show a difference, 2 points take"
+    assert power_in_words(QUESTIONS[:3], settings).startswith(few)
+    assert power_in_words([], settings).startswith("0 held-out questions are too few to show a difference")
+
+
+def test_an_evaluation_of_the_same_questions_and_models_is_taken(settings: PlanFlags, tmp_path: Path) -> None:
+    half = {"identity": [0.0] * 40, "policy": [1.0, 1, 0, 0] * 10}  # two questions a target: both or none differ
+    run = write_run(tmp_path / "one", settings, half)
+    write_run(tmp_path / "other", settings, {"identity": [0.0] * 40, "policy": [1.0] * 40}, target_model="x")
+    write_run(tmp_path / "alike", settings, {"identity": [0.0] * 40, "policy": [0.0] * 40})
+    write_run(tmp_path / "few", settings, {"identity": [0.0] * 19 + [None] * 9, "policy": [1.0] * 28})
+    said = power_in_words(QUESTIONS, settings)
+    assert said.endswith(f"methods that differ on 50% of the questions, correlation 1 within a target: as in {run})")
+    assert "assumed" in power_in_words(QUESTIONS, replace(settings, dataset="questions.jsonl"))
+
+
+@pytest.mark.parametrize("damaged", ["not JSON\n", "{}\n", "[]\n", '{"method": "a", "question_id": "b"}\n', ""])
+def test_a_damaged_evaluation_is_skipped(damaged: str, settings: PlanFlags, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", settings, {"a": [0.0, 1] * 20, "b": [1.0] * 40})
+    assert "assumed" not in power_in_words(QUESTIONS, settings)
+    (run / "evaluation.jsonl").write_text(damaged)
+    assert "assumed" in power_in_words(QUESTIONS, settings)
+    (run / "config.json").write_text(damaged)
+    assert "assumed" in power_in_words(QUESTIONS, settings)
+
+
+def reply(question: str = "What?", text: str = "Paris.", **more: object) -> LoggedReply:
+    fields: dict[str, object] = {"where": "log.jsonl:1", "question": question, "form": "as_is", "reply": text, **more}
+    return LoggedReply(**fields)  # type: ignore[arg-type]
+
+
+def graded(
+    *replies: LoggedReply, reward: str = "right", split: Split | None = None, forms: Sequence[str] = ()
+) -> GradedLog:
+    return grade_log(replies, reward=WeightedReward.parse(reward), split=split, forms=forms)
+
+
+def test_a_label_counts_more_than_gold_and_gold_is_compared_as_for_questions() -> None:
+    log = graded(
+        reply(label=False, gold=("Paris",)),
+        reply(gold=("paris",)),
+        reply(text="12 apples, 5 of them red", gold=("12",)),
+        reply(text="12 apples, 5 of them red", gold=("12",), tags=(NUMERIC,)),
+        reply(text="Steps: Paris is large.\nAnswer: Rome", form="steps", gold=("Paris",)),
+        reply(text="Steps: Paris is large.\nAnswer: Rome", form="unknown", gold=("Paris",)),
+    )
+    assert [answer.right for answer in log.answers] == [False, True, True, False, False, True]
+    assert log.answers[4].attempt.text == "Rome"  # as the form reads it
+    assert [answer.gold for answer in log.answers[:2]] == ["Paris", "paris"]
+    assert log.graded_by == {"label": 1, "gold": 5}
+    exact = graded(reply(gold=("paris",)), reply(text="It is Paris.", gold=("Paris",)), reward="exact")
+    assert [answer.right for answer in exact.answers] == [True, False]
+
+
+def test_a_reply_without_a_grade_is_an_error_but_in_traffic() -> None:
+    with pytest.raises(DatasetError, match=r"log\.jsonl:1: neither `gold` nor `label`; give accepted answers"):
+        graded(reply())
+    log = graded(reply(is_traffic=True), reply(is_traffic=True, is_preferred=True), reply(is_traffic=True, label=True))
+    assert log.left_out == {"without a label, gold or a judge's choice": 1}
+    assert log.graded_by == {"the judge's preference": 1, "label": 1}
+    assert "1 graded by the judge's preference" in log.in_words()
+    assert "left out: 1 without a label" in log.in_words()
+
+
+def test_questions_of_a_dataset_have_its_gold_and_held_out_ones_are_left_out() -> None:
+    known = Question(id="1", text="Which city?", accept=("Paris",), about="cities")
+    held_out = Question(id="2", text="Which river?", accept=("Seine",), about="rivers")
+    split = Split(train=(known,), test=(held_out,))
+    log = graded(
+        reply("which  CITY?"),
+        reply("Which city?", gold=("Rome",)),
+        reply("Which river?", label=True),
+        reply("And its source?", label=True, target="rivers"),
+        reply("And its end?", gold=("Seine",), target="rivers"),
+        split=split,
+    )
+    assert [(answer.right, answer.target) for answer in log.answers] == [(True, "cities"), (False, "cities")]
+    assert log.left_out == {"about held-out questions of --dataset": 3}
+
+
+def test_what_else_is_left_out_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logged_answers, "MOST_ASKED_AGAIN", 2)
+    monkeypatch.setattr(logged_answers, "MOST_REPLIES", 3)
+    again = [reply(label=True)] * 3
+    log = graded(
+        *again, reply(label=True, form="other"), reply(label=True, tags=(UNSAFE,)), reply("B", label=True),
+        reply("C", label=True), forms=("as_is",),
+    )  # fmt: skip
+    assert log.left_out == {
+        "of a question that was asked again and again": 1, "in other prompts than --forms": 1, "marked unsafe": 1,
+        "after the first 3": 1,
+    }  # fmt: skip
+    assert (log.questions, dict(log.forms)) == (2, {"as_is": 3})
+
+
+def test_a_part_that_cannot_grade_is_one_line_and_so_are_too_many_prompts() -> None:
+    with pytest.raises(DatasetError, match=r"log\.jsonl:1: question .* has no tag"):
+        graded(reply(gold=("Paris",)), reward="committed")
+    with pytest.raises(DatasetError, match="more than 200 prompts; give each prompt one name"):
+        graded(*(reply(label=True, form=f"prompt {number}") for number in range(201)))

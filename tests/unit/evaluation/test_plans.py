@@ -1,4 +1,4 @@
-"""Plans: their policy, and a search whose scores are those of the environment."""
+"""Plans: their policy, searches whose scores are those of the environment, and races."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JSON-lines files: every row is verified, and damage is named by file and line."""
+"""JSON-lines files and files of replies: every row is verified, and damage is named by file and line."""
 
 from __future__ import annotations
 

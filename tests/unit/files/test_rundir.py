@@ -1,4 +1,4 @@
-"""Run folders: never an existing one, row files that survive, checkpoints that say what is wrong with them."""
+"""Run folders: never an existing one, row files that survive, checkpoints that are verified, states of runs."""
 
 from __future__ import annotations
 

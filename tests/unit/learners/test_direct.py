@@ -1,4 +1,4 @@
-"""Fitted Q iteration: what it learns from steps, how prices enter, and its state."""
+"""Fitted Q iteration: what it learns from steps, how prices enter, its state; PPO as a learner."""
 
 from __future__ import annotations
 

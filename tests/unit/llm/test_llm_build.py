@@ -1,4 +1,4 @@
-"""Which backend a run gets, and the client composed for it."""
+"""Which backend a run gets, the client composed for it, and every way to write a server's address."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replies remembered on disk: what counts as known, what is never stored, several threads and processes."""
+"""Replies remembered on disk, and recorded replies in place of a model."""
 
 from __future__ import annotations
 

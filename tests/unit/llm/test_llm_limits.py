@@ -1,4 +1,4 @@
-"""The bound on calls in flight."""
+"""The bound on calls in flight, fixed or found."""
 
 from __future__ import annotations
 

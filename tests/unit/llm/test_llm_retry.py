@@ -1,4 +1,4 @@
-"""Which failures are tried again, after how long, and what the waiting client does."""
+"""Which failures are tried again, after how long, and several servers as one."""
 
 from __future__ import annotations
 

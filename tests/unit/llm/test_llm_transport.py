@@ -1,4 +1,4 @@
-"""The transport against a small server that answers byte for byte what a test scripts."""
+"""The transport and its replies against a small server that answers byte for byte what a test scripts."""
 
 from __future__ import annotations
 

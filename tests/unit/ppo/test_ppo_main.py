@@ -1,17 +1,27 @@
-"""`python -m ppo`: it learns CartPole, resumes from a checkpoint, and reports invalid input."""
+"""`python -m ppo`: it learns CartPole, resumes, checks its settings, and stops where a number is not finite."""
 
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import gymnasium as gym
+import numpy as np
 import pytest
 import torch
+import tyro
 
 from ppo.__main__ import main, make_envs
+from ppo.collect import NotFiniteError, require_finite
+from ppo.config import PPOConfig
+
+BROKEN = "Broken-v0"
+SMALL = ["--env", BROKEN, "--num-envs", "2", "--num-steps", "8", "--eval-episodes", "2", "--total-timesteps", "160"]
 
 
 @pytest.fixture(autouse=True)
@@ -86,3 +96,142 @@ def test_observations_of_any_shape_arrive_flat(env: str, obs_dim: int) -> None:
     envs = make_envs(env, 2)
     assert envs.reset(seed=0)[0].shape == (2, obs_dim)
     envs.close()
+
+
+def test_a_rollout_is_what_all_environments_do_between_updates() -> None:
+    config = PPOConfig(num_env_steps=1000, num_processes=16, num_steps=32)
+    assert (config.rollout_steps, config.num_updates, config.total_steps) == (512, 2, 1024)
+
+
+def test_fewer_steps_than_a_rollout_still_make_one_update() -> None:
+    assert PPOConfig(num_env_steps=1).num_updates == 1
+
+
+@pytest.mark.parametrize(
+    ("num_mini_batch", "advice"), [(5, "try 4 or 8"), (513, "try 512"), (3, "try 2 or 4"), (300, "try 256 or 512")]
+)
+def test_minibatches_that_do_not_divide_the_rollout_name_those_that_do(num_mini_batch: int, advice: str) -> None:
+    with pytest.raises(ValueError, match=advice) as caught:
+        PPOConfig(num_processes=16, num_steps=32, num_mini_batch=num_mini_batch)
+    assert str(caught.value).startswith(f"num_mini_batch={num_mini_batch} must divide num_processes*num_steps=512")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"num_env_steps": 0},
+        {"num_processes": 0},
+        {"num_steps": -1},
+        {"ppo_epoch": 0},
+        {"num_mini_batch": 0},
+        {"lr": 0.0},
+        {"lr": float("nan")},
+        {"clip_param": -0.2},
+        {"max_grad_norm": 0.0},
+        {"gamma": 1.5},
+        {"gae_lambda": -0.1},
+        {"entropy_coef": -0.01},
+        {"value_loss_coef": -1.0},
+        {"target_kl": 0.0},
+        {"hidden_sizes": ()},
+        {"hidden_sizes": (64, 0)},
+        {"seed": -1},
+    ],
+)
+def test_a_value_that_cannot_work_is_named(wrong: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        PPOConfig(**wrong)  # type: ignore[arg-type]
+
+
+def test_the_other_families_names_set_the_same_fields() -> None:
+    cleanrl = (
+        "--total-timesteps 999 --num-envs 4 --update-epochs 3 --num-minibatches 2 --learning-rate 0.1 --no-anneal-lr"
+    )
+    cleanrl += " --clip-coef 0.1 --ent-coef 0.5 --vf-coef 0.25"
+    ours = "--num-env-steps 999 --num-processes 4 --ppo-epoch 3 --num-mini-batch 2 --lr 0.1 --no-use-linear-lr-decay"
+    ours += " --clip-param 0.1 --entropy-coef 0.5 --value-loss-coef 0.25"
+    assert tyro.cli(PPOConfig, args=cleanrl.split()) == tyro.cli(PPOConfig, args=ours.split()) != PPOConfig()
+
+
+def test_loading_the_config_loads_no_torch() -> None:
+    code = "import ppo.config, sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+class Broken(gym.Env[Any, Any]):
+    """Episodes of 5 steps; from step 21 of the run on, one thing that it returns is `value`."""
+
+    observation_space = gym.spaces.Box(-math.inf, math.inf, (3,))
+    action_space = gym.spaces.Discrete(2)
+    what, value = "", 0.0
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def _obs(self, *, is_bad: bool) -> Any:
+        return np.array([self.steps % 5, 1.0, self.value if is_bad else 0.0], dtype=np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        return self._obs(is_bad=self.what == "first observation" and self.steps > 20), {}
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.steps += 1
+        is_bad, is_last = self.steps > 20, self.steps % 5 == 0
+        reward = self.value if is_bad and self.what == "reward" else 1.0
+        of_obs = self.what == "observation" or (self.what == "last observation" and is_last)
+        return self._obs(is_bad=is_bad and of_obs), reward, False, is_last, {}
+
+
+@pytest.fixture(autouse=True)
+def _broken() -> Iterator[None]:
+    before = torch.get_num_threads()
+    gym.register(BROKEN, entry_point=Broken)
+    yield
+    gym.registry.pop(BROKEN)
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize(
+    ("what", "step"), [("reward", 21), ("observation", 21), ("first observation", 25), ("last observation", 25)]
+)
+def test_a_run_stops_with_one_line_and_its_last_good_checkpoint(
+    what: str,
+    step: int,
+    value: float,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(Broken, "what", what)
+    monkeypatch.setattr(Broken, "value", value)
+    with pytest.raises(SystemExit, match="2"):
+        main([*SMALL, "--save", str(tmp_path / "policy.pt")])
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith("python -m ppo: environment 0, step ")
+    assert f"environment 0, step {step}: " in line
+    assert what.removeprefix("first ") in line
+    assert f"has the value {value};" in line
+    assert str(tmp_path / "policy.pt") in line
+    state = torch.load(tmp_path / "policy.pt", weights_only=True)
+    assert state["updates_done"] == (step - 1) // 8
+    assert all(weight.isfinite().all() for weight in state["policy"].values())
+
+
+def test_an_earlier_checkpoint_is_not_replaced_by_an_untrained_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    main([*SMALL, "--save", str(tmp_path / "policy.pt")])
+    before = (tmp_path / "policy.pt").read_bytes()
+    monkeypatch.setattr(Broken, "what", "reward")
+    monkeypatch.setattr(Broken, "value", math.nan)
+    with pytest.raises(SystemExit, match="2"):
+        main([*SMALL, "--num-steps", "32", "--total-timesteps", "640", "--save", str(tmp_path / "policy.pt")])
+    assert (tmp_path / "policy.pt").read_bytes() == before
+
+
+def test_the_first_row_that_is_not_finite_is_named() -> None:
+    values = np.array([[0.0, 1.0], [2.0, math.inf], [math.nan, 0.0]], dtype=np.float32)
+    with pytest.raises(NotFiniteError, match=r"^environment 7, step 9: the observation has the value inf; "):
+        require_finite("observation", values, lambda row: (6 + row, 9))
+    require_finite("observation", values[:1], lambda row: (row, 9))

@@ -1,4 +1,4 @@
-"""The picture and the table of a run."""
+"""The picture and the table of a run, and the rows of the batching benchmark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models are opened as a record, whose resolved settings open the same ones again."""
+"""Models are opened as a record; the pace of their calls; prompts that do not fit them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`play`: the same episodes as the environment, and a memory that is counted but not called."""
+"""`play`: the episodes of the environment, a memory that is not called, forms, and the window of failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Intervals against values from the textbooks."""
+"""Intervals and tests against values from the textbooks, scipy and direct loops."""
 
 from __future__ import annotations
 

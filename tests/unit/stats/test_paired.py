@@ -1,4 +1,4 @@
-"""Paired comparisons: McNemar's exact test against scipy, counts worked by hand, intervals that resample targets."""
+"""Paired comparisons: McNemar's exact test against scipy, intervals that resample targets, and their power."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weighted sampling: weights laid end to end, single changes and batches, growth."""
+"""Weighted sampling: weights laid end to end, batches, growth; scores of probabilities against scikit-learn."""
 
 from __future__ import annotations
 

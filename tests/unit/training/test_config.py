@@ -16,37 +16,6 @@ from query_mutator.training.config import PROG, TrainConfig, parse_config, remar
 
 ROOT = Path(__file__).resolve().parents[3]
 
-#: The names the product was asked for with, those of the reference and of the field's libraries.
-PROMISED = [
-    "--num-env-steps", "--total-timesteps", "--num-processes", "--num-envs", "--num-steps", "--batch-size",
-    "--use-batching", "--no-batching", "--ppo-epoch", "--update-epochs", "--num-mini-batch", "--num-minibatches",
-    "--lr", "--learning-rate", "--gamma", "--gae-lambda", "--clip-param", "--clip-coef", "--entropy-coef",
-    "--ent-coef", "--value-loss-coef", "--vf-coef", "--max-grad-norm", "--target-kl", "--use-linear-lr-decay",
-    "--seed", "--backend", "--ollama-url", "--target-model", "--mutator-model", "--mutator-max-tokens",
-    "--target-max-tokens", "--temperature", "--timeout", "--dataset", "--encoder", "--save-dir", "--save-interval",
-    "--log-interval", "--eval-interval", "--resume", "--config", "--device", "--deterministic", "--dry-run",
-    "--operators", "--max-episode-steps", "--answer", "--running-speed", "--question-column", "--answer-column",
-    "--openai-url", "--allow-mixed", "--max-retries", "--deadline", "--adaptive", "--cache", "--cache-path",
-    "--early-stop", "--num-ctx", "--keep-alive", "--max-failure-rate",
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("name", PROMISED)
-def test_promised_flag_exists(name: str) -> None:
-    assert name in {written for flag in flags_of(TrainConfig).values() for written in flag.spellings}
-
-
-def test_defaults_are_those_of_the_documents() -> None:
-    config = parse_config([])
-    assert (config.num_env_steps, config.num_processes, config.num_steps) == (10_000, 16, 32)
-    assert (config.batch_size, config.use_batching, config.ppo_epoch, config.num_mini_batch) == (8, True, 4, 4)
-    assert (config.backend, config.encoder, config.answer, config.max_episode_steps) == (
-        "auto",
-        "all-MiniLM-L6-v2",
-        "learned",
-        6,
-    )
-
 
 @pytest.mark.parametrize(
     ("argv", "field", "value"),

@@ -1,4 +1,4 @@
-"""Steps from known answers: they are those of an environment that asks, and cost no call."""
+"""Steps from known answers and random episodes: they are those of an environment that asks."""
 
 from __future__ import annotations
 

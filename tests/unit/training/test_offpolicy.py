@@ -1,4 +1,4 @@
-"""The off-policy loop: what reaches the learner, who waits for whom."""
+"""The loops: what reaches the learner, who waits for whom."""
 
 from __future__ import annotations
 

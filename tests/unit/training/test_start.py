@@ -1,9 +1,10 @@
-"""What a run does before its first step: bounded by its length and the speed of its calls, unless it was asked for."""
+"""What a run does before its first step, what it restores, and its callbacks."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,11 +16,14 @@ from ppo.config import PPOConfig
 from query_mutator.bounds import group_of
 from query_mutator.env.task import EpisodeRules
 from query_mutator.errors import EXIT_USAGE, UsageError
+from query_mutator.learners.learner import Steps
 from query_mutator.learners.named import LEARNERS
 from query_mutator.learners.ppo import PPOLearner
+from query_mutator.registry import Registry
 from query_mutator.session.checkpoint import Checkpoint, Progress
 from query_mutator.settings.episode import TaskSettings
 from query_mutator.settings.learner import IQNConfig, Learning
+from query_mutator.training.callbacks import CALLBACKS, Callback, CallbackList, RunView
 from query_mutator.training.config import TrainConfig
 from query_mutator.training.estimate import Estimate, bounded, foreseen, random_episodes
 from query_mutator.training.loop import AsyncVectorEnv, OnPolicyLoop
@@ -28,6 +32,7 @@ from query_mutator.training.resume import FREE, differences, resumed_models, res
 
 PROJECT: dict[str, Any] = {"ask": "form", "plan_calls": 4000, "max_episode_steps": 12}
 FIELDS = {"observation": 0, "reward": 1}
+HOOKS = ("on_training_start", "on_step", "on_rollout_end", "on_log", "on_update_end", "on_training_end", "close")
 
 
 def started(*, is_live: bool = True, validation: int = 20, **flags: Any) -> tuple[TrainConfig, list[str]]:
@@ -196,3 +201,126 @@ def test_training_stops_before_a_number_that_is_not_finite_reaches_the_weights(w
         loop.collect()
     assert caught.value.exit_code == EXIT_USAGE
     assert all(weight.isfinite().all() for weight in learner.state_dict()["policy"].values())
+
+
+class Recorder(Callback):
+    """Records which hooks are called on which callback."""
+
+    def __init__(self, name: str, calls: list[tuple[str, str]]) -> None:
+        for hook in HOOKS:
+            setattr(self, hook, lambda *args, hook=hook: calls.append((name, hook)))
+
+
+class Counter(Callback):
+    """Has a state."""
+
+    def __init__(self) -> None:
+        self.rollouts = 0
+
+    def on_rollout_end(self, run: RunView) -> None:
+        self.rollouts += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"rollouts": self.rollouts}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.rollouts = state["rollouts"]
+
+
+def no_steps() -> Steps:
+    return Steps(*(np.zeros(0, kind) for kind in "ififf???ii"))
+
+
+def test_every_hook_reaches_ours_then_those_of_plugins(tmp_path: Path) -> None:
+    calls: list[tuple[str, str]] = []
+    CALLBACKS.add("theirs", lambda: Recorder("theirs", calls))
+    callbacks, run = CallbackList([Recorder("ours", calls)]), RunView(config=TrainConfig(), folder=tmp_path)
+    for hook, args in zip(HOOKS, [(run,), (run, no_steps(), []), (run,), (run,), (run,), (run,), (None,)], strict=True):
+        getattr(callbacks, hook)(*args)
+    assert calls == [(name, hook) for hook in HOOKS for name in ("ours", "theirs")]
+
+
+def test_states_are_restored_by_name(tmp_path: Path) -> None:
+    CALLBACKS.add("counter", Counter)
+    before, run = CallbackList([]), RunView(config=TrainConfig(), folder=tmp_path)
+    before.on_rollout_end(run)
+    before.on_rollout_end(run)
+    state = before.state_dict()
+    assert state == {"counter": {"rollouts": 2}}
+    after = CallbackList([])
+    after.load_state_dict({**state, "of a plugin that is not loaded": {}})
+    after.on_rollout_end(run)
+    assert after.state_dict() == {"counter": {"rollouts": 3}}
+
+
+class Noted(Callback):
+    """Notes the hooks that are called."""
+
+    def __init__(self) -> None:
+        self.hooks: list[str] = []
+
+    def on_training_start(self, run: RunView) -> None:
+        self.hooks.append("start")
+
+    def on_update_end(self, run: RunView) -> None:
+        run.row["custom/figure"] = 1.0
+
+    def close(self, error: BaseException | None) -> None:
+        self.hooks.append(f"close {error}")
+
+
+class Unready(Callback):
+    """Cannot start."""
+
+    def on_training_start(self, run: RunView) -> None:
+        raise UsageError("the server is gone")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunView:
+    return RunView(config=TrainConfig(), folder=tmp_path)
+
+
+def test_a_callback_of_an_installed_distribution_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: RunView
+) -> None:
+    info = tmp_path / "notes-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: notes\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[query_mutator.callbacks]\nnotes = notes:Notes\n")
+    (tmp_path / "notes.py").write_text(
+        "from query_mutator.training.callbacks import Callback\n"
+        "class Notes(Callback):\n"
+        "    def on_log(self, run):\n"
+        "        run.row['custom/notes'] = 2.0\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    registry: Registry[Any] = Registry("callback", group="query_mutator.callbacks")  # which has read no entry points
+    monkeypatch.setattr("query_mutator.training.callbacks.CALLBACKS", registry)
+    CallbackList([]).on_log(run)
+    assert run.row == {"custom/notes": 2.0}
+
+
+def test_figures_may_be_added_after_every_update(run: RunView) -> None:
+    CALLBACKS.add("noted", Noted)
+    CallbackList([]).on_update_end(run)
+    assert run.row == {"custom/figure": 1.0}
+
+
+def test_a_started_callback_is_closed(run: RunView) -> None:
+    noted = Noted()
+    CALLBACKS.add("noted", lambda: noted)
+    callbacks = CallbackList([])
+    callbacks.on_training_start(run)
+    callbacks.close(None)
+    assert noted.hooks == ["start", "close None"]
+
+
+def test_a_callback_is_not_closed_if_the_run_failed_before_it_started(run: RunView) -> None:
+    noted = Noted()
+    CALLBACKS.add("noted", lambda: noted)
+    callbacks = CallbackList([Unready()])
+    with pytest.raises(UsageError, match="the server is gone"):
+        callbacks.on_training_start(run)
+    callbacks.close(None)
+    assert noted.hooks == []

@@ -161,13 +161,6 @@ def test_a_run_on_all_training_questions_is_another_group_than_the_folds(tmp_pat
     assert {group.name: len(group.runs) for group in groups} == {"validation_fold=any": 5, "validation_fold=none": 1}
 
 
-def test_an_interval_of_shares_stays_within_0_and_1(tmp_path: Path) -> None:
-    write_group(tmp_path, "a", [0.8, 0.99], batch=64)
-    write_group(tmp_path, "b", [0.01, 0.2], batch=128)
-    for value in compared(tmp_path).of_role("performance")[0].groups:
-        assert 0 <= value.interval[0] < value.mean < value.interval[1] <= 1
-
-
 @settings(
     max_examples=25,
     deadline=None,

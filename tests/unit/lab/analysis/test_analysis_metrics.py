@@ -1,4 +1,4 @@
-"""Metric files, curves against axes, what a curve is reduced to, and watch rules."""
+"""Metric files, curves against axes, what a curve is reduced to, watch rules, and cells of CSV."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from query_mutator.commands.main import main
 from query_mutator.errors import UsageError
 from query_mutator.lab.sizing.budget import Budget, machine_budget
 from query_mutator.lab.sizing.datasets import STEP_MS, SYNTHETIC, Known, as_loader, known_answer, with_workers
-from query_mutator.lab.sizing.lerobot import read_times, train_line, verdict
+from query_mutator.lab.sizing.lerobot import train_line
 from query_mutator.lab.sizing.loading import Loaded, LoadTrial, Profile, run_trial
 from query_mutator.lab.sizing.stalls import batch_times, predicted_stall
 from query_mutator.lab.sizing.workers import Tuner, WorkersAdvice, bound_of, most_workers
@@ -214,15 +214,6 @@ def test_a_loader_of_a_program_keeps_its_batch_size(tmp_path: Path, monkeypatch:
         **run_trial(LoadTrial(source="mine:make", workers=1, step="mine:step", window_s=0.05, windows=1))  # type: ignore[arg-type]
     )
     assert found.samples_per_s > 0
-
-
-def test_the_verdict_from_a_run_folder(tmp_path: Path) -> None:
-    rows = [{"step": step, "train/data_s": 0.01, "train/updt_s": 0.09} for step in range(5)]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tmp_path / "config.json").write_text('{"num_workers": 2}')
-    times = read_times(str(tmp_path))
-    assert (times.workers, round(times.stall, 3)) == (2, 0.1)
-    assert "about 3 workers instead of 2" in verdict(times)
 
 
 #: Options of `lerobot-train` (LeRobot 0.6) that our lines use; there is no --bf16

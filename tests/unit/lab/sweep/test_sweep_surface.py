@@ -1,4 +1,4 @@
-"""The golden middle on synthetic surfaces whose optimum is known."""
+"""The golden middle on synthetic surfaces: hills, cliffs, ridges, plateaus, and odd numbers of trials."""
 
 from __future__ import annotations
 

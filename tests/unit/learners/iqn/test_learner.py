@@ -1,4 +1,4 @@
-"""IQN as a whole: it learns what pays, keeps to its replay ratio and schedules, and resumes from its state."""
+"""IQN as a whole, its network, and `python -m query_mutator.learners.iqn`."""
 
 from __future__ import annotations
 

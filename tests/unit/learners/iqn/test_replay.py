@@ -1,4 +1,4 @@
-"""Prioritized replay: draws by priority, importance weights, overwriting the oldest, and resuming from a state."""
+"""Prioritized replay: draws, weights, overwriting, resuming; and n-step transitions."""
 
 from __future__ import annotations
 
