@@ -168,7 +168,7 @@ def test_several_servers_share_the_calls(own_server: ModelServer, tmp_path: Path
 def test_adaptive_keeps_a_slow_server_from_queueing(tmp_path: Path) -> None:
     """With --adaptive, calls in flight come down to what the server computes at once."""
     flags = ("--num-processes", "16", "--num-steps", "16", "--num-env-steps", "256", "--batch-size", "16")
-    with model_server(latency_ms=5, num_parallel=2) as server:
+    with model_server(latency_ms=20, num_parallel=2) as server:
         at_once = last_metrics(train(server, tmp_path, *flags, "--adaptive"))["llm/limit"]
     assert 1 <= at_once <= 8
 
