@@ -143,6 +143,31 @@ def test_a_binary_message_may_contain_telnet() -> None:
     assert frame.data == bytes([IAC, DO, ECHO])
 
 
+def test_a_close_is_answered_once() -> None:
+    client, server_side = open_wires()
+    assert server_side.decode(client.goodbye())[1] == bytes.fromhex("880203e8")
+    assert server_side.closed
+    assert server_side.goodbye() == b""
+
+
+@pytest.mark.parametrize(
+    ("wire", "code"),
+    [
+        ("c100", 1002),  # a reserved bit
+        ("8102c328", 1007),  # not UTF-8
+        ("827f0000000100000000", 1009),  # four gigabytes
+        ("017f0000000000100000" + "61" * (1 << 20) + "800161", 1009),  # parts that grow too big
+    ],
+)
+def test_broken_frames_are_refused_with_their_code(wire: str, code: int) -> None:
+    client, server_side = open_wires()
+    _, answer = client.decode(bytes.fromhex(wire))
+    assert client.failure is not None
+    server_side.decode(answer)
+    assert server_side.protocol.close_rcvd is not None
+    assert server_side.protocol.close_rcvd.code == code
+
+
 def test_an_http_server_without_websocket_is_a_protocol_error() -> None:
     async def run() -> None:
         async def on_client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
