@@ -14,8 +14,9 @@ import struct
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime, timedelta
-from typing import Any, Self
+from typing import Any
 
 from aiohttp import web
 
@@ -352,7 +353,7 @@ def _usage(outcome: Outcome) -> dict[str, int]:
     return {"prompt_tokens": prompt, "completion_tokens": reply, "total_tokens": prompt + reply}
 
 
-class StubServer:
+class StubServer(AbstractContextManager["StubServer"]):
     """A running server; `url` and `port` say where, `close()` stops it and leaves no thread and no socket."""
 
     def __init__(self, models: Iterable[Served], settings: ServerSettings, faults: FaultPlan | None = None) -> None:
@@ -370,9 +371,6 @@ class StubServer:
             raise UsageError(f"cannot listen on {_HOST}:{settings.port} ({why}); choose another --port") from None
         self.port: int = self._runner.addresses[0][1]
         self.url = f"http://{_HOST}:{self.port}"
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
