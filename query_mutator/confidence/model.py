@@ -11,9 +11,10 @@ keep the answers about one target together. Gold is read in fitting only.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Self
+from functools import partial
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
@@ -43,6 +44,10 @@ from query_mutator.registry import check_known
 from query_mutator.stats.agreement import Bin, reliability
 from query_mutator.types import DoubleArray
 
+MOST_READ = 50_000
+Read = tuple[str | Attempt, ...]  # a question and answers to it
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
@@ -70,6 +75,10 @@ class ConfidenceModel:
     fold_models: tuple[Self, ...] = field(default=(), repr=False)
     fold_of: Mapping[str, int] = field(default_factory=dict, repr=False)  # by the hash of a target
     reliability: tuple[Bin, ...] = field(default=(), repr=False)  # of `out_of_fold`, ten bins
+    # What was read so far, at most MOST_READ of each: episodes read the same answers at every step.
+    _submissions: dict[Read, Submission] = field(init=False, default_factory=dict, repr=False, compare=False)
+    _alone: dict[Read, float] = field(init=False, default_factory=dict, repr=False, compare=False)
+    _reasons: dict[Read, list[Reason]] = field(init=False, default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def fit(
@@ -125,7 +134,13 @@ class ConfidenceModel:
 
     def p_alone(self, question: str, attempts: Sequence[Attempt], *, encoder: Encoder | None = None) -> DoubleArray:
         """Return the P(right) [k] of each attempt read by itself."""
-        return self._p(self._columns(question, attempts, encoder))
+        self._check(encoder)
+
+        # One by one: the last bits of a number must not depend on what else is read.
+        def read(attempt: Attempt) -> float:
+            return float(self._p(self._columns(question, [attempt], encoder))[0])
+
+        return np.array([_once(self._alone, (question, one), partial(read, one)) for one in attempts])
 
     def p_of(self, table: TrainingTable) -> DoubleArray:
         """Return the P(right) [n] of each answer of a table read by itself."""
@@ -142,17 +157,16 @@ class ConfidenceModel:
         """Return which attempt to submit: the one whose answer is most likely right; ValueError without any."""
         if not attempts:
             raise ValueError("there is no attempt to submit")
-        alone, groups = self.p_alone(question, attempts, encoder=encoder), self._groups(question, attempts, encoder)
-        whole = combined(alone, groups, agreement=self.agreement)
-        index = submitted(alone, groups, agreement=self.agreement)
-        return Submission(index=index, p_right=float(whole[index]), of_all=tuple(whole.tolist()))
+        self._check(encoder)
+        return _once(self._submissions, (question, *attempts), lambda: self._submission(question, attempts, encoder))
 
     def explain(
         self, question: str, attempts: Sequence[Attempt], index: int, *, encoder: Encoder | None = None
     ) -> list[Reason]:
         """Return what moved the P(right) of one attempt away from that of a usual reply, the strongest first."""
-        columns = self._columns(question, [attempts[index]], encoder)[0]
-        found = reasons(columns, self.reference, lambda rows: self.calibration.log_odds(self.scorer.log_odds(rows)))
+        found = _once(
+            self._reasons, (question, attempts[index]), lambda: self._moved(question, attempts[index], encoder)
+        )
         groups = self._groups(question, attempts, encoder)
         alone = self.p_alone(question, attempts, encoder=encoder)
         other = agreement_reason(alone, combined(alone, groups, agreement=self.agreement), groups, index)
@@ -177,13 +191,26 @@ class ConfidenceModel:
         stored = read_stored(arrays)
         return cls(**{name: getattr(stored, name) for name in Stored.__slots__})
 
-    def _columns(self, question: str, attempts: Sequence[Attempt], encoder: Encoder | None) -> DoubleArray:
+    def _check(self, encoder: Encoder | None) -> None:
+        """Raise a UsageError for another encoder than that of the fit."""
         fingerprint = "" if encoder is None else encoder.fingerprint
         if fingerprint != self.encoder_source:
             raise UsageError(
                 f"the model of P(right) was fitted with encoder {self.encoder_source or 'none'}, "
                 f"not {fingerprint or 'none'}; pass the same"
             )
+
+    def _submission(self, question: str, attempts: Sequence[Attempt], encoder: Encoder | None) -> Submission:
+        alone, groups = self.p_alone(question, attempts, encoder=encoder), self._groups(question, attempts, encoder)
+        whole = combined(alone, groups, agreement=self.agreement)
+        index = submitted(alone, groups, agreement=self.agreement)
+        return Submission(index=index, p_right=float(whole[index]), of_all=tuple(whole.tolist()))
+
+    def _moved(self, question: str, attempt: Attempt, encoder: Encoder | None) -> list[Reason]:
+        columns = self._columns(question, [attempt], encoder)[0]
+        return reasons(columns, self.reference, lambda rows: self.calibration.log_odds(self.scorer.log_odds(rows)))
+
+    def _columns(self, question: str, attempts: Sequence[Attempt], encoder: Encoder | None) -> DoubleArray:
         if not attempts:
             return np.empty((0, len(FEATURES)))
         return attempt_columns(question, attempts, kind=self.kind, encoder=encoder, rates=self.rates)
@@ -193,6 +220,16 @@ class ConfidenceModel:
 
     def _groups(self, question: str, attempts: Sequence[Attempt], encoder: Encoder | None) -> list[int]:
         return attempt_groups(question, attempts, kind=self.kind, encoder=encoder)
+
+
+def _once(kept: dict[Read, T], key: Read, read: Callable[[], T]) -> T:
+    """Return what is kept under a key, or read and keep it."""
+    found = kept.get(key)
+    if found is None:
+        if len(kept) >= MOST_READ:
+            kept.clear()
+        found = kept[key] = read()
+    return found
 
 
 def _report(table: TrainingTable, found: CrossFit, weights: DoubleArray) -> FitReport:

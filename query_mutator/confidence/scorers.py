@@ -26,6 +26,7 @@ Arrays = Mapping[str, np.ndarray]
 _MOST_NODES = 100_000
 _MOST_TREES = 2_000
 _MOST_DEPTH = 64
+_BLOCK = 16  # rows scored at once
 _LARGEST = 1e15  # of a weight or threshold
 
 
@@ -85,12 +86,17 @@ class TreeScorer:
 
     def log_odds(self, columns: DoubleArray) -> DoubleArray:
         """Return the log odds [n] of answers with these columns [n, F]."""
+        blocks = [self._block(columns[start : start + _BLOCK]) for start in range(0, len(columns), _BLOCK)]
+        return np.concatenate(blocks) if blocks else np.empty(0)
+
+    def _block(self, columns: DoubleArray) -> DoubleArray:
+        """Return the log odds of a few rows: which way all nodes send each, then the ways from the roots."""
+        found = columns.take(self.column, axis=1)  # [n, M]
+        goes_left = (found <= self.threshold) | (np.isnan(found) & self.unknown_left)
         at = np.broadcast_to(self.roots, (len(columns), len(self.roots)))
-        rows = np.arange(len(columns))[:, None]
+        rows = np.arange(0, goes_left.size, len(self.column))[:, None]
         for _ in range(self.depth):
-            found = columns[rows, self.column[at]]
-            goes_left = np.where(np.isnan(found), self.unknown_left[at], found <= self.threshold[at])
-            at = np.where(goes_left, self.left[at], self.right[at])
+            at = np.where(goes_left.take(rows + at), self.left.take(at), self.right.take(at))
         return np.asarray(self.baseline + self.value[at].sum(axis=1))
 
     @classmethod

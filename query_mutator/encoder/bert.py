@@ -12,6 +12,7 @@ import json
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from query_mutator.types import FloatArray
 
 #: Tokens in one forward pass on a CPU; beyond it the activations leave the cache and a text takes longer.
 CPU_TOKENS = 512
+FEW_PASSES = 4  # one after the other: starting threads would take longer
 #: Parts of a layer, as the weights' file names them.
 LINEAR = ("attention.output.dense", "intermediate.dense", "output.dense")
 NORMS = ("attention.output.LayerNorm", "output.LayerNorm")
@@ -64,7 +66,7 @@ class Bert:
         self._num_layers = int(config["num_hidden_layers"])
         self._eps = float(config["layer_norm_eps"])
         self._settings = settings
-        self._tokens_per_pass = tokens_per_pass
+        self._tokens_per_pass, self._most_passes = tokens_per_pass, passes
         self._passes: AbstractContextManager[Any] = threading.BoundedSemaphore(passes)
         self._tokenizer = Tokenizer.from_file(str(weights.folder / "tokenizer.json"))
         self._tokenizer.no_padding()
@@ -79,13 +81,25 @@ class Bert:
         rows = np.empty((len(texts), self.dim), np.float32)
         # One by one: no tokenizer threads to fork over.
         tokens = [self._tokenizer.encode(text).ids for text in readable(texts)]
-        with self._passes:
-            for batch in self._micro_batches(tokens):
+
+        def encode(batch: list[int]) -> None:
+            with self._passes:
                 rows[batch] = self._pooled([tokens[i] for i in batch])
+
+        batches = list(self._micro_batches(tokens))
+        if len(batches) <= FEW_PASSES:
+            for batch in batches:
+                encode(batch)
+        else:
+            with ThreadPoolExecutor(self._most_passes, initializer=self._use_one_thread) as pool:
+                list(pool.map(encode, batches))
         return rows
 
     def close(self) -> None:
         """Do nothing; the weights are freed with the encoder."""
+
+    def _use_one_thread(self) -> None:
+        """Keep the passes of the calling thread on one core."""
 
     def _pooled(self, tokens: Sequence[Sequence[int]]) -> FloatArray:
         """Return the mean of the last hidden states over each text's tokens, normalized: [B, H]."""

@@ -74,9 +74,12 @@ class BertEncoder(Bert):
         }
         self._arrange(named, join=torch.cat)
 
+    def _use_one_thread(self) -> None:
+        torch.set_num_threads(1)  # a setting of each calling thread
+
     def _pooled(self, tokens: Sequence[Sequence[int]]) -> FloatArray:
-        if self._settings.deterministic and torch.get_num_threads() != 1:  # a setting of each calling thread
-            torch.set_num_threads(1)
+        if self._settings.deterministic and torch.get_num_threads() != 1:
+            self._use_one_thread()
         with torch.inference_mode():
             batch = PackedBatch.of([len(row) for row in tokens], self._device)
             ids = torch.tensor([token for row in tokens for token in row], device=self._device)  # [T]

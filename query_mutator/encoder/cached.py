@@ -46,6 +46,7 @@ class CachedEncoder:
     def __init__(self, inner: Encoder, *, max_texts: int = MAX_TEXTS) -> None:
         self.name, self.dim, self.source, self.fingerprint = inner.name, inner.dim, inner.source, inner.fingerprint
         self.inner = inner
+        self.known: Mapping[str, FloatArray] = {}  # rows of texts that need no encoding (see `known`)
         self.gathers = False  # whether texts wait for others: a model that is called needs the same cores
         self._max_texts = max_texts
         self._rows: OrderedDict[str, FloatArray] = OrderedDict()
@@ -73,11 +74,8 @@ class CachedEncoder:
     def get(self, texts: Sequence[str]) -> FloatArray | None:
         """Return the cached rows [n, dim] of the texts, or None if one of them is missing."""
         with self._lock:
-            if not texts or not all(text in self._rows for text in texts):
-                return None
-            for text in texts:
-                self._rows.move_to_end(text)
-            return np.array([self._rows[text] for text in texts])
+            rows = [self._find(text) for text in texts]
+            return np.array(rows) if rows and all(row is not None for row in rows) else None
 
     def put(self, texts: Sequence[str], rows: FloatArray) -> dict[str, FloatArray]:
         """Add rows [n, dim] that were computed with these weights; return them by text."""
@@ -103,15 +101,22 @@ class CachedEncoder:
         missing = []
         with self._lock:
             for text in dict.fromkeys(texts):
-                if text in self._rows:
-                    self._rows.move_to_end(text)
-                    found[text] = self._rows[text]
+                row = self._find(text)
+                if row is not None:
+                    found[text] = row
                 elif text in self._in_flight:
                     awaited[text] = self._in_flight[text]
                 else:
                     self._in_flight[text] = Future()
                     missing.append(text)
         return found, awaited, missing
+
+    def _find(self, text: str) -> FloatArray | None:
+        """Return the row of a text that is cached or known, None for another; the caller holds the lock."""
+        row = self._rows.get(text)
+        if row is not None:
+            self._rows.move_to_end(text)
+        return self.known.get(text) if row is None else row
 
     def _encode_new(self, texts: Sequence[str]) -> dict[str, FloatArray]:
         """Encode texts that this caller has claimed, and resolve the futures that others wait for."""

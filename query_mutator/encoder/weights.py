@@ -191,6 +191,7 @@ def english_ranks() -> dict[str, int]:
     return {word: rank for rank, word in enumerate(words)}
 
 
+@lru_cache(maxsize=1)
 def english_words() -> frozenset[str]:
     """Return the words of `english_ranks`."""
     return frozenset(english_ranks())

@@ -112,7 +112,6 @@ class EpisodeEngine:
         self._call = make_call
         # The last observed wording, its answer, and their part of the observation.
         self._observed: tuple[str, Attempt | None, FloatArray] | None = None
-        self._recorded: dict[tuple[Asked, int], bool] = {}  # whether an action on what would be asked is recorded
 
     @classmethod
     def open(
@@ -210,11 +209,20 @@ class EpisodeEngine:
         """Add an answer to the episode, and choose the best by the rule of the task."""
         episode = self.episode
         episode.add(attempt, self.task.rules.answer)
-        known = list(episode.known.values())
-        if self.task.rules.answer == "learned":
-            episode.submit(self.task.submission(episode.index, known))
-        elif self.task.rules.answer == "vote":
-            episode.best = known[self.task.vote(episode.index, known)]
+        rule = self.task.rules.answer
+        if rule == "best":
+            return
+        kept = {} if self.memory is None else self.memory.chosen
+        key = (rule, *episode.known)
+        chosen = kept.get(key)
+        if chosen is None:
+            known = list(episode.known.values())
+            if rule == "learned":
+                found = self.task.submission(episode.index, known)
+                chosen = kept[key] = (found.index, found.of_all)
+            else:
+                chosen = kept[key] = (self.task.vote(episode.index, known), ())
+        episode.submit(*chosen)
 
     def _answer(self, asked: Asked, action: int | None) -> Flow:
         """Have the target answer a wording in a form; return the Attempt, or the error of a failed call."""
@@ -390,12 +398,14 @@ class EpisodeEngine:
         """Return whether recorded replies have what an action calls for; models can be asked anything."""
         if self.task.recorded is None:
             return True
-        key = (self.episode.asked, action)
-        if key not in self._recorded:
-            self._recorded[key] = self._has_replies(self.task.recorded, action)
-        return self._recorded[key]
+        episode, rules, found = self.episode, self.task.rules, self.task.is_recorded
+        asks_now = rules.max_asks == 1 or not rules.policy_asks
+        key = (episode.original, episode.asked, episode.answer, self.task.actions[action], asks_now)
+        if key not in found:
+            found[key] = self._has_replies(self.task.recorded, action, asks_now=asks_now)
+        return found[key]
 
-    def _has_replies(self, find: Callable[[ChatRequest], Completion | None], action: int) -> bool:
+    def _has_replies(self, find: Callable[[ChatRequest], Completion | None], action: int, *, asks_now: bool) -> bool:
         """Return whether the replies to an operator's prompt, and to the question after an action, are recorded."""
         task, episode = self.task, self.episode
         form = task.form_of(action)
@@ -411,7 +421,6 @@ class EpisodeEngine:
                 return False
             rewrite = clean_rewrite(found.text)
         text = self._guarded(operator, rewrite).text
-        asks_now = task.rules.max_asks == 1 or not task.rules.policy_asks
         return find(task.target(episode.index, text, episode.form if asks_now else AS_IS)) is not None
 
     def why(self) -> str:

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from query_mutator.confidence import Submission
 from query_mutator.rewards import is_not_sure, is_refusal
 from query_mutator.types import AS_IS, AnswerRule, ErrorInfo, FloatArray, Reward
 
@@ -165,9 +164,9 @@ class Episode:
                 return
             self.best = max(filter(None, (self.best, self.current)), key=lambda attempt: attempt.rank)
 
-    def submit(self, chosen: Submission) -> None:
-        """Make the answer the best that is most likely right."""
-        self.best, self.p_right = list(self.known.values())[chosen.index], chosen.of_all
+    def submit(self, place: int, p_right: tuple[float, ...]) -> None:
+        """Make the answer at a place among all that is known the best; `p_right` of them, by the rule `learned`."""
+        self.best, self.p_right = list(self.known.values())[place], p_right
 
     @property
     def assurance(self) -> float:
@@ -241,3 +240,5 @@ class QuestionMemory:
     rewrites: dict[Wording, Rewriting | ErrorInfo] = field(default_factory=dict)
     attempts: dict[Asked, Attempt | ErrorInfo] = field(default_factory=dict)
     changes: dict[Wording, bool] = field(default_factory=dict)  # whether the operator may change the text
+    #: By rule and what is known: the place of the answer that is submitted, and the P(right) of all.
+    chosen: dict[tuple[str | Asked, ...], tuple[int, tuple[float, ...]]] = field(default_factory=dict)

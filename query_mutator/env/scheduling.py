@@ -190,6 +190,7 @@ class PooledScheduler:
             raise ValueError(f"batch_size={batch_size} must be at least 1")
         self.batch_size = batch_size
         self._client = client
+        self._is_instant = getattr(client, "is_instant", False)  # then calls are made in this thread
         self._encoder = encoder
         self._retry_policy = retry_policy
         self._journal = journal
@@ -276,7 +277,9 @@ class PooledScheduler:
             self._events.put(((running,), outcome))
             return
         work = join(self._client, request, deliver)
-        if work is not None:
+        if work is not None and self._is_instant:
+            work()
+        elif work is not None:
             self._waiting_calls.put((running.done, next(self._call_ids), work))
             self._callers.submit(self._carry_call)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, get_args
@@ -191,6 +191,7 @@ class Task:
     rules: EpisodeRules = field(default_factory=EpisodeRules)
     confidence: ConfidenceModel | None = None  # P(right) of an answer, for the rule `learned`
     recorded: Callable[[ChatRequest], Completion | None] | None = None  # finds the only replies; None: models answer
+    is_recorded: dict[Hashable, bool] = field(default_factory=dict, repr=False, compare=False)  # found so far
 
     @cached_property
     def actions(self) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ import numpy as np
 from ppo.frozen import InferencePolicy
 from query_mutator.env.task import Task
 from query_mutator.evaluation.heldout import fixed_sample
-from query_mutator.evaluation.methods import Evaluator, Found, Job, MakePlayer, always, by_policy
+from query_mutator.evaluation.methods import Evaluator, Found, Job, MakePlayer, SharedCalls, always, by_policy
 from query_mutator.evaluation.outcomes import Outcome, check_failures, failure_kinds, mean, scored
 from query_mutator.learners.direct import PRICES
 from query_mutator.types import SUBMIT, Question
@@ -64,21 +64,24 @@ def price_for_budget(evaluator: Evaluator, task: Task, policy: InferencePolicy, 
     A higher price makes no more calls. The highest one where no price has so few, as with a learner that saw one price.
     """
     prices = [float(f"{price:.3g}") for price in np.geomspace(*PRICES, NUM_PRICES)]
-    found = Found()
+    found, shared = Found(), SharedCalls()
 
-    def calls_at(place: int) -> float:
-        price = prices[place]
-        job = Job(name=f"{price:g}", task=task.with_rules(call_price=(price,)), make=by_policy(policy))
-        evaluator.run_all([job], found, title="price of a call")
-        return _mean_calls(found[job.name].values())
+    def calls_at(*places: int) -> list[float]:
+        jobs = [
+            Job(name=f"{prices[place]:g}", task=task.with_rules(call_price=(prices[place],)), make=by_policy(policy))
+            for place in places
+        ]
+        evaluator.run_all(jobs, found, title="price of a call", shared=shared)
+        return [_mean_calls(found[job.name].values()) for job in jobs]
 
     lowest, highest = 0, len(prices) - 1
-    if (calls := calls_at(lowest)) <= budget:
-        return prices[lowest], calls
-    calls = calls_at(highest)
+    at_lowest, calls = calls_at(lowest, highest)  # together: no slot waits for the last answers of either
+    if at_lowest <= budget:
+        return prices[lowest], at_lowest
     while highest - lowest > 1 and calls <= budget:
         middle = (lowest + highest) // 2
-        if (between := calls_at(middle)) <= budget:
+        [between] = calls_at(middle)
+        if between <= budget:
             highest, calls = middle, between
         else:
             lowest = middle

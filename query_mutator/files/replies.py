@@ -12,6 +12,7 @@ thousandths, from 0 down. Rows with the same key are samples of one request, in 
 from __future__ import annotations
 
 import functools
+import itertools
 import lzma
 import math
 import re
@@ -168,9 +169,12 @@ class Recording:
     """The replies of a file by request. UsageError for a file that cannot be read."""
 
     def __init__(self, path: Path) -> None:
-        self.sha256 = file_sha256(path)
+        self.path, self.sha256 = path, file_sha256(path)
         self.head: RepliesHead
         self.head, self._replies = read_replies(path)
+
+    def __iter__(self) -> Iterator[Completion]:
+        return itertools.chain.from_iterable(self._replies.values())
 
     def find(self, request: ChatRequest) -> Completion | None:
         """Return the recorded reply, None for a request that is not there.

@@ -59,6 +59,11 @@ class ClientWrapper:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._client!r})"
 
+    @property
+    def is_instant(self) -> bool:
+        """Return whether replies come at once, so that no worker need wait for them."""
+        return getattr(self._client, "is_instant", False)
+
     def complete(self, request: ChatRequest) -> Completion:
         """Return the inner client's reply."""
         return self._client.complete(request)
@@ -76,6 +81,11 @@ class BackendWrapper:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._backend!r})"
+
+    @property
+    def is_instant(self) -> bool:
+        """Return whether replies come at once."""
+        return getattr(self._backend, "is_instant", False)
 
     @property
     def url(self) -> str:

@@ -16,6 +16,7 @@ from query_mutator.bounds import group_of
 from query_mutator.cli.console import closing_on_interrupt, show_status
 from query_mutator.encoder import CachedEncoder, resolve_encoder
 from query_mutator.encoder.base import Embed
+from query_mutator.encoder.known import known_rows
 from query_mutator.errors import UsageError
 from query_mutator.llm.backends import (
     BACKENDS,
@@ -134,6 +135,8 @@ def open_models(settings: ModelSettings, *, dataset: str | None = None, light: b
         encoder = encoder_of(settings, calls.embed, light=light)
         encoder.gathers = not settings.deterministic and any(server.runs_files for server in calls.servers)
         stack.callback(encoder.close)
+        if choice.recording is not None:
+            encoder.known = known_rows(choice.recording, encoder.fingerprint)
         stack.enter_context(closing_on_interrupt(calls.close))
         stack.callback(calls.close)  # first of all, so that nothing waits for a reply
         return OpenModels(
