@@ -12,8 +12,10 @@ models of the last iteration are fitted to resampled episodes (Osband et al., 20
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,10 +65,11 @@ class FrozenValues:
 
     def values(self, obs: FloatArray) -> DoubleArray:
         """Return the values [K, n, A] of actions for observations [n, D], -inf for masked ones."""
-        rows = with_actions(obs, self.num_actions)
-        shape = (len(self.models), len(obs), self.num_actions)
-        values = np.array([model.log_odds(rows) for model in self.models]).reshape(shape)
-        return np.where(np.asarray(obs)[:, self._masked] > 0, -np.inf, values)
+        return np.array([values_of(model.log_odds, obs, self._masked) for model in self.models])
+
+    def values_by(self, number: int, obs: FloatArray) -> DoubleArray:
+        """Return the values [n, A] by one of the models."""
+        return values_of(self.models[number].log_odds, obs, self._masked)
 
     def act(self, obs: FloatArray, rngs: Sequence[np.random.Generator] = (), *, greedy: bool = False) -> Acted:
         """Return the actions of largest mean value for observations [n, D]; nothing is random."""
@@ -74,6 +77,13 @@ class FrozenValues:
             return Acted(np.asarray(obs)[:, self._masked].argmin(axis=1))
         values = self.values(obs).mean(axis=0)
         return Acted(values.argmax(axis=1), values.max(axis=1).astype(np.float32))
+
+
+class Fitted(NamedTuple):
+    """Models, and the values [n] of the steps that they were fitted to."""
+
+    values: FrozenValues
+    targets: DoubleArray
 
 
 class DirectMethod:
@@ -93,30 +103,31 @@ class DirectMethod:
         self._episodes = np.arange(config.num_processes)  # the number of each environment's episode
         self.updates_done = self.env_steps = self.gradient_steps = self.samples_learned = self.version = 0
         self._fitted_to = 0  # environment steps at the last fit
+        self._fitting: Future[Fitted] | None = None  # to all steps before the present rollout
 
     @property
     def pending_updates(self) -> int:
-        """Return 0: everything is learned in `update`."""
+        """Return 0: everything is learned between rollouts, or in a thread of its own."""
         return 0
 
     def act(self, obs: FloatArray, env_ids: Sequence[int]) -> NDArray[np.int64]:
         """Return actions [n] in environments `env_ids`, which see obs [n, D]: by its own model, or at random."""
         frozen = self.frozen
         masked = np.asarray(obs)[:, frozen.state["masked"]] > 0
-        values = frozen.values(obs) if frozen.models else None
         actions = np.empty(len(env_ids), dtype=np.int64)
         for row, env in enumerate(env_ids):
-            if values is None or self._rngs[env].random() < self.config.random_share:
+            if not frozen.models or self._rngs[env].random() < self.config.random_share:
                 actions[row] = self._rngs[env].choice(np.flatnonzero(~masked[row]))
             else:
-                actions[row] = values[env % len(values), row].argmax()
+                actions[row] = frozen.values_by(env % len(frozen.models), obs[row : row + 1]).argmax()
         return actions
 
     def recall(self, steps: Steps) -> None:
         """Fit the models to steps that another policy took before the training; `env_ids` number their episodes."""
         self._keep(steps, steps.env_ids)
         self._episodes += int(steps.env_ids.max()) + 1
-        self._refit()
+        self._begin_fit()
+        self._take_fit()
 
     def observe(self, steps: Steps) -> None:
         """Keep finished steps, at most one per environment."""
@@ -143,19 +154,47 @@ class DirectMethod:
         """Do nothing: a step needs no later one."""
 
     def update(self) -> dict[str, float]:
-        """Finish a rollout: fit the models again if there are enough new steps; return statistics."""
-        self.updates_done += 1
-        return {} if self.env_steps < GROWTH * self._fitted_to else self._refit()
+        """Finish a rollout: act by the models that were fitted meanwhile, and fit again to enough new steps.
 
-    def _refit(self) -> dict[str, float]:
-        """Fit the models if there are enough steps; return statistics."""
+        A fit takes seconds, in which calls are made: the models fitted to the steps so far act from the end of the next
+        rollout on, however fast the fit is. It is waited for at once where there are no models yet, and at the end of
+        the training. Returns statistics of the models that act from now on.
+        """
+        self.updates_done += 1
+        stats = self._take_fit()
+        if self.env_steps >= GROWTH * self._fitted_to:
+            self._begin_fit()
+        if not self.frozen.models or self.env_steps >= self.config.total_steps:
+            stats |= self._take_fit()
+        return stats
+
+    def _begin_fit(self) -> None:
+        """Fit models to the steps so far in a thread, if there are enough."""
         self._merge()
-        count = len(self._steps["actions"][0]) if self._steps["actions"] else 0
-        if count < FEWEST:
-            return {}
+        if len(self._steps["actions"]) == 0 or len(self._steps["actions"][0]) < FEWEST:
+            return
         self._fitted_to = self.env_steps
-        values = self._fit({name: parts[0] for name, parts in self._steps.items()})
-        return {"rl/avg_value": float(values.mean())}
+        steps = {name: parts[0] for name, parts in self._steps.items()}
+        fitting = self._fitting = Future()
+
+        def fit() -> None:
+            try:
+                fitting.set_result(self._fit(steps))
+            except BaseException as error:
+                fitting.set_exception(error)
+
+        threading.Thread(target=fit, daemon=True, name="qm-fit").start()
+
+    def _take_fit(self) -> dict[str, float]:
+        """Act by the models that are being fitted, if any, from now on; return statistics."""
+        if self._fitting is None:
+            return {}
+        fitted, self._fitting = self._fitting.result(), None
+        self.frozen = fitted.values
+        self.gradient_steps += ITERATIONS - 1 + self.config.num_models
+        self.samples_learned += ITERATIONS * len(fitted.targets)
+        self.version += 1
+        return {"rl/avg_value": float(fitted.targets.mean())}
 
     def _merge(self) -> None:
         """Join the steps in the order of their episodes, whatever the order in which they arrived."""
@@ -163,8 +202,8 @@ class DirectMethod:
             kept = _latest(np.concatenate(self._steps["episodes"]), envs=self.config.num_processes)
             self._steps = {name: [np.concatenate(parts)[kept]] for name, parts in self._steps.items()}
 
-    def _fit(self, steps: Mapping[str, NDArray[Any]]) -> DoubleArray:
-        """Fit the models; return the values [n] that they were fitted to."""
+    def _fit(self, steps: Mapping[str, NDArray[Any]]) -> Fitted:
+        """Return models fitted to steps."""
         rng = np.random.default_rng((self.config.seed, self.gradient_steps))
         count = len(steps["actions"])
         if count > MOST_ROWS:
@@ -178,7 +217,8 @@ class DirectMethod:
             prices = self._with_prices(own_prices, obs, next_obs, rng)
             targets = steps["gains"] - prices * steps["calls"]
             if model is not None:
-                targets = targets + np.where(steps["ended"], 0.0, best_values(model, next_obs, masked))
+                goes_on = ~steps["ended"]
+                targets[goes_on] += values_of(model.predict, next_obs[goes_on], masked).max(axis=1)
             rows = np.hstack([obs, chosen])
             if number < ITERATIONS - 1:
                 model = self._regressor(rows, targets, seed=number)
@@ -188,11 +228,7 @@ class DirectMethod:
             drawn = np.repeat(np.arange(len(rows)), times if times.any() else 1)
             trees = self._regressor(rows[drawn], targets[drawn], seed=number).trees()
             state |= {f"{number}/{name}": array for name, array in trees.to_arrays().items()}
-        self.frozen = FrozenValues(state)
-        self.gradient_steps += ITERATIONS - 1 + self.config.num_models
-        self.samples_learned += ITERATIONS * len(targets)
-        self.version += 1
-        return np.asarray(targets)
+        return Fitted(FrozenValues(state), np.asarray(targets))
 
     def _with_prices(
         self, own: DoubleArray, obs: DoubleArray, next_obs: DoubleArray, rng: np.random.Generator
@@ -210,7 +246,12 @@ class DirectMethod:
         steps = {name: parts[0] for name, parts in self._steps.items() if parts}
         return {
             "policy": tensors(self.frozen.state),
-            "optimizer": {"steps": tensors(steps), "episodes": self._episodes.tolist(), "fitted_to": self._fitted_to},
+            "optimizer": {
+                "steps": tensors(steps),
+                "episodes": self._episodes.tolist(),
+                "fitted_to": self._fitted_to,
+                "is_fitting": self._fitting is not None,
+            },
             "rng": {"actions": [rng.bit_generator.state for rng in self._rngs]},
             **counts_of(self),
         }
@@ -226,6 +267,8 @@ class DirectMethod:
         self._steps = {name: [np.array(saved["steps"][name])] if saved["steps"] else [] for name in _COLUMNS}
         self._episodes = np.array(saved["episodes"], dtype=np.int64)
         restore_counts(self, state)
+        if saved["is_fitting"]:
+            self._begin_fit()
 
 
 def _latest(episodes: NDArray[np.int64], *, envs: int) -> NDArray[np.int64]:
@@ -240,21 +283,22 @@ def _latest(episodes: NDArray[np.int64], *, envs: int) -> NDArray[np.int64]:
     return order[latest]
 
 
-def with_actions(obs: FloatArray | DoubleArray, num_actions: int) -> DoubleArray:
-    """Return observations [n, D] with every action [n * A, D + A]."""
-    return np.hstack([np.repeat(obs, num_actions, axis=0), np.tile(np.eye(num_actions), (len(obs), 1))])
+def values_of(
+    score: Callable[[DoubleArray], DoubleArray], obs: FloatArray | DoubleArray, masked: NDArray[np.int64]
+) -> DoubleArray:
+    """Return the values [n, A] of actions for observations [n, D] by `score`, -inf for masked ones.
+
+    `score` takes rows [m, D + A], an observation with an action; `masked` are the columns [A] of the mask.
+    """
+    is_allowed = np.less_equal(obs[:, masked], 0)
+    rows, actions = np.nonzero(is_allowed)
+    values = np.full((len(obs), len(masked)), -np.inf)
+    if len(rows):
+        values[rows, actions] = score(np.hstack([np.asarray(obs)[rows], np.eye(len(masked))[actions]]))
+    return values
 
 
 def _between(rng: np.random.Generator, count: int) -> DoubleArray:
     """Return random prices [n]; their logarithm is uniform."""
     low, high = map(math.log, PRICES)
     return np.exp(rng.uniform(low, high, size=count))
-
-
-def best_values(model: Any, obs: DoubleArray, masked: NDArray[np.int64]) -> DoubleArray:
-    """Return the largest value [n] of an allowed action under observations [n, D]."""
-    best = np.full(len(obs), -np.inf)
-    for action, unit in enumerate(np.eye(len(masked))):
-        values = model.predict(np.hstack([obs, np.tile(unit, (len(obs), 1))]))
-        best = np.maximum(best, np.where(obs[:, masked[action]] > 0, -np.inf, values))
-    return best

@@ -7,7 +7,7 @@ import pytest
 
 from ppo.config import PPOConfig
 from query_mutator.env.observation import PRICE_SCALE
-from query_mutator.learners.direct import DirectMethod, FrozenValues, best_values
+from query_mutator.learners.direct import DirectMethod, FrozenValues, values_of
 from query_mutator.learners.learner import Steps
 from query_mutator.learners.ppo import PPOLearner
 from query_mutator.settings.learner import DirectConfig
@@ -112,20 +112,27 @@ def test_it_is_fitted_again_when_there_are_a_fifth_more_steps() -> None:
     play(direct, 4, price=0.05)
     assert direct.update() == {}
     play(direct, 10, price=0.05)
-    direct.update()
-    assert direct.gradient_steps == 2 * fits == 2 * (4 + direct.config.num_models)
+    assert direct.update() == {}  # while the next calls are made
+    assert direct.gradient_steps == fits == 4 + direct.config.num_models
+    assert direct.update()["rl/avg_value"] > 0
+    assert direct.gradient_steps == 2 * fits
+
+
+def test_the_last_fit_of_a_run_is_waited_for() -> None:
+    direct = learner(num_env_steps=2 * 2 * 40 * ENVS)
+    for _ in range(2):
+        play(direct, 40, price=0.05)
+        assert direct.update()["rl/avg_value"] > 0
+    assert direct.gradient_steps == 2 * (4 + direct.config.num_models)
 
 
 def test_what_follows_is_worth_its_best_allowed_action_at_the_price_of_the_step() -> None:
-    class Model:
-        """Values an action by its number."""
-
-        def predict(self, rows: np.ndarray) -> np.ndarray:
-            return rows[:, SIZE:] @ np.array([1.0, 9.0, 2.0])
+    def by_number(rows: np.ndarray) -> np.ndarray:
+        return rows[:, SIZE:] @ np.array([1.0, 9.0, 2.0])
 
     obs = np.zeros((2, SIZE))
     obs[1, MASK.start + RIGHT] = 1
-    assert best_values(Model(), obs, np.arange(2, 5)).tolist() == [9.0, 2.0]
+    assert values_of(by_number, obs, np.arange(2, 5)).tolist() == [[1.0, 9.0, 2.0], [1.0, -np.inf, 2.0]]
     both = np.zeros((200, SIZE)), np.zeros((200, SIZE))
     prices = learner()._with_prices(np.full(200, 0.05), *both, np.random.default_rng(0))
     assert len(np.unique(prices)) > 50
@@ -156,6 +163,7 @@ def test_a_restored_learner_goes_on_as_the_saved_one() -> None:
     assert ours["counts"] == theirs["counts"]
     again = learner()
     again.load_state_dict(direct.state_dict())
+    again.update()
     assert again.update() == {}  # no step is new
 
 
