@@ -15,7 +15,7 @@ import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,23 +67,12 @@ class FrozenValues:
         """Return the values [K, n, A] of actions for observations [n, D], -inf for masked ones."""
         return np.array([values_of(model.log_odds, obs, self._masked) for model in self.models])
 
-    def values_by(self, number: int, obs: FloatArray) -> DoubleArray:
-        """Return the values [n, A] by one of the models."""
-        return values_of(self.models[number].log_odds, obs, self._masked)
-
     def act(self, obs: FloatArray, rngs: Sequence[np.random.Generator] = (), *, greedy: bool = False) -> Acted:
         """Return the actions of largest mean value for observations [n, D]; nothing is random."""
         if not self.models:
             return Acted(np.asarray(obs)[:, self._masked].argmin(axis=1))
         values = self.values(obs).mean(axis=0)
         return Acted(values.argmax(axis=1), values.max(axis=1).astype(np.float32))
-
-
-class Fitted(NamedTuple):
-    """Models, and the values [n] of the steps that they were fitted to."""
-
-    values: FrozenValues
-    targets: DoubleArray
 
 
 class DirectMethod:
@@ -103,7 +92,9 @@ class DirectMethod:
         self._episodes = np.arange(config.num_processes)  # the number of each environment's episode
         self.updates_done = self.env_steps = self.gradient_steps = self.samples_learned = self.version = 0
         self._fitted_to = 0  # environment steps at the last fit
-        self._fitting: Future[Fitted] | None = None  # to all steps before the present rollout
+        self._fitting: Future[tuple[FrozenValues, DoubleArray]] | None = (
+            None  # models and targets of what is being fitted
+        )
 
     @property
     def pending_updates(self) -> int:
@@ -113,13 +104,14 @@ class DirectMethod:
     def act(self, obs: FloatArray, env_ids: Sequence[int]) -> NDArray[np.int64]:
         """Return actions [n] in environments `env_ids`, which see obs [n, D]: by its own model, or at random."""
         frozen = self.frozen
-        masked = np.asarray(obs)[:, frozen.state["masked"]] > 0
+        masked = frozen.state["masked"]
         actions = np.empty(len(env_ids), dtype=np.int64)
         for row, env in enumerate(env_ids):
             if not frozen.models or self._rngs[env].random() < self.config.random_share:
-                actions[row] = self._rngs[env].choice(np.flatnonzero(~masked[row]))
+                actions[row] = self._rngs[env].choice(np.flatnonzero(obs[row, masked] <= 0))
             else:
-                actions[row] = frozen.values_by(env % len(frozen.models), obs[row : row + 1]).argmax()
+                score = frozen.models[env % len(frozen.models)].log_odds
+                actions[row] = values_of(score, obs[row : row + 1], masked).argmax()
         return actions
 
     def recall(self, steps: Steps) -> None:
@@ -189,12 +181,12 @@ class DirectMethod:
         """Act by the models that are being fitted, if any, from now on; return statistics."""
         if self._fitting is None:
             return {}
-        fitted, self._fitting = self._fitting.result(), None
-        self.frozen = fitted.values
+        self.frozen, targets = self._fitting.result()
+        self._fitting = None
         self.gradient_steps += ITERATIONS - 1 + self.config.num_models
-        self.samples_learned += ITERATIONS * len(fitted.targets)
+        self.samples_learned += ITERATIONS * len(targets)
         self.version += 1
-        return {"rl/avg_value": float(fitted.targets.mean())}
+        return {"rl/avg_value": float(targets.mean())}
 
     def _merge(self) -> None:
         """Join the steps in the order of their episodes, whatever the order in which they arrived."""
@@ -202,8 +194,8 @@ class DirectMethod:
             kept = _latest(np.concatenate(self._steps["episodes"]), envs=self.config.num_processes)
             self._steps = {name: [np.concatenate(parts)[kept]] for name, parts in self._steps.items()}
 
-    def _fit(self, steps: Mapping[str, NDArray[Any]]) -> Fitted:
-        """Return models fitted to steps."""
+    def _fit(self, steps: Mapping[str, NDArray[Any]]) -> tuple[FrozenValues, DoubleArray]:
+        """Return models fitted to steps, and the values [n] that they were fitted to."""
         rng = np.random.default_rng((self.config.seed, self.gradient_steps))
         count = len(steps["actions"])
         if count > MOST_ROWS:
@@ -228,7 +220,7 @@ class DirectMethod:
             drawn = np.repeat(np.arange(len(rows)), times if times.any() else 1)
             trees = self._regressor(rows[drawn], targets[drawn], seed=number).trees()
             state |= {f"{number}/{name}": array for name, array in trees.to_arrays().items()}
-        return Fitted(FrozenValues(state), np.asarray(targets))
+        return FrozenValues(state), np.asarray(targets)
 
     def _with_prices(
         self, own: DoubleArray, obs: DoubleArray, next_obs: DoubleArray, rng: np.random.Generator
@@ -290,8 +282,7 @@ def values_of(
 
     `score` takes rows [m, D + A], an observation with an action; `masked` are the columns [A] of the mask.
     """
-    is_allowed = np.less_equal(obs[:, masked], 0)
-    rows, actions = np.nonzero(is_allowed)
+    rows, actions = np.nonzero(np.less_equal(obs[:, masked], 0))
     values = np.full((len(obs), len(masked)), -np.inf)
     if len(rows):
         values[rows, actions] = score(np.hstack([np.asarray(obs)[rows], np.eye(len(masked))[actions]]))
