@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
 if TYPE_CHECKING:
     import numpy as np
@@ -183,6 +184,22 @@ class Completion:
         """Return total - load - prompt_eval - eval, never below 0 (how Ollama's durations add up)."""
         return max(0.0, self.total_s - self.load_s - self.prompt_eval_s - self.eval_s)
 
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields that differ from their defaults, as plain types."""
+        return {
+            name: asdict(value) if isinstance(value, ErrorInfo) else value
+            for name, default in _completion_defaults()
+            if (value := getattr(self, name)) != default
+        }
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> Self:
+        """Return what `to_json` gave; unknown fields are left out."""
+        known = {name: row[name] for name, _ in _completion_defaults() if name in row}
+        if known.get("error") is not None:
+            known["error"] = ErrorInfo(**known["error"])
+        return cls(**known | {"token_logprobs": tuple(known.get("token_logprobs", ()))})
+
     @classmethod
     def failed(cls, kind: str, message: str, **fields: Any) -> Completion:
         """Return a completion that carries only an error; `status`, `retry_after_s` go to the error."""
@@ -293,6 +310,11 @@ def logprob_fields(rows: object) -> dict[str, Any]:
     values = [row.get("logprob") for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
     found = [min(0.0, float(one)) for one in values if isinstance(one, (int, float)) and math.isfinite(one)]
     return {"logprob": sum(found) / len(found), "token_logprobs": tuple(found)} if found else {}
+
+
+@cache
+def _completion_defaults() -> tuple[tuple[str, Any], ...]:
+    return tuple((field.name, field.default) for field in fields(Completion))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

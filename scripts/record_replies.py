@@ -39,7 +39,6 @@ from query_mutator.files.lock import locked
 from query_mutator.files.replies import RepliesHead, read_replies, reply_key, write_replies
 from query_mutator.llm.backends import open_servers
 from query_mutator.llm.client import Client, ModelServer
-from query_mutator.session.journal import completion_from_json, completion_to_json
 from query_mutator.types import ChatRequest, Completion
 
 CONTEXT = 1024  # tokens of a slot
@@ -189,14 +188,14 @@ class Journal:
             for key, samples in replies.items():
                 self.replies |= {(key, number): reply for number, reply in enumerate(samples)}
         for row in read_json_lines(rows) if rows.exists() else ():
-            self.replies[row["key"], row["sample"]] = completion_from_json(row["outcome"])
+            self.replies[row["key"], row["sample"]] = Completion.from_json(row["outcome"])
         self._rows = JsonLines(rows)
         self.date = datetime.now(UTC).date().isoformat()
 
     def add(self, request: ChatRequest, reply: Completion) -> None:
         """Append a reply."""
         key, sample = reply_key(request), request.sample or 0
-        self._rows.append({"key": key, "sample": sample, "outcome": completion_to_json(reply)})
+        self._rows.append({"key": key, "sample": sample, "outcome": reply.to_json()})
         self.replies[key, sample] = reply
 
     def close(self) -> None:

@@ -38,7 +38,6 @@ from query_mutator.files import atomic_write, decode_object, encode, parse_json_
 from query_mutator.files.json_lines import JsonLines, scan_json_lines
 from query_mutator.llm.coalesce import request_key
 from query_mutator.llm.retry import TRANSIENT
-from query_mutator.session.journal import completion_from_json, completion_to_json
 from query_mutator.session.play import FailureWindow
 from query_mutator.types import ChatRequest, Completion, ErrorInfo, Message, Role
 
@@ -301,7 +300,7 @@ class FileJournal:
         """Append an answered call and hand it to the operating system."""
         if outcome.completion.ok:
             about = {"line": site.env, "step": site.step, "phase": site.phase, "request": request_key(request)}
-            self._file.append({**about, "outcome": completion_to_json(outcome.completion)})
+            self._file.append({**about, "outcome": outcome.completion.to_json()})
 
     def add(self, line: int, row: Mapping[str, Any], kind: str | None = None) -> None:
         """Append the row of a line that is done; `kind` is that of its error."""
@@ -344,7 +343,7 @@ class FileJournal:
             if "row" in entry:
                 self._take_row(entry, at, resumes=resumes)
             elif "outcome" in entry and resumes:
-                outcome = CallOutcome(completion_from_json(entry["outcome"]), 0.0)
+                outcome = CallOutcome(Completion.from_json(entry["outcome"]), 0.0)
                 self._known.setdefault(entry["line"], {})[entry["step"], entry["phase"]] = (entry["request"], outcome)
             at = found.end
 

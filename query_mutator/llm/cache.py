@@ -1,7 +1,8 @@
 """A cache of replies on disk, keyed by what decides them: the model's digest, the messages, options, seed and sample.
 
 One SQLite file in WAL mode serves any number of processes at once. Failed calls are never stored. If the file cannot be
-written, the run logs a warning and continues.
+written, the run logs a warning and continues. Every row has a checksum, which SQLite's own checks do not replace: a
+reply with a flipped bit is asked for again.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ import os
 import sqlite3
 import threading
 import time
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from query_mutator.errors import BackendError, UsageError
-from query_mutator.files import user_cache_folder
+from query_mutator.files import decode_object, encode, user_cache_folder
 from query_mutator.llm.client import Client, ModelServer
 from query_mutator.llm.coalesce import Deliver, JoiningClient, Work, is_repeatable, request_key
 from query_mutator.types import ChatRequest, Completion
@@ -25,12 +28,12 @@ logger = logging.getLogger(__name__)
 
 _LOCK_TIMEOUT_S = 30.0  # for another process's write
 _SCHEMA = """
-    CREATE TABLE IF NOT EXISTS replies_v2 (
-        key TEXT PRIMARY KEY, text TEXT NOT NULL, model TEXT NOT NULL, prompt_tokens INTEGER NOT NULL,
-        completion_tokens INTEGER NOT NULL, hit_limit INTEGER NOT NULL, logprob REAL, stored_at REAL NOT NULL
+    CREATE TABLE IF NOT EXISTS replies (
+        key TEXT PRIMARY KEY, reply BLOB NOT NULL, checksum INTEGER NOT NULL, stored_at REAL NOT NULL
     ) WITHOUT ROWID
 """
-_STORED = ("text", "model", "prompt_tokens", "completion_tokens", "hit_limit", "logprob")
+#: What is not stored of a reply: it says how long this call took.
+_OF_THE_CALL: Mapping[str, Any] = dict.fromkeys(("total_s", "load_s", "prompt_eval_s", "eval_s", "latency_s"), 0.0)
 
 
 def default_cache_path(environ: Mapping[str, str] = os.environ) -> Path:
@@ -65,33 +68,36 @@ class ReplyStore:
             ) from None
 
     def get(self, key: str) -> Completion | None:
-        """Return the reply stored under a key, without times; None for an unknown key."""
-        query = f"SELECT {', '.join(_STORED)} FROM replies_v2 WHERE key = ?"
+        """Return the reply stored under a key, without times; None for an unknown key, and for a damaged row."""
         try:
             with self._lock:
-                row = self._connection.execute(query, (key,)).fetchone()
-                self.hits += row is not None
-                self.misses += row is None
+                found = self._find(key)
+                self.hits += found is not None
+                self.misses += found is None
         except sqlite3.Error as error:
             self._warn(error)
             return None
-        if row is None:
+        return None if found is None else replace(found, attempts=0)
+
+    def _find(self, key: str) -> Completion | None:
+        row = self._connection.execute("SELECT reply, checksum FROM replies WHERE key = ?", (key,)).fetchone()
+        if row is None or not isinstance(row[0], bytes) or row[1] != _checksum(key, row[0]):
             return None
-        found = dict(zip(_STORED, row, strict=True))
-        return Completion(**found | {"hit_limit": bool(found["hit_limit"])}, attempts=0)
+        return Completion.from_json(decode_object(row[0]))
 
     def put(self, key: str, completion: Completion) -> None:
-        """Store a reply; the first one under a key stays."""
-        row = (key, *(getattr(completion, name) for name in _STORED), time.time())
+        """Store a reply, in place of a damaged one: what is there and whole is not asked for again."""
         try:
+            reply = encode(replace(completion, **_OF_THE_CALL).to_json())
+            row = (key, reply, _checksum(key, reply), time.time())
             with self._lock:
-                self._connection.execute("INSERT OR IGNORE INTO replies_v2 VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+                self._connection.execute("INSERT OR REPLACE INTO replies VALUES (?, ?, ?, ?)", row)
         except (sqlite3.Error, ValueError) as error:  # ValueError: a lone surrogate has no UTF-8
             self._warn(error)
 
     def __len__(self) -> int:
         with self._lock:
-            return int(self._connection.execute("SELECT count(*) FROM replies_v2").fetchone()[0])
+            return int(self._connection.execute("SELECT count(*) FROM replies").fetchone()[0])
 
     def close(self) -> None:
         """Close the file; idempotent."""
@@ -118,6 +124,10 @@ class ReplyStore:
         if not (self._has_warned or self._is_closed):
             logger.warning("the cache %s fails, making the calls instead (%s)", self.path, error)
         self._has_warned = True
+
+
+def _checksum(key: str, reply: bytes) -> int:
+    return zlib.crc32(reply, zlib.crc32(key.encode()))
 
 
 class ReplyMemory:

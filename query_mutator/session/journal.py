@@ -16,7 +16,7 @@ import re
 import threading
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +30,11 @@ from query_mutator.errors import UsageError
 from query_mutator.files import disk_errors
 from query_mutator.files.json_lines import JsonLines, scan_json_lines
 from query_mutator.llm.coalesce import is_repeatable, request_key
-from query_mutator.types import ChatRequest, Completion, ErrorInfo, FloatArray
+from query_mutator.types import ChatRequest, Completion, FloatArray
 
 logger = logging.getLogger(__name__)
 
 _SEGMENT = re.compile(r"step_(\d+)\.jsonl")
-_DEFAULTS = tuple(asdict(Completion()).items())
 
 
 class Journal:
@@ -134,7 +133,7 @@ class Journal:
             "request": request_key(request),
             "action": site.action,
             "elapsed_s": outcome.elapsed_s,
-            "outcome": completion_to_json(outcome.completion),
+            "outcome": outcome.completion.to_json(),
         }
         self._append(entry)
 
@@ -233,7 +232,7 @@ class Journal:
         if "outcome" not in entry:
             self._actions[env, step] = entry["action"]
             return
-        outcome = CallOutcome(completion_from_json(entry["outcome"]), entry["elapsed_s"])
+        outcome = CallOutcome(Completion.from_json(entry["outcome"]), entry["elapsed_s"])
         self._outcomes[env, step, entry["phase"], entry["attempt"]] = (entry["request"], outcome)
         self._keep_reply(entry["request"], entry["attempt"], outcome.completion)
 
@@ -254,18 +253,3 @@ def keep_embeddings(encoder: Encoder, journal: Journal) -> None:
         if journal.vectors:
             encoder.put(list(journal.vectors), np.stack(list(journal.vectors.values())))
         encoder.inner.on_encoded = journal.write_vectors
-
-
-def completion_to_json(completion: Completion) -> dict[str, Any]:
-    """Return the fields that differ from their defaults."""
-    fields_set = {name: value for name, default in _DEFAULTS if (value := getattr(completion, name)) != default}
-    return fields_set | {"error": asdict(completion.error)} if completion.error is not None else fields_set
-
-
-def completion_from_json(row: dict[str, Any]) -> Completion:
-    known = {field.name for field in fields(Completion)}
-    values = {name: value for name, value in row.items() if name in known}
-    if values.get("error") is not None:
-        values["error"] = ErrorInfo(**values["error"])
-    values["token_logprobs"] = tuple(values.get("token_logprobs", ()))
-    return Completion(**values)

@@ -78,10 +78,11 @@ def cached(store: ReplyStore, *replies: Completion, identity: str = "weights") -
 
 def test_a_reply_is_remembered_with_its_counts_and_without_times(store: ReplyStore) -> None:
     kept = {"text": "because", "model": "m", "prompt_tokens": 3, "completion_tokens": 2, "hit_limit": True}
-    reply = Completion(**kept, logprob=-0.5, total_s=9.0, latency_s=9.0)
+    kept |= {"logprob": -0.5, "token_logprobs": (-0.25, -0.75)}
+    reply = Completion(**kept, total_s=9.0, latency_s=9.0)
     cache, client = cached(store, reply)
     assert cache.complete(REQUEST) == reply
-    known = Completion(**kept, logprob=-0.5, attempts=0)
+    known = Completion(**kept, attempts=0)
     assert cache.complete(REQUEST) == known
     assert (client.calls, store.hits, store.misses, len(store)) == (1, 1, 1, 1)
 
@@ -168,16 +169,30 @@ def test_a_store_that_fails_later_costs_a_warning_and_not_the_reply(
     store: ReplyStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     cache, client = cached(store, Completion(text="because"))
-    store._connection.execute("DROP TABLE replies_v2")
+    store._connection.execute("DROP TABLE replies")
     assert [cache.complete(REQUEST).text for _ in range(2)] == ["because"] * 2
     assert client.calls == 2
     assert len(caplog.records) == 1
 
 
-def test_text_that_has_no_utf8_is_returned_and_not_stored(store: ReplyStore) -> None:
-    cache, _ = cached(store, Completion(text="\ud800"))
-    assert cache.complete(REQUEST).text == "\ud800"
-    assert len(store) == 0
+def test_text_that_has_no_utf8_is_stored_too(store: ReplyStore) -> None:
+    cache, client = cached(store, Completion(text="\ud800"))
+    assert [cache.complete(REQUEST).text for _ in range(2)] == ["\ud800"] * 2
+    assert client.calls == 1
+
+
+def test_a_reply_with_a_flipped_bit_is_asked_for_again_and_replaced(store: ReplyStore) -> None:
+    for place in range(200):
+        cached(store, Completion(text=f"{place} because"))[0].complete(replace(REQUEST, sample=place))
+    rows = store._connection.execute("SELECT key, reply FROM replies").fetchall()
+    for number, (key, reply) in enumerate(rows):
+        at = number % len(reply)
+        flipped = reply[:at] + bytes([reply[at] ^ 1 << number % 8]) + reply[at + 1 :]
+        store._connection.execute("UPDATE replies SET reply = ? WHERE key = ?", (flipped, key))
+    for place in range(200):
+        cache, client = cached(store, Completion(text="new"))
+        assert [cache.complete(replace(REQUEST, sample=place)).text for _ in range(2)] == ["new"] * 2
+        assert client.calls == 1
 
 
 def test_the_identity_is_the_digest_and_what_stands_beside_it() -> None:
