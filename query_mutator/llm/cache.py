@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 _LOCK_TIMEOUT_S = 30.0  # for another process's write
 _SCHEMA = """
-    CREATE TABLE IF NOT EXISTS replies (
+    CREATE TABLE IF NOT EXISTS replies_v3 (
         key TEXT PRIMARY KEY, reply BLOB NOT NULL, checksum INTEGER NOT NULL, stored_at REAL NOT NULL
     ) WITHOUT ROWID
 """
@@ -80,7 +80,7 @@ class ReplyStore:
         return None if found is None else replace(found, attempts=0)
 
     def _find(self, key: str) -> Completion | None:
-        row = self._connection.execute("SELECT reply, checksum FROM replies WHERE key = ?", (key,)).fetchone()
+        row = self._connection.execute("SELECT reply, checksum FROM replies_v3 WHERE key = ?", (key,)).fetchone()
         if row is None or not isinstance(row[0], bytes) or row[1] != _checksum(key, row[0]):
             return None
         return Completion.from_json(decode_object(row[0]))
@@ -91,13 +91,13 @@ class ReplyStore:
             reply = encode(replace(completion, **_OF_THE_CALL).to_json())
             row = (key, reply, _checksum(key, reply), time.time())
             with self._lock:
-                self._connection.execute("INSERT OR REPLACE INTO replies VALUES (?, ?, ?, ?)", row)
+                self._connection.execute("INSERT OR REPLACE INTO replies_v3 VALUES (?, ?, ?, ?)", row)
         except (sqlite3.Error, ValueError) as error:  # ValueError: a lone surrogate has no UTF-8
             self._warn(error)
 
     def __len__(self) -> int:
         with self._lock:
-            return int(self._connection.execute("SELECT count(*) FROM replies").fetchone()[0])
+            return int(self._connection.execute("SELECT count(*) FROM replies_v3").fetchone()[0])
 
     def close(self) -> None:
         """Close the file; idempotent."""

@@ -169,7 +169,7 @@ def test_a_store_that_fails_later_costs_a_warning_and_not_the_reply(
     store: ReplyStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     cache, client = cached(store, Completion(text="because"))
-    store._connection.execute("DROP TABLE replies")
+    store._connection.execute("DROP TABLE replies_v3")
     assert [cache.complete(REQUEST).text for _ in range(2)] == ["because"] * 2
     assert client.calls == 2
     assert len(caplog.records) == 1
@@ -184,11 +184,11 @@ def test_text_that_has_no_utf8_is_stored_too(store: ReplyStore) -> None:
 def test_a_reply_with_a_flipped_bit_is_asked_for_again_and_replaced(store: ReplyStore) -> None:
     for place in range(200):
         cached(store, Completion(text=f"{place} because"))[0].complete(replace(REQUEST, sample=place))
-    rows = store._connection.execute("SELECT key, reply FROM replies").fetchall()
+    rows = store._connection.execute("SELECT key, reply FROM replies_v3").fetchall()
     for number, (key, reply) in enumerate(rows):
         at = number % len(reply)
         flipped = reply[:at] + bytes([reply[at] ^ 1 << number % 8]) + reply[at + 1 :]
-        store._connection.execute("UPDATE replies SET reply = ? WHERE key = ?", (flipped, key))
+        store._connection.execute("UPDATE replies_v3 SET reply = ? WHERE key = ?", (flipped, key))
     for place in range(200):
         cache, client = cached(store, Completion(text="new"))
         assert [cache.complete(replace(REQUEST, sample=place)).text for _ in range(2)] == ["new"] * 2
