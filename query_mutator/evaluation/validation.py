@@ -16,7 +16,7 @@ from query_mutator.learners.direct import PRICES
 from query_mutator.types import SUBMIT, Question
 
 NUM_QUESTIONS = 300  # at most, on which calls are counted: of two hundred the mean is known to a tenth of a call
-NUM_PRICES = 191  # 2.5 % apart
+NUM_PRICES, FEW_PRICES = 65, 8  # 7.5 % apart; a price in so many is tried before those between
 
 
 class PeriodicEval:
@@ -59,33 +59,33 @@ def make_periodic_eval(
 
 
 def price_for_budget(evaluator: Evaluator, task: Task, policy: InferencePolicy, budget: float) -> tuple[float, float]:
-    """Return a price with at most so many mean calls on the questions of a task, and those calls, by bisection.
+    """Return a price with at most so many mean calls on the questions of a task, and those calls.
 
-    A higher price makes no more calls. The highest one where no price has so few, as with a learner that saw one price.
+    The lowest one of a few prices, then of those between it and the one below; prices that are tried together share
+    their calls, and no slot waits for each alone. The highest one where no price has so few calls, as with a learner
+    that saw one price.
     """
     prices = [float(f"{price:.3g}") for price in np.geomspace(*PRICES, NUM_PRICES)]
     found, shared = Found(), SharedCalls()
 
-    def calls_at(*places: int) -> list[float]:
+    def lowest_of(places: range) -> int | None:
         jobs = [
             Job(name=f"{prices[place]:g}", task=task.with_rules(call_price=(prices[place],)), make=by_policy(policy))
             for place in places
         ]
         evaluator.run_all(jobs, found, title="price of a call", shared=shared)
-        return [_mean_calls(found[job.name].values()) for job in jobs]
+        return next((place for place in places if calls_at(place) <= budget), None)
 
-    lowest, highest = 0, len(prices) - 1
-    at_lowest, calls = calls_at(lowest, highest)  # together: no slot waits for the last answers of either
-    if at_lowest <= budget:
-        return prices[lowest], at_lowest
-    while highest - lowest > 1 and calls <= budget:
-        middle = (lowest + highest) // 2
-        [between] = calls_at(middle)
-        if between <= budget:
-            highest, calls = middle, between
-        else:
-            lowest = middle
-    return prices[highest], calls
+    def calls_at(place: int) -> float:
+        return _mean_calls(found[f"{prices[place]:g}"].values())
+
+    place, step = lowest_of(range(0, NUM_PRICES, NUM_PRICES - 1)), NUM_PRICES - 1
+    while place and step > 1:
+        step //= FEW_PRICES
+        between = lowest_of(range(place - step * (FEW_PRICES - 1), place, step))
+        place = place if between is None else between
+    place = NUM_PRICES - 1 if place is None else place
+    return prices[place], calls_at(place)
 
 
 def _mean_calls(outcomes: Iterable[Outcome]) -> float:

@@ -228,12 +228,12 @@ def test_the_price_is_the_lowest_that_the_budget_allows(
     assert found == calls
     prices = sorted(policy.prices)
     assert prices[0] == pytest.approx(PRICES[0])
-    assert len(prices) <= 10
+    assert len(prices) <= 2 + 7 + 7
     lowest = 0.0 if calls == 3 else UPPER[calls + 1]
     expected = PRICES[1] if budget < 1 else next(one for one in prices if one >= lowest)
     assert price == pytest.approx(expected)
     if budget >= 1:
-        assert price <= max(1.03 * lowest, PRICES[0])  # close to the lowest
+        assert price <= max(1.08 * lowest, PRICES[0])  # close to the lowest
 
 
 def test_the_bound_is_that_of_every_method_ranking_and_search() -> None:
