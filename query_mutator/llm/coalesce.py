@@ -179,4 +179,5 @@ def _shared(completion: Completion) -> Completion:
         attempts=0,
         hit_limit=completion.hit_limit,
         logprob=completion.logprob,
+        token_logprobs=completion.token_logprobs,
     )

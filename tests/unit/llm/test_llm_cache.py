@@ -146,7 +146,7 @@ def test_many_threads_share_the_store(store: ReplyStore) -> None:
 
 
 def test_a_shared_call_is_stored_once_and_known_before_its_twin_could_ask_again(store: ReplyStore) -> None:
-    client = Script(Completion(text="because"))
+    client = Script(Completion(text="because", token_logprobs=(-0.5,)))
     cache = Cache(Coalesce(client), store, identity=lambda model: "weights")
     got: list[Completion] = []
     work = cache.join(REQUEST, got.append)
@@ -154,7 +154,7 @@ def test_a_shared_call_is_stored_once_and_known_before_its_twin_could_ask_again(
     assert cache.join(REQUEST, got.append) is None  # in flight
     work()
     assert cache.join(REQUEST, got.append) is None  # known
-    assert [reply.text for reply in got] == ["because"] * 3
+    assert [(reply.text, reply.token_logprobs) for reply in got] == [("because", (-0.5,))] * 3
     assert (client.calls, len(store)) == (1, 1)
 
 
