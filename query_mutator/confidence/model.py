@@ -44,7 +44,7 @@ from query_mutator.registry import check_known
 from query_mutator.stats.agreement import Bin, reliability
 from query_mutator.types import DoubleArray
 
-MOST_READ = 50_000
+MOST_READ, MOST_CHARS = 20_000, 2_000  # readings that are kept, each of texts of so many characters at most: 40 MB
 Read = tuple[str | Attempt, ...]  # a question and answers to it
 T = TypeVar("T")
 
@@ -223,12 +223,17 @@ class ConfidenceModel:
 
 
 def _once(kept: dict[Read, T], key: Read, read: Callable[[], T]) -> T:
-    """Return what is kept under a key, or read and keep it."""
+    """Return what is kept under a key, or read it, and keep it unless it is long."""
     found = kept.get(key)
     if found is None:
+        found = read()
         if len(kept) >= MOST_READ:
             kept.clear()
-        found = kept[key] = read()
+        if (
+            sum(len(part if isinstance(part, str) else part.text + part.asked + part.context) for part in key)
+            <= MOST_CHARS
+        ):
+            kept[key] = found
     return found
 
 

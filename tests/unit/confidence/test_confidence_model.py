@@ -157,6 +157,20 @@ def test_an_encoder_adds_closeness_and_must_be_the_same_later(rows: list[LoggedA
         model.p_right(QUESTION, [GOOD])
 
 
+def test_what_is_remembered_changes_nothing_and_is_bounded(
+    linear: ConfidenceModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("query_mutator.confidence.model.MOST_READ", 3)
+    model = ConfidenceModel.from_arrays(linear.to_arrays())
+    attempts = [Attempt(text=f"It is {number}.") for number in range(8)] + [Attempt(text="It is 12. " * 400)]
+    first = model.p_alone(QUESTION, attempts)
+    assert [model.p_alone(QUESTION, [one])[0] for one in attempts] == first.tolist()
+    assert model.submit(QUESTION, attempts[:2]) == model.submit(QUESTION, attempts[:2])
+    for kept in (model._alone, model._submissions, model._reasons):
+        assert len(kept) <= 3
+        assert not any(attempts[-1] in key for key in kept)
+
+
 def test_arrays_come_back_as_the_same_model(model: ConfidenceModel) -> None:
     arrays = model.to_arrays()
     assert all(array.dtype.kind in "iufb" for array in arrays.values())
