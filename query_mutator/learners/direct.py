@@ -175,7 +175,7 @@ class DirectMethod:
             except BaseException as error:
                 fitting.set_exception(error)
 
-        threading.Thread(target=fit, daemon=True, name="qm-fit").start()
+        threading.Thread(target=fit, name="qm-fit").start()  # waited for at exit: a daemon would end inside a library
 
     def _take_fit(self) -> dict[str, float]:
         """Act by the models that are being fitted, if any, from now on; return statistics."""
