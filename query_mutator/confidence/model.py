@@ -44,7 +44,8 @@ from query_mutator.registry import check_known
 from query_mutator.stats.agreement import Bin, reliability
 from query_mutator.types import DoubleArray
 
-MOST_READ, MOST_CHARS = 20_000, 2_000  # readings that are kept, each of texts of so many characters at most: 40 MB
+MOST_READ = 20_000  # results that are kept of each kind
+MOST_CHARS = 2_000  # of the question and answers of a result that is kept: 40 MB of text at most
 Read = tuple[str | Attempt, ...]  # a question and answers to it
 T = TypeVar("T")
 
@@ -229,10 +230,8 @@ def _once(kept: dict[Read, T], key: Read, read: Callable[[], T]) -> T:
         found = read()
         if len(kept) >= MOST_READ:
             kept.clear()
-        if (
-            sum(len(part if isinstance(part, str) else part.text + part.asked + part.context) for part in key)
-            <= MOST_CHARS
-        ):
+        texts = [part if isinstance(part, str) else part.text + part.asked + part.context for part in key]
+        if sum(map(len, texts)) <= MOST_CHARS:
             kept[key] = found
     return found
 

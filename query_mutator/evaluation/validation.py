@@ -16,7 +16,8 @@ from query_mutator.learners.direct import PRICES
 from query_mutator.types import SUBMIT, Question
 
 NUM_QUESTIONS = 300  # at most, on which calls are counted: of two hundred the mean is known to a tenth of a call
-NUM_PRICES, FEW_PRICES = 65, 8  # 7.5 % apart; a price in so many is tried before those between
+NUM_PRICES = 65  # 7.5 % apart
+FEW_PRICES = 8  # every eighth price is tried before those between two of them
 
 
 class PeriodicEval:
@@ -61,9 +62,9 @@ def make_periodic_eval(
 def price_for_budget(evaluator: Evaluator, task: Task, policy: InferencePolicy, budget: float) -> tuple[float, float]:
     """Return a price with at most so many mean calls on the questions of a task, and those calls.
 
-    The lowest one of a few prices, then of those between it and the one below; prices that are tried together share
-    their calls, and no slot waits for each alone. The highest one where no price has so few calls, as with a learner
-    that saw one price.
+    The lowest such price of a few, then of those between it and the next lower one. Prices that are tried together
+    share their calls and are waited for once. Where no price makes so few calls, as with a learner that saw a single
+    price, it is the highest.
     """
     prices = [float(f"{price:.3g}") for price in np.geomspace(*PRICES, NUM_PRICES)]
     found, shared = Found(), SharedCalls()

@@ -92,9 +92,8 @@ class DirectMethod:
         self._episodes = np.arange(config.num_processes)  # the number of each environment's episode
         self.updates_done = self.env_steps = self.gradient_steps = self.samples_learned = self.version = 0
         self._fitted_to = 0  # environment steps at the last fit
-        self._fitting: Future[tuple[FrozenValues, DoubleArray]] | None = (
-            None  # models and targets of what is being fitted
-        )
+        # What is being fitted: models, and the values that they are fitted to.
+        self._fitting: Future[tuple[FrozenValues, DoubleArray]] | None = None
 
     @property
     def pending_updates(self) -> int:
