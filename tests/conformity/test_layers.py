@@ -229,17 +229,38 @@ def test_imports_inside_functions_are_rare() -> None:
     assert imports_in_functions() <= 120
 
 
+LAB = "lab", "lab.sizing", "lab.analysis", "lab.sweep", "lab.sizing.budget", "lab.sizing.cards"
+LAB += (
+    "lab.sizing.collecting",
+    "lab.sizing.lerobot",
+    "lab.sizing.loading",
+    "lab.sizing.real_steps",
+    "lab.sizing.workers",
+)
+LAB += "lab.sizing.workers_report", "lab.sizing.workload", "lab.analysis.job", "lab.analysis.runs"
+LAB += "lab.sweep.job", "lab.sweep.processes", "lab.analysis.pages", "lab.analysis.compare"
+HELP = "import contextlib\nwith contextlib.suppress(SystemExit): main(['--help'])"
+
+
 @pytest.mark.parametrize(
-    "module",
-    ["query_mutator", "query_mutator.llm", "query_mutator.operators", "query_mutator.rewards", "query_mutator.data",
-     "query_mutator.confidence",
-     "query_mutator.training.config", "query_mutator.testing",
-     "query_mutator.batching",
-     "query_mutator.lab", "query_mutator.lab.analysis.pages",
-     "query_mutator.lab.analysis.compare", "query_mutator.report.curve", "query_mutator.commands.main",
-     "query_mutator.commands.analyze", "query_mutator.report.page.build", "ollama_utils", "rl_query_mutator_env",
-     "train_query_mutator"],
-)  # fmt: skip
-def test_import_loads_no_torch(module: str) -> None:
-    code = f"import {module}, sys; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+    ("code", "heavy"),
+    [
+        ("import query_mutator; query_mutator.Rewriter; query_mutator.Step", "torch gymnasium symspellpy"),
+        ("import query_mutator", "numpy"),
+        ("import query_mutator.llm, query_mutator.operators, query_mutator.rewards", "torch symspellpy"),
+        ("import query_mutator.data, query_mutator.confidence, query_mutator.training.config", "torch"),
+        ("import query_mutator.testing, query_mutator.batching, query_mutator.report.curve", "torch"),
+        ("import query_mutator.commands.analyze, query_mutator.report.page.build", "torch"),
+        ("import rl_query_mutator_env, train_query_mutator", "torch"),
+        ("; ".join(f"import query_mutator.{name}" for name in LAB), "torch gymnasium"),
+        ("import query_mutator.commands.main", "torch numpy pydantic"),
+        ("import ollama_utils", "torch transformers sentence_transformers gymnasium numpy requests"),
+        ("from query_mutator.encoder import HashEncoder; HashEncoder().encode(['a'])", "torch transformers"),
+        (f"from ppo.__main__ import main\n{HELP}", "torch"),
+        (f"from benchmark_batching import main\n{HELP}", "torch matplotlib gymnasium"),
+    ],
+)
+def test_nothing_heavy_is_loaded_before_it_is_needed(code: str, heavy: str) -> None:
+    check = f"{code}\nimport sys; sys.exit(' '.join(set({heavy.split()}) & set(sys.modules)) or 0)"
+    done = subprocess.run([sys.executable, "-c", check], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

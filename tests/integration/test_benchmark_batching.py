@@ -245,14 +245,3 @@ def test_the_plan_gives_up_repeats_then_queries_then_modes_then_sizes() -> None:
     assert "the batch sizes 32" in str(fewer)
     assert all(planned(query_s, 1).seconds <= 100 for query_s in (0.1, 0.5, 2.0, 5.0))
     assert planned(1e6, 1).num_queries == 1  # the budget then ends it
-
-
-def test_help_needs_no_torch() -> None:
-    code = (
-        "import contextlib, sys, benchmark_batching\n"
-        "with contextlib.suppress(SystemExit): benchmark_batching.main(['--help'])\n"
-        "sys.exit(bool({'torch', 'matplotlib', 'gymnasium'} & set(sys.modules)))"
-    )
-    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert result.returncode == 0
-    assert "--batch-sizes" in result.stdout

@@ -11,7 +11,7 @@ from query_mutator.commands.main import main
 from query_mutator.encoder import resolve_encoder
 from query_mutator.env.flow import Encode, Flow
 from query_mutator.env.scheduling import PooledScheduler
-from query_mutator.errors import BackendError, UsageError
+from query_mutator.errors import BackendError
 from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.openai import OpenAIBackend
 from query_mutator.llm.retry import DEFAULT_POLICY
@@ -19,7 +19,7 @@ from query_mutator.llm.stack import build_client
 from query_mutator.testing import StubServer, start_server
 from query_mutator.types import ChatRequest, Completion, ErrorInfo
 from tests.conftest import OnUpper, Upper
-from tests.integration.raw_http import chat, post
+from tests.integration.raw_http import chat
 
 LONG = "begin " + "word " * 300 + "end"
 
@@ -46,26 +46,6 @@ def ollama(server: StubServer) -> Iterator[OllamaBackend]:
     client = OllamaBackend(server.url, timeout_s=20.0, runner_options={"num_ctx": 128})
     yield client
     client.close()
-
-
-def test_what_truncate_and_shift_change_depends_on_the_version(server: StubServer) -> None:
-    wanted: dict[str, Any] = {"truncate": False, "shift": False, "options": {"num_ctx": 128}, "stream": False}
-    messages = [{"role": "user", "content": LONG}]
-    status, reply = post(server, "/api/chat", model="upper", messages=messages, **wanted)
-    ended = chat(server, "go", model="talker", **{name: wanted[name] for name in ("shift", "options")})
-    limited = chat(server, "go", model="talker", shift=False, options={"num_ctx": 128, "num_predict": 400})
-    assert limited["eval_count"] == (400 if server.version == "0.9" else 127)  # type: ignore[attr-defined]
-    embedded, vector = post(
-        server, "/api/embed", model="all-minilm", input=LONG, truncate=False, options={"num_ctx": 8}
-    )
-    assert embedded == 400
-    if server.version == "0.9":  # type: ignore[attr-defined]
-        assert (status, reply["prompt_eval_count"], ended["eval_count"]) == (200, 128, 500)
-        assert vector["error"] == "input length exceeds maximum context length"
-    else:
-        assert (status, reply["error"]) == (400, "the input length exceeds the context length")
-        assert (ended["eval_count"], ended["done_reason"]) == (127, "length")
-        assert vector["error"] == "the input length exceeds the context length"
 
 
 @pytest.mark.parametrize("streamed", [False, True])
@@ -177,8 +157,3 @@ def test_the_first_streamed_reply_to_a_long_prompt_is_not_cut_early(server: Stub
     errors = [ours.complete_until(request, lambda text: True).error for _ in range(2)]
     ours.close()
     assert [error and error.kind for error in errors] == ["prompt_too_long"] * 2
-
-
-def test_an_unknown_version_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"0\.25.*0\.24"):
-        start_server([Upper()], behave_as="0.25")

@@ -80,12 +80,6 @@ def test_a_missing_model_is_named_with_the_command_that_fetches_it(capsys: pytes
     assert lines["model"][1].startswith("echo:latest: installed")
 
 
-def test_several_servers_are_looked_at_one_after_the_other(capsys: pytest.CaptureFixture[str]) -> None:
-    with start_server({}) as one, start_server({}) as other:
-        lines = lines_of(capsys, ["--ollama-url", one.url, other.url, "--no-probe"])
-    assert [finding.split()[-1] for finding in lines["server"]] == [one.url, other.url]
-
-
 def test_an_openai_compatible_server_is_looked_at_too(capsys: pytest.CaptureFixture[str]) -> None:
     (url,), lines = measured_lines(capsys, [2], kind="--openai-url")
     assert lines["server"] == [f"an OpenAI-compatible server at {url}/v1"]

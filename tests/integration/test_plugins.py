@@ -23,7 +23,6 @@ from query_mutator.errors import UsageError
 from query_mutator.files import read_checked_json
 from query_mutator.files.json_lines import read_json_lines
 from query_mutator.files.run_dir import checkpoints_in
-from query_mutator.forms import FORMS
 from query_mutator.llm.client import Client
 from query_mutator.operators import OPERATORS
 from query_mutator.rewards import PARTS, Evidence, Scoring, WeightedReward
@@ -42,14 +41,6 @@ SECRETS = ("OPENAI_API_KEY", "WANDB_API_KEY", "MLFLOW_TRACKING_PASSWORD")
 Points = dict[int, dict[str, float]]  # step -> key -> value
 REPOSITORY = Path(__file__).resolve().parents[2]
 PLUGINS = REPOSITORY / "tests" / "plugins"
-#: Runs two trainings and an evaluation in a process that sees the packages of another folder.
-IN_TURN = """
-import json, sys
-from query_mutator.commands.main import main as qm
-from train_query_mutator import main as train
-for main, argv in zip((train, train, qm), json.loads(sys.argv[1])):
-    assert main(argv) == 0, argv
-"""
 PLUGIN = REPOSITORY / "tests" / "plugins" / "csv_callback.py"
 
 
@@ -192,23 +183,6 @@ def test_an_operator_that_fails_is_one_line(
     assert capsys.readouterr().err.splitlines()[-1] == f"qm train: {said.format(plugin=plugin)}"
 
 
-def test_an_installed_form(tmp_path: Path) -> None:
-    info = tmp_path / "quiz-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: quiz\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[query_mutator.forms]\nquiz = quiz:QUIZ\n")
-    (tmp_path / "quiz.py").write_text(
-        'from query_mutator.forms import Form\nQUIZ = Form.of("quiz", "Quiz.", "Quiz! {question}")\n'
-    )
-    code = (
-        "from query_mutator import forms; print(len(forms.select('all')), [one.name for one in forms.select('quiz')])"
-    )
-    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(REPOSITORY)])}
-    said = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60, check=True)
-    assert said.stdout.split()[1] == "['quiz']"
-    assert int(said.stdout.split()[0]) == len(FORMS.registered()) - 1  # `all` has neither it nor as_is
-
-
 def test_a_plugins_operators_are_among_the_default_ones(tiny_flags: list[str], tmp_path: Path) -> None:
     at = tiny_flags.index("--operators")
     flags = [*tiny_flags[:at], *tiny_flags[at + 2 :], "--plugin", str(PLUGINS / "polite_operator.py")]
@@ -228,29 +202,6 @@ def test_a_judge_that_fails_makes_the_step_invalid(tiny_task: Callable[..., Task
     env.reset(options={"question": 0})  # the judge of the first answer works
     _, reward, terminated, _, info = env.step(0)
     assert (info["valid"], reward, terminated) == (False, 0.0, False)
-
-
-@pytest.mark.slow
-def test_an_installed_learner(tiny_flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    site, run_dir = tmp_path / "site", tmp_path / "runs"
-    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
-    source = tmp_path / "source"
-    subprocess.run(["cp", "-r", str(PLUGINS / "installed_learner"), str(source)], check=True)
-    subprocess.run([*install, "--target", str(site), str(source)], check=True, timeout=120)
-    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])}
-    flags = [*tiny_flags, "--save-dir", str(run_dir), "--algo", "mean_reward"]
-    flags += ["--no-use-linear-lr-decay"]
-    more = ["--resume", str(run_dir / "latest"), "--num-env-steps", "96", "--no-evaluate"]
-    commands = [[*flags, "--no-evaluate"], more, ["eval", "--checkpoint", str(run_dir / "latest")]]
-    done = subprocess.run(
-        [sys.executable, "-c", IN_TURN, json.dumps(commands)],
-        cwd=REPOSITORY, env=env, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    weights = read_checkpoint(run_dir / "latest").learner["policy"]
-    assert weights["count"].sum() == 96 + len(weights["count"])
-    assert exit_code(qm_main, ["eval", "--checkpoint", str(run_dir / "latest")], prog="qm") == 2
-    assert "unknown learner 'mean_reward'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -274,11 +225,6 @@ def test_a_broken_plugin_is_one_line(
     assert err.count("\n") == 1
 
 
-def test_a_module_that_is_not_installed_is_one_line(tiny_flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert exit_code(main, [*tiny_flags, "--plugin", "not_installed_anywhere"], prog="train") == 2
-    assert "no such module; install it" in capsys.readouterr().err
-
-
 def test_a_changed_plugin_is_named_again_and_reported(
     tiny_flags: list[str],
     tmp_path: Path,
@@ -297,21 +243,6 @@ def test_a_changed_plugin_is_named_again_and_reported(
     assert "give --plugin" in capsys.readouterr().err
     assert qm_main([*words, "--plugin", str(path)]) == 0
     assert "polite.py has changed since this run was started" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (["--algo", "ppa"], "unknown learner 'ppa' (did you mean 'ppo'?); known: ppo, iqn, direct"),
-        (["--operators", "speling"], "unknown operator 'speling' (did you mean 'spelling'?)"),
-        (["--reward", "rigth=1"], "unknown reward part 'rigth' (did you mean 'right'?)"),
-    ],
-)
-def test_a_typo_lists_the_known_names(
-    flags: list[str], said: str, tiny_flags: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert exit_code(main, [*tiny_flags, *flags], prog="train") == 2
-    assert said in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
@@ -15,7 +14,6 @@ import pytest
 
 from query_mutator.cli.console import exit_code
 from query_mutator.commands import COMMANDS, GROUPS
-from query_mutator.commands.main import main as qm_main
 from query_mutator.files import write_checked_json
 from query_mutator.testing import FaultPlan, StubServer, start_server
 from tests.conftest import Librarian, Softener
@@ -112,41 +110,11 @@ def test_a_run_without_a_question_is_an_error(
     assert not list(here.iterdir())
 
 
-def test_rewrite_reads_lines(run: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO("join my words\n\n  umm length plz\n"))
-    assert qm("rewrite", "--checkpoint", run, "--json", "-") == 0
-    assert [one["question"] for one in told(capsys)] == ["join my words", "umm length plz"]
-
-
 def test_rewrite_tells_it_in_words(run: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert qm("rewrite", "--checkpoint", run, "plz sort my list") == 0
     lines = capsys.readouterr().out.strip().splitlines()
     assert lines[0].split(maxsplit=1) == ["question", "plz sort my list"]
     assert lines[-1].split(maxsplit=1) == ["answer", "`sorted` is what you want."]
-
-
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (["evla"], "qm: unknown command 'evla'; did you mean eval?"),
-        (["eval", "--chekpoint", "x"], "qm: unknown flag --chekpoint; did you mean --checkpoint?"),
-        (["eval", "--checkpoint", "nowhere"], "qm: nowhere: no such file; give a run folder such as runs/latest"),
-        (["rewrite"], "qm: question is missing; see --help"),
-        (["rewrite", "one", "two", "three"], "qm: unexpected argument 'three'"),
-        (["rewrite", "--batch-size", "0", "x"], "qm: batch_size=0 must be at least 1"),
-    ],
-)
-def test_mistake_is_one_line(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert qm(*argv) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith(message)
-    assert err.count("\n") == 1
-
-
-def test_empty_question_is_refused(run: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert qm("rewrite", "--checkpoint", run, "  ") == 2
-    assert "the question is empty" in capsys.readouterr().err
 
 
 def test_unwritable_report_is_one_line(run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -370,13 +338,3 @@ def test_a_dry_run_asks_nothing_and_writes_nothing(
         out,
     )
     assert not (tmp_path / "runs").exists()
-
-
-def test_the_help_of_plan_is_short(capsys: pytest.CaptureFixture[str]) -> None:
-    assert qm_main_help("--help", capsys) < 400 < qm_main_help("--help-all", capsys)
-
-
-def qm_main_help(flag: str, capsys: pytest.CaptureFixture[str]) -> int:
-    with pytest.raises(SystemExit):
-        qm_main(["plan", flag])
-    return len(capsys.readouterr().out.split())

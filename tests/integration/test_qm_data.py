@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -61,22 +59,6 @@ def test_lengths_are_built_and_described(
     assert (stats["samples"], stats["total"]) == (60, built["tokens"])
     assert stats["min"] <= stats["p10"] <= stats["median"] <= stats["p99"] <= stats["max"]
     assert LengthCache.load_sync(out).lengths.sum() == built["tokens"]
-
-
-def test_rows_of_every_shape_have_lengths(tmp_path: Path, tiny_tokenizer: str) -> None:
-    shapes: list[dict[str, Any]] = [
-        {"id": 0, "text": "sort my list"},
-        {"id": 1, "messages": [{"role": "user", "content": "sort"}, {"role": "assistant", "content": "sorted"}]},
-        {"id": 2, "instruction": "sort", "input": "a list", "response": "sorted"},
-        {"id": 3, "input_ids": [5, 6, 7]},
-        {"id": 4, "prompt": "sort", "completion": "sorted"},
-        {"id": 5, "content": "join"},
-    ]
-    data = write_rows(tmp_path / "shapes.jsonl", shapes)
-    assert qm("data", "lengths", "build", "-d", data, "-t", tiny_tokenizer, "-o", tmp_path / "l.bin") == 0
-    lengths = LengthCache.load_sync(tmp_path / "l.bin").get_all()
-    assert list(lengths) == [str(number) for number in range(6)]
-    assert lengths["3"] == 3
 
 
 def test_a_row_that_gives_nothing_is_named_or_counted(
@@ -178,12 +160,6 @@ def test_help_of_a_group_lists_its_commands(capsys: pytest.CaptureFixture[str]) 
     out = capsys.readouterr().out
     assert "data batching suggest" in out
     assert "data lengths" not in out
-
-
-def test_help_loads_neither_torch_nor_numpy() -> None:
-    heavy = "('torch', 'numpy', 'pydantic')"
-    code = f"import query_mutator.commands.main, sys; sys.exit(any(name in sys.modules for name in {heavy}))"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_gym_run_plays_generated_puzzles(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

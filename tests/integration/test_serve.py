@@ -11,8 +11,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import ollama
-import openai
 import pytest
 import requests
 
@@ -149,20 +147,6 @@ def test_an_error_of_the_upstream_comes_as_it_is(gate: str, tiny_server: StubSer
 # --- models -----------------------------------------------------------------------------------------------------------
 
 
-def test_every_model_that_writes_text_is_listed_twice(gate: str) -> None:
-    listed = [model.model for model in ollama.Client(host=gate).list().models]
-    assert {MODEL, VIRTUAL} <= set(listed)
-    names = [model.id for model in openai.OpenAI(base_url=f"{gate}/v1", api_key="x").models.list()]
-    assert {MODEL, VIRTUAL} <= set(names)
-    one = openai.OpenAI(base_url=f"{gate}/v1", api_key="x").models.retrieve(VIRTUAL)
-    assert one.id == VIRTUAL
-    shown = [ollama.Client(host=gate).show(model).model_dump() for model in (MODEL, VIRTUAL)]
-    assert shown[0] == shown[1]
-    chat(gate, SORT)
-    loaded = [model.model for model in ollama.Client(host=gate).ps().models]
-    assert {MODEL, VIRTUAL} <= set(loaded)
-
-
 @pytest.mark.parametrize("stream", [False, True])
 def test_every_reply_has_the_model_name_that_the_client_sent(gate: str, stream: bool) -> None:
     turns = [{"role": "user", "content": SORT}]
@@ -183,35 +167,6 @@ def test_every_reply_has_the_model_name_that_the_client_sent(gate: str, stream: 
 
 
 # --- the modes --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("mode", ["blind", "gate", "full"])
-def test_official_clients_get_the_answer_in_every_mode(
-    tiny_server: StubServer, hash_encoder: Encoder, mode: Mode
-) -> None:
-    messages: Any = [{"role": "user", "content": KILL}]
-    with proxy(tiny_server.url, hash_encoder, mode=mode) as url:
-        client = ollama.Client(host=url)
-        whole = client.chat(VIRTUAL, messages=messages)
-        parts = list(client.chat(VIRTUAL, messages=messages, stream=True))
-        written = client.generate(VIRTUAL, KILL)
-        theirs = openai.OpenAI(base_url=f"{url}/v1", api_key="x")
-        completion = theirs.chat.completions.create(model=VIRTUAL, messages=messages)
-        chunks = list(
-            theirs.chat.completions.create(
-                model=VIRTUAL, messages=messages, stream=True, stream_options={"include_usage": True}
-            )
-        )
-    expected = "`os.kill` is what you want."
-    assert whole.message.content == expected
-    assert "".join(part.message.content or "" for part in parts) == expected
-    assert parts[-1].done
-    assert (parts[-1].eval_count or 0) > 0
-    assert written.response == expected
-    assert completion.choices[0].message.content == expected
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == expected
-    assert chunks[-1].usage is not None
-    assert {whole.model, parts[0].model, written.model, completion.model, chunks[0].model} == {VIRTUAL}
 
 
 def test_a_blind_rewrite_makes_one_rewrite_and_one_answer(tiny_server: StubServer, hash_encoder: Encoder) -> None:

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import httpx
@@ -28,7 +27,6 @@ from tests.conftest import Upper
 from tests.integration.proxied import KILL, MODEL, SORT, VIRTUAL, proxy
 
 STOPPED = "`os.kill` is what you want."
-MESSAGES: Any = [{"role": "user", "content": KILL}]
 TIMES = ("created_at", "created", "id", "total_duration", "load_duration", "prompt_eval_duration", "eval_duration")
 _LITELLM = """
 import json, sys
@@ -61,27 +59,6 @@ def untimed(found: Any) -> Any:
     return [untimed(one) for one in found] if isinstance(found, list) else found
 
 
-def test_the_ollama_client_gets_equal_objects(gate: str, tiny_server: StubServer) -> None:
-    def asked(url: str) -> list[Any]:
-        client = ollama.Client(host=url)
-        whole = client.chat(MODEL, messages=MESSAGES)
-        parts = client.chat(MODEL, messages=MESSAGES, stream=True)
-        written = client.generate(MODEL, SORT, options={"num_ctx": 512})
-        return [one.model_dump() for one in (whole, *parts, written)]
-
-    assert untimed(asked(gate)) == untimed(asked(tiny_server.url))
-
-
-def test_the_openai_client_gets_equal_objects(gate: str, tiny_server: StubServer) -> None:
-    def asked(url: str) -> list[Any]:
-        client = openai.OpenAI(base_url=f"{url}/v1", api_key="x")
-        whole = client.chat.completions.create(model=MODEL, messages=MESSAGES)
-        parts = client.chat.completions.create(model=MODEL, messages=MESSAGES, stream=True)
-        return [one.model_dump() for one in (whole, *parts)]
-
-    assert untimed(asked(gate)) == untimed(asked(tiny_server.url))
-
-
 def test_langchain_ollama_gets_equal_objects_and_the_rewritten_answer(gate: str, tiny_server: StubServer) -> None:
     def asked(url: str) -> list[Any]:
         model = ChatOllama(model=MODEL, base_url=url)
@@ -94,26 +71,6 @@ def test_langchain_ollama_gets_equal_objects_and_the_rewritten_answer(gate: str,
     assert virtual.invoke(KILL).content == STOPPED
     assert "".join(str(part.content) for part in virtual.stream(KILL)) == STOPPED
     assert [reply.headers["x-qm-decision"] for reply in seen] == ["rewritten", "rewritten"]
-
-
-@pytest.mark.parametrize("path", ["/api/chat", "/v1/chat/completions"])
-def test_curl_gets_equal_lines_and_the_headers(gate: str, tiny_server: StubServer, path: str) -> None:
-    def curl(url: str, model: str) -> tuple[dict[str, str], list[Any]]:
-        body = json.dumps({"model": model, "messages": MESSAGES, "stream": True})
-        command = ["curl", "-sS", "--noproxy", "*", "-i", url + path, "-d", body]
-        said = subprocess.run(command, capture_output=True, check=True, timeout=20).stdout.decode()
-        head, _, content = said.replace("\r\n", "\n").partition("\n\n")
-        headers = dict(line.lower().split(": ", 1) for line in head.splitlines()[1:] if ": " in line)
-        lines = [line.removeprefix("data: ") for line in content.splitlines()]
-        return headers, [untimed(json.loads(line)) for line in lines if line.startswith("{")]
-
-    (ours, our_lines), (theirs, their_lines) = curl(gate, MODEL), curl(tiny_server.url, MODEL)
-    assert our_lines == their_lines
-    assert ours.keys() - {"connection", "server"} == theirs.keys() - {"connection", "server"}
-    headers, lines = curl(gate, VIRTUAL)
-    assert {line["model"] for line in lines} == {VIRTUAL}
-    assert (headers["x-qm-decision"], headers["x-qm-operators"], headers["x-qm-calls"]) == ("rewritten", "neutral", "3")
-    assert float(headers["x-qm-overhead-ms"]) > 0
 
 
 @pytest.mark.slow
@@ -198,20 +155,6 @@ def user(text: str = TEXT) -> list[dict[str, str]]:
 
 
 # --- ollama ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_ollama_list_show_ps(theirs: ollama.Client) -> None:
-    listed = {model.model: model for model in theirs.list().models}
-    assert set(listed) == {"upper:latest", "echo:latest", "all-minilm:latest"}
-    shown = theirs.show("upper")
-    assert shown.capabilities == ["completion"]
-    assert shown.modified_at == listed["upper:latest"].modified_at
-    theirs.chat("upper", user(), keep_alive="10m", options={"num_ctx": 2048})
-    running = {model.model: model for model in theirs.ps().models}
-    assert running["upper:latest"].context_length == 2048
-    assert running["upper:latest"].digest == listed["upper:latest"].digest
-    assert running["upper:latest"].expires_at > datetime.now(UTC) + timedelta(minutes=5)
 
 
 @pytest.mark.slow

@@ -277,8 +277,3 @@ def test_a_shadow_that_cannot_be_kept_is_refused(
         assert qm("serve", *flags, "--port", "0") == 2
         assert message in capsys.readouterr().err
     assert other.read_bytes() == b'{"mine": 1}\nno end of line'
-
-
-def test_two_policies_are_one_too_many(plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert qm("serve", plan, "--checkpoint", "other") == 2
-    assert "give one" in capsys.readouterr().err

@@ -6,8 +6,7 @@ import json
 import os
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +17,6 @@ import pytest
 from query_mutator.cli.console import exit_code
 from query_mutator.commands.main import main as qm
 from query_mutator.encoder import resolve_encoder
-from query_mutator.env.scheduling import Call, Flow, PooledScheduler
 from query_mutator.files.json_lines import read_json_lines
 from query_mutator.llm.client import Client
 from query_mutator.llm.retry import DEFAULT_POLICY
@@ -77,16 +75,6 @@ def test_second_evaluation_of_a_checkpoint_makes_no_call(flags: list[str], serve
     assert first == second
 
 
-def test_two_servers_share_a_run_and_an_openai_server_serves_one(
-    flags: list[str], server: StubServer, tmp_path: Path
-) -> None:
-    with start_server([Librarian(), Softener()], num_parallel=8) as other:
-        train(*flags, "--ollama-url", server.url, "--ollama-url", other.url, "--no-evaluate")
-        assert min(server.stats()["calls"], other.stats()["calls"]) > 10
-    train(*flags, "--backend", "openai", "--openai-url", server.url, "--no-evaluate")
-    assert server.stats()["routes"]["/v1/chat/completions"] > 10
-
-
 def test_server_with_one_slot_is_told_what_to_set(
     flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -138,39 +126,6 @@ def ask_all(client: Client, wanted: Sequence[ChatRequest], *, threads: int = 8) 
         return list(pool.map(client.complete, wanted))
 
 
-def killing(server: StubServer, client: Client, *, after: int) -> Callable[[ChatRequest], Completion]:
-    """Return `client.complete` that has the server die once `after` calls were begun."""
-    begun: Counter[str] = Counter()
-    lock = threading.Lock()
-
-    def complete(request: ChatRequest) -> Completion:
-        with lock:
-            begun["calls"] += 1
-            is_time = begun["calls"] == after
-        if is_time:
-            server.close()
-        return client.complete(request)
-
-    return complete
-
-
-@pytest.mark.parametrize("kind", ["ollama", "openai"])
-def test_one_of_two_servers_dies_half_way_and_no_call_is_lost(kind: str) -> None:
-    with (
-        start_server([Upper()], num_parallel=4, latency_ms=5) as one,
-        start_server([Upper()], num_parallel=4, latency_ms=5) as other,
-    ):
-        stack = build_client([one.url, other.url], backend=kind, batch_size=8, max_retries=0)
-        wanted = requests(200)
-        with ThreadPoolExecutor(8) as pool:
-            replies = list(pool.map(killing(one, stack.client, after=100), wanted))
-        stack.close()
-        lived, died = other.stats()["calls"], one.stats()["calls"]
-    assert [reply.text for reply in replies] == [request.messages[0].content.upper() for request in wanted]
-    assert died > 20
-    assert lived + died >= 200
-
-
 def test_a_server_that_comes_back_gets_calls_again() -> None:
     with start_server([Upper()]) as keeps:
         first = start_server([Upper()])
@@ -213,15 +168,6 @@ def test_under_faults_of_every_kind_calls_are_right_or_failed_and_few_fail(early
     for request, reply in zip(wanted, replies, strict=True):
         assert reply.text == (request.messages[0].content.upper() if reply.ok else "")
     assert sum(not reply.ok for reply in replies) <= 6  # those that stalled twice
-
-
-def test_the_whole_client_with_retries_answers_under_faults() -> None:
-    with start_server([Upper()], num_parallel=16, faults=FaultPlan(0.2, kinds=("500", "reset", "cut"))) as server:
-        stack = build_client(server.url, batch_size=16, max_retries=6)
-        replies = ask_all(stack.retry, requests(60), threads=16)
-        stack.close()
-    assert all(reply.ok for reply in replies)
-    assert max(reply.attempts for reply in replies) > 1
 
 
 def test_mutator_target_and_embedding_calls_to_one_model_load_it_once() -> None:
@@ -272,24 +218,6 @@ def test_early_stopped_replies_are_no_answer_to_a_run_without_early_stop(tmp_pat
         plain = build_client(server.url, cache="all", cache_path=path)
         assert plain.client.complete(request).text == "NO. NEVER MIND THAT, PLEASE."
         plain.close()
-
-
-def test_the_scheduler_takes_the_stack_without_retry() -> None:
-    def flow(text: str) -> Flow:
-        completion = yield Call(ChatRequest.user(text, model="upper"))
-        return completion.text
-
-    with start_server([Upper()], num_parallel=4, faults=FaultPlan(0.3, kinds=("503", "cut"))) as server:
-        stack = build_client(server.url, batch_size=4)
-        scheduler = PooledScheduler(
-            client=stack.client, encoder=resolve_encoder("hash"), retry_policy=DEFAULT_POLICY, batch_size=4
-        )
-        for number in range(12):
-            scheduler.start(number, flow(f"text {number % 6}"))
-        results = dict(scheduler.finished() for _ in range(12))
-        scheduler.close()
-        stack.close()
-    assert results == {number: f"TEXT {number % 6}" for number in range(12)}
 
 
 def open_files() -> int:

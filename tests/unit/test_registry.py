@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -28,6 +31,27 @@ def test_an_installed_name_is_found_but_not_among_the_registered_ones() -> None:
     assert registry.get("teal") == "#008080"
     assert registry.names() == ["red", "teal"]
     assert registry.registered() == ["red"]
+
+
+#: The documented group of each kind -> where its registry is.
+GROUPS = {
+    "operators": "query_mutator.operators.OPERATORS",
+    "forms": "query_mutator.forms.FORMS",
+    "rewards": "query_mutator.rewards.PARTS",
+    "backends": "query_mutator.llm.backends.BACKENDS",
+    "learners": "query_mutator.learners.named.LEARNERS",
+    "callbacks": "query_mutator.training.callbacks.CALLBACKS",
+}
+
+
+@pytest.mark.usefixtures("installed")
+def test_each_kind_has_its_documented_group(tmp_path: Path) -> None:
+    groups = "".join(f"[query_mutator.{group}]\nmine = colors:TEAL\n" for group in GROUPS)
+    (tmp_path / "colors-1.0.dist-info" / "entry_points.txt").write_text(groups)
+    code = "import pkgutil, sys\nfor name in sys.argv[1:]: print(pkgutil.resolve_name(name).get('mine'))"
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    said = subprocess.run([sys.executable, "-c", code, *GROUPS.values()], env=env, capture_output=True, check=True)
+    assert said.stdout.split() == [b"#008080"] * len(GROUPS)
 
 
 @pytest.mark.usefixtures("installed")

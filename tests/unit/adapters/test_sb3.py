@@ -10,10 +10,9 @@ import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import TimeLimit
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
-from stable_baselines3 import DQN, PPO
-from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3 import PPO
 from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor, VecNormalize
+from stable_baselines3.common.vec_env import DummyVecEnv
 
 from query_mutator.adapters.sb3 import GymVecEnv
 from query_mutator.llm.client import Client
@@ -69,21 +68,6 @@ def test_last_step_of_an_episode_has_its_observation_and_says_whether_it_was_tru
         assert np.abs(obs[index]).max() <= 0.05  # of a reset
     assert not np.array_equal(first, obs)
     assert all("terminal_observation" not in info for info in carts.step(np.array([0, 1, 0]))[3])
-
-
-@pytest.mark.slow
-def test_a_terminated_episode_is_not_truncated(vector: Vector) -> None:
-    envs = GymVecEnv(vector([lambda: gym.make("CartPole-v1")] * 2, autoreset_mode=SAME_STEP))
-    envs.reset()
-    for _ in range(12):  # always to one side: the pole falls
-        _, _, dones, infos = envs.step(np.array([1, 1]))
-        if dones.any():
-            break
-    assert [info["TimeLimit.truncated"] for info, done in zip(infos, dones, strict=True) if done] == [
-        False
-    ] * dones.sum()
-    assert dones.any()
-    envs.close()
 
 
 @pytest.mark.slow
@@ -210,18 +194,3 @@ def test_episode_statistics_of_gymnasiums_wrapper_reach_sb3s_logger(vector: Vect
     assert [episode["l"] for episode in model.ep_info_buffer] == [MAX_STEPS] * 4
     assert [episode["r"] for episode in model.ep_info_buffer] == [MAX_STEPS] * 4
     envs.close()
-
-
-def test_sb3s_wrappers_and_evaluation_work_over_it(questions: Any) -> None:
-    envs = VecNormalize(VecMonitor(questions))
-    model = PPO("MlpPolicy", envs, n_steps=8, batch_size=20, n_epochs=1, device="cpu").learn(40)
-    returns, lengths = evaluate_policy(model, envs, n_eval_episodes=7, return_episode_rewards=True)
-    assert len(returns) == len(lengths) == 7  # type: ignore[arg-type]
-    assert all(1 <= length <= 5 for length in lengths)  # type: ignore[union-attr]
-
-
-def test_dqn_trains_on_it_and_its_texts_are_in_the_infos(questions: Any) -> None:
-    DQN("MlpPolicy", questions, learning_starts=10, train_freq=1, device="cpu").learn(40)
-    questions.reset()
-    _, _, _, infos = questions.step(np.zeros(5, dtype=int))
-    assert all({"question_id", "rewrite", "form", "answer"} == set(info["_text"]) for info in infos)

@@ -29,7 +29,7 @@ from query_mutator.batching import (
     save_samples,
     save_samples_async,
 )
-from query_mutator.batching.files import read_arrays, read_checked_json, write_arrays, write_checked_json
+from query_mutator.batching.files import read_arrays, write_arrays, write_checked_json
 from query_mutator.errors import DatasetError, DiskError, UsageError
 
 META = SampleMeta.create("a", "data")
@@ -226,15 +226,6 @@ def test_array_files_are_safetensors(tmp_path: Path) -> None:
 
     write_arrays(tmp_path / "x", {"a": np.arange(5, dtype=np.int32)}, kind="k", meta={})
     assert load_file(tmp_path / "x")["a"].tolist() == [0, 1, 2, 3, 4]
-
-
-def test_json_files_carry_a_checksum(tmp_path: Path) -> None:
-    path = tmp_path / "x.json"
-    write_checked_json(path, {"a": 1})
-    assert read_checked_json(path) == {"a": 1}
-    path.write_text(path.read_text().replace('"a": 1', '"a": 2'))
-    with pytest.raises(BatchFileError, match=r"x\.json"):
-        read_checked_json(path)
 
 
 def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,6 @@ from query_mutator.batching import (
     BatchPlan,
     BatchPlanMeta,
     BatchShapeHistogram,
-    BatchSpec,
     CollatedBatch,
     EpochPlan,
     MicrobatchSpec,
@@ -26,12 +24,9 @@ from query_mutator.batching import (
     PackingMode,
     PadPolicy,
     SequenceToPack,
-    compute_batch_fingerprint,
-    compute_batch_fingerprint_async,
     load_batch_plan,
     pack_sequences,
     save_batch_plan,
-    verify_batch_fingerprint,
 )
 from query_mutator.batching.planning.packing import (
     PackingBin,
@@ -40,12 +35,7 @@ from query_mutator.batching.planning.packing import (
     pack_sequences_greedy,
 )
 from query_mutator.batching.streaming.telnet_client import (
-    PuzzleCompletion,
-    PuzzleDifficulty,
     PuzzleEpisode,
-    PuzzleGame,
-    TelnetClientConfig,
-    TelnetGymClient,
 )
 
 
@@ -178,20 +168,6 @@ def test_batches_are_counted_by_bucket_and_size() -> None:
         BatchMetrics().record_batch(0)
 
 
-def test_a_verified_fingerprint_has_no_reason() -> None:
-    batches = [BatchSpec(sample_ids=("a", "b"), bucket_id=0, max_length=32, token_count=40)] * 3
-    known = compute_batch_fingerprint(batches)
-    assert verify_batch_fingerprint(batches, known.fingerprint) == (True, None)
-
-    async def generated() -> AsyncIterator[BatchSpec]:
-        for one in batches:
-            yield one
-
-    assert asyncio.run(compute_batch_fingerprint_async(generated())) == known
-    first = asyncio.run(compute_batch_fingerprint_async(generated(), n_batches=2))
-    assert first == compute_batch_fingerprint(batches, n_batches=2)
-
-
 def test_a_batch_is_a_mapping_and_needs_no_masks() -> None:
     batch = CollatedBatch(
         input_ids=np.array([[1, 2, 3], [4, 5, 0]]),
@@ -250,12 +226,3 @@ def test_a_puzzle_that_was_played_is_text_to_train_on() -> None:
     assert loss_mask == sorted(loss_mask)  # no loss on the puzzle, then loss on the moves
     assert loss_mask.count(1) == 9
     assert (episode.moves, episode.final_grid) == (("place 1 1 3", "place 2 2 4"), [[3, 1], [2, 4]])
-
-
-def test_the_telnet_client_has_a_module() -> None:
-    client = TelnetGymClient(TelnetClientConfig(host="puzzles.example", port=8023))
-    assert client.config.host == "puzzles.example"
-    assert not client.is_connected
-    assert PuzzleGame("sudoku") is PuzzleGame.SUDOKU
-    assert PuzzleDifficulty.EASY == "easy"
-    assert PuzzleCompletion(game="sudoku", moves=3).success

@@ -281,15 +281,6 @@ def test_hash_rows_have_length_one_and_similarity_of_spelling() -> None:
     assert rows[0] @ rows[1] > rows[0] @ rows[2]
 
 
-def test_hash_encoder_loads_no_torch() -> None:
-    code = (
-        "import sys; from query_mutator.encoder import resolve_encoder; resolve_encoder('hash').encode(['a']);"
-        "print([name for name in ('torch', 'transformers', 'sentence_transformers') if name in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
-
-
 # sources of the weights
 
 

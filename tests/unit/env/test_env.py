@@ -12,7 +12,6 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.error import AlreadyPendingCallError, InvalidAction, ResetNeeded
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from query_mutator.env.task import Task
 from query_mutator.errors import BackendError
@@ -186,40 +185,6 @@ def batched(tiny_task: MakeTask, tiny_client: Client) -> Iterator[Callable[..., 
         env.close()
 
 
-def play(env: Any, steps: int = 12) -> list[Any]:
-    rng = np.random.default_rng(0)
-    seen: list[Any] = [env.reset(seed=11)]
-    seen += [env.step(rng.integers(5, size=5)) for _ in range(steps)]
-    return seen
-
-
-def assert_same(one: Any, two: Any) -> None:
-    """Compare nested results to the bit: arrays, dicts, object arrays of arrays."""
-    if isinstance(one, dict):
-        assert one.keys() == two.keys()
-        for key in one:
-            assert_same(one[key], two[key])
-    elif (isinstance(one, np.ndarray) and one.dtype == object) or isinstance(one, (list, tuple)):
-        for left, right in zip(one, two, strict=True):
-            assert_same(left, right)
-    else:
-        assert np.array_equal(one, two)
-
-
-@pytest.mark.parametrize("batch_size", [None, 1, 3, 16])
-@pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP])
-def test_batched_equals_gymnasiums_sync_vector_env(
-    mode: AutoresetMode,
-    batch_size: int | None,
-    batched: Callable[..., BatchedQueryMutationEnv],
-    tiny_task: MakeTask,
-    tiny_client: Client,
-) -> None:
-    task = tiny_task()
-    single = SyncVectorEnv([lambda: QueryMutationEnv(task, client=tiny_client) for _ in range(5)], autoreset_mode=mode)
-    assert_same(play(batched(batch_size, autoreset_mode=mode)), play(single))
-
-
 def test_without_autoreset_an_ended_environment_waits_for_its_reset(
     batched: Callable[..., BatchedQueryMutationEnv],
 ) -> None:
@@ -347,24 +312,6 @@ def test_batched_environment_gives_access_to_its_environments(
         env.set_attr("env_id", (1, 2))
 
 
-def test_batched_environment_keeps_gymnasiums_vector_contract(
-    batched: Callable[..., BatchedQueryMutationEnv],
-) -> None:
-    env = batched(4)
-    assert env.metadata["autoreset_mode"] is env.autoreset_mode is AutoresetMode.SAME_STEP
-    assert env.batch_size == 4
-    obs, _ = env.batch_reset(seed=1)
-    assert obs.shape == env.observation_space.shape
-    assert env.observation_space.contains(obs)
-    obs, rewards, terminations, truncations, infos = env.batch_step(np.full(5, SUBMIT))
-    assert rewards.shape == terminations.shape == truncations.shape == (5,)
-    assert terminations.all()
-    assert infos["_final_obs"].all()
-    assert infos["final_info"]["episode_length"].tolist() == [1] * 5
-    env.close()
-    env.close()
-
-
 def test_reset_mask_resets_only_the_masked_and_is_left_in_the_options(
     batched: Callable[..., BatchedQueryMutationEnv],
 ) -> None:
@@ -388,37 +335,6 @@ def test_batch_size_of_zero_and_wrong_action_count_are_value_errors(
     env.reset(seed=0)
     with pytest.raises(ValueError, match="3 actions for 5"):
         env.step(np.zeros(3, dtype=np.int64))
-
-
-def collect_alone(env: BatchedQueryMutationEnv, quota: int) -> list[list[Any]]:
-    """Every environment continues until its quota, with actions from its own stream; return its steps."""
-    rngs = [np.random.default_rng([0, index]) for index in range(env.num_envs)]
-    steps: list[list[Any]] = [[] for _ in rngs]
-    env.reset(seed=11)
-    env.send([rng.integers(5) for rng in rngs], range(env.num_envs))
-    while any(len(taken) < quota for taken in steps):
-        obs, rewards, terminations, truncations, infos = env.recv(min_envs=2)
-        for row, index in enumerate(infos["env_id"]):
-            steps[index].append((obs[row], rewards[row], terminations[row], truncations[row]))
-        again = [index for index in infos["env_id"] if len(steps[index]) < quota]
-        env.send([rngs[index].integers(5) for index in again], again)
-    return steps
-
-
-def test_environments_that_go_on_alone_see_what_they_would_see_in_lock_step(
-    batched: Callable[..., BatchedQueryMutationEnv],
-) -> None:
-    alone = [collect_alone(batched(batch_size), quota=6) for batch_size in (None, 1, 4)]
-    lock_step = batched(4)
-    lock_step.reset(seed=11)
-    rngs = [np.random.default_rng([0, index]) for index in range(5)]
-    expected: list[list[Any]] = [[] for _ in rngs]
-    for _ in range(6):
-        obs, rewards, terminations, truncations, _ = lock_step.step(np.array([rng.integers(5) for rng in rngs]))
-        for index in range(5):
-            expected[index].append((obs[index], rewards[index], terminations[index], truncations[index]))
-    for steps in alone:
-        assert_same(steps, expected)
 
 
 def test_recv_with_a_timeout_returns_what_is_there(batched: Callable[..., BatchedQueryMutationEnv]) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -82,13 +80,6 @@ def test_file_of_another_kind_is_not_replaced(flag: str, tmp_path: Path, capsys:
         main([flag, str(tmp_path / "mine")])
     assert "exists and was not written by this command" in capsys.readouterr().err
     assert (tmp_path / "mine").read_text() == 'notes on "mean_return" and data.pkl'
-
-
-def test_help_loads_no_torch() -> None:
-    code = "import atexit, sys; from ppo.__main__ import main; atexit.register(lambda: print('torch' in sys.modules)); "
-    done = subprocess.run([sys.executable, "-c", code + "main(['--help'])"], capture_output=True, text=True, check=True)
-    assert "--total-timesteps" in done.stdout
-    assert done.stdout.splitlines()[-1] == "False"
 
 
 @pytest.mark.parametrize(("env", "obs_dim"), [("FrozenLake-v1", 16), ("Acrobot-v1", 6)])

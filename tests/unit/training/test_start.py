@@ -19,7 +19,6 @@ from query_mutator.errors import EXIT_USAGE, UsageError
 from query_mutator.learners.learner import Steps
 from query_mutator.learners.named import LEARNERS
 from query_mutator.learners.ppo import PPOLearner
-from query_mutator.registry import Registry
 from query_mutator.session.checkpoint import Checkpoint, Progress
 from query_mutator.settings.episode import TaskSettings
 from query_mutator.settings.learner import IQNConfig, Learning
@@ -279,26 +278,6 @@ class Unready(Callback):
 @pytest.fixture
 def run(tmp_path: Path) -> RunView:
     return RunView(config=TrainConfig(), folder=tmp_path)
-
-
-def test_a_callback_of_an_installed_distribution_is_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: RunView
-) -> None:
-    info = tmp_path / "notes-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: notes\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[query_mutator.callbacks]\nnotes = notes:Notes\n")
-    (tmp_path / "notes.py").write_text(
-        "from query_mutator.training.callbacks import Callback\n"
-        "class Notes(Callback):\n"
-        "    def on_log(self, run):\n"
-        "        run.row['custom/notes'] = 2.0\n"
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    registry: Registry[Any] = Registry("callback", group="query_mutator.callbacks")  # which has read no entry points
-    monkeypatch.setattr("query_mutator.training.callbacks.CALLBACKS", registry)
-    CallbackList([]).on_log(run)
-    assert run.row == {"custom/notes": 2.0}
 
 
 def test_figures_may_be_added_after_every_update(run: RunView) -> None:
