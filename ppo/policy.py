@@ -6,9 +6,8 @@ n rows, D obs, A actions, H hidden; 2 = the actor (0) and the critic (1)
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -72,20 +71,6 @@ class Policy(nn.Module):
     def frozen(self, *, deterministic: bool = False) -> FrozenPolicy:
         """Return a copy of the weights for inference without torch."""
         return FrozenPolicy(self.state_dict(), deterministic=deterministic)
-
-    @classmethod
-    def from_state_dict(cls, state: Mapping[str, Any]) -> Policy:
-        """Return the policy of a saved state dict, sized by its weights; ValueError for other contents."""
-        try:
-            obs_dim, *_ = sizes = [state["hidden.0.weight"].shape[1]]
-            for index in range(sum(name.startswith("hidden") for name in state) // 2):
-                sizes.append(state[f"hidden.{index}.weight"].shape[2])
-            policy = cls(obs_dim, len(state["actor_head.bias"]), sizes[1:])
-            policy.closed = policy.closed.new_empty(len(state["closed"]))
-            policy.load_state_dict(state)
-        except (KeyError, IndexError, AttributeError, RuntimeError, TypeError) as error:
-            raise ValueError(f"these are not the weights of an actor-critic policy: {error}") from error
-        return policy
 
 
 def _head(in_features: int, out_features: int, *, gain: float, generator: torch.Generator) -> nn.Linear:

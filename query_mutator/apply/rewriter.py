@@ -63,11 +63,6 @@ class Rewrite:
     error: ErrorInfo | None = None  # the failed call that ended it, if one did
 
     @property
-    def is_changed(self) -> bool:
-        """Return whether the submitted wording or form differs from the question as it is."""
-        return (self.text, self.form) != (self.question, AS_IS)
-
-    @property
     def operators(self) -> tuple[str, ...]:
         """Return the actions in order."""
         return tuple(step.operator for step in self.steps)

@@ -27,7 +27,7 @@ from query_mutator.files import disk_advice
 from query_mutator.plugins import fault_of
 
 if TYPE_CHECKING:
-    from query_mutator.cli.bar import FittingBar
+    from query_mutator.cli.bar import FiguresBar
 
 #: Controls except tab and line feed, and the characters that change the direction of text.
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
@@ -39,7 +39,7 @@ EXIT_BROKEN_PIPE = 141  # what a shell reports for a process that SIGPIPE ended
 
 
 _on_interrupt: list[Callable[[], None]] = []
-_bars: WeakSet[FittingBar] = WeakSet()  # every bar of `progress`
+_bars: WeakSet[FiguresBar] = WeakSet()  # every bar of `progress`
 
 
 def plain(text: str) -> str:
@@ -168,12 +168,12 @@ def note(*lines: str) -> None:
 
 def progress(
     name: str, total: int | None, *, unit: str = "it", terminal_only: bool = False, initial: int = 0
-) -> FittingBar:
+) -> FiguresBar:
     """Return a progress bar on stderr; without a terminal it appears late and is redrawn rarely, or not at all."""
-    from query_mutator.cli.bar import FittingBar
+    from query_mutator.cli.bar import FiguresBar
 
     in_terminal = sys.stderr.isatty()
-    bar = FittingBar(
+    bar = FiguresBar(
         total=total,
         initial=initial,
         desc=name,

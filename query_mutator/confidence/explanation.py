@@ -13,8 +13,6 @@ from query_mutator.types import DoubleArray
 
 _LEAST_LOG_ODDS = 0.03
 
-Values = Mapping[str, float]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reason:
@@ -35,8 +33,8 @@ def reasons(
     own, *without = log_odds(rows).tolist()
     values = dict(zip(FEATURES, columns.tolist(), strict=True))
     found = [
-        Reason(text=phrase(values), log_odds=own - other)
-        for phrase, other in zip(GROUPS.values(), without, strict=True)
+        Reason(text=text.format_map(values), log_odds=own - other)
+        for text, other in zip(GROUPS.values(), without, strict=True)
         if abs(own - other) >= _LEAST_LOG_ODDS
     ]
     return sorted(found, key=lambda reason: -abs(reason.log_odds))
@@ -57,108 +55,28 @@ def _logit(p: float) -> float:
     return math.log(p / (1 - p))
 
 
-def _arithmetic(values: Values) -> str:
-    equations, wrong = int(values["equations"]), int(values["wrong_equations"])
-    if not equations:
-        return "no equation is written out"
-    return f"{wrong} of {equations} equations are wrong" if wrong else "the arithmetic adds up"
-
-
-def _result(values: Values) -> str:
-    if not values["numbers"]:
-        return "the reply has no number"
-    return f"the last number is {'the' if values['answer_is_result'] else 'not the'} result of an equation"
-
-
-def _copy(values: Values) -> str:
-    if values["answer_in_question"]:
-        return "the answer is a number of the question"
-    return (
-        "the answer has only words of the question"
-        if values["key_in_question"]
-        else "the answer has words that the question does not"
-    )
-
-
-def _given(values: Values) -> str:
-    unused = int(values["given_unused"])
-    return f"numbers of the question in no equation: {unused}" if unused else "all numbers of the question are used"
-
-
-def _operands(values: Values) -> str:
-    unknown = int(values["unknown_operands"])
-    return f"numbers in the equations from nowhere: {unknown}" if unknown else "every number has a source"
-
-
-def _size(values: Values) -> str:
-    if math.isnan(values["answer_size"]):
-        return "the reply has no number"
-    if values["answer_is_negative"]:
-        return "the answer is negative"
-    return "the answer is a whole number" if values["answer_is_whole"] else "the answer is not a whole number"
-
-
-def _ending(values: Values) -> str:
-    if values["cut"] == 1 or values["unfinished"]:
-        return "the reply is cut off"
-    if values["ends_in_question"]:
-        return "the reply ends in a question"
-    return "the reply ends with a conclusion" if values["concludes"] else "the reply ends without a conclusion"
-
-
-def _doubt(values: Values) -> str:
-    if values["refuses"] or values["not_sure"]:
-        return "the reply declines to answer"
-    hedges = int(values["hedges"])
-    return f"hedges in the reply: {hedges}" if hedges else "the reply does not hedge"
-
-
-def _repetition(values: Values) -> str:
-    return "the reply repeats itself" if values["repeated_phrases"] > 0.2 else "the reply hardly repeats itself"
-
-
-def _length(values: Values) -> str:
-    return f"words in the reply: {round(math.expm1(values['words']))}"
-
-
-def _closeness(values: Values) -> str:
-    asked = values["asked_in_last"]
-    return f"the last sentence has {100 * asked:.0f} % of the words that were asked about"
-
-
-def _question(values: Values) -> str:
-    return f"words in the question: {round(math.expm1(values['question_words']))}, numbers: {values['given']:.0f}"
-
-
-def _form(values: Values) -> str:
-    form = values["form"]
-    return (
-        "the usual form" if not form > 0 and not form < 0 else f"a {'better' if form > 0 else 'worse'} form than most"
-    )
-
-
-def _logprob(values: Values) -> str:
-    return "the log probability of the reply" if values["logprob"] <= 0 else "no log probability is known"
-
-
-#: Columns that change together -> what they say, in words; every column is in one group.
-GROUPS: Mapping[tuple[str, ...], Callable[[Values], str]] = {
+#: Columns that change together -> what they are, in words with values of columns; every column is in one group.
+GROUPS: Mapping[tuple[str, ...], str] = {
     ("equations", "wrong_equations", "wrong_share", "last_adds_up", "sums", "differences", "products", "quotients",
-     "variables"): _arithmetic,
-    ("answer_is_result", "answer_is_last_result", "marked_is_last", "answer_repeats", "numbers"): _result,
-    ("answer_in_question", "has_key", "key_words", "key_in_question"): _copy,
-    ("given_used", "given_unused", "given_mentioned", "given_reused", "steps_for_given"): _given,
-    ("unknown_operands", "constant_operands", "unused_results"): _operands,
+     "variables"): "{wrong_equations:.0f} of {equations:.0f} equations are wrong",
+    ("answer_is_result", "answer_is_last_result", "marked_is_last", "answer_repeats", "numbers"):
+        "how the last number follows from the equations",
+    ("answer_in_question", "has_key", "key_words", "key_in_question"): "what the answer shares with the question",
+    ("given_used", "given_unused", "given_mentioned", "given_reused", "steps_for_given"):
+        "numbers of the question in no equation: {given_unused:.0f}",
+    ("unknown_operands", "constant_operands", "unused_results"):
+        "numbers in the equations from nowhere: {unknown_operands:.0f}",
     ("answer_is_whole", "answer_is_negative", "answer_is_zero", "answer_size", "answer_to_question", "answer_decimals",
-     "fractional_results", "negative_results"): _size,
+     "fractional_results", "negative_results"): "the size of the number",
     ("cut", "unfinished", "ends_in_question", "question_marks", "concludes", "last_words", "chars_after_answer",
-     "numbers_in_last", "new_in_last", "first_in_last"): _ending,
-    ("hedges", "refuses", "not_sure", "alternatives"): _doubt,
-    ("repeated_phrases", "repeated_sentences"): _repetition,
-    ("chars", "words", "lines", "sentences", "list_items", "markup"): _length,
-    ("asked_in_last", "asked_in_reply", "question_covered", "new_words", "echoes_context", "closeness"): _closeness,
+     "numbers_in_last", "new_in_last", "first_in_last"): "how the reply ends",
+    ("hedges", "refuses", "not_sure", "alternatives"): "hedges in the reply: {hedges:.0f}",
+    ("repeated_phrases", "repeated_sentences"): "{repeated_phrases:.0%} of the phrases are repeated",
+    ("chars", "words", "lines", "sentences", "list_items", "markup"): "the length of the reply",
+    ("asked_in_last", "asked_in_reply", "question_covered", "new_words", "echoes_context", "closeness"):
+        "the last sentence has {asked_in_last:.0%} of the words that were asked about",
     ("question_words", "question_sentences", "question_condition", "given", "given_in_words", "given_size",
-     "given_fractional", "question_shares", "question_compares"): _question,
-    ("form",): _form,
-    ("logprob",): _logprob,
+     "given_fractional", "question_shares", "question_compares"): "the question itself",
+    ("form",): "the form of the request",
+    ("logprob",): "the log probability of the reply",
 }  # fmt: skip

@@ -10,6 +10,7 @@ keep the answers about one target together. Gold is read in fitting only.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -20,7 +21,6 @@ import numpy as np
 
 from query_mutator.confidence.answer_keys import AnswerKind, Attempt, LoggedAnswer
 from query_mutator.confidence.crossfit import (
-    CrossFit,
     Platt,
     TrainingTable,
     attempt_columns,
@@ -36,7 +36,7 @@ from query_mutator.confidence.crossfit import (
 from query_mutator.confidence.explanation import Reason, agreement_reason, reasons
 from query_mutator.confidence.features import FEATURES, LOGPROB
 from query_mutator.confidence.scorers import SCORERS, Candidate, Scorer
-from query_mutator.confidence.stored import FitReport, Stored, read_stored, write_stored
+from query_mutator.confidence.stored import VERSION, FitReport, read_stored
 from query_mutator.confidence.submission import combined, submitted
 from query_mutator.encoder.base import Encoder
 from query_mutator.errors import UsageError
@@ -105,6 +105,7 @@ class ConfidenceModel:
         used = weight > 0
         columns = with_forms(table, rates, used)
         known = ~np.isnan(columns).all(axis=0)
+        targets = len(np.unique(table.targets[used]))
         reference = np.full(len(FEATURES), math.nan)
         reference[known] = np.nanmedian(columns[:, known], axis=0)
         model = cls(
@@ -115,7 +116,7 @@ class ConfidenceModel:
             rates=rates,
             kind=table.kind,
             encoder_source=table.encoder_source,
-            report=_report(table, found, weight),
+            report=FitReport.of(found.p[used], table.right[used], scorer=found.candidate, targets=targets),
             out_of_fold=found.p,
             reliability=tuple(reliability(found.p[used], table.right[used])),
         )
@@ -139,7 +140,7 @@ class ConfidenceModel:
 
         # One by one: the last bits of a number must not depend on what else is read.
         def read(attempt: Attempt) -> float:
-            return float(self._p(self._columns(question, [attempt], encoder))[0])
+            return float(self._p(self._columns(question, attempt, encoder))[0])
 
         return np.array([_once(self._alone, (question, one), partial(read, one)) for one in attempts])
 
@@ -179,18 +180,28 @@ class ConfidenceModel:
 
     def to_arrays(self) -> dict[str, np.ndarray]:
         """Return the model as numpy arrays, one of them JSON in bytes; no pickle."""
-        return write_stored(
-            Stored(
-                scorer=self.scorer, calibration=self.calibration, agreement=self.agreement, reference=self.reference,
-                rates=self.rates, kind=self.kind, encoder_source=self.encoder_source, report=self.report,
-            )
-        )  # fmt: skip
+        about = {
+            "version": VERSION,
+            "features": list(FEATURES),
+            "rates": dict(self.rates),
+            "kind": self.kind,
+            "encoder": self.encoder_source,
+            "report": asdict(self.report),
+        }
+        known = ~np.isnan(self.reference)
+        return {
+            **self.scorer.to_arrays(),
+            "calibration": np.array([self.calibration.slope, self.calibration.intercept]),
+            "agreement": np.array([self.agreement]),
+            "reference": np.where(known, self.reference, 0.0),
+            "known": known,
+            "about": np.frombuffer(json.dumps(about).encode(), dtype=np.uint8),
+        }
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Self:
         """Return the model in arrays; CheckpointError of one line for arrays that hold none."""
-        stored = read_stored(arrays)
-        return cls(**{name: getattr(stored, name) for name in Stored.__slots__})
+        return cls(**read_stored(arrays))
 
     def _check(self, encoder: Encoder | None) -> None:
         """Raise a UsageError for another encoder than that of the fit."""
@@ -208,13 +219,11 @@ class ConfidenceModel:
         return Submission(index=index, p_right=float(whole[index]), of_all=tuple(whole.tolist()))
 
     def _moved(self, question: str, attempt: Attempt, encoder: Encoder | None) -> list[Reason]:
-        columns = self._columns(question, [attempt], encoder)[0]
+        columns = self._columns(question, attempt, encoder)[0]
         return reasons(columns, self.reference, lambda rows: self.calibration.log_odds(self.scorer.log_odds(rows)))
 
-    def _columns(self, question: str, attempts: Sequence[Attempt], encoder: Encoder | None) -> DoubleArray:
-        if not attempts:
-            return np.empty((0, len(FEATURES)))
-        return attempt_columns(question, attempts, kind=self.kind, encoder=encoder, rates=self.rates)
+    def _columns(self, question: str, attempt: Attempt, encoder: Encoder | None) -> DoubleArray:
+        return attempt_columns(question, [attempt], kind=self.kind, encoder=encoder, rates=self.rates)
 
     def _p(self, columns: DoubleArray) -> DoubleArray:
         return self.calibration.p(self.scorer.log_odds(columns))
@@ -234,10 +243,3 @@ def _once(kept: dict[Read, T], key: Read, read: Callable[[], T]) -> T:
         if sum(map(len, texts)) <= MOST_CHARS:
             kept[key] = found
     return found
-
-
-def _report(table: TrainingTable, found: CrossFit, weights: DoubleArray) -> FitReport:
-    used = weights > 0
-    return FitReport.of(
-        found.p[used], table.right[used], scorer=found.candidate, targets=len(np.unique(table.targets[used]))
-    )

@@ -23,7 +23,6 @@ from query_mutator.errors import CheckpointError, UsageError
 from query_mutator.types import DoubleArray
 
 _KNOTS = np.linspace(0, 1, 41)
-_MOST_DRAWS = 2_000
 _MOST_KNOTS = 1_000
 _EPISODES_TO_PAIR = 50  # with two calls or more; fewer say too little about how answers to a question depend
 

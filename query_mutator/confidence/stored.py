@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any, Self, get_args
 
 import numpy as np
@@ -13,12 +13,12 @@ import numpy as np
 from query_mutator.confidence.answer_keys import AnswerKind
 from query_mutator.confidence.crossfit import Platt
 from query_mutator.confidence.features import FEATURES
-from query_mutator.confidence.scorers import Scorer, load_scorer, real_array
+from query_mutator.confidence.scorers import load_scorer, real_array
 from query_mutator.errors import CheckpointError, TooFewAnswersError
 from query_mutator.stats.agreement import auroc, brier_score, expected_calibration_error
 from query_mutator.types import MAX_NAME_CHARS, DoubleArray
 
-_VERSION = 1
+VERSION = 1
 _MOST_JSON_BYTES = 1_000_000
 _MOST_FORMS = 1_000
 _MOST_LOG_ODDS = 50.0
@@ -73,45 +73,10 @@ class FitReport:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stored:
-    """What a `ConfidenceModel` is made of."""
-
-    scorer: Scorer
-    calibration: Platt
-    agreement: float
-    reference: DoubleArray
-    rates: Mapping[str, float]
-    kind: AnswerKind | None
-    encoder_source: str
-    report: FitReport
-
-
-def write_stored(stored: Stored) -> dict[str, np.ndarray]:
-    """Return the arrays; `about` is JSON in UTF-8."""
-    about = {
-        "version": _VERSION,
-        "features": list(FEATURES),
-        "rates": dict(stored.rates),
-        "kind": stored.kind,
-        "encoder": stored.encoder_source,
-        "report": asdict(stored.report),
-    }
-    known = ~np.isnan(stored.reference)
-    return {
-        **stored.scorer.to_arrays(),
-        "calibration": np.array([stored.calibration.slope, stored.calibration.intercept]),
-        "agreement": np.array([stored.agreement]),
-        "reference": np.where(known, stored.reference, 0.0),
-        "known": known,
-        "about": np.frombuffer(json.dumps(about).encode(), dtype=np.uint8),
-    }
-
-
-def read_stored(arrays: Mapping[str, np.ndarray]) -> Stored:
-    """Return what arrays hold; CheckpointError of one line for anything else."""
+def read_stored(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """Return the fields of a `ConfidenceModel` that arrays hold; CheckpointError of one line for anything else."""
     about = _about(arrays)
-    if about.get("version") != _VERSION or about.get("features") != list(FEATURES):
+    if about.get("version") != VERSION or about.get("features") != list(FEATURES):
         raise CheckpointError("the model of P(right) is of another version of Query Mutator; fit it again")
     slope, intercept = real_array(arrays, "calibration", size=2).tolist()
     (agreement,) = real_array(arrays, "agreement", size=1).tolist()
@@ -123,16 +88,16 @@ def read_stored(arrays: Mapping[str, np.ndarray]) -> Stored:
         raise CheckpointError(f"the model of P(right) reads answers as {str(kind)[:40]!r}, which is not known")
     if not isinstance(encoder, str) or len(encoder) > MAX_NAME_CHARS:
         raise CheckpointError("the model of P(right) names no encoder that could be checked")
-    return Stored(
-        scorer=load_scorer(arrays, columns=len(FEATURES)),
-        calibration=Platt(slope=slope, intercept=intercept),
-        agreement=agreement,
-        reference=np.where(known > 0, reference, math.nan),
-        rates=_rates(about.get("rates")),
-        kind=kind,
-        encoder_source=encoder,
-        report=_report(about.get("report")),
-    )
+    return {
+        "scorer": load_scorer(arrays, columns=len(FEATURES)),
+        "calibration": Platt(slope=slope, intercept=intercept),
+        "agreement": agreement,
+        "reference": np.where(known > 0, reference, math.nan),
+        "rates": _rates(about.get("rates")),
+        "kind": kind,
+        "encoder_source": encoder,
+        "report": _report(about.get("report")),
+    }
 
 
 def _about(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from query_mutator.evaluation.outcomes import rejections_in_words
 from query_mutator.evaluation.summary import MIN_QUESTIONS, warning_of
 from query_mutator.files import read_checked_json
 from query_mutator.registry import check_known
-from query_mutator.runs.pairs import PairedRows, pair_rows, read_held_out
+from query_mutator.runs.pairs import PairedRows, pair_rows, read_held_out, shown_p
 from query_mutator.stats.significance import holm
 
 _HEADER = (
@@ -32,9 +32,7 @@ _HEADER = (
     "unscored",
 )
 
-
 _SHOWN_CHARS = 100  # of a question or an answer
-
 MOST_RUNS = len(ascii_uppercase)
 
 
@@ -122,14 +120,10 @@ def _group_table(groups: Mapping[str, Any]) -> list[str]:
         return []
     methods = list(next(iter(groups.values()))["methods"])
     rows = [
-        (name, str(group["n"]), *(_percent(group["methods"][method]["success"]) for method in methods))
+        (name, str(group["n"]), *(_number(group["methods"][method]["success"], ".1f", scale=100) for method in methods))
         for name, group in groups.items()
     ]
     return [table("success by group of questions, percent", ("", "questions", *methods), rows)]
-
-
-def _percent(rate: float | None) -> str:
-    return _number(None if rate is None else 100 * rate, ".1f")
 
 
 def _examples(examples: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -192,57 +186,37 @@ def _rate(rate: float | None, interval: Sequence[float], *, signed: bool = False
     return f"{100 * rate:{sign}.1f} [{100 * low:{sign}.1f}, {100 * high:{sign}.1f}]"
 
 
-def _number(value: float | None, form: str) -> str:
-    return "" if value is None or math.isnan(value) else format(value, form)
+def _number(value: float | None, form: str, *, scale: float = 1) -> str:
+    return "" if value is None or math.isnan(value) else format(scale * value, form)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One method of one run: its rows on held-out questions, and what the run was."""
+    """One method of one run: its rows on held-out questions, and what is known of the run."""
 
     path: Path
-    method: str
     rows: Sequence[Mapping[str, Any]]
-    config: Mapping[str, Any]  # config.json; empty for a file of rows
-
-    @property
-    def name(self) -> str:
-        """Return the name of the folder or file."""
-        return self.path.resolve().name
-
-    @property
-    def seed(self) -> int | None:
-        """Return the run's seed, None if it is not recorded."""
-        seed = self.config.get("flags", {}).get("seed")
-        return seed if isinstance(seed, int) else None
-
-    def made_with(self) -> dict[str, Any]:
-        """Return what must be equal for a difference to be the policy's: who was asked what."""
-        backend, flags = self.config.get("backend", {}), self.config.get("flags", {})
-        return {"target model": backend.get("target_model"), "questions": flags.get("dataset")}
-
-    def to_json(self, label: str) -> dict[str, Any]:
-        """Return plain JSON types."""
-        scored = [row["success"] >= 0.5 for row in self.rows if row["success"] is not None]
-        return {
-            "label": label,
-            "run": str(self.path),
-            "method": self.method,
-            "seed": self.seed,
-            "target_model": self.made_with()["target model"],
-            "dataset": self.made_with()["questions"],
-            "scored": len(scored),
-            "success": sum(scored) / len(scored) if scored else None,
-        }
+    about: Mapping[str, Any]  # as `qm compare --json` has it; None is what the run's config.json does not say
 
 
 def read_entry(path: Path, method: str) -> Entry:
     """Return a method of a run folder or of a file of rows; UsageError for one that it does not have."""
     by_method = read_held_out(path)
     check_known(f"method of {path}", method, by_method)
-    config = path / "config.json"
-    known = read_checked_json(config) if path.is_dir() and config.exists() else {}
-    return Entry(path=path, method=method, rows=by_method[method], config=known)
+    file, rows = path / "config.json", by_method[method]
+    config = read_checked_json(file) if path.is_dir() and file.exists() else {}
+    flags = config.get("flags", {})
+    scored = [row["success"] >= 0.5 for row in rows if row["success"] is not None]
+    about = {
+        "run": str(path),
+        "method": method,
+        "seed": flags["seed"] if isinstance(flags.get("seed"), int) else None,
+        "target_model": config.get("backend", {}).get("target_model"),
+        "dataset": flags.get("dataset"),
+        "scored": len(scored),
+        "success": sum(scored) / len(scored) if scored else None,
+    }
+    return Entry(path=path, rows=rows, about=about)
 
 
 def compare_entries(entries: Sequence[Entry]) -> dict[str, Any]:
@@ -253,30 +227,22 @@ def compare_entries(entries: Sequence[Entry]) -> dict[str, Any]:
         found = pair_rows(second.rows, first.rows)
         if not found.result.questions:
             raise UsageError(_nothing_in_common(first, second, found))
-        pairs.append(_pair(a, b, found))
-    for pair, p in zip(pairs, holm([pair["p"] for pair in pairs]), strict=True):
-        pair["p_holm"] = p
-    runs = [entry.to_json(label) for label, entry in zip(labels, entries, strict=True)]
-    return {"runs": runs, "pairs": pairs, "remarks": _remarks(labels, entries, pairs)}
-
-
-def _pair(a: str, b: str, found: PairedRows) -> dict[str, Any]:
-    return {
-        "a": a,
-        "b": b,
-        **found.to_json(),  # the difference is b minus a
-        "is_clear": found.result.is_clear,
-        "left_out": {
+        left_out = {
             f"only {a} has": found.only_theirs,
             f"only {b} has": found.only_ours,
             "changed": found.changed,
             "unscored": found.result.unscored,
-        },
-    }
+        }
+        is_clear = found.result.is_clear
+        pairs.append({"a": a, "b": b, **found.to_json(), "is_clear": is_clear, "left_out": left_out})  # b minus a
+    for pair, p in zip(pairs, holm([pair["p"] for pair in pairs]), strict=True):
+        pair["p_holm"] = p
+    runs = [{"label": label, **entry.about} for label, entry in zip(labels, entries, strict=True)]
+    return {"runs": runs, "pairs": pairs, "remarks": _remarks(labels, entries, pairs)}
 
 
 def _nothing_in_common(first: Entry, second: Entry, found: PairedRows) -> str:
-    asked = [f"{entry.path} asked {len(entry.rows)} of {entry.made_with()['questions']}" for entry in (first, second)]
+    asked = [f"{entry.path} asked {len(entry.rows)} of {entry.about['dataset']}" for entry in (first, second)]
     why = ", ".join(asked) + (f"; {found.changed} have one id but differ" if found.changed else "")
     advice = "evaluate both on one --dataset with qm eval --evaluation, or compare metrics with qm analyze"
     return f"no held-out question in common: {why}; {advice}"
@@ -284,9 +250,14 @@ def _nothing_in_common(first: Entry, second: Entry, found: PairedRows) -> str:
 
 def _remarks(labels: str, entries: Sequence[Entry], pairs: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the sentences that say what the table does and does not show."""
-    lines = [_verdict(pair) for pair in pairs]
-    for what in ("target model", "questions"):
-        values = {label: entry.made_with()[what] for label, entry in zip(labels, entries, strict=True)}
+    lines = []
+    for pair in pairs:
+        a, b = pair["a"], pair["b"]
+        how = "better" if pair["difference"] > 0 else "worse"
+        unclear = f"{b} and {a}: no clear difference (the interval includes 0)."
+        lines.append(f"{b} is {how} than {a} on such questions." if pair["is_clear"] else unclear)
+    for what, name in (("target model", "target_model"), ("questions", "dataset")):
+        values = {label: entry.about[name] for label, entry in zip(labels, entries, strict=True)}
         if len({value for value in values.values() if value is not None}) > 1:
             named = ", ".join(f"{label} {value}" for label, value in values.items() if value is not None)
             lines.append(f"Not the same {what} ({named}): a difference may come from that.")
@@ -297,13 +268,6 @@ def _remarks(labels: str, entries: Sequence[Entry], pairs: Sequence[Mapping[str,
     seeds = "One seed" if len({entry.path.resolve() for entry in entries}) == 1 else "One seed each"
     lines.append(f"{seeds}: the intervals say nothing about other seeds (see qm analyze).")
     return lines
-
-
-def _verdict(pair: Mapping[str, Any]) -> str:
-    a, b = pair["a"], pair["b"]
-    if not pair["is_clear"]:
-        return f"{b} and {a}: no clear difference (the interval includes 0)."
-    return f"{b} is {'better' if pair['difference'] > 0 else 'worse'} than {a} on such questions."
 
 
 def paired_text(report: Mapping[str, Any]) -> str:
@@ -319,8 +283,8 @@ def paired_text(report: Mapping[str, Any]) -> str:
             str(pair["gained"]),
             str(pair["lost"]),
             str(pair["same_right"] + pair["same_wrong"]),
-            _p(pair["p"]),
-            *([_p(pair["p_holm"])] if several else []),
+            shown_p(pair["p"]),
+            *([shown_p(pair["p_holm"])] if several else []),
         )
         for pair in report["pairs"]
     ]
@@ -332,7 +296,3 @@ def _run_line(run: Mapping[str, Any]) -> str:
     seed = "" if run["seed"] is None else f", seed {run['seed']}"
     rate = "no question scored" if run["success"] is None else f"{100 * run['success']:.1f} % of {run['scored']} right"
     return f"{run['label']}  {Path(run['run']).resolve().name}: {run['method']}{seed}, {rate}"
-
-
-def _p(p: float) -> str:
-    return "<0.001" if p < 0.001 else f"{p:.3f}"

@@ -88,3 +88,8 @@ def _is_same(one: Row, other: Row) -> bool:
 def _right(row: Row) -> float:
     """Return 1 for a right answer, 0 for a wrong one, NaN for a question that is unscored."""
     return math.nan if row["success"] is None else float(row["success"] >= 0.5)
+
+
+def shown_p(p: float) -> str:
+    """Return a p value for a table."""
+    return "<0.001" if p < 0.001 or math.isnan(p) else f"{p:.3f}"

@@ -21,6 +21,7 @@ import numpy as np
 from query_mutator.cli.console import table
 from query_mutator.errors import UsageError
 from query_mutator.files.json_lines import read_json_lines
+from query_mutator.runs.pairs import shown_p
 from query_mutator.stats.intervals import Interval, mean_interval
 from query_mutator.stats.paired import compare_pairs, difference_interval, mcnemar_p
 
@@ -163,7 +164,7 @@ def _sentence(rows: Sequence[Row], found: Mapping[str, Any]) -> str:
     parts = [_rate_clause(row) for row in found["rows"] if row["metric"] in RATES]
     if judge := found["judge"]:
         said = {"more": "the judge prefers the rewritten way", "less": "the judge prefers the original way"}
-        numbers = f"{judge['wins']} won, {judge['losses']} lost, {judge['ties']} tied, p {_p(judge['p'])}"
+        numbers = f"{judge['wins']} won, {judge['losses']} lost, {judge['ties']} tied, p {shown_p(judge['p'])}"
         parts.append(f"{said.get(judge['verdict'], 'the judge is inconclusive')} ({numbers})")
     return f"With rewriting, on {len(rows)} questions of real traffic: {'; '.join(parts)}."
 
@@ -174,10 +175,6 @@ def _rate_clause(row: Mapping[str, Any]) -> str:
     numbers = f"({100 * row['difference']:+.1f} points, 95 % interval {100 * low:+.1f} to {100 * high:+.1f})"
     words = {"more": f"{name} more often", "less": f"{name} less often", "inconclusive": f"{name} inconclusive"}
     return f"{words[row['verdict']]} {numbers}"
-
-
-def _p(p: float) -> str:
-    return "<0.001" if p < 0.001 or math.isnan(p) else f"{p:.3f}"
 
 
 # --- as a table ------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from query_mutator.cli.console import progress
 from query_mutator.llm.stack import CallTotals, ClientStack
 
 if TYPE_CHECKING:
-    from query_mutator.cli.bar import FittingBar
+    from query_mutator.cli.bar import FiguresBar
 
 #: What `add_steps` reads of an episode's final info -> its metric key.
 EPISODE_FIGURES = {
@@ -44,7 +44,7 @@ class RunLog:
 
     def __init__(self, calls: ClientStack, *, wall_s: float = 0.0) -> None:
         self._calls = calls
-        self._bar: FittingBar | None = None
+        self._bar: FiguresBar | None = None
         self._shown: dict[str, str] = {}  # the latest figures of the bar
         self._more: Mapping[str, str] = {}
         self._began = time.perf_counter() - wall_s

@@ -118,11 +118,17 @@ class Figures:
             {"kind": kind, "operator": operator, "server": server, "count": count}
             for (kind, operator), count in self._failures.most_common()
         ]
-        return {
-            "rows": [row for row in rows if row["value"] is not None],
-            "failures": failures,
-            "invalid_by_length": self._by_length(),
-        }
+        lengths = [
+            {
+                "from": 0 if group == 0 else _LENGTHS[group - 1] + 1,
+                "to": (*_LENGTHS, None)[group],
+                "steps": self._lengths[group],
+                "invalid": self._invalid[group],
+            }
+            for group in sorted(self._lengths)
+        ]
+        shown = [row for row in rows if row["value"] is not None]
+        return {"rows": shown, "failures": failures, "invalid_by_length": lengths}
 
     @property
     def tokens(self) -> Tokens:
@@ -133,18 +139,6 @@ class Figures:
 
     def _mean(self, key: str) -> float | None:
         return self._sums[key] / self._weights[key] if self._weights[key] else None
-
-    def _by_length(self) -> list[dict[str, Any]]:
-        ends = [*_LENGTHS, None]
-        return [
-            {
-                "from": 0 if group == 0 else _LENGTHS[group - 1] + 1,
-                "to": ends[group],
-                "steps": self._lengths[group],
-                "invalid": self._invalid[group],
-            }
-            for group in sorted(self._lengths)
-        ]
 
 
 def learning_of(figures: Figures, report: Mapping[str, Any] | None) -> dict[str, Any]:

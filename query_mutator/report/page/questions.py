@@ -20,6 +20,7 @@ SHORTEST_CALL_S = 1e-3  # of a model; a lookup takes less
 
 Verdict = Literal["right", "wrong", "refused", "not_sure", "none"]
 
+_SHOWN = ("success", "score", "refused", "calls", "tokens", "reply_tokens", "seconds")
 _NOT_THERE = ErrorInfo(kind="not_asked", message="the file has no row for it")
 
 
@@ -59,15 +60,12 @@ class Evaluation:
         """Return what the page shows of a method on a question."""
         error = row.get("error")
         return {
-            **{
-                name: row.get(name)
-                for name in ("success", "score", "refused", "calls", "tokens", "reply_tokens", "seconds")
-            },
+            **{name: row.get(name) for name in _SHOWN},
             "steps": row["steps"],
-            "forms": row.get("forms") or [AS_IS] * len(row["asked"]),
-            "step_forms": step_forms(row["steps"], row.get("forms") or ()),
+            "forms": row["forms"],
+            "step_forms": step_forms(row["steps"], row["forms"]),
             **{name: self._texts.numbers(row[name]) for name in ("rewrites", "asked", "answers")},
-            **{name: row.get(name) or [None] * len(row["answers"]) for name in ("parts", "scores", "fits")},
+            **{name: row[name] or [None] * len(row["answers"]) for name in ("parts", "scores", "fits")},
             "verdicts": _verdicts(row),
             "submitted": row.get("submitted"),
             "why": row.get("why", ""),

@@ -26,28 +26,26 @@ def results_of(
 ) -> dict[str, Mapping[str, Any]]:
     """Return the sections by name; without an evaluation an answer that is empty, or that of a search for a plan."""
     if report:
-        report = _completed(report, evaluation)
+        methods = report["methods"]
+        points = [{**point, "success_ci": methods[point["method"]]["success_ci"]} for point in report["front"]]
+        parts = {**report["by_group"], **report["by_tag"]}
         return {
             "answer": _answer(report, evaluation),
-            "front": _front(report),
+            "front": {"points": points},
             "paired": _paired(report, evaluation),
-            "tags": _tags(report),
+            "tags": {"tags": [{"tag": name, **found} for name, found in parts.items()]},
         }
     if "plan" in summary:
         plan, search = summary["plan"], summary["search"]
         shown = _log_front(search) if "by_calls" in search else _plan_front(search)
-        return {"answer": _plan_answer(plan, search), "front": shown, **_reliability(search.get("p_right") or {})}
+        quality = search.get("p_right") or {}
+        bins = [
+            {**each, "rate_ci": wilson_interval(round(each["rate"] * each["n"]), each["n"])}
+            for each in quality.get("reliability", ())
+        ]
+        p_right = {"p_right": {**quality, "reliability": bins}} if bins else {}
+        return {"answer": _plan_answer(plan, search), "front": {"points": shown}, **p_right}
     return {"answer": {"methods": [], "verdict": None, "warnings": [], "n": 0}}
-
-
-def _completed(report: Mapping[str, Any], evaluation: Evaluation) -> dict[str, Any]:
-    """Return a report with what those of the first version lack; its verdict is made of the rows."""
-    unknown = {**dict.fromkeys(_RATES), "scored": report["n"], "unscored": {}, "tokens_per_question": None}
-    methods = {name: unknown | found for name, found in report["methods"].items()}
-    missing: dict[str, Any] = {"policy_minus": {}, "by_tag": {}, "by_group": {}, "rewrites": {}}
-    if "verdict" not in report:
-        missing["verdict"] = evaluation.report()["verdict"] if evaluation else {"sentence": None}
-    return {**missing, "front": front(methods), **report, "methods": methods}
 
 
 def _answer(report: Mapping[str, Any], evaluation: Evaluation) -> dict[str, Any]:
@@ -61,12 +59,10 @@ def _answer(report: Mapping[str, Any], evaluation: Evaluation) -> dict[str, Any]
             "seconds": evaluation.seconds(name),
             "scored": found["scored"],
             "unscored": sum(found["unscored"].values()),
+            **({"note": "k tries, a vote"} if name == BEST_OF_K else {}),
         }
         for name, found in report["methods"].items()
     ]
-    for row in methods:
-        if row["method"] == BEST_OF_K:
-            row["note"] = "k tries, a vote"
     search = report.get("plan_search")
     return {
         "methods": methods,
@@ -82,7 +78,18 @@ def _plan_answer(plan: Mapping[str, Any], search: Mapping[str, Any]) -> dict[str
     """Return the answer of a search for a plan, which read training questions only, or of what a log taught."""
     best = plan if plan["steps"] else search["best"]
     found = {IDENTITY: search.get("original"), BEST_SINGLE: search.get("single"), PLAN: best}
-    rows = [{**_plan_row(point), "method": name} for name, point in found.items() if point]
+    unknown = dict.fromkeys((*_RATES, "tokens", "seconds"))
+    rows = [
+        {
+            **unknown,
+            **{key: point[key] for key in ("success", "success_ci", "score", "calls")},
+            "scored": point["questions"],
+            "unscored": 0,
+            "method": name,
+        }
+        for name, point in found.items()
+        if point
+    ]
     if len(rows) > 1 and not best["steps"]:
         rows.pop()
     is_log = "by_calls" in search
@@ -97,25 +104,18 @@ def _plan_answer(plan: Mapping[str, Any], search: Mapping[str, Any]) -> dict[str
     }
 
 
-def _plan_row(point: Mapping[str, Any]) -> dict[str, Any]:
-    unknown = dict.fromkeys((*_RATES, "tokens", "seconds"))
-    found = {name: point[name] for name in ("success", "success_ci", "score", "calls")}
-    return {**unknown, **found, "scored": point["questions"], "unscored": 0}
-
-
-def _plan_front(search: Mapping[str, Any]) -> dict[str, Any]:
+def _plan_front(search: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the original question and the best plan within each number of calls per question."""
     found = [search["original"]] if "original" in search else []
     plans = {point["plan"]: point for point in (*found, *search["front"].values())}
     best = {point["plan"] for point in search["front"].values()}
-    points = [
+    return [
         {"method": name, **{key: point[key] for key in ("calls", "success", "success_ci")}, "on_front": name in best}
         for name, point in plans.items()
     ]
-    return {"points": points}
 
 
-def _log_front(search: Mapping[str, Any]) -> dict[str, Any]:
+def _log_front(search: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return submissions by P(right) and by plain votes, as far as the table of a log goes."""
     n, rows = search["best"]["questions"], search["by_calls"]
     by_p = {f"by P(right), {row['calls']:g}": (row["learned_calls"], row["learned"]) for row in rows}
@@ -124,17 +124,7 @@ def _log_front(search: Mapping[str, Any]) -> dict[str, Any]:
         name: {"calls_per_question": calls, "success": rate, "scored": n}
         for name, (calls, rate) in (by_p | votes).items()
     }
-    points = front(found)
-    return {"points": [{**point, "success_ci": wilson_interval(round(point["success"] * n), n)} for point in points]}
-
-
-def _reliability(quality: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Return the section on how good P(right) is, if a run has its bins."""
-    bins = [
-        {**each, "rate_ci": wilson_interval(round(each["rate"] * each["n"]), each["n"])}
-        for each in quality.get("reliability", ())
-    ]
-    return {"p_right": {**quality, "reliability": bins}} if bins else {}
+    return [{**point, "success_ci": wilson_interval(round(point["success"] * n), n)} for point in front(found)]
 
 
 def _warnings(report: Mapping[str, Any]) -> list[str]:
@@ -155,8 +145,8 @@ def _warnings(report: Mapping[str, Any]) -> list[str]:
         refused = found["guard_refusal"]
         if None not in (original, refused) and refused < original:
             lines.append(
-                f"{name} refuses {_percent(refused)} of the requests that should be refused, the original question "
-                f"{_percent(original)}."
+                f"{name} refuses {100 * refused:.1f} % of the requests that should be refused, the original question "
+                f"{100 * original:.1f} %."
             )
     often = {
         name: found
@@ -168,12 +158,6 @@ def _warnings(report: Mapping[str, Any]) -> list[str]:
     return [*lines, "One seed: the intervals say nothing about other seeds."]
 
 
-def _front(report: Mapping[str, Any]) -> dict[str, Any]:
-    """Return success against total calls of each method."""
-    intervals = {name: found["success_ci"] for name, found in report["methods"].items()}
-    return {"points": [{**point, "success_ci": intervals[point["method"]]} for point in report["front"]]}
-
-
 def _paired(report: Mapping[str, Any], evaluation: Evaluation) -> dict[str, Any]:
     """Return the policy against each other method, question by question."""
     baselines = [name for name in report["policy_minus"] if name in evaluation.methods]
@@ -183,13 +167,3 @@ def _paired(report: Mapping[str, Any], evaluation: Evaluation) -> dict[str, Any]
         pair = pair_rows(ours, evaluation.held_out(name), interval=(low, high))
         rows.append({"baseline": name, **pair.to_json()})
     return {"rows": rows}
-
-
-def _tags(report: Mapping[str, Any]) -> dict[str, Any]:
-    """Return success by tag, and by group where the report has groups."""
-    parts = {**report["by_group"], **report["by_tag"]}
-    return {"tags": [{"tag": name, **found} for name, found in parts.items()]}
-
-
-def _percent(rate: float) -> str:
-    return f"{100 * rate:.1f} %"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,6 @@ _TEXTS = {"id": "question_id", "q": "question", "op": "operator", "rewrite": "re
 _DIGITS = 4  # of scores: they are shown with three
 
 Row = Mapping[str, Any]
-Test = Callable[[object], bool]
 _SHOWN_CHARS = 60  # of a wrong value
 
 
@@ -57,12 +56,12 @@ class RunReader:
     def messages(self) -> Iterator[Message]:
         """Yield the messages on the run, once: rows first, then the sections on them."""
         metrics = list(self._rows(_METRICS))
-        check_metrics(metrics, self.folder / _METRICS)
+        _check_metrics(metrics, self.folder / _METRICS)
         if metrics:
             yield self.figures.metrics(self.run, metrics)
         yield from self._transcripts()
         for rows in chunks(self._rows(_OUTCOMES)):
-            check_outcomes(rows, self.folder / _OUTCOMES)
+            _check_outcomes(rows, self.folder / _OUTCOMES)
             for row in rows:
                 self.evaluation.add(row)
         yield from self.texts.take()
@@ -80,8 +79,8 @@ class RunReader:
 
     def _transcripts(self) -> Iterator[Message]:
         for rows in chunks(self._rows(_STEPS)):
-            check_steps(rows, self.folder / _STEPS)
             for row in rows:
+                _check(row, _STEP, self.folder / _STEPS)
                 self.figures.add_step(row)
                 self.usage.add(row)
             columns = self._columns(rows)
@@ -168,64 +167,44 @@ def _short(value: Any) -> Any:
     return round(value, _DIGITS) if isinstance(value, float) else value
 
 
-def _is(*kinds: type) -> Test:
-    return lambda value: isinstance(value, kinds)
-
-
-def _or_none(test: Test) -> Test:
-    return lambda value: value is None or test(value)
-
-
-def _list_of(test: Test) -> Test:
-    return lambda value: isinstance(value, list) and all(map(test, value))
-
-
-_number, _text, _whole = _is(int, float), _is(str), _is(int)
-
-
-def _parts(value: object) -> bool:
-    return isinstance(value, dict) and all(map(_number, value.values()))
-
-
-def _is_error(value: object) -> bool:
-    return value is None or (isinstance(value, dict) and {"kind", "message"} <= value.keys())
-
-
-_STEP: Mapping[str, Test] = {
-    **dict.fromkeys(("env", "step", "episode"), _whole),
-    **dict.fromkeys(("question_id", "question", "operator", "rewrite", "answer"), _text),
-    **dict.fromkeys(("score", "reward"), _number),
-    "baseline_score": _or_none(_number),
-    "calls": _whole,
-    "parts": _parts,
-    "valid": _is(bool),
-    **dict.fromkeys(("guard", "form", "first_answer"), _or_none(_text)),
-    "first_parts": _or_none(_parts),
-    "cut": _or_none(_is(dict)),
-    "submitted": _or_none(_whole),
-    "error": _is_error,
+_NUMBER, _NULL = (int, float), type(None)
+#: The type of each field of a row: one or several, those of the items of a list in a list, numbers by name as a dict.
+_STEP: Mapping[str, Any] = {
+    **dict.fromkeys(("env", "step", "episode", "calls"), int),
+    **dict.fromkeys(("question_id", "question", "operator", "rewrite", "answer"), str),
+    **dict.fromkeys(("score", "reward"), _NUMBER),
+    **dict.fromkeys(("guard", "form", "first_answer"), (str, _NULL)),
+    "baseline_score": (*_NUMBER, _NULL),
+    "parts": {},
+    "valid": bool,
+    "cut": (dict, _NULL),
+    "submitted": (int, _NULL),
+    "error": (dict, _NULL),
 }
-_OUTCOME: Mapping[str, Test] = {
-    **dict.fromkeys(("method", "set", "question_id", "question", "target", "why"), _text),
-    **dict.fromkeys(("steps", "rewrites", "asked", "forms", "answers", "tags", "accepted"), _list_of(_text)),
-    **dict.fromkeys(("calls", "tokens", "seconds"), _number),
-    **dict.fromkeys(("success", "score", "reply_tokens"), _or_none(_number)),
-    **dict.fromkeys(("scores", "fits"), _list_of(_number)),
-    "guards": _list_of(_or_none(_text)),
-    "parts": _list_of(_parts),
-    "refused": _or_none(_is(bool)),
-    "submitted": _or_none(_whole),
-    "error": _is_error,
+_OUTCOME: Mapping[str, Any] = {
+    **dict.fromkeys(("method", "set", "question_id", "question", "target", "why"), str),
+    **{name: [str] for name in ("steps", "rewrites", "asked", "forms", "answers", "tags", "accepted")},
+    **dict.fromkeys(("calls", "tokens", "seconds"), _NUMBER),
+    **dict.fromkeys(("success", "score", "reply_tokens"), (*_NUMBER, _NULL)),
+    "scores": [_NUMBER],
+    "fits": [_NUMBER],
+    "guards": [(str, _NULL)],
+    "parts": [{}],
+    "refused": (bool, _NULL),
+    "submitted": (int, _NULL),
+    "error": (dict, _NULL),
 }
 
 
-def check_steps(rows: Sequence[Row], path: Path) -> None:
-    """Raise a UsageError for a row that is not one of transcripts.jsonl."""
-    for row in rows:
-        _check(row, _STEP, path)
+def _fits(value: Any, wanted: Any) -> bool:
+    if isinstance(wanted, list):
+        return isinstance(value, list) and all(_fits(item, wanted[0]) for item in value)
+    if isinstance(wanted, dict):
+        return isinstance(value, dict) and all(_fits(item, _NUMBER) for item in value.values())
+    return isinstance(value, wanted)
 
 
-def check_outcomes(rows: Sequence[Row], path: Path) -> None:
+def _check_outcomes(rows: Sequence[Row], path: Path) -> None:
     """Raise a UsageError for a row that is not one of evaluation.jsonl."""
     for row in rows:
         _check(row, _OUTCOME, path)
@@ -237,19 +216,22 @@ def check_outcomes(rows: Sequence[Row], path: Path) -> None:
             raise _wrong(path, "submitted", row.get("submitted"))
 
 
-def check_metrics(rows: Sequence[Row], path: Path) -> None:
+def _check_metrics(rows: Sequence[Row], path: Path) -> None:
     """Raise a UsageError for a row that is not one of metrics.jsonl."""
     for row in rows:
-        _check(row, {"step": _number}, path)
+        _check(row, {"step": _NUMBER}, path)
         for name, value in row.items():
             if not (value is None or isinstance(value, (int, float)) or name == "crc"):
                 raise _wrong(path, name, value)
 
 
-def _check(row: Row, shape: Mapping[str, Test], path: Path) -> None:
-    for name, test in shape.items():
-        if not test(row.get(name)):
+def _check(row: Row, shape: Mapping[str, Any], path: Path) -> None:
+    for name, wanted in shape.items():
+        if not _fits(row.get(name), wanted):
             raise _wrong(path, name, row.get(name, "missing"))
+    error = row.get("error")
+    if error is not None and not {"kind", "message"} <= error.keys():
+        raise _wrong(path, "error", error)
 
 
 def _wrong(path: Path, name: str, value: object) -> UsageError:

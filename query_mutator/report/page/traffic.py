@@ -15,7 +15,7 @@ from query_mutator.report.page.questions import Evaluation
 from query_mutator.runs.shadow import ORIGINAL, REWRITTEN, SENT, read_shadow, shadow_result
 from query_mutator.types import AS_IS
 
-TAG, SET = "traffic", "traffic"
+TAG = "traffic"  # of the questions, and the name of their set
 
 
 class Traffic:
@@ -30,7 +30,7 @@ class Traffic:
 
     def messages(self, run: int) -> Iterator[Message]:
         """Yield the messages with the questions."""
-        questions = [self._question(number) for number in range(len(self._pairs))]
+        questions = [self._question(number, pair) for number, pair in enumerate(self._pairs, 1)]
         yield from self._texts.take()
         for part in chunks(questions):
             yield {"kind": "questions", "run": run, "rows": part}
@@ -39,26 +39,21 @@ class Traffic:
         """Return what the pairs show."""
         return shadow_result(self._pairs)
 
-    def _question(self, number: int) -> dict[str, Any]:
+    def _question(self, number: int, pair: Mapping[str, Any]) -> dict[str, Any]:
         """Return a pair as a row of the table of questions."""
-        pair = self._pairs[number]
-        question, rewrite = str(pair["question"]), str(pair["rewrite"])
-        form = str(pair.get("form", AS_IS))
+        question, rewrite, form = (str(pair[name]) for name in ("question", "rewrite", "form"))
         operators = [*map(str, pair["operators"])] if rewrite != question else []
         return {
-            "id": f"{TAG}-{number + 1}",
+            "id": f"{TAG}-{number}",
             "q": self._texts.number(question),
-            "tags": [TAG, str(pair["mode"]), *self._judged(pair)],
-            "set": SET,
+            "tags": [TAG, str(pair["mode"]), *([f"judge: {pair['judge']['choice']}"] if pair["judge"] else [])],
+            "set": TAG,
             "accepted": [],
             "methods": {
                 IDENTITY: self._way(pair, ORIGINAL, question, [], AS_IS),
                 POLICY: self._way(pair, REWRITTEN, rewrite, operators, form),
             },
         }
-
-    def _judged(self, pair: Mapping[str, Any]) -> list[str]:
-        return [f"judge: {pair['judge']['choice']}"] if pair["judge"] else []
 
     def _way(self, pair: Mapping[str, Any], name: str, asked: str, operators: list[str], form: str) -> dict[str, Any]:
         way = pair[name]

@@ -7,14 +7,16 @@ next answer minus the score before the operator: with rewriting and asking apart
 from __future__ import annotations
 
 import math
+from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any
 
 from query_mutator.evaluation.summary import POLICY
 from query_mutator.report.page.questions import Evaluation, Verdict, verdict_of
-from query_mutator.stats.intervals import student_t
+from query_mutator.stats.intervals import mean_interval
 from query_mutator.types import AS_IS, ASK, CONTROLS, SUBMIT, UNDO, success_in
 
 BLOCK_STEPS = 500  # rows that are counted together
@@ -88,34 +90,6 @@ def _seen_before(question: Mapping[str, Any], way: Mapping[str, Any], *, policy_
 
 
 @dataclass(slots=True)
-class _Sums:
-    """Sums of gains."""
-
-    n: int = 0
-    total: float = 0.0
-    squares: float = 0.0
-
-    def add(self, value: float) -> None:
-        self.n, self.total, self.squares = self.n + 1, self.total + value, self.squares + value * value
-
-    def plus(self, other: _Sums) -> _Sums:
-        return _Sums(self.n + other.n, self.total + other.total, self.squares + other.squares)
-
-    @property
-    def mean(self) -> float:
-        return self.total / self.n if self.n else math.nan
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """Return the t interval of the mean, NaN for so few values that it would exceed the scale."""
-        if self.n < FEWEST_VALUES:
-            return math.nan, math.nan
-        variance = max(0.0, (self.squares - self.total**2 / self.n) / (self.n - 1))
-        half = student_t(self.n - 1) * math.sqrt(variance / self.n)
-        return self.mean - half, self.mean + half
-
-
-@dataclass(slots=True)
 class _Walk:
     """The episode of an environment so far."""
 
@@ -127,14 +101,14 @@ class _Walk:
 
 
 class TrainingUsage:
-    """What was chosen in training and what it gained; its memory grows with the blocks of steps, not with the steps."""
+    """What was chosen in training and what it gained, with a number for each gain."""
 
     def __init__(self) -> None:
         self.choices = Choices()
         self.steps = 0
         self._walks: dict[int, _Walk] = defaultdict(_Walk)
         self._first: dict[int, Counter[str]] = defaultdict(Counter)  # by block
-        self._gains: dict[tuple[int, str], _Sums] = defaultdict(_Sums)  # by block and operator
+        self._gains: dict[tuple[int, str], array[float]] = defaultdict(lambda: array("d"))  # by block and operator
 
     def add(self, row: Mapping[str, Any]) -> None:
         """Add a row of transcripts.jsonl."""
@@ -142,7 +116,9 @@ class TrainingUsage:
         self.steps += 1
         if row["episode"] != walk.episode:
             self._end(walk)
-            walk = self._walks[row["env"]] = _new_walk(row)
+            walk = self._walks[row["env"]] = _Walk(episode=row["episode"])
+            if row["baseline_score"] is not None and row["answer"]:  # asked; the row has its score only
+                walk.score, walk.seen = float(row["baseline_score"]), None
             self.choices.episodes += 1
             self._first[block][name] += 1
         self.choices.add(walk.place, name, walk.seen)
@@ -160,7 +136,7 @@ class TrainingUsage:
     def _end(self, walk: _Walk) -> None:
         """Book the gain of the operators since the last answer."""
         for name, before, block in walk.waiting:
-            self._gains[block, name].add(walk.score - before)
+            self._gains[block, name].append(walk.score - before)
         walk.waiting.clear()
 
     def first_shares(self) -> dict[str, Any]:
@@ -179,12 +155,14 @@ class TrainingUsage:
     def gains(self) -> dict[str, Any]:
         """Return what each operator gains where the policy chose it, and early, where it chose nearly at random."""
         last_early = max(0, math.ceil(EARLY_SHARE * self.steps / BLOCK_STEPS) - 1)
-        early: dict[str, _Sums] = defaultdict(_Sums)
-        later: dict[str, _Sums] = defaultdict(_Sums)
-        for (block, name), sums in self._gains.items():
-            part = early if block <= last_early else later
-            part[name] = part[name].plus(sums)
-        rows = [_gain_row(name, later[name], early[name]) for name in sorted({*early, *later})]
+        early: dict[str, list[float]] = defaultdict(list)
+        later: dict[str, list[float]] = defaultdict(list)
+        for (block, name), gains in self._gains.items():
+            (early if block <= last_early else later)[name].extend(gains)
+        rows = [
+            {"operator": name, **_gain(later[name], "chosen", "gain"), **_gain(early[name], "random_n", "random")}
+            for name in sorted({*early, *later})
+        ]
         note = (
             "score after the next answer minus score before, which is 0 until there is an answer; "
             f"at random: the first {EARLY_SHARE:.0%} of the training steps"
@@ -192,21 +170,7 @@ class TrainingUsage:
         return {"gains": rows, "gains_note": note}
 
 
-def _new_walk(row: Mapping[str, Any]) -> _Walk:
-    """Return the start of an episode; where the original question was asked, the row has its score only."""
-    baseline = row.get("baseline_score")
-    if baseline is None or not row.get("answer"):
-        return _Walk(episode=row["episode"])
-    return _Walk(episode=row["episode"], score=float(baseline), seen=None)
-
-
-def _gain_row(name: str, chosen: _Sums, early: _Sums) -> dict[str, Any]:
-    return {
-        "operator": name,
-        "chosen": chosen.n,
-        "gain": chosen.mean,
-        "gain_ci": list(chosen.interval),
-        "random_n": early.n,
-        "random": early.mean,
-        "random_ci": list(early.interval),
-    }
+def _gain(gains: Sequence[float], count: str, mean: str) -> dict[str, Any]:
+    """Return number, mean and its t interval, NaN for so few values that it would exceed the scale."""
+    interval = mean_interval(gains) if len(gains) >= FEWEST_VALUES else (math.nan, math.nan)
+    return {count: len(gains), mean: fmean(gains) if gains else math.nan, f"{mean}_ci": list(interval)}

@@ -130,7 +130,8 @@ def test_choices_of_the_policy_on_held_out_questions(asks_apart: bool, seen: lis
     wordings = ("how?", "how come?", "how come?", "how come?") if asks_apart else ("how come?", "how?", "how?")
     outcome = Outcome(
         question_id="q", success=1.0, score=1.0, actions=steps, rewrites=wordings, asked=("how?", "how come?"),
-        answers=(REFUSAL, "`len`"), parts=({"right": 0.0}, {"right": 1.0}), scores=(0.0, 1.0), fits=(0.1, 0.9),
+        forms=("as_is", "as_is"), answers=(REFUSAL, "`len`"), parts=({"right": 0.0}, {"right": 1.0}),
+        scores=(0.0, 1.0), fits=(0.1, 0.9),
         submitted=1,
     )  # fmt: skip
     question = Question(id="q", text="how?", accept=("len",), tags=("wordy",))
