@@ -51,7 +51,6 @@ QUICK: dict[str, tuple[str, ...]] = {
     "qm eval": ("--checkpoint", "RUN", "--ollama-url", CLOSED, "--wait-for-server", "0"),
     "qm rewrite": ("--checkpoint", "RUN", "--ollama-url", CLOSED, "--wait-for-server", "0", "how do I sort"),
     "qm doctor": ("--ollama-url", CLOSED, "--probe-s", "1"),
-    "qm size calls": ("--ollama-url", CLOSED),
     "qm data lengths build": ("-d", "FILE", "-t", "bytes", "-o", "lengths.jsonl"),
     "qm data lengths stats": ("-c", "CACHE"),
     "qm data batchplan build": ("-l", "CACHE", "-o", "plan", "--token-budget", "2048"),

@@ -106,9 +106,6 @@ _LAB = {
     "size workers": Command(
         "measure the worker processes a data loader needs", "size_workers:SizeWorkersFlags:size_workers"
     ),
-    "size calls": Command(
-        "probe a server for --batch-size and --num-processes", "size_calls:SizeCallsFlags:size_server"
-    ),
 }
 #: The commands by title, for `qm help --all`; `qm --help` lists the first group.
 GROUPS = {

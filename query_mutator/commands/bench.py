@@ -87,19 +87,15 @@ def _lengths(flags: BenchFlags) -> NDArray[np.int32]:
     if flags.cache is not None:
         return LengthCache.load_sync(flags.cache).lengths
     if flags.dataset is not None:
-        return _tokenized(flags, flags.dataset)
+        samples = JsonlSamples(flags.dataset, load_tokenizer(flags.tokenizer))
+        names = list(samples)[: flags.max_samples]
+        with progress("tokenizing", len(names), unit="row") as bar:
+            samples.on_read = bar.update
+            lengths = [samples[name].length for name in names]
+        samples.close()
+        return np.array(lengths, np.int32)
     drawn = np.random.default_rng(flags.seed).lognormal(np.log(200.0), 1.0, flags.num_samples)
     return np.clip(drawn, 1, flags.max_length).astype(np.int32)
-
-
-def _tokenized(flags: BenchFlags, dataset: str) -> NDArray[np.int32]:
-    samples = JsonlSamples(dataset, load_tokenizer(flags.tokenizer))
-    names = list(samples)[: flags.max_samples]
-    with progress("tokenizing", len(names), unit="row") as bar:
-        samples.on_read = bar.update
-        lengths = [samples[name].length for name in names]
-    samples.close()
-    return np.array(lengths, np.int32)
 
 
 def _ways(flags: BenchFlags, lengths: NDArray[np.int32]) -> dict[str, Callable[[], BatchPlan]]:

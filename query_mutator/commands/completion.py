@@ -59,7 +59,8 @@ def _candidates(before: Sequence[str], last: str) -> Iterator[str]:
         yield from ("help", "--help", "--version", "--completion")
     elif before[-1] == "--completion":
         yield from SCRIPTS
-    command = next((COMMANDS[name] for name in _prefixes(before) if name in COMMANDS), None)
+    names = [" ".join(before[:count]) for count in range(min(len(before), 3), 0, -1)]  # the longest first
+    command = next((COMMANDS[name] for name in names if name in COMMANDS), None)
     if command is None:
         return
     flags = flags_of(command.flags)
@@ -68,12 +69,6 @@ def _candidates(before: Sequence[str], last: str) -> Iterator[str]:
     if last.startswith("-"):
         yield from by_name
         yield from ("--help", "--help-all") if hasattr(command.flags, "FIRST") else ("--help",)
-
-
-def _prefixes(words: Sequence[str]) -> Iterator[str]:
-    """Yield the longest names of a command that words begin with, longest first."""
-    for count in range(min(len(words), 3), 0, -1):
-        yield " ".join(words[:count])
 
 
 def _values(flag: Flag | None) -> Iterator[str]:

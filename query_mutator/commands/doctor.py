@@ -19,7 +19,7 @@ from query_mutator import operators
 from query_mutator.bounds import Seconds, group_of
 from query_mutator.env.task import CallSettings
 from query_mutator.errors import EXIT_USAGE, ModelMissingError
-from query_mutator.lab.sizing.collecting import size_calls
+from query_mutator.lab.sizing.collecting import cache_line, size_calls
 from query_mutator.llm.backends import (
     BACKENDS,
     ServerAddressFlags,
@@ -119,11 +119,6 @@ def examine(server: ModelServer, config: DoctorConfig) -> Iterator[Finding]:
             yield from _pace(server, present, config, at_once=slots)
 
 
-def _calling(chosen: Sequence[operators.Operator]) -> list[operators.Operator]:
-    """Return the operators that call a model."""
-    return [operator for operator in chosen if operators.local_rewrite(operator) is None]
-
-
 def _calls(server: ModelServer, models: Sequence[str], config: DoctorConfig) -> Generator[Finding, None, int]:
     """Yield what calls find out, without a probe what the server reports; return the calls to make at once, or 0."""
     before = {model: server.loaded_context(model) for model in models}
@@ -141,8 +136,12 @@ def _calls(server: ModelServer, models: Sequence[str], config: DoctorConfig) -> 
         yield Finding("schema", f"{model}: {schema_sentence(server, model)}")
     yield Finding("reload", reload_sentence(server, models, before=before))
     yield Finding("slots", _slots(probe), probe=probe)
+    if info := server.model_info(models[0]):
+        num_ctx = config.num_ctx or server.context(models[0])
+        yield Finding("caches", cache_line(info, num_ctx=num_ctx, slots=probe.slots or config.batch_size))
     advice = slots_advice(probe.slots, config.batch_size, server=server, is_reported=probe.width is None)
-    yield Finding("advice", advice or _no_advice(probe, config.batch_size))
+    usual = f"ready for --batch-size {config.batch_size}"
+    yield Finding("advice", advice or (usual if probe.slots else "benchmark_batching.py compares batch sizes"))
     return min(probe.slots or config.batch_size, config.probe_width)
 
 
@@ -152,7 +151,8 @@ def _pace(server: ModelServer, models: Sequence[str], config: DoctorConfig, *, a
         Question(id="probe", text=PROBE_TEXT)
     ]
     calls = group_of(CallSettings, config, target_model=models[0], mutator_model=models[-1])
-    pace = measure_pace(server, calls, questions, _calling(operators.select("")), at_once=at_once)
+    asking = [operator for operator in operators.select("") if operators.local_rewrite(operator) is None]
+    pace = measure_pace(server, calls, questions, asking, at_once=at_once)
     limit, together = config.target_max_tokens, f"{at_once} calls at once" if at_once > 1 else "one call at a time"
     if isinstance(pace, ErrorInfo):
         advice = "give more time with --probe-s, or fewer tokens with --target-max-tokens"
@@ -162,16 +162,11 @@ def _pace(server: ModelServer, models: Sequence[str], config: DoctorConfig, *, a
     took = f"a rewrite takes {pace.rewrite_s:.3g} s, an answer of at most {limit} tokens {pace.answer_s:.3g} s"
     yield Finding("pace", f"{together}: {took}", pace=pace)
     if 2 * pace.cut_answers > at_once:
-        shorter = _shorter_limit(questions, limit)
+        longest = max((len(question.reference or "") for question in questions), default=0)
+        shorter = max(1, min(limit // 2, max(FEWEST_TOKENS, -(-longest // CHARS_PER_TOKEN // 16) * 16)))
         cut = f"{pace.cut_answers} of {at_once} answers ran to the limit of {limit} tokens"
-        yield Finding("advice", f"{cut}: a model that does not end by itself needs less, try {shorter}")
-
-
-def _shorter_limit(questions: Sequence[Question], limit: int) -> str:
-    """Return the flag for a limit that is enough for the references, and at most half of the present one."""
-    longest = max((len(question.reference or "") for question in questions), default=0)
-    tokens = max(FEWEST_TOKENS, -(-longest // CHARS_PER_TOKEN // 16) * 16)
-    return f"--target-max-tokens {max(1, min(limit // 2, tokens))}"
+        advice = f"a model that does not end by itself needs less, try --target-max-tokens {shorter}"
+        yield Finding("advice", f"{cut}: {advice}")
 
 
 def _slots(probe: Probe) -> str:
@@ -181,12 +176,6 @@ def _slots(probe: Probe) -> str:
     if probe.width is None:
         return f"{probe.slots}, as the server reports{took}"
     return f"{probe.slots} or more{took}" if probe.slots == probe.width else f"about {probe.slots}{took}"
-
-
-def _no_advice(probe: Probe, batch_size: int) -> str:
-    if probe.slots is None:
-        return "benchmark_batching.py compares batch sizes on this server"
-    return f"ready for --batch-size {batch_size}"
 
 
 def _settings(probes: Sequence[Probe], paces: Sequence[Pace]) -> list[Finding]:

@@ -123,7 +123,9 @@ def gym_run(flags: GymRunFlags) -> None:
         buffer.save(flags.output)
     report = {"source": "mock" if flags.mock else gym_config(flags).address, "output": flags.output}
     report |= _summary(buffer, stream.metrics)
-    show(flags, report, rows_of({name: _brief(value) for name, value in report.items() if value is not None}))
+    values: dict[str, Any] = {name: value for name, value in report.items() if value is not None}
+    shown = {name: f"{value:.3g}" if isinstance(value, float) else value for name, value in values.items()}
+    show(flags, report, rows_of(shown))
 
 
 def _stream(flags: GymRunFlags) -> GymEpisodeStream | MockGymStream:
@@ -153,10 +155,6 @@ def _summary(buffer: ReplayBuffer, metrics: StreamMetrics) -> dict[str, Any]:
         "mean_reward": buffer.mean_reward,
         "mean_difficulty": buffer.mean_difficulty,
     }
-
-
-def _brief(value: object) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 def gym_info(flags: GymInfoFlags) -> None:

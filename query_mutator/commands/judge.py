@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from tyro.conf import Positional
 
 from query_mutator.bounds import Threads, group_of
-from query_mutator.cli.console import progress
+from query_mutator.cli.console import progress, table
 from query_mutator.cli.flags import JsonFlags, show
 from query_mutator.data.readers import read_rows
 from query_mutator.errors import DatasetError, TooManyFailuresError
@@ -47,8 +47,7 @@ class JudgeCheckFlags(ServerFlags, Judging, JsonFlags):
     """Calls in flight at once."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Labelled:
+class _Labelled(NamedTuple):
     question: str
     answer: str
     accepted: tuple[str, ...]
@@ -64,7 +63,13 @@ def check_judge(flags: JudgeCheckFlags) -> None:
     with open_models(settings, light=True) as models:
         judge = make_judge(models.calls, flags, seed=0)
         assert judge is not None
-        replies = _ask(Retry(models.calls.eval_client, models.retry_policy), judge, rows, flags.batch_size)
+        client = Retry(models.calls.eval_client, models.retry_policy)
+        requests = [judge.request(row.question, row.answer, accepted=row.accepted) for row in rows]
+        replies = []
+        with ThreadPoolExecutor(flags.batch_size) as pool, progress("judging", len(rows), unit="answer") as bar:
+            for reply in pool.map(client.complete, requests):
+                replies.append(reply)
+                bar.update()
     report = _report(judge, rows, replies)
     show(flags, report, _in_words(report))
 
@@ -90,17 +95,7 @@ def _labelled(row: dict[str, Any], where: str) -> _Labelled:
     accepted = (accepted,) if isinstance(accepted, str) else accepted
     if not isinstance(accepted, (list, tuple)) or not all(isinstance(text, str) for text in accepted):
         raise DatasetError(f"{where}: `accepted` must be a text or a list of texts")
-    return _Labelled(question=row["question"], answer=row["answer"], accepted=tuple(accepted), label=word in _YES)
-
-
-def _ask(client: Retry, judge: Judge, rows: Sequence[_Labelled], batch_size: int) -> list[Completion]:
-    requests = [judge.request(row.question, row.answer, accepted=row.accepted) for row in rows]
-    with ThreadPoolExecutor(batch_size) as pool, progress("judging", len(rows), unit="answer") as bar:
-        replies = []
-        for reply in pool.map(client.complete, requests):
-            replies.append(reply)
-            bar.update()
-    return replies
+    return _Labelled(row["question"], row["answer"], tuple(accepted), word in _YES)
 
 
 def _report(judge: Judge, rows: Sequence[_Labelled], replies: Sequence[Completion]) -> dict[str, Any]:
@@ -148,15 +143,14 @@ def _in_words(report: dict[str, Any]) -> str:
         "true_negative": "no where the label is no",
         "kappa": "Cohen's kappa",
     }
-    columns = (report["agreement"], report["constant"])
-    lines = [f"{'':28}{report['judge'][:24]:>26}{'always ' + report['constant']['verdict']:>26}"]
+    header = ("", report["judge"][:24], f"always {report['constant']['verdict']}")
+    rows = []
     for key, name in names.items():
         cells = []
-        for column in columns:
-            value = column[key] if key in column else column[f"{key}_rate"]
+        for column in (report["agreement"], report["constant"]):
             low, high = column[f"{key}_ci"]
-            cells.append(f"{value:.2f} [{low:.2f}, {high:.2f}]")
-        lines.append(f"{name:28}{cells[0]:>26}{cells[1]:>26}")
+            cells.append(f"{column.get(key, column.get(f'{key}_rate')):.2f} [{low:.2f}, {high:.2f}]")
+        rows.append((name, *cells))
     unscored = ", ".join(f"{count} {kind}" for kind, count in report["unscored"].items()) or "none"
-    lines += [f"{report['agreement']['n']} labelled answers, 95 % intervals; without a verdict: {unscored}"]
-    return "\n".join([*lines, report["verdict"]])
+    title = f"{report['agreement']['n']} labelled answers, 95 % intervals; without a verdict: {unscored}"
+    return f"{table(title, header, rows)}\n{report['verdict']}"

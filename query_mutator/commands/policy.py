@@ -172,6 +172,7 @@ def _compared(
     embed_questions(models.encoder, asked.train)
     task = acting_task(saved, models, train=asked.train)
     note(*long_questions(models.calls, task, asked.questions))
+    budget = saved.checkpoint.flags.get("budget")  # calls per question that the run was trained for
 
     def keep(results: Results, tasks: QuestionTasks) -> None:
         if flags.evaluation:
@@ -186,7 +187,7 @@ def _compared(
         seed=flags.seed,
         baselines=Baselines(
             search_calls=flags.plan_calls,
-            budget=_budget_of(saved),
+            budget=float(budget) if isinstance(budget, int | float) and budget >= 1 else None,
             is_plan=bool(LEARNERS.get(saved.checkpoint.algo).made_by),
         ),
         max_calls=flags.eval_calls,
@@ -196,12 +197,6 @@ def _compared(
         keep=keep,
         show=lambda report: show(flags, report, result_table(report)),
     )
-
-
-def _budget_of(saved: SavedPolicy) -> float | None:
-    """Return the calls per question that the run was trained for, None for a run without a budget."""
-    budget = saved.checkpoint.flags.get("budget")
-    return float(budget) if isinstance(budget, int | float) and budget >= 1 else None
 
 
 # --- its questions ---------------------------------------------------------------------------------------------------

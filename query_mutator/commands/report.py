@@ -72,7 +72,9 @@ def show(flags: ShowFlags) -> None:
     if not folder.is_dir():
         raise UsageError(f"{flags.run}: no run folder; give one such as runs/latest")
     path = folder / REPORT_FILE
-    if not _is_current(path, folder):
+    written = [file.stat().st_mtime for file in folder.iterdir() if file.is_file() and file != path]
+    is_old = not path.exists() or path.stat().st_mtime < max(written, default=0.0)
+    if is_old or run_state(folder) != "finished":
         try:
             write_page([folder], path)
         except DiskError as error:  # another person's run
@@ -82,14 +84,6 @@ def show(flags: ShowFlags) -> None:
     print(path)
     if not webbrowser.open(path.as_uri()):
         note("no browser could be started; open the file in one")
-
-
-def _is_current(page: Path, folder: Path) -> bool:
-    """Return whether a page is that of a finished run, and newer than its files."""
-    if not page.exists() or run_state(folder) != "finished":
-        return False
-    written = [path.stat().st_mtime for path in folder.iterdir() if path.is_file() and path != page]
-    return page.stat().st_mtime >= max(written, default=0.0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,10 +7,7 @@ qm compare pairs.jsonl                                real traffic that qm serve
 
 from __future__ import annotations
 
-import shutil
-import sys
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +23,6 @@ from query_mutator.runs.shadow import MARK, SHADOW, read_shadow, shadow_result, 
 
 _HEADER = ("run", "state", "steps", "valid", "held-out", "calls", "age")
 _AGES = ((86_400.0, "d"), (3600.0, "h"), (60.0, "min"))
-_SHORTEST_NAME = 12
 
 _NUMBER = f"runs named: {{}}; give 2 to {MOST_RUNS}, one may be given twice"
 
@@ -46,18 +42,9 @@ def show_runs(flags: RunsFlags) -> None:
     """Print the table of runs, or write the list with --json."""
     runs = list_runs(Path(flags.folder))
     data = {"runs": [run.to_json() for run in runs]}
-    show(flags, data, _text(runs, flags.folder) if flags.json != "-" else "")
-
-
-def _text(runs: Sequence[ListedRun], folder: str) -> str:
-    if not runs:
-        return f"no runs in {folder}"
-    now, columns = time.time(), shutil.get_terminal_size().columns
-    rows = [_row(run, now) for run in runs]
-    others = sum(2 + max(len(row[place]) for row in (_HEADER, *rows)) for place in range(1, len(_HEADER)))
-    room = max(_SHORTEST_NAME, columns - others) if sys.stdout.isatty() else None
-    count = f"{len(runs)} run{'s' if len(runs) > 1 else ''}"
-    return table(f"{count} in {folder}", _HEADER, [(_short(name, room), *rest) for name, *rest in rows])
+    now, count = time.time(), f"{len(runs)} run{'s' if len(runs) > 1 else ''}"
+    text = table(f"{count} in {flags.folder}", _HEADER, [_row(run, now) for run in runs])
+    show(flags, data, text if runs else f"no runs in {flags.folder}")
 
 
 def _row(run: ListedRun, now: float) -> tuple[str, ...]:
@@ -82,14 +69,6 @@ def _age(seconds: float) -> str:
         if seconds >= size:
             return f"{seconds / size:.0f} {unit}"
     return f"{max(0.0, seconds):.0f} s"
-
-
-def _short(name: str, room: int | None) -> str:
-    """Return a name in `room` columns: its middle is left out, because its ends tell runs apart."""
-    if room is None or len(name) <= room:
-        return name
-    end = (room - 1) // 2
-    return f"{name[: room - 1 - end]}…{name[-end:]}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -137,7 +137,9 @@ def _tracked(flags: SizeFlags, factor: float, room: float | None) -> _Sizes:
     from query_mutator.lab.sizing.memory import estimate, largest_batch
     from query_mutator.lab.sizing.scratch import onednn
 
-    device = _sized_device(flags, room)
+    device = flags.device.partition(":")[0]
+    if device == "auto":
+        device = "cuda" if room is not None or flags.calibration is not None else pick_device("auto")
     workload = flags.spec().workload()
     recipes = {variant or PLAIN: flags.spec(variant).recipe().on(device) for variant in (None, *flags.what_if)}
     found, largest = [], {}
@@ -179,13 +181,6 @@ def _tracked(flags: SizeFlags, factor: float, room: float | None) -> _Sizes:
         },
         source="estimated",
     )
-
-
-def _sized_device(flags: SizeFlags, room: float | None) -> str:
-    """Return cpu or cuda, which need not exist here."""
-    if flags.device == "auto":
-        return "cuda" if room is not None or flags.calibration is not None else pick_device("auto")
-    return flags.device.partition(":")[0]
 
 
 def mib_range(low: float, high: float, *, digits: int) -> str:

@@ -57,7 +57,7 @@ def measure_calls(
 
     `client` must let `width` calls through at once, share none and retry none, as `ClientStack.limit` does; its timeout
     bounds the last calls, and none starts once `budget_s` is spent. The time of a call is that next to the others. `qm
-    doctor`, `qm size calls` and `benchmark_batching.py` all measure with it.
+    doctor` and `benchmark_batching.py` both measure with it.
     """
     reported = reported_slots(servers, model)
     started = time.monotonic()

@@ -113,13 +113,11 @@ def test_a_text_beyond_the_context_fails_alone_among_those_sent_with_it(server: 
     assert found[LONG].kind == "prompt_too_long"
 
 
-def test_size_calls_says_that_it_is_the_context_that_is_unknown(capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_says_the_memory_of_the_caches(capsys: pytest.CaptureFixture[str]) -> None:
     with start_server([Upper(), OnUpper("plain")], latency_ms=20) as server:
         chat(server, "a")
-        assert main(["size", "calls", "--ollama-url", server.url, "--target-model", "plain", "--width", "2"]) == 0
-        assert "context unknown, and with it" in capsys.readouterr().out
-        assert main(["size", "calls", "--ollama-url", server.url, "--target-model", "upper", "--width", "2"]) == 0
-        assert "context unknown" not in capsys.readouterr().out
+        assert main(["doctor", "--ollama-url", server.url, "--target-model", "upper", "--batch-size", "2"]) == 0
+        assert "\ncaches: " in capsys.readouterr().out
 
 
 def test_a_reply_of_ollamas_openai_routes_is_marked_too(server: StubServer) -> None:

@@ -78,13 +78,9 @@ def test_the_server_reports_its_slots_its_context_and_the_tokens_of_a_text(serve
     assert counted == 500
 
 
-def test_doctor_and_size_calls_say_the_slots_that_the_server_reports(
-    server: LlamaServer, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_doctor_says_the_slots_that_the_server_reports(server: LlamaServer, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--openai-url", server.url]) == 0
     doctor = capsys.readouterr().out
-    assert main(["size", "calls", "--openai-url", server.url, "--max-tokens", "16"]) == 0
-    size = capsys.readouterr().out
     fix = "start it with {} slots (vLLM --max-num-seqs, llama-server --parallel)"
     answers = f"server answers {server.slots} call{'s' * (server.slots > 1)} at a time: {fix}"
     assert f"slots:   {server.slots}, as the server reports" in doctor
@@ -93,10 +89,7 @@ def test_doctor_and_size_calls_say_the_slots_that_the_server_reports(
     assert f"schema:  {MODEL}: replies keep to a JSON schema" in doctor
     assert "reload:  none, calls set no options of the loaded model" in doctor
     assert answers.format(8) in doctor
-    assert f"--batch-size {server.slots} --num-processes {2 * server.slots}" in size
-    assert f"{server.slots} slot{'s' * (server.slots > 1)}, " in size
-    assert answers.format(16) in size
-    assert ("batching cannot help" in doctor + size) == (server.slots == 1)
+    assert ("batching cannot help" in doctor) == (server.slots == 1)
 
 
 def test_a_reply_that_ends_at_the_token_limit_is_marked(server: LlamaServer) -> None:

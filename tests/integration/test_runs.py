@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import pty
 import socket
 import subprocess
 import sys
@@ -106,28 +103,6 @@ def test_no_folder_and_no_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().out == f"no runs in {tmp_path}\n"
     assert qm("runs", tmp_path / "none") == 2
     assert "none: No such file or directory; give the folder of run folders" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("columns", [80, 72])
-def test_a_terminal_shows_no_line_that_wraps(tmp_path: Path, columns: int) -> None:
-    for number in range(3):
-        name = f"20260101-000000-a-very-long-name-of-a-run-in-a-sweep-over-many-settings-{number}"
-        write_run(tmp_path / name, started="2026-01-01T00:00:00+00:00", steps=64, validation=0.5)
-    ours, theirs = pty.openpty()
-    environ = {**os.environ, "COLUMNS": str(columns)}
-    argv = [sys.executable, "-m", "query_mutator", "runs", str(tmp_path)]
-    done = subprocess.run(argv, stdout=theirs, env=environ, check=True, timeout=60)
-    assert done.returncode == 0
-    os.close(theirs)
-    text = b""
-    with contextlib.suppress(OSError):  # the end of what was written to a terminal that is closed
-        while part := os.read(ours, 65536):
-            text += part
-    os.close(ours)
-    lines = text.decode().splitlines()[1:]  # without the folder's name
-    assert max(map(len, lines)) <= columns
-    names = [line.split()[0] for line in lines if line.startswith("20260")]
-    assert [(name[-1], "…" in name) for name in names] == [("0", True), ("1", True), ("2", True)]  # the ends differ
 
 
 def test_a_run_that_ended_before_its_first_step_is_neither_listed_nor_latest(

@@ -9,7 +9,7 @@ import pytest
 
 from benchmark_batching import BenchmarkConfig
 from query_mutator.cli.flags import flags_of, parse_flags
-from query_mutator.commands.size_calls import SizeCallsFlags
+from query_mutator.commands.doctor import DoctorConfig
 from query_mutator.errors import UsageError
 from query_mutator.llm.backends import ServerFlags
 from query_mutator.training.config import TrainConfig
@@ -25,9 +25,7 @@ def test_server_flags_have_the_names_types_and_defaults_of_the_trainer() -> None
 
 
 @pytest.mark.parametrize("flag", ["--num-ctx", "--timeout-s", "--max-reply-mb"])
-@pytest.mark.parametrize(
-    ("flags", "prog"), [(BenchmarkConfig, "benchmark_batching"), (SizeCallsFlags, "qm size calls")]
-)
+@pytest.mark.parametrize(("flags", "prog"), [(BenchmarkConfig, "benchmark_batching"), (DoctorConfig, "qm doctor")])
 def test_a_bound_must_be_above_zero(flag: str, flags: type[Any], prog: str) -> None:
     with pytest.raises(UsageError, match=flag.strip("-").replace("-", ".")):
         parse_flags(flags, [flag, "0"], prog=prog)

@@ -54,7 +54,6 @@ OTHER_MEANING: dict[str, set[str]] = {
     "EvalFlags": {"dataset", "local_server_url", "seed", "target_model"},
     "PlanFlags": {"answer"},
     "PolicyFlags": {"device", "encoder"},
-    "SizeCallsFlags": {"target_model"},
     # the judge of labelled answers, which is required, and that of --shadow
     "JudgeCheckFlags": {"batch_size", "judge_model"},
     "ServeFlags": {"judge_model"},
@@ -123,13 +122,13 @@ def test_shared_keys_reach_the_commands_that_mean_the_same_by_them(project: Path
     project.write_text('dataset = "mine.jsonl"\nbatch-size = 3\ntarget-model = "m"\n[eval]\nseed = 4\n')
     assert parse("plan").dataset == "mine.jsonl"
     assert (parse("eval").dataset, parse("eval").batch_size, parse("eval").seed) == (None, 3, 4)
-    assert (parse("doctor").target_model, parse("size calls").target_model) == ("m", "m")
+    assert parse("doctor").target_model == "m"
     assert parse("train sft", "--model", "x", "--dataset", "d", "--out", "o").batch_size != 3  # samples, not calls
     assert parse("size workers", "--from-logs", "runs").dataset != "mine.jsonl"
 
 
 def test_tables_of_commands_with_several_words(project: Path) -> None:
-    project.write_text('[train]\nseed = 5\n[train.sft]\nseed = 6\n[data.export]\noutput = "o"\n[size.calls]\n')
+    project.write_text('[train]\nseed = 5\n[train.sft]\nseed = 6\n[data.export]\noutput = "o"\n[size.replay]\n')
     assert parse_config([]).seed == 5
     assert parse("train sft", "--model", "x", "--dataset", "d", "--out", "o").seed == 6
 
@@ -349,7 +348,7 @@ def test_values_beyond_reason_are_refused_by_a_dry_run(
     assert message in err
 
 
-@pytest.mark.parametrize("command", ["eval", "rewrite", "doctor", "size calls"])
+@pytest.mark.parametrize("command", ["eval", "rewrite", "doctor"])
 def test_every_command_names_the_flag_of_a_wrong_address(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = [*command.split(), *(["how?"] if command == "rewrite" else [])]
     for url in ("http://h?key=1", "ftp://h", "nonsense"):
