@@ -10,15 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from query_mutator.cli.console import exit_code
-from query_mutator.commands.main import main as qm_main
 from query_mutator.files.json_lines import read_json_lines
 from query_mutator.files.metrics import METRICS
 from query_mutator.learners.direct import ITERATIONS
 from query_mutator.session.checkpoint import read_checkpoint
-from query_mutator.testing import FaultPlan, start_server
 from query_mutator.training.config import parse_config
-from tests.conftest import Librarian, Softener
 from tests.integration.test_interrupt import ROOT, started, wait_until
 from tests.integration.training_runs import rows, the_run, train
 from train_query_mutator import main
@@ -102,20 +98,6 @@ def test_resume_goes_on_in_the_middle_of_episodes(algo: str, tiny_flags: list[st
         torch.testing.assert_close(second.learner["replay"]["returns"][: len(known)], known)
 
 
-@pytest.mark.parametrize("algo", LEARNERS)
-def test_trained_policy_evaluates_and_rewrites(
-    algo: str, tiny_flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    train(*tiny_flags, *SMALL, "--algo", algo, "--no-evaluate")
-    checkpoint = str(the_run(tmp_path) / "checkpoints" / "step_64.pt")
-    torch.load(checkpoint, weights_only=True)
-    capsys.readouterr()
-    assert exit_code(qm_main, ["eval", "--checkpoint", checkpoint], prog="qm") == 0
-    assert "policy" in capsys.readouterr().out
-    assert exit_code(qm_main, ["rewrite", "plz sort my list", "--checkpoint", checkpoint], prog="qm") == 0
-    assert "answer" in capsys.readouterr().out
-
-
 def test_checkpoint_of_another_algorithm_is_refused(
     tiny_flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -146,18 +128,6 @@ def test_dry_run_counts_gradient_steps(tiny_flags: list[str], capsys: pytest.Cap
     out = capsys.readouterr().out
     assert "gradient steps, about" in out
     assert " 16\n" in out  # 4 uses of 64 steps, 16 at once
-
-
-def test_failed_steps_are_recorded_and_teach_nothing(tiny_flags: list[str], tmp_path: Path) -> None:
-    faults = FaultPlan(0.2, kinds=("500",), seed=2)
-    with start_server([Librarian(), Softener()], num_parallel=8, faults=faults) as server:
-        flags = ["--algo", "ppo", "--ollama-url", server.url, "--eval-interval", "0", "--no-evaluate"]
-        assert train(*tiny_flags[2:], *flags, "--max-retries", "0", "--max-failure-rate", "1") == 0
-    invalid = sum(not row["valid"] for row in rows(the_run(tmp_path), "transcripts"))
-    last = rows(the_run(tmp_path), "metrics")[-1]
-    assert invalid > 0
-    assert last["llm/invalid_steps"] == invalid
-    assert last["counters/samples_learned"] == 4 * (64 - invalid)
 
 
 def test_example_is_a_run_of_iqn() -> None:

@@ -15,10 +15,9 @@ import torch
 from query_mutator.cli.console import exit_code
 from query_mutator.files.metrics import METRICS
 from query_mutator.session.checkpoint import read_checkpoint
-from query_mutator.testing import StubServer, start_server
+from query_mutator.testing import start_server
 from tests.conftest import Librarian, Softener
 from tests.integration.conftest import write_dataset
-from tests.integration.killing import transcript
 from tests.integration.training_runs import rows, the_run, train
 from train_query_mutator import main
 
@@ -256,15 +255,6 @@ def test_resume_from_a_file_makes_a_new_folder(tiny_flags: list[str], tmp_path: 
     assert [row["step"] for row in rows(the_run(tmp_path), "metrics")] == [64]
 
 
-def test_finished_run_is_not_gone_on_with(
-    tiny_flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    train(*tiny_flags, "--no-evaluate")
-    capsys.readouterr()
-    assert train("--resume", str(the_run(tmp_path))) == 2
-    assert "give a larger --num-env-steps" in capsys.readouterr().err
-
-
 def test_settings_that_decide_what_is_learned_stay_as_they_were(
     tiny_flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -324,14 +314,6 @@ def complaint(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     return err
 
 
-def test_server_without_a_model_named_lists_what_is_there(
-    tiny_server: StubServer, capsys: pytest.CaptureFixture[str]
-) -> None:
-    line = complaint(["--ollama-url", tiny_server.url], capsys)
-    assert "--target-model" in line
-    assert "librarian" in line
-
-
 def contents(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
@@ -368,13 +350,3 @@ def test_policy_of_other_sizes_is_not_gone_on_from_in_a_new_folder(
     assert exit_code(main, [*tiny_flags, "--no-evaluate", "--eval-interval", "0"], prog="train") == 0
     (checkpoint,) = (tmp_path / "runs").glob("2*/checkpoints/step_64.pt")
     assert message in complaint(["--resume", str(checkpoint), "--num-env-steps", "1024", *flags], capsys)
-
-
-@pytest.mark.parametrize("seed", ["1", "2"])
-def test_seed_decides_the_run(seed: str, tiny_flags: list[str], tmp_path: Path) -> None:
-    flags = [*tiny_flags, "--deterministic", "--no-evaluate", "--eval-interval", "0", "--seed", seed]
-    twice = []
-    for name in ("a", "b"):
-        assert main([*flags, "--save-dir", str(tmp_path / name)]) == 0
-        twice.append(transcript((tmp_path / name / "latest").resolve()))
-    assert twice[0] == twice[1]

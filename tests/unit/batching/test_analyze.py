@@ -22,7 +22,7 @@ from query_mutator.batching import (
     visualize_buckets,
 )
 from query_mutator.batching.files import BatchFileError
-from query_mutator.batching.generation.length_cache import LengthCache, LengthEntry
+from query_mutator.batching.generation.length_cache import LengthCache
 from query_mutator.errors import UsageError
 
 LENGTHS = st.lists(st.integers(1, 30), min_size=1, max_size=60)
@@ -243,11 +243,6 @@ def test_a_missing_or_foreign_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "other.bin").write_bytes(b"PK\x03\x04 something else")
     with pytest.raises(BatchFileError, match=r"other\.bin"):
         LengthCache.load_sync(tmp_path / "other.bin")
-
-
-def test_an_entry_goes_through_its_row() -> None:
-    entry = LengthEntry(sample_id="a", tokenizer_hash="tok", length=3)
-    assert LengthEntry.from_json(entry.to_json()) == entry
 
 
 def test_the_binary_file_is_small(tmp_path: Path) -> None:

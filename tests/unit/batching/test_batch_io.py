@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from query_mutator.batching.generation.collate import (
     pad_sequences,
 )
 from query_mutator.batching.generation.io import BatchReader, BatchWriter
-from query_mutator.batching.generation.jsonl import JsonlSamples
 from query_mutator.batching.generation.rows import TokenRow
 from query_mutator.batching.planning.batch_plan import BatchPlan
 from query_mutator.batching.planning.builder import BatchPlanBuilder
@@ -157,14 +155,6 @@ def test_samples_of_every_kind_are_taken(tmp_path: Path) -> None:
     BatchWriter(make_plan(plain), mixed, tmp_path).write_all()
     found = {name: ids for batch in BatchReader(tmp_path).iter_epoch(0) for name, ids, _ in rows_of(batch)}
     assert found == {name: one["input_ids"] for name, one in plain.items()}
-
-
-def test_a_file_of_rows_is_read_as_it_is_needed(tmp_path: Path) -> None:
-    plain = make_samples(12)
-    rows = [json.dumps({"id": name, **one}) for name, one in plain.items()]
-    (tmp_path / "t.jsonl").write_text("\n".join(rows) + "\n")
-    BatchWriter(make_plan(plain), JsonlSamples(tmp_path / "t.jsonl", None), tmp_path / "out").write_all()
-    assert sum(len(batch.sample_ids) for batch in BatchReader(tmp_path / "out").iter_epoch(0)) == 12
 
 
 # --- refusals --------------------------------------------------------------------------------------------------------

@@ -29,8 +29,8 @@ from query_mutator.batching import (
     save_samples,
     save_samples_async,
 )
-from query_mutator.batching.files import read_arrays, write_arrays, write_checked_json
-from query_mutator.errors import DatasetError, DiskError, UsageError
+from query_mutator.batching.files import read_arrays, write_arrays
+from query_mutator.errors import DatasetError, UsageError
 
 META = SampleMeta.create("a", "data")
 
@@ -226,13 +226,6 @@ def test_array_files_are_safetensors(tmp_path: Path) -> None:
 
     write_arrays(tmp_path / "x", {"a": np.arange(5, dtype=np.int32)}, kind="k", meta={})
     assert load_file(tmp_path / "x")["a"].tolist() == [0, 1, 2, 3, 4]
-
-
-def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(DiskError):
-        write_checked_json(tmp_path / "file" / "below.json", {})
-    assert [one.name for one in tmp_path.iterdir()] == ["file"]
 
 
 LENGTHS = {f"s{number}": 100 + number * 10 for number in range(50)}

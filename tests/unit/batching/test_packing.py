@@ -109,10 +109,6 @@ def test_separators_stand_between_segments() -> None:
         PackingConfig(add_separator=True)
 
 
-def test_two_sequences_fill_a_pack_without_separator() -> None:
-    assert len(pack_sequences([sequence("a", [1] * 5), sequence("b", [2] * 5)], PackingConfig(max_length=10))) == 1
-
-
 @pytest.mark.parametrize("mode", list(PackingMode))
 def test_overlong_sequences_follow_the_named_policy(mode: PackingMode) -> None:
     sequences = [sequence("long", list(range(1, 11))), sequence("short", [1, 2])]

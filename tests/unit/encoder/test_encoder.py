@@ -154,15 +154,6 @@ def test_equals_sentence_transformers(encoder: Encoder, folder: Path) -> None:
     np.testing.assert_allclose(encoder.encode(TEXTS), expected, atol=1e-5)
 
 
-def test_rows_are_float32_of_length_one_in_the_order_asked(encoder: Encoder) -> None:
-    rows = encoder.encode(TEXTS)
-    assert rows.shape == (len(TEXTS), 384)
-    assert rows.dtype == np.float32
-    np.testing.assert_allclose(np.linalg.norm(rows, axis=1), 1, atol=1e-5)
-    for text, row in zip(TEXTS, rows, strict=True):
-        np.testing.assert_allclose(resolve_row(encoder, text), row, atol=1e-5)
-
-
 def resolve_row(encoder: Encoder, text: str) -> FloatArray:
     row: FloatArray = encoder.encode([text])[0]
     return row

@@ -16,7 +16,7 @@ from query_mutator.llm.retry import RetryPolicy
 from query_mutator.operators import LocalOperator, PromptOperator
 from query_mutator.rewards import WeightedReward
 from query_mutator.types import AskRule, ChatRequest, Completion, FloatArray, Reward, StepRecord
-from rl_query_mutator_env import BatchedQueryMutationEnv, QueryMutationEnv
+from rl_query_mutator_env import QueryMutationEnv
 from tests.conftest import QUESTIONS
 
 MakeTask = Callable[..., Task]
@@ -217,20 +217,6 @@ def test_a_restored_environment_continues_with_texts_that_were_not_asked(task: T
         mine, theirs = one.step(action), other.step(action)
         assert np.array_equal(mine[0], theirs[0])
         assert mine[1:4] == theirs[1:4]
-
-
-@pytest.mark.parametrize("batch_size", [None, 3])
-def test_batched_equals_single(task: Task, tiny_client: Client, batch_size: int | None) -> None:
-    batched = BatchedQueryMutationEnv([QueryMutationEnv(task, client=tiny_client) for _ in range(3)], batch_size)
-    singles = [QueryMutationEnv(task, client=tiny_client) for _ in range(3)]
-    seen, _ = batched.reset(seed=5)
-    assert np.array_equal(seen, [env.reset(seed=5 + index)[0] for index, env in enumerate(singles)])
-    for actions in ([NEUTRAL, ASK, SPELLING], [ASK, NEUTRAL, UNDO]):
-        obs, rewards, *_ = batched.step(np.array(actions))
-        results = [env.step(action) for env, action in zip(singles, actions, strict=True)]
-        assert np.array_equal(obs, [result[0] for result in results])
-        assert rewards.tolist() == [result[1] for result in results]
-    batched.close()
 
 
 def test_a_local_operator_makes_no_call(task: Task, tiny_client: Client) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from stable_baselines3 import PPO
 
 from query_mutator.adapters.sb3 import GymVecEnv
@@ -19,7 +18,7 @@ from query_mutator.llm.client import Client
 from query_mutator.llm.retry import RetryPolicy
 from query_mutator.testing import FaultPlan, StubServer, start_server
 from query_mutator.types import ChatRequest, Completion, StepRecord
-from rl_query_mutator_env import MAX_FAILED_STEPS, BatchedQueryMutationEnv, OnFailure, QueryMutationEnv, make_vector_env
+from rl_query_mutator_env import MAX_FAILED_STEPS, OnFailure, QueryMutationEnv, make_vector_env
 from tests.conftest import Librarian, Softener
 
 MakeTask = Callable[..., Task]
@@ -118,37 +117,6 @@ def test_a_server_that_fails_every_step_is_an_error_at_last(tiny_task: MakeTask,
     assert env.step(NEUTRAL)[4]["valid"]
     env.client = broken
     assert env.step(SPELLING)[3]  # counts from zero again
-
-
-@pytest.mark.parametrize("batch_size", [None, 3])
-def test_batched_equals_single_with_failing_calls(
-    tiny_task: MakeTask, tiny_client: Client, batch_size: int | None
-) -> None:
-    task = tiny_task()
-    batched = BatchedQueryMutationEnv(
-        [failing_env(task, tiny_client, "truncate", "softener") for _ in range(4)], batch_size
-    )
-    single = SyncVectorEnv(
-        [lambda: failing_env(task, tiny_client, "truncate", "softener")] * 4, autoreset_mode=AutoresetMode.SAME_STEP
-    )
-    seen, expected = _play(batched), _play(single)
-    for one, other in zip(seen, expected, strict=True):
-        assert np.array_equal(one, other)
-    batched.close()
-
-
-def _play(envs: Any) -> list[Any]:
-    rng, seen, failed = np.random.default_rng(0), [envs.reset(seed=11)[0]], 0
-    for _ in range(8):
-        obs, rewards, terminations, truncations, infos = envs.step(rng.integers(5, size=4))
-        ended = terminations | truncations
-        seen += [obs, rewards, terminations, truncations]
-        if ended.any():
-            valid = infos["final_info"]["valid"][ended]
-            seen += [np.stack(infos["final_obs"][ended]), valid]
-            failed += int((~valid).sum())
-    assert failed > 5
-    return seen
 
 
 def test_an_unknown_choice_lists_the_known_ones(tiny_task: MakeTask, tiny_client: Client) -> None:

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-import ollama_utils
 from query_mutator.confidence import Attempt
-from query_mutator.files.replies import RepliesHead, read_replies, write_replies
 from query_mutator.llm.client import ModelServer
 from query_mutator.llm.early_stop import EarlyStop, first_sentence
 from query_mutator.llm.http_server import HttpServer
 from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.openai import OpenAIBackend, completion_of
 from query_mutator.rewards import is_refusal
-from query_mutator.testing import FaultPlan, StubServer, start_server
+from query_mutator.testing import StubServer, start_server
 from query_mutator.types import ChatRequest, Completion, said_in, without_thought
 
 REST = " Here is some more text that nobody needs, and then some." * 6
@@ -164,20 +160,6 @@ def test_only_target_replies_are_judged(backend: ModelServer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "kind"),
-    [("500", "server"), ("503", "busy"), ("reset", "connect"), ("stall", "timeout"), ("cut", "malformed"),
-     ("empty", "empty"), ("incomplete", "incomplete")],
-)  # fmt: skip
-def test_a_faulty_stream_is_an_error_of_its_kind(fault: str, kind: str) -> None:
-    with start_server([Labelled()], faults=FaultPlan(1.0, kinds=(fault,))) as faulty:
-        backend = OllamaBackend(faulty.url, timeout_s=0.5 if fault == "stall" else 20.0)
-        reply = EarlyStop(backend, is_refusal=is_refusal).complete(ask(11))
-        backend.close()
-    assert reply.error is not None
-    assert (reply.error.kind, reply.text) == (kind, "")
-
-
-@pytest.mark.parametrize(
     ("text", "sentence"),
     [
         ("I can't", None),
@@ -192,12 +174,6 @@ def test_a_faulty_stream_is_an_error_of_its_kind(fault: str, kind: str) -> None:
 )
 def test_a_first_sentence_is_one_that_something_follows(text: str, sentence: str | None) -> None:
     assert first_sentence(text) == sentence
-
-
-def test_a_missing_model_has_the_same_error_streamed_or_not(backend: ModelServer) -> None:
-    request = ChatRequest.user("0", model="nowhere")
-    errors = [backend.complete(request).error, backend.complete_until(request, lambda text: False).error]
-    assert [error.kind for error in errors if error] == ["model_missing"] * 2
 
 
 def test_a_reply_whose_log_probability_is_asked_for_is_read_whole(backend: ModelServer) -> None:
@@ -246,22 +222,6 @@ def test_a_thought_in_a_field_of_its_own_is_not_the_answer(field: str) -> None:
         assert [(one.text, one.error and one.error.kind) for one in replies] == [(text or "", kind)] * 3
 
 
-def test_recorded_replies_have_no_thought(tmp_path: Path) -> None:
-    head = RepliesHead(model="m", model_sha256="", made_with="", command="", date="2026-01-01")
-    path = tmp_path / "replies.jsonl.xz"
-    write_replies(path, head, {"0" * 16: [Completion(text="TAGRome?/TAGParis.")], "1" * 16: [Completion(text="TAGhm")]})
-    import lzma
-
-    path.write_bytes(
-        lzma.compress(lzma.decompress(path.read_bytes()).replace(b"/TAG", b"</think>").replace(b"TAG", b"<think>"))
-    )
-    _, replies = read_replies(path)
-    [paris], [empty] = replies.values()
-    assert (paris.text, paris.error) == ("Paris.", None)
-    assert empty.error is not None
-    assert (empty.text, empty.error.kind) == ("", "empty")
-
-
 def test_logged_answers_are_read_without_their_thought() -> None:
     assert Attempt(text="<think>7</think>The answer is 4.").text == "The answer is 4."
 
@@ -292,26 +252,3 @@ def test_a_growing_thought_is_told_from_its_end() -> None:
 
 
 # --- scripts ---------------------------------------------------------------------------------------------------------
-
-
-def test_scripts_get_answers_and_rewrites_without_thoughts() -> None:
-    class Script:
-        def __init__(self, text: str) -> None:
-            self.text = text
-
-        def complete(self, request: ChatRequest) -> Completion:
-            return Completion(text=self.text, model=request.model)
-
-        def close(self) -> None: ...
-
-    settings: Any = {"model": "m", "return_errors": True}
-    thoughtful = Script("<think>Sort what?</think>How do I sort a list?")
-    assert ollama_utils.query_target_model("q", client=thoughtful, **settings) == ("How do I sort a list?", None)
-    assert ollama_utils.mutate_query("sort list how", "keywords", client=thoughtful, **settings) == (
-        "How do I sort a list?",
-        None,
-    )
-    text, error = ollama_utils.query_target_model("q", client=Script("<think>Sort what?"), **settings)
-    assert (text, error and error.kind) == (ollama_utils.DEFAULT_REFUSAL, "empty")
-    text, error = ollama_utils.mutate_query("sort list how", "keywords", client=Script("Sort?</think>"), **settings)
-    assert (text, error and error.kind) == ("sort list how", "empty")

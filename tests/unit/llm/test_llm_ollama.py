@@ -1,4 +1,4 @@
-"""The Ollama backend against the test server, its scripted faults included."""
+"""What every backend does against the test server, scripted faults and streams included; Ollama's own requests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import pytest
 
 from query_mutator.encoder import resolve_encoder
 from query_mutator.errors import BackendError, ModelMissingError, ServerDownError
+from query_mutator.llm.http_server import HttpServer
 from query_mutator.llm.ollama import OllamaBackend, chat_payload, with_tag
+from query_mutator.llm.openai import OpenAIBackend
 from query_mutator.testing import FaultPlan, StubServer, start_server
 from query_mutator.types import ChatRequest, ErrorInfo, Message
 from tests.conftest import Upper
@@ -27,6 +29,94 @@ def backend(server: StubServer) -> Iterator[OllamaBackend]:
     client = OllamaBackend(server.url, timeout_s=20.0)
     yield client
     client.close()
+
+
+@pytest.fixture(params=[OllamaBackend, OpenAIBackend])
+def each(request: pytest.FixtureRequest, server: StubServer) -> Iterator[HttpServer]:
+    made = request.param(server.url, timeout_s=20.0)
+    yield made
+    made.close()
+
+
+# --- every backend ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind"),
+    [
+        ("500", "server"),
+        ("503", "busy"),
+        ("reset", "connect"),
+        ("stall", "timeout"),
+        ("cut", "malformed"),
+        ("empty", "empty"),
+        ("incomplete", "incomplete"),
+    ],
+)
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("make", [OllamaBackend, OpenAIBackend])
+def test_a_faulty_reply_is_an_error_of_its_kind_and_never_text(
+    make: type[HttpServer], streamed: bool, fault: str, kind: str
+) -> None:
+    with start_server([Upper()], faults=FaultPlan(1.0, kinds=(fault,))) as faulty:
+        backend = make(faulty.url, timeout_s=0.3 if fault == "stall" else 20.0)
+        request = ChatRequest.user("why?", model="upper")
+        reply = backend.complete_until(request, lambda text: False) if streamed else backend.complete(request)
+        backend.close()
+    assert reply.error is not None
+    assert (reply.error.kind, reply.text) == (kind, "")
+
+
+def test_a_streamed_reply_read_to_its_end_is_the_whole_one(each: HttpServer) -> None:
+    request = ChatRequest.user("one two three four", model="upper")
+    streamed, whole = each.complete_until(request, lambda text: False), each.complete(request)
+    assert streamed.text == whole.text
+    assert (streamed.prompt_tokens, streamed.completion_tokens) == (whole.prompt_tokens, whole.completion_tokens)
+
+
+def test_a_model_that_is_not_there_is_an_error_of_the_call(each: HttpServer) -> None:
+    request = ChatRequest.user("why?", model="nowhere")
+    errors = [each.complete(request).error, each.complete_until(request, lambda text: False).error]
+    errors.append(each.embed("nowhere", ["text"]))
+    assert [(error.kind, error.status) for error in errors if error is not None] == [("model_missing", 404)] * 3
+
+
+def test_embeddings_are_rows_in_the_order_of_the_texts(each: HttpServer) -> None:
+    texts = ["sort a list", "read a file", "sort a list"]
+    rows = each.embed("all-minilm", texts)
+    assert not isinstance(rows, ErrorInfo)
+    assert rows.dtype == np.float32
+    np.testing.assert_allclose(rows, resolve_encoder("hash").encode(texts), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("make", "flag"), [(OllamaBackend, r"ollama serve.*--ollama-url.*--openai-url"), (OpenAIBackend, "--openai-url")]
+)
+def test_nothing_at_the_address_names_the_flag(make: type[HttpServer], flag: str) -> None:
+    with start_server({}) as gone:
+        url = gone.url
+    with pytest.raises(ServerDownError, match=rf"nothing answers at .*{flag}"):
+        make(url).models()
+
+
+@pytest.mark.parametrize("make", [OllamaBackend, OpenAIBackend])
+def test_a_server_of_another_kind_is_told_apart_from_none(make: type[HttpServer], server: StubServer) -> None:
+    with pytest.raises(BackendError, match=r"check that it is the address of|answers /models with an error"):
+        make(f"{server.url}/elsewhere").models()
+
+
+@pytest.mark.parametrize("make", [OllamaBackend, OpenAIBackend])
+def test_a_closed_backend_fails_calls_as_cancelled(make: type[HttpServer], server: StubServer) -> None:
+    backend = make(server.url)
+    assert backend.complete(ChatRequest.user("why?", model="upper")).ok
+    backend.close()
+    backend.close()
+    reply = backend.complete(ChatRequest.user("why?", model="upper"))
+    assert reply.error is not None
+    assert reply.error.kind == "cancelled"
+
+
+# --- Ollama -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_reply_comes_with_its_counts_and_times(backend: OllamaBackend) -> None:
@@ -69,33 +159,6 @@ def test_a_request_without_a_seed_sends_none() -> None:
     assert "seed" not in chat_payload(ChatRequest.user("why?", model="m"), keep_alive="1m")["options"]
 
 
-@pytest.mark.parametrize(
-    ("fault", "kind"),
-    [
-        ("500", "server"),
-        ("503", "busy"),
-        ("reset", "connect"),
-        ("stall", "timeout"),
-        ("cut", "malformed"),
-        ("empty", "empty"),
-        ("incomplete", "incomplete"),
-    ],
-)
-def test_a_faulty_reply_is_an_error_of_its_kind_and_never_text(fault: str, kind: str) -> None:
-    with start_server([Upper()], faults=FaultPlan(1.0, kinds=(fault,))) as faulty:
-        backend = OllamaBackend(faulty.url, timeout_s=0.5 if fault == "stall" else 20.0)
-        reply = backend.complete(ChatRequest.user("why?", model="upper"))
-        backend.close()
-    assert reply.error is not None
-    assert (reply.error.kind, reply.text) == (kind, "")
-
-
-def test_a_model_that_is_not_there_is_an_error_of_the_call(backend: OllamaBackend) -> None:
-    reply = backend.complete(ChatRequest.user("why?", model="nowhere"))
-    assert reply.error is not None
-    assert (reply.error.kind, reply.error.status) == ("model_missing", 404)
-
-
 def test_the_server_tells_its_version_and_models(backend: OllamaBackend) -> None:
     assert backend.version().endswith("+testing")
     assert {"upper:latest", "echo:latest"} <= set(backend.models())
@@ -116,43 +179,3 @@ def test_a_missing_model_is_refused_with_the_command_that_fetches_it(backend: Ol
         backend.require_model("uper")
     with pytest.raises(ModelMissingError, match=r"run `ollama pull upper:70b`.*installed: .*upper:latest"):
         backend.require_model("upper:70b")
-
-
-def test_nothing_at_the_address_is_said_with_what_to_do() -> None:
-    with start_server({}) as gone:
-        url = gone.url
-    with pytest.raises(ServerDownError, match=r"nothing answers at .*ollama serve.*--ollama-url.*--openai-url"):
-        OllamaBackend(url).version()
-
-
-def test_a_server_of_another_kind_is_told_apart_from_none(server: StubServer) -> None:
-    with pytest.raises(BackendError, match="check that it is the address of Ollama"):
-        OllamaBackend(f"{server.url}/elsewhere").version()
-
-
-def test_embeddings_are_rows_in_the_order_of_the_texts(backend: OllamaBackend) -> None:
-    texts = ["sort a list", "read a file", "sort a list"]
-    rows = backend.embed("all-minilm", texts)
-    assert not isinstance(rows, ErrorInfo)
-    assert rows.dtype == np.float32
-    np.testing.assert_allclose(rows, resolve_encoder("hash").encode(texts), atol=1e-6)
-
-
-def test_embeddings_of_a_model_that_is_not_there_are_an_error(backend: OllamaBackend) -> None:
-    error = backend.embed("nowhere", ["text"])
-    assert isinstance(error, ErrorInfo)
-    assert error.kind == "model_missing"
-
-
-def test_a_closed_backend_fails_calls_as_cancelled(server: StubServer) -> None:
-    backend = OllamaBackend(server.url)
-    assert backend.complete(ChatRequest.user("why?", model="upper")).ok
-    backend.close()
-    backend.close()
-    reply = backend.complete(ChatRequest.user("why?", model="upper"))
-    assert reply.error is not None
-    assert reply.error.kind == "cancelled"
-
-
-def test_repr_names_the_server(backend: OllamaBackend) -> None:
-    assert repr(backend) == f"Ollama('{backend.url}')"

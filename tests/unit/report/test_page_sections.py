@@ -11,11 +11,10 @@ import pytest
 from query_mutator.evaluation.outcomes import Outcome
 from query_mutator.evaluation.summary import Results, summarize
 from query_mutator.report.page.figures import Figures, Price, Tokens, learning_of
-from query_mutator.report.page.messages import NO_TEXT, TextTable, plain
+from query_mutator.report.page.messages import NO_TEXT, TextTable
 from query_mutator.report.page.questions import Evaluation
 from query_mutator.report.page.results import results_of
 from query_mutator.report.page.usage import BLOCK_STEPS, TrainingUsage, choices_of_policy
-from query_mutator.report.table import result_table
 from query_mutator.types import Question
 
 REFUSAL = "I'm sorry, but I can't help with that."
@@ -200,15 +199,6 @@ def sections(policy: int, best_plan: int, *, n: int = 200, guard: int = 10) -> d
     return results_of(report, {}, evaluation_of(*rows)) | {"rows": rows, "report": report}
 
 
-@pytest.mark.parametrize(
-    ("policy", "plan", "deploy"), [(100, 101, "the plan"), (100, 20, "the policy"), (0, 0, "nothing")]
-)
-def test_the_page_shows_the_sentence_of_the_terminal(policy: int, plan: int, deploy: str) -> None:
-    found = sections(policy, plan)
-    assert found["answer"]["verdict"] == result_table(found["report"] | TABLE).splitlines()[-1]
-    assert found["answer"]["verdict"].startswith(f"Deploy {deploy}")
-
-
 def test_the_page_says_what_the_plan_is_and_that_best_of_k_is_a_vote() -> None:
     report = sections(100, 20)["report"]
     report["methods"]["best_of_k"] = report["methods"]["identity"]
@@ -235,24 +225,6 @@ def test_an_operator_whose_rewrites_are_often_rejected_is_warned_of() -> None:
     assert [line for line in found if line.startswith("Guards: ")] == [
         "Guards: rejected rewrites (the wording stays): slang 5% of 20 (answer 1)."
     ]
-
-
-def test_the_paired_table_counts_questions() -> None:
-    (against_identity, against_plan) = sections(100, 20)["paired"]["rows"]
-    assert (against_plan["gained"], against_plan["lost"], against_plan["same_right"], against_plan["same_wrong"]) == (
-        80,
-        0,
-        20,
-        100,
-    )
-    assert against_plan["p"] == pytest.approx(2 * 0.5**80)
-    assert against_identity["difference"] == 0.5
-
-
-def test_without_an_evaluation_there_is_no_verdict() -> None:
-    found = results_of(None, {}, evaluation_of())
-    assert list(found) == ["answer"]
-    assert (found["answer"]["verdict"], found["answer"]["methods"]) == (None, [])
 
 
 # --- figures ---------------------------------------------------------------------------------------------------------
@@ -331,10 +303,6 @@ def test_each_text_is_sent_once() -> None:
     assert table.numbers(["b", "\ud800"]) == [1, 3]
     assert list(table.take()) == [{"kind": "texts", "run": 3, "items": ["\ufffd"]}]
     assert list(table.take()) == []
-
-
-def test_data_of_sections_is_valid_json() -> None:
-    assert plain({"a\ud800": [float("nan"), ("x\udfff", 1)]}) == {"a\ufffd": [None, ["x\ufffd", 1]]}
 
 
 def test_how_good_p_right_is_has_a_bin_for_each_tenth_and_is_left_out_without() -> None:

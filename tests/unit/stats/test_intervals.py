@@ -116,12 +116,6 @@ def test_a_column_without_a_value_has_no_interval() -> None:
     assert np.isnan(intervals[1]).all()
 
 
-def test_intervals_of_a_mean_by_number_of_values() -> None:
-    assert intervals.mean_interval([1.0]) == (-math.inf, math.inf)
-    low, high = intervals.mean_interval([1.0, 2.0, 3.0])
-    assert (low, high) == pytest.approx((2 - 4.302653 / math.sqrt(3), 2 + 4.302653 / math.sqrt(3)), abs=1e-5)
-
-
 @pytest.mark.parametrize("n", [3, 5, 10, 20])
 def test_the_t_interval_covers_what_it_says(n: int) -> None:
     draws = np.random.default_rng(n).normal(1.0, 2.0, (4000, n))
