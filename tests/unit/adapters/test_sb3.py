@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import TimeLimit
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
 from stable_baselines3 import PPO
@@ -15,9 +16,9 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from query_mutator.adapters.sb3 import GymVecEnv
+from query_mutator.env.task import Task
 from query_mutator.llm.client import Client
-from rl_query_mutator_env import QueryMutationEnv
-from tests.unit.adapters.carts import MAX_STEPS, NUM_ENVS, SAME_STEP, MakeTask, Recorded, Vector, cart_pole
+from rl_query_mutator_env import BatchedQueryMutationEnv, QueryMutationEnv
 
 
 def assert_same(one: Any, other: Any) -> None:
@@ -193,4 +194,60 @@ def test_episode_statistics_of_gymnasiums_wrapper_reach_sb3s_logger(vector: Vect
     assert model.ep_info_buffer is not None
     assert [episode["l"] for episode in model.ep_info_buffer] == [MAX_STEPS] * 4
     assert [episode["r"] for episode in model.ep_info_buffer] == [MAX_STEPS] * 4
+    envs.close()
+
+
+MakeTask = Callable[..., Task]
+Vector = type[SyncVectorEnv] | type[AsyncVectorEnv]
+SAME_STEP = AutoresetMode.SAME_STEP
+NUM_ENVS = 3
+MAX_STEPS = 7
+
+
+class Recorded(gym.Wrapper[Any, Any, Any, Any]):
+    """Keeps the options of the last reset; its picture is black, and needs no pygame."""
+
+    greeting = "hello"
+
+    def __init__(self, env: gym.Env[Any, Any]) -> None:
+        super().__init__(env)
+        self.options: dict[str, Any] | None = None
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self.options = options
+        return self.env.reset(seed=seed, options=options)
+
+    def render(self) -> Any:
+        return np.zeros((4, 6, 3), np.uint8)
+
+    def add(self, one: int, *, other: int) -> int:
+        return one + other
+
+
+def cart_pole() -> gym.Env[Any, Any]:
+    return Recorded(TimeLimit(gym.make("CartPole-v1", render_mode="rgb_array").unwrapped, MAX_STEPS))
+
+
+def ours(tiny_task: MakeTask, client: Client, **settings: Any) -> BatchedQueryMutationEnv:
+    task = tiny_task()
+    return BatchedQueryMutationEnv([QueryMutationEnv(task, client=client, env_id=i) for i in range(5)], **settings)
+
+
+@pytest.fixture(params=[SyncVectorEnv, AsyncVectorEnv])
+def vector(request: pytest.FixtureRequest) -> Vector:
+    kind: Vector = request.param
+    return kind
+
+
+@pytest.fixture
+def carts(vector: Vector) -> Iterator[GymVecEnv]:
+    envs = GymVecEnv(vector([cart_pole] * NUM_ENVS, autoreset_mode=SAME_STEP))
+    yield envs
+    envs.close()
+
+
+@pytest.fixture
+def questions(tiny_task: MakeTask, tiny_client: Client) -> Iterator[GymVecEnv]:
+    envs = GymVecEnv(ours(tiny_task, tiny_client))
+    yield envs
     envs.close()

@@ -1,4 +1,4 @@
-"""Which requests to a virtual model are rewritten, lines and slots of the proxy, and what shadow pairs show."""
+"""Which requests to a virtual model are rewritten, lines of streams and batches, slots, and what shadow pairs show."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from query_mutator.apply.batch_files import parse_line
 from query_mutator.apply.proxy.app import with_virtual
 from query_mutator.apply.proxy.chat import (
     MAX_PARSED_BYTES,
@@ -29,6 +30,7 @@ from query_mutator.apply.proxy.chat import (
 )
 from query_mutator.apply.proxy.traffic import Queue
 from query_mutator.apply.proxy.upstream import UpstreamGone
+from query_mutator.apply.rewriter import Rewrite, Step
 from query_mutator.errors import UsageError
 from query_mutator.files import encode
 from query_mutator.forms import Framed
@@ -365,3 +367,15 @@ def test_files_of_another_kind_are_refused(tmp_path: Path) -> None:
         path.write_bytes(b"".join(encode(line) + b"\n" for line in lines))
         with pytest.raises(UsageError, match=name):
             read_shadow(path)
+
+
+def test_one_stop_is_sent_as_a_list() -> None:
+    line = b'{"custom_id": "a", "body": {"messages": [{"role": "user", "content": "hi"}], "stop": "END", "top_p": 0.5}}'
+    assert parse_line(1, line).options == {"stop": ["END"], "top_p": 0.5}
+
+
+def test_changes_are_the_first_steps_with_a_new_wording() -> None:
+    texts = {"spelling": "b", "ask": "b", "undo": "a", "filler": "c", "neutral": "b"}
+    steps = tuple(Step(operator=name, text=text, answer=None) for name, text in texts.items())
+    found = Rewrite(question="a", text="b", answer="yes", steps=steps, calls=4, seconds=0.0)
+    assert [(step.operator, step.text) for step in found.changes] == [("spelling", "b"), ("filler", "c")]

@@ -1,4 +1,4 @@
-"""Which backend a run gets, the client composed for it, and every way to write a server's address."""
+"""Which backend a run gets, the client composed for it, addresses of servers, and prompts that do not fit."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from query_mutator.llm.backends import resolve_backend
 from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.recorded import BUNDLED_RECORDINGS
 from query_mutator.llm.stack import build_client
+from query_mutator.operators.base import DEFAULT_REFUSAL, clean_rewrite
+from query_mutator.rewards.matching import is_refusal
 from query_mutator.testing import Echo, StubServer, start_server
 from query_mutator.types import ChatRequest
 
@@ -251,3 +253,72 @@ def test_a_proxy_of_another_kind_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.delenv("NO_PROXY", raising=False)
     with pytest.raises(UsageError, match="socks5 proxy is not supported"):
         proxy_for("http://outside.test")
+
+
+QUESTION = "How do I copy a file?"
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        QUESTION,
+        f"  {QUESTION}\n",
+        f'"{QUESTION}"',
+        f"'{QUESTION}'",
+        f"“{QUESTION}”",
+        f"`{QUESTION}`",
+        f"**{QUESTION}**",
+        f'"**{QUESTION}**"',
+        f"```\n{QUESTION}\n```",
+        f"```text\n{QUESTION}\n```",
+        f"```{QUESTION}```",
+        f"<question>\n{QUESTION}\n</question>",
+        f"Rewritten question: {QUESTION}",
+        f'Rewritten Question:\n"{QUESTION}"',
+        f"**Rewritten question:** {QUESTION}",
+        f"**Rewritten question**: {QUESTION}",
+        f"Question: {QUESTION}",
+        f"Rephrased: {QUESTION}",
+        f"Corrected query (shorter): {QUESTION}",
+        f"Sure, here is the rewritten question:\n\n{QUESTION}",
+        f"Here's the question rephrased in plain English: {QUESTION}",
+        f"Sure! {QUESTION}",
+        f"Sure! Rewritten: {QUESTION}",
+        f"{QUESTION}\n\nI replaced the slang and kept the meaning.",
+        f"<think>The user wants\n\na question.</think>\n\n{QUESTION}",
+        f"the user wants a question</think>{QUESTION}",
+        f"<thinking>hm</thinking>{QUESTION}",
+        "How do I\ncopy a file?",
+    ],
+)
+def test_what_a_model_adds_around_the_question_is_stripped(reply: str) -> None:
+    assert clean_rewrite(reply) == QUESTION
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "In Python 3: how do I copy a file?",
+        "Here is my code: f(x). Why does it fail?",
+        "The output of my script is: 3. How do I round it?",
+        '"rb" or "wb"?',
+        "`os.path` or `pathlib`?",
+        "'r' mode, what's it do? I mean 'r'",
+        "What does `__init__` do?",
+        "Sure, but how do I copy a file?",
+        "What's a dict: a table?",
+        "2 * 3 or 2 ** 3?",
+        "don't",
+    ],
+)
+def test_a_question_that_only_looks_like_it_is_left_alone(question: str) -> None:
+    assert clean_rewrite(question) == question
+
+
+@pytest.mark.parametrize("reply", ["", "  ", "<think>never ends", '""', "```\n```", "Rewritten question:"])
+def test_a_reply_without_a_question_is_empty(reply: str) -> None:
+    assert clean_rewrite(reply) == ""
+
+
+def test_the_stand_in_for_a_failed_answer_counts_as_a_refusal() -> None:
+    assert is_refusal(DEFAULT_REFUSAL)

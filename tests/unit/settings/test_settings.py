@@ -23,11 +23,13 @@ from query_mutator.cli.console import exit_code
 from query_mutator.cli.flags import flags_of, parse_flags
 from query_mutator.cli.settings import SHARED_GROUPS, TABLES, files_read, shared_fields
 from query_mutator.commands import COMMANDS
+from query_mutator.commands.doctor import DoctorConfig
 from query_mutator.commands.iqn import Args as IQNArgs
 from query_mutator.commands.main import main as qm_main
 from query_mutator.data.loaders import load_questions
 from query_mutator.errors import UsageError
 from query_mutator.lab.analysis.config import ExtractFlags
+from query_mutator.llm.backends import ServerFlags
 from query_mutator.settings.calls import Calls
 from query_mutator.settings.learner import IQNConfig
 from query_mutator.training.config import TrainConfig, parse_config
@@ -396,3 +398,19 @@ def test_too_little_memory_is_one_line(capsys: pytest.CaptureFixture[str]) -> No
 
     assert exit_code(take_too_much, [], prog="prog") == 2
     assert "not enough memory" in capsys.readouterr().err
+
+
+def test_server_flags_have_the_names_types_and_defaults_of_the_trainer() -> None:
+    ours, trainer = flags_of(ServerFlags), flags_of(TrainConfig)
+    assert {name: (flag.names, flag.type) for name, flag in ours.items()} == {
+        name: (trainer[name].names, trainer[name].type) for name in ours
+    }
+    defaults = {field.name: field.default for field in dataclasses.fields(TrainConfig)}
+    assert all(field.default == defaults[field.name] for field in dataclasses.fields(ServerFlags))
+
+
+@pytest.mark.parametrize("flag", ["--num-ctx", "--timeout-s", "--max-reply-mb"])
+@pytest.mark.parametrize(("flags", "prog"), [(BenchmarkConfig, "benchmark_batching"), (DoctorConfig, "qm doctor")])
+def test_a_bound_must_be_above_zero(flag: str, flags: type[Any], prog: str) -> None:
+    with pytest.raises(UsageError, match=flag.strip("-").replace("-", ".")):
+        parse_flags(flags, [flag, "0"], prog=prog)

@@ -1,4 +1,4 @@
-"""Presets against published figures; what is measured and calibrated; memory of buffers."""
+"""Presets against published figures; what is measured and calibrated; memory of buffers; flags for a server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from query_mutator.commands.main import main
 from query_mutator.errors import UsageError
 from query_mutator.lab.sizing.act import ACT
 from query_mutator.lab.sizing.cards import GIB, Calibration, fit_calibration, read_calibration
-from query_mutator.lab.sizing.collecting import replay_bytes, rollout_bytes
+from query_mutator.lab.sizing.collecting import cache_bytes, cache_line, replay_bytes, rollout_bytes, size_calls
 from query_mutator.lab.sizing.lerobot import smolvla
 from query_mutator.lab.sizing.memory import estimate
 from query_mutator.lab.sizing.presets import PRESETS, preset
@@ -206,3 +206,22 @@ def test_memory_of_a_replay_buffer(capsys: pytest.CaptureFixture[str]) -> None:
     assert "53,852.1" in said  # a million pairs of Atari observations
     with pytest.raises(UsageError, match="write a shape"):
         main(["size", "replay", "--obs", "4x"])
+
+
+def test_calls_and_environments_follow_from_slots_and_time() -> None:
+    advice = size_calls(4, width=16, service_s=0.5)
+    assert advice is not None
+    assert (advice.batch_size, advice.num_processes, advice.steps_per_s) == (4, 8, 4.0)
+    assert "4 slots, 0.5 s a call" in str(advice)
+    assert "or more" in str(size_calls(16, width=16, service_s=0.5))
+    assert size_calls(None, width=16, service_s=0.5) is None
+
+
+def test_memory_of_attention_caches() -> None:
+    llama = {
+        "llama.block_count": 32, "llama.attention.head_count": 32, "llama.attention.head_count_kv": 8,
+        "llama.embedding_length": 4096,
+    }  # fmt: skip
+    assert cache_bytes(llama, num_ctx=4096, slots=4) == 4 * 512 * 2**20  # 128 KiB a token
+    assert cache_bytes({}, num_ctx=4096, slots=4) is None
+    assert cache_line(llama, num_ctx=4096, slots=4).startswith("attention caches: 2,048 MiB for 4 slots of 4096 tokens")

@@ -1,7 +1,10 @@
-"""The loop of examples/cleanrl_ppo.py: what it makes of a truncated step, and that it learns."""
+"""examples/: the loop of cleanrl_ppo.py, and rows of reasoning_gym_questions.py whose gold the reward reads."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -11,6 +14,8 @@ import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from examples import cleanrl_ppo
+from query_mutator.data import load_questions
+from tests.qm_command import qm
 
 
 class Echo(gym.Env[Any, Any]):
@@ -59,3 +64,20 @@ def test_it_learns_which_action_is_right() -> None:
     assert agent.actor(torch.eye(2)).argmax(-1).tolist() == [0, 1]
     assert len(lines) == 6
     assert lines[-1].startswith("768 steps")
+
+
+SCRIPT = Path(__file__).resolve().parents[3] / "examples" / "reasoning_gym_questions.py"
+
+
+def test_entries_are_questions_with_gold(tmp_path: Path) -> None:
+    pytest.importorskip("reasoning_gym")
+    out = tmp_path / "gym.jsonl"
+    subprocess.run([sys.executable, SCRIPT, "gcd", "letter_jumble", "--size", "9", "--out", out], check=True)
+    questions = load_questions(out)
+    assert len(questions) == 18
+    assert {question.tags for question in questions} == {("gcd", "numeric"), ("letter_jumble",)}
+    assert all(question.accept[0] for question in questions)
+    assert (
+        qm("train", "--backend", "recorded", "--encoder", "hash", "--dataset", out, "--reward", "right=1", "--dry-run")
+        == 0
+    )
