@@ -193,23 +193,6 @@ def test_a_row_for_every_method_and_question(run: str, tmp_path: Path, capsys: p
     assert "guard" not in out
 
 
-def test_a_training_run_writes_the_rows_and_the_verdict(
-    tiny_flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert exit_code(train_main, tiny_flags, prog="train") == 0
-    out, err = capsys.readouterr()
-    folder = tmp_path / "runs" / "latest"
-    report = json.loads((folder / "summary.json").read_text())["eval"]
-    assert report["verdict"] == {"deploy": None, "sentence": "No verdict: 3 questions are too few, give 20 or more."}
-    assert report["plan_search"]["calls"] > 0
-    rows = ["identity", "random", "best_single", "best_of_k", "best_plan", "policy"]
-    assert list(report["methods"]) == rows
-    assert all(point["calls"] <= 12 for point in report["front"])
-    assert report["verdict"]["sentence"] in out.splitlines()
-    assert {row["method"] for row in read_json_lines(folder / "evaluation.jsonl")} == set(report["methods"])
-    assert f"evaluation: at most {report['calls_at_most']:,} model calls" in err
-
-
 def test_eval_calls_bounds_the_calls_by_a_sample_of_the_questions(
     run: str, tiny_server: StubServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

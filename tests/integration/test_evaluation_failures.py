@@ -86,32 +86,6 @@ def summary(tmp_path: Path) -> dict[str, Any]:
     return found
 
 
-def test_one_unanswerable_question_is_unscored_and_the_run_ends_well(
-    flags: list[str],
-    serve: Serve,
-    held_out: list[str],
-    validation: list[str],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    server = serve(Silent(held_out[0], validation[0]))
-    assert len(held_out) > 1
-    assert len(validation) > 1
-    assert train(*flags, "--ollama-url", server.url, "--max-failure-rate", "0.9") == 0
-    rows = [
-        row for row in read_json_lines(tmp_path / "runs" / "latest" / "metrics.jsonl") if "validation/success" in row
-    ]
-    assert [row["validation/unscored"] for row in rows] == [1] * len(rows)
-    assert rows[0]["validation/questions"] == min(3, len(validation))
-    report = summary(tmp_path)["eval"]
-    identity = report["methods"]["identity"]
-    assert (identity["scored"], identity["unscored"]) == (len(held_out) - 1, {"empty": 1})
-    assert 0 <= identity["success"] <= 1
-    out = capsys.readouterr().out
-    assert "empty ×1" in out
-    assert "the reply has no text" in out
-
-
 def test_a_target_without_a_usable_reply_still_has_its_row(
     flags: list[str], serve: Serve, held_out: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -106,12 +106,6 @@ def test_no_server_and_contradictions_are_errors_in_one_line(monkeypatch: pytest
         main(["doctor", "--batch-size", "1"])
 
 
-def test_a_hosted_model_that_is_not_offered_says_what_is(capsys: pytest.CaptureFixture[str]) -> None:
-    with start_server({}) as server:
-        lines = lines_of(capsys, ["--openai-url", server.url, "--target-model", "gpt", "--no-probe"], code=2)
-    assert "it offers echo:latest" in lines["model"][0]
-
-
 def test_the_default_models_are_those_that_a_run_takes(capsys: pytest.CaptureFixture[str]) -> None:
     with start_server([Upper()], encoder=TwoNumbers()) as server:
         own = lines_of(capsys, ["--ollama-url", server.url, "--no-probe"])

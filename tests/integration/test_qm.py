@@ -28,20 +28,6 @@ def run(trained: Callable[..., Path]) -> str:
     return str(trained("--no-evaluate", "--eval-interval", "0"))
 
 
-def test_eval_prints_the_table_and_writes_the_report(
-    run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "report.json"
-    assert qm("eval", "--checkpoint", run, "--json", str(out)) == 0
-    assert "held-out questions, answered by librarian" in capsys.readouterr().out
-    report = json.loads(out.read_text())
-    assert report["target"] == "librarian"
-    assert set(report["methods"]) == {"identity", "random", "best_single", "best_of_k", "best_plan", "policy"}
-    assert set(report["methods"]["policy"]) >= {
-        "success", "success_ci", "score", "false_refusal", "guard_refusal", "calls_per_question",
-    }  # fmt: skip
-
-
 def test_eval_leaves_out_what_the_policy_was_trained_on(
     run: str, dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -49,16 +35,6 @@ def test_eval_leaves_out_what_the_policy_was_trained_on(
     held_out = capsys.readouterr().out.splitlines()[0]
     assert qm("eval", "--checkpoint", run, "--dataset", str(dataset)) == 0
     assert capsys.readouterr().out.splitlines()[0] == held_out
-
-
-def test_eval_of_other_questions_asks_them_all(run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "others.csv"
-    path.write_text("q,a\nplz sort by key,heapq.merge\njoin threads,threading.Thread.join\nlength umm,array.array\n")
-    flags = ["--dataset", str(path), "--question-column", "q", "--answer-column", "a"]
-    assert qm("eval", "--checkpoint", run, *flags) == 0
-    warning, title, *_ = capsys.readouterr().out.splitlines()
-    assert warning == f"3 questions of {path} that training did not have: differences under 65 points mean nothing."
-    assert title.startswith(f"3 questions of {path} that training did not have, answered by librarian")
 
 
 def told(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
@@ -108,19 +84,6 @@ def test_a_run_without_a_question_is_an_error(
     assert qm("rewrite", run, *after) == 2
     assert error in capsys.readouterr().err
     assert not list(here.iterdir())
-
-
-def test_rewrite_tells_it_in_words(run: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert qm("rewrite", "--checkpoint", run, "plz sort my list") == 0
-    lines = capsys.readouterr().out.strip().splitlines()
-    assert lines[0].split(maxsplit=1) == ["question", "plz sort my list"]
-    assert lines[-1].split(maxsplit=1) == ["answer", "`sorted` is what you want."]
-
-
-def test_unwritable_report_is_one_line(run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "file").touch()
-    assert qm("eval", "--checkpoint", run, "--json", str(tmp_path / "file" / "report.json")) == 2
-    assert "choose another place to write to" in capsys.readouterr().err
 
 
 def commands_in(text: str) -> list[str]:

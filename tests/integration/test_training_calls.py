@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
 import ollama
@@ -19,9 +18,8 @@ from query_mutator.commands.main import main as qm
 from query_mutator.encoder import resolve_encoder
 from query_mutator.files.json_lines import read_json_lines
 from query_mutator.llm.client import Client
-from query_mutator.llm.retry import DEFAULT_POLICY
 from query_mutator.llm.stack import build_client
-from query_mutator.testing import FaultPlan, StubServer, start_server
+from query_mutator.testing import StubServer, start_server
 from query_mutator.types import ChatRequest, Completion
 from tests.conftest import Librarian, Softener, Upper
 from tests.integration.raw_http import until
@@ -124,50 +122,6 @@ def requests(count: int, **fields: object) -> list[ChatRequest]:
 def ask_all(client: Client, wanted: Sequence[ChatRequest], *, threads: int = 8) -> list[Completion]:
     with ThreadPoolExecutor(threads) as pool:
         return list(pool.map(client.complete, wanted))
-
-
-def test_a_server_that_comes_back_gets_calls_again() -> None:
-    with start_server([Upper()]) as keeps:
-        first = start_server([Upper()])
-        stack = build_client([keeps.url, first.url], batch_size=2)
-        first.close()
-        assert all(reply.ok for reply in ask_all(stack.client, requests(10)))
-        for server in stack.backend.servers:  # type: ignore[attr-defined]
-            server.open_until = min(server.open_until, 1e-9)  # the break is over
-        with start_server([Upper()], port=first.port) as again:
-            assert all(reply.ok for reply in ask_all(stack.client, requests(40), threads=1))
-            assert again.stats()["calls"] > 0
-        stack.close()
-
-
-@pytest.mark.parametrize("early_stop", [False, True])
-def test_under_faults_of_every_kind_calls_are_right_or_failed_and_few_fail(early_stop: bool) -> None:
-    with start_server([Upper()], num_parallel=16, faults=FaultPlan(0.2, seed=3)) as server:
-        stack = build_client(
-            server.url,
-            batch_size=16,
-            timeout_s=0.5,
-            max_retries=4,
-            is_refusal=(lambda text: False) if early_stop else None,
-        )
-        # Waiting as the scheduler does would take long here, so the delays between attempts are left out.
-        wanted = requests(300)
-        replies = ask_all(stack.client, wanted, threads=16)
-        for attempt in range(1, 5):
-            again = [
-                index
-                for index, reply in enumerate(replies)
-                if reply.error is not None and DEFAULT_POLICY.delay_s(reply.error, attempt, key="k") is not None
-            ]
-            repeated = [replace(wanted[index], attempt=attempt + 1) for index in again]
-            for index, reply in zip(again, ask_all(stack.client, repeated, threads=16), strict=True):
-                replies[index] = reply
-        stack.close()
-        struck = server.stats()["faults"]
-    assert len(struck) == 7
-    for request, reply in zip(wanted, replies, strict=True):
-        assert reply.text == (request.messages[0].content.upper() if reply.ok else "")
-    assert sum(not reply.ok for reply in replies) <= 6  # those that stalled twice
 
 
 def test_mutator_target_and_embedding_calls_to_one_model_load_it_once() -> None:

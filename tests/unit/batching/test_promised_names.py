@@ -6,7 +6,6 @@ import asyncio
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from query_mutator.batching import (
@@ -16,7 +15,6 @@ from query_mutator.batching import (
     BatchPlan,
     BatchPlanMeta,
     BatchShapeHistogram,
-    CollatedBatch,
     EpochPlan,
     MicrobatchSpec,
     OfflineDatasetStream,
@@ -166,22 +164,6 @@ def test_batches_are_counted_by_bucket_and_size() -> None:
     assert metrics.shape_histogram.bucket_samples == {0: 2}
     with pytest.raises(TypeError, match="batch_size"):
         BatchMetrics().record_batch(0)
-
-
-def test_a_batch_is_a_mapping_and_needs_no_masks() -> None:
-    batch = CollatedBatch(
-        input_ids=np.array([[1, 2, 3], [4, 5, 0]]),
-        loss_mask=np.array([[0, 1, 1], [0, 1, 0]]),
-        sample_ids=("a", "b"),
-        bucket_id=0,
-        max_len=3,
-        index=0,
-    )
-    assert "input_ids" in batch
-    assert "labels" in batch
-    assert "other" not in batch
-    assert batch["attention_mask"].tolist() == [[1, 1, 1]] * 2
-    assert batch.position_ids.tolist() == [[0, 1, 2]] * 2
 
 
 # --- streams and puzzles ---------------------------------------------------------------------------------------------

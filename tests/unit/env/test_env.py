@@ -18,7 +18,7 @@ from query_mutator.errors import BackendError
 from query_mutator.llm.client import Client
 from query_mutator.llm.retry import RetryPolicy
 from query_mutator.testing import StubServer
-from query_mutator.types import CALL_PRICE, ChatRequest, Completion, ErrorInfo, StepRecord
+from query_mutator.types import CALL_PRICE, ChatRequest, Completion
 from rl_query_mutator_env import BatchedQueryMutationEnv, QueryMutationEnv
 from tests.conftest import QUESTIONS
 
@@ -98,13 +98,6 @@ def test_actions_that_lead_nowhere_are_closed(env: QueryMutationEnv) -> None:
     assert obs[columns].tolist() == [1, 0, 0, 1, 0]  # what spelling makes of it is known
 
 
-def test_an_episode_terminates_after_its_steps(tiny_task: MakeTask, tiny_client: Client) -> None:
-    env = QueryMutationEnv(tiny_task(max_episode_steps=2), client=tiny_client)
-    env.reset(seed=0, options=KILL)
-    assert env.step(UNDO)[2:4] == (False, False)
-    assert env.step(UNDO)[2:4] == (True, False)
-
-
 def test_observations_hold_nothing_of_the_gold(tiny_task: MakeTask, tiny_client: Client) -> None:
     liars = [replace(question, accept=("zlib.crc32",), reference="Something else entirely.") for question in QUESTIONS]
     runs = []
@@ -116,21 +109,6 @@ def test_observations_hold_nothing_of_the_gold(tiny_task: MakeTask, tiny_client:
     assert np.array_equal(runs[0], runs[1])
 
 
-def test_step_whose_call_failed_changes_nothing_but_the_length(tiny_task: MakeTask, tiny_client: Client) -> None:
-    records: list[StepRecord] = []
-    client = FailingModel(tiny_client, "softener")
-    env = QueryMutationEnv(tiny_task(), client=client, retry_policy=NO_RETRY, on_record=records.append)
-    env.reset(seed=0, options=KILL)
-    _, reward, _, _, info = env.step(NEUTRAL)
-    assert reward == 0.0
-    assert not info["valid"]
-    assert env.episode is not None
-    assert (env.episode.steps, env.episode.current.text) == (1, QUESTIONS[1].text)
-    assert not records[0].valid
-    assert records[0].error == ErrorInfo(kind="server", message="broken for good")
-    assert env.invalid_steps == 1
-
-
 @pytest.mark.parametrize(("kind", "calls"), [("server", 15), ("timeout", 15), ("request", 5), ("prompt_too_long", 5)])
 def test_reset_repeats_a_transient_failure_twice_then_takes_the_next_question_and_gives_up_at_last(
     tiny_task: MakeTask, tiny_client: Client, kind: str, calls: int
@@ -140,21 +118,6 @@ def test_reset_repeats_a_transient_failure_twice_then_takes_the_next_question_an
     with pytest.raises(BackendError, match="broken for good"):
         env.reset(seed=0)
     assert client.calls == calls
-
-
-def test_record_tells_the_step(tiny_task: MakeTask, tiny_client: Client) -> None:
-    records: list[StepRecord] = []
-    env = QueryMutationEnv(tiny_task(), client=tiny_client, env_id=7, on_record=records.append)
-    env.reset(seed=0, options=KILL)
-    env.step(NEUTRAL)
-    env.step(SUBMIT)
-    first, second = (record.to_json() for record in records)
-    assert (first["env"], first["step"], second["step"], first["episode"]) == (7, 0, 1, 0)
-    assert (first["operator"], second["operator"]) == ("neutral", "submit")
-    assert first["rewrite"] == "how do i stop the process"
-    assert first["answer"] == "`os.kill` is what you want."
-    assert first["parts"]["right"] == 1.0
-    assert first["error"] is None
 
 
 def test_same_seed_gives_the_same_episodes(env: QueryMutationEnv) -> None:

@@ -79,11 +79,6 @@ def test_of_answers_that_rank_alike_the_first_is_submitted() -> None:
     assert episode.best == first
 
 
-def test_actions_end_with_ask_undo_submit(task: Task, tiny_task: MakeTask) -> None:
-    assert task.actions == ("spelling", "neutral", "filler", "ask", "undo", "submit")
-    assert tiny_task().actions == ("spelling", "neutral", "filler", "undo", "submit")
-
-
 def test_a_rewrite_costs_one_call_and_an_answer_another(task: Task, tiny_client: Client) -> None:
     client = Counting(tiny_client)
     env = QueryMutationEnv(task, client=client)

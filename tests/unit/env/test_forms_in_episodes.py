@@ -16,7 +16,6 @@ from query_mutator.encoder import Encoder
 from query_mutator.env.episode import Episode
 from query_mutator.env.task import NUM_EXAMPLES, Task, bank_of, rewrite_settings
 from query_mutator.forms import Form
-from query_mutator.learners.plan import Plan, plan_policy, plan_task
 from query_mutator.llm.client import Client, ClientWrapper
 from query_mutator.types import ChatRequest, Completion, Question, StepRecord
 from rl_query_mutator_env import QueryMutationEnv
@@ -106,20 +105,6 @@ def test_what_a_form_reads_is_scored(tiny_task: MakeTask, tiny_client: Client) -
     current = env.episode.current
     assert current.answer == env.episode.first.answer
     assert current.reward.success == 0
-
-
-def test_a_plan_takes_a_form_as_a_step(task: Task, tiny_client: Client) -> None:
-    plan = Plan(steps=("neutral", "question_answer"))
-    client = Seen(tiny_client)
-    env = QueryMutationEnv(plan_task(plan, task), client=client)
-    policy = plan_policy(plan, task)
-    obs, _ = env.reset(seed=0, options={"question": 1})
-    ended = False
-    while not ended:
-        obs, _, terminated, truncated, info = env.step(int(policy.act(obs[None]).actions[0]))
-        ended = terminated or truncated
-    assert client.asked == ["Question: how do i stop the process\nAnswer:"]
-    assert (info["success"], info["calls"]) == (1, 2)
 
 
 def test_examples_are_the_nearest_of_the_bank_and_never_of_the_same_target(hash_encoder: Encoder) -> None:

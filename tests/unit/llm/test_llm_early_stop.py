@@ -15,7 +15,7 @@ from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.openai import OpenAIBackend, completion_of
 from query_mutator.rewards import is_refusal
 from query_mutator.testing import StubServer, start_server
-from query_mutator.types import ChatRequest, Completion, said_in, without_thought
+from query_mutator.types import ChatRequest, Completion, without_thought
 
 REST = " Here is some more text that nobody needs, and then some." * 6
 #: (reply, is it a refusal, is it one that can be cut)
@@ -244,11 +244,6 @@ def test_a_reply_is_cut_at_a_refusal_that_is_said_and_not_at_one_that_is_thought
     assert early.cut_replies == int(is_cut)
     assert is_refusal(reply.text) == is_refusal(whole.text) == is_cut
     assert reply.text == (REFUSAL if is_cut else whole.text)
-
-
-def test_a_growing_thought_is_told_from_its_end() -> None:
-    assert said_in("So <think>Rome") == ("So ", True)
-    assert said_in("So <think>Rome</think>") == ("So  ", False)
 
 
 # --- scripts ---------------------------------------------------------------------------------------------------------

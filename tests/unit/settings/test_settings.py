@@ -358,13 +358,6 @@ def test_every_command_names_the_flag_of_a_wrong_address(command: str, capsys: p
         assert "--ollama-url" in capsys.readouterr().err
 
 
-def test_column_that_a_file_has_not_is_refused_by_a_dry_run(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "q.csv").write_text("query,accept\nhow do I sort,sorted\n")
-    argv = ["--dry-run", "--dataset", str(tmp_path / "q.csv"), "--question-column", "nope"]
-    assert exit_code(main, argv, prog="train") == 2
-    assert "nope" in capsys.readouterr().err
-
-
 def test_several_lines_are_allowed_where_a_person_writes_them() -> None:
     assert parse_flags(TrainConfig, ["--domain", "one\ntwo"], prog="train").domain == "one\ntwo"
 
