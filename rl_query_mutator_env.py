@@ -38,7 +38,7 @@ from typing import Any, Literal, SupportsIndex, get_args
 import gymnasium as gym
 import numpy as np
 from gymnasium.error import InvalidAction, ResetNeeded
-from gymnasium.vector import AutoresetMode
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from numpy.typing import NDArray
 
 from query_mutator.env import vector
@@ -322,12 +322,14 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
         return engine.observe(), reward, terminated, truncated, info
 
 
-class BatchedQueryMutationEnv(vector.EnvList):
+class BatchedQueryMutationEnv(SyncVectorEnv[FloatArray, NDArray[np.int64]]):
     """N environments, each of which goes rewrite -> answer -> score at its own pace, with `batch_size` calls in flight.
 
     `batch_size=None` makes the calls one at a time in the calling thread (`--no-batching`). An environment whose
     episode ended is reset in the same step, in the next one, or (DISABLED) by `reset(options={"reset_mask": ...})`.
     """
+
+    envs: list[QueryMutationEnv]  # type: ignore[assignment]
 
     def __init__(
         self,
@@ -337,11 +339,10 @@ class BatchedQueryMutationEnv(vector.EnvList):
         journal: CallJournal | None = None,
         autoreset_mode: AutoresetMode | str = AutoresetMode.SAME_STEP,
     ) -> None:
-        self.envs: list[QueryMutationEnv] = list(envs)
-        if not self.envs:
+        makers = [lambda env=env: env for env in envs]
+        if not makers:
             raise ValueError("envs must hold at least one QueryMutationEnv")
-        super().__init__(self.envs, autoreset_mode)
-        self._observations = np.zeros(self.observation_space.shape or (), dtype=np.float32)  # [N, O]
+        super().__init__(makers, autoreset_mode=vector.parse_autoreset_mode(autoreset_mode))
         first = self.envs[0]
         scheduler = make_scheduler(batch_size, first.client, first.task.encoder, first.retry_policy, journal=journal)
         self._in_flight = vector.FlowsInFlight(scheduler)
@@ -381,7 +382,7 @@ class BatchedQueryMutationEnv(vector.EnvList):
         """Start a step in each of `env_ids`; it runs while the caller continues. All are checked before one starts."""
         indices = self._in_flight.check_free(env_ids)
         pairs = zip(indices, actions, strict=True)
-        flows = [vector.step_with_autoreset(self.envs[i], action, self.autoreset_mode) for i, action in pairs]
+        flows = [self._step_flow(self.envs[i], action) for i, action in pairs]
         for index, flow in zip(indices, flows, strict=True):
             self._start(index, flow)
 
@@ -393,7 +394,7 @@ class BatchedQueryMutationEnv(vector.EnvList):
         """Start a reset in every environment; `recv` returns it as a step without reward and with `infos["reset"]`."""
         self._in_flight.check_idle("send_reset")
         for index, env_seed in enumerate(vector.env_seeds(seed, self.num_envs)):
-            self._start(index, vector.reset_as_step(self.envs[index], env_seed))
+            self._start(index, _reset_as_step(self.envs[index], seed=env_seed, reset=True))
 
     def recv(self, min_envs: int = 1, timeout_s: float | None = None, *, max_envs: int | None = None) -> VectorStep:
         """Return gymnasium's five for the environments that are ready [n]; `infos["env_id"]` [n] names them.
@@ -408,9 +409,19 @@ class BatchedQueryMutationEnv(vector.EnvList):
 
     def _gather(self, results: Mapping[int, StepResult], env_ids: Sequence[int]) -> VectorStep:
         """Return the five as arrays [n] over `env_ids`, and keep the observations."""
-        steps = vector.stack_steps([results[index] for index in env_ids], obs_size=self._observations.shape[1])
-        self._observations[list(env_ids)] = steps[0]
-        return steps
+        found = [results[index] for index in env_ids]
+        obs, rewards, terminations, truncations, infos = zip(*found, strict=True) if found else [()] * 5
+        rows = np.array(obs, dtype=np.float32).reshape(-1, self._observations.shape[1])
+        self._observations[list(env_ids)] = rows
+        ends = np.array(terminations, dtype=np.bool_), np.array(truncations, dtype=np.bool_)
+        return rows, np.array(rewards, dtype=np.float64), *ends, infos_of(infos)
+
+    def _step_flow(self, env: QueryMutationEnv, action: SupportsIndex) -> Flow:
+        """Return the flow of a step as the autoreset mode has it; ResetNeeded or InvalidAction before it starts."""
+        if self.autoreset_mode is AutoresetMode.NEXT_STEP and env.has_ended:
+            return _reset_as_step(env)
+        number = env.check_action(action)
+        return _step_and_reset(env, number) if self.autoreset_mode is AutoresetMode.SAME_STEP else env.step_flow(number)
 
     batch_reset = reset
     batch_step = step
@@ -439,6 +450,21 @@ class BatchedQueryMutationEnv(vector.EnvList):
         self._in_flight.scheduler.close()
         for env in self.envs:
             env.close()
+
+
+def _reset_as_step(env: QueryMutationEnv, *, seed: int | None = None, **about: bool) -> Flow:
+    """Yield the calls of a reset; return it as a step without reward, with `about` in its info."""
+    obs, info = yield from env.reset_flow(seed=seed)
+    return obs, 0.0, False, False, {**about, **info}
+
+
+def _step_and_reset(env: QueryMutationEnv, action: int) -> Flow:
+    """Yield the calls of a step and, if the episode ends, those of the next reset."""
+    obs, reward, terminated, truncated, info = yield from env.step_flow(action)
+    if terminated or truncated:
+        next_obs, next_info = yield from env.reset_flow()
+        obs, info = next_obs, {"final_obs": obs, "final_info": info, **next_info}
+    return obs, reward, terminated, truncated, info
 
 
 # --- gymnasium.make ---------------------------------------------------------------------------------------------------

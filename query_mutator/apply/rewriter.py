@@ -110,7 +110,7 @@ def rewrite_flow(
         asks_at_end=asks_at_end,
         asks_when_stopped=asks_at_end,
     )
-    episode, chosen = engine.episode, engine.submitted
+    episode, chosen, why = engine.episode, engine.submitted, engine.why()
     text, form = episode.asked if chosen is None else chosen.asked
     request = task.target(0, text, form)
     return Rewrite(
@@ -124,15 +124,10 @@ def rewrite_flow(
         steps=tuple(played.steps),
         calls=episode.calls,
         seconds=time.monotonic() - started,
-        why=_why(engine, played.stopped),
+        why=f"{why}; {_REASONS[played.stopped]}" if why and played.stopped else why,
         stopped=played.stopped or "policy",
         error=played.error,
     )
-
-
-def _why(engine: EpisodeEngine, stopped: Stopped | None) -> str:
-    why = engine.why()
-    return why if stopped is None or not why else f"{why}; {_REASONS[stopped]}"
 
 
 class Rewriter:
@@ -210,7 +205,8 @@ class Rewriter:
     @property
     def modes(self) -> tuple[Mode, ...]:
         """Return the modes this policy can act in; "blind" needs one that asks once."""
-        return MODES if self._asks_once else ("full",)
+        asks_once = self._task.rules.max_asks == 1 or bool(getattr(self.policy, "asks_once", False))
+        return MODES if self._task.rules.policy_asks and asks_once else ("full",)
 
     @property
     def task(self) -> Task:
@@ -297,7 +293,7 @@ class Rewriter:
         asks_at_end: bool = True,
         usable: Callable[[Framed], bool] | None = None,
     ) -> Flow:
-        """Return the decisions on a question as a flow, for a driver of your own (see `deciding.rewrite_flow`).
+        """Return the decisions on a question as a flow, for a driver of your own (see `rewrite_flow`).
 
         Making it encodes the question. UsageError for an empty question, and for a mode that the policy cannot act in.
         """
@@ -328,11 +324,6 @@ class Rewriter:
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
-
-    @property
-    def _asks_once(self) -> bool:
-        is_blind = self._task.rules.max_asks == 1 or bool(getattr(self.policy, "asks_once", False))
-        return self._task.rules.policy_asks and is_blind
 
     async def _complete(self, request: ChatRequest) -> Completion:
         """Make a call in a thread of this process; those of before a fork are gone."""

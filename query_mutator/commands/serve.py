@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from query_mutator.apply import Limits, Rewriter
-from query_mutator.bounds import Cosine, Count, CountOrNone, Megabytes, Million, Retries, Seconds, Share, defaults
+from query_mutator.bounds import Cosine, Count, CountOrNone, Megabytes, Million, Port, Retries, Seconds, Share
 from query_mutator.cli.console import note
 from query_mutator.cli.outputs import Output, OutputFlags, holding
 from query_mutator.commands.policy_flags import RunFlags, open_policy
@@ -24,7 +24,6 @@ from query_mutator.runs.shadow import MARK, SHADOW, read_shadow
 from query_mutator.session.checkpoint import Checkpoint
 from query_mutator.session.models import ResolvedModels
 from query_mutator.settings.calls import DIRECT
-from query_mutator.settings.listening import Listening
 
 if TYPE_CHECKING:
     from query_mutator.apply.proxy.app import ProxyApp
@@ -40,8 +39,7 @@ ANSWER_LENGTHS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-@defaults(port=11435)
-class ServeFlags(RunFlags, Listening, OutputFlags):
+class ServeFlags(RunFlags, OutputFlags):
     """Answer rewritten questions behind the address of a model server: MODEL+qm is MODEL with rewriting.
 
     Without a flag nothing is cached on disk, and a server that is down is not waited for, whatever the training did.
@@ -51,6 +49,10 @@ class ServeFlags(RunFlags, Listening, OutputFlags):
         "run", "checkpoint", "ollama_url", "host", "port", "mode", "max_calls", "request_deadline_s", "api_key",
     )  # fmt: skip
 
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: Port = 11435
+    """Port to listen on; 0 takes a free one."""
     mode: Literal["blind", "gate", "full"] = "gate"
     """blind: rewrite, then ask once; gate: rewrite only what is refused; full: as the policy was trained."""
     max_calls: Count | None = None

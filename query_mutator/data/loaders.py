@@ -7,10 +7,9 @@ is an error.
 from __future__ import annotations
 
 import itertools
-import math
 from array import array
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
@@ -20,7 +19,7 @@ import numpy as np
 
 from query_mutator.cli.console import note
 from query_mutator.data.layouts import COLUMNS, Layout, layout_of
-from query_mutator.data.readers import read_rows
+from query_mutator.data.readers import is_number, read_rows, tags_in
 from query_mutator.errors import DatasetError
 from query_mutator.registry import nearest
 from query_mutator.types import NUMERIC, UNSAFE, Question
@@ -67,7 +66,7 @@ def load_question_set(
     name = name or str(paths[0])
     asked = {column for column in (question_column, answer_column) if column is not None}
     columns = {*QUESTION_COLUMNS, *ANSWER_COLUMNS, "id", "tags", "about"} | asked | (set() if asked else COLUMNS)
-    rows = _rows_of(paths, columns)
+    rows = (((path, line), row) for path in paths for line, row in read_rows(path, columns=columns))
     first = list(itertools.islice(rows, _PEEKED_ROWS))
     layout = None if asked else layout_of([row for _, row in first], where=name)
     questions: list[Question] = []
@@ -85,16 +84,12 @@ def load_question_set(
         lines.append(line)
     _check_some(name, questions, dropped)
     _check_ids(name, questions, lines)
-    found = _parted(questions)
+    # Apart from the questions: no other code sees the two together.
+    guard = tuple(question for question in questions if UNSAFE in question.tags)
+    found = QuestionSet(questions=[q for q in questions if UNSAFE not in q.tags] if guard else questions, guard=guard)
     if layout is not None:
         note(_what_was_read(name, layout, found, dropped))
     return found
-
-
-def _rows_of(paths: Sequence[Path], columns: Collection[str]) -> Iterator[tuple[tuple[Path, int], dict[str, Any]]]:
-    for path in paths:
-        for line, row in read_rows(path, columns=columns):
-            yield (path, line), row
 
 
 def _check_some(name: str, questions: Sequence[Question], dropped: Mapping[str, int]) -> None:
@@ -109,12 +104,6 @@ def _check_some(name: str, questions: Sequence[Question], dropped: Mapping[str, 
 def _reasons(dropped: Mapping[str, int]) -> str:
     most = sorted(dropped.items(), key=lambda item: -item[1])[:_SHOWN_REASONS]
     return ", ".join(f"{count} {reason}" for reason, count in most)
-
-
-def _parted(questions: list[Question]) -> QuestionSet:
-    """Return the questions, and apart from them those that should be refused: no other code sees the two together."""
-    guard = tuple(question for question in questions if UNSAFE in question.tags)
-    return QuestionSet(questions=[q for q in questions if UNSAFE not in q.tags] if guard else questions, guard=guard)
 
 
 def _what_was_read(name: str, layout: Layout, found: QuestionSet, dropped: Mapping[str, int]) -> str:
@@ -154,39 +143,28 @@ def _question(
         raise DatasetError(f"{where}: the question is {what}; fill it in or drop the row")
     gold = _gold(row, where, answer_column)
     answer = row.get(_column(row, answer_column, ANSWER_COLUMNS, where, "answer", required=False) or "")
-    is_numeric = _is_number(answer) and not isinstance(answer, bool)
+    is_numeric = is_number(answer) and not isinstance(answer, bool)
     accept, reference = known.setdefault(gold, gold) if len(known) < KNOWN_ANSWERS else known.get(gold, gold)
-    tags = row.get("tags") or ()
-    if not isinstance(tags, (list, tuple)) or not all(isinstance(tag, str) for tag in tags):
-        raise DatasetError(f"{where}: `tags` must be a list of texts")
+    about = row.get("about")
+    if about is not None and not (isinstance(about, str) and about.strip()):
+        raise DatasetError(f"{where}: `about` must be a text, not {str(about)[:80]!r}")
     return Question(
         id=_id(row.get("id"), where, index),
         text=text.strip(),
         accept=accept,
         reference=reference,
-        tags=tuple(dict.fromkeys((*tags, *([NUMERIC] if is_numeric else [])))),
-        about=_about(row.get("about"), where),
+        tags=tuple(dict.fromkeys((*tags_in(row, where), *([NUMERIC] if is_numeric else [])))),
+        about=about,
     )
-
-
-def _about(value: Any, where: str) -> str | None:
-    """Return what a question is about, None where its row does not say."""
-    if value is not None and not (isinstance(value, str) and value.strip()):
-        raise DatasetError(f"{where}: `about` must be a text, not {str(value)[:80]!r}")
-    return value
 
 
 def _id(value: Any, where: str, index: int) -> str:
     """Return the id of a row, by default its number among the rows."""
     if value is None or value == "":
         return str(index)
-    if not (isinstance(value, str) or _is_number(value)):
+    if not (isinstance(value, str) or is_number(value)):
         raise DatasetError(f"{where}: `id` must be a text or a number, not {str(value)[:80]!r}")
     return str(value)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
 
 
 def _gold(row: dict[str, Any], where: str, answer_column: str | None) -> Gold:
@@ -203,7 +181,7 @@ def _gold(row: dict[str, Any], where: str, answer_column: str | None) -> Gold:
         reference = reference or value
         if column != "reference":
             accept = (value.strip(),)
-    elif _is_number(value):
+    elif is_number(value):
         accept = (str(value),)
     elif value is not None and not isinstance(value, str):
         raise DatasetError(f"{where}: `{column}` must be a text, a number or a list of names, not {str(value)[:80]}")

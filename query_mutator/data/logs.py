@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from query_mutator.cli.outputs import holding
-from query_mutator.data.readers import Row, read_rows
+from query_mutator.data.readers import Row, is_number, read_rows, tags_in
 from query_mutator.errors import DatasetError
 from query_mutator.runs.shadow import MARK, ORIGINAL, REWRITTEN, SHADOW, read_shadow
 from query_mutator.types import AS_IS, MAX_NAME_CHARS, NUMERIC
@@ -86,7 +86,7 @@ def _reply(row: Mapping[str, Any], where: str, *, is_traffic: bool) -> LoggedRep
         is_preferred=row.get("preferred") if is_traffic else None,
         is_traffic=is_traffic,
         target="" if found["target"] is None else _text(found["target"], "target", where),
-        tags=(*_tags(row.get("tags"), where), *((NUMERIC,) if is_numeric else ())),
+        tags=(*tags_in(row, where), *((NUMERIC,) if is_numeric else ())),
         logprob=_number(_first(row, "logprob"), "logprob", where),
         cut=_truth(_first(row, "cut"), "cut", where),
         context="" if row.get("context") is None else _text(row["context"], "context", where, may_be_empty=True),
@@ -117,18 +117,12 @@ def _form(value: Any, where: str) -> str:
 def _gold(value: Any, where: str) -> tuple[tuple[str, ...], bool]:
     """Return the accepted answers, and whether they are numbers."""
     values = value if isinstance(value, (list, tuple)) else () if value is None else (value,)
-    is_numeric = bool(values) and all(map(_is_number, values))
+    is_numeric = bool(values) and all(is_number(one) and not isinstance(one, bool) for one in values)
     if value is not None and not (
         values and (is_numeric or all(isinstance(one, str) and one.strip() for one in values))
     ):
         raise DatasetError(f"{where}: `gold` must be a text, a number, or a list of one of them, not {_shown(value)}")
     return tuple(str(one).strip() for one in values), is_numeric
-
-
-def _is_number(value: Any) -> bool:
-    return not isinstance(value, bool) and (
-        isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
-    )
 
 
 def _truth(value: Any, name: str, where: str) -> bool | None:
@@ -148,14 +142,6 @@ def _number(value: Any, name: str, where: str) -> float | None:
     if isinstance(value, bool) or (found is not None and not math.isfinite(found)):
         raise DatasetError(f"{where}: `{name}` must be a number, not {_shown(value)}")
     return found
-
-
-def _tags(value: Any, where: str) -> tuple[str, ...]:
-    if value in (None, ""):
-        return ()
-    if not isinstance(value, (list, tuple)) or not all(isinstance(tag, str) for tag in value):
-        raise DatasetError(f"{where}: `tags` must be a list of texts, not {_shown(value)}")
-    return tuple(value)
 
 
 def _shown(value: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -176,3 +177,16 @@ def _check_names(names: Sequence[str], where: str) -> None:
     twice = [name for name, count in Counter(names).items() if count > 1 and name]
     if twice:
         raise DatasetError(f"{where}: column {twice[0]!r} occurs twice; rename one")
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a field is a finite number."""
+    return isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
+
+
+def tags_in(row: Mapping[str, Any], where: str) -> tuple[str, ...]:
+    """Return the tags of a row; DatasetError unless they are texts."""
+    tags = row.get("tags") or ()
+    if not isinstance(tags, (list, tuple)) or not all(isinstance(tag, str) for tag in tags):
+        raise DatasetError(f"{where}: `tags` must be a list of texts, not {str(tags)[:80]!r}")
+    return tuple(tags)

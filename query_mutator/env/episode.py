@@ -20,6 +20,8 @@ Asked = tuple[str, str]
 #: An operator's number, the text it is applied to, and the form in which that is answered: some use the answer.
 Wording = tuple[int, str, str | None]
 
+_VECTORS = ("text_vector", "answer_vector")
+
 
 def _tensor(vector: FloatArray) -> Any:
     import torch
@@ -54,35 +56,15 @@ class Attempt:
 
     def to_state(self) -> dict[str, Any]:
         """Return plain types and tensors."""
-        return {
-            "text": self.text,
-            "form": self.form,
-            "answer": self.answer,
-            "logprob": self.logprob,
-            "cut": self.cut,
-            "text_vector": _tensor(self.text_vector),
-            "answer_vector": _tensor(self.answer_vector),
-            "fit": self.fit,
-            "closeness": self.closeness,
-            "score": self.reward.score,
-            "parts": dict(self.reward.parts),
-        }
+        vectors = {name: _tensor(getattr(self, name)) for name in _VECTORS}
+        reward = {"score": self.reward.score, "parts": dict(self.reward.parts)}
+        return {name: getattr(self, name) for name in self.__slots__} | vectors | {"reward": reward}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Attempt:
         """Return the attempt saved by `to_state`, whose tensors may be arrays."""
-        return cls(
-            text=state["text"],
-            form=state["form"],
-            answer=state["answer"],
-            logprob=state["logprob"],
-            cut=state["cut"],
-            text_vector=np.array(state["text_vector"]),
-            answer_vector=np.array(state["answer_vector"]),
-            fit=state["fit"],
-            closeness=state["closeness"],
-            reward=Reward(score=state["score"], parts=state["parts"]),
-        )
+        vectors = {name: np.array(state[name]) for name in _VECTORS}
+        return cls(**{**state, **vectors, "reward": Reward(**state["reward"])})
 
 
 def why_submitted(
@@ -182,22 +164,13 @@ class Episode:
 
     def to_state(self) -> dict[str, Any]:
         """Return plain types and tensors."""
-        return {
-            "index": self.index,
-            "first": self.original,
-            "current": self.text,
-            "form": self.form,
-            "best": self.best and list(self.best.asked),
-            "p_right": list(self.p_right),
-            "known": [attempt.to_state() for attempt in self.known.values()],
+        return {name: getattr(self, name) for name in self.__slots__} | {
             "vectors": {text: _tensor(vector) for text, vector in self.vectors.items()},
             "used": list(self.used),
+            "known": [attempt.to_state() for attempt in self.known.values()],
+            "best": self.best and list(self.best.asked),
+            "p_right": list(self.p_right),
             "tried": sorted(self.tried),
-            "steps": self.steps,
-            "calls": self.calls,
-            "call_price": self.call_price,
-            "total_reward": self.total_reward,
-            "ended": self.ended,
             "names": list(self.names),
         }
 
@@ -206,24 +179,16 @@ class Episode:
         """Return the episode saved by `to_state`."""
         attempts = [Attempt.from_state(attempt) for attempt in state["known"]]
         known = {attempt.asked: attempt for attempt in attempts}
-        return cls(
-            index=state["index"],
-            original=state["first"],
-            text=state["current"],
-            form=state["form"],
-            vectors={text: np.array(vector) for text, vector in state["vectors"].items()},
-            best=state["best"] and known[tuple(state["best"])],
-            p_right=tuple(state["p_right"]),
-            known=known,
-            used=list(state["used"]),
-            tried={(text, action) for text, action in state["tried"]},
-            steps=state["steps"],
-            calls=state["calls"],
-            call_price=state["call_price"],
-            total_reward=state["total_reward"],
-            ended=state["ended"],
-            names=list(state["names"]),
-        )
+        others: dict[str, Any] = {
+            "vectors": {text: np.array(vector) for text, vector in state["vectors"].items()},
+            "used": list(state["used"]),
+            "known": known,
+            "best": state["best"] and known[tuple(state["best"])],
+            "p_right": tuple(state["p_right"]),
+            "tried": {(text, action) for text, action in state["tried"]},
+            "names": list(state["names"]),
+        }
+        return cls(**{**state, **others})
 
 
 class Rewriting(NamedTuple):

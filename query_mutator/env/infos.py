@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 
 from query_mutator.env.engine import EpisodeEngine
@@ -89,28 +89,11 @@ def as_arrays(info: Mapping[str, Any]) -> dict[str, Any]:
 
 def infos_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return one dict of arrays [n] for n infos; `_key` [n] says which of them have the key, as gymnasium does."""
-    infos: dict[str, Any] = {}
-    for key in dict.fromkeys(itertools.chain.from_iterable(rows)):
-        present = [key in row for row in rows]
-        infos[key] = _column(key, [row.get(key) for row in rows], sample=rows[present.index(True)][key])
-        infos[f"_{key}"] = np.array(present)
+    vector, infos = VectorEnv[Any, Any, Any](), dict[str, Any]()
+    vector.num_envs = len(rows)
+    for index, info in enumerate(rows):
+        infos = vector._add_info(infos, dict(info), index)
     return infos
-
-
-def _column(key: str, values: list[Any], *, sample: Any) -> Any:
-    if isinstance(sample, dict):
-        return infos_of([value or {} for value in values])
-    if type(sample) in (int, float, bool):
-        return np.array([value or 0 for value in values], dtype=type(sample))
-    if isinstance(sample, np.ndarray) and key != "final_obs":
-        return np.stack([np.zeros_like(sample) if value is None else value for value in values])
-    column = np.empty(len(values), dtype=object)
-    if isinstance(sample, str):
-        column[:] = values
-    else:  # one by one: numpy would merge arrays of equal length into one of more dimensions
-        for row, value in enumerate(values):
-            column[row] = value
-    return column
 
 
 def rows_of(infos: Mapping[str, Any], rows: NDArray[np.int64] | NDArray[np.bool_]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a vector of environments needs in addition to them: steps in flight, gymnasium's access, seeds, arrays.
+"""What a vector of environments needs in addition to them: steps in flight, and what gymnasium passes to it.
 
 N environments, n of them that finished a step, O observation
 """
@@ -8,17 +8,14 @@ from __future__ import annotations
 import operator
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol, SupportsIndex
+from typing import Any, SupportsIndex
 
-import gymnasium as gym
 import numpy as np
 from gymnasium.error import AlreadyPendingCallError
-from gymnasium.vector import AutoresetMode, VectorEnv
-from gymnasium.vector.utils import batch_space
+from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 from query_mutator.env.flow import Flow
-from query_mutator.env.infos import infos_of
 from query_mutator.env.scheduling import Scheduler
 from query_mutator.registry import check_known
 from query_mutator.types import FloatArray
@@ -27,44 +24,6 @@ from query_mutator.types import FloatArray
 StepResult = tuple[FloatArray, float, bool, bool, dict[str, Any]]
 #: the same of n environments: observations [n, O], then arrays [n]
 VectorStep = tuple[FloatArray, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]
-
-
-class EnvList(VectorEnv[FloatArray, NDArray[np.int64], NDArray[Any]]):
-    """A vector over a list of environments [N]: its spaces, and gymnasium's access to the single ones."""
-
-    envs: Sequence[gym.Env[FloatArray, np.int64]]
-
-    def __init__(self, envs: Sequence[gym.Env[FloatArray, np.int64]], autoreset_mode: AutoresetMode | str) -> None:
-        super().__init__()
-        first = envs[0]
-        self.num_envs = len(envs)
-        self.autoreset_mode = parse_autoreset_mode(autoreset_mode)
-        self.metadata = {**first.metadata, "autoreset_mode": self.autoreset_mode}
-        self.render_mode = first.render_mode
-        self.single_observation_space, self.single_action_space = first.observation_space, first.action_space
-        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
-        self.action_space = batch_space(self.single_action_space, self.num_envs)
-
-    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """Return what the method `name` of each environment returns, or each environment's attribute of this name."""
-        found = [env.get_wrapper_attr(name) for env in self.envs]
-        return tuple(value(*args, **kwargs) if callable(value) else value for value in found)
-
-    def get_attr(self, name: str) -> tuple[Any, ...]:
-        """Return the attribute `name` of each environment."""
-        return tuple(env.get_wrapper_attr(name) for env in self.envs)
-
-    def set_attr(self, name: str, values: Any) -> None:
-        """Set an attribute of each environment: one of a list or tuple of N values each, or the same in all."""
-        each = values if isinstance(values, (list, tuple)) else [values] * self.num_envs
-        if len(each) != self.num_envs:
-            raise ValueError(f"{len(each)} values for {self.num_envs} environments")
-        for env, value in zip(self.envs, each, strict=True):
-            env.set_wrapper_attr(name, value)
-
-    def render(self) -> tuple[Any, ...]:
-        """Return what each environment renders."""
-        return tuple(env.render() for env in self.envs)
 
 
 class FlowsInFlight:
@@ -122,19 +81,6 @@ class FlowsInFlight:
             )
 
 
-def stack_steps(results: Sequence[StepResult], *, obs_size: int) -> VectorStep:
-    """Return the results of n environments as gymnasium's five arrays [n]."""
-    columns: Iterable[Any] = zip(*results, strict=True) if results else [()] * 5
-    obs, rewards, terminations, truncations, infos = columns
-    return (
-        np.array(obs, dtype=np.float32).reshape(-1, obs_size),
-        np.array(rewards, dtype=np.float64),
-        np.array(terminations, dtype=np.bool_),
-        np.array(truncations, dtype=np.bool_),
-        infos_of(infos),
-    )
-
-
 def parse_autoreset_mode(mode: AutoresetMode | str) -> AutoresetMode:
     """Return gymnasium's mode for its name or value; ValueError with the known ones for others."""
     known = {name: one for one in AutoresetMode for name in (one.name, one.value)}
@@ -163,48 +109,3 @@ def reset_mask(options: Mapping[str, Any] | None, num_envs: int) -> NDArray[np.b
     if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_ or mask.shape != (num_envs,) or not mask.any():
         raise ValueError(f"options['reset_mask'] must be a bool array of shape ({num_envs},) with at least one True")
     return mask
-
-
-class FlowEnv(Protocol):
-    """One environment, whose steps and resets are flows."""
-
-    @property
-    def has_ended(self) -> bool:
-        """Return whether the episode is over."""
-
-    def check_action(self, action: SupportsIndex) -> int:
-        """Return the action as an int; ResetNeeded or InvalidAction if it cannot be taken."""
-
-    def step_flow(self, action: int) -> Flow:
-        """Yield the calls of one step; return gymnasium's five."""
-
-    def reset_flow(self, *, seed: int | None = None) -> Flow:
-        """Yield the calls of a reset; return (observation, info)."""
-
-
-def step_with_autoreset(env: FlowEnv, action: SupportsIndex, mode: AutoresetMode) -> Flow:
-    """Return the flow of a step as the autoreset mode has it; ResetNeeded or InvalidAction before it starts."""
-    if mode is AutoresetMode.NEXT_STEP and env.has_ended:
-        return _reset_in_place_of_step(env)
-    number = env.check_action(action)
-    return _step_and_reset(env, number) if mode is AutoresetMode.SAME_STEP else env.step_flow(number)
-
-
-def reset_as_step(env: FlowEnv, seed: int | None) -> Flow:
-    """Yield the calls of a reset; return it as a step without reward, with `reset` in its info."""
-    obs, info = yield from env.reset_flow(seed=seed)
-    return obs, 0.0, False, False, {"reset": True, **info}
-
-
-def _reset_in_place_of_step(env: FlowEnv) -> Flow:
-    obs, info = yield from env.reset_flow()
-    return obs, 0.0, False, False, info
-
-
-def _step_and_reset(env: FlowEnv, action: int) -> Flow:
-    """Yield the calls of a step and, if the episode ends, those of the next reset."""
-    obs, reward, terminated, truncated, info = yield from env.step_flow(action)
-    if terminated or truncated:
-        next_obs, next_info = yield from env.reset_flow()
-        obs, info = next_obs, {"final_obs": obs, "final_info": info, **next_info}
-    return obs, reward, terminated, truncated, info

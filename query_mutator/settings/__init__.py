@@ -5,13 +5,12 @@
                     Encoding, ModelSettings (all that opening the models takes)
     questions.py    Questions, Reward                          what is asked, and what a good answer is
     episode.py      Operators, CallRules, Episode, Observing, Validation, TaskSettings (all that making a task takes)
-    learner.py      Learning, and IQNConfig, CollectorConfig, DirectConfig next to ppo's PPOConfig
+    learner.py      Learning, Workers, and IQNConfig, CollectorConfig, DirectConfig next to ppo's PPOConfig
     evaluation.py   Evaluation, FailureRate                    comparisons, and when too many calls failed
-    listening.py    Listening                                  where a server listens
     output.py       Plugins, RunFolder, Run                    where a run is kept
 
 A command is a dataclass that inherits the groups it needs; a program makes a group, or passes such a dataclass on as
 one. `defaults` (`query_mutator.bounds`) changes a default for one command. Imports only the base and `ppo.config`.
 """
 
-__all__ = ["calls", "episode", "evaluation", "learner", "listening", "models", "output", "questions", "workers"]
+__all__ = ["calls", "episode", "evaluation", "learner", "models", "output", "questions"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from annotated_types import Gt, Le
 from tyro.conf import arg
@@ -16,11 +16,12 @@ from query_mutator.bounds import (
     Parallel,
     Positive,
     Share,
+    Threads,
     Tokens,
     defaults,
 )
 
-__all__ = ["CollectorConfig", "DirectConfig", "IQNConfig", "Learning"]
+__all__ = ["CollectorConfig", "DirectConfig", "IQNConfig", "Learning", "Workers"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +40,21 @@ class CollectorConfig(Group):
     max_pending_updates: Annotated[CountOrNone, arg(aliases=["--max-update-debt"])] = 8
     """Gradient steps that may be due before the collector waits for the learner; large numbers let the achieved replay
     ratio fall below --replay-ratio."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workers(Group):
+    """Rollout workers on a Ray cluster; see docs/how-to/use-rollout-workers.md."""
+
+    engine: Literal["local", "ray"] = "local"
+    """Where rollouts are collected: in this process, or by workers on a Ray cluster."""
+    num_workers: Threads = 1
+    """Rollout workers of --engine ray; each has its share of --num-processes and of --batch-size."""
+    ray_address: str | None = None
+    """Address of a Ray cluster, as 10.0.0.1:6379 or auto; by default RAY_ADDRESS, else one that ends with the run."""
+    local_server_url: str | None = None
+    """Address of a model server as each worker reaches it on its own machine, as http://127.0.0.1:11434; without it
+    the workers share out the servers of --ollama-url."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,10 +18,9 @@ from query_mutator.llm.backends import ServerAddressFlags
 from query_mutator.llm.recorded import recording_address
 from query_mutator.settings.episode import TaskSettings
 from query_mutator.settings.evaluation import CallBudget, Comparison, FailureRate, PeriodicEvaluation
-from query_mutator.settings.learner import CollectorConfig, DirectConfig, IQNConfig, Learning
+from query_mutator.settings.learner import CollectorConfig, DirectConfig, IQNConfig, Learning, Workers
 from query_mutator.settings.models import ModelSettings
 from query_mutator.settings.output import Run
-from query_mutator.settings.workers import Workers
 
 PROG = "train_query_mutator.py"
 EVAL_POINTS = 10  # periodic evaluations in a run, when --eval-interval leaves it open
