@@ -27,7 +27,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 
@@ -55,7 +55,6 @@ from query_mutator.report.benchmark import (
     Measurement,
     Mode,
     Results,
-    as_json,
     draw_speedup,
     make_plan,
     recommend,
@@ -92,8 +91,12 @@ def report(config: BenchmarkConfig, results: Results, *, is_whole: bool) -> None
     recommended = recommend(rows, slots=results.slots)
     title = f"{results.num_queries} queries; {results.about}"
     lines = [table(title, HEADER, [row.cells() for row in rows]), results.advice, results.remark]
-    lines += [str(recommended) if recommended else "no recommendation, as no asynchronous run was measured"]
-    data = as_json(rows, slots=results.slots, recommended=recommended)
+    if recommended is None:
+        lines.append("no recommendation, as no asynchronous run was measured")
+    else:
+        flags = "--batch-size {batch_size} --num-processes {num_processes}: {steps_per_s:.3g} steps/s ({why})"
+        lines.append(f"recommended: {flags.format_map(recommended)}")
+    data = {"rows": [asdict(row) for row in rows], "inferred_slots": results.slots, "recommended": recommended}
     show(config, data, "\n".join(filter(None, lines)))
     if config.json not in (None, "-"):
         print(config.json)
@@ -141,7 +144,7 @@ def _test_server(**settings: float) -> Iterator[str]:
 def connect(config: BenchmarkConfig) -> Iterator[System]:
     """Yield the system to measure; cancels its calls and stops the server that was started for it."""
     with ExitStack() as exits:
-        if config.starts_server:
+        if not config.names_server:
             url = exits.enter_context(_test_server(**config.simulated))
             backend, target, urls = DEFAULT_BACKEND, ECHO, (url,)
             delays = "{latency_ms:g} ms a call, sigma {latency_sigma:g}, {num_parallel} slots"

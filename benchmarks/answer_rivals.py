@@ -16,8 +16,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from benchmarks.general import CLEAN
+from benchmarks.logged_arms import rule_vote
 from query_mutator import operators
-from query_mutator.confidence import Attempt, plain_vote, rule_vote
+from query_mutator.confidence import Attempt, plain_vote
 from query_mutator.env.task import Task
 from query_mutator.llm.client import Client
 from query_mutator.rewards.committed import committed

@@ -40,7 +40,7 @@ from benchmarks.second_author import LOG, log_reading
 from query_mutator.bounds import group_of
 from query_mutator.cli.console import table
 from query_mutator.confidence import Attempt, ConfidenceModel
-from query_mutator.data.loaders import general_second_author
+from query_mutator.data.loaders import GENERAL_2, load_questions
 from query_mutator.data.split import target_key
 from query_mutator.encoder.cached import cache_dir
 from query_mutator.env.task import Task
@@ -236,7 +236,7 @@ def run(world: World, arguments: argparse.Namespace) -> dict[str, Any]:
     questions = list(split.validation if arguments.validation else split.test)
     if arguments.second_author:
         log_reading(arguments.log, ["benchmarks.learned_answer"], argv)
-        questions = general_second_author()
+        questions = load_questions(GENERAL_2)
     training, held_out = Answers(world, task, split.train), Answers(world, task, questions)
     keys = [target_key(one) for one in questions]
     rates = dict(zip(training.forms, training.right().mean(axis=1), strict=True))

@@ -31,15 +31,17 @@ from query_mutator.confidence import (
     greedy_order,
     plain_vote,
     rule_for_budget,
-    rule_vote,
+    vote,
 )
-from query_mutator.confidence.answer_keys import AnswerKind
+from query_mutator.confidence.answer_keys import AnswerKind, answer_groups, answer_key, kind_of, number_key
 from query_mutator.confidence.crossfit import TrainingTable, cross_fit, fit_agreement, table_of, training_table
+from query_mutator.confidence.features import is_unfinished
 from query_mutator.confidence.scorers import SCORERS, Candidate
 from query_mutator.confidence.stopping import StoppingRule
 from query_mutator.confidence.submission import submitted
 from query_mutator.errors import DatasetError, TooFewAnswersError, UsageError
 from query_mutator.files.whole import parse_json_object, write_json
+from query_mutator.rewards.matching import numbers_in
 from query_mutator.stats.intervals import crossed_intervals
 from query_mutator.types import DoubleArray
 
@@ -177,6 +179,29 @@ def learned_columns(model: ConfidenceModel, rule: StoppingRule, test: HeldOut) -
 
 
 READ = ("logs.jsonl.gz", "logs.jsonl", "prompts.json")
+
+
+def rule_vote(question: str, attempts: Sequence[Attempt], *, kind: AnswerKind | None = None) -> int:
+    """Return the vote of the attempts that end as an answer does, of all of them where none does."""
+    kind = kind or kind_of(question)
+    ends = [_ends_well(question, attempt, kind) for attempt in attempts]
+    counted = ends if any(ends) else [True] * len(attempts)
+    texts = [attempt.text for attempt in attempts]
+    has_key = [answer_key(text, kind, question=question) is not None for text in texts]
+    weights = [float(counts and known) for counts, known in zip(counted, has_key, strict=True)]
+    return vote(answer_groups(question, texts, kind=kind), weights if any(weights) else [float(one) for one in counted])
+
+
+def _ends_well(question: str, attempt: Attempt, kind: AnswerKind) -> bool:
+    """Return whether an attempt is not cut, and ends neither in a question nor in a number of the question."""
+    text = attempt.text.strip()
+    if not text or attempt.cut or text.endswith("?") or is_unfinished(text):
+        return False
+    key = answer_key(text, kind)
+    is_number = kind in ("number", "last_number")
+    return not is_number or (key is not None and key not in map(number_key, numbers_in(question)))
+
+
 RULES = {"vote": plain_vote, "rule_vote": rule_vote}
 
 

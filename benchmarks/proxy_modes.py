@@ -17,9 +17,11 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -27,8 +29,9 @@ import numpy as np
 import requests
 
 from query_mutator.apply import Rewriter
-from query_mutator.apply.proxy.app import running
+from query_mutator.apply.proxy.app import ProxyApp, ProxyServer
 from query_mutator.apply.proxy.chat import virtual_name
+from query_mutator.apply.proxy.server import listen
 from query_mutator.commands.policy_flags import open_policy
 from query_mutator.commands.serve import ServeFlags, serving
 from query_mutator.data import guard_questions, validation_split
@@ -44,6 +47,20 @@ from query_mutator.types import Question
 IDENTITY = "identity"
 _NO_VECTOR = np.zeros(1, dtype=np.float32)  # the part `right` reads none
 Asked = tuple[list[Outcome], list[Outcome]]  # of questions, and of requests that should be refused
+
+
+@contextmanager
+def running(app: ProxyApp) -> Iterator[str]:
+    """Serve in a thread and yield the address."""
+    with listen("127.0.0.1", 0) as listening:
+        server = ProxyServer(app, listening)
+        thread = threading.Thread(target=server.run, daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            server.stop()
+            thread.join()
 
 
 def main() -> None:

@@ -14,19 +14,6 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = [
-    "ACTION_STREAM",
-    "MASKED_LOGIT",
-    "SHUFFLE_STREAM",
-    "ActOutput",
-    "Chosen",
-    "FloatArray",
-    "FrozenPolicy",
-    "InferencePolicy",
-    "array_of",
-    "restore_streams",
-]
-
 FloatArray = NDArray[np.float32]
 
 #: Subtracted from the logit of a masked action: its probability becomes e^-40, and all terms of the loss stay finite.

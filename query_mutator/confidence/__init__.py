@@ -2,7 +2,7 @@
 
 `ConfidenceModel` is fitted on `LoggedAnswer` rows and scores the `Attempt`s at a question: `p_right`, `submit`,
 `explain`. `cross_fitted` gives out-of-fold probabilities to learn other things from, `Stopping` and `rule_for_budget`
-say when to ask again, `plain_vote` and `rule_vote` are the rivals. It imports `rewards` (how numbers and refusals are
+say when to ask again, `plain_vote` is the rival. It imports `rewards` (how numbers and refusals are
 read), `encoder`, `stats` and the vocabulary; scikit-learn is loaded when a model is fitted, torch never.
 """
 
@@ -11,7 +11,7 @@ from query_mutator.confidence.crossfit import cross_fitted, training_table
 from query_mutator.confidence.explanation import Reason
 from query_mutator.confidence.model import ConfidenceModel, Submission
 from query_mutator.confidence.stopping import Stopping, StoppingRule, greedy_order, places_by_question, rule_for_budget
-from query_mutator.confidence.submission import combined, plain_vote, rule_vote, submissions, vote
+from query_mutator.confidence.submission import combined, plain_vote, submissions, vote
 
 __all__ = [
     "AnswerKind",
@@ -30,7 +30,6 @@ __all__ = [
     "places_by_question",
     "plain_vote",
     "rule_for_budget",
-    "rule_vote",
     "submissions",
     "training_table",
     "vote",

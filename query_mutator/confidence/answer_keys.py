@@ -60,7 +60,7 @@ def answer_key(text: str, kind: AnswerKind, *, question: str = "") -> str | None
     """Return what an answer says, None where it has nothing of the kind; words of the question do not count."""
     if kind in ("number", "last_number"):
         number = next(reversed(numbers_in(text)), None) if kind == "last_number" else final_number(text)
-        return None if number is None else _number_key(number)
+        return None if number is None else number_key(number)
     said = decided(text)
     if kind == "yes_no":
         found = _VERDICT.search(said)
@@ -72,13 +72,8 @@ def answer_key(text: str, kind: AnswerKind, *, question: str = "") -> str | None
     return " ".join(sorted(words)[:_MOST_KEY_WORDS]) if words else normalized(said) or None
 
 
-@functools.lru_cache(maxsize=4096)
-def number_keys(text: str) -> frozenset[str]:
-    """Return the keys of all numbers of a text."""
-    return frozenset(map(_number_key, numbers_in(text)))
-
-
-def _number_key(number: Number) -> str:
+def number_key(number: Number) -> str:
+    """Return what numbers share that are the same to nine digits."""
     return f"{number.value + 0:.{_DIGITS}g}"  # + 0: minus zero is zero
 
 

@@ -1,4 +1,4 @@
-"""Which of several answers to submit: the most frequent one, by a rule, or by P(right).
+"""Which of several answers to submit: the most frequent one, or by P(right).
 
     k answers to one question, in groups that say the same (`answer_keys.answer_groups`)
 
@@ -13,8 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from query_mutator.confidence.answer_keys import AnswerKind, Attempt, answer_groups, answer_key, kind_of, number_keys
-from query_mutator.confidence.features import is_unfinished
+from query_mutator.confidence.answer_keys import AnswerKind, Attempt, answer_groups, answer_key, kind_of
 from query_mutator.types import DoubleArray
 
 _NEVER_SURE = 1e-6
@@ -35,25 +34,10 @@ def vote(groups: Sequence[int], weights: Sequence[float] | DoubleArray | None = 
 
 def plain_vote(question: str, attempts: Sequence[Attempt], *, kind: AnswerKind | None = None) -> int:
     """Return which attempt has the most frequent answer, of equals the first; one without an answer does not count."""
-    return _vote_of(question, attempts, [True] * len(attempts), kind)
-
-
-def rule_vote(question: str, attempts: Sequence[Attempt], *, kind: AnswerKind | None = None) -> int:
-    """Return the vote of the attempts that pass the rule, of all of them where none does."""
     kind = kind or kind_of(question)
-    passed = [passes_rule(question, attempt, kind=kind) for attempt in attempts]
-    return _vote_of(question, attempts, passed if any(passed) else [True] * len(attempts), kind)
-
-
-def passes_rule(question: str, attempt: Attempt, *, kind: AnswerKind) -> bool:
-    """Return whether an attempt ends as an answer does: not cut, not in a question, not in a number of the question."""
-    text = attempt.text.strip()
-    if not text or attempt.cut or text.endswith("?") or is_unfinished(text):
-        return False
-    if kind not in ("number", "last_number"):
-        return True
-    key = answer_key(text, kind)
-    return key is not None and key not in number_keys(question)
+    texts = [attempt.text for attempt in attempts]
+    weights = [float(answer_key(text, kind, question=question) is not None) for text in texts]
+    return vote(answer_groups(question, texts, kind=kind), weights if any(weights) else None)
 
 
 def combined(p: DoubleArray, groups: Sequence[int], *, agreement: float = 1.0) -> DoubleArray:
@@ -88,11 +72,3 @@ def submissions(p: DoubleArray, groups: Sequence[int], *, agreement: float = 1.0
         chosen = submitted(*so_far, agreement=agreement)
         found.append((chosen, float(combined(*so_far, agreement=agreement)[chosen])))
     return found
-
-
-def _vote_of(question: str, attempts: Sequence[Attempt], counted: Sequence[bool], kind: AnswerKind | None) -> int:
-    kind = kind or kind_of(question)
-    texts = [attempt.text for attempt in attempts]
-    has_key = [answer_key(text, kind, question=question) is not None for text in texts]
-    weights = [float(counts and known) for counts, known in zip(counted, has_key, strict=True)]
-    return vote(answer_groups(question, texts, kind=kind), weights if any(weights) else [float(one) for one in counted])

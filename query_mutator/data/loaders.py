@@ -32,7 +32,7 @@ QUESTION_COLUMNS = ("query", "question", "prompt", "text")
 ANSWER_COLUMNS = ("accept", "answer", "reference", "response")
 
 FOLDER = Path(str(resources.files("query_mutator"))) / "data" / "questions"
-GENERAL_2 = FOLDER / "general_2.jsonl"
+GENERAL_2 = FOLDER / "general_2.jsonl"  # of a second author, about other things; for evaluation only
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,11 +221,6 @@ def general_bank() -> list[Question]:
 def guard_questions() -> list[Question]:
     """Return requests that should be refused; used only to check that rewriting does not lower refusals."""
     return [replace(request, tags=(*request.tags, UNSAFE)) for request in load_questions(FOLDER / "guard.jsonl")]
-
-
-def general_second_author() -> list[Question]:
-    """Return a second author's questions about things that no question of `general` is about; for evaluation only."""
-    return load_questions(GENERAL_2)
 
 
 #: Sets to train on, by name. Evaluation-only sets are not among them.

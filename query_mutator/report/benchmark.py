@@ -6,7 +6,7 @@ import math
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any, Literal
@@ -93,11 +93,6 @@ class BenchmarkConfig(OutputFlags, ServerFlags):
         return sorted({*self.sizes, *found})
 
     @property
-    def starts_server(self) -> bool:
-        """Return whether to start the test server."""
-        return not self.names_server
-
-    @property
     def probe_width(self) -> int:
         """Return how many calls to send at once to count the server's slots."""
         return max(PROBE_WIDTH, *self.sizes)
@@ -127,11 +122,11 @@ class BenchmarkConfig(OutputFlags, ServerFlags):
         running_only = (*ADDRESS_FLAGS, "target_model", "mutator_model", "num_ctx")
         wrong: tuple[str, ...] = running_only
         kind = "an Ollama server or another that runs already"
-        if not self.starts_server:
+        if self.names_server:
             wrong, kind = simulated_only, "the test server"
         given = [f"--{name.replace('_', '-')}" for name in wrong if getattr(self, name) not in (None, ())]
         if given:
-            used = "the test server" if self.starts_server else "a running one"
+            used = "a running one" if self.names_server else "the test server"
             raise ValueError(f"{given[0]} is for {kind}, and this run uses {used}; leave one of them out")
 
 
@@ -194,48 +189,26 @@ class Row:
     def of(cls, runs: Sequence[Measurement], *, mode: Mode, batch_size: int, slots: int, sequential: float) -> Row:
         """Return the medians over the runs of one mode and batch size; `sequential` is the calls/s to compare with."""
         at_once = min(batch_size, slots)
-        rate = statistics.median(run.calls_per_s for run in runs)
+        shared = ("wall_s", "calls_per_s", "p50_s", "p95_s", "queue_wait_s")
+        medians = {name: median(getattr(run, name) for run in runs) for name in shared}
         return cls(
             mode=mode,
             batch_size=batch_size,
             calls=runs[0].calls,
-            wall_s=statistics.median(run.wall_s for run in runs),
-            calls_per_s=rate,
-            speedup=rate / sequential if sequential else math.nan,
-            efficiency=statistics.median(run.service_s / at_once / run.wall_s for run in runs),
-            p50_s=statistics.median(run.p50_s for run in runs),
-            p95_s=statistics.median(run.p95_s for run in runs),
-            queue_wait_s=statistics.median(run.queue_wait_s for run in runs),
+            speedup=medians["calls_per_s"] / sequential if sequential else math.nan,
+            efficiency=median(run.service_s / at_once / run.wall_s for run in runs),
             failed=sum(run.failed for run in runs),
+            **medians,
         )
 
     def cells(self) -> list[str]:
         """Return the row as the table shows it, under HEADER."""
-        whole = [str(self.batch_size), str(self.calls)]
-        rates = [_cell(self.wall_s, ".2f"), _cell(self.calls_per_s, ".1f"), _cell(self.speedup, ".2f")]
-        times = [_cell(seconds, ".3f") for seconds in (self.p50_s, self.p95_s, self.queue_wait_s)]
-        return [self.mode, *whole, *rates, _cell(self.efficiency, ".2f"), *times, str(self.failed)]
+        forms = ("", "", "", ".2f", ".1f", ".2f", ".2f", ".3f", ".3f", ".3f", "")
+        values = zip(astuple(self), forms, strict=True)
+        return ["-" if value != value else format(value, form) for value, form in values]
 
 
-def _cell(value: float, form: str) -> str:
-    return "-" if math.isnan(value) else format(value, form)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recommendation:
-    """Recommended flags for the trainer, and the reason."""
-
-    batch_size: int
-    num_processes: int
-    steps_per_s: float
-    why: str
-
-    def __str__(self) -> str:
-        flags = f"--batch-size {self.batch_size} --num-processes {self.num_processes}"
-        return f"recommended: {flags}: {self.steps_per_s:.3g} steps/s ({self.why})"
-
-
-def recommend(rows: Sequence[Row], *, slots: int | None) -> Recommendation | None:
+def recommend(rows: Sequence[Row], *, slots: int | None) -> dict[str, Any] | None:
     """Recommend the smallest batch size whose asynchronous rate is within 5 % of the best, and twice the environments.
 
     With two environments per call in flight, one is nearly always ready when a reply arrives. `slots` is the number of
@@ -253,18 +226,12 @@ def recommend(rows: Sequence[Row], *, slots: int | None) -> Recommendation | Non
     else:
         reason = f"larger sizes gain less than {1 - WORTHWHILE:.0%}"
     rate = f"{chosen.calls_per_s:.1f} calls/s, {chosen.speedup:.1f} times sequential"
-    return Recommendation(
-        batch_size=chosen.batch_size,
-        num_processes=ENVIRONMENTS_PER_CALL * chosen.batch_size,
-        steps_per_s=chosen.calls_per_s / CALLS_PER_STEP,
-        why=f"{rate}; {reason}",
-    )
-
-
-def as_json(rows: Sequence[Row], *, slots: int | None, recommended: Recommendation | None) -> dict[str, Any]:
-    """Return rows, slots and recommendation as one JSON object."""
-    flags = None if recommended is None else asdict(recommended)
-    return {"rows": [asdict(row) for row in rows], "inferred_slots": slots, "recommended": flags}
+    return {
+        "batch_size": chosen.batch_size,
+        "num_processes": ENVIRONMENTS_PER_CALL * chosen.batch_size,
+        "steps_per_s": chosen.calls_per_s / CALLS_PER_STEP,
+        "why": f"{rate}; {reason}",
+    }
 
 
 def draw_speedup(rows: Sequence[Row], path: Path, *, slots: int | None, title: str) -> None:

@@ -14,11 +14,12 @@ from typing import Any
 
 import requests
 
+from benchmarks.proxy_modes import running
 from query_mutator import operators
 from query_mutator.apply import Limits as RewriteLimits
 from query_mutator.apply import rewrite_flow
 from query_mutator.apply.proxy.answers import Episodes, Mode, PolicyAnswerer, Rules
-from query_mutator.apply.proxy.app import ProxyApp, running
+from query_mutator.apply.proxy.app import ProxyApp
 from query_mutator.apply.proxy.server import Access, ClientLimits
 from query_mutator.apply.proxy.shadow import Judge, Shadow
 from query_mutator.apply.proxy.traffic import Queue, Status

@@ -138,8 +138,8 @@ def test_recommended_is_the_smallest_batch_near_the_best() -> None:
 
     found = recommend([row(1, 10.0), row(4, 2.6), row(8, 1.3), row(16, 1.27)], slots=64)
     assert found is not None
-    assert (found.batch_size, found.num_processes, round(found.steps_per_s, 1)) == (8, 16, 38.5)
-    assert found.why == "76.9 calls/s, 7.7 times sequential; larger sizes gain less than 5%"
+    assert (found["batch_size"], found["num_processes"], round(found["steps_per_s"], 1)) == (8, 16, 38.5)
+    assert found["why"] == "76.9 calls/s, 7.7 times sequential; larger sizes gain less than 5%"
 
 
 @pytest.mark.parametrize(

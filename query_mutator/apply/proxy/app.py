@@ -7,7 +7,6 @@ import gc
 import re
 import signal
 import socket
-import threading
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, contextmanager, suppress
 from importlib import resources
@@ -29,7 +28,6 @@ from query_mutator.apply.proxy.server import (
     Server,
     cors_headers,
     is_preflight,
-    listen,
 )
 from query_mutator.apply.proxy.shadow import Exchange
 from query_mutator.apply.proxy.traffic import Status
@@ -351,20 +349,6 @@ class ProxyServer:
         listener.close()
         await server.drain()
         await self._app.close()
-
-
-@contextmanager
-def running(app: ProxyApp, *, host: str = "127.0.0.1", port: int = 0) -> Iterator[str]:
-    """Serve in a thread and yield the address."""
-    with listen(host, port) as listening:
-        server = ProxyServer(app, listening)
-        thread = threading.Thread(target=server.run, daemon=True)
-        thread.start()
-        try:
-            yield f"http://{host}:{listening.getsockname()[1]}"
-        finally:
-            server.stop()
-            thread.join()
 
 
 def run_frozen(server: ProxyServer) -> None:

@@ -12,6 +12,7 @@ import pytest
 from sklearn.isotonic import IsotonicRegression
 
 from benchmarks import logged_arms
+from benchmarks.logged_arms import rule_vote
 from query_mutator.cli.console import exit_code
 from query_mutator.confidence import (
     Attempt,
@@ -24,7 +25,6 @@ from query_mutator.confidence import (
     places_by_question,
     plain_vote,
     rule_for_budget,
-    rule_vote,
     stopping,
     training_table,
     vote,

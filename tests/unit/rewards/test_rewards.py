@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from query_mutator import forms
-from query_mutator.confidence import Attempt, rule_vote
+from query_mutator.confidence import Attempt, plain_vote
 from query_mutator.confidence.features import feature_row
 from query_mutator.errors import UsageError
 from query_mutator.operators.base import clean_rewrite
@@ -394,7 +394,7 @@ def readers() -> Iterator[tuple[str, Callable[[str], object]]]:
     for form in ("schema", "logprobs", "words"):
         yield f"judge by {form}", lambda text, form=form: Judge(model="m", form=form).verdict(Completion(text=text))
     for kind in KINDS:
-        yield f"vote by {kind}", lambda text, kind=kind: rule_vote("How?", [Attempt(text=text)], kind=kind)
+        yield f"vote by {kind}", lambda text, kind=kind: plain_vote("How?", [Attempt(text=text)], kind=kind)
         yield f"features of {kind}", lambda text, kind=kind: feature_row(FEW, Attempt(text=text), kind=kind)
     yield "refusals", lambda text: (is_refusal(text), is_not_sure(text))
     yield "rewrites", lambda text: clean_rewrite(text)
