@@ -271,7 +271,7 @@ def test_batched_environment_gives_access_to_its_environments(
     env.set_attr("render_mode", "ansi")
     assert env.get_attr("env_id") == (5, 6, 7, 8, 9)
     assert env.call("render_mode") == ("ansi",) * 5
-    with pytest.raises(ValueError, match="2 values for 5"):
+    with pytest.raises(ValueError, match="2` values for 5"):
         env.set_attr("env_id", (1, 2))
 
 

@@ -59,11 +59,10 @@ OTHER_MEANING: dict[str, set[str]] = {
     # the judge of labelled answers, which is required, and that of --shadow
     "JudgeCheckFlags": {"batch_size", "judge_model"},
     "ServeFlags": {"judge_model"},
-    # the test server, and the gym that a client connects to
-    "ServerSettings": {"num_ctx", "port", "seed"},
+    # the test server, and the tasks that a client of the gym asks for
+    "ServerSettings": {"num_ctx", "seed"},
     "StubServerFlags": {"recording"},
-    "GymRunFlags": {"host", "port", "seed"},
-    "WatchFlags": {"port"},
+    "GymRunFlags": {"seed"},
     # files, caches and seeds of the batching toolkit
     "BenchFlags": {"cache", "dataset", "seed"},
     "BuildFlags": {"dataset", "seed"},
