@@ -16,7 +16,7 @@ import numpy as np
 
 from query_mutator.env.episode import Asked, Attempt, Episode, QuestionMemory, Rewriting, Wording, why_submitted
 from query_mutator.env.flow import Call, Encode, Flow, Prepare
-from query_mutator.env.observation import AnswerFeatures, StepFeatures, TextFeatures
+from query_mutator.env.observation import AnswerFeatures
 from query_mutator.env.task import Task
 from query_mutator.llm.retry import is_transient
 from query_mutator.operators import Operator, OperatorContext, local_rewrite, rejecting_guard
@@ -451,7 +451,8 @@ class EpisodeEngine:
         if self._observed is None or self._observed[0] != episode.text or self._observed[1] is not episode.current:
             self._observed = (*seen, self._features())
         most_asks = task.rules.max_asks or task.rules.max_episode_steps
-        features = StepFeatures(
+        return task.observer(
+            self._observed[2],
             best=None if episode.best is None else replace(_features_of(episode.best), fit=episode.assurance),
             step_fraction=episode.steps / task.rules.max_episode_steps,
             used=episode.used,
@@ -460,21 +461,18 @@ class EpisodeEngine:
             ask_fraction=len(episode.known) / most_asks,
             call_price=episode.call_price,
         )
-        return task.observer(self._observed[2], features)
 
     def _features(self) -> FloatArray:
         episode = self.episode
         vector, first = episode.vectors[episode.text], episode.first
-        features = TextFeatures(
+        return self.task.observer.draw(
             original=episode.original,
             current=episode.text,
             drift=1.0 - cosine(episode.vectors[episode.original], vector),
             current_vector=vector,
             answer=None if episode.current is None else _features_of(episode.current),
-            first_refused=first is not None and is_refusal(first.answer),
-            first_not_sure=first is not None and is_not_sure(first.answer),
+            first_verdicts=(False, False) if first is None else (is_refusal(first.answer), is_not_sure(first.answer)),
         )
-        return self.task.observer.draw(features)
 
     def wording(self, action: int) -> Wording:
         """Return under what the memory of a question has the rewrite of an action."""

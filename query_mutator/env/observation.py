@@ -85,32 +85,6 @@ class AnswerFeatures:
     not_sure: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextFeatures:
-    """Features of an attempt at a question, without gold."""
-
-    original: str
-    current: str
-    drift: float  # 1 - cosine of the original and the current question
-    current_vector: FloatArray  # [D]
-    answer: AnswerFeatures | None  # to the current question, None if it was not asked
-    first_refused: bool
-    first_not_sure: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepFeatures:
-    """Features of an episode that change while the attempt stays the same."""
-
-    best: AnswerFeatures | None  # None before the first answer
-    step_fraction: float
-    used: Sequence[bool]  # [A]
-    action_mask: Sequence[bool]  # [A + 2 or 3] True where allowed; ask, undo and submit included
-    is_asked: bool = True  # the current question
-    ask_fraction: float = 0.0
-    call_price: float = 0.0
-
-
 class Observer:
     """Builds observations from the projection and the known words, which are frozen for a run."""
 
@@ -138,38 +112,53 @@ class Observer:
             policy_asks=policy_asks,
         )
 
-    def draw(self, features: TextFeatures) -> FloatArray:
-        """Return an observation [O] with zeros in place of StepFeatures; several steps may share it."""
+    def draw(
+        self,
+        *,
+        original: str,
+        current: str,
+        drift: float,
+        current_vector: FloatArray,
+        answer: AnswerFeatures | None,
+        first_verdicts: tuple[bool, bool],
+    ) -> FloatArray:
+        """Return an observation [O] of an attempt, without what changes between steps; several may share it."""
         obs = np.zeros(self.size, dtype=np.float32)
-        put, answer = self.slices, features.answer
-        obs[put["question"]] = _EMBEDDING_SCALE * self.projection(features.current_vector)
+        put = self.slices
+        obs[put["question"]] = _EMBEDDING_SCALE * self.projection(current_vector)
         similarity, verdict = (0.0, 0.0, 0.0), (False, False)
         if answer is not None:
             obs[put["answer"]] = _EMBEDDING_SCALE * self.projection(answer.vector)
             similarity = (centered(answer.closeness), centered(answer.fit), 0.0)
             verdict = (answer.refused, answer.not_sure)
-        verdicts = (*verdict, features.first_refused, features.first_not_sure)
-        words, progress = self._count_words(features.current[:READ_CHARS]), (0.0, features.current == features.original)
+        words, progress = self._count_words(current[:READ_CHARS]), (0.0, current == original)
         # In the order of `_SCALARS`, whose columns are adjacent.
-        obs[self._scalars] = (*similarity, _COSINE_SCALE * features.drift, *verdicts, *words, *progress)
+        obs[self._scalars] = (*similarity, _COSINE_SCALE * drift, *verdict, *first_verdicts, *words, *progress)
         return obs
 
-    def __call__(self, drawn: FloatArray, features: StepFeatures) -> FloatArray:
-        """Return the observation [O]."""
+    def __call__(
+        self,
+        drawn: FloatArray,
+        *,
+        best: AnswerFeatures | None,
+        step_fraction: float,
+        used: Sequence[bool],
+        action_mask: Sequence[bool],
+        is_asked: bool = True,
+        ask_fraction: float = 0.0,
+        call_price: float = 0.0,
+    ) -> FloatArray:
+        """Return the observation [O]; the mask [A + 2 or 3] is True where allowed, ask, undo and submit included."""
         obs, put = drawn.copy(), self.slices
-        best = features.best
         if best is not None:
             obs[self._best] = centered(best.fit)
-        obs[put["progress"].start] = features.step_fraction
-        obs[put["used"].start : put["closed"].stop] = [
-            *features.used,
-            *(not allowed for allowed in features.action_mask),
-        ]
+        obs[put["progress"].start] = step_fraction
+        obs[put["used"].start : put["closed"].stop] = [*used, *(not allowed for allowed in action_mask)]
         if self.policy_asks:
-            obs[put["asked"]] = (features.is_asked, best is not None, features.ask_fraction)
+            obs[put["asked"]] = (is_asked, best is not None, ask_fraction)
             if best is not None:
                 obs[put["best"]] = (best.refused, best.not_sure, centered(best.closeness))
-            obs[put["price"]] = PRICE_SCALE * features.call_price
+            obs[put["price"]] = PRICE_SCALE * call_price
         return obs
 
     def _words_of(self, text: str) -> tuple[float, float, float, float]:

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from query_mutator.encoder import CachedEncoder, Encoder
 from query_mutator.encoder.base import HashEncoder
 from query_mutator.env.flow import Call, Encode, Flow, Prepare
-from query_mutator.env.observation import AnswerFeatures, Observer, Projection, StepFeatures, TextFeatures
+from query_mutator.env.observation import AnswerFeatures, Observer, Projection
 from query_mutator.env.scheduling import (
     PooledScheduler,
     Scheduler,
@@ -27,19 +28,21 @@ from query_mutator.llm.retry import RetryPolicy
 from query_mutator.types import ChatRequest, Completion, FloatArray
 
 NORTH = np.array([0.0, 1.0, 0.0], dtype=np.float32)
-SIGHT = TextFeatures(
-    original="sort a lsit",
-    current="sort a list? now!",
-    drift=1.0,
-    current_vector=NORTH,
-    answer=AnswerFeatures(vector=NORTH, closeness=0.0, fit=1.0, refused=True, not_sure=False),
-    first_refused=False,
-    first_not_sure=True,
-)
+SIGHT: dict[str, Any] = {
+    "original": "sort a lsit",
+    "current": "sort a list? now!",
+    "drift": 1.0,
+    "current_vector": NORTH,
+    "answer": AnswerFeatures(vector=NORTH, closeness=0.0, fit=1.0, refused=True, not_sure=False),
+    "first_verdicts": (False, True),
+}
 BEST = AnswerFeatures(vector=NORTH, closeness=0.75, fit=0.25, refused=False, not_sure=True)
-MOMENT = StepFeatures(
-    best=BEST, step_fraction=0.4, used=[False, True, False], action_mask=[False, True, True, False, True]
-)
+MOMENT: dict[str, Any] = {
+    "best": BEST,
+    "step_fraction": 0.4,
+    "used": [False, True, False],
+    "action_mask": [False, True, True, False, True],
+}
 MakeScheduler = Callable[[Client], Scheduler]
 NEVER = RetryPolicy(max_retries=0)
 AT_ONCE_TWICE = RetryPolicy(max_retries=2, first_delay_s=0.0)
@@ -57,7 +60,7 @@ def observer(*, policy_asks: bool = False) -> Observer:
 
 def test_every_slice_holds_what_its_line_says() -> None:
     see = observer()
-    obs = see(see.draw(SIGHT), MOMENT)
+    obs = see(see.draw(**SIGHT), **MOMENT)
     part = {name: obs[piece].tolist() for name, piece in see.slices.items()}
     assert obs.dtype == np.float32
     assert obs.shape == (see.size,) == (2 + 2 + 3 + 1 + 4 + 4 + 2 + 3 + 5,)
@@ -72,8 +75,8 @@ def test_every_slice_holds_what_its_line_says() -> None:
 
 def test_an_observation_without_an_answer_says_so() -> None:
     see = observer(policy_asks=True)
-    moment = replace(MOMENT, best=None, action_mask=[True] * 6, is_asked=False, call_price=0.02)
-    obs = see(see.draw(replace(SIGHT, answer=None)), moment)
+    moment = MOMENT | {"best": None, "action_mask": [True] * 6, "is_asked": False, "call_price": 0.02}
+    obs = see(see.draw(**(SIGHT | {"answer": None})), **moment)
     part = {name: obs[piece].tolist() for name, piece in see.slices.items()}
     assert obs.shape == (see.size,)
     assert part["answer"] == [0, 0]
@@ -86,7 +89,7 @@ def test_an_observation_without_an_answer_says_so() -> None:
 
 def test_with_answers_the_policy_that_asks_sees_the_best_one() -> None:
     see = observer(policy_asks=True)
-    obs = see(see.draw(SIGHT), replace(MOMENT, action_mask=[True] * 6, ask_fraction=0.5))
+    obs = see(see.draw(**SIGHT), **(MOMENT | {"action_mask": [True] * 6, "ask_fraction": 0.5}))
     assert obs[see.slices["asked"]].tolist() == [1, 1, 0.5]
     assert obs[see.slices["best"]] == pytest.approx([0, 1, 1.25])
 
