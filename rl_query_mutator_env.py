@@ -33,6 +33,7 @@ import operator
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal, SupportsIndex, get_args
 
 import gymnasium as gym
@@ -44,7 +45,7 @@ from numpy.typing import NDArray
 from query_mutator.env import vector
 from query_mutator.env.engine import FIRST_ANSWER_TRIES, EpisodeEngine
 from query_mutator.env.episode import Episode
-from query_mutator.env.flow import Call, CallJournal, CallSite, Flow
+from query_mutator.env.flow import Call, Flow
 from query_mutator.env.infos import as_arrays, episode_info, infos_of, step_record
 from query_mutator.env.scheduling import make_scheduler, run_flow
 from query_mutator.env.task import Task
@@ -298,8 +299,8 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
         if shorter.issuperset(episode.names):
             self._questions.left_out.add(episode.index)
 
-    def _call(self, request: ChatRequest, phase: str, action: int | None) -> Call:
-        return Call(request, CallSite(self.env_id, self.total_steps, phase, action))
+    def _call(self, request: ChatRequest, phase: str) -> Call:
+        return Call(replace(request, turn=(self.env_id, self.total_steps, phase)))
 
     def _end_step(
         self, engine: EpisodeEngine, name: str, reward: float, error: ErrorInfo | None, *, calls: int
@@ -336,7 +337,6 @@ class BatchedQueryMutationEnv(SyncVectorEnv[FloatArray, NDArray[np.int64]]):
         envs: Iterable[QueryMutationEnv],
         batch_size: int | None = 8,
         *,
-        journal: CallJournal | None = None,
         autoreset_mode: AutoresetMode | str = AutoresetMode.SAME_STEP,
     ) -> None:
         makers = [lambda env=env: env for env in envs]
@@ -344,7 +344,7 @@ class BatchedQueryMutationEnv(SyncVectorEnv[FloatArray, NDArray[np.int64]]):
             raise ValueError("envs must hold at least one QueryMutationEnv")
         super().__init__(makers, autoreset_mode=vector.parse_autoreset_mode(autoreset_mode))
         first = self.envs[0]
-        scheduler = make_scheduler(batch_size, first.client, first.task.encoder, first.retry_policy, journal=journal)
+        scheduler = make_scheduler(batch_size, first.client, first.task.encoder, first.retry_policy)
         self._in_flight = vector.FlowsInFlight(scheduler)
 
     @property

@@ -42,7 +42,6 @@ from query_mutator.report.curve import draw_learning_curve, validation_end
 from query_mutator.report.page.build import write_report
 from query_mutator.report.table import result_table
 from query_mutator.session.checkpoint import Checkpoint, load_or_learn, read_checkpoint
-from query_mutator.session.journal import Journal
 from query_mutator.session.models import OpenModels, open_models
 from query_mutator.session.task import guard_requests, make_task, split_dataset
 from query_mutator.session.truncation import cut_line, long_questions
@@ -64,7 +63,7 @@ from query_mutator.training.resume import (
     check_resumption,
     fold_remarks,
     make_learner,
-    open_journal,
+    open_store,
     restore_counts,
     restore_envs,
     resumed_flags,
@@ -146,12 +145,13 @@ def build(config: TrainConfig, checkpoint: Checkpoint | None, stack: ExitStack) 
     learner = make_learner(config, task, checkpoint)
     run_dir = open_run_dir(config, checkpoint, stack)
     restore_counts(models.calls, checkpoint)
+    store = open_store(models, run_dir, checkpoint)
+    stack.callback(store.close)
     evaluator = Evaluator.of(models, max_failure_rate=config.max_failure_rate)
     if config.answer == "learned":
         config, task, answers = with_confidence(config, task, evaluator, run_dir.confidence_path, must_learn=must_learn)
         if checkpoint is None:
             recall(learner, task, answers, seed=config.seed)
-    journal = open_journal(models, run_dir, checkpoint)
     env_list = make_envs(config, models, task, on_record=run_dir.add_record)
     parts = RunParts(
         config=config,
@@ -160,9 +160,9 @@ def build(config: TrainConfig, checkpoint: Checkpoint | None, stack: ExitStack) 
         split=split,
         learner=learner,
         run_dir=run_dir,
-        journal=journal,
+        store=store,
         env_list=env_list,
-        envs=batch_envs(config, env_list, journal),
+        envs=batch_envs(config, env_list),
         evaluator=evaluator,
         runlog=RunLog(models.calls, wall_s=checkpoint.progress.wall_s if checkpoint else 0.0),
     )
@@ -214,11 +214,9 @@ def make_envs(
     ]
 
 
-def batch_envs(
-    config: TrainConfig, envs: Sequence[QueryMutationEnv], journal: Journal | None
-) -> BatchedQueryMutationEnv:
+def batch_envs(config: TrainConfig, envs: Sequence[QueryMutationEnv]) -> BatchedQueryMutationEnv:
     """Return the environments in one batch."""
-    return BatchedQueryMutationEnv(envs, config.batch_size if config.use_batching else None, journal=journal)
+    return BatchedQueryMutationEnv(envs, config.batch_size if config.use_batching else None)
 
 
 # --- train -----------------------------------------------------------------------------------------------------------
@@ -298,7 +296,7 @@ class Trainer:
             if "validation/success" in run.row:
                 write_report(parts.run_dir.path)
             parts.runlog.next_row(parts.learner)
-        parts.journal.start(run.env_steps)
+        parts.store.begin(run.env_steps)
         self.checkpoints.keep()
 
     def save(self) -> None:
@@ -411,7 +409,6 @@ class Trainer:
         if self.loop is not None:
             self.loop.close()
         parts.envs.close()
-        parts.journal.close()
         self.callbacks.close(error if isinstance(error, BaseException) else None)
 
 

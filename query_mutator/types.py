@@ -63,7 +63,7 @@ AS_IS = "as_is"  # the form of the request in which an episode begins: the quest
 CALL_PRICE = 0.005  # of a model call, in units of the score
 NANOSECONDS = 1e-9
 MAX_ERROR_CHARS = 300  # of an error's message: servers repeat prompts and whole pages
-STORED_CHARS = 20_000  # of a rewrite or answer in a transcript; the journal has it whole
+STORED_CHARS = 20_000  # of a rewrite or answer in a transcript; the store has it whole
 _LONG = ("rewrite", "answer", "first_answer")  # texts of a transcript that may be longer
 MAX_NAME_CHARS = 300  # of a model's name
 READ_CHARS = 20_000  # of the end of a reply: what graders, votes, guards and P(right) read of it
@@ -133,6 +133,8 @@ class ChatRequest:
     logprobs: bool = False  # the completion is to have `logprob`, from servers that report it
     choices: tuple[str, ...] = ()  # reply with a JSON object of their probabilities as the first token
     deadline: float | None = field(default=None, compare=False, repr=False)  # of time.monotonic, for reply and retries
+    #: Environment, its step and the call within it, if a failure is to be found again when the step is played again.
+    turn: tuple[int, int, str] | None = field(default=None, compare=False, repr=False)
     known_key: str = field(default="", init=False, repr=False, compare=False)  # cache of llm.coalesce.request_key
 
     @classmethod

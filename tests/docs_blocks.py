@@ -38,6 +38,7 @@ SIZES = shlex.split("--num-processes 4 --num-steps 8 --num-mini-batch 2 --batch-
 #: Programs that blocks may name besides ours; their flags are not ours to check.
 FOREIGN = {
     "docker",
+    "sqlite3",
     "ollama",
     "pip",
     "tensorboard",

@@ -1,24 +1,17 @@
-"""Answer the lines of a file with `batch_size` calls in flight: every line is a flow, every answer is journaled.
+"""Answer the lines of a file with `batch_size` calls in flight: every line is a flow, every answer is stored.
 
 A line of the input is one of these; the output has one row per line in the same order, in the format of its line:
 
 {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {"model": ..., "messages": [...]}}
 {"id": "a", "prompt": "How do I sort a list?"}            the prompt under any name that question sets have for it
 
-The journal OUT.journal, from which the output is written when all is done:
-
-    {"input", "target_model", ...}                          the first row: a journal of other questions is not resumed
-    {"line", "step", "phase", "request", "outcome"}         a completed call, on disk before it is used
-    {"line", "row", "kind"}                                 the row of a line, with the kind of its error
-
-A resumed command makes no call again that was answered, and asks those lines again whose failures may pass. Two numbers
-per line are all that grows with the file.
+The store OUT.replies.sqlite has the replies, what decides them, and the rows, from which the output is written when all
+are there. A resumed command makes no call again that was answered, and asks those lines again whose failures may pass.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import time
 import zlib
 from array import array
@@ -31,13 +24,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from query_mutator.data.loaders import QUESTION_COLUMNS
-from query_mutator.env.flow import Call, CallOutcome, CallSite, Flow, Need, map_needs
+from query_mutator.env.flow import Call, Flow, Need, map_needs
 from query_mutator.env.scheduling import Scheduler
 from query_mutator.errors import UsageError
 from query_mutator.files import atomic_write, decode_object, encode, parse_json_object
-from query_mutator.files.json_lines import JsonLines, scan_json_lines
-from query_mutator.llm.coalesce import request_key
 from query_mutator.llm.retry import TRANSIENT
+from query_mutator.llm.store import Store
 from query_mutator.session.play import FailureWindow
 from query_mutator.types import ChatRequest, Completion, ErrorInfo, Message, Role
 
@@ -267,103 +259,55 @@ def bad_line_row(number: int, reason: str) -> dict[str, Any]:
     return {"line": number, "id": None, "error": {"code": "invalid_line", "message": reason}}
 
 
-class FileJournal:
-    """The calls and rows of one output; `find`, `holds` and `write` are for a scheduler."""
+class BatchRows:
+    """The rows of one output until all are there, next to the replies that they are made of."""
 
-    def __init__(self, path: Path, header: Mapping[str, Any], *, num_lines: int) -> None:
-        """Open a journal, new or resumed; UsageError for one that was begun with another `header`, or is damaged."""
-        self.path = path
-        #: by line without a row, step and phase: the sha256 of an answered request, and the answer
-        self._known: dict[int, dict[tuple[int, str], tuple[str, CallOutcome]]] = {}
-        self._rows_at = array("q", bytes(8 * (num_lines + 1)))  # by line: where its row begins, 0 for none
-        self.num_done = self.num_failed = 0
-        if path.exists():
-            self._read(header)
-        self._file = JsonLines(path)
-        if not self._file.size_bytes:
-            self._file.append(header)
+    def __init__(self, store: Store, header: Mapping[str, Any]) -> None:
+        """Begin, or go on; UsageError for a store that was begun with another `header`."""
+        self._store = store
+        columns = "line INTEGER PRIMARY KEY, row BLOB, kind TEXT, checksum INTEGER"
+        store.execute(f"CREATE TABLE IF NOT EXISTS rows ({columns})")
+        before = store.fact("header")
+        if before is not None and before != encode(header):
+            raise UsageError(
+                f"{store.path} was begun with {_differences(decode_object(before), header)}; repeat that command to "
+                "resume it, or remove the file to start again"
+            )
+        store.set_fact("header", encode(header))
+        store.execute(f"DELETE FROM rows WHERE kind IN ({', '.join('?' * len(TRANSIENT))})", [*TRANSIENT])
+        [(self.num_done, self.num_failed)] = store.execute("SELECT count(*), count(kind) FROM rows")
 
     def is_done(self, line: int) -> bool:
-        """Return whether a line was done before this command started."""
-        return self._rows_at[line] != 0
-
-    def find(self, site: CallSite, attempt: int, request: ChatRequest) -> CallOutcome | None:
-        """Return the answer to a call that an earlier command made, whichever attempt it was."""
-        key, outcome = self._known.get(site.env, {}).get((site.step, site.phase), (None, None))
-        return outcome if key == request_key(request) else None
-
-    def holds(self, site: CallSite, attempt: int) -> bool:
-        """Return False: failed attempts are made again."""
-        return False
-
-    def write(self, site: CallSite, attempt: int, request: ChatRequest, outcome: CallOutcome) -> None:
-        """Append an answered call and hand it to the operating system."""
-        if outcome.completion.ok:
-            about = {"line": site.env, "step": site.step, "phase": site.phase, "request": request_key(request)}
-            self._file.append({**about, "outcome": outcome.completion.to_json()})
+        """Return whether a line is done."""
+        return bool(self._store.execute("SELECT 1 FROM rows WHERE line = ?", (line,)))
 
     def add(self, line: int, row: Mapping[str, Any], kind: str | None = None) -> None:
-        """Append the row of a line that is done; `kind` is that of its error."""
-        self._file.append({"line": line, "row": row, "kind": kind})
-        self._known.pop(line, None)
+        """Write the row of a line that is done; `kind` is that of its error."""
+        text = encode(row)
+        values = (line, text, kind, zlib.crc32(text, line))
+        self._store.execute("INSERT OR REPLACE INTO rows VALUES (?, ?, ?, ?)", values)
         self.num_done += 1
         self.num_failed += kind is not None
 
     def write_outputs(self, answers: Path, errors: Path) -> None:
-        """Write the rows of all lines in order, those without an answer to a file of their own, and end the journal."""
-        self._file.sync()
-        self._file.close()
-        self._scan(resumes=False)
+        """Write the rows of all lines in order, those without an answer to a file of their own."""
         if self.num_failed:
-            self._write(errors, failed=True)
+            self._write(errors, "IS NOT NULL")
         else:
             errors.unlink(missing_ok=True)
-        self._write(answers, failed=False)
-        self.path.unlink()
+        self._write(answers, "IS NULL")
 
-    def close(self) -> None:
-        """Close the file; idempotent."""
-        self._file.close()
-
-    def _read(self, header: Mapping[str, Any]) -> None:
-        """Take the rows and the answered calls of an earlier command."""
-        first = next(iter(scan_json_lines(self.path)), None)
-        if first is not None and first.value != decode_object(encode(header)):
-            raise UsageError(
-                f"{self.path} was begun with {_differences(first.value, header)}; repeat that command to resume it, or "
-                "remove the file to start again"
-            )
-        self._scan(resumes=True)
-
-    def _scan(self, *, resumes: bool) -> None:
-        """Find the row of each line; with `resumes` take the answered calls of the others."""
-        at = 0
-        for found in scan_json_lines(self.path):
-            entry = found.value
-            if "row" in entry:
-                self._take_row(entry, at, resumes=resumes)
-            elif "outcome" in entry and resumes:
-                outcome = CallOutcome(Completion.from_json(entry["outcome"]), 0.0)
-                self._known.setdefault(entry["line"], {})[entry["step"], entry["phase"]] = (entry["request"], outcome)
-            at = found.end
-
-    def _take_row(self, entry: Mapping[str, Any], at: int, *, resumes: bool) -> None:
-        line, kind = entry["line"], entry["kind"]
-        if resumes and kind in TRANSIENT:
-            return
-        self._known.pop(line, None)
-        self._rows_at[line] = at
-        if resumes:
-            self.num_done += 1
-            self.num_failed += kind is not None
-
-    def _write(self, path: Path, *, failed: bool) -> None:
-        with self.path.open("rb") as journal, atomic_write(path) as file:
-            for at in filter(None, self._rows_at):
-                journal.seek(at)
-                entry = json.loads(journal.readline())  # keeps whole numbers of any size
-                if (entry["kind"] is not None) == failed:
-                    file.write(encode(entry["row"]) + b"\n")
+    def _write(self, path: Path, condition: str) -> None:
+        last = 0
+        with atomic_write(path) as file:
+            while rows := self._store.execute(
+                f"SELECT * FROM rows WHERE line > ? AND kind {condition} ORDER BY line LIMIT 1000", (last,)
+            ):
+                for last, text, _, checksum in rows:
+                    if zlib.crc32(text, last) != checksum:
+                        self._store.execute("DELETE FROM rows WHERE line = ?", (last,))
+                        raise UsageError(f"{self._store.path}: line {last} is damaged; repeat the command to answer it")
+                    file.write(text + b"\n")
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
@@ -393,7 +337,7 @@ def request_of(ask: Ask, *, model: str, max_tokens: int, temperature: float) -> 
 
 def ask_once(ask: Ask, request: ChatRequest, more: dict[str, object] | None = None) -> Flow:
     """Yield the one call of a line; return its Answer."""
-    completion = yield Call(request, CallSite(ask.number, 0, "answer"))
+    completion = yield Call(request)
     return completion, more
 
 
@@ -411,7 +355,7 @@ def metered(flow: Flow, tokens: Counter[str]) -> Flow:
 
 def answer_file(
     known: InputFile,
-    journal: FileJournal,
+    rows: BatchRows,
     scheduler: Scheduler,
     start: Callable[[Ask], Flow],
     *,
@@ -419,12 +363,12 @@ def answer_file(
     shown: Shown,
     on_bad_line: Callable[[int, str], None],
 ) -> None:
-    """Answer all lines of a file that the journal does not have; `start` returns the flow of a line, with its Answer.
+    """Answer all lines of a file that are not done; `start` returns the flow of a line, with its Answer.
 
     Raises TooManyFailuresError when calls fail too often, and UsageError when the file changes; the command can be
     resumed.
     """
-    asks = _asks(known, journal, on_bad_line, shown)
+    asks = _asks(known, rows, on_bad_line, shown)
     in_progress: dict[int, Ask] = {}
     while True:
         while len(in_progress) < AHEAD * scheduler.batch_size and (ask := next(asks, None)) is not None:
@@ -434,31 +378,29 @@ def answer_file(
             return
         number, (completion, more) = scheduler.finished()
         assert isinstance(number, int)
-        _finish(journal, in_progress.pop(number), completion, more)
+        _finish(rows, in_progress.pop(number), completion, more)
         failures.add(np.array([completion.ok]))
         shown.update()
 
 
-def _finish(journal: FileJournal, ask: Ask, completion: Completion, more: dict[str, object] | None) -> None:
+def _finish(rows: BatchRows, ask: Ask, completion: Completion, more: dict[str, object] | None) -> None:
     error = completion.error
     if error is None:
-        journal.add(ask.number, answer_row(ask, completion, more))
+        rows.add(ask.number, answer_row(ask, completion, more))
     elif error.kind != "cancelled":
-        journal.add(ask.number, error_row(ask, error), error.kind)
+        rows.add(ask.number, error_row(ask, error), error.kind)
 
 
-def _asks(
-    known: InputFile, journal: FileJournal, on_bad_line: Callable[[int, str], None], shown: Shown
-) -> Iterator[Ask]:
+def _asks(known: InputFile, rows: BatchRows, on_bad_line: Callable[[int, str], None], shown: Shown) -> Iterator[Ask]:
     """Yield what the lines ask that are not done; lines that ask nothing are done at once."""
     for number, line in read_again(known):
-        if not line.strip() or journal.is_done(number):
+        if not line.strip() or rows.is_done(number):
             continue
         try:
             ask = parse_line(number, line)
         except ValueError as error:
             on_bad_line(number, str(error))
-            journal.add(number, bad_line_row(number, str(error)), "invalid_line")
+            rows.add(number, bad_line_row(number, str(error)), "invalid_line")
             shown.update()
             continue
         yield ask

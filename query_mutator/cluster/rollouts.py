@@ -8,7 +8,7 @@ learner choose the same actions again, step by step: its random streams, log-pro
 local engine, and it needs no other method.
 
 A rollout depends on what its worker is given alone. So Ray restarts a worker that dies, on another machine if need be,
-with the same arguments; its journal, in the run folder, which all machines must see, has the calls that were completed.
+with the same arguments; its store, in the run folder, which all machines must see, has the calls that were completed.
 More than MAX_RESTARTS end the run with a checkpoint.
 """
 
@@ -34,12 +34,11 @@ from query_mutator.confidence import ConfidenceModel
 from query_mutator.env.observation import Projection
 from query_mutator.env.task import Task
 from query_mutator.errors import TooManyFailuresError, UsageError
-from query_mutator.files.run_dir import checkpoints_in, steps_of
 from query_mutator.learners.learner import OnPolicyLearner, Steps
 from query_mutator.llm.backends import BACKENDS
 from query_mutator.llm.stack import CallTotals, ClientStack
+from query_mutator.llm.store import Store
 from query_mutator.plugins import load_plugins
-from query_mutator.session.journal import Journal, keep_embeddings
 from query_mutator.session.models import OpenModels, ResolvedModels, open_models
 from query_mutator.session.task import make_task
 from query_mutator.training.config import TrainConfig
@@ -78,7 +77,6 @@ class RolloutRequest:
     states: Sequence[Mapping[str, Any]]
     seed: int | None  # of the first environment: start new episodes
     since: int  # environment steps of the run before this rollout
-    keep_since: int  # the oldest ones that a run may resume from
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +110,6 @@ class ClusterLoop(OnPolicyLoop):
         started = time.perf_counter()
         assert isinstance(self._learner, OnPolicyLearner)
         chosen, states = self._learner.rollout_policy, with_arrays(self._envs.state_dict())
-        keep_since = steps_of(checkpoints_in(self._parts.run_dir.path)[:2][-1])
         requests = [
             RolloutRequest(
                 rngs=chosen.rngs[ids.start : ids.stop],
@@ -120,7 +117,6 @@ class ClusterLoop(OnPolicyLoop):
                 states=states[ids.start : ids.stop],
                 seed=None if self._reset_seed is None else self._reset_seed + ids.start,
                 since=self._env_steps,
-                keep_since=keep_since,
             )
             for ids in self._env_ids
         ]
@@ -221,10 +217,9 @@ class RolloutWorker:
         self._settings, self._env_ids, self._number = settings, env_ids, number
         self._stack = ExitStack()
         self._models: OpenModels | None = None
-        self._journal: Journal | None = None
+        self._store: Store | None = None
         self._task: Task
-        self._envs: AsyncVectorEnv  # with the journal
-        self._since = -1
+        self._envs: AsyncVectorEnv
         self._records: list[StepRecord] = []
 
     def collect(self, spec: WorkerSpec, policy: InferencePolicy, request: RolloutRequest) -> Rollout:
@@ -233,7 +228,8 @@ class RolloutWorker:
         models, num_steps = self._models, spec.config.num_steps
         assert models is not None
         calls = models.calls
-        journal = self._journal_since(spec, models, request)
+        store = self._open_store(spec, models)
+        store.begin(request.since)
         before = _usage(calls)
         found = _Found(policy, request)
         obs = self._envs.load_state_dict(request.states)
@@ -244,7 +240,7 @@ class RolloutWorker:
             seed=request.seed or 0,
             num_steps=num_steps,
             on_steps=found.add_figures,
-            journal=journal,
+            store=store,
         )
         self._records.clear()
         loop.collect()
@@ -278,26 +274,13 @@ class RolloutWorker:
         self._task = make_task(models, config, spec.questions, projection=spec.projection, confidence=spec.confidence)
         self._models = models
 
-    def _journal_since(self, spec: WorkerSpec, models: OpenModels, request: RolloutRequest) -> Journal:
-        """Return the journal with the entries of this rollout, if a worker has begun it before."""
-        if self._journal is None or request.since <= self._since:
-            self._journal = self._reopened(spec, models, request.since)
-        else:
-            self._journal.start(request.since)
-        self._journal.drop_before(request.keep_since)
-        self._since = request.since
-        return self._journal
-
-    def _reopened(self, spec: WorkerSpec, models: OpenModels, since: int) -> Journal:
-        """Open the journal and make environments that use it."""
-        if self._journal is not None:
-            self._envs.close()
-            self._journal.close()
-        folder = spec.run_dir / "journal" / f"worker_{self._number}"
-        folder.mkdir(parents=True, exist_ok=True)
-        journal = Journal.continued(folder, since=since, on_replay=models.calls.counted.add)
-        self._stack.callback(journal.close)
-        keep_embeddings(models.encoder, journal)
+    def _open_store(self, spec: WorkerSpec, models: OpenModels) -> Store:
+        """Return the store of this worker, which one that took its place finds; make environments at the first use."""
+        if self._store is not None:
+            return self._store
+        store = self._store = Store(spec.run_dir / f"replies.worker_{self._number}.sqlite", has_wal=False)
+        self._stack.callback(store.close)
+        models.keep_in(store)
         envs = [
             spec.make_env(
                 self._task,
@@ -308,9 +291,8 @@ class RolloutWorker:
             )
             for env_id in self._env_ids
         ]
-        at_once = self._settings.batch_size if spec.config.use_batching else None
-        self._envs = spec.batch_envs(envs, at_once, journal=journal)
-        return journal
+        self._envs = spec.batch_envs(envs, self._settings.batch_size if spec.config.use_batching else None)
+        return store
 
 
 def _usage(calls: ClientStack) -> tuple[CallTotals, Counter[str], int]:

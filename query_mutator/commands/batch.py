@@ -16,7 +16,7 @@ from tyro.conf import Positional, arg
 
 from query_mutator.apply.batch_files import (
     Ask,
-    FileJournal,
+    BatchRows,
     InputFile,
     answer_file,
     ask_once,
@@ -36,6 +36,7 @@ from query_mutator.errors import EXIT_FAILURES, TooManyFailuresError, UsageError
 from query_mutator.evaluation.methods import by_policy, outcome_flow
 from query_mutator.files import file_sha256
 from query_mutator.llm.stack import Counted
+from query_mutator.llm.store import Store
 from query_mutator.session.models import OpenModels, ResolvedModels, open_models
 from query_mutator.session.play import FailureWindow
 from query_mutator.settings.models import Sampling
@@ -80,43 +81,47 @@ class Work:
 def answer(flags: BatchFlags) -> int:
     """Answer the file; return exit code 3 if some lines have no answer."""
     questions, out = Path(flags.questions), Path(flags.out)
-    errors, path = out.with_suffix(f".errors{out.suffix}"), out.with_name(f"{out.name}.journal")
+    errors, path = out.with_suffix(f".errors{out.suffix}"), out.with_name(f"{out.name}.replies.sqlite")
     _check_files(flags, questions, errors, path)
     known = scan_input(questions)
     with ExitStack() as stack:
         stack.enter_context(_alone(path))
         work = stack.enter_context(_policy_work(flags) if flags.checkpoint else _plain_work(flags))
-        journal = FileJournal(path, {"input": known.sha256, **work.about}, num_lines=known.num_lines)
-        stack.callback(journal.close)
+        store = Store(path)
+        stack.callback(store.close)
+        rows = BatchRows(store, {"input": known.sha256, **work.about})
+        work.models.keep_in(store)
         try:
-            _answer_all(flags, work, journal, known)
+            _answer_all(flags, work, rows, known)
         except (KeyboardInterrupt, TooManyFailuresError):
-            note(f"{journal.num_done} lines are done; repeat the command to resume it")
+            note(f"{rows.num_done} lines are done; repeat the command to resume it")
             raise
-        journal.write_outputs(out, errors)
-    print(f"{out}: {journal.num_done - journal.num_failed} answers")
-    if journal.num_failed:
-        note(f"{errors}: lines without an answer: {journal.num_failed}")
-    return EXIT_FAILURES if journal.num_failed else 0
+        rows.write_outputs(out, errors)
+        store.close()
+        path.unlink()
+    print(f"{out}: {rows.num_done - rows.num_failed} answers")
+    if rows.num_failed:
+        note(f"{errors}: lines without an answer: {rows.num_failed}")
+    return EXIT_FAILURES if rows.num_failed else 0
 
 
-def _check_files(flags: BatchFlags, questions: Path, errors: Path, journal: Path) -> None:
+def _check_files(flags: BatchFlags, questions: Path, errors: Path, store: Path) -> None:
     """Raise a UsageError for files that cannot be read twice, or must not be replaced."""
     if questions.exists() and not questions.is_file():
         raise UsageError(f"{questions} is not a file; it is read more than once, so write it to a file first")
     if Path(flags.out).exists() and not Path(flags.out).is_file():
-        raise UsageError(f"--out {flags.out} is not a file; a journal is kept next to it, so name a file")
-    for path in (errors, journal):
+        raise UsageError(f"--out {flags.out} is not a file; replies are kept next to it, so name a file")
+    for path in (errors, store):
         if path.exists() and questions.exists() and path.samefile(questions):
             raise UsageError(f"{path}, which this command writes, is the input; choose another --out")
-    if errors.exists() and not journal.exists() and not (flags.force and holding(b'"error":{')(errors)):
+    if errors.exists() and not store.exists() and not (flags.force and holding(b'"error":{')(errors)):
         raise UsageError(f"{errors} exists; choose another --out, or replace it with --force if this command wrote it")
 
 
 @contextmanager
-def _alone(journal: Path) -> Iterator[None]:
-    """Hold the lock of a journal, which ends with the process."""
-    path = journal.with_name(f"{journal.name}.lock")
+def _alone(store: Path) -> Iterator[None]:
+    """Hold the lock of a store, which ends with the process."""
+    path = store.with_name(f"{store.name}.lock")
     with disk_errors(path):  # a lock that cannot be written would be waited for
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
@@ -125,29 +130,26 @@ def _alone(journal: Path) -> Iterator[None]:
             try:
                 yield
             finally:
-                if not journal.exists():
+                if not store.exists():
                     path.unlink(missing_ok=True)
     except Timeout:
-        raise UsageError(
-            f"{journal} is being written by another process; wait for it, or choose another --out"
-        ) from None
+        raise UsageError(f"{store} is being written by another process; wait for it, or choose another --out") from None
 
 
-def _answer_all(flags: BatchFlags, work: Work, journal: FileJournal, known: InputFile) -> None:
+def _answer_all(flags: BatchFlags, work: Work, rows: BatchRows, known: InputFile) -> None:
     calls = work.models.calls
     scheduler = PooledScheduler(
         client=calls.eval_client,
         encoder=work.models.encoder,
         retry_policy=work.models.retry_policy,
         batch_size=work.models.settings.batch_size,
-        journal=journal,
     )
     rate = flags.max_failure_rate
     try:
-        with _Bar(known.num_lines - known.num_blank, journal, calls.eval_counted) as bar:
+        with _Bar(known.num_lines - known.num_blank, rows, calls.eval_counted) as bar:
             answer_file(
                 known,
-                journal,
+                rows,
                 scheduler,
                 work.start,
                 failures=FailureWindow(rate, unit="lines"),
@@ -161,15 +163,15 @@ def _answer_all(flags: BatchFlags, work: Work, journal: FileJournal, known: Inpu
 class _Bar:
     """A progress bar with calls per second and lines that failed; lines of an earlier command took no time."""
 
-    def __init__(self, total: int, journal: FileJournal, counted: Counted) -> None:
-        self._journal, self._counted, self._began = journal, counted, time.perf_counter()
+    def __init__(self, total: int, rows: BatchRows, counted: Counted) -> None:
+        self._rows, self._counted, self._began = rows, counted, time.perf_counter()
         self._bar = progress("answering", total, unit="line")
-        self._bar.initial = self._bar.n = journal.num_done
+        self._bar.initial = self._bar.n = rows.num_done
 
     def update(self) -> None:
         """Count a line."""
         seconds = max(1e-9, time.perf_counter() - self._began)
-        figures = {"calls/s": f"{self._counted.totals.calls / seconds:.1f}", "failed": self._journal.num_failed}
+        figures = {"calls/s": f"{self._counted.totals.calls / seconds:.1f}", "failed": self._rows.num_failed}
         self._bar.set_postfix(figures, refresh=False)
         self._bar.update()
 
@@ -242,9 +244,7 @@ def _policy_work(flags: BatchFlags) -> Iterator[Work]:
                 )
                 return ask_once(ask, request, {"operators": [], "rewrite": None, "form": AS_IS, "rejected": []})
             on_line = task.on([Question(id=str(ask.number), text=ask.prompt)])
-            return _rewritten(
-                outcome_flow(on_line, 0, make_player(0), env_id=ask.number), model=task.calls.target_model
-            )
+            return _rewritten(outcome_flow(on_line, 0, make_player(0)), model=task.calls.target_model)
 
         assert policy.checkpoint.path is not None
         about: dict[str, Any] = {

@@ -23,8 +23,8 @@ from query_mutator.files.lock import locked
 from query_mutator.files.run_dir import SUMMARY, RunDir, check_name
 from query_mutator.learners.plan import Plan
 from query_mutator.llm.backends import ServerAddressFlags
-from query_mutator.llm.cache import Cache, ReplyStore
 from query_mutator.llm.client import Client
+from query_mutator.llm.store import Cache, Store
 from query_mutator.plugins import plugin_hashes
 from query_mutator.report.page.build import write_report
 from query_mutator.runs.provenance import describe_run, versions
@@ -125,7 +125,7 @@ class PlanRun:
     """A run folder while a search writes it."""
 
     run_dir: RunDir
-    store: ReplyStore
+    store: Store
     models: OpenModels
     task: Task
     checkpoint: Checkpoint | None = None  # of the plan that was saved last
@@ -134,7 +134,7 @@ class PlanRun:
 
     def client(self, client: Client) -> Client:
         """Return a client that makes no call whose reply is in the folder."""
-        return Cache(client, self.store, identity=self.models.calls.identity)
+        return Cache(client, run=self.store, identity=self.models.calls.identity)
 
     def begin(self, flags: PlanFlags, settings: TaskSettings, split: Split) -> None:
         """Write config.json, and the original question as the first plan."""
@@ -195,7 +195,7 @@ def plan_run(flags: PlanFlags, models: OpenModels, task: Task) -> Iterator[PlanR
             stack.callback(remove_without_result, new.path)  # last of all
         path = new.path if new else Path(flags.resume or "").resolve()
         stack.enter_context(locked(path))
-        run_dir, store = new or RunDir(path), ReplyStore(path / REPLIES)
+        run_dir, store = new or RunDir(path), Store(path / REPLIES)
         stack.callback(run_dir.close)
         stack.callback(_close, store, run_dir)
         run = PlanRun(run_dir=run_dir, store=store, models=models, task=task)
@@ -207,12 +207,12 @@ def plan_run(flags: PlanFlags, models: OpenModels, task: Task) -> Iterator[PlanR
             raise
 
 
-def _close(store: ReplyStore, run_dir: RunDir) -> None:
+def _close(store: Store, run_dir: RunDir) -> None:
     """Close the replies, and remove those that no search needs any more."""
     is_needed = len(store) > 0 and not run_dir.summary_path.exists()
     store.close()
     if not is_needed:
-        store.path.unlink(missing_ok=True)
+        (run_dir.path / REPLIES).unlink(missing_ok=True)
 
 
 def remove_without_result(folder: Path) -> None:

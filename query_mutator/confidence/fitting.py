@@ -13,7 +13,7 @@ from query_mutator.types import DoubleArray
 
 _TREES = {"max_iter": 250, "learning_rate": 0.03, "max_leaf_nodes": 16, "min_samples_leaf": 40}
 #: Trees of a regressor. Its fit is waited for at the end of a run; more bins would double that time.
-_VALUES = {"max_iter": 40, "learning_rate": 0.18, "max_leaf_nodes": 16, "min_samples_leaf": 20, "max_bins": 63}
+_VALUES = {"max_iter": 60, "learning_rate": 0.12, "max_leaf_nodes": 16, "min_samples_leaf": 20, "max_bins": 63}
 _SHARED = {"l2_regularization": 10.0, "max_features": 0.3, "early_stopping": False}
 _INVERSE_PENALTY = 0.05  # of the regression
 _CHECKED_ROWS = 50

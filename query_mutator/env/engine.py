@@ -26,8 +26,8 @@ from query_mutator.types import AS_IS, ASK, SUBMIT, UNDO, ChatRequest, Completio
 
 FIRST_ANSWER_TRIES = 3  # of a failure that is transient: without the first answer there is no episode
 
-#: (request, name of the call within the step, action) -> the need to yield
-MakeCall = Callable[[ChatRequest, str, int | None], Call]
+#: (request, name of the call within the step) -> the need to yield
+MakeCall = Callable[[ChatRequest, str], Call]
 
 
 def score_answer(
@@ -86,12 +86,12 @@ def _reward_flow(evidence: Evidence, task: Task, *, call: Callable[[ChatRequest,
             return reply.error
 
 
-def _without_site(request: ChatRequest, phase: str, action: int | None) -> Call:
+def _without_turn(request: ChatRequest, phase: str) -> Call:
     return Call(request)
 
 
 class EpisodeEngine:
-    """An episode and the flows that advance it; `make_call` adds what a journal needs to a call.
+    """An episode and the flows that advance it; `make_call` says whose turn a call is.
 
     What `memory` has is neither called for, nor scored or tested again, but counted as a call of this episode. Without
     `observes`, wordings that are not asked are not embedded, and `observe` may not be called.
@@ -102,7 +102,7 @@ class EpisodeEngine:
         task: Task,
         episode: Episode,
         *,
-        make_call: MakeCall = _without_site,
+        make_call: MakeCall = _without_turn,
         memory: QuestionMemory | None = None,
         observes: bool = True,
     ) -> None:
@@ -119,7 +119,7 @@ class EpisodeEngine:
         task: Task,
         index: int,
         *,
-        make_call: MakeCall = _without_site,
+        make_call: MakeCall = _without_turn,
         memory: QuestionMemory | None = None,
         observes: bool = True,
     ) -> EpisodeEngine:
@@ -145,7 +145,7 @@ class EpisodeEngine:
         error: ErrorInfo | None = None
         for number in range(first_try, first_try + tries):
             request = self.task.target(self.episode.index, self.episode.original)
-            completion: Completion = yield self._call(request, f"first answer {number}", None)
+            completion: Completion = yield self._call(request, f"first answer {number}")
             error = completion.error or (yield from self.add_first(completion, number))
             if error is None or not is_transient(error):
                 break
@@ -178,12 +178,12 @@ class EpisodeEngine:
         if error is None and (
             (name == ASK and self.is_recorded(action)) or (ends and asks_at_end and episode.best is None)
         ):
-            error = yield from self.ask(action)
+            error = yield from self.ask()
         episode.names.append(name)
         episode.steps += 1
         return error
 
-    def ask(self, action: int | None = None, asked: Asked | None = None) -> Flow:
+    def ask(self, asked: Asked | None = None) -> Flow:
         """Have the target answer a wording in a form, by default the current ones; return the error of a failed call.
 
         What was asked before in this episode has an answer.
@@ -194,7 +194,7 @@ class EpisodeEngine:
             return None
         found = None if self.memory is None else self.memory.attempts.get(asked)
         if found is None:
-            found = yield from self._answer(asked, action)
+            found = yield from self._answer(asked)
             if self.memory is not None:
                 self.memory.attempts[asked] = found
         else:
@@ -224,16 +224,16 @@ class EpisodeEngine:
                 chosen = kept[key] = (self.task.vote(episode.index, known), ())
         episode.submit(*chosen)
 
-    def _answer(self, asked: Asked, action: int | None) -> Flow:
+    def _answer(self, asked: Asked) -> Flow:
         """Have the target answer a wording in a form; return the Attempt, or the error of a failed call."""
         text, form = asked
         if text not in self.episode.vectors:
             yield Prepare((text,))
         request = self.task.target(self.episode.index, text, form)
-        answered = yield from self._timed(request, "answer", "target", action=action)
+        answered = yield from self._timed(request, "answer", "target")
         if not answered.ok:
             return answered.error
-        return (yield from self._attempt(asked, answered, phase="judge", action=action))
+        return (yield from self._attempt(asked, answered, phase="judge"))
 
     def _rewrite(self, action: int, *, asks_form: bool) -> Flow:
         """Rewrite the current question, or choose its form; return the error of a call that failed for good.
@@ -251,7 +251,7 @@ class EpisodeEngine:
         asked = (text, form.name if form else episode.form)
         error: ErrorInfo | None = None
         if asks_form if form else not self.task.rules.policy_asks:
-            error = yield from self.ask(action, asked)
+            error = yield from self.ask(asked)
         elif self.observes:
             error = yield from self._embed(text)
         if error is not None:
@@ -295,7 +295,7 @@ class EpisodeEngine:
             rewrite = local(text, context=context)
         else:
             request = self.task.calls.rewrite(operator, text, context=context)
-            mutated: Completion = yield from self._timed(request, "rewrite", "mutator", action=action)
+            mutated: Completion = yield from self._timed(request, "rewrite", "mutator")
             if mutated.error is not None:
                 return mutated.error
             rewrite = clean_rewrite(mutated.text)
@@ -316,15 +316,17 @@ class EpisodeEngine:
             self.episode.vectors[text] = vectors[0]
         return None
 
-    def _timed(self, request: ChatRequest, phase: str, kind: str, *, action: int | None) -> Flow:
+    def _timed(self, request: ChatRequest, phase: str, kind: str) -> Flow:
         """Yield one call of a step, count it and note its time; return the Completion."""
-        completion: Completion = yield self._call(request, phase, action)
+        completion: Completion = yield self._call(request, phase)
         self.episode.calls += 1
-        self.timing[f"{kind}_s"] = completion.latency_s
-        self.timing["queue_wait_s"] = self.timing.get("queue_wait_s", 0.0) + completion.queue_wait_s
+        is_own = completion.attempts > 0  # else it was stored, or shared with another episode
+        self.timing[f"{kind}_s"] = completion.latency_s if is_own else 0.0
+        waited_s = completion.queue_wait_s if is_own else 0.0
+        self.timing["queue_wait_s"] = self.timing.get("queue_wait_s", 0.0) + waited_s
         return completion
 
-    def _attempt(self, asked: Asked, answered: Completion, *, phase: str, action: int | None = None) -> Flow:
+    def _attempt(self, asked: Asked, answered: Completion, *, phase: str) -> Flow:
         """Embed and score an answer; return the Attempt, or the error of a failed call.
 
         A reward part that asks a model is a cost of training, not of the policy: its calls are not in `episode.calls`.
@@ -334,7 +336,7 @@ class EpisodeEngine:
             return vectors
 
         def call(request: ChatRequest, number: int) -> Call:
-            return self._call(request, f"{phase} {number}", action)
+            return self._call(request, f"{phase} {number}")
 
         index = self.episode.index
         return (yield from score_answer(self.task, index, asked=asked, answered=answered, vectors=vectors, call=call))

@@ -3,8 +3,7 @@
 One thread advances all flows. A ThreadPoolExecutor of `batch_size` workers carries the calls, one per worker and
 nothing else. Where more calls wait than there are workers, those of the flows that are furthest behind go first: then
 all flows end at about the same time, and no slot waits for a straggler at the end of a rollout. Embeddings of all
-waiting flows are computed together, in separate workers. Waits before a retry are timers and hold no worker. Calls
-that the journal has are taken from it; others are written to it before they are used.
+waiting flows are computed together, in separate workers. Waits before a retry are timers and hold no worker.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from query_mutator.encoder import CachedEncoder, Encoder
-from query_mutator.env.flow import Call, CallJournal, CallOutcome, Encode, Flow, Prepare
+from query_mutator.env.flow import Call, Encode, Flow, Prepare
 from query_mutator.errors import BackendError
 from query_mutator.llm.client import Client
 from query_mutator.llm.coalesce import Work, abandon, join
@@ -55,9 +54,7 @@ class Scheduler(Protocol):
         """Stop the workers; idempotent."""
 
 
-def run_flow(
-    flow: Flow, *, client: Client, encoder: Encoder, retry_policy: RetryPolicy, journal: CallJournal | None = None
-) -> Any:
+def run_flow(flow: Flow, *, client: Client, encoder: Encoder, retry_policy: RetryPolicy) -> Any:
     """Run one flow in the calling thread, one call at a time, and return its result."""
     result: Any = None
     while True:
@@ -70,62 +67,38 @@ def run_flow(
         elif isinstance(need, Encode):
             result = encoded(encoder, need.texts)
         else:
-            result = _call_with_retries(CallAttempts(need, retry_policy, journal), client)
+            result = _call_with_retries(CallAttempts(need, retry_policy), client)
 
 
 class CallAttempts:
-    """The attempts at one call, and those recorded in the journal."""
+    """The attempts at one call."""
 
-    __slots__ = ("_attempts", "_call", "_journal")
+    __slots__ = ("_attempts", "_request")
 
-    def __init__(self, call: Call, retry_policy: RetryPolicy, journal: CallJournal | None) -> None:
-        self._call = call
-        self._journal = journal if call.site is not None else None
+    def __init__(self, call: Call, retry_policy: RetryPolicy) -> None:
+        self._request = call.request
         self._attempts = Attempts(retry_policy, call.request.messages[-1].content)
 
-    def next(self) -> tuple[ChatRequest, CallOutcome | None]:
-        """Start another attempt; return its request, and its outcome if the journal has it."""
+    def next(self) -> ChatRequest:
+        """Start another attempt; return its request."""
         number = self._attempts.next()
-        request = self._call.request
-        if number > 1:
-            request = replace(request, attempt=number)
-        if self._journal is None:
-            return request, None
-        assert self._call.site is not None
-        return request, self._journal.find(self._call.site, number, request)
+        return self._request if number == 1 else replace(self._request, attempt=number)
 
-    def ended(self, request: ChatRequest, completion: Completion) -> CallOutcome:
-        """Return the outcome of the present attempt after writing it to the journal."""
-        outcome = CallOutcome(completion, self._attempts.elapsed_s)
-        if self._journal is not None:
-            assert self._call.site is not None
-            self._journal.write(self._call.site, request.attempt, request, outcome)
-        return outcome
-
-    def delay_s(self, outcome: CallOutcome) -> float | None:
-        """Return the seconds until the next attempt, None for no retry; 0 when the journal has it."""
-        delay_s = self._attempts.delay_s(outcome.completion.error, elapsed_s=outcome.elapsed_s)
-        deadline = self._call.request.deadline
+    def delay_s(self, completion: Completion) -> float | None:
+        """Return the seconds until the next attempt, None for no retry."""
+        delay_s, deadline = self._attempts.delay_s(completion.error), self._request.deadline
         if delay_s is not None and deadline is not None and time.monotonic() + delay_s >= deadline:
             return None
-        if delay_s is not None and self._journal is not None:
-            assert self._call.site is not None
-            return 0.0 if self._journal.holds(self._call.site, self._attempts.number + 1) else delay_s
         return delay_s
 
-    def result(self, outcome: CallOutcome) -> Completion:
+    def result(self, completion: Completion) -> Completion:
         """Return the completion for the flow, with the number of attempts."""
-        completion = outcome.completion
         number = self._attempts.number
         return completion if number == 1 else replace(completion, attempts=number)
 
 
 def _call_with_retries(tries: CallAttempts, client: Client) -> Completion:
-    def once() -> CallOutcome:
-        request, outcome = tries.next()
-        return outcome or tries.ended(request, client.complete(request))
-
-    return tries.result(repeat(once, delay_s=tries.delay_s))
+    return tries.result(repeat(lambda: client.complete(tries.next()), delay_s=tries.delay_s))
 
 
 class SequentialScheduler:
@@ -133,11 +106,9 @@ class SequentialScheduler:
 
     batch_size = 1
 
-    def __init__(
-        self, *, client: Client, encoder: Encoder, retry_policy: RetryPolicy, journal: CallJournal | None = None
-    ) -> None:
+    def __init__(self, *, client: Client, encoder: Encoder, retry_policy: RetryPolicy) -> None:
         self._run: Callable[[Flow], Any] = lambda flow: run_flow(
-            flow, client=client, encoder=encoder, retry_policy=retry_policy, journal=journal
+            flow, client=client, encoder=encoder, retry_policy=retry_policy
         )
         self._waiting: deque[tuple[Hashable, Flow]] = deque()
 
@@ -171,21 +142,13 @@ class _Running:
     tries: CallAttempts | None = None
 
 
-_Event = tuple[Sequence[_Running | None], Any]  # flows; a CallOutcome, embeddings per flow, or an exception
+_Event = tuple[Sequence[_Running | None], Any]  # flows; a Completion, embeddings per flow, or an exception
 
 
 class PooledScheduler:
     """At most `batch_size` calls in flight; every flow continues as soon as its own result arrives."""
 
-    def __init__(
-        self,
-        *,
-        client: Client,
-        encoder: Encoder,
-        retry_policy: RetryPolicy,
-        batch_size: int,
-        journal: CallJournal | None = None,
-    ) -> None:
+    def __init__(self, *, client: Client, encoder: Encoder, retry_policy: RetryPolicy, batch_size: int) -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size={batch_size} must be at least 1")
         self.batch_size = batch_size
@@ -193,7 +156,6 @@ class PooledScheduler:
         self._is_instant = getattr(client, "is_instant", False)  # then calls are made in this thread
         self._encoder = encoder
         self._retry_policy = retry_policy
-        self._journal = journal
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._callers = ThreadPoolExecutor(max_workers=batch_size, thread_name_prefix="qm-call")
         self._waiting_calls: queue.PriorityQueue[tuple[int, int, Work]] = queue.PriorityQueue()
@@ -250,7 +212,7 @@ class PooledScheduler:
                 self._in_progress -= 1
                 raise
             if isinstance(need, Call):
-                running.tries = CallAttempts(need, self._retry_policy, self._journal)
+                running.tries = CallAttempts(need, self._retry_policy)
                 self._call(running)
                 return
             result = _cached(self._encoder, need.texts)
@@ -266,17 +228,8 @@ class PooledScheduler:
 
     def _call(self, running: _Running) -> None:
         """Start the next attempt; a worker is used only if there is a call to make."""
-        tries = running.tries
-        assert tries is not None
-        request, outcome = tries.next()
-
-        def deliver(completion: Completion) -> None:
-            self._events.put(((running,), tries.ended(request, completion)))
-
-        if outcome is not None:
-            self._events.put(((running,), outcome))
-            return
-        work = join(self._client, request, deliver)
+        assert running.tries is not None
+        work = join(self._client, running.tries.next(), lambda reply: self._events.put(((running,), reply)))
         if work is not None and self._is_instant:
             work()
         elif work is not None:
@@ -319,7 +272,7 @@ class PooledScheduler:
             return False
         if isinstance(outcome, BaseException):
             raise outcome
-        if isinstance(outcome, CallOutcome):
+        if isinstance(outcome, Completion):
             assert flows[0] is not None
             self._take(flows[0], outcome)
             self._encode_pending()
@@ -331,11 +284,11 @@ class PooledScheduler:
         self._encode_pending()
         return True
 
-    def _take(self, running: _Running, outcome: CallOutcome) -> None:
+    def _take(self, running: _Running, reply: Completion) -> None:
         assert running.tries is not None
-        delay_s = running.tries.delay_s(outcome)
+        delay_s = running.tries.delay_s(reply)
         if delay_s is None:
-            self._advance(running, running.tries.result(outcome))
+            self._advance(running, running.tries.result(reply))
         else:
             heapq.heappush(self._timers, (time.monotonic() + delay_s, next(self._timer_ids), running))
 
@@ -350,20 +303,11 @@ class PooledScheduler:
             self._call(heapq.heappop(self._timers)[2])
 
 
-def make_scheduler(
-    batch_size: int | None,
-    client: Client,
-    encoder: Encoder,
-    retry_policy: RetryPolicy,
-    *,
-    journal: CallJournal | None = None,
-) -> Scheduler:
+def make_scheduler(batch_size: int | None, client: Client, encoder: Encoder, retry_policy: RetryPolicy) -> Scheduler:
     """Return a scheduler with `batch_size` calls in flight; None makes them one at a time in the calling thread."""
     if batch_size is None:
-        return SequentialScheduler(client=client, encoder=encoder, retry_policy=retry_policy, journal=journal)
-    return PooledScheduler(
-        client=client, encoder=encoder, retry_policy=retry_policy, batch_size=batch_size, journal=journal
-    )
+        return SequentialScheduler(client=client, encoder=encoder, retry_policy=retry_policy)
+    return PooledScheduler(client=client, encoder=encoder, retry_policy=retry_policy, batch_size=batch_size)
 
 
 def _outcome(future: Future[Any]) -> Any:
@@ -417,16 +361,15 @@ async def run_flow_async(
             elif isinstance(need, Encode):
                 result = await asyncio.to_thread(encoded, encoder, need.texts)
             else:
-                result = await _with_retries(CallAttempts(need, retry_policy, None), complete)
+                result = await _with_retries(CallAttempts(need, retry_policy), complete)
     finally:
         flow.close()
 
 
 async def _with_retries(tries: CallAttempts, complete: Callable[[ChatRequest], Awaitable[Completion]]) -> Completion:
     while True:
-        request, _ = tries.next()
-        outcome = tries.ended(request, await complete(request))
-        delay_s = tries.delay_s(outcome)
+        reply = await complete(tries.next())
+        delay_s = tries.delay_s(reply)
         if delay_s is None:
-            return tries.result(outcome)
+            return tries.result(reply)
         await asyncio.sleep(delay_s)

@@ -19,15 +19,15 @@ import numpy as np
 from ppo.frozen import InferencePolicy
 from query_mutator.cli.console import progress
 from query_mutator.env.engine import FIRST_ANSWER_TRIES, EpisodeEngine
-from query_mutator.env.flow import Call, CallSite, Flow, Need, map_needs
+from query_mutator.env.flow import Call, Flow, Need, map_needs
 from query_mutator.env.scheduling import PooledScheduler
 from query_mutator.env.task import Task
 from query_mutator.errors import TooManyFailuresError
 from query_mutator.evaluation.outcomes import Outcome
-from query_mutator.llm.cache import Cache, ReplyMemory
 from query_mutator.llm.client import Client
 from query_mutator.llm.coalesce import is_repeatable, request_key
 from query_mutator.llm.retry import DEFAULT_POLICY, RetryPolicy
+from query_mutator.llm.store import Cache, Store
 from query_mutator.rewards import is_refusal
 from query_mutator.session.models import OpenModels
 from query_mutator.session.play import WINDOW_STEPS, FailureWindow, Played, Player, Script, Uniform, greedy, play
@@ -75,15 +75,14 @@ NextJobs = Callable[[], Sequence[Job]]
 
 
 class SharedCalls:
-    """The replies that the methods of an evaluation share, and how many calls they needed, without retries."""
+    """How many calls the methods of an evaluation needed, equal ones and retries aside."""
 
     def __init__(self) -> None:
-        self.memory = ReplyMemory()
         self._keys: set[str] = set()
         self._others = 0  # calls that are never shared
 
     def add(self, request: ChatRequest) -> None:
-        """Count a call that a method needs; replies of the cache on disk count too."""
+        """Count a call that a method needs; replies that were stored count too."""
         if is_repeatable(request):
             self._keys.add(request_key(request))
         else:
@@ -109,7 +108,7 @@ class Evaluator:
         max_failure_rate: float = 1.0,
         progress: Callable[[str, int], Any] | None = None,
     ) -> None:
-        self.client = client
+        self.client: Client = client if isinstance(client, Cache) and client.run else Cache(client, run=Store(None))
         self.retry_policy = retry_policy
         self.batch_size = batch_size
         self.max_failure_rate = max_failure_rate
@@ -149,7 +148,7 @@ class Evaluator:
         """
         shared = SharedCalls() if shared is None else shared
         scheduler = PooledScheduler(
-            client=Cache(self.client, shared.memory, identity=str),
+            client=self.client,
             encoder=jobs[0].task.encoder,
             retry_policy=self.retry_policy,
             batch_size=self.batch_size,
@@ -277,8 +276,7 @@ def _metered(flow: Flow, shared: SharedCalls) -> Flow:
             shared.add(need.request)
         result = yield need
         if isinstance(need, Call) and need.request.purpose != "judge":  # a judge is a cost of the evaluation
-            known = None if result.attempts else shared.memory.get(request_key(need.request))
-            usage.add(need.request.model, known or result)
+            usage.add(need.request.model, result)
         return result
 
     outcome: Outcome = yield from map_needs(flow, add)
@@ -293,16 +291,9 @@ def _metered(flow: Flow, shared: SharedCalls) -> Flow:
     )
 
 
-def outcome_flow(task: Task, index: int, player: Player, *, env_id: int | None = None) -> Flow:
-    """Play a question of a task; return its Outcome. The first call that fails for good ends it.
-
-    With an `env_id`, which no other episode has, a journal finds the calls again.
-    """
-
-    def call(request: ChatRequest, phase: str, action: int | None) -> Call:
-        return Call(request, None if env_id is None else CallSite(env_id, engine.episode.steps, phase, action))
-
-    engine = EpisodeEngine.open(task, index, make_call=call, observes=player.observes)
+def outcome_flow(task: Task, index: int, player: Player) -> Flow:
+    """Play a question of a task; return its Outcome. The first call that fails for good ends it."""
+    engine = EpisodeEngine.open(task, index, observes=player.observes)
     engine.episode.call_price = median_low(task.rules.call_price)
     played: Played = yield from play(player, engine, first_tries=FIRST_ANSWER_TRIES)
     episode, chosen, question_id = engine.episode, engine.submitted, task.questions[index].id

@@ -19,10 +19,10 @@ from query_mutator.env.scheduling import PooledScheduler
 from query_mutator.env.task import Task
 from query_mutator.evaluation.outcomes import check_failures, count_rewrites
 from query_mutator.learners.plan import Plan, PlanPlayer, plan_task
-from query_mutator.llm.cache import Cache, ReplyMemory
 from query_mutator.llm.client import Client
 from query_mutator.llm.coalesce import Coalesce, request_key
 from query_mutator.llm.retry import RetryPolicy
+from query_mutator.llm.store import Cache, Store
 from query_mutator.session.play import Played, play
 from query_mutator.types import ASK, Completion, ErrorInfo
 
@@ -65,7 +65,7 @@ class PlanScores:
         self.task = plan_task(Plan(), task)
         self.calls = 0
         self._caller = caller
-        self._client = Cache(Coalesce(caller.client), ReplyMemory(), identity=str)  # for plans that play at once
+        self._client = Cache(Coalesce(caller.client), run=Store(None))  # for plans that play at once
         self._on_call = on_call
         self._memories = [QuestionMemory() for _ in task.questions]
         self._replies: dict[str, Completion | None] = {}  # by request: questions may share texts; None: in flight

@@ -8,7 +8,7 @@ tensorboard/         the same numbers
 transcripts.jsonl    one StepRecord a row
 checkpoints/         step_<n>.pt
 policy.qm            the newest checkpoint's policy with all that acting needs (session/policy_file.py)
-journal/             calls and actions since the last two checkpoints (session/journal.py)
+replies.sqlite       every reply and action of the run (llm/store.py)
 summary.json         the evaluation and the cost of the run
 evaluation.jsonl     a row per method and question of the evaluation
 learning_curve.png
@@ -64,7 +64,7 @@ class RunDir:
         self.path = path
         self.config_path, self.summary_path = path / "config.json", path / SUMMARY
         self.metrics_path, self.curve_path = path / "metrics.jsonl", path / "learning_curve.png"
-        self.journal_path, self.evaluation_path = path / "journal", path / "evaluation.jsonl"
+        self.store_path, self.evaluation_path = path / "replies.sqlite", path / "evaluation.jsonl"
         self.confidence_path = path / "p_right.pt"
         self.transcripts = JsonLines(path / "transcripts.jsonl", cut_at=transcripts_bytes)
         self._records: list[StepRecord] = []

@@ -31,7 +31,7 @@ from query_mutator.types import DoubleArray, FloatArray
 if TYPE_CHECKING:
     from query_mutator.confidence.fitting import TreeRegressor
 
-ITERATIONS = 4  # fits to values of the one before
+ITERATIONS = 5  # fits to values of the one before
 GROWTH = 1.2  # of the steps, after which the models are fitted again
 FEWEST = 64  # steps to fit to
 MOST_ROWS = 20_000  # of a fit, drawn from the steps that are kept
@@ -203,16 +203,16 @@ class DirectMethod:
         num_actions, masked = self.frozen.num_actions, self.frozen.state["masked"]
         obs, next_obs = steps["obs"].astype(np.float64), steps["next_obs"].astype(np.float64)
         chosen, own_prices = np.eye(num_actions)[steps["actions"]], self._prices_of(steps["obs"])
-        model: TreeScorer | None = None
+        model: TreeRegressor | None = None
         for number in range(ITERATIONS):
             prices = self._with_prices(own_prices, obs, next_obs, rng)
             targets = steps["gains"] - prices * steps["calls"]
             if model is not None:
                 goes_on = ~steps["ended"]
-                targets[goes_on] += values_of(model.log_odds, next_obs[goes_on], masked).max(axis=1)
+                targets[goes_on] += values_of(model.predict, next_obs[goes_on], masked).max(axis=1)
             rows = np.hstack([obs, chosen])
             if number < ITERATIONS - 1:
-                model = self._regressor(rows, targets, seed=number).trees()
+                model = self._regressor(rows, targets, seed=number)
         state = {name: self.frozen.state[name] for name in ("masked", "obs_dim")}
         for number in range(self.config.num_models):
             times = rng.poisson(1.0, size=int(steps["episodes"].max()) + 1)[steps["episodes"]]

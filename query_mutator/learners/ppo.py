@@ -116,7 +116,7 @@ class PPOLearner:
     def _logprobs_of(self, steps: Steps) -> FloatArray:
         """Return the log-probabilities [n] of the actions taken.
 
-        A resumed run takes the actions of its journal. Where the last bits of a probability led to another choice now,
+        A resumed run takes the stored actions. Where the last bits of a probability led to another choice now,
         the log-probability is that of the recorded action.
         """
         if (steps.actions == self._actions[steps.env_ids]).all():

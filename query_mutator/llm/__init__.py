@@ -6,6 +6,6 @@ this package loads none of them. It imports `types`, `errors`, `registry` and `f
 """
 
 __all__ = [
-    "backends", "cache", "client", "coalesce", "early_stop", "http_server", "limit", "ollama", "openai", "pool",
-    "probe", "retry", "stack",
+    "backends", "client", "coalesce", "early_stop", "http_server", "limit", "ollama", "openai", "pool", "probe",
+    "retry", "stack", "store",
 ]  # fmt: skip

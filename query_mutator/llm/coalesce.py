@@ -12,7 +12,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from json.encoder import encode_basestring_ascii as quoted
 from typing import cast
@@ -169,15 +169,5 @@ def _left() -> Completion:
 
 
 def _shared(completion: Completion) -> Completion:
-    """Return the completion without what it cost: that is counted where the call was made."""
-    return Completion(
-        text=completion.text,
-        model=completion.model,
-        error=completion.error,
-        prompt_tokens=completion.prompt_tokens,
-        completion_tokens=completion.completion_tokens,
-        attempts=0,
-        hit_limit=completion.hit_limit,
-        logprob=completion.logprob,
-        token_logprobs=completion.token_logprobs,
-    )
+    """Return the completion as one that cost nothing: the call is counted where it was made."""
+    return replace(completion, attempts=0)

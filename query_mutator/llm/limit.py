@@ -41,9 +41,9 @@ class Limit(ClientWrapper):
         return replies[0]
 
     def join(self, request: ChatRequest, deliver: Deliver) -> Work:
-        """Return the call to make; it keeps its place until `deliver`, which journals the reply, has returned.
+        """Return the call to make; it keeps its place until `deliver`, which stores the reply, has returned.
 
-        So no more replies than `limit` are ever received and not recorded.
+        So no more replies than `limit` are ever received and not stored.
         """
 
         def work() -> None:

@@ -85,17 +85,12 @@ class Attempts:
         self.number += 1
         return self.number
 
-    @property
-    def elapsed_s(self) -> float:
-        """Return the seconds since the call started."""
-        return time.monotonic() - self._started
-
-    def delay_s(self, error: ErrorInfo | None, *, elapsed_s: float | None = None) -> float | None:
+    def delay_s(self, error: ErrorInfo | None) -> float | None:
         """Return the wait after the present attempt, None when it succeeded or failed for good."""
         if error is None:
             return None
         self._timeouts += error.kind == "timeout"
-        elapsed_s = self.elapsed_s if elapsed_s is None else elapsed_s
+        elapsed_s = time.monotonic() - self._started
         return self._policy.delay_s(error, self.number, key=self._key, elapsed_s=elapsed_s, timeouts=self._timeouts)
 
 

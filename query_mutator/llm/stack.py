@@ -18,7 +18,6 @@ from typing import Any
 from query_mutator.errors import BackendError, UsageError
 from query_mutator.llm.away import WaitForServer
 from query_mutator.llm.backends import DEFAULT_BACKEND, open_servers
-from query_mutator.llm.cache import Cache, Identity, ReplyStore, default_cache_path
 from query_mutator.llm.checkup import JudgeForm, judge_form
 from query_mutator.llm.client import Backend, Client, ModelServer
 from query_mutator.llm.coalesce import Coalesce, Deliver, JoiningClient, Work
@@ -26,6 +25,7 @@ from query_mutator.llm.early_stop import EarlyStop
 from query_mutator.llm.limit import AdaptiveLimit, Limit
 from query_mutator.llm.pool import Pool, error_of, require_same_models
 from query_mutator.llm.retry import Retry, RetryPolicy
+from query_mutator.llm.store import Cache, Identity, Store, default_cache_path
 from query_mutator.settings.calls import DIRECT, Calls
 from query_mutator.types import ChatRequest, Completion, ErrorInfo, FloatArray
 
@@ -123,13 +123,13 @@ class ClientStack:
     backend: Backend  # the server, or the pool of all
     limit: Limit  # one attempt per call; its `limit` moves where it is adaptive
     retry: Retry  # retries in the calling thread
-    client: Client  # all but Retry, for a scheduler that waits before retries itself
-    eval_client: Client  # the same for evaluation, which may have the cache to itself
-    counted: Counted  # the cost of the calls of `client`; shared and cached replies cost nothing
+    client: Cache  # all but Retry, for a scheduler that waits before retries itself
+    eval_client: Cache  # the same for evaluation, which may have the cache to itself
+    counted: Counted  # the cost of the calls of `client`; shared and stored replies cost nothing
     eval_counted: Counted  # that of `eval_client`
     coalesced: tuple[Coalesce, ...]
-    identity: Identity  # of the models, for the cache
-    store: ReplyStore | None  # what the cache remembers, with its hits and misses
+    identity: Identity  # of the models, for the store
+    cache: Store | None  # replies that all runs share
     early_stops: tuple[EarlyStop, ...] = ()  # one per server, none without early stopping
     away: WaitForServer | None = None  # waits while no server answers
     allow_mixed: bool = False
@@ -151,15 +151,18 @@ class ClientStack:
 
     @property
     def cache_hits(self) -> int:
-        """Return how many replies came from the cache."""
-        return self.store.hits if self.store is not None else 0
+        """Return how many replies were stored before."""
+        return self.client.hits + self.eval_client.hits
+
+    def keep(self, run: Store) -> None:
+        """Look into the store of a run first from now on, and write every reply there."""
+        self.client.run = self.eval_client.run = run
 
     def require_models(self, models: Sequence[str]) -> None:
         """Raise ModelMissingError unless every server has all models, UsageError when their weights differ."""
         require_same_models(self.servers, models, allow_mixed=self.allow_mixed)
-        if self.store is not None:
-            for model in models:
-                self.identity(model)  # now, so that known replies are found while no server answers
+        for model in models:
+            self.identity(model)  # now, so that stored replies are found while no server answers
         if self.away is not None:
             self.away.answered()
 
@@ -221,8 +224,8 @@ class ClientStack:
     def close(self) -> None:
         """Cancel calls in flight and close connections and cache; idempotent."""
         self.retry.close()
-        if self.store is not None:
-            self.store.close()
+        if self.cache is not None:
+            self.cache.close()
 
 
 def build_client(
@@ -271,7 +274,7 @@ def _wrapped(servers: tuple[ModelServer, ...], backend: Backend, identity: Ident
     """Return the layers around a backend."""
     size = settings.calls_in_flight
     limit = AdaptiveLimit(backend, highest=size) if settings.adaptive else Limit(backend, limit=size)
-    store = None if settings.cache == "off" else _open_store(settings.cache_path)
+    cache = None if settings.cache == "off" else _open_cache(settings.cache_path)
     counted, eval_counted = Counted(limit), Counted(limit)
     shared, eval_shared = Coalesce(counted), Coalesce(eval_counted)
     return ClientStack(
@@ -279,13 +282,13 @@ def _wrapped(servers: tuple[ModelServer, ...], backend: Backend, identity: Ident
         backend=backend,
         limit=limit,
         retry=Retry(limit, RetryPolicy(max_retries=settings.max_retries, deadline_s=settings.deadline_s)),
-        client=shared if store is None or settings.cache == "eval" else Cache(shared, store, identity=identity),
-        eval_client=Cache(eval_shared, store, identity=identity) if store is not None else eval_shared,
+        client=Cache(shared, identity=identity, shared=None if settings.cache == "eval" else cache, count=counted.add),
+        eval_client=Cache(eval_shared, identity=identity, shared=cache, count=eval_counted.add),
         counted=counted,
         eval_counted=eval_counted,
         coalesced=(shared, eval_shared),
         identity=identity,
-        store=store,
+        cache=cache,
         allow_mixed=settings.allow_mixed,
     )
 
@@ -295,9 +298,9 @@ def _longest(texts: Sequence[str]) -> str:
     return f"the longest of {len(texts)} texts has {len(longest)} characters: {longest[:_SHOWN_CHARS]!r}; "
 
 
-def _open_store(path: Path | str | None) -> ReplyStore | None:
+def _open_cache(path: Path | str | None) -> Store | None:
     try:
-        return ReplyStore(path or default_cache_path())
+        return Store(path or default_cache_path(), is_cache=True)
     except UsageError as error:
         if path is not None:
             raise

@@ -10,12 +10,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+import numpy as np
 from threadpoolctl import threadpool_limits
 
 from query_mutator.bounds import group_of
 from query_mutator.cli.console import closing_on_interrupt, show_status
 from query_mutator.encoder import CachedEncoder, resolve_encoder
-from query_mutator.encoder.base import Embed
+from query_mutator.encoder.base import Embed, RemoteEncoder
 from query_mutator.encoder.known import known_rows
 from query_mutator.errors import UsageError
 from query_mutator.llm.backends import (
@@ -29,11 +30,12 @@ from query_mutator.llm.backends import (
 from query_mutator.llm.client import ModelServer
 from query_mutator.llm.retry import RetryPolicy
 from query_mutator.llm.stack import ClientStack, build_client
+from query_mutator.llm.store import Store
 from query_mutator.rewards import is_refusal
 from query_mutator.settings.calls import CacheMode, Calls
 from query_mutator.settings.models import ADDRESS_FLAGS, ModelSettings
 from query_mutator.settings.questions import RECORDED_SET
-from query_mutator.types import ChatRequest, Completion
+from query_mutator.types import ChatRequest, Completion, FloatArray
 
 __all__ = [
     "OpenModels",
@@ -90,6 +92,22 @@ class OpenModels:
             target_model=self.target_model,
             mutator_model=self.mutator_model,
         )
+
+    def keep_in(self, store: Store) -> None:
+        """Look into the store of a run first from now on, and write every reply and a server's embeddings there."""
+        self.calls.keep(store)
+        inner = self.encoder.inner
+        if not isinstance(inner, RemoteEncoder):
+            return
+        if known := store.vectors():
+            rows = np.stack([np.frombuffer(row, dtype="<f4") for row in known.values()])
+            self.encoder.put(list(known), rows.astype(np.float32))
+
+        def keep(texts: Sequence[str], rows: FloatArray) -> None:
+            found = np.ascontiguousarray(rows, dtype="<f4")
+            store.put_vectors({text: row.tobytes() for text, row in zip(texts, found, strict=True)})
+
+        inner.on_encoded = keep
 
     def describe(self) -> dict[str, Any]:
         """Return who answers and which encoder is used, for config.json."""

@@ -4,7 +4,7 @@
 
 A rollout's only barrier is its end: every environment takes `num_steps` steps. The quota is per environment, because
 stopping at a total count would over-sample short (refused) episodes. Between rollouts nothing is in flight, so a
-checkpoint holds a whole state. Every action is in the journal before its step starts, and a resumed run takes the
+checkpoint holds a whole state. Every action is stored before its step starts, and a resumed run takes the
 actions it finds there: where acting is not deterministic, the last bits of a probability could lead to another action.
 
 On-policy: the policy is frozen during a rollout and every environment has its own random stream, so the data equal
@@ -31,6 +31,7 @@ from ppo.collect import NotFiniteError, require_finite
 from query_mutator.env.infos import of_step, rows_of
 from query_mutator.errors import UsageError
 from query_mutator.learners.learner import Learner, RolloutLearner, Steps, last_obs
+from query_mutator.llm.store import Store
 from query_mutator.types import FloatArray
 
 GROUP_ENVS = 16  # received at once: when hundreds are ready, the first must not wait for the last
@@ -74,13 +75,6 @@ class AsyncVectorEnv(Protocol):
 
     def close(self) -> None:
         """Close the environments."""
-
-
-class ActionJournal(Protocol):
-    """Actions of a run, so that a resumed run takes them again (see `query_mutator.session.journal`)."""
-
-    def replay(self, steps: Sequence[tuple[int, int]], chosen: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the recorded actions [n] of steps (environment, step), and record `chosen` [n] where none are."""
 
 
 class TrainingLoop(Protocol):
@@ -131,9 +125,9 @@ class Collector:
         *,
         seed: int,
         num_steps: int,
-        journal: ActionJournal | None = None,
+        store: Store | None = None,
     ) -> None:
-        self._envs, self._learner, self._journal = envs, learner, journal
+        self._envs, self._learner, self._store = envs, learner, store
         num_envs, (obs_dim,) = envs.num_envs, envs.single_observation_space.shape or (0,)
         self._reset_seed = seed if obs is None else None
         self._obs = np.zeros((num_envs, obs_dim), dtype=np.float32) if obs is None else obs
@@ -199,8 +193,8 @@ class Collector:
             return
         self._versions[envs] = self._learner.version  # before it acts: another thread may update it
         actions = self._learner.act(self._obs[envs], envs.tolist())
-        if self._journal is not None:
-            actions = self._journal.replay(self._envs.step_ids(envs), actions)
+        if self._store is not None:
+            actions = np.array(self._store.replay(self._envs.step_ids(envs), actions.tolist()), dtype=np.int64)
         self._actions[envs] = actions
         self._envs.send(actions, envs)
 

@@ -18,7 +18,7 @@ from query_mutator.files.run_dir import RunDir
 from query_mutator.learners.learner import Learner
 from query_mutator.learners.named import LEARNERS
 from query_mutator.llm.stack import CallTotals
-from query_mutator.session.journal import Journal
+from query_mutator.llm.store import Store
 from query_mutator.session.models import OpenModels
 from query_mutator.training.config import TrainConfig
 from query_mutator.training.loop import AsyncVectorEnv, OffPolicyLoop, OnPolicyLoop, OnSteps, TrainingLoop
@@ -45,7 +45,7 @@ class RunParts:
     split: Split
     learner: Learner
     run_dir: RunDir
-    journal: Journal
+    store: Store
     env_list: Sequence[Environment]
     envs: AsyncVectorEnv  # `env_list` in one batch
     evaluator: Evaluator
@@ -76,7 +76,7 @@ def loop_settings(parts: RunParts, on_steps: OnSteps) -> dict[str, Any]:
         "seed": envs_seed(parts.config.seed, updates_done=parts.learner.updates_done),
         "num_steps": parts.config.num_steps,
         "on_steps": on_steps,
-        "journal": parts.journal,
+        "store": parts.store,
     }
 
 

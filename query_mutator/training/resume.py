@@ -1,4 +1,4 @@
-"""What continues a run: which flags may change, and its models, counts of calls, journal, learner and environments.
+"""What continues a run: which flags may change, and its models, counts of calls, store, learner and environments.
 
 Functions that restore something take the checkpoint, None for a new run.
 """
@@ -22,8 +22,8 @@ from query_mutator.learners.learner import Learner
 from query_mutator.learners.named import LEARNERS
 from query_mutator.llm.backends import BACKENDS, DEFAULT_BACKEND
 from query_mutator.llm.stack import CallTotals, ClientStack
+from query_mutator.llm.store import Store
 from query_mutator.session.checkpoint import Checkpoint, Progress
-from query_mutator.session.journal import Journal, keep_embeddings
 from query_mutator.session.models import OpenModels, ResolvedModels
 from query_mutator.session.trust import check_plugins, check_reach
 from query_mutator.settings.models import AUTO
@@ -147,12 +147,12 @@ def restore_counts(calls: ClientStack, checkpoint: Checkpoint | None) -> None:
         calls.counted.totals = CallTotals(calls=done.llm_calls, tokens=done.tokens, cut_replies=done.cut_replies)
 
 
-def open_journal(models: OpenModels, run_dir: RunDir, checkpoint: Checkpoint | None) -> Journal:
-    """Return the journal of calls."""
-    since = checkpoint.progress.env_steps if checkpoint else 0
-    journal = Journal(run_dir.journal_path, since=since, on_replay=models.calls.counted.add)
-    keep_embeddings(models.encoder, journal)
-    return journal
+def open_store(models: OpenModels, run_dir: RunDir, checkpoint: Checkpoint | None) -> Store:
+    """Return the store of a run, in which its models look first."""
+    store = Store(run_dir.store_path)
+    store.begin(checkpoint.progress.env_steps if checkpoint else 0)
+    models.keep_in(store)
+    return store
 
 
 def restore_envs(parts: RunParts, checkpoint: Checkpoint | None) -> FloatArray | None:

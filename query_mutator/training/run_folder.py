@@ -21,7 +21,7 @@ from query_mutator.data import Split
 from query_mutator.env.task import Task
 from query_mutator.files import write_checked_json
 from query_mutator.files.lock import locked
-from query_mutator.files.run_dir import RunDir, checkpoints_in, steps_of
+from query_mutator.files.run_dir import RunDir
 from query_mutator.learners.plan import Plan, plan_policy, plan_task
 from query_mutator.plugins import plugin_hashes
 from query_mutator.runs.provenance import describe_run, versions
@@ -155,7 +155,7 @@ class Checkpoints:
         self.write()
 
     def write(self) -> None:
-        """Write what is kept, with the policy file, unless it was written before; drop calls that it covers."""
+        """Write what is kept, with the policy file, unless it was written before."""
         parts, latest = self._parts, self._latest
         path = parts.run_dir.checkpoint_path(latest.progress.env_steps)
         if path == self.saved:
@@ -163,8 +163,6 @@ class Checkpoints:
         parts.run_dir.sync()
         self.saved = latest.save(path)
         write_own_policy(parts.run_dir.path, SavedPolicy(checkpoint=latest, background=self._background))
-        # The calls since the previous checkpoint are kept: it is the fallback if this one is damaged.
-        parts.journal.drop_before(steps_of(checkpoints_in(parts.run_dir.path)[:2][-1]))
 
     def write_plan(self, plan: Plan) -> Path:
         """Write a policy file of a plan in the run folder; return its path."""

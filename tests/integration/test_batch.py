@@ -12,11 +12,11 @@ import pytest
 from filelock import FileLock
 from openai.types.chat import ChatCompletion
 
-from query_mutator.apply.batch_files import FileJournal
+from query_mutator.apply.batch_files import BatchRows
 from query_mutator.commands.main import main as qm_main
-from query_mutator.env.flow import CallOutcome, CallSite
+from query_mutator.errors import UsageError
+from query_mutator.llm.store import Store
 from query_mutator.testing import StubServer, start_server
-from query_mutator.types import ChatRequest, Completion
 from tests.conftest import Librarian, Softener
 from tests.integration.killing import ServerProcess, kill_when, start
 from tests.qm_command import qm
@@ -134,12 +134,14 @@ def test_files_are_not_replaced_nor_mixed_up(
     assert batch(errors, out, tiny_server, *more) == 2
     assert "which this command writes, is the input" in capsys.readouterr().err
     errors.unlink()
-    journal = FileJournal(tmp_path / "out.jsonl.journal", {"input": "another"}, num_lines=1)
-    journal.close()
+    path = tmp_path / "out.jsonl.replies.sqlite"
+    begun = Store(path)
+    BatchRows(begun, {"input": "another"})
+    begun.close()
     assert batch(questions, out, tiny_server, *more) == 2
-    assert "out.jsonl.journal was begun with input another (now " in capsys.readouterr().err
-    journal.path.unlink()
-    with FileLock(tmp_path / "out.jsonl.journal.lock"):
+    assert "out.jsonl.replies.sqlite was begun with input another (now " in capsys.readouterr().err
+    path.unlink()
+    with FileLock(tmp_path / "out.jsonl.replies.sqlite.lock"):
         assert batch(questions, out, tiny_server, *more) == 2
     assert "is being written by another process" in capsys.readouterr().err
     assert batch(write(tmp_path / "empty.jsonl", [""]), out, tiny_server, *more) == 2
@@ -202,7 +204,7 @@ def test_a_file_that_changes_while_it_is_answered_is_one_line(
 
 
 @pytest.mark.parametrize("way", ["plain", "policy", "mutator"])
-def test_a_journal_of_other_weights_under_the_same_name_is_one_line(
+def test_replies_of_other_weights_under_the_same_name_are_one_line(
     way: str, trained: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = [{"id": number, "prompt": f"sort {number} " + "x" * 9_000} for number in range(12)]
@@ -219,38 +221,35 @@ def test_a_journal_of_other_weights_under_the_same_name_is_one_line(
         assert batch(questions, out, other, *more) == 2
         err = capsys.readouterr().err
         assert batch(questions, out, same, *more) == 0
-    assert "out.jsonl.journal was begun with weights " in err
+    assert "out.jsonl.replies.sqlite was begun with weights " in err
     assert err.count("\n") == 1
     assert [row["id"] for row in read(out)] == list(range(12))
 
 
-def test_a_resumed_journal_has_answers_once_and_asks_again_what_may_pass(tmp_path: Path) -> None:
-    path, header = tmp_path / "out.journal", {"input": "x"}
-    request = ChatRequest.user("sort", model="m")
-    site = CallSite(2, 0, "answer")
-    journal = FileJournal(path, header, num_lines=5)
-    journal.add(1, {"n": 1})
-    journal.write(site, 1, request, CallOutcome(Completion.failed("timeout", "slow"), 9.0))
-    journal.write(site, 2, request, CallOutcome(Completion(text="sorted"), 9.0))
-    journal.add(3, {"n": 3}, "timeout")
-    journal.add(4, {"n": 4}, "prompt_too_long")
-    journal.close()
-    with path.open("ab") as file:
-        file.write(b'{"line":5,"row":{"n"')  # killed as it wrote
-    again = FileJournal(path, header, num_lines=5)
+def test_rows_are_kept_in_order_and_what_may_pass_is_asked_again(tmp_path: Path) -> None:
+    path, header = tmp_path / "out.sqlite", {"input": "x"}
+    store = Store(path)
+    rows = BatchRows(store, header)
+    rows.add(4, {"n": 4}, "prompt_too_long")
+    rows.add(1, {"n": 1})
+    rows.add(3, {"n": 3}, "timeout")
+    store.close()
+    store = Store(path)
+    again = BatchRows(store, header)
     assert [again.is_done(line) for line in range(1, 6)] == [True, False, False, True, False]
     assert (again.num_done, again.num_failed) == (2, 1)
-    found = again.find(site, 1, request)
-    assert found is not None
-    assert found.completion.text == "sorted"
-    assert again.find(site, 1, ChatRequest.user("another", model="m")) is None
     for line in (5, 3, 2):
         again.add(line, {"n": line})
     answers, errors = tmp_path / "answers.jsonl", tmp_path / "errors.jsonl"
+    store.execute("UPDATE rows SET row = ? WHERE line = 3", (b'{"n":7}',))
+    with pytest.raises(UsageError, match="line 3 is damaged; repeat the command to answer it"):
+        again.write_outputs(answers, errors)
+    assert not again.is_done(3)
+    again.add(3, {"n": 3})
     again.write_outputs(answers, errors)
     assert [row["n"] for row in read(answers)] == [1, 2, 3, 5]
     assert [row["n"] for row in read(errors)] == [4]
-    assert not path.exists()
+    store.close()
 
 
 @pytest.fixture

@@ -205,7 +205,7 @@ def test_eval_calls_bounds_the_calls_by_a_sample_of_the_questions(
     out, err = capsys.readouterr()
     first, at_first = json.loads(out), re.search(r"for (\d+) of 60 questions.*; more while calls are left", err)
     assert at_first is not None
-    assert made == first["calls"] <= first["calls_at_most"] == 400
+    assert made <= first["calls"] <= first["calls_at_most"] == 400  # the plans of the search are asked once
     assert 2 * int(at_first[1]) < first["n"] == first["asked"] < first["available"] == 60  # of the calls really needed
     assert first["n"] >= 20
     assert all(method["scored"] == first["n"] for method in first["methods"].values())

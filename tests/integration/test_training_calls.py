@@ -155,8 +155,7 @@ def test_with_cache_all_a_repeated_run_makes_no_call(tmp_path: Path) -> None:
         for _ in range(2):
             stack = build_client(server.url, cache="all", cache_path=tmp_path / "replies.sqlite")
             assert all(reply.ok for reply in ask_all(stack.client, requests(20, seed=0)))
-            assert stack.store is not None
-            hits = stack.store.hits
+            hits = stack.cache_hits
             stack.close()
         assert server.stats()["calls"] == 20
     assert hits == 20

@@ -206,7 +206,7 @@ def test_followers_get_the_leaders_outcome_at_no_cost(reply: Completion) -> None
     work()
     assert (gate.calls, coalesce.shared) == (1, 3)
     assert sorted((each.text, each.attempts, each.eval_s) for each in got) == sorted(
-        [(reply.text, 0, 0.0)] * 3 + [(reply.text, 1, reply.eval_s)]
+        [(reply.text, 0, reply.eval_s)] * 3 + [(reply.text, 1, reply.eval_s)]
     )
     assert all(each.error == reply.error for each in got)
 

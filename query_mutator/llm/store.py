@@ -1,0 +1,322 @@
+"""Where replies are kept: every reply of a run in one SQLite file, and a file of the user's that all runs share.
+
+    replies.sqlite     replies     key -> model, prompt, reply         what was asked and answered, failures too
+                       actions     env, step -> action                 written before the step starts
+                       vectors     text -> vector                      embeddings that a server made
+                       facts       name -> value
+
+A reply is written before it is used, so a run that was killed plays its last rollout again from the file and pays for
+nothing twice. The key is a digest of what decides a reply: weights, messages, options, form, seed and sample. Every row
+has a checksum: SQLite does not see a flipped bit in a text, and a damaged row is asked for again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sqlite3
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from query_mutator.errors import BackendError, DiskError, UsageError
+from query_mutator.files import decode_object, encode, user_cache_folder
+from query_mutator.llm.client import Client, ModelServer
+from query_mutator.llm.coalesce import Deliver, JoiningClient, Work, is_repeatable, request_key
+from query_mutator.types import ChatRequest, Completion
+
+logger = logging.getLogger(__name__)
+
+_DAMAGED = "move it away: its replies are asked for again"
+_LOCK_TIMEOUT_S = 30.0  # for another process's write
+_SCHEMA = """
+    CREATE TABLE IF NOT EXISTS replies (
+        key BLOB PRIMARY KEY, model TEXT, prompt TEXT, reply TEXT, since INTEGER, stored_at REAL, checksum INTEGER);
+    CREATE TABLE IF NOT EXISTS actions (
+        env INTEGER, step INTEGER, action INTEGER, checksum INTEGER, PRIMARY KEY (env, step)) WITHOUT ROWID;
+    CREATE TABLE IF NOT EXISTS vectors (text BLOB PRIMARY KEY, vector BLOB, checksum INTEGER);
+    CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value, checksum INTEGER) WITHOUT ROWID;
+"""
+
+
+def default_cache_path(environ: Mapping[str, str] = os.environ) -> Path:
+    """Return where all runs keep replies: the file QUERY_MUTATOR_REPLIES names, else one in the user's cache folder."""
+    if environ.get("QUERY_MUTATOR_REPLIES"):
+        return Path(environ["QUERY_MUTATOR_REPLIES"]).expanduser()
+    return user_cache_folder(environ) / "replies.sqlite"
+
+
+class Store:
+    """One file of replies, None for memory; safe from many threads, and from processes on one machine.
+
+    UsageError when it cannot be opened or is damaged, DiskError when it cannot be written. With `is_cache` it only
+    warns, and the calls are made. `has_wal` is False in a folder that several machines share.
+    """
+
+    def __init__(self, path: str | Path | None, *, is_cache: bool = False, has_wal: bool = True) -> None:
+        self.path = Path(path) if path is not None else None
+        self._is_cache, self._has_warned, self._is_ending = is_cache, False, False
+        self._lock = threading.Lock()  # one connection for all threads: a look-up takes microseconds
+        self._since = 0
+        self._paid_since = -1  # environment steps at the newest reply when the file was opened
+        self._counted: set[bytes] | None = None  # replies that were counted; None where no rollout is played again
+        try:
+            if self.path is not None:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._connection = sqlite3.connect(
+                self.path or ":memory:", timeout=_LOCK_TIMEOUT_S, isolation_level=None, check_same_thread=False
+            )
+            self._connection.text_factory = bytes  # a flipped bit may have left a text that is not UTF-8
+            self._prepare(has_wal)
+            self._paid_since = int(self.fact("since", -1))
+        except (OSError, sqlite3.Error) as error:
+            advice = "name another file with --cache-path" if is_cache else _DAMAGED
+            raise UsageError(f"{self.path} cannot hold replies ({error}); {advice}") from None
+
+    def _prepare(self, has_wal: bool) -> None:
+        give_up_at = time.monotonic() + _LOCK_TIMEOUT_S
+        while True:
+            try:
+                self._connection.execute(f"PRAGMA journal_mode={'WAL' if has_wal else 'TRUNCATE'}")
+                # A power cut may lose the last replies, never the file; a commit does not wait for the disk.
+                self._connection.execute("PRAGMA synchronous=NORMAL")
+                self._connection.executescript(_SCHEMA)
+                return
+            except sqlite3.OperationalError as error:
+                # Changing to WAL does not wait for a lock, so we do: another process may be opening the file too.
+                if "locked" not in str(error) or time.monotonic() > give_up_at:
+                    raise
+                time.sleep(0.01)
+
+    # --- replies ---------------------------------------------------------------------------------------------------
+
+    def find(self, key: str, request: ChatRequest) -> tuple[Completion, bool] | None:
+        """Return the reply to a request, and whether the rollout that is played again had paid for it.
+
+        A failure is found by the same attempt of the same turn alone. None for an unknown or damaged row.
+        """
+        places = [_place(key, request, failed=True)] if request.turn is not None and self._counted is not None else []
+        with self._guarded():
+            for place in (*places, _place(key, request)):
+                row = self._connection.execute("SELECT * FROM replies WHERE key = ?", (place,)).fetchone()
+                if row is not None and row[-1] == _checksum(row[:-1]):
+                    return self._take(place, Completion.from_json(decode_object(row[3])), since=row[4])
+        return None
+
+    def _take(self, place: bytes, reply: Completion, *, since: int) -> tuple[Completion, bool]:
+        if self._counted is None or since < self._since or place in self._counted:
+            return reply, False
+        self._counted.add(place)
+        return reply, reply.attempts > 0
+
+    def put(self, key: str, request: ChatRequest, reply: Completion) -> None:
+        """Write a reply, in place of a damaged one; a failure only of a call that has a turn, and unless cancelled."""
+        if reply.error is not None and reply.error.kind == "cancelled":
+            self._is_ending = True
+        elif reply.ok or (request.turn is not None and not self._is_cache):
+            place = _place(key, request, failed=not reply.ok)
+            prompt = encode([[one.role, one.content] for one in request.messages]).decode()
+            row = (place, request.model, prompt, encode(reply.to_json()).decode(), self._since, time.time())
+            self._write("replies", row, place=place)
+
+    def __len__(self) -> int:
+        with self._lock:
+            return int(self._connection.execute("SELECT count(*) FROM replies").fetchone()[0])
+
+    # --- what else a run must know ---------------------------------------------------------------------------------
+
+    def begin(self, env_steps: int) -> None:
+        """Start the part of a run after `env_steps` steps, which is played again if the file has replies of it."""
+        with self._lock:
+            self._counted = set() if env_steps <= self._paid_since else None
+            self._since = env_steps
+        if env_steps > self._paid_since:
+            self.set_fact("since", env_steps)
+
+    def replay(self, steps: Sequence[tuple[int, int]], chosen: Sequence[int]) -> list[int]:
+        """Return the stored actions [n] of steps (environment, step); store `chosen` [n] where there are none.
+
+        After a cancelled call none is stored: it was chosen after a step that did not come about.
+        """
+        actions = []
+        for (env, step), action in zip(steps, chosen, strict=True):
+            known = self._action(env, step) if self._counted is not None else None
+            if known is None and not self._is_ending:
+                self._write("actions", (env, step, action))
+            actions.append(action if known is None else known)
+        return actions
+
+    def _action(self, env: int, step: int) -> int | None:
+        """Return a stored action; after a damaged one the later ones are of another course of the run."""
+        with self._guarded():
+            query = "SELECT * FROM actions WHERE env = ? AND step = ?"
+            row = self._connection.execute(query, (env, step)).fetchone()
+            if row is None or row[-1] == _checksum(row[:-1]):
+                return None if row is None else int(row[2])
+            self._connection.execute("DELETE FROM actions WHERE env = ? AND step >= ?", (env, step))
+        return None
+
+    def vectors(self) -> dict[str, bytes]:
+        """Return the embeddings by text."""
+        rows = self.execute("SELECT * FROM vectors")
+        return {row[0].decode(errors="surrogatepass"): row[1] for row in rows if row[-1] == _checksum(row[:-1])}
+
+    def put_vectors(self, vectors: Mapping[str, bytes]) -> None:
+        """Write embeddings by text."""
+        for text, vector in vectors.items():
+            self._write("vectors", (text.encode(errors="surrogatepass"), vector))
+
+    def fact(self, name: str, default: Any = None) -> Any:
+        """Return a stored fact."""
+        row = self._connection.execute("SELECT * FROM facts WHERE name = ?", (name,)).fetchone()
+        return default if row is None or row[-1] != _checksum(row[:-1]) else row[1]
+
+    def set_fact(self, name: str, value: Any) -> None:
+        """Store a fact: bytes or a number."""
+        self._write("facts", (name, value))
+
+    # --- the file --------------------------------------------------------------------------------------------------
+
+    def execute(self, query: str, values: Sequence[Any] = ()) -> list[Any]:
+        """Return the rows of a query, for whoever adds a table of its own; texts are bytes."""
+        found: list[Any] = []
+        with self._guarded():
+            found += self._connection.execute(query, values).fetchall()
+        return found
+
+    def close(self) -> None:
+        """Close the file; idempotent."""
+        with self._lock:
+            self._is_ending = self._has_warned = True
+            self._connection.close()
+
+    def _write(self, table: str, values: Sequence[Any], *, place: bytes | None = None) -> None:
+        marks = ", ".join("?" * len(values))
+        with self._guarded():
+            row = (*values, _checksum(values))
+            self._connection.execute(f"INSERT OR REPLACE INTO {table} VALUES ({marks}, ?)", row)
+            if place is not None and self._counted is not None:
+                self._counted.add(place)
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """Hold the connection; a failure of SQLite is reported as the class says."""
+        try:
+            with self._lock:
+                yield
+        except (sqlite3.Error, ValueError) as error:  # ValueError: a damaged row, or a text without UTF-8
+            if self._is_cache:
+                if not self._has_warned:
+                    logger.warning("the cache %s fails, making the calls instead (%s)", self.path, error)
+                self._has_warned = True
+            elif isinstance(error, sqlite3.ProgrammingError):  # closed: the run is ending, no result will be used
+                return
+            elif isinstance(error, sqlite3.OperationalError):
+                raise DiskError(f"{self.path} cannot be written ({error}); free some space, then resume") from None
+            elif isinstance(error, sqlite3.Error):
+                raise UsageError(f"{self.path} is damaged ({error}); {_DAMAGED}") from None
+
+
+def _place(key: str, request: ChatRequest, *, failed: bool = False) -> bytes:
+    """Return the key of a row: a failure is that of one attempt of one turn."""
+    return blake2b(f"{key} {(request.turn, request.attempt) if failed else ''}".encode(), digest_size=16).digest()
+
+
+def _checksum(values: Sequence[Any]) -> int:
+    """Return the CRC-32 of a row's values; texts are bytes when they are read."""
+    return zlib.crc32(repr([one.encode() if isinstance(one, str) else one for one in values]).encode())
+
+
+class Cache(JoiningClient):
+    """A client that looks into stores before it calls, and writes what was paid; `identity(model)` names its weights.
+
+    `run` is the store of a run, `shared` that of all runs; `count` is called with a call that a rollout which is played
+    again had paid for. A stored reply has the times of its call, and `attempts` 0 unless it is counted.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        *,
+        identity: Callable[[str], str] = str,
+        run: Store | None = None,
+        shared: Store | None = None,
+        count: Callable[..., None] = lambda reply, *, attempt: None,
+    ) -> None:
+        super().__init__(client)
+        self.run, self._shared, self._identity, self._count = run, shared, identity, count
+        self._asks_nobody = super().is_instant
+        self.hits = 0  # replies that cost no call
+
+    def __repr__(self) -> str:
+        return repr(self._client) if self.run is None and self._shared is None else super().__repr__()
+
+    def join(self, request: ChatRequest, deliver: Deliver) -> Work | None:
+        """Return the call to make, whose reply is written, or None when it is stored or in flight."""
+        if self._asks_nobody or (self.run is None and self._shared is None) or not is_repeatable(request):
+            return super().join(request, deliver)
+        try:
+            key = request_key(request, identity=self._identity(request.model))
+        except BackendError:  # the call itself reports what is wrong
+            return super().join(request, deliver)
+        found = self._find(key, request)
+        if found is not None:
+            self.hits += 1
+            deliver(found)
+            return None
+        return super().join(request, lambda reply: self._keep(key, request, reply, deliver))
+
+    def close(self) -> None:
+        """Close the inner client and the shared store; idempotent."""
+        super().close()
+        if self._shared is not None:
+            self._shared.close()
+
+    def _find(self, key: str, request: ChatRequest) -> Completion | None:
+        found = None if self.run is None else self.run.find(key, request)
+        if found is not None:
+            reply, is_paid = found
+            if not is_paid:
+                return replace(reply, attempts=0)
+            self._count(reply, attempt=request.attempt)
+            error = reply.error and replace(reply.error, retry_after_s=None)
+            return replace(reply, error=error)
+        found = None if self._shared is None else self._shared.find(key, request)
+        if found is None:
+            return None
+        reply = replace(found[0], attempts=0)
+        if self.run is not None:
+            self.run.put(key, request, reply)
+        return reply
+
+    def _keep(self, key: str, request: ChatRequest, reply: Completion, deliver: Deliver) -> None:
+        if self.run is not None and (reply.attempts or not reply.ok):  # 0: a shared call, which its leader stores
+            self.run.put(key, request, reply)
+        if self._shared is not None and reply.attempts:
+            self._shared.put(key, request, reply)
+        deliver(reply)
+
+
+class Identity:
+    """Names the weights behind a model's name and how they run; asks the servers once per model."""
+
+    def __init__(self, servers: Sequence[ModelServer], *, extra: str) -> None:
+        self._servers = tuple(servers)
+        self._extra = extra
+        self._known: dict[str, str] = {}
+
+    def __call__(self, model: str) -> str:
+        """Return the model's digest, or its name and server where there is none, and `extra`.
+
+        Raises BackendError when a server does not answer, or does not have the model.
+        """
+        if model not in self._known:
+            digests = sorted({server.digest(model) or f"{model} at {server.url}" for server in self._servers})
+            self._known[model] = f"{' '.join(digests)} {self._extra}"
+        return self._known[model]

@@ -1,0 +1,340 @@
+"""Replies that are kept: in the file of a run, and in the one that all runs share."""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from query_mutator.errors import BackendError, DiskError, UsageError
+from query_mutator.llm.coalesce import Coalesce
+from query_mutator.llm.ollama import OllamaBackend
+from query_mutator.llm.store import Cache, Identity, Store, default_cache_path
+from query_mutator.testing import start_server
+from query_mutator.types import ChatRequest, Completion
+
+REQUEST = ChatRequest.user("why?", model="m")
+BUSY = Completion.failed("busy", "later", status=503, retry_after_s=2.0)
+ANSWER = Completion(text="Because é.", model="m", total_s=0.1, latency_s=0.30000000000000004, logprob=-0.5)
+WRITER = """
+import sys
+from query_mutator.llm.store import Cache, Store
+from query_mutator.types import ChatRequest, Completion
+class Echo:
+    def complete(self, request):
+        return Completion(text=request.messages[0].content)
+    def close(self):
+        pass
+cache = Cache(Echo(), shared=Store(sys.argv[1], is_cache=True))
+for number in [*map(str, range(200)), sys.argv[2]]:
+    request = ChatRequest.user(number, model="m")
+    assert [cache.complete(request).text for _ in range(2)] == [number] * 2
+cache.close()
+"""
+
+
+class Script:
+    """A client that plays replies back and counts the calls."""
+
+    def __init__(self, *replies: Completion) -> None:
+        self.replies = list(replies)
+        self.calls = 0
+
+    def __repr__(self) -> str:
+        return "Script()"
+
+    def complete(self, request: ChatRequest) -> Completion:
+        self.calls += 1
+        return self.replies[min(self.calls, len(self.replies)) - 1]
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "deep" / "replies.sqlite"
+
+
+@pytest.fixture
+def store(path: Path) -> Iterator[Store]:
+    opened = Store(path)
+    yield opened
+    opened.close()
+
+
+def over(store: Store, *replies: Completion, identity: str = "weights") -> tuple[Cache, Script]:
+    client = Script(*replies)
+    return Cache(client, run=store, identity=lambda model: identity), client
+
+
+def turn(step: int, *, attempt: int = 1, env: int = 3) -> ChatRequest:
+    return replace(REQUEST, turn=(env, step, "answer"), attempt=attempt)
+
+
+# --- what is kept ----------------------------------------------------------------------------------------------------
+
+
+def test_a_reply_is_kept_whole_and_costs_nothing_again(store: Store) -> None:
+    cache, client = over(store, ANSWER)
+    assert cache.complete(REQUEST) == ANSWER
+    assert cache.complete(REQUEST) == replace(ANSWER, attempts=0)
+    assert (client.calls, cache.hits, len(store)) == (1, 1, 1)
+
+
+def test_a_reply_of_all_runs_is_copied_into_the_file_of_this_one(store: Store, tmp_path: Path) -> None:
+    shared = Store(tmp_path / "shared.sqlite", is_cache=True)
+    Cache(Script(ANSWER), shared=shared).complete(REQUEST)
+    client = Script(Completion(text="another"))
+    assert Cache(client, shared=shared, run=store).complete(REQUEST).text == ANSWER.text
+    assert (client.calls, len(store)) == (0, 1)
+    shared.close()
+
+
+@pytest.mark.parametrize("kind", ["server", "timeout", "empty", "cancelled"])
+def test_a_failure_is_asked_again(store: Store, kind: str) -> None:
+    cache, client = over(store, Completion.failed(kind, "x"), ANSWER)
+    assert not cache.complete(turn(1)).ok
+    assert cache.complete(turn(1)).ok
+    assert client.calls == 2
+
+
+def test_other_weights_or_another_request_are_unknown(store: Store) -> None:
+    over(store, Completion(text="old"))[0].complete(REQUEST)
+    newer, client = over(store, Completion(text="new"), identity="newer weights")
+    assert newer.complete(REQUEST).text == "new"
+    assert newer.complete(replace(REQUEST, sample=1)).attempts == 1
+    assert newer.complete(replace(REQUEST, seed=1, temperature=0.7)).attempts == 1
+    assert client.calls == 3
+
+
+def test_a_random_reply_is_asked_for_anew_unless_a_draw_is_named(store: Store) -> None:
+    cache, client = over(store, ANSWER)
+    for _ in range(2):
+        cache.complete(replace(REQUEST, temperature=0.7))
+        cache.complete(replace(REQUEST, temperature=0.7, sample=4))
+    assert client.calls == 3
+
+
+def test_eight_seeds_share_no_draw(store: Store) -> None:
+    cache, client = over(store, ANSWER)
+    for seed in range(8):
+        cache.complete(replace(REQUEST, temperature=0.7, seed=seed))
+    assert (client.calls, cache.hits) == (8, 0)
+
+
+def test_several_processes_write_one_file_at_once(path: Path) -> None:
+    writers = [
+        subprocess.Popen(
+            [sys.executable, "-W", "error", "-c", WRITER, str(path), f"own {number}"], stderr=subprocess.PIPE
+        )
+        for number in range(3)
+    ]
+    for writer in writers:
+        _, said = writer.communicate(timeout=60)
+        assert (writer.returncode, said) == (0, b"")
+    store = Store(path)
+    assert len(store) == 203
+    store.close()
+
+
+def test_many_threads_share_the_store(store: Store) -> None:
+    cache, client = over(store, ANSWER)
+    requests = [ChatRequest.user(f"why {number % 20}?", model="m") for number in range(200)]
+    with ThreadPoolExecutor(8) as pool:
+        assert all(reply.text == ANSWER.text for reply in pool.map(cache.complete, requests))
+    assert (len(store), client.calls + cache.hits) == (20, 200)
+
+
+def test_a_shared_call_is_stored_once_and_known_before_its_twin_could_ask_again(store: Store) -> None:
+    client = Script(ANSWER)
+    cache = Cache(Coalesce(client), run=store)
+    got: list[Completion] = []
+    work = cache.join(REQUEST, got.append)
+    assert work is not None
+    assert cache.join(REQUEST, got.append) is None  # in flight
+    work()
+    assert cache.join(REQUEST, got.append) is None  # known
+    assert got == [ANSWER, replace(ANSWER, attempts=0), replace(ANSWER, attempts=0)]
+    assert (client.calls, len(store)) == (1, 1)
+
+
+def test_text_that_has_no_utf8_is_stored_too(store: Store) -> None:
+    cache, client = over(store, Completion(text="\ud800"))
+    assert [cache.complete(REQUEST).text for _ in range(2)] == ["\ud800"] * 2
+    assert client.calls == 1
+
+
+def test_a_person_can_read_it(store: Store, path: Path) -> None:
+    over(store, ANSWER)[0].complete(REQUEST)
+    reader = sqlite3.connect(path)
+    [row] = reader.execute("SELECT model, prompt ->> '$[0][1]', reply ->> 'text' FROM replies").fetchall()
+    assert row == ("m", "why?", ANSWER.text)
+    reader.close()
+
+
+def test_the_identity_is_the_digest_and_what_stands_beside_it() -> None:
+    with start_server({}) as server:
+        backend = OllamaBackend(server.url)
+        assert Identity([backend], extra="num_ctx=1")("echo") == f"{backend.digest('echo')} num_ctx=1"
+        with pytest.raises(BackendError):
+            Identity([backend], extra="")("nowhere")
+        backend.close()
+
+
+def test_without_an_identity_the_call_is_made_and_nothing_stored(store: Store) -> None:
+    def unknown(model: str) -> str:
+        raise BackendError("the server is gone")
+
+    client = Script(BUSY)
+    assert Cache(client, run=store, identity=unknown).complete(REQUEST) == BUSY
+    assert (client.calls, len(store)) == (1, 0)
+
+
+def test_the_file_of_all_runs_is_in_the_users_cache_folder_unless_told_otherwise() -> None:
+    assert default_cache_path({"XDG_CACHE_HOME": "/somewhere"}) == Path("/somewhere/query-mutator/replies.sqlite")
+    assert default_cache_path({}).parts[-3:] == (".cache", "query-mutator", "replies.sqlite")
+
+
+# --- a run that is played again --------------------------------------------------------------------------------------
+
+
+def test_a_rollout_that_is_played_again_finds_its_failures_replies_and_actions_and_counts_them_once(path: Path) -> None:
+    store = Store(path)
+    store.begin(0)
+    cache, _ = over(store, BUSY, ANSWER, Completion(text="another"))
+    assert store.replay([(3, 7), (4, 0)], [2, 5]) == [2, 5]
+    for attempt in (1, 2):
+        cache.complete(turn(7, attempt=attempt))
+    cache.complete(ChatRequest.user("how?", model="m"))
+    store.close()
+
+    paid: list[tuple[str | None, int]] = []
+
+    def count(reply: Completion, *, attempt: int) -> None:
+        paid.append((reply.error and reply.error.kind, attempt))
+
+    again = Store(path)
+    again.begin(0)
+    client = Script(Completion(text="asked anew"))
+    cache = Cache(client, run=again, identity=lambda model: "weights", count=count)
+    assert again.replay([(3, 7), (4, 0), (4, 1)], [0, 0, 1]) == [2, 5, 1]
+    first, second = (cache.complete(turn(7, attempt=attempt)) for attempt in (1, 2))
+    assert first.error is not None
+    assert (first.error.kind, first.error.retry_after_s) == ("busy", None)  # it was waited for
+    assert second == ANSWER
+    assert cache.complete(turn(9)) == replace(ANSWER, attempts=0)  # of another step: the one call is counted
+    assert paid == [("busy", 1), (None, 2)]
+    assert cache.complete(ChatRequest.user("new?", model="m")).text == "asked anew"
+    assert cache.complete(ChatRequest.user("new?", model="m")).attempts == 0
+    assert (client.calls, len(paid)) == (1, 2)
+    again.begin(32)  # past the kill
+    assert cache.complete(turn(7)).attempts == 0
+    assert not [action for action in again.replay([(3, 7)], [0]) if action]
+    again.close()
+
+
+def test_what_was_paid_before_the_checkpoint_is_not_counted_again(path: Path) -> None:
+    store = Store(path)
+    store.begin(0)
+    cache, _ = over(store, ANSWER)
+    cache.complete(turn(1))
+    store.begin(32)
+    store.close()
+    again, paid = Store(path), [0]
+    again.begin(32)
+    cache = Cache(Script(), run=again, identity=lambda model: "weights", count=lambda *_, attempt: paid.append(1))
+    assert cache.complete(turn(33)).attempts == 0
+    assert paid == [0]
+    again.close()
+
+
+def test_a_call_that_was_ended_from_our_side_is_made_again_and_no_action_after_it_is_kept(path: Path) -> None:
+    store = Store(path)
+    store.begin(0)
+    cache, _ = over(store, Completion.failed("cancelled", "ended from this side"), ANSWER)
+    cache.complete(turn(8))
+    store.replay([(3, 9)], [1])  # chosen after a step that did not come about
+    cache.complete(ChatRequest.user("came back in time", model="m"))
+    store.close()
+    again = Store(path)
+    again.begin(0)
+    assert again.replay([(3, 9)], [0]) == [0]
+    assert len(again) == 1
+    again.close()
+
+
+def test_embeddings_come_back_to_the_bit(path: Path) -> None:
+    rows = {"why?": b"\x00\xff", "é\ud800": b"\x01"}
+    store = Store(path)
+    store.put_vectors(rows)
+    store.close()
+    again = Store(path)
+    again.execute("INSERT INTO vectors VALUES (?, ?, 7)", (b"damaged", b"\x00"))
+    assert again.vectors() == rows
+    again.close()
+
+
+# --- damage ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_row_with_a_flipped_bit_is_asked_for_again_and_replaced(store: Store) -> None:
+    for place in range(200):
+        over(store, Completion(text=f"{place} because é"))[0].complete(replace(REQUEST, sample=place))
+    columns = ("model", "prompt", "reply")
+    for number, (key, *texts) in enumerate(store.execute(f"SELECT key, {', '.join(columns)} FROM replies")):
+        column, text = columns[number % 3], texts[number % 3]
+        at = number % len(text)
+        flipped = text[:at] + bytes([text[at] ^ 1 << number % 8]) + text[at + 1 :]
+        store.execute(f"UPDATE replies SET {column} = CAST(? AS TEXT) WHERE key = ?", (flipped, key))
+    for place in range(200):
+        cache, client = over(store, Completion(text="new"))
+        assert [cache.complete(replace(REQUEST, sample=place)).text for _ in range(2)] == ["new"] * 2
+        assert client.calls == 1
+
+
+def test_after_a_damaged_action_the_later_ones_of_its_environment_are_chosen_anew(path: Path) -> None:
+    store = Store(path)
+    store.begin(0)
+    steps = [(env, step) for env in (0, 1) for step in range(4)]
+    store.replay(steps, list(range(8)))
+    store.execute("UPDATE actions SET action = 7 WHERE env = 0 AND step = 2")
+    store.close()
+    again = Store(path)
+    again.begin(0)
+    assert again.replay(steps, [9] * 8) == [0, 1, 9, 9, 4, 5, 6, 7]
+    again.close()
+
+
+def test_a_path_that_cannot_be_a_file_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("no database, but long enough to look like one" * 50, encoding="utf-8")
+    for path in (tmp_path, tmp_path / "text", tmp_path / "text" / "below"):
+        with pytest.raises(UsageError, match="--cache-path"):
+            Store(path, is_cache=True)
+        with pytest.raises(UsageError, match="move it away"):
+            Store(path)
+
+
+def test_a_cache_that_fails_later_costs_a_warning_and_not_the_reply(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store, client = Store(path, is_cache=True), Script(ANSWER)
+    cache = Cache(client, shared=store)
+    store.execute("DROP TABLE replies")
+    assert [cache.complete(REQUEST).text for _ in range(2)] == [ANSWER.text] * 2
+    assert client.calls == 2
+    assert len(caplog.records) == 1
+    cache.close()
+
+
+def test_a_run_that_cannot_write_stops(store: Store) -> None:
+    store.execute("PRAGMA max_page_count = 8")
+    cache, _ = over(store, Completion(text="long " * 20_000))
+    with pytest.raises(DiskError, match="cannot be written"):
+        cache.complete(REQUEST)
