@@ -15,7 +15,7 @@ import torch
 from query_mutator.cli.console import exit_code
 from query_mutator.files.metrics import METRICS
 from query_mutator.session.checkpoint import read_checkpoint
-from query_mutator.testing import start_server
+from query_mutator.testing import StubServer, start_server
 from tests.conftest import Librarian, Softener
 from tests.integration.conftest import write_dataset
 from tests.integration.training_runs import rows, the_run, train
