@@ -1,0 +1,356 @@
+"""What every backend does against the test server, faults and streams included; each kind's own requests."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import numpy as np
+import pytest
+
+from query_mutator.encoder import resolve_encoder
+from query_mutator.errors import BackendError, ModelMissingError, ServerDownError, UsageError
+from query_mutator.llm.backends import resolve_backend
+from query_mutator.llm.http_server import HttpServer
+from query_mutator.llm.ollama import OllamaBackend, chat_payload, with_tag
+from query_mutator.llm.openai import OpenAIBackend, base_url, completion_of
+from query_mutator.llm.openai import chat_payload as openai_payload
+from query_mutator.testing import FaultPlan, StubServer, start_server
+from query_mutator.types import ChatRequest, ErrorInfo, Message
+from tests.conftest import Librarian, Upper
+from tests.scripted_server import chunks, http
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[StubServer]:
+    with start_server([Upper()], encoder=resolve_encoder("hash"), num_parallel=4) as running:
+        yield running
+
+
+@pytest.fixture
+def backend(server: StubServer) -> Iterator[OllamaBackend]:
+    client = OllamaBackend(server.url, timeout_s=20.0)
+    yield client
+    client.close()
+
+
+@pytest.fixture(params=[OllamaBackend, OpenAIBackend])
+def each(request: pytest.FixtureRequest, server: StubServer) -> Iterator[HttpServer]:
+    made = request.param(server.url, timeout_s=20.0)
+    yield made
+    made.close()
+
+
+# --- every backend ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind"),
+    [
+        ("500", "server"),
+        ("503", "busy"),
+        ("reset", "connect"),
+        ("stall", "timeout"),
+        ("cut", "malformed"),
+        ("empty", "empty"),
+        ("incomplete", "incomplete"),
+    ],
+)
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("make", [OllamaBackend, OpenAIBackend])
+def test_a_faulty_reply_is_an_error_of_its_kind_and_never_text(
+    make: type[HttpServer], streamed: bool, fault: str, kind: str
+) -> None:
+    with start_server([Upper()], faults=FaultPlan(1.0, kinds=(fault,))) as faulty:
+        backend = make(faulty.url, timeout_s=0.3 if fault == "stall" else 20.0)
+        request = ChatRequest.user("why?", model="upper")
+        reply = backend.complete_until(request, lambda text: False) if streamed else backend.complete(request)
+        backend.close()
+    assert reply.error is not None
+    assert (reply.error.kind, reply.text) == (kind, "")
+
+
+def test_a_streamed_reply_read_to_its_end_is_the_whole_one(each: HttpServer) -> None:
+    request = ChatRequest.user("one two three four", model="upper")
+    streamed, whole = each.complete_until(request, lambda text: False), each.complete(request)
+    assert streamed.text == whole.text
+    assert (streamed.prompt_tokens, streamed.completion_tokens) == (whole.prompt_tokens, whole.completion_tokens)
+
+
+def test_a_model_that_is_not_there_is_an_error_of_the_call(each: HttpServer) -> None:
+    request = ChatRequest.user("why?", model="nowhere")
+    errors = [each.complete(request).error, each.complete_until(request, lambda text: False).error]
+    errors.append(each.embed("nowhere", ["text"]))
+    assert [(error.kind, error.status) for error in errors if error is not None] == [("model_missing", 404)] * 3
+
+
+def test_embeddings_are_rows_in_the_order_of_the_texts(each: HttpServer) -> None:
+    texts = ["sort a list", "read a file", "sort a list"]
+    rows = each.embed("all-minilm", texts)
+    assert not isinstance(rows, ErrorInfo)
+    assert rows.dtype == np.float32
+    np.testing.assert_allclose(rows, resolve_encoder("hash").encode(texts), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("make", "flag"), [(OllamaBackend, r"ollama serve.*--ollama-url.*--openai-url"), (OpenAIBackend, "--openai-url")]
+)
+def test_nothing_at_the_address_names_the_flag(make: type[HttpServer], flag: str) -> None:
+    with start_server({}) as gone:
+        url = gone.url
+    with pytest.raises(ServerDownError, match=rf"nothing answers at .*{flag}"):
+        make(url).models()
+
+
+@pytest.mark.parametrize("make", [OllamaBackend, OpenAIBackend])
+def test_a_server_of_another_kind_is_told_apart_from_none(make: type[HttpServer], server: StubServer) -> None:
+    with pytest.raises(BackendError, match=r"check that it is the address of|answers /models with an error"):
+        make(f"{server.url}/elsewhere").models()
+
+
+@pytest.mark.parametrize("make", [OllamaBackend, OpenAIBackend])
+def test_a_closed_backend_fails_calls_as_cancelled(make: type[HttpServer], server: StubServer) -> None:
+    backend = make(server.url)
+    assert backend.complete(ChatRequest.user("why?", model="upper")).ok
+    backend.close()
+    backend.close()
+    reply = backend.complete(ChatRequest.user("why?", model="upper"))
+    assert reply.error is not None
+    assert reply.error.kind == "cancelled"
+
+
+# --- Ollama -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_reply_comes_with_its_counts_and_times(backend: OllamaBackend) -> None:
+    reply = backend.complete(ChatRequest.user("why?", model="upper"))
+    assert (reply.text, reply.model, reply.error) == ("WHY?", "upper", None)
+    assert reply.prompt_tokens > 0
+    assert reply.completion_tokens > 0
+    assert 0 < reply.total_s <= reply.latency_s
+
+
+def test_many_threads_get_their_own_replies(backend: OllamaBackend) -> None:
+    texts = [f"question {number}" for number in range(60)]
+    with ThreadPoolExecutor(8) as pool:
+        replies = list(pool.map(lambda text: backend.complete(ChatRequest.user(text, model="upper")), texts))
+    assert [reply.text for reply in replies] == [text.upper() for text in texts]
+
+
+def test_the_payload_asks_for_one_whole_unthinking_reply() -> None:
+    request = ChatRequest(
+        model="m",
+        messages=(Message(role="system", content="be brief"), Message(role="user", content="why?")),
+        max_tokens=64,
+        temperature=0.5,
+        seed=7,
+        options={"num_ctx": 2048},
+    )
+    assert chat_payload(request, keep_alive="30m") == {
+        "model": "m",
+        "messages": [{"role": "system", "content": "be brief"}, {"role": "user", "content": "why?"}],
+        "stream": False,
+        "think": False,
+        "truncate": False,
+        "shift": False,
+        "options": {"temperature": 0.5, "num_predict": 64, "seed": 7, "num_ctx": 2048},
+        "keep_alive": "30m",
+    }
+
+
+def test_a_request_without_a_seed_sends_none() -> None:
+    assert "seed" not in chat_payload(ChatRequest.user("why?", model="m"), keep_alive="1m")["options"]
+
+
+def test_the_server_tells_its_version_and_models(backend: OllamaBackend) -> None:
+    assert backend.version().endswith("+testing")
+    assert {"upper:latest", "echo:latest"} <= set(backend.models())
+
+
+def test_a_name_without_tag_means_latest(backend: OllamaBackend) -> None:
+    assert [with_tag(name) for name in ("a", "a:7b", "host:5000/a", "lib/a:7b")] == [
+        "a:latest",
+        "a:7b",
+        "host:5000/a:latest",
+        "lib/a:7b",
+    ]
+    assert backend.require_model("upper") == backend.require_model("upper:latest") == "upper:latest"
+
+
+def test_a_missing_model_is_refused_with_the_command_that_fetches_it(backend: OllamaBackend) -> None:
+    with pytest.raises(ModelMissingError, match=r"run `ollama pull uper`, or did you mean upper:latest\?"):
+        backend.require_model("uper")
+    with pytest.raises(ModelMissingError, match=r"run `ollama pull upper:70b`.*installed: .*upper:latest"):
+        backend.require_model("upper:70b")
+
+
+KEY = "sk-very-secret-0123"
+
+
+@pytest.fixture
+def keyed(server: StubServer) -> Iterator[OpenAIBackend]:
+    client = OpenAIBackend(server.url, timeout_s=20.0, environ={"OPENAI_API_KEY": KEY})
+    yield client
+    client.close()
+
+
+@pytest.mark.parametrize(
+    ("typed", "url"),
+    [
+        ("127.0.0.1:8000", "http://127.0.0.1:8000/v1"),
+        ("http://127.0.0.1:8000/v1/", "http://127.0.0.1:8000/v1"),
+        ("https://api.example.com", "https://api.example.com:443/v1"),
+        ("https://example.com/openai/v2", "https://example.com:443/openai/v2"),
+    ],
+)
+def test_an_address_without_a_path_means_v1(typed: str, url: str) -> None:
+    assert base_url(typed) == url
+
+
+def test_the_payload_has_openais_names_and_options_as_fields() -> None:
+    request = ChatRequest.user("why?", model="m", max_tokens=64, temperature=0.5, seed=7, options={"top_p": 0.9})
+    assert openai_payload(request) == {
+        "model": "m",
+        "messages": [{"role": "user", "content": "why?"}],
+        "max_tokens": 64,
+        "temperature": 0.5,
+        "seed": 7,
+        "top_p": 0.9,
+    }
+
+
+def test_the_server_lists_its_models_and_tells_what_is_missing(keyed: OpenAIBackend) -> None:
+    assert keyed.require_model("upper") == "upper:latest"
+    with pytest.raises(ModelMissingError, match=r"no model 'uper'.*upper:latest"):
+        keyed.require_model("uper")
+    assert keyed.digest("upper") == ""
+
+
+class _NoList(BaseHTTPRequestHandler):
+    """Answers a chat with `known`; has no list of models, as some gateways do."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        self._answer(404, {"error": {"message": "Not Found"}})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if body["model"] != "known":
+            self._answer(404, {"error": {"message": f"The model {body['model']} does not exist"}})
+            return
+        message = {"role": "assistant", "content": "Hello"}
+        self._answer(200, {"choices": [{"message": message, "finish_reason": "length"}]})
+
+    def _answer(self, status: int, payload: dict[str, object]) -> None:
+        body = json.dumps(payload).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None: ...
+
+
+def test_a_server_that_lists_no_models_is_asked_for_one_token() -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), _NoList) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        choice = resolve_backend(openai_url=url, target_model="known")
+        assert (choice.kind, choice.urls) == ("openai", (f"{url}/v1",))
+        with pytest.raises(ModelMissingError, match="has no model 'other' and lists none"):
+            resolve_backend(openai_url=url, target_model="other")
+        server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("reported", "num_ctx", "context"),
+    [
+        ({"max_model_len": 8192}, 4096, 4096),
+        ({"max_model_len": 2048}, 4096, 2048),
+        ({"meta": {"n_ctx": 8192}}, None, 8192),
+        ({"meta": {"n_ctx": 8192}}, 4096, 4096),
+        ({"meta": 7}, 4096, 4096),
+        ({}, None, None),
+    ],
+)
+def test_the_context_is_the_smaller_of_the_reported_one_and_num_ctx(
+    serve: Any, reported: dict[str, object], num_ctx: int | None, context: int | None
+) -> None:
+    server, _ = serve(http(json.dumps({"data": [{"id": "m", **reported}]})))
+    keyed = OpenAIBackend(server.url, runner_options={"num_ctx": num_ctx})
+    assert keyed.context("m") == context
+    keyed.close()
+
+
+def test_the_key_is_in_no_repr_and_a_bad_one_is_refused_unseen(keyed: OpenAIBackend) -> None:
+    assert KEY not in repr(keyed) + repr(vars(keyed)["_transport"])
+    with pytest.raises(UsageError, match="OPENAI_API_KEY") as caught:
+        OpenAIBackend("127.0.0.1:1", environ={"OPENAI_API_KEY": f"{KEY}\nX-Other: 1"})
+    assert KEY not in str(caught.value)
+
+
+@pytest.mark.parametrize("line", ['{"error": {"message": "the key %s is not valid"}}', "the key %s is not valid"])
+def test_a_key_that_a_stream_repeats_is_in_no_error(serve: Any, line: str) -> None:
+    server, _ = serve(chunks(f"data: {line % KEY}\n\ndata: [DONE]\n\n".encode()) + b"0\r\n\r\n")
+    keyed = OpenAIBackend(server.url, environ={"OPENAI_API_KEY": KEY})
+    error = keyed.complete_until(ChatRequest.user("why?", model="m"), lambda text: False).error
+    keyed.close()
+    assert error is not None
+    assert "the key" in error.message
+    assert KEY[:12] not in error.message
+
+
+@pytest.mark.parametrize(
+    ("environ", "advice"),
+    [({}, "; set OPENAI_API_KEY"), ({"OPENAI_API_KEY": KEY}, "refuses the key in OPENAI_API_KEY")],
+)
+def test_a_refused_key_names_its_variable(environ: dict[str, str], advice: str) -> None:
+    refused = ErrorInfo(kind="request", message="bad token", status=401)
+    assert advice in OpenAIBackend("127.0.0.1:1", environ=environ).hint(refused)
+
+
+def test_times_are_read_where_a_server_adds_them() -> None:
+    payload = {
+        "choices": [{"message": {"content": "yes"}, "finish_reason": "stop"}],
+        "timings": {"prompt_ms": 100, "predicted_ms": 300},
+    }
+    reply = completion_of(payload, latency_s=1.0)
+    assert reply.queue_wait_s == pytest.approx(0.6)
+
+
+@pytest.mark.parametrize(
+    ("logprobs", "mean"),
+    [
+        ({"content": [{"logprob": -0.5}, {"logprob": -1.5}, {"token": "x"}]}, -1.0),
+        ({"content": [{"logprob": -0.5}, {"logprob": None}, {"logprob": float("-inf")}, 3]}, -0.5),
+        ({"content": []}, None),
+        (None, None),
+    ],
+)
+def test_the_mean_log_probability_of_a_replys_tokens(logprobs: object, mean: float | None) -> None:
+    choice = {"message": {"content": "yes"}, "finish_reason": "stop", "logprobs": logprobs}
+    assert completion_of({"choices": [choice]}).logprob == mean
+
+
+def test_a_hosted_models_refusal_is_an_answer() -> None:
+    message = {"content": None, "refusal": "I can't help with that."}
+    reply = completion_of({"choices": [{"message": message, "finish_reason": "stop"}]})
+    assert (reply.text, reply.error) == ("I can't help with that.", None)
+
+
+def test_replies_of_a_server_that_refuses_log_probabilities_have_none(caplog: pytest.LogCaptureFixture) -> None:
+    with start_server([Librarian()]) as server, caplog.at_level(logging.INFO):
+        keyed = OllamaBackend(server.url)
+        requests = [ChatRequest.user(f"How do I sort {n} lists?", model="librarian", logprobs=True) for n in range(3)]
+        replies = [keyed.complete(request) for request in requests]
+        keyed.close()
+        assert [reply.error for reply in replies] == [None] * 3
+        assert {reply.logprob for reply in replies} == {None}
+        assert server.stats()["calls"] == 3  # a refused request does not reach the model
+    assert caplog.text.count("no log probabilities") == 1

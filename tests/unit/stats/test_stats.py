@@ -1,0 +1,471 @@
+"""Intervals, tests, paired comparisons and samples against values from the textbooks, scipy and direct loops."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import scipy.stats
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import binomtest
+from sklearn.metrics import brier_score_loss, roc_auc_score
+
+from query_mutator.stats import intervals, significance
+from query_mutator.stats.agreement import auroc, brier_score, expected_calibration_error, reliability
+from query_mutator.stats.intervals import Floats, crossed_intervals, mean_interval, mean_intervals, wilson_interval
+from query_mutator.stats.paired import (
+    cluster_correlation,
+    compare_pairs,
+    design_effect,
+    detectable_difference,
+    mcnemar_p,
+    questions_needed,
+)
+from query_mutator.stats.sampling import WeightedSampler
+
+KEYS = ["a", "b", "a", "c", "c", "c", "d"]
+S, N, C = 3, len(KEYS), 4
+
+
+def test_wilson_matches_the_published_example() -> None:
+    # R. Newcombe (1998), table I: 81 of 263, Wilson without continuity correction.
+    assert wilson_interval(81, 263) == pytest.approx((0.2553, 0.3662), abs=5e-5)
+
+
+def test_wilson_stays_inside_and_off_the_point_at_the_ends() -> None:
+    low, high = wilson_interval(28, 28)
+    assert high == pytest.approx(1.0)
+    assert 0.85 < low < 0.9
+    assert wilson_interval(0, 0) == (0.0, 1.0)
+
+
+def test_mean_interval_uses_student_t() -> None:
+    low, high = mean_interval([1.0, 2.0, 3.0])
+    assert (low, high) == pytest.approx((2 - 4.302653 / math.sqrt(3), 2 + 4.302653 / math.sqrt(3)), abs=1e-5)
+    assert mean_interval([1.0]) == (-math.inf, math.inf)
+
+
+def test_an_interval_stays_within_what_is_possible() -> None:
+    low, high = mean_interval([0.9, 1.0], bounds=(0.0, 1.0))
+    assert 0.0 <= low < 0.9
+    assert high == 1.0
+    assert mean_interval([0.5], bounds=(0.0, 1.0)) == (0.0, 1.0)
+    assert mean_interval([1.0, 0.0], bounds=(-1.0, 1.0)) == (-1.0, 1.0)
+
+
+def test_equal_values_are_not_certain() -> None:
+    # Bonett and Price (2012) add one pair to each of the discordant cells: eight ties become a mean of 0 over ten,
+    # with standard deviation sqrt(2 / 9) and 9 degrees of freedom.
+    half = 2.262157 * math.sqrt(2 / 9 / 10)
+    assert mean_interval([0.0] * 8, bounds=(-1.0, 1.0)) == pytest.approx((-half, half), abs=1e-6)
+    low, high = mean_interval([1.0] * 8, bounds=(0.0, 1.0))
+    assert (0.6 < low < 0.8, high) == (True, 1.0)
+    assert mean_interval([2.0] * 8) == (2.0, 2.0)  # nothing is known about its bounds
+
+
+@pytest.mark.parametrize("odd", [math.nan, math.inf])
+def test_a_value_that_is_not_finite_has_no_interval(odd: float) -> None:
+    assert mean_interval([odd, 1.0, 2.0]) == (-math.inf, math.inf)
+
+
+def columns() -> Floats:
+    """Return two methods, their difference, and the first on some of the questions [S, n, 4]."""
+    rng = np.random.default_rng(7)
+    ours, theirs = rng.integers(0, 2, size=(2, S, N)).astype(float)
+    some = np.where(np.array(KEYS) == "c", 1.0, np.nan)
+    return np.stack([ours, theirs, ours - theirs, ours * some], axis=2)
+
+
+def directly(values: Floats, draws: int) -> Floats:
+    """Return the means [draws, K] of a loop that copies whatever is drawn, as often as it is drawn."""
+    rng = np.random.default_rng(0)
+    seeds = rng.multinomial(S, [1 / S] * S, size=draws)
+    clusters = rng.multinomial(C, [1 / C] * C, size=draws)
+    found = []
+    for of_seed, of_cluster in zip(seeds, clusters, strict=True):
+        rows = [
+            values[seed, row]
+            for seed in range(S)
+            for _ in range(of_seed[seed])
+            for row, key in enumerate(KEYS)
+            for _ in range(of_cluster["abcd".index(key)])
+        ]
+        drawn, usual = np.array(rows), np.nanmean(values, axis=(0, 1))
+        missing = np.isnan(drawn).all(axis=0)
+        drawn[:, missing] = usual[missing]
+        found.append(np.nanmean(drawn, axis=0))
+    return np.array(found)
+
+
+def test_crossed_intervals_are_those_of_a_direct_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(intervals, "DRAWS", 300)
+    expected = np.percentile(directly(columns(), 300), (2.5, 97.5), axis=0).T
+    assert crossed_intervals(columns(), KEYS) == pytest.approx(expected)
+
+
+def test_draws_in_parts_are_the_same_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = crossed_intervals(columns(), KEYS)
+    monkeypatch.setattr(intervals, "_NUMBERS_AT_ONCE", 4 * 999)
+    assert np.array_equal(crossed_intervals(columns(), KEYS), whole)
+
+
+def test_equal_seeds_add_no_width_and_unequal_ones_do() -> None:
+    rng = np.random.default_rng(3)
+    keys, one = [str(key) for key in range(200)], rng.integers(0, 2, size=200).astype(float)
+    same = np.tile(one[:, None], (8, 1, 1))
+    ((low, high),) = crossed_intervals(same, keys)
+    assert (low, high) == pytest.approx(tuple(mean_intervals(one[:, None], keys)[0]), abs=0.01)
+    shifts = np.where(rng.random((8, 200, 1)) < np.linspace(0, 1, 8)[:, None, None], 1.0, same)
+    ((wide_low, wide_high),) = crossed_intervals(shifts, keys)
+    assert wide_high - wide_low > 1.4 * (high - low)
+
+
+def test_a_column_without_a_value_has_no_interval() -> None:
+    values = np.full((S, N, 2), np.nan)
+    values[:, :, 0] = 1.0
+    intervals = crossed_intervals(values, KEYS)
+    assert intervals[0].tolist() == [1.0, 1.0]
+    assert np.isnan(intervals[1]).all()
+
+
+@pytest.mark.parametrize("n", [3, 5, 10, 20])
+def test_the_t_interval_covers_what_it_says(n: int) -> None:
+    draws = np.random.default_rng(n).normal(1.0, 2.0, (4000, n))
+    covered = [low <= 1.0 <= high for low, high in map(intervals.mean_interval, draws.tolist())]
+    assert 0.92 <= np.mean(covered) <= 0.97
+
+
+def test_welch_is_scipy_s_where_both_groups_are_large() -> None:
+    rng = np.random.default_rng(0)
+    ours, theirs = rng.normal(0.0, 1.0, 30).tolist(), rng.normal(0.3, 1.4, 40).tolist()
+    expected = scipy.stats.ttest_ind(ours, theirs, equal_var=False)
+    found = expected.confidence_interval(0.95)
+    assert significance.welch_p(ours, theirs) == pytest.approx(expected.pvalue, abs=3e-3)
+    assert intervals.welch_interval(ours, theirs) == pytest.approx((found.low, found.high), abs=0.01)
+    assert intervals.welch_interval([1.0], theirs) == (-math.inf, math.inf)
+    assert significance.welch_p([1.0], theirs) == 1.0
+
+
+def test_two_one_sided_tests_are_scipy_s() -> None:
+    rng = np.random.default_rng(1)
+    ours, theirs = rng.normal(0.0, 1.0, 40).tolist(), rng.normal(0.1, 1.0, 40).tolist()
+    shifted = [[value + side for value in ours] for side in (0.7, -0.7)]
+    below = scipy.stats.ttest_ind(shifted[0], theirs, equal_var=False, alternative="greater").pvalue
+    above = scipy.stats.ttest_ind(shifted[1], theirs, equal_var=False, alternative="less").pvalue
+    assert significance.equivalence_p(ours, theirs, 0.7) == pytest.approx(max(below, above), abs=3e-3)
+    assert significance.equivalence_p([1.0, 1.0], [1.0, 1.0], 0.7) == 1.0
+
+
+@pytest.mark.parametrize(("n", "m"), [(2, 2), (2, 10), (3, 10), (10, 3), (5, 5)])
+@pytest.mark.parametrize("spread", [0.3, 1.0, 4.0])
+def test_few_false_verdicts_whatever_the_spreads(n: int, m: int, spread: float) -> None:
+    rng = np.random.default_rng(n)
+    pairs = zip(rng.normal(0, spread, (2000, n)), rng.normal(0, 1, (2000, m)), strict=True)
+    false = np.mean([significance.welch_p(ours, theirs) <= 0.05 for ours, theirs in pairs])
+    assert false <= 0.06 + 2 * math.sqrt(0.06 * 0.94 / 2000)
+
+
+def test_the_permutation_test_is_exact_and_tells_how_small_it_could_get() -> None:
+    apart = significance.permutation_test([1, 2, 3], [4, 5, 6])
+    assert (apart.p, apart.smallest, apart.exact) == (0.1, 0.1, True)
+    ours, theirs = [1.0, 5.0, 4.0, 8.0], [3.0, 9.0, 7.0, 6.5]
+    expected = scipy.stats.permutation_test(
+        (ours, theirs), lambda a, b: abs(np.mean(a) - np.mean(b)), n_resamples=np.inf, alternative="greater"
+    )
+    assert significance.permutation_test(ours, theirs).p == pytest.approx(expected.pvalue)
+    assert not significance.permutation_test(range(20), range(1, 21)).exact
+
+
+def test_holm_against_numbers_worked_by_hand() -> None:
+    assert significance.holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert significance.holm([0.9, 0.8]) == [1.0, 1.0]
+    assert significance.holm([]) == []
+
+
+@pytest.mark.parametrize(("n", "effect"), [(3, 3.47), (5, 2.13), (10, 1.35), (20, 0.92)])
+def test_the_smallest_effect_that_can_be_seen_with_80_per_cent_power(n: int, effect: float) -> None:
+    assert significance.minimum_detectable_effect(n, n) == pytest.approx(effect, abs=0.005)
+    assert significance.minimum_detectable_effect(1, 1) == math.inf
+
+
+@pytest.mark.parametrize(("n", "m", "spread"), [(3, 3, 1.0), (10, 10, 1.0), (2, 10, 1.0), (3, 10, 3.0), (5, 20, 0.3)])
+def test_the_smallest_effect_is_detected_in_80_per_cent(n: int, m: int, spread: float) -> None:
+    rng, effect = np.random.default_rng(n), significance.minimum_detectable_effect(n, m, spreads=(spread, 1.0))
+    pairs = zip(rng.normal(effect, spread, (1000, n)), rng.normal(0, 1, (1000, m)), strict=True)
+    assert 0.72 <= np.mean([significance.welch_p(ours, theirs) <= 0.05 for ours, theirs in pairs]) <= 0.88
+
+
+def test_two_seeds_against_one_have_a_smallest_effect_too() -> None:
+    # At one degree of freedom 80 % of |Z| lie below 1.2816, so the shift is 12.706 * 1.2816 = 16.28 (plus a little).
+    assert significance.minimum_detectable_effect(2, 1) == pytest.approx(16.3 * math.sqrt(1.5), rel=0.01)
+
+
+def test_the_spread_within_groups() -> None:
+    assert significance.pooled_spread([1.0, 3.0], [10.0, 12.0], [5.0]) == pytest.approx(math.sqrt(2))
+    assert math.isnan(significance.pooled_spread([1.0], [2.0]))
+
+
+@pytest.mark.parametrize("runs", [3, 5, 10])
+def test_the_interval_over_tasks_covers_what_it_says(runs: int) -> None:
+    rng = np.random.default_rng(runs)
+    middles = np.array([0.2, 0.5, 0.6, 0.9])
+    # The interquartile mean of infinitely many runs of the four tasks.
+    truth = intervals.interquartile_mean(rng.normal(middles[:, None], 0.1, (4, 200_000)))
+    drawn = rng.normal(middles[:, None], 0.1, (300, runs, 4, 1))[..., 0].swapaxes(1, 2)
+    covered = [low <= truth <= high for low, high in map(intervals.stratified_interval, drawn)]
+    assert np.mean(covered) >= 0.91
+
+
+def test_several_tasks_together() -> None:
+    values = [[0.0, 1.0, 2.0, 3.0], [4.0, 5.0, 6.0, 7.0]]
+    assert intervals.interquartile_mean(values) == 3.5
+    low, high = intervals.stratified_interval(values)
+    assert 2.0 < low < 3.5 < high < 5.0
+    assert intervals.probability_of_improvement(values, values) == 0.5
+    assert intervals.probability_of_improvement([[2.0], [2.0]], [[1.0, 2.0], [3.0]]) == (0.75 + 0.0) / 2
+
+
+@pytest.mark.parametrize("gained", [0, 1, 3, 8, 40, 700])
+@pytest.mark.parametrize("lost", [0, 1, 5, 40, 41, 500])
+def test_mcnemar_is_the_two_sided_binomial_test_of_the_discordant_pairs(gained: int, lost: int) -> None:
+    known = binomtest(gained, gained + lost).pvalue if gained + lost else 1.0
+    assert mcnemar_p(gained, lost) == pytest.approx(known, rel=1e-9)
+
+
+def test_thousands_of_discordant_pairs_are_counted_exactly() -> None:
+    assert mcnemar_p(10_000, 10_000) == 1.0
+    assert mcnemar_p(5_200, 4_800) == pytest.approx(binomtest(5_200, 10_000).pvalue, rel=1e-9)
+
+
+def test_counts_and_difference_by_hand() -> None:
+    ours, theirs = [1, 1, 1, 0, 0, math.nan, 1], [0, 0, 1, 1, 0, 1, math.nan]
+    found = compare_pairs(ours, theirs, list("abcdefg"))
+    assert (found.gained, found.lost, found.same_right, found.same_wrong, found.unscored) == (2, 1, 1, 1, 2)
+    assert (found.questions, found.difference, found.p) == (5, pytest.approx(0.2), 1.0)
+    assert not found.is_clear
+
+
+def test_the_first_ones_gains_are_the_others_losses() -> None:
+    rng = np.random.default_rng(0)
+    ours, theirs = (rng.integers(2, size=60).astype(float) for _ in range(2))
+    targets = [str(number % 20) for number in range(60)]
+    there, back = compare_pairs(ours, theirs, targets), compare_pairs(theirs, ours, targets)
+    assert (there.gained, there.lost, there.p) == (back.lost, back.gained, back.p)
+    assert there.interval == pytest.approx((-back.interval[1], -back.interval[0]))
+
+
+def test_questions_about_one_target_are_not_independent() -> None:
+    ours, theirs = [1.0] * 24 + [0.0] * 8 + [1.0] * 32, [0.0] * 24 + [1.0] * 8 + [1.0] * 32
+    apart = compare_pairs(ours, theirs, [str(number) for number in range(64)])
+    together = compare_pairs(ours, theirs, [str(number // 8) for number in range(64)])
+    assert apart.difference == together.difference == 0.25
+    assert (apart.is_clear, together.is_clear) == (True, False)  # 8 targets: three gained, one lost
+    assert apart.p == together.p < 0.01
+
+
+def test_no_common_question_says_nothing() -> None:
+    for found in (compare_pairs([], [], []), compare_pairs([math.nan, 1.0], [1.0, math.nan], ["a", "b"])):
+        assert (found.questions, found.interval, found.p) == (0, (-1.0, 1.0), 1.0)
+        assert math.isnan(found.difference)
+
+
+def test_lists_of_unequal_length_are_refused() -> None:
+    with pytest.raises(ValueError, match="1 outcomes are paired with 2 and 2 targets"):
+        compare_pairs([1.0], [1.0, 0.0], ["a", "b"])
+
+
+def test_few_targets_decide_little() -> None:
+    gained, lost = [1.0] * 12 + [0.0] * 8, [0.0] * 19 + [1.0]
+    assert compare_pairs(gained, lost, ["a"] * 20).interval == (-1.0, 1.0)
+    two = compare_pairs(gained, lost, ["a"] * 10 + ["b"] * 10)
+    assert not two.is_clear
+    many = compare_pairs(gained, lost, [str(number) for number in range(20)])
+    assert many.is_clear
+
+
+@pytest.mark.parametrize(
+    ("lost", "gained", "pairs"),
+    [
+        (0.05, 0.45, 23),  # powerandsamplesize.com, "McNemar's Z-test, 2-Sided Equality", after Connor (1987), page 209
+        (0.15, 0.30, 155),  # clinicaltrials-tools.vercel.app, "McNemar's test sample size", Connor (1987)
+    ],
+)
+def test_questions_needed_are_the_published_ones(lost: float, gained: float, pairs: int) -> None:
+    assert questions_needed(gained - lost, discordant=gained + lost) == pairs
+
+
+@pytest.mark.parametrize("discordant", [0.05, 0.25, 1.0])
+@pytest.mark.parametrize("n", [60, 687, 20_000])
+@pytest.mark.parametrize("design", [1.0, 1.7])
+def test_that_many_questions_show_the_difference(n: int, discordant: float, design: float) -> None:
+    least = detectable_difference(n, discordant=discordant, design=design)
+    if least > discordant:
+        assert n < questions_needed(discordant, discordant=discordant, design=design)
+    else:
+        assert questions_needed(least, discordant=discordant, design=design) == pytest.approx(n, abs=1)
+
+
+@pytest.mark.parametrize("n", [0, 1, 3, 8])
+def test_a_handful_of_questions_shows_nothing(n: int) -> None:
+    assert detectable_difference(n, discordant=1 / 3) == math.inf
+
+
+@pytest.mark.parametrize(("difference", "discordant"), [(0.0, 0.3), (-0.1, 0.3), (0.31, 0.3), (0.5, 1.1)])
+def test_differences_that_cannot_be_are_refused(difference: float, discordant: float) -> None:
+    with pytest.raises(ValueError, match="needs methods that differ"):
+        questions_needed(difference, discordant=discordant)
+
+
+@pytest.mark.parametrize(("n", "discordant"), [(100, 0.5), (687, 0.25), (5000, 0.1)])
+def test_four_of_five_simulated_evaluations_show_the_detectable_difference(n: int, discordant: float) -> None:
+    least = detectable_difference(n, discordant=discordant)
+    shares = ((discordant + least) / 2, (discordant - least) / 2, 1 - discordant)
+    gained, lost, _ = np.random.default_rng(0).multinomial(n, shares, 20_000).T
+    shown = np.abs(gained - lost) > 1.96 * np.sqrt(gained + lost)
+    assert shown.mean() == pytest.approx(0.8, abs=0.02)
+
+
+def clustered(n: int, *, size: int, correlation: float, draws: int) -> tuple[np.ndarray, list[str]]:
+    """Return differences [draws, n] of -1, 0 and 1, and targets [n] that have `size` questions each.
+
+    A question has its target's own difference with the probability whose square is the correlation.
+    """
+    rng = np.random.default_rng(1)
+    own, common = (rng.choice([-1, 0, 0, 1], (draws, count)) for count in (n, n // size))
+    follows = rng.random((draws, n)) < math.sqrt(correlation)
+    return np.where(follows, np.repeat(common, size, axis=1), own), [str(number // size) for number in range(n)]
+
+
+def test_the_design_effect_is_that_of_simulated_targets() -> None:
+    differences, targets = clustered(240, size=4, correlation=0.3, draws=5000)
+    design = design_effect(targets, correlation=0.3)
+    assert design == pytest.approx(1.9)
+    assert 240 * differences.mean(axis=1).var() / differences.var() == pytest.approx(design, rel=0.05)
+    found = [cluster_correlation(row, targets) for row in differences[:400].astype(float)]
+    assert np.mean(found) == pytest.approx(0.3, abs=0.02)
+
+
+def test_targets_of_unequal_size_by_hand() -> None:
+    assert design_effect(["a", "a", "a", "b"], correlation=1.0) == pytest.approx(10 / 4)
+    assert design_effect(["a", "b"], correlation=0.5) == 1
+    assert design_effect([], correlation=0.5) == 1
+    assert cluster_correlation(np.array([1.0, 1, -1, -1]), list("aabb")) == 1
+    assert cluster_correlation(np.array([1.0, -1, 1, -1]), list("aabb")) == 0
+    assert math.isnan(cluster_correlation(np.array([1.0, -1]), list("ab")))
+    assert math.isnan(cluster_correlation(np.zeros(4), list("aabb")))
+
+
+def sampler_of(weights: list[float]) -> WeightedSampler:
+    sampler = WeightedSampler()
+    sampler.update(np.arange(len(weights)), np.array(weights))
+    return sampler
+
+
+def test_points_fall_into_weights_laid_end_to_end() -> None:
+    sampler = sampler_of([1.0, 0.0, 2.0, 0.5, 3.0])
+    assert sampler.total == 6.5
+    points = np.array([0.0, 0.99, 1.0, 2.99, 3.0, 3.49, 3.5, 6.49])
+    assert sampler.find(points).tolist() == [0, 0, 2, 2, 3, 3, 4, 4]
+
+
+def test_slots_without_weight_are_never_found() -> None:
+    sampler = sampler_of([0.0, 1.0, 0.0])
+    assert sampler.find(np.array([0.0, 1.0, 1.0 + 1e-12])).tolist() == [1, 1, 1]
+
+
+def test_of_a_slot_that_is_named_twice_the_last_weight_counts() -> None:
+    sampler = sampler_of([1.0, 1.0])
+    sampler.update(np.array([0, 0]), np.array([5.0, 2.0]))
+    assert sampler.total == 3.0
+    assert sampler[np.array([0, 1])].tolist() == [2.0, 1.0]
+
+
+def test_without_weights_the_total_is_zero() -> None:
+    assert WeightedSampler().total == 0.0
+
+
+@given(st.lists(st.integers(0, 20), min_size=1, max_size=40).filter(any), st.data())
+def test_any_updates_give_the_sums_of_a_plain_array(weights: list[int], data: st.DataObject) -> None:
+    sampler, plain = sampler_of([float(weight) for weight in weights]), np.array(weights, dtype=float)
+    for slot, weight in data.draw(st.lists(st.tuples(st.integers(0, len(weights) - 1), st.integers(1, 9)))):
+        sampler.update(np.array([slot]), np.array([float(weight)]))
+        plain[slot] = weight
+    ends = plain.cumsum()
+    points = np.arange(0.0, ends[-1], 0.5)
+    assert sampler.total == ends[-1]
+    assert sampler.find(points).tolist() == np.searchsorted(ends, points, side="right").tolist()
+
+
+@settings(max_examples=60, deadline=None)
+@given(weights=st.lists(st.floats(0, 1e6), min_size=1, max_size=300), seed=st.integers(0, 2**32 - 1))
+def test_a_draw_lands_where_the_cumulated_weights_say(weights: list[float], seed: int) -> None:
+    sampler = WeightedSampler()
+    for slot, weight in enumerate(weights):
+        sampler.set(slot, weight)
+    assert sampler.total == pytest.approx(sum(weights))
+    if sampler.total == 0:
+        return
+    points = sampler.total * np.append(np.random.default_rng(seed).random(50), [0.0, 1 - 2**-53])
+    for point, slot in zip(points.tolist(), sampler.find(points).tolist(), strict=True):
+        assert weights[slot] > 0
+        before = sum(weights[:slot])
+        slack = 1e-9 * sampler.total
+        assert before - slack <= point <= before + weights[slot] + slack
+
+
+def test_weights_grow_and_nothing_is_forgotten() -> None:
+    sampler = sampler_of([1.0, 2.0])
+    sampler.set(5000, 3.0)
+    assert (sampler[np.array([0, 1, 5000])].tolist(), sampler.total) == ([1.0, 2.0, 3.0], 6.0)
+    assert sampler.find(6.0 * np.array([0.0, 0.2, 0.999])).tolist() == [0, 1, 5000]
+    sampler.set(5000, 0.0)
+    assert sampler.find(3.0 * np.array([0.999])).tolist() == [1]
+
+
+def test_draws_are_those_of_a_binary_sum_tree() -> None:
+    rng = np.random.default_rng(0)
+    sampler = sampler_of((rng.random(1000) ** 0.5).tolist())
+    points = (np.arange(512) + rng.random(512)) / 512 * sampler.total
+    found = sampler.find(points)
+    assert found.tolist() == [_descend(sampler, point) for point in points.tolist()]
+
+
+def _descend(sampler: WeightedSampler, point: float) -> int:
+    """Return the leaf that a binary tree of sums over 1024 leaves finds, level by level."""
+    weights = np.zeros(1024)
+    weights[:1000] = sampler[np.arange(1000)]
+    first, size = 0, 1024
+    while size > 1:
+        size //= 2
+        left = _tree_sum(weights[first : first + size])
+        if point >= left and _tree_sum(weights[first + size : first + 2 * size]) > 0:
+            first, point = first + size, point - left
+    return first
+
+
+def _tree_sum(weights: np.ndarray) -> float:
+    while len(weights) > 1:
+        weights = weights[0::2] + weights[1::2]
+    return float(weights[0])
+
+
+def test_scores_are_those_of_scikit_learn() -> None:
+    rng = np.random.default_rng(0)
+    p = rng.random(500).round(2)  # with ties
+    right = (rng.random(500) < p).astype(float)
+    assert auroc(p, right) == pytest.approx(roc_auc_score(right, p))
+    assert brier_score(p, right) == pytest.approx(brier_score_loss(right, p))
+
+
+def test_calibration_error_by_hand() -> None:
+    p, right = np.array([0.1] * 10 + [0.9] * 10), np.array([0.0] * 10 + [1.0] * 5 + [0.0] * 5)
+    assert [(point.n, point.rate) for point in reliability(p, right, bins=2)] == [(10, 0.0), (10, 0.5)]
+    assert expected_calibration_error(p, right, bins=2) == pytest.approx(0.5 * 0.1 + 0.5 * 0.4)
+
+
+def test_without_answers_or_without_both_outcomes_nothing_is_claimed() -> None:
+    assert math.isnan(auroc(np.array([0.5]), np.array([1.0])))
+    assert math.isnan(brier_score(np.empty(0), np.empty(0)))
+    assert math.isnan(expected_calibration_error(np.empty(0), np.empty(0)))
