@@ -33,11 +33,11 @@ from query_mutator.errors import DiskError, TooFewAnswersError
 from query_mutator.evaluation.heldout import Baselines, compare, embed_questions, fixed_sample, write_rows
 from query_mutator.evaluation.methods import Evaluator
 from query_mutator.evaluation.outcomes import check_report
-from query_mutator.evaluation.plan_learned import learn_confidence
 from query_mutator.evaluation.validation import NUM_QUESTIONS, price_for_budget
 from query_mutator.files.lock import locked
 from query_mutator.learners.learner import Steps
 from query_mutator.learners.plan import Plan
+from query_mutator.plan.table import learn_confidence
 from query_mutator.report.curve import draw_learning_curve, validation_end
 from query_mutator.report.page.build import write_report
 from query_mutator.report.table import result_table

@@ -45,13 +45,13 @@ from query_mutator.data.split import target_key
 from query_mutator.encoder.cached import cache_dir
 from query_mutator.env.task import Task
 from query_mutator.evaluation.methods import Found, Job, by_policy
-from query_mutator.evaluation.plan_search import find_plan
-from query_mutator.evaluation.plan_trials import PlanPoint, PlanSearch
-from query_mutator.evaluation.plans import PlanScores
 from query_mutator.evaluation.validation import price_for_budget
 from query_mutator.files import write_json
 from query_mutator.learners.plan import Plan, plan_policy, plan_task
 from query_mutator.llm.stack import build_client
+from query_mutator.plan.choose import PlanChoice, PlanPoint
+from query_mutator.plan.race import find_plan
+from query_mutator.plan.table import Table
 from query_mutator.rewards.committed import FAMILY
 from query_mutator.session.task import split_dataset
 from query_mutator.settings.calls import Calls
@@ -70,13 +70,13 @@ SLOTS = 8  # of those calls
 MARGIN = 0.9  # of the calls beyond the first, for which the price of a policy is chosen
 
 
-def best_at(search: PlanSearch, budget: float, *, learned: bool) -> PlanPoint:
+def best_at(search: PlanChoice, budget: float, *, learned: bool) -> PlanPoint:
     """Return the plan of a search that is right most often on the training questions within a budget."""
     kind = [point for point in search.points if (point.plan.answer == "learned") == learned]
     return replace(search, points=tuple(kind)).best_plan_at(budget)
 
 
-def plan_rows(search: PlanSearch, task: Task, seed: int) -> list[Job]:
+def plan_rows(search: PlanChoice, task: Task, seed: int) -> list[Job]:
     """Return what asks the questions of a task by the plans of a search at each budget, both kinds."""
     jobs = []
     for budget in BUDGETS:
@@ -120,9 +120,9 @@ class Answers:
         """Ask them."""
         self.questions, self.forms = list(questions), [form.name for form in task.forms]
         self.task = task.on(questions)
-        scores, rows = PlanScores(world.evaluator, self.task), range(len(questions))
+        scores, rows = Table(world.evaluator, self.task), range(len(questions))
         scores.gather([Plan(steps=(CLEAN, form)) for form in self.forms], rows)
-        found = [{attempt.form: attempt for attempt in scores.attempts(row)} for row in rows]
+        found = [{attempt.form: attempt for attempt in scores.answers(row).values()} for row in rows]
         self.by_form = {form: [one[form] for one in found] for form in self.forms}
 
     def right(self) -> DoubleArray:

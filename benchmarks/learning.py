@@ -43,10 +43,10 @@ from query_mutator.env.task import Task
 from query_mutator.errors import TooFewAnswersError
 from query_mutator.evaluation.methods import Evaluator, MakePlayer, always, by_policy
 from query_mutator.evaluation.outcomes import Outcome
-from query_mutator.evaluation.plan_learned import learn_confidence
 from query_mutator.learners.learner import InferencePolicy
 from query_mutator.learners.named import LEARNERS
 from query_mutator.llm.client import Client
+from query_mutator.plan.table import learn_confidence
 from query_mutator.session.checkpoint import read_checkpoint
 from query_mutator.session.loading import load_policy
 from query_mutator.session.models import OpenModels

@@ -1,119 +1,115 @@
-"""`qm plan`: find the best plan on training questions, with the calls that fit, and save it as a checkpoint."""
+"""`qm plan`: find the best plan, by asking within calls or minutes, or from a log of graded replies; save it.
+
+A search reads training questions only. With `--from-logs` no call is made, and where all prompts of the plan are forms,
+a policy is saved.
+"""
 
 from __future__ import annotations
 
 import math
 import time
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from query_mutator.bounds import group_of
-from query_mutator.cli.console import note, progress
+from query_mutator.cli.console import note, progress, table
 from query_mutator.cli.flags import rows_of, show
-from query_mutator.commands.plan_logs import plan_from_logs
 from query_mutator.commands.plan_run import PlanFlags, plan_run
+from query_mutator.data import Split
+from query_mutator.data.logs import log_path, read_logged_replies
+from query_mutator.encoder import english_words
+from query_mutator.env.task import CallSettings, EpisodeRules, build_task
 from query_mutator.errors import UsageError
 from query_mutator.evaluation.cost import power_in_words
 from query_mutator.evaluation.heldout import embed_questions
 from query_mutator.evaluation.methods import Evaluator
 from query_mutator.evaluation.outcomes import rejections_in_words
-from query_mutator.evaluation.plan_search import MAX_CALLS, MIN_CALLS, find_plan, is_wide, questions_searched
-from query_mutator.evaluation.plan_trials import PlanSearch
-from query_mutator.llm.backends import choose_backend
-from query_mutator.session.models import open_models
+from query_mutator.files import file_sha256
+from query_mutator.forms import ALL, FORMS
+from query_mutator.forms import select as select_forms
+from query_mutator.llm.backends import BACKENDS, choose_backend
+from query_mutator.operators import NONE
+from query_mutator.plan.choose import LearnedArms, PlanChoice, choose_from_log
+from query_mutator.plan.race import MAX_CALLS, MIN_CALLS, find_plan, questions_searched
+from query_mutator.plan.table import GradedLog, grade_log
+from query_mutator.plugins import plugin_hashes
+from query_mutator.session.models import ResolvedModels, encoder_of, open_models
 from query_mutator.session.pace import keep_pace, kept_pace, measure_pace
-from query_mutator.session.task import check_gold, make_task, rewrites, split_dataset
+from query_mutator.session.policy_file import PROBE
+from query_mutator.session.task import (
+    NO_DATASET,
+    check_gold,
+    example_bank,
+    make_reward,
+    make_task,
+    rewrites,
+    split_dataset,
+)
 from query_mutator.settings.episode import TaskSettings
 from query_mutator.training.estimate import call_time, duration, encoding_time, text_time
-from query_mutator.types import ErrorInfo
+from query_mutator.training.run_folder import described
+from query_mutator.types import ErrorInfo, Question
 
 if TYPE_CHECKING:
+    from query_mutator.encoder import Encoder
     from query_mutator.env.task import Task
+    from query_mutator.learners.plan import Plan
     from query_mutator.session.models import OpenModels
 
-
-@dataclass(frozen=True, slots=True)
-class CallBudget:
-    """A bound on calls, and the seconds that one takes while others are in flight, None where it is unknown."""
-
-    max_calls: int
-    call_s: float | None
-    learned: bool  # whether some of them go to P(right)
-
-    def announced(self, task: Task) -> str:
-        """Return what a search will take, in one line."""
-        wide = is_wide(task, self.max_calls)
-        count = questions_searched(len(task.questions), self.max_calls, is_wide=wide, learned=self.learned)
-        line = f"{count} questions, at most {self.max_calls:,} calls"
-        if self.call_s is None:
-            return f"{line} (qm doctor measures how long they take)"
-        return f"{line}, about {duration(self.max_calls * self.call_s)} at {1 / self.call_s:.3g} calls/s"
-
-
-def calls_in(seconds: float, call_s: float) -> int:
-    """Return the calls that fit into some time, rounded to two digits so that a search can be repeated."""
-    fitting = min(MAX_CALLS, max(MIN_CALLS, seconds / call_s))
-    unit = 10 ** (math.floor(math.log10(fitting)) - 1)
-    return int(fitting // unit * unit)
-
-
-def measured_budget(flags: PlanFlags, models: OpenModels, task: Task) -> CallBudget:
-    """Return the bound on the calls of a search; without --max-calls the speed of the models is measured.
-
-    Recorded replies answer MAX_CALLS calls within minutes.
-    """
-    learned = flags.answer == "learned"
-    is_instant = models.calls.backend_class.is_instant
-    pace = None if is_instant else kept_pace(flags, flags, mutator=flags.mutator_model)
-    if not is_instant and pace is None and flags.max_calls is not None:
-        return CallBudget(flags.max_calls, None, learned)
-    if not is_instant and pace is None:
-        client, at_once = models.calls.limit, flags.calls_in_flight
-        calling = [one for place, one in enumerate(task.operators) if not task.is_local(place)]
-        client.complete(task.calls.target(task.questions[0].text))  # loads the model
-        measured = measure_pace(client, task.calls, task.questions, calling, at_once=at_once)
-        if not isinstance(measured, ErrorInfo):
-            keep_pace(measured, flags, flags, mutator=flags.mutator_model)
-    call_s = text_time(models.encoder) + call_time(flags, flags, operators=flags.operators)[0]
-    fitting = MAX_CALLS if is_instant else calls_in(60 * flags.minutes, call_s)
-    return CallBudget(flags.max_calls or fitting, call_s, learned)
+_UNASKED = "unasked"  # the name of the models of a task that is not played
+#: In the place of training questions, one of which acting needs: those of a log stay where they are.
+_STAND_IN = Question(id="stand-in", text=PROBE)
 
 
 def plan(flags: PlanFlags) -> None:
-    """Search, save the found plan in a run folder, and print it with the best plans at other budgets."""
-    if flags.from_logs is not None:
-        plan_from_logs(flags)
-        return
+    """Fill the table, save the found plan in a run folder, and print it with the best plans at other budgets."""
+    if flags.from_logs is None:
+        _search(flags)
+    else:
+        _read_log(flags, log_path(Path(flags.from_logs)))
+
+
+def _search(flags: PlanFlags) -> None:
+    """Ask training questions."""
     started = time.perf_counter()
     if flags.answer == "learned" and "forms" in flags.given and len(rewrites(flags)[1]) < 2:
         raise UsageError("--answer learned chooses among answers in several forms; name two or more with --forms")
-    split = split_dataset(_task_settings(flags))
+    # A plan reads no embedding.
+    settings = group_of(TaskSettings, flags, ask="form", max_episode_steps=1, embedding_dims=1, validation_fold="none")
+    split = split_dataset(settings)
     train = split.train
     if not train:
         raise UsageError(f"{flags.dataset}: no question is left to search on, all are held out; add more questions")
     choose_backend(flags.backend, flags.urls)
-    check_gold([*train, *split.test], _task_settings(flags))
+    check_gold([*train, *split.test], settings)
     if flags.dry_run:
-        print(_estimate(flags, len(train)), power_in_words(split.test, flags), sep="\n")
+        text_s, (call_s, known) = encoding_time(flags), call_time(flags, flags, operators=flags.operators)
+        _, line = _size(flags, len(train), text_s + call_s, is_instant=not known)
+        source = f"by {1000 * text_s:.3g} ms to embed a text, timed just now{known}"
+        print("estimate (nothing was started)", line, source, power_in_words(split.test, flags), sep="\n")
         return
     with ExitStack() as stack:
         models = stack.enter_context(open_models(flags, dataset=flags.dataset))
-        settings = _task_settings(flags)
         embed_questions(models.encoder, train)
         task = make_task(models, settings, train, learns=flags.answer == "learned")
-        run = stack.enter_context(plan_run(flags, models, task))  # a folder that cannot be written costs no calls
+        run = stack.enter_context(plan_run(flags))  # a folder that cannot be written costs no calls
         note(models.choice.reason)
-        calls = measured_budget(flags, models, task)
-        run.begin(replace(flags, max_calls=calls.max_calls), settings, split)
-        note(calls.announced(task), power_in_words(split.test, flags))
+        is_instant = models.calls.backend_class.is_instant
+        max_calls, line = _size(flags, len(train), _measured(flags, models, task), is_instant=is_instant)
+        run.begin(replace(flags, max_calls=max_calls), described(models, split, flags.plugin), dataset=settings.dataset)
+        run.can_play(task, models.resolved, settings, split)
+        note(line, power_in_words(split.test, flags))
         evaluator = Evaluator.of(models, max_failure_rate=flags.max_failure_rate)
-        evaluator.client = run.client(evaluator.client)
-        is_bounded = flags.max_calls is not None or models.calls.backend_class.is_instant
-        search = find_plan(
+        evaluator.client = run.client(evaluator.client, models.calls.identity)
+        is_bounded = flags.max_calls is not None or is_instant
+        found = find_plan(
             evaluator,
             task,
-            max_calls=calls.max_calls,
+            max_calls=max_calls,
             seconds=None if is_bounded else 60 * flags.minutes - (time.perf_counter() - started),
             seed=flags.seed,
             budget=flags.budget,
@@ -121,56 +117,189 @@ def plan(flags: PlanFlags) -> None:
             progress=progress,
             on_best=run.keep,
         )
-        run.finish(search)
-        path = str(run.run_dir.path)
-    about = {"questions_in_training": len(train), "run_folder": path}
-    report = {"plan": search.saved.to_json(), **search.to_json(), **about}
-    show(flags, report, _in_words(search, path, num_train=len(train), has_test=bool(split.test)))
+        run.finish(found)
+        path = run.run_dir.path
+    after = [f"on held-out questions: qm eval --checkpoint {path}"] if split.test else []
+    _show(flags, found, path, {"training questions": f"{found.saved.questions} of {len(train)}"}, after, len(train))
 
 
-def _task_settings(flags: PlanFlags) -> TaskSettings:
-    """Return the settings of a search's task; a plan reads no embedding."""
-    return group_of(TaskSettings, flags, ask="form", max_episode_steps=1, embedding_dims=1, validation_fold="none")
+def _size(flags: PlanFlags, num_train: int, call_s: float | None, *, is_instant: bool) -> tuple[int, str]:
+    """Return the bound on calls, and what the search takes in one line; recorded replies answer within minutes."""
+    assert flags.max_calls or is_instant or call_s
+    max_calls = flags.max_calls or (MAX_CALLS if is_instant else _calls_in(60 * flags.minutes, call_s or 1.0))
+    count = questions_searched(num_train, max_calls, learned=flags.answer == "learned")
+    line = f"{count} questions, at most {max_calls:,} calls"
+    if call_s is None:
+        return max_calls, f"{line} (qm doctor measures how long they take)"
+    return max_calls, f"{line}, about {duration(max_calls * call_s)} at {1 / call_s:.3g} calls/s"
 
 
-def _estimate(flags: PlanFlags, num_train: int) -> str:
-    """Return the size of the search, without asking a server."""
-    text_s, (call_s, known) = encoding_time(flags), call_time(flags, flags, operators=flags.operators)
-    max_calls = flags.max_calls or (calls_in(60 * flags.minutes, text_s + call_s) if known else MAX_CALLS)
-    learned = flags.answer == "learned"
-    count = questions_searched(num_train, max_calls, is_wide=not known, learned=learned)
-    facts = {
-        "questions to search on": f"{count} of {num_train}",
-        "operators": sum(map(len, rewrites(flags))),
-        "model calls, at most": f"{max_calls:,}",
-        "calls in flight": flags.calls_in_flight,
-        "time, at most about": duration(max_calls * (text_s + call_s)),
+def _calls_in(seconds: float, call_s: float) -> int:
+    """Return the calls that fit into some time, rounded to two digits so that a search can be repeated."""
+    fitting = min(MAX_CALLS, max(MIN_CALLS, seconds / call_s))
+    unit = 10 ** (math.floor(math.log10(fitting)) - 1)
+    return int(fitting // unit * unit)
+
+
+def _measured(flags: PlanFlags, models: OpenModels, task: Task) -> float | None:
+    """Return the seconds of a call while others are in flight: measured, if --max-calls does not bound the search."""
+    if not models.calls.backend_class.is_instant and kept_pace(flags, flags, mutator=flags.mutator_model) is None:
+        if flags.max_calls is not None:
+            return None
+        client, at_once = models.calls.limit, flags.calls_in_flight
+        calling = [one for place, one in enumerate(task.operators) if not task.is_local(place)]
+        client.complete(task.calls.target(task.questions[0].text))  # loads the model
+        measured = measure_pace(client, task.calls, task.questions, calling, at_once=at_once)
+        if not isinstance(measured, ErrorInfo):
+            keep_pace(measured, flags, flags, mutator=flags.mutator_model)
+    return text_time(models.encoder) + call_time(flags, flags, operators=flags.operators)[0]
+
+
+def _read_log(flags: PlanFlags, path: Path) -> None:
+    """Learn P(right), the order of prompts and when to stop from a log."""
+    named = {} if "dataset" in flags.given else {"dataset": NO_DATASET}
+    of_a_plan: dict[str, Any] = {"ask": "form", "max_episode_steps": 1, "embedding_dims": 1}
+    settings = group_of(TaskSettings, flags, operators=NONE, validation_fold="none", **of_a_plan, **named)
+    split = None if settings.dataset == NO_DATASET else split_dataset(settings)
+    names = flags.forms.split(",") if "forms" in flags.given else ()
+    log = grade_log(
+        read_logged_replies(path),
+        reward=make_reward(settings),
+        split=split,
+        forms=[name.strip() for name in names if name.strip() not in ("", ALL, NONE)],
+    )
+    note(f"{path}: {log.in_words()}")
+    if flags.dry_run:
+        print(rows_of({name: f"{count:,} answers" for name, count in log.forms.items()} or {"answers": 0}))
+        return
+    price = float(np.mean(flags.call_price))
+    found = choose_from_log(log.answers, budget=flags.budget, price=price, seed=flags.seed)
+    missing = _unplayable(found.saved.plan, settings, split)
+    about: dict[str, Any] = {
+        "plugins": plugin_hashes(flags.plugin),
+        "log": {"sha256": file_sha256(path), "answers": len(log.answers), "left_out": dict(log.left_out)},
+        **({} if split is None else {"dataset_sha256": split.sha256}),
     }
-    source = f"by {1000 * text_s:.3g} ms to embed a text, timed just now{known}"
-    return "\n".join(["estimate (nothing was started)", rows_of(facts), source])
+    with plan_run(flags) as run:
+        run.begin(flags, about, dataset=settings.dataset)
+        if not missing:
+            settings = replace(settings, forms=",".join(found.saved.plan.operators))
+            acting = split or Split(train=(_STAND_IN,))
+            with closing(encoder_of(flags, None, light=True)) as encoder:
+                run.can_play(_unasked_task(settings, acting, encoder), _system(flags), settings, acting)
+                run.finish(found)
+        else:
+            run.finish(found)
+        folder = run.run_dir.path
+    _show(flags, found, folder, _about(log, found), [missing or f'next: qm rewrite {folder} "your question"'])
 
 
-def _in_words(search: PlanSearch, path: str, *, num_train: int, has_test: bool) -> str:
-    saved, original = search.saved, search.original
+def _unplayable(plan: Plan, settings: TaskSettings, split: Split | None) -> str:
+    """Return why a plan cannot be played, in one line; "" if it can."""
+    unknown = [name for name in plan.operators if name not in FORMS]
+    has_bank = split is not None or example_bank(settings.dataset) is not None
+    showing = [name for name in plan.operators if name in FORMS and FORMS.get(name).uses_examples and not has_bank]
+    learned = "P(right) and the order of prompts were learned, but no policy is saved"
+    if unknown:
+        advice = "add them with --plugin, or name the forms to use with --forms"
+        return f"{learned}: {', '.join(unknown)} are not known as forms; {advice}"
+    if showing:
+        advice = "name the questions to show with --dataset, or other forms with --forms"
+        return f"{learned}: {showing[0]} shows examples; {advice}"
+    return ""
+
+
+def _unasked_task(settings: TaskSettings, split: Split, encoder: Encoder) -> Task:
+    """Return a task of forms alone, to save a plan of it without a model."""
+    embed_questions(encoder, split.train)
+    return build_task(
+        split.train,
+        calls=group_of(CallSettings, settings, target_model=_UNASKED, mutator_model=_UNASKED),
+        encoder=encoder,
+        operators=(),
+        known_words=english_words(),
+        embedding_dims=settings.embedding_dims,
+        rules=group_of(EpisodeRules, settings),
+        forms=select_forms(settings.forms),
+        bank=example_bank(settings.dataset),
+    )
+
+
+def _system(flags: PlanFlags) -> ResolvedModels:
+    """Return the models that flags name, without asking a server."""
+    kind, urls = choose_backend(flags.backend, flags.urls)
+    if not urls:
+        return group_of(ResolvedModels, flags)
+    backend = BACKENDS.get(kind)
+    return group_of(ResolvedModels, flags, backend=kind, **{backend.url_flag: tuple(map(backend.address, urls))})
+
+
+def _show(
+    flags: PlanFlags,
+    found: PlanChoice,
+    folder: Path,
+    about: dict[str, str],
+    after: list[str],
+    num_train: int | None = None,
+) -> None:
+    """Print what was found, and what to do next."""
+    more = {} if num_train is None else {"questions_in_training": num_train}
+    report = {"plan": found.saved.to_json(), **found.to_json(), **more, "run_folder": str(folder)}
+    saved, bar = found.saved, found.bar
     low, high = saved.success_ci
     facts = {
         "plan": saved.plan,
-        "training questions": f"{saved.questions} of {num_train}",
-        "success on them": f"{saved.success:.1%} [{low:.1%}, {high:.1%}]; cross-fitted {search.cross_fitted:.1%}",
-        "original question": f"{original.success:.1%} [{original.success_ci[0]:.1%}, {original.success_ci[1]:.1%}]",
+        **about,
+        "success on them": f"{saved.success:.1%} [{low:.1%}, {high:.1%}]; cross-fitted {found.cross_fitted:.1%}",
+        "original question" if found.calls else "best prompt alone": (
+            f"{bar.success:.1%} [{bar.success_ci[0]:.1%}, {bar.success_ci[1]:.1%}]"
+        ),
         "calls per question": f"{saved.calls:.2f}",
-        "search": f"{search.calls:,} calls, {search.plans_tried:,} plans, {search.seconds:.0f} s",
+        "search": f"{found.calls:,} calls, {found.plans_tried:,} plans, {found.seconds:.0f} s",
     }
-    if search.confidence is not None:
-        facts["P(right)"] = search.confidence.report.in_words.removeprefix("P(right): ")
-    if search.not_learned:
-        facts["P(right)"] = f"not used: {search.not_learned}"
-    if (learned := search.best_learned) is not None and saved.plan.answer != "learned":
+    if found.confidence is not None:
+        facts["P(right)"] = found.confidence.report.in_words.removeprefix("P(right): ")
+    if found.not_learned:
+        facts["P(right)"] = f"not used: {found.not_learned}"
+    if (learned := found.best_learned) is not None and saved.plan.answer != "learned":
         rate = f"{learned.success:.1%} at {learned.calls:.2f} calls, out of fold"
         facts["best plan by P(right)"] = f"{learned.plan}: {rate}; not better"
-    if rejected := rejections_in_words(search.rewrites):
+    if rejected := rejections_in_words(found.rewrites):
         facts["rejected rewrites"] = rejected.partition(": ")[2]
-    front = [f"{budget:>6}  {point.success:>7.1%}  {point.plan}" for budget, point in search.front.items()]
-    title = "best plan within a number of calls per question, on training questions"
-    after = [f"run folder: {path}", *([f"on held-out questions: qm eval --checkpoint {path}"] if has_test else [])]
-    return "\n".join([rows_of(facts), "", title, " calls  success  plan", *front, "", *after, search.verdict])
+    front = [f"{budget:>6g}  {point.success:>7.1%}  {point.plan}" for budget, point in found.front.items()]
+    title = f"best plan within a number of calls per question, on {found.source} questions"
+    arms = [] if found.arms is None else ["", _by_calls(found.arms)]
+    ends = ["", f"run folder: {folder}", *after, found.verdict]
+    show(flags, report, "\n".join([rows_of(facts), "", title, " calls  success  plan", *front, *arms, *ends]))
+
+
+def _about(log: GradedLog, found: PlanChoice) -> dict[str, str]:
+    """Return what a log has."""
+    assert found.arms is not None
+    facts = {
+        "answers": f"{len(log.answers):,} to {log.questions:,} questions",
+        "prompts in their order": ", ".join(found.arms.order),
+    }
+    if few := found.arms.not_compared:
+        facts["too few answers to compare"] = ", ".join(f"{name} ({n:,})" for name, n in few.items())
+    return facts
+
+
+def _by_calls(arms: LearnedArms) -> str:
+    """Return the table by calls."""
+    if not arms.by_calls:
+        return f"No table by calls: {arms.why_alone}."
+    rows = [
+        (
+            f"{row.calls:g}",
+            f"{row.learned_calls:.2f}",
+            f"{100 * row.learned:.1f}",
+            f"{100 * row.vote:.1f}",
+            f"{100 * row.single:.1f}",
+            "{:+.1f} [{:+.1f}, {:+.1f}]".format(*(100 * value for value in (row.lead, *row.lead_ci))),
+        )
+        for row in arms.by_calls
+    ]
+    title = f"percent right of {arms.questions:,} questions, cross-fitted by target; calls per question"
+    columns = ("calls", "made", "by P(right)", "plain vote", "best prompt alone", "P(right) minus vote")
+    return table(title, columns, rows)

@@ -1,14 +1,18 @@
-"""The flags of `qm plan`, and its run folder: replies that a resumed search finds again, the best plan so far."""
+"""The flags of `qm plan`, and its run folder: replies that a resumed search finds again, the best plan so far.
+
+What a log taught is saved in the same way: its folder has no text of the log, but the names of prompts.
+"""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
+import numpy as np
 from annotated_types import Gt, Le
 
 from query_mutator.bounds import Count, defaults
@@ -16,20 +20,20 @@ from query_mutator.cli.console import note
 from query_mutator.cli.flags import JsonFlags
 from query_mutator.confidence import ConfidenceModel
 from query_mutator.errors import TooManyFailuresError, UsageError
-from query_mutator.evaluation.plan_search import check_calls
-from query_mutator.evaluation.plan_trials import PlanPoint, PlanSearch
-from query_mutator.files import read_checked_json, write_checked_json
+from query_mutator.files import atomic_write, read_checked_json, write_checked_json
 from query_mutator.files.lock import locked
-from query_mutator.files.run_dir import SUMMARY, RunDir, check_name
+from query_mutator.files.run_dir import CONFIDENCE, SUMMARY, RunDir, check_name
 from query_mutator.learners.plan import Plan
 from query_mutator.llm.backends import ServerAddressFlags
 from query_mutator.llm.client import Client
 from query_mutator.llm.store import Cache, Store
+from query_mutator.plan.choose import PlanChoice, PlanPoint
+from query_mutator.plan.race import check_calls
 from query_mutator.plugins import plugin_hashes
 from query_mutator.report.page.build import write_report
 from query_mutator.runs.provenance import describe_run, versions
 from query_mutator.session.checkpoint import Checkpoint
-from query_mutator.session.models import OpenModels
+from query_mutator.session.models import ResolvedModels
 from query_mutator.session.policy_file import Background, SavedPolicy, background_of, write_own_policy
 from query_mutator.session.trust import check_plugins, check_reach
 from query_mutator.settings.episode import CallRules, Operators, TaskSettings
@@ -37,13 +41,13 @@ from query_mutator.settings.evaluation import CallBudget, FailureRate
 from query_mutator.settings.models import ModelSettings, Sampling
 from query_mutator.settings.output import DryRun, NamedRun, Resume
 from query_mutator.settings.questions import Questions, Reward
-from query_mutator.training.run_folder import described, planned, remember_run
+from query_mutator.training.run_folder import planned, remember_run
 
 if TYPE_CHECKING:
     from query_mutator.data.split import Split
     from query_mutator.env.task import Task
 
-__all__ = ["ALGO", "OF_ONE_COMMAND", "PlanFlags", "PlanRun", "plan_run", "remove_without_result"]
+__all__ = ["PlanFlags", "PlanRun", "plan_run"]
 
 ALGO = "plan"
 
@@ -126,33 +130,35 @@ class PlanRun:
 
     run_dir: RunDir
     store: Store
-    models: OpenModels
-    task: Task
-    checkpoint: Checkpoint | None = None  # of the plan that was saved last
+    flags: Mapping[str, Any] = field(default_factory=dict)
+    checkpoint: Checkpoint | None = None  # of the plan that was saved last; None: no plan of it can be played
+    task: Task | None = None
     background: Background | None = None
     best: PlanPoint | None = None
 
-    def client(self, client: Client) -> Client:
+    def client(self, client: Client, identity: Callable[[str], str]) -> Client:
         """Return a client that makes no call whose reply is in the folder."""
-        return Cache(client, run=self.store, identity=self.models.calls.identity)
+        return Cache(client, run=self.store, identity=identity)
 
-    def begin(self, flags: PlanFlags, settings: TaskSettings, split: Split) -> None:
-        """Write config.json, and the original question as the first plan."""
-        models, task = self.models, self.task
-        kept = {name: value for name, value in asdict(flags).items() if name not in OF_ONE_COMMAND} | {"algo": ALGO}
-        config = describe_run(kept, **described(models, split, flags.plugin))
-        self.run_dir.write_config(config, resumed_at=len(self.store) if flags.resume else 0)
-        remember_run(asdict(flags), models)
-        self.background = background_of(task, split, dataset=flags.dataset)
+    def begin(self, flags: PlanFlags, about: Mapping[str, Any], *, dataset: str) -> None:
+        """Write config.json."""
+        kept = {name: value for name, value in asdict(flags).items() if name not in OF_ONE_COMMAND}
+        self.flags = {**kept, "algo": ALGO, "dataset": dataset}
+        self.run_dir.write_config(describe_run(self.flags, **about), resumed_at=len(self.store) if flags.resume else 0)
+
+    def can_play(self, task: Task, system: ResolvedModels, settings: TaskSettings, split: Split) -> None:
+        """Save the original question as the first plan; remember what this user's runs use."""
+        remember_run(self.flags, system)
+        self.task, self.background = task, background_of(task, split, dataset=settings.dataset)
         self.checkpoint = Checkpoint(
             learner={},
             actions=(),
             task=settings,
-            system=models.resolved,
+            system=system,
             projection=task.observer.projection,
-            flags=kept,
+            flags={**self.flags, "forms": settings.forms},
             versions=versions(),
-            plugins=plugin_hashes(flags.plugin),
+            plugins=plugin_hashes(self.flags["plugin"]),
         )
         self.save(Plan())
 
@@ -163,17 +169,24 @@ class PlanRun:
 
     def save(self, plan: Plan, confidence: ConfidenceModel | None = None) -> None:
         """Write the checkpoint of a plan with what it submits by, and the file with all that acting needs."""
-        assert self.checkpoint is not None
-        self.checkpoint = planned(self.checkpoint, plan, self.task, confidence)
-        self.checkpoint.save(self.run_dir.checkpoint_path(0))
-        write_own_policy(self.run_dir.path, SavedPolicy(checkpoint=self.checkpoint, background=self.background))
+        if self.checkpoint is not None and self.task is not None:
+            self.checkpoint = planned(self.checkpoint, plan, self.task, confidence)
+            self.checkpoint.save(self.run_dir.checkpoint_path(0))
+            write_own_policy(self.run_dir.path, SavedPolicy(checkpoint=self.checkpoint, background=self.background))
 
-    def finish(self, search: PlanSearch) -> None:
-        """Save what a search found, and write the run's page."""
-        plan = search.saved.plan
-        self.save(plan, search.confidence if plan.answer == "learned" else None)
-        write_checked_json(self.run_dir.summary_path, {"plan": search.saved.to_json(), "search": search.to_json()})
-        self.run_dir.take_latest()
+    def finish(self, found: PlanChoice) -> None:
+        """Save what was found, P(right) for programs too, and write the run's page.
+
+        They read it with `ConfidenceModel.from_arrays(numpy.load(FILE))`.
+        """
+        plan, search = found.saved, found.to_json()
+        self.save(plan.plan, found.confidence if plan.plan.answer == "learned" or not found.calls else None)
+        if found.confidence is not None:
+            with atomic_write(self.run_dir.path / CONFIDENCE) as file:
+                np.savez(file, **found.confidence.to_arrays())  # type: ignore[arg-type]  # mypy: its other keyword is a bool
+        write_checked_json(self.run_dir.summary_path, {"plan": plan.to_json(), "search": search})
+        if self.checkpoint is not None:
+            self.run_dir.take_latest()
         write_report(self.run_dir.path)
 
     def note_kept(self) -> None:
@@ -187,22 +200,21 @@ class PlanRun:
 
 
 @contextmanager
-def plan_run(flags: PlanFlags, models: OpenModels, task: Task) -> Iterator[PlanRun]:
+def plan_run(flags: PlanFlags) -> Iterator[PlanRun]:
     """Lock a new run folder, or the resumed one; the new one is removed again unless it has a reply or a plan."""
     new = None if flags.resume else RunDir.create(flags.save_dir, flags.name or ALGO)
     with ExitStack() as stack:
         if new:
-            stack.callback(remove_without_result, new.path)  # last of all
+            stack.callback(_remove_without_result, new.path)  # last of all
         path = new.path if new else Path(flags.resume or "").resolve()
         stack.enter_context(locked(path))
-        run_dir, store = new or RunDir(path), Store(path / REPLIES)
-        stack.callback(run_dir.close)
-        stack.callback(_close, store, run_dir)
-        run = PlanRun(run_dir=run_dir, store=store, models=models, task=task)
+        run = PlanRun(run_dir=new or RunDir(path), store=Store(path / REPLIES))
+        stack.callback(run.run_dir.close)
+        stack.callback(_close, run.store, run.run_dir)
         try:
             yield run
         except (KeyboardInterrupt, TooManyFailuresError):
-            if len(store):
+            if len(run.store):
                 run.note_kept()
             raise
 
@@ -215,7 +227,7 @@ def _close(store: Store, run_dir: RunDir) -> None:
         (run_dir.path / REPLIES).unlink(missing_ok=True)
 
 
-def remove_without_result(folder: Path) -> None:
+def _remove_without_result(folder: Path) -> None:
     """Remove a run folder that has neither a reply nor a result."""
     if not (folder / SUMMARY).exists() and not (folder / REPLIES).exists():
         shutil.rmtree(folder, ignore_errors=True)

@@ -16,8 +16,8 @@ from query_mutator.cli.flags import JsonTo
 from query_mutator.cli.outputs import Output, OutputFlags, holding
 from query_mutator.commands.policy_flags import PolicyFlags, is_policy, max_failure_rate, open_policy, take_run
 from query_mutator.errors import UsageError
-from query_mutator.evaluation.outcomes import check_failures
 from query_mutator.files import encode, write_text
+from query_mutator.session.play import check_failures
 from query_mutator.types import AS_IS, CONTROLS
 
 

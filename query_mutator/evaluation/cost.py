@@ -19,9 +19,9 @@ import numpy as np
 
 from query_mutator.data.split import target_key
 from query_mutator.errors import UsageError
-from query_mutator.evaluation.plan_search import MIN_CALLS
-from query_mutator.evaluation.summary import MIN_QUESTIONS
 from query_mutator.files.run_dir import earlier_runs
+from query_mutator.plan.choose import MIN_QUESTIONS
+from query_mutator.plan.race import MIN_CALLS
 from query_mutator.runs.pairs import outcome_columns, read_held_out
 from query_mutator.stats.paired import (
     CORRELATION,

@@ -18,11 +18,11 @@ from query_mutator.env.task import Task
 from query_mutator.evaluation.comparison import Comparison, Method, QuestionTasks, standard_methods
 from query_mutator.evaluation.cost import PLAN_CALLS, EvaluationCost
 from query_mutator.evaluation.methods import Evaluator, by_policy
-from query_mutator.evaluation.plan_search import find_plan
-from query_mutator.evaluation.plan_trials import PlanSearch
 from query_mutator.evaluation.summary import PLAN, Results, summarize
 from query_mutator.files.json_lines import JsonLines
 from query_mutator.learners.plan import Plan, plan_policy, plan_task
+from query_mutator.plan.choose import PlanChoice
+from query_mutator.plan.race import find_plan
 from query_mutator.session.models import OpenModels
 from query_mutator.types import Question
 
@@ -133,11 +133,11 @@ class GrowingSample:
         return cls(questions=[questions[index] for index in kept], order=np.searchsorted(kept, drawn).tolist())
 
 
-def _search(evaluator: Evaluator, task: Task, baselines: Baselines, *, max_calls: int, seed: int) -> PlanSearch | None:
+def _search(evaluator: Evaluator, task: Task, baselines: Baselines, *, max_calls: int, seed: int) -> PlanChoice | None:
     """Return what a search of `max_calls` finds on the questions of the training, None without a call."""
     if not max_calls:
         return None
-    search = find_plan(
+    return find_plan(
         evaluator,
         task,
         max_calls=max_calls,
@@ -146,7 +146,6 @@ def _search(evaluator: Evaluator, task: Task, baselines: Baselines, *, max_calls
         learned=task.rules.answer == "learned",
         progress=evaluator.progress,
     )
-    return replace(search, memories={})  # some 3 kB for each answer
 
 
 def _run(
@@ -174,14 +173,14 @@ def _tasks(task: Task, sample: GrowingSample, requests: GrowingSample, cost: Eva
 
 
 def _methods(
-    task: Task, policy: InferencePolicy, baselines: Baselines, search: PlanSearch | None, *, seed: int
+    task: Task, policy: InferencePolicy, baselines: Baselines, search: PlanChoice | None, *, seed: int
 ) -> list[Method]:
     """Return the methods that need no results of others."""
     methods = standard_methods(task, by_policy(policy), seed=seed)
     return methods if search is None else [*methods, _plan_row(search, task)]
 
 
-def _plan_row(search: PlanSearch, task: Task) -> Method:
+def _plan_row(search: PlanChoice, task: Task) -> Method:
     plan = search.chosen.plan
 
     def rules(task: Task) -> Task:
@@ -209,7 +208,7 @@ def _report(
     models: OpenModels,
     trained_on: Collection[str],
     baselines: Baselines,
-    search: PlanSearch | None,
+    search: PlanChoice | None,
 ) -> dict[str, Any]:
     results = comparison.results()
     seen = [target_key(question) in trained_on for question in results.questions]

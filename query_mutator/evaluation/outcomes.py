@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from query_mutator.data.split import target_key
-from query_mutator.errors import TooManyFailuresError
+from query_mutator.session.play import check_failures
 from query_mutator.types import AS_IS, CONTROLS, ErrorInfo, Question
 
 MAX_UNSCORED_ROWS = 20  # of a report; all are counted
@@ -116,16 +116,6 @@ def mean(outcomes: Sequence[Outcome], name: str) -> float:
     return float(np.mean(values)) if values else math.nan
 
 
-def check_failures(kinds: Mapping[str, int], asked: int, *, max_failure_rate: float) -> None:
-    """Raise TooManyFailuresError when more than this share of the questions asked is unscored, `kinds` by reason."""
-    failed = sum(kinds.values())
-    if failed > max_failure_rate * asked:
-        raise TooManyFailuresError(
-            f"calls failed for good in {failed} of {asked} questions of the evaluation, most often "
-            f"{max(kinds, key=lambda kind: kinds[kind])!r}; check the server, or allow more with --max-failure-rate"
-        )
-
-
 def check_report(report: Mapping[str, Any], *, max_failure_rate: float) -> None:
     """Raise TooManyFailuresError when too many held-out questions of all methods in a report are unscored."""
     kinds = sum((Counter(method["unscored"]) for method in report["methods"].values()), Counter())
@@ -152,20 +142,6 @@ def unscored_rows(by_method: Mapping[str, Sequence[Outcome]]) -> list[dict[str, 
 def failure_kinds(outcomes: Iterable[Outcome]) -> dict[str, int]:
     """Return how often each kind of failure left a question unscored, the most frequent first."""
     return dict(Counter(outcome.error.kind for outcome in outcomes if outcome.error is not None).most_common())
-
-
-def count_rewrites(found: Iterable[tuple[str, str | None]]) -> dict[str, dict[str, Any]]:
-    """Return by operator its `rewrites` and how often each guard `rejected` one, from pairs (operator, guard)."""
-    counts: dict[str, Counter[str | None]] = defaultdict(Counter)
-    for operator, guard in found:
-        counts[operator][guard] += 1
-    return {
-        operator: {
-            "rewrites": guards.total(),
-            "rejected": {guard: count for guard, count in guards.most_common() if guard is not None},
-        }
-        for operator, guards in sorted(counts.items())
-    }
 
 
 def rewrites_of(pairs: Iterable[tuple[Question, Outcome]]) -> Iterator[tuple[str, str | None]]:

@@ -24,20 +24,20 @@ from query_mutator.data.split import target_key
 from query_mutator.evaluation.outcomes import (
     Outcome,
     action_counts,
-    count_rewrites,
     failure_kinds,
     mean,
     rewrites_of,
     scored,
     unscored_rows,
 )
+from query_mutator.plan.choose import MIN_QUESTIONS
+from query_mutator.plan.table import count_rewrites
 from query_mutator.stats.intervals import Floats, mean_intervals, rate_intervals
 from query_mutator.stats.paired import DISCORDANT, compare_pairs
 from query_mutator.types import Question
 
 IDENTITY, PLAN, POLICY = "identity", "best_plan", "policy"
 _NAMES = {IDENTITY: "nothing (ask the original question)", PLAN: "the plan", POLICY: "the policy"}
-MIN_QUESTIONS = 20  # scored by each; fewer decide nothing
 FEW_QUESTIONS = 100  # below it the smallest difference that means something is said
 FEWER_CALLS = 0.9  # of the plan's calls: a policy costs more to run and to explain than a plan
 _Z95 = 1.96

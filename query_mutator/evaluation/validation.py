@@ -11,8 +11,9 @@ from ppo.frozen import InferencePolicy
 from query_mutator.env.task import Task
 from query_mutator.evaluation.heldout import fixed_sample
 from query_mutator.evaluation.methods import Evaluator, Found, Job, MakePlayer, SharedCalls, always, by_policy
-from query_mutator.evaluation.outcomes import Outcome, check_failures, failure_kinds, mean, scored
+from query_mutator.evaluation.outcomes import Outcome, failure_kinds, mean, scored
 from query_mutator.learners.direct import PRICES
+from query_mutator.session.play import check_failures
 from query_mutator.types import SUBMIT, Question
 
 NUM_QUESTIONS = 300  # at most, on which calls are counted: of two hundred the mean is known to a tenth of a call

@@ -13,8 +13,9 @@ from typing import Any
 from query_mutator.cli.console import table
 from query_mutator.errors import UsageError
 from query_mutator.evaluation.outcomes import rejections_in_words
-from query_mutator.evaluation.summary import MIN_QUESTIONS, warning_of
+from query_mutator.evaluation.summary import warning_of
 from query_mutator.files import read_checked_json
+from query_mutator.plan.choose import MIN_QUESTIONS
 from query_mutator.registry import check_known
 from query_mutator.runs.pairs import PairedRows, pair_rows, read_held_out, shown_p
 from query_mutator.stats.significance import holm

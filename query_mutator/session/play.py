@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
@@ -252,6 +252,16 @@ class _Clock:
         elif name == ASK:
             calls = episode.current is None
         return calls + (engine.submitted is None and not asks)
+
+
+def check_failures(kinds: Mapping[str, int], asked: int, *, max_failure_rate: float) -> None:
+    """Raise TooManyFailuresError when more than this share of the questions asked is unscored, `kinds` by reason."""
+    failed = sum(kinds.values())
+    if failed > max_failure_rate * asked:
+        raise TooManyFailuresError(
+            f"calls failed for good in {failed} of {asked} questions of the evaluation, most often "
+            f"{max(kinds, key=lambda kind: kinds[kind])!r}; check the server, or allow more with --max-failure-rate"
+        )
 
 
 class FailureWindow:

@@ -26,7 +26,7 @@ from query_mutator.learners.plan import Plan, plan_policy, plan_task
 from query_mutator.plugins import plugin_hashes
 from query_mutator.runs.provenance import describe_run, versions
 from query_mutator.session.checkpoint import Checkpoint, Progress, snapshot
-from query_mutator.session.models import OpenModels
+from query_mutator.session.models import OpenModels, ResolvedModels
 from query_mutator.session.policy_file import SavedPolicy, background_of, findable, write_own_policy, write_policy_file
 from query_mutator.session.trust import remember
 from query_mutator.settings.episode import TaskSettings
@@ -69,14 +69,14 @@ def write_config(parts: RunParts, *, resumed_at: int) -> None:
     """Write config.json, to which a resumed run adds the steps and the command; remember what the run uses."""
     config = describe_run(asdict(parts.config), **described(parts.models, parts.split, parts.config.plugin))
     parts.run_dir.write_config(config, resumed_at=resumed_at)
-    remember_run(asdict(parts.config), parts.models)
+    remember_run(asdict(parts.config), parts.models.resolved)
 
 
-def remember_run(flags: Mapping[str, Any], models: OpenModels) -> None:
+def remember_run(flags: Mapping[str, Any], system: ResolvedModels) -> None:
     """Add to the user's file what a run uses: its flags, as given and as found from any folder, and its plugins."""
     dataset, plugins = flags["dataset"], plugin_hashes(flags["plugin"])
     moved = {"dataset": str(Path(dataset).resolve())} if os.path.isfile(dataset) else {}
-    remember(flags, asdict(findable(models.resolved)), moved, plugins=plugins.values())
+    remember(flags, asdict(findable(system)), moved, plugins=plugins.values())
 
 
 def described(models: OpenModels, split: Split, plugin: Sequence[str]) -> dict[str, Any]:

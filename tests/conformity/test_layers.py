@@ -21,7 +21,8 @@ TASK = CALLS | {"confidence", "data", "forms", "operators", "rewards"}
 ENV = TASK | {"env"}
 LEARNERS = ENV | {"learners", "ppo"}
 SESSION = LEARNERS | {"session", "testing"}
-EVALUATION = SESSION | {"evaluation"}
+PLAN = SESSION | {"plan"}
+EVALUATION = PLAN | {"evaluation"}
 TRAINING = EVALUATION | {"training"}
 
 #: Room -> the rooms it may import besides itself, from the bottom up.
@@ -49,7 +50,8 @@ ALLOWED: dict[str, set[str]] = {
     "env": TASK,
     "learners": ENV | {"ppo"},
     "session": LEARNERS | {"testing"},
-    "evaluation": SESSION,
+    "plan": SESSION,
+    "evaluation": PLAN,
     "training": EVALUATION,
     "adapters": set(),
     "apply": EVALUATION,

@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 
 from query_mutator import Rewriter
-from query_mutator.commands import plan_logs
+from query_mutator.commands import plan
 from query_mutator.confidence import Attempt, ConfidenceModel
 from query_mutator.data import split_questions
 from query_mutator.data.loaders import FOLDER, load_questions
 from query_mutator.env.task import CallSettings
-from query_mutator.evaluation.plan_logged import logged_plans
 from query_mutator.files.json_lines import JsonLines
 from query_mutator.files.replies import RepliesHead, reply_key, write_replies
+from query_mutator.plan.choose import choose_from_log
 from query_mutator.runs.shadow import HEADER
 from query_mutator.testing import StubServer
 from query_mutator.types import ChatRequest, Completion, Question
@@ -45,7 +45,7 @@ def is_right(question: Question, form: str) -> bool:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fit the simplest model of P(right) alone."""
-    monkeypatch.setattr(plan_logs, "logged_plans", functools.partial(logged_plans, candidates=("linear",)))
+    monkeypatch.setattr(plan, "choose_from_log", functools.partial(choose_from_log, candidates=("linear",)))
 
 
 @pytest.fixture(scope="module")

@@ -37,7 +37,7 @@ def results_of(
         }
     if "plan" in summary:
         plan, search = summary["plan"], summary["search"]
-        shown = _log_front(search) if "by_calls" in search else _plan_front(search)
+        shown = _plan_front(search) if search["calls"] else _log_front(search)
         quality = search.get("p_right") or {}
         bins = [
             {**each, "rate_ci": wilson_interval(round(each["rate"] * each["n"]), each["n"])}
@@ -92,7 +92,7 @@ def _plan_answer(plan: Mapping[str, Any], search: Mapping[str, Any]) -> dict[str
     ]
     if len(rows) > 1 and not best["steps"]:
         rows.pop()
-    is_log = "by_calls" in search
+    is_log = not search["calls"]
     return {
         "methods": rows,
         "verdict": search.get("verdict"),

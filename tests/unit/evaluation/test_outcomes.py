@@ -17,14 +17,15 @@ from query_mutator.env.task import Task
 from query_mutator.errors import TooManyFailuresError
 from query_mutator.evaluation.heldout import GrowingSample, fixed_sample
 from query_mutator.evaluation.methods import Evaluator, always
-from query_mutator.evaluation.outcomes import Outcome, check_failures, check_report, rejections_in_words
-from query_mutator.evaluation.plans import PlanScores
+from query_mutator.evaluation.outcomes import Outcome, check_report, rejections_in_words
 from query_mutator.evaluation.summary import Results, front, summarize
 from query_mutator.learners.plan import Plan, plan_policy, plan_task
 from query_mutator.llm.limit import Limit
 from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.retry import RetryPolicy
+from query_mutator.plan.table import Table
 from query_mutator.report.table import result_table
+from query_mutator.session.play import check_failures
 from query_mutator.testing import StubServer, start_server
 from query_mutator.types import ErrorInfo, Question, StepRecord
 from rl_query_mutator_env import QueryMutationEnv
@@ -290,10 +291,10 @@ def test_an_evaluation_counts_them_by_operator(task: Task, client: Limit) -> Non
 
 
 def test_a_plan_search_counts_them_too(task: Task, client: Limit) -> None:
-    scores = PlanScores(Evaluator(client=client, batch_size=4, retry_policy=NO_RETRIES), task)
+    scores = Table(Evaluator(client=client, batch_size=4, retry_policy=NO_RETRIES), task)
     plans, rows = [Plan(), Plan(steps=("spelling",)), Plan(steps=("spelling", "neutral"))], range(5)
     scores.gather(plans, rows)
-    assert [result.attempt and result.attempt.text for result in scores.results(plans[1], rows)] == [
+    assert [result.attempt and result.attempt.text for result in scores.cells(plans[1], rows)] == [
         question.text for question in task.questions
     ]
     assert scores.rewrites["spelling"] == {"rewrites": 5, "rejected": {"answer": 5}}

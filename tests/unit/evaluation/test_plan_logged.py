@@ -21,17 +21,16 @@ from query_mutator.data.split import Split
 from query_mutator.env.observation import PRICE_SCALE
 from query_mutator.env.task import Task
 from query_mutator.errors import DatasetError, UsageError
-from query_mutator.evaluation import logged_answers
 from query_mutator.evaluation.cost import EvaluationCost, power_in_words
-from query_mutator.evaluation.logged_answers import GradedLog, grade_log
 from query_mutator.evaluation.methods import Evaluator
-from query_mutator.evaluation.plan_learned import AnswerPaths
-from query_mutator.evaluation.plan_logged import LoggedPlans, logged_plans
 from query_mutator.evaluation.validation import price_for_budget
 from query_mutator.learners.direct import PRICES
 from query_mutator.learners.plan import Plan
 from query_mutator.llm.client import Client
 from query_mutator.llm.retry import RetryPolicy
+from query_mutator.plan import table
+from query_mutator.plan.choose import AnswerPaths, LearnedArms, PlanChoice, choose_from_log
+from query_mutator.plan.table import GradedLog, grade_log
 from query_mutator.rewards import WeightedReward
 from query_mutator.stats.paired import difference_interval
 from query_mutator.types import NUMERIC, UNSAFE, FloatArray, Question
@@ -52,8 +51,13 @@ WHOLE = EvaluationCost(
 QUESTIONS = [Question(id=str(n), text=f"{n}?", accept=("yes",), about=str(n // 2)) for n in range(400)]
 
 
-def learned(answers: list[LoggedAnswer], *, budget: float | None = 2, price: float = 0.0) -> LoggedPlans:
-    return logged_plans(answers, budget=budget, price=price, candidates=("linear",))
+def learned(answers: list[LoggedAnswer], *, budget: float | None = 2, price: float = 0.0) -> PlanChoice:
+    return choose_from_log(answers, budget=budget, price=price, candidates=("linear",))
+
+
+def arms(found: PlanChoice) -> LearnedArms:
+    assert found.arms is not None
+    return found.arms
 
 
 @pytest.fixture(scope="module")
@@ -63,21 +67,21 @@ def sums() -> list[LoggedAnswer]:
 
 def test_submissions_by_p_right_are_right_more_often_than_votes_of_as_many(sums: list[LoggedAnswer]) -> None:
     found = learned(sums)
-    rows = {row.calls: row for row in found.by_calls}
+    rows = {row.calls: row for row in arms(found).by_calls}
     assert list(rows) == [1, 1.5, 2, 3]  # as far as there are prompts
     assert rows[1].learned == rows[1].vote == rows[1].single
     assert rows[2].lead > 0.1
     assert rows[2].lead_ci[0] > 0
     assert 1.4 < rows[1.5].learned_calls < 1.6
-    assert sorted(found.order) == sorted(PROMPTS)
+    assert sorted(arms(found).order) == sorted(PROMPTS)
     assert found.chosen.plan.answer == "learned"
     assert found.chosen.calls <= 2
-    assert found.questions == found.chosen.questions == 200
+    assert arms(found).questions == found.chosen.questions == 200
     assert "Use the plan" in found.verdict
 
 
 def test_the_vote_has_as_many_calls_as_were_made() -> None:
-    rows = {row.calls: row for row in learned(graded_sums(90, prompts=3, seed=1)).by_calls}
+    rows = {row.calls: row for row in arms(learned(graded_sums(90, prompts=3, seed=1))).by_calls}
     more = rows[2].learned_calls - 2
     assert more > 0.05
     # A plain vote of two is the first answer.
@@ -95,7 +99,7 @@ def test_chance_is_not_taken_for_a_better_plan() -> None:
     found = learned(answers, budget=None, price=0.005)
     assert not found.chosen.plan.asks_early
     assert found.verdict.endswith("; P(right) orders right and wrong answers no better than chance.")
-    assert (found.by_calls, sorted(found.rates)) == ((), sorted(PROMPTS))
+    assert (arms(found).by_calls, sorted(arms(found).rates)) == ((), sorted(PROMPTS))
     assert abs(found.confidence.report.auroc - 0.5) < 0.1
 
 
@@ -107,7 +111,7 @@ def test_a_plan_whose_calls_cost_more_than_they_bring_is_not_chosen(sums: list[L
 
 def test_the_rows_of_a_log_may_come_in_any_order(sums: list[LoggedAnswer]) -> None:
     by_prompt = sorted(sums, key=lambda answer: (answer.attempt.form, answer.attempt.text))
-    one, other = (learned(rows).by_calls for rows in (sums, by_prompt))
+    one, other = (arms(learned(rows)).by_calls for rows in (sums, by_prompt))
     for before, after in zip(one, other, strict=True):
         assert (before.vote, before.single) == pytest.approx((after.vote, after.single), abs=0.03)
         assert before.learned == pytest.approx(after.learned, abs=0.05)
@@ -115,15 +119,15 @@ def test_the_rows_of_a_log_may_come_in_any_order(sums: list[LoggedAnswer]) -> No
 
 def test_a_question_that_was_asked_again_is_another_question_for_a_plan(sums: list[LoggedAnswer]) -> None:
     found = learned([*sums, *sums[:90]])
-    assert found.questions == 230
+    assert arms(found).questions == 230
 
 
 def test_prompts_of_other_questions_are_compared_by_rate_alone(sums: list[LoggedAnswer]) -> None:
     apart = [row for at, row in enumerate(sums) if PROMPTS.index(row.attempt.form) == at // 3 % 3]
     found = learned(apart)
-    assert found.by_calls == ()
-    best = max(found.rates, key=lambda name: found.rates[name])
-    assert found.order == (best,)
+    assert arms(found).by_calls == ()
+    best = max(arms(found).rates, key=lambda name: arms(found).rates[name])
+    assert arms(found).order == (best,)
     assert found.chosen.plan == Plan(steps=(best,))
     assert "of 67 logged answers right; too few questions were asked in two prompts" in found.verdict
 
@@ -131,8 +135,8 @@ def test_prompts_of_other_questions_are_compared_by_rate_alone(sums: list[Logged
 def test_a_prompt_with_few_answers_is_not_compared(sums: list[LoggedAnswer]) -> None:
     rare = [replace(row, attempt=replace(row.attempt, form="rare")) for row in sums[:60:3]]
     found = learned([*sums, *rare])
-    assert found.not_compared == {"rare": 20}
-    assert "rare" not in found.rates
+    assert arms(found).not_compared == {"rare": 20}
+    assert "rare" not in arms(found).rates
 
 
 def test_too_few_answers_are_one_line(sums: list[LoggedAnswer]) -> None:
@@ -148,14 +152,14 @@ def test_too_few_answers_are_one_line(sums: list[LoggedAnswer]) -> None:
 def test_a_budget_of_hardly_more_than_one_call_is_no_error(budget: float, sums: list[LoggedAnswer]) -> None:
     found = learned(sums, budget=budget)
     assert found.chosen.calls <= budget
-    assert set(found.fitted) == {point.plan for point in found.points if point.plan.asks_early}
+    assert all(point.fitted for point in found.points if point.plan.asks_early)
 
 
 def test_intervals_resample_what_the_questions_are_about(sums: list[LoggedAnswer]) -> None:
     places = {text: at for at, text in enumerate(dict.fromkeys(row.question for row in sums))}
     for size in (1, 4):
         about = [replace(row, target=f"sum {places[row.question] // size}") for row in sums]
-        row = learned(about).by_calls[0]  # of one call: no outcome differs
+        row = arms(learned(about)).by_calls[0]  # of one call: no outcome differs
         assert row.lead_ci == difference_interval(np.zeros(200), [str(at // size) for at in range(200)])
 
 
@@ -176,8 +180,8 @@ def test_a_prompt_with_missing_answers_may_be_the_best(sums: list[LoggedAnswer])
         if rng.random() < (0.6 if at == 5 else 0.7)
     ]
     found = learned(answers)
-    assert found.order[0] == max(found.rates, key=lambda name: found.rates[name]) == "p5"
-    assert len(found.rates) > 1
+    assert arms(found).order[0] == max(arms(found).rates, key=lambda name: arms(found).rates[name]) == "p5"
+    assert len(arms(found).rates) > 1
 
 
 def test_the_threshold_of_a_plan_is_rounded_down_so_that_it_asks_no_more_than_its_rule() -> None:
@@ -404,8 +408,8 @@ def test_questions_of_a_dataset_have_its_gold_and_held_out_ones_are_left_out() -
 
 
 def test_what_else_is_left_out_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logged_answers, "MOST_ASKED_AGAIN", 2)
-    monkeypatch.setattr(logged_answers, "MOST_REPLIES", 3)
+    monkeypatch.setattr(table, "MOST_ASKED_AGAIN", 2)
+    monkeypatch.setattr(table, "MOST_REPLIES", 3)
     again = [reply(label=True)] * 3
     log = graded(
         *again, reply(label=True, form="other"), reply(label=True, tags=(UNSAFE,)), reply("B", label=True),

@@ -14,16 +14,16 @@ from query_mutator.cli.bar import FiguresBar
 from query_mutator.data.split import FOLDS, fold_of
 from query_mutator.env.task import Task
 from query_mutator.errors import TooManyFailuresError, UsageError
-from query_mutator.evaluation import plan_trials
 from query_mutator.evaluation.methods import Evaluator, by_policy
 from query_mutator.evaluation.outcomes import Outcome
-from query_mutator.evaluation.plan_search import find_plan, is_wide, race_sizes
-from query_mutator.evaluation.plan_trials import PlanPoint, PlanSearch, Trials
-from query_mutator.evaluation.plans import PlanResult, PlanScores
 from query_mutator.learners.plan import Plan, PlanPolicy, plan_policy, plan_task
 from query_mutator.llm.client import Client
 from query_mutator.llm.retry import RetryPolicy
 from query_mutator.operators import LocalOperator, PromptOperator
+from query_mutator.plan import race
+from query_mutator.plan.choose import PlanChoice, PlanPoint
+from query_mutator.plan.race import Race, find_plan
+from query_mutator.plan.table import Cell, Table
 from query_mutator.types import ASK, AnswerRule, ChatRequest, Completion, Question
 
 MakeTask = Callable[..., Task]
@@ -75,7 +75,7 @@ def plans() -> list[Plan]:
     return found
 
 
-def ours(result: PlanResult) -> tuple[object, ...]:
+def ours(result: Cell) -> tuple[object, ...]:
     """Return what must be equal: the error, or success, score, calls and texts."""
     if result.attempt is None:
         return (result.error,)
@@ -107,12 +107,12 @@ def test_scores_are_those_of_the_environment(
 ) -> None:
     task = tested.with_rules(skip_unchanged=skip_unchanged, max_asks=max_asks)
     runner, rows = evaluator(tiny_client), range(len(task.questions))
-    scores = PlanScores(runner, task)
+    scores = Table(runner, task)
     chosen = plans()[:: 23 if max_asks is None else 41]
     scores.gather(chosen, rows)
     for plan in chosen:
         outcomes = runner.run(plan_task(plan, task), by_policy(plan_policy(plan, task)))
-        assert list(map(ours, scores.results(plan, rows))) == list(map(theirs, outcomes)), plan
+        assert list(map(ours, scores.cells(plan, rows))) == list(map(theirs, outcomes)), plan
 
 
 def test_a_failed_call_leaves_the_same_questions_unscored(tested: Task, tiny_client: Client) -> None:
@@ -122,18 +122,18 @@ def test_a_failed_call_leaves_the_same_questions_unscored(tested: Task, tiny_cli
         range(len(tested.questions)),
         Plan(steps=("neutral", "ask", "filler"), answer="best"),
     )
-    scores = PlanScores(runner, tested)
+    scores = Table(runner, tested)
     scores.gather([plan], rows)
     outcomes = runner.run(plan_task(plan, tested), by_policy(plan_policy(plan, tested)))
     assert sum(outcome.error is not None for outcome in outcomes) == 1
-    assert list(map(ours, scores.results(plan, rows))) == list(map(theirs, outcomes))
+    assert list(map(ours, scores.cells(plan, rows))) == list(map(theirs, outcomes))
     with pytest.raises(TooManyFailuresError, match="1 of 5 questions"):
-        PlanScores(evaluator(client, max_failure_rate=0.1), tested).gather([plan], rows)
+        Table(evaluator(client, max_failure_rate=0.1), tested).gather([plan], rows)
 
 
 def test_no_call_is_made_twice(tested: Task, tiny_client: Client) -> None:
     client = Failing(tiny_client)
-    scores, rows = PlanScores(evaluator(client), tested), range(len(tested.questions))
+    scores, rows = Table(evaluator(client), tested), range(len(tested.questions))
     scores.gather([Plan(steps=("neutral", "spelling"))], rows)
     assert scores.calls == client.calls
     shorter = Plan(steps=("spelling",))
@@ -150,7 +150,7 @@ def test_what_needs_no_model_is_no_call(tested: Task, tiny_client: Client) -> No
     task = replace(tested, operators=(*tested.operators[:2], turn, tested.operators[3]))
     rows = range(len(task.questions))
     plan = Plan(steps=("ask", "shout"), answer="best")
-    assert PlanScores(evaluator(tiny_client), task).max_calls(plan, rows) == 2 * len(rows)
+    assert Table(evaluator(tiny_client), task).max_calls(plan, rows) == 2 * len(rows)
 
 
 def test_a_plan_reads_as_its_steps() -> None:
@@ -182,10 +182,10 @@ def test_a_plan_needs_operators_of_the_task(tiny_task: MakeTask) -> None:
 
 def test_the_search_finds_the_best_plan(tested: Task, tiny_client: Client) -> None:
     search = find_plan(evaluator(tiny_client), tested, max_calls=2000)
-    scores, rows = PlanScores(evaluator(tiny_client), tested), range(len(tested.questions))
+    scores, rows = Table(evaluator(tiny_client), tested), range(len(tested.questions))
     every = [plan for plan in plans() if plan.stop_fit is None]
     scores.gather(every, rows)
-    best = max(sum(result.score - 0.01 * result.calls for result in scores.results(plan, rows)) for plan in every)
+    best = max(sum(result.score - 0.01 * result.calls for result in scores.cells(plan, rows)) for plan in every)
     assert search.best.score - 0.01 * search.best.calls >= best / len(rows) - 1e-9
     assert search.best_plan_at(1).plan == Plan()
     assert list(search.front) == list(range(1, 9))
@@ -219,8 +219,8 @@ def test_a_plan_that_is_better_by_chance_is_not_saved(tiny_task: MakeTask, budge
     client = Knowing({f"{question.text}{end}": question.accept[0] for question, end in right})
     search = find_plan(evaluator(client), task, max_calls=400, budget=budget)
     assert (search.chosen.plan, search.chosen.success) == (Plan(steps=("mark",)), 0.5)
-    assert (search.original.success, search.cross_fitted) == (0.45, 0.35)
-    assert search.saved == search.original
+    assert (search.bar.success, search.cross_fitted) == (0.45, 0.35)
+    assert search.saved == search.bar
     assert search.verdict == (
         "Keep the original question: 45.0 % of 20 training questions right; "
         "the best plan, mark, has 35.0 % cross-fitted."
@@ -241,7 +241,7 @@ def test_every_submit_rule_and_threshold_of_a_good_plan_is_scored(tested: Task, 
 
 def test_only_plans_within_a_budget_compete_for_it(tested: Task, tiny_client: Client) -> None:
     rows, names = tuple(range(len(tested.questions))), OPERATORS
-    trials = Trials(PlanScores(evaluator(tiny_client), tested), [rows], max_calls=2000)
+    trials = Race(Table(evaluator(tiny_client), tested), rows, max_calls=2000)
     plans = [Plan(), *(Plan(steps=(name,)) for name in names), Plan(steps=(ASK, names[0]), answer="best")]
     trials.score(plans, rows)
     calls = {plan: trials.point(plan, rows).calls for plan in plans}
@@ -318,13 +318,12 @@ def task(tiny_task: MakeTask) -> Task:
     return replace(blind, operators=tuple(map(marking, GAINS)))
 
 
-def search(task: Task, client: Marked, **settings: object) -> PlanSearch:
+def search(task: Task, client: Marked, **settings: object) -> PlanChoice:
     settings = {"max_calls": CALLS, **settings}
     return find_plan(Evaluator(client=client, batch_size=4), task, **settings)  # type: ignore[arg-type]
 
 
 def test_a_race_finds_the_best_composition_on_all_questions(task: Task) -> None:
-    assert not is_wide(task, CALLS)
     client = Marked()
     found = search(task, client)
     assert found.calls == client.asked.total() <= CALLS
@@ -355,11 +354,11 @@ def test_a_race_ends_at_its_deadline_with_the_questions_that_it_reached(
     task: Task, monkeypatch: pytest.MonkeyPatch, seconds: float, calls: int, questions: int
 ) -> None:
     client, seen = Slow(), list[PlanPoint]()
-    monkeypatch.setattr(plan_trials.time, "perf_counter", lambda: client.now)
+    monkeypatch.setattr(race.time, "perf_counter", lambda: client.now)
     found = search(task, client, max_calls=calls, seconds=seconds, on_best=seen.append)
     assert client.now <= seconds + 1
     assert seen[0].questions == 8
-    assert found.original.questions == found.saved.questions >= questions
+    assert found.bar.questions == found.saved.questions >= questions
     assert seconds < 45 or {"good", "clean"} <= set(found.saved.plan.steps)
 
 
@@ -367,6 +366,6 @@ def test_the_best_plan_so_far_is_known_after_each_stage(task: Task) -> None:
     seen: list[PlanPoint] = []
     found = search(task, Marked(), on_best=seen.append)
     assert [point.questions for point in seen] == sorted(point.questions for point in seen)
-    assert {point.questions for point in seen} == set(race_sizes(QUESTIONS)) == {8, 16, 32, QUESTIONS}
+    assert {point.questions for point in seen} == {8, 16, 32, QUESTIONS}
     assert seen[0].plan != Plan()
     assert seen[-1] == found.best

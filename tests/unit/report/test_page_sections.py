@@ -320,6 +320,7 @@ def test_how_good_p_right_is_has_a_bin_for_each_tenth_and_is_left_out_without() 
     search = {
         "best": point,
         "front": {},
+        "calls": 9,
         "p_right": {"brier": 0.2, "reliability": [{"n": 10, "mean_p": 0.4, "rate": 0.5}]},
     }
     found = results_of(None, {"plan": point, "search": search}, Evaluation(TextTable(0, str)))["p_right"]

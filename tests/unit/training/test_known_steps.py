@@ -19,12 +19,12 @@ from query_mutator.env.flow import Call, Encode, Flow
 from query_mutator.env.task import EpisodeRules, Task
 from query_mutator.errors import BackendError
 from query_mutator.evaluation.methods import Evaluator
-from query_mutator.evaluation.plans import PlanScores
 from query_mutator.learners.direct import DirectMethod
 from query_mutator.learners.learner import Steps
 from query_mutator.learners.plan import Plan
 from query_mutator.llm.client import Client
 from query_mutator.operators import LocalOperator
+from query_mutator.plan.table import Table
 from query_mutator.settings.learner import DirectConfig
 from query_mutator.training.estimate import EPISODES, random_episodes
 from query_mutator.training.known_steps import known_steps, recall
@@ -39,7 +39,7 @@ FORMS = forms.select("question_answer,few_words,steps,restate")
 
 def asked(task: Task, client: Client) -> dict[int, QuestionMemory]:
     """Answers to every second question."""
-    scores, rows = PlanScores(Evaluator(client=client, batch_size=4), task), range(0, len(task.questions), 2)
+    scores, rows = Table(Evaluator(client=client, batch_size=4), task), range(0, len(task.questions), 2)
     scores.gather([PLAN], rows)
     return {row: QuestionMemory(attempts=dict(scores.answers(row))) for row in rows}
 

@@ -1,0 +1,637 @@
+"""Read a table: the rates of plans, the order of arms and when to stop by P(right), what to use.
+
+    cells of plans       -> a `PlanPoint` each; success of the plan that is best on the other folds
+    answers in k arms    -> P(right), out of fold -> their order -> the P(right) at which to stop, by budget or price
+    both                 -> `PlanChoice`: the best plan within a budget, the bar that it must clear, the verdict
+
+An arm is a form of the request, or a prompt of a log. `AnswerPaths` are n questions asked in one arm after the other.
+The model that scores an answer has seen no answer about its target; in `CallsRow` the order of arms and the threshold
+of each fold are chosen on the other folds too, and so are the arms that vote and the best one alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property, partial
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+
+from query_mutator.confidence import (
+    ConfidenceModel,
+    LoggedAnswer,
+    Stopping,
+    StoppingRule,
+    greedy_order,
+    places_by_question,
+    rule_for_budget,
+    submissions,
+    training_table,
+    vote,
+)
+from query_mutator.confidence.crossfit import TrainingTable
+from query_mutator.confidence.features import FEATURES
+from query_mutator.confidence.scorers import SCORERS, Candidate
+from query_mutator.data.split import FOLDS, fold_of
+from query_mutator.errors import TooFewAnswersError, UsageError
+from query_mutator.learners.plan import Plan
+from query_mutator.plan.table import Rows, Table
+from query_mutator.stats.intervals import Floats, rate_intervals, wilson_interval
+from query_mutator.stats.paired import difference_interval
+from query_mutator.types import AS_IS, ASK, DoubleArray, IntArray
+
+MIN_QUESTIONS = 20  # fewer decide nothing
+FRONT = tuple(range(1, 9))  # calls per question, of the front of a search
+MOST_ANSWERS = 6  # to a question, of a plan that submits by P(right)
+BUDGETS = (1.5, 2.0, 3.0, 4.0, 6.0)  # mean calls per question of such plans, to choose from
+CALLS = (1.0, 1.5, 2.0, 3.0, 6.0)  # per question, of the table by calls
+LEAST_QUESTIONS = 50  # in a log, and with an answer to each prompt of a plan
+LEAST_SHARE = 0.5  # of the questions of the most frequent prompt
+MOST_PROMPTS, MOST_ORDERED = 16, 2_000  # prompts, the best, and questions, to choose an order from
+_UNORDERED = "P(right) orders right and wrong answers no better than chance"
+_HAS_KEY = FEATURES.index("has_key")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallsRow:
+    """Rates of right submissions at a number of calls per question, cross-fitted by target."""
+
+    calls: float  # that were asked for
+    learned: float  # by P(right)
+    learned_calls: float  # that it made
+    vote: float  # of a plain vote with as many calls; 1.5 calls are a second answer for a random half
+    single: float  # the best arm alone, at one call
+    lead: float  # of learned over vote
+    lead_ci: tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanPoint:
+    """A plan's figures on the questions that it was scored on; calls are means per question, no-ops free."""
+
+    plan: Plan
+    success: float
+    success_ci: tuple[float, float]
+    score: float
+    calls: float
+    questions: int
+    fitted: CallsRow | None = None  # of several arms: rules chosen on other folds than they are scored on
+
+    @property
+    def reliable_success(self) -> float:
+        """Return the success, of several arms at most that of rules which were chosen on other folds."""
+        return self.success if self.fitted is None else min(self.success, self.fitted.learned)
+
+    def value(self, price: float) -> float:
+        """Return the mean score minus the price of the calls, less by what the success is too high."""
+        return self.score - price * self.calls - (self.success - self.reliable_success)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain types, with the plan in words."""
+        figures = {name: value for name, value in asdict(self).items() if name != "fitted"}
+        return {**figures, "plan": str(self.plan), "steps": list(self.plan.steps)}
+
+
+def point_of(table: Table, plan: Plan, rows: Rows) -> PlanPoint:
+    """Return the figures of a gathered plan on the questions `rows`; unscored ones are left out."""
+    cells = [cell for cell in table.cells(plan, rows) if cell.error is None]
+    count, right = len(cells), sum(cell.success >= 0.5 for cell in cells)
+    return PlanPoint(
+        plan=plan,
+        success=right / count if count else 0.0,
+        success_ci=wilson_interval(right, count),
+        score=float(np.mean([cell.score for cell in cells])) if count else 0.0,
+        calls=float(np.mean([cell.calls for cell in cells])) if count else 0.0,
+        questions=count,
+    )
+
+
+def cross_fitted(
+    table: Table, plans: Sequence[Plan], rows: Rows, *, price: float, budget: float | None
+) -> tuple[float, float]:
+    """Return success on each fold of the plan that is best on the other four, over all questions, and its lead.
+
+    The lead over the original question is in score minus the price of calls; -inf where all questions are one fold.
+    Questions that are not scored count for nothing. Of equal plans the first in an order that no result decides is
+    taken: else it would be one that does well on the left-out fold.
+    """
+    plans = sorted(plans, key=lambda plan: (len(plan.steps), str(plan)))
+    folds = np.array([fold_of(table.task.questions[row]) for row in rows])
+    found = [table.cells(plan, rows) for plan in plans]
+    right, scores, calls = (
+        np.array(  # [P, Q]
+            [[getattr(one, name) if one.error is None else math.nan for one in row] for row in found], np.float64
+        )
+        for name in ("success", "score", "calls")
+    )
+    values = scores - price * calls
+    chosen = np.full(len(rows), -1)
+    for fold in range(FOLDS):
+        inside = folds == fold
+        if inside.any() and not inside.all():
+            value, success, score, made = (_means(each[:, ~inside]) for each in (values, right, scores, calls))
+            within = value if budget is None else np.where(made <= budget, success, -math.inf)
+            chosen[inside] = within.argmax() if budget is None else np.lexsort((-made, score, within))[-1]
+    if (chosen < 0).any():
+        return 0.0, -math.inf
+    columns = np.arange(len(rows))
+    leads = values[chosen, columns] - values[plans.index(Plan())]
+    success, lead = _means(np.stack([right[chosen, columns], leads]))
+    return float(success), float(lead)
+
+
+def _means(values: Floats) -> Floats:
+    """Return the means [P] of the known numbers [P, n], 0 where none is."""
+    known = ~np.isnan(values)
+    return np.asarray(np.where(known, values, 0.0).sum(axis=1) / np.maximum(1, known.sum(axis=1)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerPaths:
+    """What would be submitted after each of k answers to n questions, by P(right) that is out of fold."""
+
+    order: tuple[str, ...]  # k arms
+    p: list[list[float]]  # [n][k], P(right) of what is submitted
+    right: DoubleArray  # [n, k]
+    scores: DoubleArray  # [n, k]
+    prefix: tuple[str, ...] = ()  # operators before the first answer
+    prefix_calls: float = 0.0  # that they make
+
+    def rule_within(self, budget: float) -> StoppingRule | None:
+        """Return the rule for a budget of calls per question, None for one that cannot be kept."""
+        budget, most = budget - self.prefix_calls - 1 / len(self.p), len(self.order)
+        return rule_for_budget(self.p, budget, max_calls=most) if 1 <= budget <= most else None
+
+    def rule_worth(self, price: float) -> StoppingRule:
+        """Return the rule for the price of a call."""
+        return Stopping.fit(self.p).rule_for_price(price, max_calls=len(self.order))
+
+    def rule_of(self, calls: float) -> StoppingRule | None:
+        """Return the rule that takes so many calls for answers; None for one, which needs no rule."""
+        return None if calls == 1 else rule_for_budget(self.p, calls, max_calls=len(self.order))
+
+    def stops(self, threshold: float) -> list[int]:
+        """Return after which answer of each question P(right) is that high, else the last: [n] numbers from 0."""
+        return [next((at for at, p in enumerate(path) if p >= threshold), len(path) - 1) for path in self.p]
+
+    def point(self, rule: StoppingRule) -> PlanPoint:
+        """Return the plan of a stopping rule, with its figures."""
+        steps = [*self.prefix, *(step for arm in self.order[: rule.max_calls] for step in (arm, ASK))][:-1]
+        stop = math.floor(1e4 * rule.threshold) / 1e4 if rule.threshold <= 1 else None  # down: within the budget
+        stops = self.stops(math.inf if stop is None else stop)
+        questions = np.arange(len(stops))
+        right = int(self.right[questions, stops].sum())
+        return PlanPoint(
+            plan=Plan(steps=tuple(steps), answer="learned", stop_fit=stop),
+            success=right / len(stops),
+            success_ci=wilson_interval(right, len(stops)),
+            score=float(self.scores[questions, stops].mean()),
+            calls=float(np.mean(stops)) + 1 + self.prefix_calls,
+            questions=len(stops),
+        )
+
+
+Choose = Callable[[AnswerPaths], StoppingRule | None]  # None: one call
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnedArms:
+    """What P(right) makes of answers in several arms; the arms of a log need not be known as forms."""
+
+    confidence: ConfidenceModel
+    order: tuple[str, ...]  # of arms, as a plan asks them
+    alone: tuple[PlanPoint, ...]  # plans of one arm
+    several: tuple[PlanPoint, ...]
+    by_calls: tuple[CallsRow, ...]
+    not_compared: Mapping[str, int]  # arm -> answers, where too few questions have one
+
+    @property
+    def rates(self) -> Mapping[str, float]:
+        """Return the rate of right answers by arm that was compared."""
+        return {point.plan.operators[-1]: point.success for point in self.alone}
+
+    @property
+    def questions(self) -> int:
+        """Return how many questions were asked in every arm that was compared."""
+        return max(point.questions for point in self.alone)
+
+    @property
+    def why_alone(self) -> str:
+        """Return why to ask in one arm."""
+        if self.by_calls:
+            return "no plan of several prompts pays for its calls"
+        return "too few questions were asked in two prompts" if self.confidence.report.is_ordered else _UNORDERED
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain types, without a text of the answers."""
+        return {
+            "by_calls": [asdict(row) for row in self.by_calls],
+            "order": list(self.order),
+            "rates": dict(self.rates),
+            "not_compared": dict(self.not_compared),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanChoice:
+    """What a table says; `points` are the plans that were scored on all its questions, the best value first."""
+
+    points: tuple[PlanPoint, ...]
+    bar: PlanPoint  # which a plan must clear: the original question, of a log the best prompt alone
+    price: float  # of a call
+    budget: float | None = None  # mean calls per question, of the plan to choose
+    searched: tuple[float, float] = (0.0, 0.0)  # success of plans chosen on other folds, and their lead over the bar
+    plans_tried: int = 0
+    calls: int = 0  # 0: from a log
+    seconds: float = 0.0
+    rewrites: Mapping[str, Any] = field(default_factory=dict)  # by operator, with those that a guard rejected
+    arms: LearnedArms | None = None  # by which plans with the rule `learned` submit
+    not_learned: str = ""  # why there are none, where they were asked for
+
+    @classmethod
+    def of(cls, points: Iterable[PlanPoint], *, price: float, **more: Any) -> Self:
+        """Return the choice among points in any order; of equal values the shortest plan is first."""
+        ranked = sorted(points, key=lambda point: (-point.value(price), len(point.plan.steps)))
+        return cls(points=tuple(ranked), price=price, **more)
+
+    def with_arms(self, arms: LearnedArms) -> PlanChoice:
+        """Return the choice with plans of several arms among the points."""
+        fields = {name: getattr(self, name) for name in self.__slots__}
+        return PlanChoice.of(**{**fields, "points": (*self.points, *arms.several), "arms": arms})
+
+    @property
+    def best(self) -> PlanPoint:
+        """Return the plan of the largest mean score minus the price of its calls."""
+        return self.points[0]
+
+    @property
+    def chosen(self) -> PlanPoint:
+        """Return the best plan, within the budget if there is one."""
+        return self.best if self.budget is None else self.best_plan_at(self.budget)
+
+    @property
+    def best_learned(self) -> PlanPoint | None:
+        """Return the best plan that submits by P(right), within the budget if there is one."""
+        points = tuple(point for point in self.points if point.plan.answer == "learned")
+        within = any(point.calls <= (self.budget or math.inf) for point in points)
+        return replace(self, points=points).chosen if within else None
+
+    @property
+    def cross_fitted(self) -> float:
+        """Return success on each fold under what is best on the others."""
+        return self.searched[0] if self.chosen.fitted is None else self.chosen.reliable_success
+
+    @property
+    def saved(self) -> PlanPoint:
+        """Return the chosen plan, or the bar where the choice does no better on questions it left out."""
+        chosen, lead = self.chosen, self.searched[1]
+        if chosen.fitted is not None:
+            lead = chosen.value(self.price) - self.bar.value(self.price)
+        return chosen if lead > 0 and self.cross_fitted >= self.bar.success else self.bar
+
+    @property
+    def confidence(self) -> ConfidenceModel | None:
+        """Return P(right), if it was learned."""
+        return None if self.arms is None else self.arms.confidence
+
+    @property
+    def source(self) -> str:
+        """Return what the questions are of."""
+        return "training" if self.calls else "logged"
+
+    @property
+    def verdict(self) -> str:
+        """Return one sentence on the plan that is saved and the bar."""
+        few = self.bar.questions < MIN_QUESTIONS
+        return f"{self._verdict}{' These are too few questions to rely on it.' if few else ''}"
+
+    @property
+    def _verdict(self) -> str:
+        saved, bar, chosen = self.saved, self.bar, self.chosen
+        is_several = self.calls or saved.plan.asks_early
+        of = f"of {saved.questions:,} {self.source} {'questions' if is_several else 'answers'} right"
+        rate = f"{100 * saved.success:.1f} % {of}"
+        fitted = f"{100 * self.cross_fitted:.1f} % cross-fitted"
+        if saved == bar:
+            rest = "no plan does better" if chosen == bar else f"the best plan, {chosen.plan}, has {fitted}"
+            if self.calls:
+                return f"Keep the original question: {rate}; {rest}."
+            return f"Ask {bar.plan} alone: {rate}; {self.arms.why_alone if self.arms else rest}."
+        rate, standard = f"{rate} at {saved.calls:.1f} calls per question", f"the original question {_percent(bar)}"
+        if (row := saved.fitted) is None:
+            return f"Use the plan {saved.plan}: {rate}, {fitted}; {standard}."
+        low, high = (100 * bound for bound in row.lead_ci)
+        lead = f"{100 * row.lead:+.1f} points [{low:+.1f}, {high:+.1f}] against a plain vote with as many calls"
+        fitted = f"cross-fitted {100 * row.learned:.1f} % at {row.learned_calls:.1f}, {lead}"
+        if not self.calls:
+            standard = f"the best prompt alone {100 * row.single:.1f} %"
+        return f"Use the plan {saved.plan}: {rate}; {fitted}; {standard}."
+
+    def best_plan_at(self, budget: float) -> PlanPoint:
+        """Return the plan of the best success within a mean number of calls; UsageError for a budget below all."""
+        within = [point for point in self.points if point.calls <= budget]
+        if not within:
+            least = min(point.calls for point in self.points)
+            raise UsageError(f"budget {budget:g} is below the {least:.2f} calls per question that every plan needs")
+        return max(within, key=lambda point: (point.reliable_success, point.score, -point.calls))
+
+    @property
+    def front(self) -> dict[float, PlanPoint]:
+        """Return the best plan at each budget."""
+        least = min(point.calls for point in self.points)
+        budgets = FRONT if self.calls else (1, *BUDGETS)
+        return {budget: self.best_plan_at(budget) for budget in budgets if budget >= least}
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain types."""
+        original = next((point for point in self.points if point.plan in (Plan(), Plan(steps=(AS_IS,)))), None)
+        row = self.chosen.fitted
+        return {
+            "best": self.chosen.to_json(),
+            **({"original": original.to_json()} if original else {}),
+            **({} if self.calls else {"single": self.bar.to_json()}),
+            "verdict": self.verdict,
+            "front": {f"{budget:g}": point.to_json() for budget, point in self.front.items()},
+            "cross_fitted_success": self.cross_fitted,
+            "plans_tried": self.plans_tried,
+            "calls": self.calls,
+            "seconds": round(self.seconds, 3),
+            "rewrites": dict(self.rewrites),
+            "p_right": None if self.arms is None else self.arms.confidence.describe(),
+            "not_learned": self.not_learned,
+            **({} if self.arms is None else {**self.arms.to_json(), "cross_fitted": row and asdict(row)}),
+        }
+
+
+def _percent(point: PlanPoint) -> str:
+    return f"{100 * point.success:.1f} %"
+
+
+def choose_from_log(
+    answers: Sequence[LoggedAnswer],
+    *,
+    budget: float | None,
+    price: float,
+    candidates: Sequence[Candidate] = SCORERS,
+    seed: int = 0,
+) -> PlanChoice:
+    """Return what graded answers of a log say; TooFewAnswersError for too few of them.
+
+    `budget` bounds the mean calls per question of the plan to choose; without it that of the most right answers minus
+    `price` for each call is chosen.
+    """
+    count = len({answer.question for answer in answers})
+    if count < LEAST_QUESTIONS:
+        raise TooFewAnswersError(
+            f"{len(answers)} graded answers to {count} questions are too few to learn from; log answers to "
+            f"{LEAST_QUESTIONS} questions or more"
+        )
+    graded = [(answer, float(answer.right)) for answer in answers]
+    arms = learn_arms(graded, budget=budget, price=price, candidates=candidates, seed=seed)
+    return PlanChoice.of(
+        [*arms.alone, *arms.several],
+        bar=max(arms.alone, key=lambda point: point.success),
+        price=price if budget is None else 0.0,
+        budget=budget,
+        plans_tried=len(arms.alone) + len(arms.several),
+        arms=arms,
+    )
+
+
+def learn_arms(
+    graded: Iterable[tuple[LoggedAnswer, float]],
+    *,
+    budget: float | None,
+    price: float,
+    compared: Sequence[str] = (),
+    prefix: Sequence[str] = (),
+    prefix_calls: float = 0.0,
+    candidates: Sequence[Candidate] = SCORERS,
+    seed: int = 0,
+) -> LearnedArms:
+    """Fit P(right) on graded answers with their scores, and return the plans that submit by it.
+
+    `compared` are the arms to compare, by default those that enough of the same questions were asked in. All were asked
+    after the operators `prefix`, which make `prefix_calls`. TooFewAnswersError for too few answers to learn from.
+    """
+    answers, scores = zip(*graded, strict=True)
+    table = _asked_apart(training_table(answers))
+    model = ConfidenceModel.fit(table, candidates=candidates, seed=seed)
+    whole = _Arms(
+        table=table,
+        scores=np.array(scores),
+        p=model.out_of_fold,
+        agreement=model.agreement,
+        prefix=tuple(prefix),
+        prefix_calls=prefix_calls,
+    )
+    counts = dict(Counter(table.forms).most_common())
+    names = list(compared or _shared_prompts(table, counts)) if model.report.is_ordered else []
+    arms, by_calls, several = whole.asked_in(names), tuple[CallsRow, ...](), dict[Plan, PlanPoint]()
+    if len(names) > 1 and len(np.unique(arms.folds)) > 1:
+        paths, folds = arms.paths(order := arms.order()), _folds(arms)
+        counted = [calls for calls in CALLS if calls <= len(order)]
+        by_calls = tuple(_row(folds, partial(AnswerPaths.rule_of, calls=calls), calls=calls) for calls in counted)
+        alone = [arms.alone(name) for name in names]
+        choices: list[Choose] = [partial(AnswerPaths.rule_within, budget=calls) for calls in (*BUDGETS, budget or 0.0)]
+        choices.append(partial(AnswerPaths.rule_worth, price=price))
+        for choose in choices:
+            rule = choose(paths)
+            if rule is not None and (point := paths.point(rule)).plan not in several:
+                several[point.plan] = replace(point, fitted=_row(folds, choose))
+    else:  # no questions were asked in several arms, or nothing says which answer is right: compare rates
+        names = [name for name, n in counts.items() if n >= LEAST_QUESTIONS] or list(counts)[:1]
+        alone = [whole.asked_in([name]).alone(name) for name in names]
+        order = [max(alone, key=lambda point: point.success).plan.operators[-1]]
+    return LearnedArms(
+        confidence=model,
+        order=tuple(order),
+        alone=tuple(alone),
+        several=tuple(several.values()),
+        by_calls=by_calls,
+        not_compared={name: n for name, n in counts.items() if name not in names},
+    )
+
+
+def _asked_apart(table: TrainingTable) -> TrainingTable:
+    """Return a table in which the second answer to a question in an arm is one to another asking of the question."""
+    seen: Counter[tuple[int, str]] = Counter()
+    askings = []
+    for question, arm in zip(table.questions.tolist(), table.forms, strict=True):
+        askings.append((question, seen[question, arm]))
+        seen[question, arm] += 1
+    return replace(table, questions=np.unique(askings, axis=0, return_inverse=True)[1].reshape(-1))
+
+
+def _shared_prompts(table: TrainingTable, counts: Mapping[str, int]) -> list[str]:
+    """Return the prompts that enough of the same questions were asked in, the one with the most right answers first."""
+    names, least = np.array(table.forms), max(LEAST_QUESTIONS, LEAST_SHARE * max(counts.values()))
+    frequent = [name for name, n in counts.items() if n >= least] or list(counts)[:1]
+    first, *others = sorted(frequent, key=lambda name: -table.right[names == name].mean())
+    shared = [first]
+    for name in others:
+        if len(places_by_question(table, [*shared, name])) >= least:
+            shared.append(name)
+    return shared
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Arms:
+    """Answers in some arms after the operators `prefix`, with scores and P(right) [n] out of fold."""
+
+    table: TrainingTable
+    scores: DoubleArray
+    p: DoubleArray
+    agreement: float
+    names: Sequence[str] = ()
+    prefix: tuple[str, ...] = ()
+    prefix_calls: float = 0.0
+
+    @cached_property
+    def places(self) -> list[list[int]]:
+        """Return the rows of each question that was asked in all arms, in their order."""
+        return places_by_question(self.table, self.names)
+
+    @cached_property
+    def rates(self) -> Mapping[str, float]:
+        """Return the rate of right answers in each arm."""
+        arms = np.array(self.table.forms)
+        return {name: float(self.table.right[arms == name].mean()) for name in self.names}
+
+    def asked_in(self, names: Sequence[str]) -> _Arms:
+        """Return the answers to questions that were asked in all of some arms, question by question."""
+        rows = np.array(sorted(itertools.chain(*places_by_question(self.table, names))), dtype=np.int64)
+        return replace(self, names=names).part(rows[np.argsort(self.table.questions[rows], kind="stable")])
+
+    def part(self, rows: IntArray) -> _Arms:
+        """Return some of the answers, all those to a question together."""
+        return replace(self, table=self.table.part(rows), scores=self.scores[rows], p=self.p[rows])
+
+    @property
+    def folds(self) -> IntArray:
+        """Return the fold [n] of each answer."""
+        return self.table.fold_of(FOLDS)
+
+    @property
+    def targets(self) -> list[str]:
+        """Return what each question is about."""
+        return [str(self.table.targets[rows[0]]) for rows in self.places]
+
+    def by_rate(self) -> list[str]:
+        """Return the arms, that with the most right answers first."""
+        return sorted(self.names, key=lambda name: -self.rates[name])
+
+    def order(self) -> list[str]:
+        """Return the arms in the order in which a plan asks them."""
+        ranked, every = self.by_rate()[:MOST_PROMPTS], -(-len(self.places) // MOST_ORDERED)
+        part = self.part(np.array(sorted(itertools.chain(*self.places[::every])), dtype=np.int64))
+        return greedy_order(part.table, part.p, ranked, first=ranked[0], agreement=self.agreement, most=MOST_ANSWERS)
+
+    def paths(self, order: Sequence[str]) -> AnswerPaths:
+        """Return what would be submitted after each answer in an order of arms."""
+        p, chosen = [], []
+        for places in places_by_question(self.table, order):
+            groups = self.table.answer_groups[places].tolist()
+            found = submissions(self.p[places], groups, agreement=self.agreement)
+            p.append([value for _, value in found])
+            chosen.append([places[at] for at, _ in found])
+        rows = np.array(chosen, dtype=np.int64).reshape(len(chosen), len(order))
+        return AnswerPaths(
+            order=tuple(order),
+            p=p,
+            right=self.table.right[rows],
+            scores=self.scores[rows],
+            prefix=self.prefix,
+            prefix_calls=self.prefix_calls,
+        )
+
+    def alone(self, name: str) -> PlanPoint:
+        """Return the plan that asks in one arm."""
+        at = self._rows_of(name)
+        (interval,) = rate_intervals(self.table.right[at][:, None], self.targets)
+        return PlanPoint(
+            plan=Plan(steps=(*self.prefix, name)),
+            success=self.rates[name],
+            success_ci=interval,
+            score=float(self.scores[at].mean()),
+            calls=1 + self.prefix_calls,
+            questions=len(at),
+        )
+
+    def right_alone(self, name: str) -> DoubleArray:
+        """Return whether the answers in an arm are right [n]."""
+        return self.table.right[self._rows_of(name)]
+
+    def right_by_vote(self, names: Sequence[str]) -> DoubleArray:
+        """Return whether the most frequent of the answers in some arms is right [n]; a reply may have none."""
+        right = []
+        for asked in zip(*map(self._rows_of, names), strict=True):
+            rows = list(asked)
+            counted = self.table.columns[rows, _HAS_KEY]
+            chosen = vote(self.table.answer_groups[rows].tolist(), counted if counted.any() else None)
+            right.append(self.table.right[rows[chosen]])
+        return np.array(right)
+
+    def _rows_of(self, name: str) -> list[int]:
+        return [rows[self.names.index(name)] for rows in self.places]
+
+
+class _Fold(NamedTuple):
+    """n questions of a fold, asked in an order that is chosen on the others."""
+
+    others: AnswerPaths
+    paths: AnswerPaths
+    votes: list[DoubleArray]  # [n] each: whether the vote of 1, 2, ... answers is right
+    single: DoubleArray  # [n], whether the best arm alone is right
+    targets: list[str]
+
+
+def _folds(arms: _Arms) -> list[_Fold]:
+    """Return the folds of a table, each with its order and votes by the others."""
+    found = []
+    for number in np.unique(arms.folds):
+        others, part = (arms.part(np.flatnonzero(inside)) for inside in (arms.folds != number, arms.folds == number))
+        order, ranked = others.order(), others.by_rate()
+        found.append(
+            _Fold(
+                others=others.paths(order),
+                paths=part.paths(order),
+                votes=[part.right_by_vote(ranked[: calls + 1]) for calls in range(len(order))],
+                single=part.right_alone(ranked[0]),
+                targets=part.targets,
+            )
+        )
+    return found
+
+
+def _row(folds: Sequence[_Fold], choose: Choose, *, calls: float | None = None) -> CallsRow:
+    """Return what submissions by P(right) bring, by a rule chosen on the other folds, and a vote of as many calls."""
+    learned, made = [], []
+    for fold in folds:
+        rule = choose(fold.others)
+        stops = [0] * len(fold.targets) if rule is None else fold.paths.stops(rule.threshold)
+        learned.append(fold.paths.right[np.arange(len(stops)), stops])
+        made += [1 + stop for stop in stops]
+    right, targets = np.concatenate(learned), [target for fold in folds for target in fold.targets]
+    answers, before = float(np.mean(made)), folds[0].paths.prefix_calls
+    voted = np.concatenate([_vote_of(fold, answers) for fold in folds])
+    return CallsRow(
+        calls=before + (answers if calls is None else calls),
+        learned=float(right.mean()),
+        learned_calls=before + answers,
+        vote=float(voted.mean()),
+        single=float(np.concatenate([fold.single for fold in folds]).mean()),
+        lead=float((right - voted).mean()),
+        lead_ci=difference_interval(right - voted, targets),
+    )
+
+
+def _vote_of(fold: _Fold, calls: float) -> DoubleArray:
+    """Return how often a vote is right [n]; between two numbers a random share of the questions gets the larger one."""
+    low, high = math.floor(calls), math.ceil(calls)
+    share = calls - low
+    return np.asarray((1 - share) * fold.votes[low - 1] + share * fold.votes[high - 1])

@@ -1,0 +1,439 @@
+"""Fill a table within calls or minutes: plans race on ever more training questions.
+
+    single actions   the original question and every action alone, with at most `SINGLES` of the calls
+    compositions     every edit of the best plan that was not edited yet, those of the most promising actions first:
+                     insert, delete and swap operators, insert and delete ask points, add a second answer
+    race             eight questions, then twice as many, at last all. Plans that are surely worse than the best on the
+                     same questions leave; so do the last ones of those that half of the calls left would not pay for
+    variants         every submit rule and stop threshold of an edited plan, on all questions: they share its calls
+
+What finishing the two best candidates takes is set aside, so a race always ends with plans scored on all questions.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import textwrap
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from query_mutator.env.task import Task, operator_names
+from query_mutator.errors import TooFewAnswersError, UsageError
+from query_mutator.learners.plan import Plan
+from query_mutator.plan.choose import FRONT, LearnedArms, PlanChoice, PlanPoint, cross_fitted, learn_arms, point_of
+from query_mutator.plan.table import Caller, Table
+from query_mutator.stats.intervals import Floats
+from query_mutator.types import ASK, AnswerRule
+
+Rows = tuple[int, ...]  # indices of questions
+
+MIN_CALLS, MAX_CALLS = 20, 20_000
+CALLS_PER_QUESTION = 15  # at least; fewer calls score fewer questions
+FIRST_QUESTIONS = 8
+SINGLES = 0.6  # share of the calls for actions alone
+SURE = 1.65  # standard errors behind the best: 95 %, one-sided
+EDITED = 6  # best plans to edit
+SHRINK = 16  # questions after which half of an action's lead is believed
+SEARCHED_SHARE = 2 / 3  # of calls and time, where P(right) is learned: the rest asks in all forms
+
+RULES: tuple[AnswerRule, ...] = ("vote", "best")
+STOP_FITS = (0.5, 0.6, 0.7, 0.8)
+
+PIECE_S = 10.0  # of a search with a deadline between two checks of the clock
+EXPECTED_S = 30.0  # of calls at the expected speed, with which the one seen is averaged
+SHOWN_CHARACTERS = 32  # of a plan in the bar
+
+
+def find_plan(
+    caller: Caller,
+    task: Task,
+    *,
+    max_calls: int,
+    seconds: float | None = None,
+    seed: int = 0,
+    budget: float | None = None,
+    learned: bool = False,
+    progress: Callable[[str, int], Any] | None = None,
+    on_best: Callable[[PlanPoint], Any] = lambda point: None,
+) -> PlanChoice:
+    """Return the plans found on the questions of a task (training questions) with at most `max_calls` calls.
+
+    With `seconds` it ends by then, give or take a few seconds, with what was found on the questions scored so far.
+    `budget` bounds the mean calls per question of the plan to choose. Few calls score fewer questions, a random sample.
+    With `learned` a third of it asks in all forms, for plans that submit the answer that is most likely right; where
+    that does not suffice the result says why it has none.
+    `caller` is an `Evaluator`. `on_best` is called with each plan that is the best one so far, on the questions scored
+    so far. UsageError for too few calls.
+    """
+    check_calls(max_calls)
+    started = time.perf_counter()
+    with closing(_Bar(progress, max_calls)) as bar:
+        table = Table(caller, task, on_call=lambda: bar.update(race.max_calls))
+        share = SEARCHED_SHARE if learned else 1.0
+        count = questions_searched(len(task.questions), max_calls, learned=learned)
+        race = Race(
+            table,
+            np.random.default_rng(seed).permutation(len(task.questions))[:count].tolist(),
+            max_calls=int(share * max_calls),
+            seconds=seconds and share * seconds,
+            budget=budget,
+            on_best=[bar.show, on_best],
+        )
+        race.run()
+        arms: LearnedArms | str = ""
+        if learned:
+            race.extend(max_calls, seconds)
+            try:
+                arms = _ask_in_all_forms(race, seed=seed)
+            except TooFewAnswersError as error:
+                arms = str(error)
+        found = race.result(seconds=time.perf_counter() - started)
+    return replace(found, not_learned=arms) if isinstance(arms, str) else found.with_arms(arms)
+
+
+def questions_searched(num_questions: int, max_calls: int, *, learned: bool = False) -> int:
+    """Return how many of the questions a search scores."""
+    calls = int(SEARCHED_SHARE * max_calls) if learned else max_calls
+    return min(num_questions, max(1, calls // CALLS_PER_QUESTION))
+
+
+def check_calls(max_calls: int, *, name: str = "max_calls") -> None:
+    """Raise a UsageError for too few calls to search with; `name` is that of the setting."""
+    if max_calls < MIN_CALLS:
+        raise UsageError(f"{name}={max_calls} is too few to search for a plan; use {MIN_CALLS} or more")
+
+
+def _ask_in_all_forms(race: Race, *, seed: int) -> LearnedArms:
+    """Ask the questions of a race in all forms after the operators of its best plan, as far as its calls go.
+
+    TooFewAnswersError for a task with fewer than two forms, and for too few answers to learn from.
+    """
+    table, rows = race.table, race.compared_rows
+    forms = [form.name for form in table.task.forms]
+    if len(forms) < 2:
+        raise TooFewAnswersError(
+            "--answer learned chooses among answers in several forms; name two or more with --forms"
+        )
+    singles = [plan for plan in race.tried[rows] if not plan.asks_early]
+    prefix = tuple(name for name in race.ranked(singles, rows)[0][0].steps if name not in forms)
+    by_form = {form: Plan(steps=(*prefix, form)) for form in forms}
+    race.score(by_form.values(), rows)
+    asked = {form: plan for form, plan in by_form.items() if plan in race.tried[rows]}
+    if len(asked) < 2:
+        raise TooFewAnswersError("the calls of the search do not suffice for --answer learned; give it more --minutes")
+    arms = learn_arms(
+        table.graded(rows, asked.values()),
+        budget=race.budget,
+        price=race.price,
+        compared=list(asked),
+        prefix=prefix,
+        prefix_calls=min(race.point(plan, rows).calls for plan in asked.values()) - 1,
+        seed=seed,
+    )
+    arms.confidence.report.check()
+    if not arms.several:
+        raise TooFewAnswersError("no question was answered in all forms; give the search more --minutes")
+    return arms
+
+
+class Edits:
+    """The plans that a task's actions allow."""
+
+    def __init__(self, task: Task) -> None:
+        self.names = operator_names(task.actions)
+        self.singles = [Plan(steps=(name,)) for name in self.names]
+        self._forms = {form.name for form in task.forms}
+        self._may_ask_early = task.rules.max_asks != 1
+
+    def of(self, plan: Plan, *, has_no_effect: Callable[[str], bool]) -> Iterator[Plan]:
+        """Yield the plans that differ by one edit; a first early answer comes with each submit rule.
+
+        `has_no_effect` returns whether an action leaves every original question as it is.
+        """
+        rules = (plan.answer,) if plan.asks_early else RULES
+        for steps in self._edits(plan.steps, has_no_effect):
+            yield from (self._made(steps, rule, plan.stop_fit) for rule in rules)
+
+    def _edits(self, steps: Sequence[str], has_no_effect: Callable[[str], bool]) -> Iterator[Sequence[str]]:
+        """Yield steps with one inserted, deleted or swapped, or with one more action for a second answer."""
+        count = len(steps)
+        for name in self.names:
+            if name not in steps:  # some work on an answer only
+                for new in ((name,), (ASK, name)) if has_no_effect(name) else ((name,),):
+                    yield from ((*steps[:at], *new, *steps[at:]) for at in range(count + 1))
+                yield *steps, ASK, name
+        yield from ((*steps[:at], *steps[at + 1 :]) for at in range(count))
+        for one, other in itertools.combinations(range(count), 2):
+            swapped = list(steps)
+            swapped[one], swapped[other] = steps[other], steps[one]
+            yield swapped
+        yield from ((*steps[:at], ASK, *steps[at:]) for at in range(count))
+
+    def _made(self, steps: Sequence[str], rule: AnswerRule, stop_fit: float | None) -> Plan:
+        """Return the plan of these steps, with the ask of each form and without those that repeat one or the last."""
+        steps = [each for name in steps for each in ((name, ASK) if name in self._forms else (name,))]
+        kept = [name for name, after in itertools.pairwise((*steps, ASK)) if not name == after == ASK]
+        if not self._may_ask_early:
+            kept = [name for name in kept if name != ASK]
+        if ASK not in kept:
+            return Plan(steps=tuple(kept))
+        return Plan(steps=tuple(kept), answer=rule, stop_fit=stop_fit)
+
+    def variants(self, plan: Plan) -> list[Plan]:
+        """Return a plan under every submit rule and stop threshold, which share most of their calls."""
+        pairs = itertools.product(RULES, (None, *STOP_FITS)) if plan.asks_early else ()
+        return [replace(plan, answer=rule, stop_fit=fit) for rule, fit in pairs]
+
+
+class Race:
+    """Scores plans on ever more of the questions `order`, at each stage those of the stage before and as many again.
+
+    `best` is the best plan on the most questions on which plans were compared; `on_best` are called whenever it
+    changes. `budget` bounds the mean calls per question of the plan to choose. With `seconds` plans are scored piece by
+    piece, and `max_calls` is bounded by what fits into the time left at the speed seen so far.
+    """
+
+    def __init__(
+        self,
+        table: Table,
+        order: Sequence[int],
+        *,
+        max_calls: int,
+        seconds: float | None = None,
+        budget: float | None = None,
+        on_best: Iterable[Callable[[PlanPoint], object]] = (),
+    ) -> None:
+        sizes = itertools.takewhile(len(order).__gt__, (FIRST_QUESTIONS * 2**stage for stage in itertools.count()))
+        self.stages: list[Rows] = [tuple(order[:size]) for size in (*sizes, len(order))]
+        self.table, self.budget = table, budget
+        self._max_calls, self._seconds, self._started = max_calls, seconds, time.perf_counter()
+        self.tried: dict[Rows, dict[Plan, None]] = {rows: {} for rows in self.stages}
+        self.best: PlanPoint | None = None
+        self.price = float(np.mean(table.task.rules.call_price))
+        self._edits = Edits(table.task)
+        self._compared = 0  # questions
+        self._on_best = tuple(on_best)
+        self._points: dict[tuple[Plan, int], PlanPoint] = {}
+
+    def run(self) -> None:
+        """Race single actions, then edits of the best plans, until calls or ideas run out."""
+        table, edits, whole = self.table, self._edits, self.stages[-1]
+        cheap_first = sorted(edits.singles, key=lambda one: table.max_calls(one, self.stages[0]))
+        self._race(cheap_first, self.budget, SINGLES)
+        edited: set[Plan] = set()
+        while (job := self._next(edited)) is not None:
+            plan, budget = job
+            edited.add(plan)
+            plans = dict.fromkeys(edits.of(plan, has_no_effect=self._has_no_effect))
+            leads = {name: self._lead(name, budget) for name in edits.names}
+            by_promise = sorted(plans, key=lambda one: sum(leads[name] for name in one.operators), reverse=True)
+            if not self._race(by_promise, budget):
+                return
+            self.score(edits.variants(plan), whole)
+
+    def extend(self, max_calls: int, seconds: float | None) -> None:
+        """Allow more calls or time."""
+        self._max_calls, self._seconds = max_calls, seconds
+
+    def result(self, *, seconds: float) -> PlanChoice:
+        """Return what was found, on all questions, or the most on which the calls or the time let plans be compared."""
+        rows = self.compared_rows
+        plans = list(dict.fromkeys([Plan(), *self.tried[rows]]))
+        return PlanChoice.of(
+            [self.point(plan, rows) for plan in plans],
+            bar=self.point(Plan(), rows),
+            price=self.price,
+            budget=self.budget,
+            searched=cross_fitted(self.table, plans, rows, price=self.price, budget=self.budget),
+            plans_tried=len(self.tried[self.stages[0]]),
+            calls=self.table.calls,
+            seconds=seconds,
+            rewrites=self.table.rewrites,
+        )
+
+    @property
+    def compared_rows(self) -> Rows:
+        """Return the most questions on which plans were compared."""
+        return max(filter(self.tried.get, self.stages), key=lambda rows: (len(self.tried[rows]) > 1, len(rows)))
+
+    @property
+    def max_calls(self) -> int:
+        """Return how many calls the search may have made at its end, as far as is known now."""
+        if self._seconds is None:
+            return self._max_calls
+        left = max(0.0, self._seconds - (time.perf_counter() - self._started))
+        return min(self._max_calls, self.table.calls + int(left * self._calls_per_s))
+
+    @property
+    def _calls_per_s(self) -> float:
+        """Return the speed so far, close to the expected one in the first seconds; there must be a deadline."""
+        assert self._seconds is not None
+        expected = EXPECTED_S * self._max_calls / max(1.0, self._seconds)
+        return (self.table.calls + expected) / (time.perf_counter() - self._started + EXPECTED_S)
+
+    def score(self, plans: Iterable[Plan], rows: Rows, share: float = 1.0) -> None:
+        """Score plans in their order while their calls are sure to fit a share of those of the search."""
+        waiting = [plan for plan in plans if plan not in self.tried[rows]]
+        while waiting:
+            left = int(share * self.max_calls) - self.table.calls
+            totals = itertools.accumulate(self.table.max_calls(plan, rows) for plan in waiting)
+            fitting = list(itertools.takewhile(left.__ge__, totals))
+            if self._seconds is not None:
+                piece = PIECE_S * min(self._calls_per_s, self._max_calls / max(1.0, self._seconds))
+                if self.best is None:  # two plans soon, or one, whatever it takes
+                    fitting = fitting[:2] or [0]
+                fitting = fitting[: max(1, sum(total <= piece for total in fitting))]
+            if not fitting:
+                return
+            now, waiting = waiting[: len(fitting)], waiting[len(fitting) :]
+            self.table.gather(now, rows)
+            self.tried[rows] |= dict.fromkeys(now)
+            self._note_best(now, rows)
+
+    def _note_best(self, plans: Iterable[Plan], rows: Rows) -> None:
+        if len(rows) < self._compared:
+            return
+        is_first = len(rows) > self._compared
+        leader = max((self.point(plan, rows) for plan in (self.tried[rows] if is_first else plans)), key=self._rank)
+        if len(self.tried[rows]) > 1:  # the original question alone is not compared with anything
+            self._compared = len(rows)
+        if is_first or self.best is None or self._rank(leader) > self._rank(self.point(self.best.plan, rows)):
+            self.best = leader
+            for call in self._on_best:
+                call(leader)
+
+    def _rank(self, point: PlanPoint) -> tuple[float, ...]:
+        if self.budget is None:
+            return (point.value(self.price),)
+        return (point.calls <= self.budget, point.success, point.score, -point.calls)
+
+    def ranked(self, plans: Iterable[Plan], rows: Rows, budget: float | None = None) -> list[list[Plan]]:
+        """Return plans by value, the best first; with a budget by success, those above it left out.
+
+        Plans of equal figures form a group, the shortest first: so far they differ in no question.
+        """
+        groups: dict[tuple[float, ...], list[Plan]] = {}
+        for plan in sorted(plans, key=lambda plan: len(plan.steps)):
+            point = self.point(plan, rows)
+            if budget is None:
+                groups.setdefault((point.value(self.price), point.success), []).append(plan)
+            elif point.calls <= budget:
+                groups.setdefault((point.success, point.score, -point.calls), []).append(plan)
+        return [groups[figures] for figures in sorted(groups, reverse=True)]
+
+    def point(self, plan: Plan, rows: Rows) -> PlanPoint:
+        """Return a plan's figures on the questions of a stage."""
+        key = (plan, len(rows))
+        if key not in self._points:
+            self._points[key] = point_of(self.table, plan, rows)
+        return self._points[key]
+
+    def _gains(self, plan: Plan, rows: Rows, budget: float | None) -> Floats:
+        """Return what a plan is ranked by for each question [n]; NaN for an unscored question."""
+        cells = self.table.cells(plan, rows)
+        gained = [one.score - self.price * one.calls if budget is None else one.success for one in cells]
+        return np.where([one.error is None for one in cells], gained, math.nan)
+
+    def _has_no_effect(self, name: str) -> bool:
+        rows, plan = self.stages[0], Plan(steps=(name,))
+        return plan in self.tried[rows] and self.point(plan, rows) == replace(self.point(Plan(), rows), plan=plan)
+
+    def _next(self, edited: set[Plan]) -> tuple[Plan, float | None] | None:
+        """Return the best plan that was not edited yet, and the budget within which its edits compete.
+
+        The best plans are edited first, then the best one at each budget.
+        """
+        rows = self.stages[-1]
+        best = [(group[0], self.budget) for group in self.ranked(self.tried[rows], rows, self.budget)[:EDITED]]
+        within = ((budget, self.ranked(self.tried[rows], rows, budget)[:1]) for budget in FRONT)
+        at_budgets = [(group[0], budget) for budget, groups in within for group in groups]
+        return next((job for job in (*best, *at_budgets) if job[0] not in edited), None)
+
+    def _race(self, plans: Iterable[Plan], budget: float | None, share: float = 1.0) -> bool:
+        """Score plans on ever more questions, the most promising first, with a share of the search's calls.
+
+        Return False where they do not suffice.
+        """
+        table, whole = self.table, self.stages[-1]
+        calls, rows = table.calls, self.stages[0]
+        left = int(share * self.max_calls) - calls
+        most = left * len(rows) / len(whole)  # what a plan may take at first, to be scored on all questions
+        entered = list(dict.fromkeys([Plan(), *(plan for plan in plans if table.max_calls(plan, rows) <= most)]))
+        for rows in self.stages:
+            entered = self._affordable(entered, rows, share)
+            self.score(entered, rows, share)
+            entered = self._not_surely_worse([plan for plan in entered if plan in self.tried[rows]], rows, budget)
+        return table.calls > calls
+
+    def _affordable(self, plans: Sequence[Plan], rows: Rows, share: float) -> list[Plan]:
+        """Return the plans to score on more questions: the first ones that half of the calls left pay for."""
+        table, whole = self.table, self.stages[-1]
+        unfinished = filter(None, (table.max_calls(plan, whole) for plan in plans))
+        left = int(share * self.max_calls) - table.calls - sum(itertools.islice(unfinished, 2))
+        room = left if rows == whole else left / 2
+        kept = list(plans[:2])
+        for plan in plans[2:]:
+            if (cost := table.max_calls(plan, rows)) <= room:
+                room -= cost
+                kept.append(plan)
+        return kept
+
+    def _not_surely_worse(self, plans: Sequence[Plan], rows: Rows, budget: float | None) -> list[Plan]:
+        """Return the original question and, the best first, the plans that may still be the best."""
+        ranked = [plan for group in self.ranked(self.tried[rows], rows, budget) for plan in group]
+        entered, best = set(plans), self._gains(ranked[0], rows, budget) if ranked else np.empty(0)
+
+        def may_be_best(plan: Plan) -> bool:
+            leads = self._gains(plan, rows, budget) - best
+            leads = leads[~np.isnan(leads)]
+            count = max(1, len(leads))
+            spread = math.sqrt((float(leads.var()) + 1 / count) / count) if len(leads) else math.inf
+            return bool(leads.sum() / count + SURE * spread >= 0)
+
+        return list(dict.fromkeys([Plan(), *(plan for plan in ranked if plan in entered and may_be_best(plan))]))
+
+    def _lead(self, name: str, budget: float | None) -> float:
+        """Return the mean lead of an action alone over the original question, less for few questions."""
+        single = Plan(steps=(name,))
+        rows = next((rows for rows in reversed(self.stages) if single in self.tried[rows]), None)
+        if rows is None:
+            return 0.0
+        leads = self._gains(single, rows, budget) - self._gains(Plan(), rows, budget)
+        return float(np.nansum(leads)) / (len(rows) + SHRINK)
+
+
+class _Bar:
+    """One bar for a whole search: calls made of the bound, calls per second, the best plan so far."""
+
+    def __init__(self, progress: Callable[[str, int], Any] | None, max_calls: int) -> None:
+        self._best = ""
+        self._started = time.perf_counter()
+        self._bar = progress("plan search", max_calls) if progress else None
+        if self._bar is not None:
+            self._bar.figures = self._figures
+
+    def update(self, max_calls: int) -> None:
+        """Count a call of those that the search will have made at its end."""
+        if self._bar is not None:
+            self._bar.total = max_calls
+            self._bar.update()
+
+    def show(self, best: PlanPoint) -> None:
+        """Show a plan as the best one so far."""
+        self._best = f"best {best.success:.0%} {textwrap.shorten(str(best.plan), SHOWN_CHARACTERS, placeholder=' …')}"
+
+    def close(self) -> None:
+        """Remove the bar."""
+        if self._bar is not None:
+            self._bar.close()
+
+    def _figures(self) -> list[str]:
+        assert self._bar is not None
+        rate = self._bar.n / max(1e-9, time.perf_counter() - self._started)
+        return [f"{self._bar.n}/{self._bar.total}", f"{rate:.3g} calls/s", *filter(None, [self._best])]

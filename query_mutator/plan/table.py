@@ -1,0 +1,415 @@
+"""The table of what is known: question x arm (a plan's wording and form) -> reply, grade, calls, log probabilities.
+
+    by asking    plans -> (missing calls, all plans and questions in one pool) -> a `Cell` for each question and plan
+    from a log   replies -> graded by their label, by gold with the parts of the reward, or by a judge's preference
+
+A rewrite or an answer is asked for once: what one plan asked, the others know. P(right) is learned from `LoggedAnswer`
+rows, which both have.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from query_mutator.confidence import Attempt as Reply
+from query_mutator.confidence import ConfidenceModel, LoggedAnswer
+from query_mutator.data.logs import LoggedReply
+from query_mutator.data.split import Split, target_key
+from query_mutator.env.engine import EpisodeEngine
+from query_mutator.env.episode import Asked, Attempt, QuestionMemory, Rewriting
+from query_mutator.env.flow import Call, Flow, Need, map_needs
+from query_mutator.env.scheduling import PooledScheduler
+from query_mutator.env.task import Task
+from query_mutator.errors import DatasetError
+from query_mutator.forms import FORMS
+from query_mutator.learners.plan import Plan, PlanPlayer, plan_task
+from query_mutator.llm.client import Client
+from query_mutator.llm.coalesce import Coalesce, request_key
+from query_mutator.llm.retry import RetryPolicy
+from query_mutator.llm.store import Cache, Store
+from query_mutator.registry import check_known
+from query_mutator.rewards import Evidence, Unscored, WeightedReward
+from query_mutator.session.play import Played, check_failures, play
+from query_mutator.types import ASK, UNSAFE, Completion, ErrorInfo, Question
+
+Rows = Sequence[int]  # indices of questions
+
+ANSWERS = (2, 6)  # to a question, at least and at most, to learn P(right) from
+CLEANED_SHARE = 0.75  # of the questions, whose text local operators rewrite first
+QUESTIONS_OF_A_PLAN = 32
+
+MOST_REPLIES = 200_000  # of a log: 120 MB of columns
+MOST_ASKED_AGAIN = 8  # replies to one question in one form: traffic repeats itself
+MOST_FORMS = 200
+_NO_VECTOR = np.empty(0, dtype=np.float32)
+
+
+class Caller(Protocol):
+    """Makes model calls (`Evaluator`)."""
+
+    client: Client
+    retry_policy: RetryPolicy
+    batch_size: int
+    max_failure_rate: float
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A plan's answer to a question, and the calls that the plan makes for it; with an `error` it is unscored."""
+
+    attempt: Attempt | None
+    calls: int
+    error: ErrorInfo | None = None
+
+    @property
+    def success(self) -> float:
+        """Return whether the answer is right; 0 for a reward without the part `right`."""
+        return 0.0 if self.attempt is None else self.attempt.reward.success
+
+    @property
+    def score(self) -> float:
+        """Return the answer's reward."""
+        return 0.0 if self.attempt is None else self.attempt.reward.score
+
+
+class Table:
+    """Replies to the questions of a task, and the cells of plans that follow from them."""
+
+    def __init__(self, caller: Caller, task: Task, *, on_call: Callable[[], None] = lambda: None) -> None:
+        """Start without a call; `on_call` is called after each call that is made."""
+        self.task = plan_task(Plan(), task)
+        self.calls = 0
+        self._caller = caller
+        self._client = Cache(Coalesce(caller.client), run=Store(None))  # for plans that play at once
+        self._on_call = on_call
+        self._memories = [QuestionMemory() for _ in task.questions]
+        self._replies: dict[str, Completion | None] = {}  # by request: questions may share texts; None: in flight
+        self._cells: dict[Plan, dict[int, Cell]] = {}
+        self._tasks: dict[Plan, Task] = {}
+        self._ask = self.task.actions.index(ASK)
+
+    def cells(self, plan: Plan, rows: Rows) -> list[Cell]:
+        """Return the cells of a gathered plan for the questions `rows`."""
+        known = self._cells.get(plan, {})
+        assert all(row in known for row in rows), f"{plan}: calls are missing; gather them first"
+        return [known[row] for row in rows]
+
+    def answers(self, row: int) -> dict[Asked, Attempt]:
+        """Return all answers to a question so far, in whatever wording and form, by what was asked."""
+        attempts = self._memories[row].attempts
+        return {asked: found for asked, found in attempts.items() if isinstance(found, Attempt)}
+
+    def graded(self, rows: Rows, plans: Collection[Plan] = ()) -> Iterator[tuple[LoggedAnswer, float]]:
+        """Yield answers to the questions `rows`, by default all of them, with their scores.
+
+        Of questions with one text the first counts: their answers would count as answers to one.
+        """
+        first = {self.task.questions[row].text: row for row in reversed(rows)}
+        for row in rows:
+            if first[self.task.questions[row].text] == row:
+                cells = [self.cells(plan, [row])[0].attempt for plan in plans]
+                for attempt in cells if plans else self.answers(row).values():
+                    if attempt is not None:
+                        yield self._logged(row, attempt), attempt.reward.score
+
+    def _logged(self, row: int, attempt: Attempt) -> LoggedAnswer:
+        question = self.task.questions[row]
+        return LoggedAnswer(
+            question=question.text,
+            attempt=self.task.reply_of(row, attempt),
+            right=attempt.reward.success >= 0.5,
+            target=target_key(question),
+            gold=question.accept[0] if question.accept else question.reference,
+        )
+
+    @property
+    def rewrites(self) -> dict[str, dict[str, Any]]:
+        """Return by operator the rewrites so far, and how often a guard rejected one."""
+        return count_rewrites(
+            (self.task.actions[action], found.guard)
+            for memory in self._memories
+            for (action, text, _), found in memory.rewrites.items()
+            if isinstance(found, Rewriting) and (found.guard or found.text != text)
+        )
+
+    def max_calls(self, plan: Plan, rows: Rows) -> int:
+        """Return an upper bound on the calls that `gather` makes for a plan."""
+        return sum(self._calls_left(plan, row) for row in rows)
+
+    def gather(self, plans: Iterable[Plan], rows: Rows) -> None:
+        """Make the calls that plans still need on the questions `rows`, in one pool.
+
+        TooManyFailuresError when the calls of too many questions fail for good.
+        """
+        plans = list(plans)
+        flows = 4 * self._caller.batch_size  # some of them embed and score
+        parts = [plans[part::parts] for parts in [max(1, flows // max(1, len(rows)))] for part in range(parts)]
+        waiting = (
+            (row, part) for row in rows for part in parts if any(row not in self._cells.get(plan, ()) for plan in part)
+        )
+        scheduler = PooledScheduler(
+            client=self._client,
+            encoder=self.task.encoder,
+            retry_policy=self._caller.retry_policy,
+            batch_size=self._caller.batch_size,
+        )
+        try:
+            for row, part in itertools.islice(waiting, flows):
+                scheduler.start(row, self._complete(part, row))
+            while scheduler.in_progress:
+                scheduler.finished()
+                for row, part in itertools.islice(waiting, 1):
+                    scheduler.start(row, self._complete(part, row))
+        finally:
+            scheduler.close()
+        for plan in plans:
+            kinds = Counter(cell.error.kind for cell in self.cells(plan, rows) if cell.error is not None)
+            check_failures(kinds, len(rows), max_failure_rate=self._caller.max_failure_rate)
+
+    def _complete(self, plans: Sequence[Plan], row: int) -> Flow:
+        """Play the plans that have no cell for a question yet."""
+        for plan in plans:
+            if row not in self._cells.get(plan, ()):
+                engine, player = self._open(plan, row)
+                yield from map_needs(self._play(player, engine, plan), self._once)
+
+    def _open(self, plan: Plan, row: int) -> tuple[EpisodeEngine, PlanPlayer]:
+        if plan not in self._tasks:
+            self._tasks[plan] = plan_task(plan, self.task)
+        task = self._tasks[plan]
+        return EpisodeEngine.open(task, row, memory=self._memories[row], observes=False), PlanPlayer(plan, task)
+
+    def _play(self, player: PlanPlayer, engine: EpisodeEngine, plan: Plan) -> Flow:
+        """Play a plan on a question and keep the cell."""
+        played: Played = yield from play(player, engine)
+        cell = Cell(None if played.error else engine.submitted, engine.episode.calls, played.error)
+        self._cells.setdefault(plan, {})[engine.episode.index] = cell
+
+    def _once(self, need: Need) -> Flow:
+        """Yield a need, but for a call whose equal was answered; return its result."""
+        if not isinstance(need, Call):
+            return (yield need)
+        key = request_key(need.request)
+        completion = self._replies.get(key)
+        if completion is None:
+            is_new = key not in self._replies
+            self.calls += is_new
+            self._replies[key] = None
+            completion = yield need
+            self._replies[key] = completion
+            if is_new:
+                self._on_call()
+        return completion
+
+    def _calls_left(self, plan: Plan, row: int) -> int:
+        """Return the maximum calls of a plan on a question that are not remembered, 0 where its cell is known."""
+        if row in self._cells.get(plan, ()):
+            return 0
+        engine, player = self._open(plan, row)
+        flow = self._play(player, engine, plan)
+        if next(flow, None) is None:
+            return 0
+        flow.close()
+        action = player.action
+        places = [place for place, item in enumerate(player.items) if item == action]
+        rest = player.items[places[0] :] if places else [self._ask]
+        answers = rest.count(self._ask) or 1
+        rewrites = sum(item != self._ask and not self.task.is_local(item) for item in rest)
+        return rewrites + answers * (1 + self.task.reward.asking)
+
+
+def count_rewrites(found: Iterable[tuple[str, str | None]]) -> dict[str, dict[str, Any]]:
+    """Return by operator its `rewrites` and how often each guard `rejected` one, from pairs (operator, guard)."""
+    counts: dict[str, Counter[str | None]] = defaultdict(Counter)
+    for operator, guard in found:
+        counts[operator][guard] += 1
+    return {
+        operator: {
+            "rewrites": guards.total(),
+            "rejected": {guard: count for guard, count in guards.most_common() if guard is not None},
+        }
+        for operator, guards in sorted(counts.items())
+    }
+
+
+class Learned(NamedTuple):
+    """P(right), and the answers that it was learned from, by the question's number."""
+
+    confidence: ConfidenceModel
+    answers: dict[int, QuestionMemory]
+
+
+def learn_confidence(
+    caller: Caller, task: Task, *, max_calls: int, seed: int, progress: Callable[[str, int], Any] | None = None
+) -> Learned:
+    """Fit P(right) on answers from random plans of about `max_calls` calls; return the model and the answers.
+
+    TooFewAnswersError for too few to learn from, or to order them better than chance.
+    """
+    bar = progress("answers to learn P(right) from", max_calls) if progress else None
+    table = Table(caller, task, on_call=lambda: bar.update() if bar is not None else None)
+    rng = np.random.default_rng(seed)
+    order = rng.permutation(len(task.questions)).tolist()
+    count = int(np.clip(max_calls // max(1, len(order)), *ANSWERS))
+    size = max(1, min(QUESTIONS_OF_A_PLAN, max_calls // count))
+    asked: list[int] = []
+    try:
+        for start in range(0, len(order), size):
+            rows = order[start : start + size]
+            plan = random_plan(table.task, rng, answers=count)
+            if asked and table.calls + table.max_calls(plan, rows) > max_calls:
+                break
+            table.gather([plan], rows)
+            asked += rows
+    finally:
+        if bar is not None:
+            bar.close()
+    confidence = ConfidenceModel.fit([answer for answer, _ in table.graded(asked)], seed=seed)
+    confidence.report.check()
+    return Learned(confidence, {row: QuestionMemory(attempts=dict(table.answers(row))) for row in asked})
+
+
+def random_plan(task: Task, rng: np.random.Generator, *, answers: int) -> Plan:
+    """Return a plan that asks in so many random forms, mostly after all local operators; without forms, operators."""
+    forms = [form.name for form in task.forms]
+    operators = [operator.name for operator in task.operators]
+    first = [name for place, name in enumerate(operators) if task.is_local(place)] if forms else []
+    if rng.random() >= CLEANED_SHARE:
+        first = []
+    drawn = rng.permutation(forms or operators)[:answers].tolist()
+    return Plan(steps=tuple([*first, *(step for name in drawn for step in (name, ASK))][:-1]))
+
+
+@dataclass(kw_only=True)
+class GradedLog:
+    """Graded answers of a log, and why its other replies are left out."""
+
+    answers: list[LoggedAnswer] = field(default_factory=list)
+    graded_by: Counter[str] = field(default_factory=Counter)
+    left_out: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def forms(self) -> Mapping[str, int]:
+        """Return the number of answers in each form, the most first."""
+        return dict(Counter(answer.attempt.form for answer in self.answers).most_common())
+
+    @property
+    def questions(self) -> int:
+        """Return the number of different questions."""
+        return len({answer.question for answer in self.answers})
+
+    def in_words(self) -> str:
+        """Return what was read, in one line."""
+        prompts = f"{len(self.forms)} prompt{'s' * (len(self.forms) != 1)}"
+        parts = [f"{len(self.answers):,} answers to {self.questions:,} questions in {prompts}"]
+        parts += [f"{count:,} graded by {how}" for how, count in self.graded_by.items()]
+        parts += [f"left out: {count:,} {why}" for why, count in self.left_out.items()]
+        return "; ".join(parts)
+
+
+def grade_log(
+    replies: Iterable[LoggedReply],
+    *,
+    reward: WeightedReward,
+    split: Split | None = None,
+    forms: Collection[str] = (),
+) -> GradedLog:
+    """Return the graded answers of a log in `forms`, by default in all.
+
+    Questions of `split` have its gold, and replies about its held-out ones are left out. DatasetError for a reply that
+    cannot be graded, but for one of real traffic, which is left out; UsageError for a form that no reply is in.
+    """
+    log, asked, prompts = GradedLog(), Counter[tuple[str, str]](), set[str]()
+    train, test = ((*split.train, *split.validation), split.test) if split else ((), ())
+    known = {_same(question.text): question for question in train}
+    held_out = {_same(question.text) for question in test} | {target_key(question) for question in test}
+    for reply in replies:
+        prompts.add(reply.form)
+        question = _question_of(reply, known)
+        if {_same(reply.question), target_key(question)} & held_out:
+            why: str | None = "about held-out questions of --dataset"
+        elif UNSAFE in reply.tags:
+            why = "marked unsafe"
+        elif forms and reply.form not in forms:
+            why = "in other prompts than --forms"
+        else:
+            asked[reply.question, reply.form] += 1
+            is_repeated = asked[reply.question, reply.form] > MOST_ASKED_AGAIN
+            is_late = len(log.answers) >= MOST_REPLIES
+            why = (
+                "of a question that was asked again and again" if is_repeated
+                else f"after the first {MOST_REPLIES:,}" if is_late
+                else _add(log, reply, question, reward)
+            )  # fmt: skip
+        if why is not None:
+            log.left_out[why] += 1
+    for name in forms:
+        check_known("prompt", name, sorted(prompts)[:MOST_FORMS])
+    if len(log.forms) > MOST_FORMS:
+        raise DatasetError(f"the log has more than {MOST_FORMS} prompts; give each prompt one name in all rows")
+    return log
+
+
+def _question_of(reply: LoggedReply, known: Mapping[str, Question]) -> Question:
+    """Return the question of a reply, with the gold of its row if it has some."""
+    question = known.get(_same(reply.question), Question(id="", text=reply.question))
+    return replace(
+        question,
+        accept=reply.gold or question.accept,
+        tags=tuple(dict.fromkeys((*question.tags, *reply.tags))),
+        about=reply.target or question.about,
+    )
+
+
+def _same(text: str) -> str:
+    """Return what makes two texts one question."""
+    return " ".join(text.casefold().split())
+
+
+def _add(log: GradedLog, reply: LoggedReply, question: Question, reward: WeightedReward) -> str | None:
+    """Add a graded answer; return why it has no grade."""
+    text = FORMS.get(reply.form).read(reply.reply) if reply.form in FORMS else reply.reply
+    if reply.label is not None:
+        right, how = reply.label, "label"
+    elif question.accept:
+        right, how = _is_right(text, reply, question, reward), "gold"
+    elif reply.is_preferred is not None:
+        right, how = reply.is_preferred, "the judge's preference"
+    elif reply.is_traffic:
+        return "without a label, gold or a judge's choice"
+    else:
+        raise DatasetError(f"{reply.where}: neither `gold` nor `label`; give accepted answers, or whether it is right")
+    log.graded_by[how] += 1
+    log.answers.append(
+        LoggedAnswer(
+            question=reply.question,
+            attempt=Reply(
+                text=text, form=reply.form, logprob=reply.logprob, cut=reply.cut, context=reply.context
+            ),
+            right=right,
+            target=question.about or (target_key(question) if question.id else ""),
+            gold=question.accept[0] if question.accept else None,
+        )
+    )  # fmt: skip
+    return None
+
+
+def _is_right(text: str, reply: LoggedReply, question: Question, reward: WeightedReward) -> bool:
+    evidence = Evidence(
+        question=question,
+        rewrite=reply.question,
+        answer=text,
+        question_vector=_NO_VECTOR,
+        rewrite_vector=_NO_VECTOR,
+        answer_vector=_NO_VECTOR,
+    )
+    try:
+        return reward(evidence).success >= 0.5
+    except Unscored as error:
+        raise DatasetError(f"{reply.where}: {error}") from None
