@@ -36,7 +36,7 @@ def ppo_update(
         order = torch.from_numpy(rng.permutation(len(batch.actions))).to(batch.actions.device)
         for minibatch in batch.take(order).split(config.num_mini_batch):
             logits, values = policy(minibatch.obs)
-            terms = ppo_loss(
+            total, *terms, log_ratio = ppo_loss(
                 logits,
                 values,
                 minibatch,
@@ -46,9 +46,9 @@ def ppo_update(
                 entropy_coef=config.entropy_coef,
                 value_loss_coef=config.value_loss_coef,
             )
-            norms = optimizer.gradient_step(terms.total)
-            scalars.append(torch.stack((terms.policy_loss, terms.value_loss, terms.entropy, *norms)).detach())
-            log_ratios.append(terms.log_ratio.detach())
+            norms = optimizer.gradient_step(total)
+            scalars.append(torch.stack((*terms, *norms)).detach())
+            log_ratios.append(log_ratio.detach())
         if config.target_kl is not None and _approx_kl(torch.cat(log_ratios[first:])) > config.target_kl:
             break
     return _stats(scalars, log_ratios, batch, clip_param=config.clip_param)

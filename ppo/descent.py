@@ -9,17 +9,10 @@ torch's compiler, 1.2 s of processor time.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-
-
-class GradNorms(NamedTuple):
-    """Norms of one gradient before and after clipping."""
-
-    before: Tensor  # of the loss
-    after: Tensor  # as Adam gets it
 
 
 class FlatAdam:
@@ -46,15 +39,15 @@ class FlatAdam:
         self._steps = 0
         self._mean, self._square = torch.zeros_like(self._flat), torch.zeros_like(self._flat)  # [P] of gradients
 
-    def gradient_step(self, loss: Tensor) -> GradNorms:
-        """Take one gradient step on `loss`, clipped to `max_grad_norm`; return the norms."""
+    def gradient_step(self, loss: Tensor) -> tuple[Tensor, Tensor]:
+        """Take one gradient step on `loss`; return the norms of its gradient before and after it is clipped."""
         gradients = torch.autograd.grad(loss, self._parameters)
         gradient = torch.cat([piece.flatten() for piece in gradients])  # [P]
         norm: Tensor = torch.linalg.vector_norm(gradient)
         gradient.mul_((self.max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
         after: Tensor = torch.linalg.vector_norm(gradient)
         self._adam(gradient)
-        return GradNorms(norm, after)
+        return norm, after
 
     @torch.no_grad()
     def _adam(self, gradient: Tensor) -> None:

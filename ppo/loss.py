@@ -5,23 +5,11 @@ B steps in the minibatch, A actions
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 from torch.nn.functional import mse_loss, nll_loss
 
 from ppo.rollout import Batch
-
-
-class LossTerms(NamedTuple):
-    """The loss and its terms."""
-
-    total: Tensor  # []
-    policy_loss: Tensor  # []
-    value_loss: Tensor  # []
-    entropy: Tensor  # []
-    log_ratio: Tensor  # [B] log of new over old probability
 
 
 def ppo_loss(
@@ -34,8 +22,11 @@ def ppo_loss(
     norm_adv: bool,
     entropy_coef: float,
     value_loss_coef: float,
-) -> LossTerms:
-    """Return the loss of current `logits` [B, A] and `values` [B], averaged over the steps of `batch`."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return the loss of current `logits` [B, A] and `values` [B], averaged over the steps of `batch`, and its terms.
+
+    These are the policy's loss, the value's and the entropy; then [B] the log of new over old probability.
+    """
     # Ratio of new to old probability, and entropy
     all_logprobs = logits.log_softmax(-1)
     log_ratio = -nll_loss(all_logprobs, batch.actions, reduction="none") - batch.logprobs
@@ -46,7 +37,7 @@ def ppo_loss(
     value_clip = clip_param if clip_vloss else None
     value_loss = clipped_value_loss(values, batch.values, batch.returns, clip_param=value_clip)
     total = policy_loss - entropy_coef * entropy + value_loss_coef * value_loss
-    return LossTerms(total, policy_loss, value_loss, entropy, log_ratio)
+    return total, policy_loss, value_loss, entropy, log_ratio
 
 
 def normalized(advantages: Tensor) -> Tensor:

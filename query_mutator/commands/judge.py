@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from tyro.conf import Positional
 
@@ -23,7 +23,7 @@ from query_mutator.session.models import open_models
 from query_mutator.session.task import make_judge
 from query_mutator.settings.models import ModelSettings
 from query_mutator.settings.questions import Judging
-from query_mutator.stats.agreement import Agreement, agreement
+from query_mutator.stats.agreement import agreement
 from query_mutator.types import Completion
 
 _YES = frozenset({"yes", "y", "1", "1.0", "true", "right", "correct", "good"})
@@ -47,13 +47,6 @@ class JudgeCheckFlags(ServerFlags, Judging, JsonFlags):
     """Calls in flight at once."""
 
 
-class _Labelled(NamedTuple):
-    question: str
-    answer: str
-    accepted: tuple[str, ...]
-    label: bool
-
-
 def check_judge(flags: JudgeCheckFlags) -> None:
     """Print the agreement of the judge with the labels, and in one sentence what it is good for."""
     rows = _read(Path(flags.file))
@@ -64,7 +57,7 @@ def check_judge(flags: JudgeCheckFlags) -> None:
         judge = make_judge(models.calls, flags, seed=0)
         assert judge is not None
         client = Retry(models.calls.eval_client, models.retry_policy)
-        requests = [judge.request(row.question, row.answer, accepted=row.accepted) for row in rows]
+        requests = [judge.request(row["question"], row["answer"], accepted=row["accepted"]) for row in rows]
         replies = []
         with ThreadPoolExecutor(flags.batch_size) as pool, progress("judging", len(rows), unit="answer") as bar:
             for reply in pool.map(client.complete, requests):
@@ -74,16 +67,16 @@ def check_judge(flags: JudgeCheckFlags) -> None:
     show(flags, report, _in_words(report))
 
 
-def _read(path: Path) -> list[_Labelled]:
+def _read(path: Path) -> list[dict[str, Any]]:
     rows = [_labelled(row, f"{path}:{line}") for line, row in read_rows(path)]
-    labels = {row.label for row in rows}
+    labels = {row["label"] for row in rows}
     if len(labels) < 2:
-        what = "no rows" if not rows else f"only the label {'yes' if rows[0].label else 'no'}"
+        what = "no rows" if not rows else f"only the label {'yes' if rows[0]['label'] else 'no'}"
         raise DatasetError(f"{path}: {what}; give answers of both labels, about as many of each")
     return rows
 
 
-def _labelled(row: dict[str, Any], where: str) -> _Labelled:
+def _labelled(row: dict[str, Any], where: str) -> dict[str, Any]:
     """Return a row of the file; DatasetError for one that lacks a column or has another label."""
     for name in ("question", "answer"):
         if not isinstance(row.get(name), str):
@@ -95,10 +88,10 @@ def _labelled(row: dict[str, Any], where: str) -> _Labelled:
     accepted = (accepted,) if isinstance(accepted, str) else accepted
     if not isinstance(accepted, (list, tuple)) or not all(isinstance(text, str) for text in accepted):
         raise DatasetError(f"{where}: `accepted` must be a text or a list of texts")
-    return _Labelled(row["question"], row["answer"], tuple(accepted), word in _YES)
+    return {**row, "accepted": tuple(accepted), "label": word in _YES}
 
 
-def _report(judge: Judge, rows: Sequence[_Labelled], replies: Sequence[Completion]) -> dict[str, Any]:
+def _report(judge: Judge, rows: Sequence[Mapping[str, Any]], replies: Sequence[Completion]) -> dict[str, Any]:
     """Return the report; TooManyFailuresError when no answer has a verdict."""
     found = [judge.verdict(reply) if reply.ok else None for reply in replies]
     kinds = Counter(
@@ -106,33 +99,33 @@ def _report(judge: Judge, rows: Sequence[_Labelled], replies: Sequence[Completio
         for reply, verdict in zip(replies, found, strict=True)
         if verdict is None
     )
-    scored = [(verdict >= 0.5, row.label) for verdict, row in zip(found, rows, strict=True) if verdict is not None]
+    scored = [(verdict >= 0.5, row["label"]) for verdict, row in zip(found, rows, strict=True) if verdict is not None]
     if not scored:
         reasons = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
         raise TooManyFailuresError(f"{judge.model} gave no verdict on any answer ({reasons}); use another model")
     labels = [label for _, label in scored]
     usual = 2 * sum(labels) >= len(labels)
     own, constant = agreement([said for said, _ in scored], labels), agreement([usual] * len(labels), labels)
-    constant = replace(constant, kappa_ci=(0.0, 0.0))  # 0 whatever the labels
+    constant |= {"kappa_ci": (0.0, 0.0)}  # 0 whatever the labels
     return {
         "judge": judge.model,
         "form": judge.form,
         "unscored": dict(kinds),
-        "agreement": asdict(own),
-        "constant": {"verdict": "yes" if usual else "no", **asdict(constant)},
-        "verdict": _sentence(judge.model, own, constant, "yes" if usual else "no"),
+        "agreement": own,
+        "constant": {"verdict": "yes" if usual else "no", **constant},
+        "verdict": _sentence(judge.model, own, "yes" if usual else "no"),
     }
 
 
-def _sentence(model: str, own: Agreement, constant: Agreement, usual: str) -> str:
-    low, high = own.kappa_ci
-    kappa = f"kappa {own.kappa:.2f} [{low:.2f}, {high:.2f}]"
-    few = f"; with {own.n} labelled answers every interval is wide" if own.n < FEW else ""
+def _sentence(model: str, own: Mapping[str, Any], usual: str) -> str:
+    low, high = own["kappa_ci"]
+    kappa = f"kappa {own['kappa']:.2f} [{low:.2f}, {high:.2f}]"
+    few = f"; with {own['n']} labelled answers every interval is wide" if own["n"] < FEW else ""
     if low <= 0:
         return f"Do not train on {model}: it is not shown to be better than always answering {usual} ({kappa}){few}."
     if low < GOOD_KAPPA:
         return f"{model} agrees with the labels better than a constant answer, but perhaps weakly ({kappa}){few}."
-    rates = f"{own.true_positive_rate:.0%} of the labels yes and {own.true_negative_rate:.0%} of the labels no"
+    rates = f"{own['true_positive_rate']:.0%} of the labels yes and {own['true_negative_rate']:.0%} of the labels no"
     return f"{model} agrees with the labels ({kappa}): it finds {rates}{few}."
 
 

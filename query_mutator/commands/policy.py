@@ -165,13 +165,19 @@ def _judged(flags: EvalFlags, saved: SavedPolicy) -> SavedPolicy:
     return replace(saved, checkpoint=replace(checkpoint, task=task))
 
 
+#: Questions to ask and requests to refuse; the questions of the training, with gold, and what they are about; the
+#: dataset that was named, None for the held-out questions of the training.
+_Asked = tuple[QuestionSet, Sequence[Question], Collection[str], str | None]
+
+
 def _compared(
     flags: EvalFlags, saved: SavedPolicy, asked: _Asked, models: OpenModels, *, max_failure_rate: float
 ) -> dict[str, Any]:
     """Return the report on the policy and the baselines; after an interruption show that on what was finished."""
-    embed_questions(models.encoder, asked.train)
-    task = acting_task(saved, models, train=asked.train)
-    note(*long_questions(models.calls, task, asked.questions))
+    found, train, trained_targets, dataset = asked
+    embed_questions(models.encoder, train)
+    task = acting_task(saved, models, train=train)
+    note(*long_questions(models.calls, task, found.questions))
     budget = saved.checkpoint.flags.get("budget")  # calls per question that the run was trained for
 
     def keep(results: Results, tasks: QuestionTasks) -> None:
@@ -182,7 +188,7 @@ def _compared(
         Evaluator.of(models, max_failure_rate=max_failure_rate),
         models,
         task,
-        asked.questions,
+        found.questions,
         load_policy(saved.checkpoint, task),
         seed=flags.seed,
         baselines=Baselines(
@@ -191,26 +197,15 @@ def _compared(
             is_plan=bool(LEARNERS.get(saved.checkpoint.algo).made_by),
         ),
         max_calls=flags.eval_calls,
-        trained_on=asked.trained_targets,
-        guard=guard_requests(asked.guard, with_bundled=flags.guard),
-        dataset=asked.dataset,
+        trained_on=trained_targets,
+        guard=guard_requests(found.guard, with_bundled=flags.guard),
+        dataset=dataset,
         keep=keep,
         show=lambda report: show(flags, report, result_table(report)),
     )
 
 
 # --- its questions ---------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Asked:
-    """The questions of an evaluation, those of the training, with gold, and requests that should be refused."""
-
-    questions: Sequence[Question]
-    dataset: str | None = None  # that was named; None: the held-out questions of the training
-    train: Sequence[Question]
-    trained_targets: Collection[str]
-    guard: Sequence[Question]
 
 
 def _asked(flags: EvalFlags, saved: SavedPolicy) -> _Asked:
@@ -230,13 +225,11 @@ def _asked(flags: EvalFlags, saved: SavedPolicy) -> _Asked:
     if flags.dataset is None:
         if not split.test:
             raise UsageError(f"{task.dataset} has no held-out questions; name others with --dataset")
-        return _Asked(questions=split.test, train=split.train, trained_targets=targets, guard=split.guard)
+        return QuestionSet(questions=[*split.test], guard=tuple(split.guard)), split.train, targets, None
     texts = {question.text for question in seen}
     found = _new_questions(flags, saved, lambda question: question.text in texts)
     name = None if [*found.questions] == [*split.test] else flags.dataset
-    return _Asked(
-        questions=found.questions, dataset=name, train=split.train, trained_targets=targets, guard=found.guard
-    )
+    return found, split.train, targets, name
 
 
 def _without_split(flags: EvalFlags, saved: SavedPolicy, error: UsageError) -> _Asked:
@@ -254,13 +247,7 @@ def _without_split(flags: EvalFlags, saved: SavedPolicy, error: UsageError) -> _
     found = _new_questions(flags, saved, lambda question: text_digest(question.text) in background.trained_texts)
     keys = {target_key(question) for question in found.questions}
     targets = {key for key in keys if text_digest(key) in background.trained_targets}
-    return _Asked(
-        questions=found.questions,
-        dataset=flags.dataset,
-        train=background.train,
-        trained_targets=targets,
-        guard=found.guard,
-    )
+    return found, background.train, targets, flags.dataset
 
 
 def _new_questions(flags: EvalFlags, saved: SavedPolicy, was_seen: Callable[[Question], bool]) -> QuestionSet:

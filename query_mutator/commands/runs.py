@@ -8,8 +8,11 @@ qm compare pairs.jsonl                                real traffic that qm serve
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from tyro.conf import Positional
 
@@ -18,7 +21,7 @@ from query_mutator.cli.flags import JsonFlags, show
 from query_mutator.cli.outputs import holding
 from query_mutator.errors import UsageError
 from query_mutator.report.table import MOST_RUNS, compare_entries, paired_text, read_entry
-from query_mutator.runs.listing import ListedRun, list_runs
+from query_mutator.runs.listing import list_runs
 from query_mutator.runs.shadow import MARK, SHADOW, read_shadow, shadow_result, traffic_text
 
 _HEADER = ("run", "state", "steps", "valid", "held-out", "calls", "age")
@@ -41,22 +44,23 @@ class RunsFlags(JsonFlags):
 def show_runs(flags: RunsFlags) -> None:
     """Print the table of runs, or write the list with --json."""
     runs = list_runs(Path(flags.folder))
-    data = {"runs": [run.to_json() for run in runs]}
+    started = [datetime.fromtimestamp(run["started"]).astimezone().isoformat(timespec="seconds") for run in runs]
+    data = {"runs": [{**run, "started": at} for run, at in zip(runs, started, strict=True)]}
     now, count = time.time(), f"{len(runs)} run{'s' if len(runs) > 1 else ''}"
     text = table(f"{count} in {flags.folder}", _HEADER, [_row(run, now) for run in runs])
     show(flags, data, text if runs else f"no runs in {flags.folder}")
 
 
-def _row(run: ListedRun, now: float) -> tuple[str, ...]:
-    asked = "" if run.steps_asked is None else f"/{run.steps_asked}"
+def _row(run: Mapping[str, Any], now: float) -> tuple[str, ...]:
+    asked = "" if run["steps_asked"] is None else f"/{run['steps_asked']}"
     return (
-        run.name,
-        run.state,
-        "" if run.steps is None else f"{run.steps}{asked}",
-        _percent(run.validation_success),
-        _percent(run.held_out_success),
-        "" if run.calls is None else f"{run.calls:,}",
-        _age(now - run.started),
+        run["name"],
+        run["state"],
+        "" if run["steps"] is None else f"{run['steps']}{asked}",
+        _percent(run["validation_success"]),
+        _percent(run["held_out_success"]),
+        "" if run["calls"] is None else f"{run['calls']:,}",
+        _age(now - run["started"]),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, Literal
 
@@ -99,16 +99,8 @@ class SizeFlags(DeviceFlags, JsonFlags):
             vram_bytes(self.vram)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Sizes:
-    """Results for one model: a table, the largest batch by variant, and the same as data for --json."""
-
-    title: str
-    header: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    largest: Mapping[str, int]
-    data: Mapping[str, Any]
-    source: str
+#: The table, the largest batch by variant, how that is known, and all of it as data for --json.
+_Sizes = tuple[str, Mapping[str, int], str, dict[str, Any]]
 
 
 def size(flags: SizeFlags) -> None:
@@ -117,19 +109,19 @@ def size(flags: SizeFlags) -> None:
     if flags.calibration is not None:
         calibration = read_calibration(flags.calibration)
     room = None if flags.vram is None else calibration.room(vram_bytes(flags.vram))
-    sizes = (_tabled if flags.model == SMOLVLA else _tracked)(flags, calibration.factor, room)
-    lines = [table(sizes.title, sizes.header, sizes.rows)]
-    for name, batch in sizes.largest.items():
+    sized = _tabled if flags.model == SMOLVLA else _tracked
+    shown, largest, source, data = sized(flags, calibration.factor, room)
+    lines = [shown]
+    for name, batch in largest.items():
         found = batch or "none, not even one sample fits"
-        lines.append(f"largest batch on {flags.vram} ({name}): {found} ({sizes.source}, {calibration.rests_on})")
+        lines.append(f"largest batch on {flags.vram} ({name}): {found} ({source}, {calibration.rests_on})")
     if any("accumulate" in item for item in flags.what_if):
         lines.append("accumulation at the same micro-batch takes one more gradient buffer; it allows smaller ones")
-    if flags.model in (SMOLVLA, "act") and sizes.largest.get(PLAIN):
-        lines.append(
-            train_line(policy=flags.model, batch_size=max(1, sizes.largest[PLAIN] // 2))
-        )  # half: to start with
+    if flags.model in (SMOLVLA, "act") and largest.get(PLAIN):
+        half = max(1, largest[PLAIN] // 2)  # to start with
+        lines.append(train_line(policy=flags.model, batch_size=half))
     lines.append("the largest batch is not the best: throughput has a knee (qm size throughput), learning an optimum")
-    show(flags, sizes.data, "\n".join(lines))
+    show(flags, data, "\n".join(lines))
 
 
 def _tracked(flags: SizeFlags, factor: float, room: float | None) -> _Sizes:
@@ -165,22 +157,17 @@ def _tracked(flags: SizeFlags, factor: float, room: float | None) -> _Sizes:
         )
         for variant, one in found
     ]
-    data = [{"variant": name, **asdict(one), "activations": one.activations} for name, one in found]
+    estimates = [{"variant": name, **asdict(one), "activations": one.activations} for name, one in found]
     parts = ("peak", "reserved", "weights", "gradients", "optimizer", "the rest")
-    return _Sizes(
-        title=f"{flags.titled(workload.name, device)}: MiB of a training step (estimated; {_NOT_COUNTED[device]})",
-        header=("variant", "batch", *parts, "peak in", "GFLOP"),
-        rows=rows,
-        largest=largest,
-        data={
-            "model": workload.name,
-            "device": device,
-            "onednn": flags.onednn,
-            "estimates": data,
-            "largest_batch": largest,
-        },
-        source="estimated",
-    )
+    title = f"{flags.titled(workload.name, device)}: MiB of a training step (estimated; {_NOT_COUNTED[device]})"
+    data = {
+        "model": workload.name,
+        "device": device,
+        "onednn": flags.onednn,
+        "estimates": estimates,
+        "largest_batch": largest,
+    }
+    return table(title, ("variant", "batch", *parts, "peak in", "GFLOP"), rows), largest, "estimated", data
 
 
 def mib_range(low: float, high: float, *, digits: int) -> str:
@@ -202,15 +189,10 @@ def _tabled(flags: SizeFlags, factor: float, room: float | None) -> _Sizes:
     ]
     first = variants[PLAIN]
     largest = {} if room is None else {name: row.fit.largest(room) for name, row in variants.items()}
+    title = f"{first.name}: MiB of a training step ({first.source}); {first.parameters_m} M parameters"
     fits = {name: asdict(row) for name, row in variants.items()}
-    return _Sizes(
-        title=f"{first.name}: MiB of a training step ({first.source}); {first.parameters_m} M parameters",
-        header=("variant", "batch", "peak", "a sample"),
-        rows=rows,
-        largest=largest,
-        data={"model": first.name, "fits": fits, "largest": largest},
-        source="from a table",
-    )
+    data = {"model": first.name, "fits": fits, "largest": largest}
+    return table(title, ("variant", "batch", "peak", "a sample"), rows), largest, "from a table", data
 
 
 # --- qm size replay --------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, get_args
+from typing import Any, get_args
 
 import numpy as np
 
@@ -210,30 +210,19 @@ class Platt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FoldFit:
-    """What scores the answers of one fold, fitted to those of the others."""
-
-    scorer: Scorer
-    rates: Mapping[str, float]  # of forms
-    calibration: Platt
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CrossFit:
-    """The chosen scorer, its out-of-fold probabilities [n], what gave them, and the calibration of all folds."""
+    """The chosen scorer, its out-of-fold probabilities [n], the fields of the models that gave them, and a calibration.
+
+    The model of a fold is fitted to the answers of the others, `calibration` to those of all.
+    """
 
     candidate: Candidate
     p: DoubleArray
-    folds: tuple[FoldFit, ...]
+    folds: tuple[Mapping[str, Any], ...]  # scorer, rates of forms, calibration
     calibration: Platt
 
 
-class OutOfFold(NamedTuple):
-    """The log odds [n] of answers, and of each fold its scorer and the rates of forms."""
-
-    raw: DoubleArray
-    scorers: Sequence[Scorer]
-    rates: list[dict[str, float]]
+_OutOfFold = tuple[DoubleArray, Sequence[Scorer], list[dict[str, float]]]
 
 
 def cross_fitted(
@@ -259,13 +248,12 @@ def cross_fit(
     least = math.inf
 
     @functools.cache
-    def out_of_fold(name: Candidate) -> OutOfFold:
+    def out_of_fold(name: Candidate) -> _OutOfFold:
         if name != "both":
             return _out_of_fold(table, weights, name, fold, seed)
-        linear, trees = out_of_fold("linear"), out_of_fold("trees")
-        pairs = zip(linear.scorers, trees.scorers, strict=True)
-        scorers = [BothScorer(linear=one, trees=other) for one, other in pairs]
-        return OutOfFold((linear.raw + trees.raw) / 2, scorers, linear.rates)
+        (linear, linear_scorers, rates), (trees, tree_scorers, _) = out_of_fold("linear"), out_of_fold("trees")
+        pairs = zip(linear_scorers, tree_scorers, strict=True)
+        return (linear + trees) / 2, [BothScorer(linear=one, trees=other) for one, other in pairs], rates
 
     for name in candidates:
         raw, scorers, rates = out_of_fold(name)
@@ -275,7 +263,7 @@ def cross_fit(
             rest = fold != part
             calibration = Platt.fit(raw[rest], table.right[rest], weights[rest])
             p[~rest] = calibration.p(raw[~rest])
-            fits.append(FoldFit(scorer=scorers[part], rates=rates[part], calibration=calibration))
+            fits.append({"scorer": scorers[part], "rates": rates[part], "calibration": calibration})
         if (loss := log_loss(p, table.right, weights)) < least:
             least = loss
             calibration = Platt.fit(raw, table.right, weights)
@@ -317,7 +305,8 @@ def log_loss(p: DoubleArray, right: DoubleArray, weights: DoubleArray) -> float:
     return float(-(weights @ np.log(likely)) / weights.sum())
 
 
-def _out_of_fold(table: TrainingTable, weights: DoubleArray, name: Candidate, fold: IntArray, seed: int) -> OutOfFold:
+def _out_of_fold(table: TrainingTable, weights: DoubleArray, name: Candidate, fold: IntArray, seed: int) -> _OutOfFold:
+    """Return the log odds [n] of answers by models of the other folds, and each fold's scorer and rates of forms."""
     raw = np.empty(len(table))
     scorers: list[Scorer] = []
     all_rates = []
@@ -331,7 +320,7 @@ def _out_of_fold(table: TrainingTable, weights: DoubleArray, name: Candidate, fo
         raw[held_out] = scorer.log_odds(with_forms(table, rates, held_out))
         scorers.append(scorer)
         all_rates.append(rates)
-    return OutOfFold(raw, scorers, all_rates)
+    return raw, scorers, all_rates
 
 
 def _check(table: TrainingTable, weights: DoubleArray, folds: int) -> None:

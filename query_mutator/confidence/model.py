@@ -41,7 +41,7 @@ from query_mutator.confidence.submission import combined, submitted
 from query_mutator.encoder.base import Encoder
 from query_mutator.errors import UsageError
 from query_mutator.registry import check_known
-from query_mutator.stats.agreement import Bin, reliability
+from query_mutator.stats.agreement import reliability
 from query_mutator.types import DoubleArray
 
 MOST_READ = 20_000  # results that are kept of each kind
@@ -75,7 +75,7 @@ class ConfidenceModel:
     out_of_fold: DoubleArray = field(default_factory=lambda: np.empty(0), repr=False)  # [n]
     fold_models: tuple[Self, ...] = field(default=(), repr=False)
     fold_of: Mapping[str, int] = field(default_factory=dict, repr=False)  # by the hash of a target
-    reliability: tuple[Bin, ...] = field(default=(), repr=False)  # of `out_of_fold`, ten bins
+    reliability: tuple[Mapping[str, float], ...] = field(default=(), repr=False)  # of `out_of_fold`, ten bins
     # What was read so far, at most MOST_READ of each: episodes read the same answers at every step.
     _submissions: dict[Read, Submission] = field(init=False, default_factory=dict, repr=False, compare=False)
     _alone: dict[Read, float] = field(init=False, default_factory=dict, repr=False, compare=False)
@@ -120,7 +120,7 @@ class ConfidenceModel:
             out_of_fold=found.p,
             reliability=tuple(reliability(found.p[used], table.right[used])),
         )
-        parts = [replace(model, scorer=one.scorer, calibration=one.calibration, rates=one.rates) for one in found.folds]
+        parts = [replace(model, **fitted) for fitted in found.folds]
         fold_of = {name: place % folds for place, name in enumerate(table.target_hashes)}
         return replace(model, fold_models=tuple(parts), fold_of=fold_of)
 
@@ -176,7 +176,7 @@ class ConfidenceModel:
 
     def describe(self) -> dict[str, Any]:
         """Return how good P(right) was out of fold, as plain types: the report, and ten bins after a fit."""
-        return {**asdict(self.report), "reliability": [asdict(each) for each in self.reliability]}
+        return {**asdict(self.report), "reliability": [*self.reliability]}
 
     def to_arrays(self) -> dict[str, np.ndarray]:
         """Return the model as numpy arrays, one of them JSON in bytes; no pickle."""

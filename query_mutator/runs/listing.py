@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -13,36 +12,18 @@ from typing import Any
 from query_mutator.errors import UsageError
 from query_mutator.files import LOCK, decode_object
 from query_mutator.files.metrics import METRICS_FILE
-from query_mutator.files.run_dir import SUMMARY, RunState, last_values, run_state
+from query_mutator.files.run_dir import SUMMARY, last_values, run_state
 
 _CONFIG = "config.json"
 _RUN_FILES = (_CONFIG, METRICS_FILE, SUMMARY, LOCK)
 _FIGURES = ("step", "validation/success", "llm/calls")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ListedRun:
-    """One run of a listing; None is what its files do not say."""
-
-    name: str
-    state: RunState
-    started: float  # seconds since 1970
-    steps: int | None
-    steps_asked: int | None
-    validation_success: float | None  # of the last periodic evaluation
-    held_out_success: float | None  # of the policy, at the end
-    calls: int | None  # for training and the evaluation at the end
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain JSON types."""
-        started = datetime.fromtimestamp(self.started).astimezone()
-        return asdict(self) | {"started": started.isoformat(timespec="seconds")}
-
-
-def list_runs(folder: Path) -> list[ListedRun]:
+def list_runs(folder: Path) -> list[dict[str, Any]]:
     """Return the runs in a folder, the newest last, or the one run that it is; UsageError if it is not a folder.
 
-    A run that ended before its first step or plan is left out.
+    None is what the files of a run do not say; `started` is in seconds since 1970. A run that ended before
+    its first step or plan is left out.
     """
     try:
         names = set(os.listdir(folder))
@@ -54,7 +35,7 @@ def list_runs(folder: Path) -> list[ListedRun]:
         return [_listed(folder)]
     paths = [folder / name for name in names]
     runs = [_listed(path) for path in paths if not path.is_symlink() and _is_run(path)]
-    return sorted(runs, key=lambda run: (run.started, run.name))
+    return sorted(runs, key=lambda run: (run["started"], run["name"]))
 
 
 def _is_run(path: Path) -> bool:
@@ -70,7 +51,7 @@ def _is_empty(path: Path) -> bool:
     return (path / "checkpoints").is_dir() and not has_rows and not (path / SUMMARY).exists()
 
 
-def _listed(path: Path) -> ListedRun:
+def _listed(path: Path) -> dict[str, Any]:
     config, summary = _read(path / _CONFIG), _read(path / SUMMARY)
     flags, state = config.get("flags"), run_state(path)
     figures = last_values(path / METRICS_FILE, _FIGURES)
@@ -78,16 +59,16 @@ def _listed(path: Path) -> ListedRun:
     calls = _number(report, "llm_calls")
     if calls is not None:
         calls += _number(report, "eval_llm_calls") or 0
-    return ListedRun(
-        name=path.resolve().name,
-        state=state,
-        started=_started(path, config),
-        steps=_whole(figures.get("step")),
-        steps_asked=steps_asked(flags if isinstance(flags, Mapping) else {}),
-        validation_success=figures.get("validation/success"),
-        held_out_success=_number(report, "eval", "methods", "policy", "success"),
-        calls=_whole(figures.get("llm/calls") if calls is None else calls),
-    )
+    return {
+        "name": path.resolve().name,
+        "state": state,
+        "started": _started(path, config),
+        "steps": _whole(figures.get("step")),
+        "steps_asked": steps_asked(flags if isinstance(flags, Mapping) else {}),
+        "validation_success": figures.get("validation/success"),  # of the last periodic evaluation
+        "held_out_success": _number(report, "eval", "methods", "policy", "success"),  # at the end
+        "calls": _whole(figures.get("llm/calls") if calls is None else calls),  # that of the end included
+    }
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -35,7 +35,6 @@ ORIGINAL, REWRITTEN, SENT = "original", "rewritten", "sent"
 RATES = ("refused", "not_sure")
 MEANS = ("fit", "chars", "tokens", "calls", "seconds")
 _WAY = (*RATES, *MEANS, "answer")
-_PERCENT = ("refused", "not_sure")
 _NAMES = {"refused": "refused, %", "not_sure": "not sure, %", "chars": "characters"}
 
 
@@ -130,7 +129,10 @@ def _judged(rows: Sequence[Row], ours: str) -> dict[str, Any] | None:
     known = [row for row in rows if row.get("judge")]
     if not known:
         return None
-    scores = [_score(row, ours) for row in known]
+    score = {REWRITTEN: 1.0, ORIGINAL: -1.0}
+    scores = [
+        0.0 if ours == SENT and row[SENT] == ORIGINAL else score.get(row["judge"]["choice"], 0.0) for row in known
+    ]
     wins, losses = scores.count(1.0), scores.count(-1.0)
     interval = difference_interval(np.array(scores), [_cluster(row) for row in known])
     return {
@@ -146,12 +148,6 @@ def _judged(rows: Sequence[Row], ours: str) -> dict[str, Any] | None:
     }
 
 
-def _score(row: Row, ours: str) -> float:
-    if ours == SENT and row[SENT] == ORIGINAL:
-        return 0.0
-    return {REWRITTEN: 1.0, ORIGINAL: -1.0}.get(row["judge"]["choice"], 0.0)
-
-
 def _verdict(interval: Sequence[float]) -> str:
     low, high = interval
     return "more" if low > 0 else "less" if high < 0 else "inconclusive"
@@ -164,8 +160,8 @@ def _sentence(rows: Sequence[Row], found: Mapping[str, Any]) -> str:
     parts = [_rate_clause(row) for row in found["rows"] if row["metric"] in RATES]
     if judge := found["judge"]:
         said = {"more": "the judge prefers the rewritten way", "less": "the judge prefers the original way"}
-        numbers = f"{judge['wins']} won, {judge['losses']} lost, {judge['ties']} tied, p {shown_p(judge['p'])}"
-        parts.append(f"{said.get(judge['verdict'], 'the judge is inconclusive')} ({numbers})")
+        preferred = said.get(judge["verdict"], "the judge is inconclusive")
+        parts.append(f"{preferred} ({_counts(judge)}, p {shown_p(judge['p'])})")
     return f"With rewriting, on {len(rows)} questions of real traffic: {'; '.join(parts)}."
 
 
@@ -188,12 +184,14 @@ def traffic_text(result: Mapping[str, Any]) -> str:
     for found in result["comparisons"]:
         header = ("", "original", found["ours"], "difference", "more", "less", "p", "verdict")
         parts.append(table(title, header, [_text_row(row) for row in found["rows"]]))
-        parts += _judge_lines(found["judge"])
+        if judge := found["judge"]:
+            counts = f"{_counts(judge)}, exact sign test p {judge['p']:.3f}, {judge['verdict']}"
+            parts.append(f"judge {', '.join(judge['models'])}: {counts}")
     return "\n".join([*parts, result["sentence"]])
 
 
 def _text_row(row: Mapping[str, Any]) -> Sequence[str]:
-    scale, digits = (100.0, 1) if row["metric"] in _PERCENT else (1.0, 3 if row["metric"] == "fit" else 2)
+    scale, digits = (100.0, 1) if row["metric"] in RATES else (1.0, 3 if row["metric"] == "fit" else 2)
 
     def shown(value: float | None, sign: str = "") -> str:
         return "-" if value is None or not math.isfinite(value) else f"{scale * value:{sign}.{digits}f}"
@@ -211,8 +209,5 @@ def _text_row(row: Mapping[str, Any]) -> Sequence[str]:
     )
 
 
-def _judge_lines(judge: Mapping[str, Any] | None) -> list[str]:
-    if judge is None:
-        return []
-    counts = f"{judge['wins']} won, {judge['losses']} lost, {judge['ties']} tied"
-    return [f"judge {', '.join(judge['models'])}: {counts}, exact sign test p {judge['p']:.3f}, {judge['verdict']}"]
+def _counts(judge: Mapping[str, Any]) -> str:
+    return f"{judge['wins']} won, {judge['losses']} lost, {judge['ties']} tied"

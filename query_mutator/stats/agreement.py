@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -15,42 +15,28 @@ _SEED = 0
 _JEFFREYS = 0.5  # added to each count: a table with empty cells is uncertain too
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Agreement:
-    """How verdicts agree with labels; rates are NaN-free: an empty class has the rate 0 and the interval [0, 1]."""
+def agreement(verdicts: Sequence[bool], labels: Sequence[bool]) -> dict[str, Any]:
+    """Return how verdicts agree with labels of the same length: n, rates, kappa, and the interval of each.
 
-    n: int
-    accuracy: float
-    accuracy_ci: Interval
-    true_positive_rate: float  # of the labels yes
-    true_positive_ci: Interval
-    true_negative_rate: float  # of the labels no
-    true_negative_ci: Interval
-    kappa: float
-    kappa_ci: Interval
-
-
-def agreement(verdicts: Sequence[bool], labels: Sequence[bool]) -> Agreement:
-    """Return the agreement of verdicts with labels of the same length.
-
-    Rates have Wilson's intervals, kappa the central 95 % of its posterior under Jeffreys' prior of the four cells.
+    An empty class has the rate 0 and the interval [0, 1]. Rates have Wilson's intervals, kappa the central 95 % of its
+    posterior under Jeffreys' prior of the four cells.
     """
     pairs = list(zip(verdicts, labels, strict=True))
     cells = np.array([[pairs.count((said, label)) for label in (True, False)] for said in (True, False)])
     (both_yes, false_yes), (false_no, both_no) = cells.tolist()
     hits, positives, negatives = both_yes + both_no, both_yes + false_no, both_no + false_yes
     kappa = cohen_kappa(cells)
-    return Agreement(
-        n=len(pairs),
-        accuracy=hits / max(1, len(pairs)),
-        accuracy_ci=wilson_interval(hits, len(pairs)),
-        true_positive_rate=both_yes / max(1, positives),
-        true_positive_ci=wilson_interval(both_yes, positives),
-        true_negative_rate=both_no / max(1, negatives),
-        true_negative_ci=wilson_interval(both_no, negatives),
-        kappa=kappa,
-        kappa_ci=_kappa_interval(cells, kappa),
-    )
+    return {
+        "n": len(pairs),
+        "accuracy": hits / max(1, len(pairs)),
+        "accuracy_ci": wilson_interval(hits, len(pairs)),
+        "true_positive_rate": both_yes / max(1, positives),  # of the labels yes
+        "true_positive_ci": wilson_interval(both_yes, positives),
+        "true_negative_rate": both_no / max(1, negatives),
+        "true_negative_ci": wilson_interval(both_no, negatives),
+        "kappa": kappa,
+        "kappa_ci": _kappa_interval(cells, kappa),
+    }
 
 
 def cohen_kappa(cells: np.ndarray) -> float:
@@ -74,15 +60,6 @@ def _kappa_interval(cells: np.ndarray, kappa: float) -> Interval:
     return min(float(low), kappa), max(float(high), kappa)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bin:
-    """One point of a reliability diagram."""
-
-    n: int
-    mean_p: float
-    rate: float  # of those that were right
-
-
 def brier_score(p: Floats, right: Floats) -> float:
     """Return the mean squared error of probabilities [n] of outcomes [n] in {0, 1}; NaN without any."""
     return float(np.mean((p - right) ** 2)) if len(p) else math.nan
@@ -98,14 +75,14 @@ def auroc(p: Floats, right: Floats) -> float:
     return float((ranks[right > 0].sum() - hits * (hits + 1) / 2) / (hits * (len(right) - hits)))
 
 
-def reliability(p: Floats, right: Floats, *, bins: int = 10) -> list[Bin]:
-    """Return the points of a reliability diagram: bins with equally many answers, by p."""
+def reliability(p: Floats, right: Floats, *, bins: int = 10) -> list[dict[str, float]]:
+    """Return a reliability diagram, bins with equally many answers by p: their n, mean p and rate of right ones."""
     order = np.argsort(p, kind="stable")
     parts = [part for part in np.array_split(order, bins) if len(part)]
-    return [Bin(n=len(part), mean_p=float(p[part].mean()), rate=float(right[part].mean())) for part in parts]
+    return [{"n": len(part), "mean_p": float(p[part].mean()), "rate": float(right[part].mean())} for part in parts]
 
 
 def expected_calibration_error(p: Floats, right: Floats, *, bins: int = 10) -> float:
     """Return the mean difference of p and the rate of right ones over the bins of `reliability`; NaN without any."""
-    points = reliability(p, right, bins=bins)
-    return sum(point.n * abs(point.mean_p - point.rate) for point in points) / len(p) if len(p) else math.nan
+    off = sum(point["n"] * abs(point["mean_p"] - point["rate"]) for point in reliability(p, right, bins=bins))
+    return off / len(p) if len(p) else math.nan

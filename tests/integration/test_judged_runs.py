@@ -215,8 +215,8 @@ def test_kappa_of_tables_worked_by_hand() -> None:
     assert cohen_kappa(np.array([[5, 0], [0, 5]])) == 1.0
     assert cohen_kappa(np.array([[0, 5], [5, 0]])) == -1.0
     found = agreement([True] * 25 + [False] * 25, [True] * 20 + [False] * 5 + [True] * 10 + [False] * 15)
-    assert (found.accuracy, found.true_positive_rate, found.true_negative_rate) == (0.7, 20 / 30, 15 / 20)
-    low, high = found.kappa_ci
+    assert (found["accuracy"], found["true_positive_rate"], found["true_negative_rate"]) == (0.7, 20 / 30, 15 / 20)
+    low, high = found["kappa_ci"]
     assert 0.13 < low < 0.17  # the large-sample interval is 0.4 +- 1.96 x 0.127
     assert 0.61 < high < 0.66
 
@@ -230,7 +230,7 @@ def test_kappas_interval_covers_as_it_says() -> None:
         both_yes, false_yes, false_no, both_no = rng.multinomial(60, cells).tolist()
         said = [True] * (both_yes + false_yes) + [False] * (false_no + both_no)
         labels = [True] * both_yes + [False] * false_yes + [True] * false_no + [False] * both_no
-        low, high = agreement(said, labels).kappa_ci
+        low, high = agreement(said, labels)["kappa_ci"]
         hits += low <= truth <= high
     assert 180 <= hits <= 199
 

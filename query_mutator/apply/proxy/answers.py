@@ -18,6 +18,7 @@ from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+import orjson
 from aiohttp import ClientResponse
 from multidict import CIMultiDict
 
@@ -26,7 +27,7 @@ from query_mutator.apply.proxy import chat
 from query_mutator.apply.proxy.chat import ChatCall
 from query_mutator.apply.proxy.shadow import Answer, Exchange, Pair, Shadow
 from query_mutator.apply.proxy.traffic import Place, Status
-from query_mutator.apply.proxy.upstream import Headers, Upstream, UpstreamError, end_to_end
+from query_mutator.apply.proxy.upstream import Headers, Upstream, UpstreamError, end_to_end, slices
 from query_mutator.env.flow import Flow
 from query_mutator.env.scheduling import run_flow_async
 from query_mutator.forms import Framed
@@ -145,8 +146,10 @@ class Episodes:
         kept = Rewritten(text=question, framed=Framed.user(question), calls=calls, rejected=found.rejected)
         if (found.text, form) == (question, AS_IS):
             return replace(kept, problem=found.rejected[0][1] if found.rejected else None)
-        if not await asyncio.to_thread(self._keeps_meaning, question, found.text):
-            return replace(kept, problem="meaning")
+        if self._lowest_meaning > -1:
+            vectors = await asyncio.to_thread(models.encoder.encode, [question, found.text])
+            if cosine(*vectors) < self._lowest_meaning:
+                return replace(kept, problem="meaning")
         others = {*CONTROLS, *(each.name for each in self._rewriter.task.forms)}
         used = tuple(name for name in found.operators if name not in others)
         return replace(kept, text=found.text, form=form, framed=framed, operators=used)
@@ -155,12 +158,6 @@ class Episodes:
         """Return what a form asks for; omit the temperature unless the form overrides that of training."""
         is_own = temperature != self._rewriter.task.calls.temperature
         return Framed(messages=tuple(messages), options=options, temperature=temperature if is_own else None)
-
-    def _keeps_meaning(self, question: str, text: str) -> bool:
-        """Return whether a wording is close enough to the question to replace it."""
-        if self._lowest_meaning <= -1:
-            return True
-        return cosine(*self._rewriter.models.encoder.encode([question, text])) >= self._lowest_meaning
 
 
 class PolicyAnswerer:
@@ -304,9 +301,9 @@ class PolicyAnswerer:
         """Return both ways of a question whose `answer` was sent; UpstreamError, UpstreamGone or NoSlotError."""
         if (exchange.asked, exchange.form) != (exchange.question, AS_IS):
             original = await self._ask_spare(exchange, Framed.user(exchange.question))
-            return Pair(sent=REWRITTEN, original=original, rewritten=answer)
+            return REWRITTEN, original, answer
         if exchange.acted:  # the policy left it as it is, or a guard did
-            return Pair(sent=ORIGINAL, original=answer, rewritten=answer)
+            return ORIGINAL, answer, answer
         answers, started = {exchange.call.key(Framed.user(exchange.question)): answer}, time.perf_counter()
 
         async def ask(framed: Framed) -> Completion:
@@ -324,7 +321,7 @@ class PolicyAnswerer:
         exchange.operators = acted.operators
         if acted.problem is not None:
             exchange.decision = f"guarded; {acted.problem}"
-        return Pair(sent=ORIGINAL, original=answer, rewritten=rewritten)
+        return ORIGINAL, answer, rewritten
 
     async def _ask_spare(self, exchange: Exchange, framed: Framed) -> Answer:
         started, call = time.perf_counter(), exchange.call
@@ -395,12 +392,12 @@ class PolicyAnswerer:
         """Return a whole reply, as a stream if the client wants one."""
         call = exchange.call
         if call.streams:
-            content_type, chunks = chat.STREAM_TYPES[call.api], list(chat.as_stream(call, reply))
+            content_type, content = chat.STREAM_TYPES[call.api], b"".join(chat.as_stream(call, reply))
         else:
-            content_type = "application/json"
-            chunks = [chat.with_fields(reply, call.model, _facts(exchange) if exchange.wants_field else None)]
+            field_qm = {"qm": _facts(exchange)} if exchange.wants_field else {}
+            content_type, content = "application/json", orjson.dumps({**reply, "model": call.model, **field_qm})
         headers = CIMultiDict({"Content-Type": content_type, **_headers(exchange)})
-        return Reply(headers=headers, body=_iterate(chunks))
+        return Reply(headers=headers, body=slices(content))
 
 
 def _facts(exchange: Exchange) -> Json:
@@ -416,23 +413,14 @@ def _facts(exchange: Exchange) -> Json:
 
 
 def _headers(exchange: Exchange) -> dict[str, str]:
-    """Return what was done as headers."""
-    return {
-        "X-QM-Decision": exchange.decision,
-        "X-QM-Operators": ",".join(exchange.operators),
-        "X-QM-Form": exchange.form,
-        "X-QM-Calls": str(exchange.calls),
-        "X-QM-Overhead-Ms": str(round(1000 * exchange.overhead_s, 1)),
-    }
+    """Return what was done as headers, without the question."""
+    facts = {**_facts(exchange), "operators": ",".join(exchange.operators)}
+    del facts["question"]
+    return {f"X-QM-{name.replace('_', '-').title()}": str(value) for name, value in facts.items()}
 
 
 async def _never(framed: Framed) -> Completion:
     raise AssertionError(f"a blind policy asked {framed!r}")
-
-
-async def _iterate(chunks: Iterable[bytes]) -> AsyncIterator[bytes]:
-    for chunk in chunks:
-        yield chunk
 
 
 async def _opening(lines: AsyncIterator[list[bytes]], call: ChatCall) -> tuple[list[list[bytes]], str]:

@@ -272,7 +272,9 @@ def skip_reason(call: ChatCall, *, max_tokens: int = MAX_QUESTION_TOKENS) -> str
         return "empty"
     if text is None:
         return "content"
-    if _is_ui_task(call, text):
+    metadata = call.body.get("metadata")
+    is_marked = isinstance(metadata, dict) and bool(metadata.get("task"))
+    if is_marked or _UI_TASK.search(text) or _CHAT_HISTORY.search(text):  # a chat page sent it for itself
         return "ui-task"
     if _CODE.search(text):
         return "code"
@@ -281,13 +283,6 @@ def skip_reason(call: ChatCall, *, max_tokens: int = MAX_QUESTION_TOKENS) -> str
     if call.has_earlier_turns and depends_on_earlier_turns(text):
         return "context"
     return None
-
-
-def _is_ui_task(call: ChatCall, text: str) -> bool:
-    """Return whether a chat page sent the request for itself: by its metadata, or by the form of its prompt."""
-    metadata = call.body.get("metadata")
-    is_marked = isinstance(metadata, dict) and bool(metadata.get("task"))
-    return is_marked or _UI_TASK.search(text) is not None or _CHAT_HISTORY.search(text) is not None
 
 
 def depends_on_earlier_turns(text: str) -> bool:
@@ -382,11 +377,6 @@ async def renamed_lines(lines: AsyncIterator[list[bytes]], model: str) -> AsyncI
     async for together in lines:
         piece = b"".join(together)
         yield b"".join(renamed(line, model) for line in together) if b'"model"' in piece else piece
-
-
-def with_fields(reply: Json, model: str, qm: Json | None) -> bytes:
-    """Return a whole reply under the client's model name, with a field `qm` if there is one."""
-    return orjson.dumps({**reply, "model": model, **({} if qm is None else {"qm": qm})})
 
 
 def as_stream(call: ChatCall, reply: Json) -> Iterator[bytes]:

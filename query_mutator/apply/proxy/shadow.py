@@ -93,15 +93,7 @@ class Answer:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pair:
-    """A question with its two answers; `sent` names the one that the client got."""
-
-    sent: str
-    original: Answer
-    rewritten: Answer
-
-
+Pair = tuple[str, Answer, Answer]  # which way the client got; the original and the rewritten one
 #: Asks the way that was not sent, on spare slots; raises one of _FAILURES or NoSlotError.
 Other = Callable[[Exchange, Answer], Awaitable[Pair]]
 
@@ -178,27 +170,27 @@ class Shadow:
             self._count("kept")
 
     async def _row(self, exchange: Exchange, pair: Pair) -> dict[str, Any]:
-        texts = [exchange.question, read_part(pair.original.text), read_part(pair.rewritten.text)]
-        question, original, rewritten = await asyncio.to_thread(self._encoder.encode, texts)
+        sent, original, rewritten = pair
+        texts = [exchange.question, read_part(original.text), read_part(rewritten.text)]
+        question, *answers = await asyncio.to_thread(self._encoder.encode, texts)
         return {
             "time": datetime.now(UTC).isoformat(timespec="seconds"),
             "model": exchange.call.model,
             "mode": exchange.mode,
             "decision": exchange.decision,
-            "sent": pair.sent,
+            "sent": sent,
             "operators": list(exchange.operators),
             "question": exchange.question,
-            "rewrite": pair.rewritten.asked,
-            "form": pair.rewritten.form,
-            ORIGINAL: pair.original.row(cosine(question, original)),
-            REWRITTEN: pair.rewritten.row(cosine(question, rewritten)),
-            "judge": await self._judged(exchange, pair),
+            "rewrite": rewritten.asked,
+            "form": rewritten.form,
+            ORIGINAL: original.row(cosine(question, answers[0])),
+            REWRITTEN: rewritten.row(cosine(question, answers[1])),
+            "judge": await self._judged(exchange, original.text, rewritten.text),
         }
 
-    async def _judged(self, exchange: Exchange, pair: Pair) -> dict[str, str] | None:
+    async def _judged(self, exchange: Exchange, *answers: str) -> dict[str, str] | None:
         if self._judge is None:
             return None
-        answers = pair.original.text, pair.rewritten.text
         options = exchange.call.runner_options(self._judge.model)
         try:
             choice = await self._judge.choose(

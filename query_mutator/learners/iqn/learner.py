@@ -111,9 +111,7 @@ class IQN:
         norms = self.optimizer.gradient_step((sample.weights.to(self.device) * step.losses).mean())
         self.replay.set_errors(sample.slots, step.errors.cpu().numpy())
         self._move_target()
-        self._since.append(
-            torch.stack((step.losses.detach().mean(), step.values.mean(), step.gaps.mean(), norms.before, norms.after))
-        )
+        self._since.append(torch.stack((step.losses.detach().mean(), step.values.mean(), step.gaps.mean(), *norms)))
         self.gradient_steps += 1
         self.samples_learned += config.train_batch_size
         if self.gradient_steps % config.sync_every == 0:

@@ -40,6 +40,7 @@ _RESTARTED = ("llm/failed_calls", "llm/retries", "llm/shared_calls", "llm/cache_
 _MEANS = ("llm/calls_per_s", "llm/latency_s", "llm/queue_wait_s", "llm/tokens_per_call", "llm/reply_tokens_per_call")
 _MILLION = 1e6
 _QUESTIONS = 1000
+Tokens = tuple[float, float | None]  # of prompts and replies together; of the replies, None where they were not logged
 
 
 class Figures:
@@ -135,7 +136,7 @@ class Figures:
         """Return the tokens of the training so far."""
         total, each = self.last.get("counters/tokens", 0.0), self._mean("llm/tokens_per_call")
         reply = self._mean("llm/reply_tokens_per_call")
-        return Tokens(total=total, reply=total * reply / each if each and reply is not None else None)
+        return total, total * reply / each if each and reply is not None else None
 
     def _mean(self, key: str) -> float | None:
         return self._sums[key] / self._weights[key] if self._weights[key] else None
@@ -192,18 +193,11 @@ class Price:
 
     def of(self, tokens: Tokens) -> float | str:
         """Return the cost of tokens; its bounds, in words, where the replies' part of them is unknown."""
-        if tokens.reply is not None:
-            return ((tokens.total - tokens.reply) * self.prompt + tokens.reply * self.reply) / _MILLION
-        low, high = sorted(tokens.total * price / _MILLION for price in (self.prompt, self.reply))
+        total, reply = tokens
+        if reply is not None:
+            return ((total - reply) * self.prompt + reply * self.reply) / _MILLION
+        low, high = sorted(total * price / _MILLION for price in (self.prompt, self.reply))
         return low if low == high else f"{low:.4g} to {high:.4g}; the replies' part of the tokens was not logged"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tokens:
-    """Tokens of prompts and replies together, and those of the replies, None where they were not logged."""
-
-    total: float
-    reply: float | None
 
 
 def cost_of(
@@ -216,11 +210,11 @@ def cost_of(
         "training": price.of(training),
     }
     if "eval_tokens" in summary:
-        tokens = Tokens(total=summary["eval_tokens"], reply=summary["eval_reply_tokens"])
-        found["evaluations"] = price.of(tokens)
+        found["evaluations"] = price.of((summary["eval_tokens"], summary["eval_reply_tokens"]))
     for method in evaluation.methods:
         each = evaluation.tokens(method)
         if each is not None:
-            reply = None if each[1] is None else _QUESTIONS * each[1]
-            found[f"{method}, 1,000 questions"] = price.of(Tokens(total=_QUESTIONS * each[0], reply=reply))
+            total, reply = each
+            several = _QUESTIONS * total, None if reply is None else _QUESTIONS * reply
+            found[f"{method}, 1,000 questions"] = price.of(several)
     return found

@@ -7,6 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from ppo.fields import shown
 from query_mutator.errors import UsageError
 from query_mutator.files import read_checked_json
 from query_mutator.files.json_lines import read_json_lines
@@ -28,7 +29,6 @@ _TEXTS = {"id": "question_id", "q": "question", "op": "operator", "rewrite": "re
 _DIGITS = 4  # of scores: they are shown with three
 
 Row = Mapping[str, Any]
-_SHOWN_CHARS = 60  # of a wrong value
 
 
 class RunReader:
@@ -235,6 +235,4 @@ def _check(row: Row, shape: Mapping[str, Any], path: Path) -> None:
 
 
 def _wrong(path: Path, name: str, value: object) -> UsageError:
-    shown = repr(value)
-    shown = shown if len(shown) <= _SHOWN_CHARS else f"{shown[:_SHOWN_CHARS]}…"
-    return UsageError(f"{path}: not a file of a run, in a row `{name}` is {shown}; restore it, or take it away")
+    return UsageError(f"{path}: not a file of a run, in a row `{name}` is {shown(value)}; restore it, or take it away")

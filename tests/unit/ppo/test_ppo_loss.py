@@ -74,12 +74,12 @@ def test_the_terms_add_up() -> None:
         advantages=torch.tensor([1.0, 5.0]),
         returns=torch.tensor([2.0, 5.0]),
     )
-    terms = ppo_loss(logits, values, batch, **{**LOSS, "norm_adv": False})  # type: ignore[arg-type]
-    assert terms.policy_loss.item() == pytest.approx(-3)  # ratio 1, mean advantage 3
-    assert terms.value_loss.item() == pytest.approx((1 + 4) / 4)
-    assert terms.entropy.item() == pytest.approx(math.log(4))
-    assert terms.total.item() == pytest.approx(-3 - 0.01 * math.log(4) + 0.5 * 1.25)
-    assert terms.log_ratio.tolist() == pytest.approx([0, 0], abs=1e-6)
+    total, policy_loss, value_loss, entropy, log_ratio = ppo_loss(logits, values, batch, **{**LOSS, "norm_adv": False})  # type: ignore[arg-type]
+    assert policy_loss.item() == pytest.approx(-3)  # ratio 1, mean advantage 3
+    assert value_loss.item() == pytest.approx((1 + 4) / 4)
+    assert entropy.item() == pytest.approx(math.log(4))
+    assert total.item() == pytest.approx(-3 - 0.01 * math.log(4) + 0.5 * 1.25)
+    assert log_ratio.tolist() == pytest.approx([0, 0], abs=1e-6)
 
 
 def column(*numbers: float) -> Tensor:

@@ -18,7 +18,7 @@ from query_mutator.files.json_lines import JsonLines
 from query_mutator.report.benchmark import BenchmarkPlan, Measurement
 from query_mutator.report.benchmark import Results as BenchmarkResults
 from query_mutator.report.curve import draw_learning_curve, smoothed
-from query_mutator.report.page.figures import Figures, Price, Tokens, learning_of
+from query_mutator.report.page.figures import Figures, Price, learning_of
 from query_mutator.report.page.messages import NO_TEXT, TextTable
 from query_mutator.report.page.questions import Evaluation
 from query_mutator.report.page.results import results_of
@@ -298,8 +298,8 @@ def test_validation_success_has_wilsons_interval() -> None:
 
 def test_costs_have_bounds_where_the_replies_are_unknown() -> None:
     price = Price(prompt=1.0, reply=4.0)
-    assert price.of(Tokens(total=1e6, reply=0.25e6)) == pytest.approx(1.75)
-    assert str(price.of(Tokens(total=1e6, reply=None))).startswith("1 to 4; ")
+    assert price.of((1e6, 0.25e6)) == pytest.approx(1.75)
+    assert str(price.of((1e6, None))).startswith("1 to 4; ")
 
 
 # --- texts -----------------------------------------------------------------------------------------------------------

@@ -461,7 +461,7 @@ def test_scores_are_those_of_scikit_learn() -> None:
 
 def test_calibration_error_by_hand() -> None:
     p, right = np.array([0.1] * 10 + [0.9] * 10), np.array([0.0] * 10 + [1.0] * 5 + [0.0] * 5)
-    assert [(point.n, point.rate) for point in reliability(p, right, bins=2)] == [(10, 0.0), (10, 0.5)]
+    assert [(point["n"], point["rate"]) for point in reliability(p, right, bins=2)] == [(10, 0.0), (10, 0.5)]
     assert expected_calibration_error(p, right, bins=2) == pytest.approx(0.5 * 0.1 + 0.5 * 0.4)
 
 
