@@ -78,8 +78,8 @@ def main() -> None:
     flags = ServeFlags(
         checkpoint=arguments.run, ollama_url=tuple(arguments.ollama_url), gguf=tuple(arguments.gguf), cache="off"
     )
-    with open_policy(flags) as policy, Rewriter(policy.saved, policy.models, task=policy.task) as rewriter:
-        questions = questions_of(policy.saved, held_out=arguments.held_out)
+    with open_policy(flags) as rewriter:
+        questions = questions_of(rewriter.saved, held_out=arguments.held_out)
         order = np.random.default_rng(0).permutation(len(questions))[: arguments.questions]
         questions = [questions[at] for at in order]
         guard = guard_questions()

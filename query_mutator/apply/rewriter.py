@@ -139,15 +139,13 @@ class Rewriter:
     A context manager: `close` ends calls in flight and stops what `load` started.
     """
 
-    def __init__(
-        self, saved: SavedPolicy, models: OpenModels, *, task: Task | None = None, call_price: float | None = None
-    ) -> None:
+    def __init__(self, saved: SavedPolicy, models: OpenModels, *, call_price: float | None = None) -> None:
         """Take a policy and its open models, which `close` closes; `load` is the usual way."""
         self.saved, self.models = saved, models
         self.call_price = call_price
-        self._task = task or acting_task(saved, models)
-        self.policy = load_policy(saved.checkpoint, self._task)
-        self._ids = {question.text: question.id for question in self._task.train_questions}
+        self.task = acting_task(saved, models)  # the rules of its episodes, with operators and calls
+        self.policy = load_policy(saved.checkpoint, self.task)
+        self._ids = {question.text: question.id for question in self.task.train_questions}
         self._threads: ThreadPoolExecutor | None = None
         self._threads_of = 0  # the process that started them
         self._is_closed = False
@@ -185,12 +183,12 @@ class Rewriter:
     @property
     def operators(self) -> tuple[str, ...]:
         """Return the names of the policy's operators."""
-        return tuple(operator.name for operator in self._task.operators)
+        return tuple(operator.name for operator in self.task.operators)
 
     @property
     def forms(self) -> tuple[str, ...]:
         """Return the names of the forms that the policy may choose."""
-        return tuple(form.name for form in self._task.forms)
+        return tuple(form.name for form in self.task.forms)
 
     @property
     def target_model(self) -> str:
@@ -205,13 +203,8 @@ class Rewriter:
     @property
     def modes(self) -> tuple[Mode, ...]:
         """Return the modes this policy can act in; "blind" needs one that asks once."""
-        asks_once = self._task.rules.max_asks == 1 or bool(getattr(self.policy, "asks_once", False))
-        return MODES if self._task.rules.policy_asks and asks_once else ("full",)
-
-    @property
-    def task(self) -> Task:
-        """Return the rules of the policy's episodes, with its operators and calls."""
-        return self._task
+        asks_once = self.task.rules.max_asks == 1 or bool(getattr(self.policy, "asks_once", False))
+        return MODES if self.task.rules.policy_asks and asks_once else ("full",)
 
     def rewrite(
         self, question: str, *, mode: Mode = "full", max_calls: int | None = None, deadline_s: float | None = None
@@ -300,7 +293,7 @@ class Rewriter:
         self._check(question, mode)
         if not asks_at_end and mode != "blind":
             raise UsageError('asks_at_end=False needs mode="blind": other policies look at answers')
-        task = self._task.on([Question(id=self._ids.get(question, ""), text=question)])
+        task = self.task.on([Question(id=self._ids.get(question, ""), text=question)])
         return rewrite_flow(
             task,
             self.policy,

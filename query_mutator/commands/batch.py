@@ -230,11 +230,12 @@ def _first_model(path: str) -> str | None:
 @contextmanager
 def _policy_work(flags: BatchFlags) -> Iterator[Work]:
     """Yield the work of a policy: it rewrites the prompt of each line, and submits an answer."""
-    with open_policy(flags) as policy:
-        names = {one.name for one in fields(Sampling)} & flags.given
-        given: dict[str, Any] = {name: getattr(flags, name) for name in sorted(names)}
-        task = replace(policy.task, calls=replace(policy.task.calls, **given))
-        make_player = by_policy(policy.frozen)
+    with open_policy(flags) as rewriter:
+        models, checkpoint = rewriter.models, rewriter.saved.checkpoint
+        sampling = {one.name for one in fields(Sampling)} & flags.given
+        given: dict[str, Any] = {name: getattr(flags, name) for name in sorted(sampling)}
+        task = replace(rewriter.task, calls=replace(rewriter.task.calls, **given))
+        make_player = by_policy(rewriter.policy)
 
         def start(ask: Ask) -> Flow:
             if ask.prompt is None:  # a conversation
@@ -246,15 +247,12 @@ def _policy_work(flags: BatchFlags) -> Iterator[Work]:
             on_line = task.on([Question(id=str(ask.number), text=ask.prompt)])
             return _rewritten(outcome_flow(on_line, 0, make_player(0)), model=task.calls.target_model)
 
-        assert policy.checkpoint.path is not None
-        about: dict[str, Any] = {
-            "checkpoint": file_sha256(policy.checkpoint.path),
-            "target_model": task.calls.target_model,
-        }
+        assert checkpoint.path is not None
+        about: dict[str, Any] = {"checkpoint": file_sha256(checkpoint.path), "target_model": task.calls.target_model}
         about |= {"mutator_model": task.calls.mutator_model, **given}
-        models = dict.fromkeys([task.calls.target_model, task.calls.mutator_model])
-        about["weights"] = [policy.models.calls.identity(model) for model in models]
-        yield Work(models=policy.models, start=start, about=about)
+        names = dict.fromkeys([task.calls.target_model, task.calls.mutator_model])
+        about["weights"] = [models.calls.identity(name) for name in names]
+        yield Work(models=models, start=start, about=about)
 
 
 def _rewritten(episode: Flow, *, model: str) -> Flow:

@@ -10,15 +10,13 @@ from typing import Any, ClassVar
 
 from tyro.conf import Positional
 
-from ppo.frozen import InferencePolicy
+from query_mutator.apply import Rewriter
 from query_mutator.bounds import Device
 from query_mutator.cli.console import note
-from query_mutator.env.task import Task
 from query_mutator.plugins import absolute
 from query_mutator.session.checkpoint import Checkpoint
-from query_mutator.session.loading import acting_settings, acting_task, load_policy, load_saved
-from query_mutator.session.models import OpenModels, ResolvedModels, open_models
-from query_mutator.session.policy_file import SavedPolicy
+from query_mutator.session.loading import acting_settings, load_saved
+from query_mutator.session.models import ResolvedModels, open_models
 from query_mutator.settings.calls import Calls
 from query_mutator.settings.evaluation import FailureRate
 from query_mutator.settings.models import ADDRESS_FLAGS, AUTO, Models
@@ -79,23 +77,8 @@ def is_policy(text: str) -> bool:
         return False
 
 
-@dataclass(frozen=True, kw_only=True)
-class Policy:
-    """A trained policy with the models it needs, for acting: its task has no gold."""
-
-    saved: SavedPolicy
-    models: OpenModels
-    task: Task
-    frozen: InferencePolicy
-
-    @property
-    def checkpoint(self) -> Checkpoint:
-        """Return the policy's checkpoint."""
-        return self.saved.checkpoint
-
-
 @contextmanager
-def open_policy(flags: PolicyFlags) -> Iterator[Policy]:
+def open_policy(flags: PolicyFlags) -> Iterator[Rewriter]:
     """Yield the policy of --checkpoint with the models of its training, or those that flags name."""
     saved = load_saved(flags.checkpoint, flags.plugin)
     trained_with = flags.of_training(saved.checkpoint.system)
@@ -103,8 +86,8 @@ def open_policy(flags: PolicyFlags) -> Iterator[Policy]:
     with open_models(settings, light=True) as models:
         if settings.backend == AUTO:  # no model is known from training, as after --from-logs
             note(models.choice.reason)
-        task = acting_task(saved, models)
-        yield Policy(saved=saved, models=models, task=task, frozen=load_policy(saved.checkpoint, task))
+        with Rewriter(saved, models) as rewriter:
+            yield rewriter
 
 
 def system_settings(flags: PolicyFlags, base: ResolvedModels, *, source: object, **others: Any) -> ResolvedModels:

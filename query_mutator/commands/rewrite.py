@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from tyro.conf import Positional
 
-from query_mutator.apply import Limits, Mode, Rewrite, Rewriter
+from query_mutator.apply import Limits, Mode, Rewrite
 from query_mutator.bounds import Count, Prose, Seconds
 from query_mutator.cli.flags import JsonTo
 from query_mutator.cli.outputs import Output, OutputFlags, holding
@@ -56,7 +56,7 @@ def rewrite(flags: RewriteFlags) -> None:
     if not texts:
         raise UsageError("the question is empty; give one as an argument, or - to read lines from standard input")
 
-    with open_policy(flags) as policy, Rewriter(policy.saved, policy.models, task=policy.task) as rewriter:
+    with open_policy(flags) as rewriter:
         rewrites = rewriter.rewrite_many(
             texts, mode=flags.mode, max_calls=flags.max_calls, deadline_s=flags.request_deadline_s
         )
@@ -64,7 +64,7 @@ def rewrite(flags: RewriteFlags) -> None:
     print(lines if flags.json == "-" else "\n".join(map(_in_words, rewrites)), end="")
     if flags.json not in (None, "-"):
         write_text(flags.json, lines)
-    _check(rewrites, max_failure_rate(flags, policy.checkpoint))
+    _check(rewrites, max_failure_rate(flags, rewriter.saved.checkpoint))
 
 
 def _check(rewrites: Sequence[Rewrite], max_rate: float) -> None:

@@ -108,13 +108,12 @@ def serve(flags: ServeFlags) -> None:
     listening = listen(flags.host, flags.port)
     with (
         listening,
-        open_policy(flags) as policy,
-        Rewriter(policy.saved, policy.models, task=policy.task) as rewriter,
+        open_policy(flags) as rewriter,
         serving(flags, rewriter, key) as app,
     ):
         host, port = listening.getsockname()[:2]
-        note(f"{policy.models.url} is served on http://{host}:{port}; {policy.models.target_model}+qm is rewritten")
-        note(mode_line(flags, policy.checkpoint, blind="blind" in rewriter.modes))
+        note(f"{rewriter.models.url} is served on http://{host}:{port}; {rewriter.target_model}+qm is rewritten")
+        note(mode_line(flags, rewriter.saved.checkpoint, blind="blind" in rewriter.modes))
         note(limit_line(flags, rewriter))
         print(f"listening on http://{host}:{port}", flush=True)
         run_frozen(ProxyServer(app, listening))

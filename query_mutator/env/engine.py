@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -114,16 +115,8 @@ class EpisodeEngine:
         self._observed: tuple[str, Attempt | None, FloatArray] | None = None
 
     @classmethod
-    def open(
-        cls,
-        task: Task,
-        index: int,
-        *,
-        make_call: MakeCall = _without_turn,
-        memory: QuestionMemory | None = None,
-        observes: bool = True,
-    ) -> EpisodeEngine:
-        """Return the engine of a new episode on question `index`, which is not asked yet."""
+    def open(cls, task: Task, index: int, **options: Any) -> EpisodeEngine:
+        """Return the engine of a new episode on question `index`, which is not asked yet, with options as above."""
         text = task.questions[index].text
         episode = Episode(
             index=index,
@@ -132,7 +125,7 @@ class EpisodeEngine:
             vectors={text: task.question_vectors[index]},
             used=[False] * task.num_rewrites,
         )
-        return cls(task, episode, make_call=make_call, memory=memory, observes=observes)
+        return cls(task, episode, **options)
 
     # --- flows -----------------------------------------------------------------------------------------------------
 

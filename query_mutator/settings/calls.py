@@ -9,8 +9,6 @@ from tyro.conf import arg
 
 from query_mutator.bounds import Duration, Group, Megabytes, Parallel, Retries, Seconds, Tokens, Wait
 
-__all__ = ["DIRECT", "CacheMode", "Calls", "Connection", "Context"]
-
 CacheMode = Literal["auto", "off", "eval", "all"]
 
 

@@ -10,8 +10,6 @@ from query_mutator.settings.models import Sampling
 from query_mutator.settings.questions import Questions, Reward, ValidationFold
 from query_mutator.types import CALL_PRICE, AnswerRule, AskRule
 
-__all__ = ["CallRules", "Episode", "Observing", "Operators", "TaskSettings", "Validation"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Operators(Group):

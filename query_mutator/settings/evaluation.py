@@ -10,8 +10,6 @@ from tyro.conf import arg
 
 from query_mutator.bounds import Count, CountOrNone, Group, Share
 
-__all__ = ["CallBudget", "Comparison", "FailureRate", "PeriodicEvaluation"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class FailureRate(Group):

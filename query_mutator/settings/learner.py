@@ -21,8 +21,6 @@ from query_mutator.bounds import (
     defaults,
 )
 
-__all__ = ["CollectorConfig", "DirectConfig", "IQNConfig", "Learning", "Workers"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Learning(Group):

@@ -13,17 +13,6 @@ from ppo.config import ComputeConfig
 from query_mutator.bounds import Group, Sigma, Tokens, Wait
 from query_mutator.settings.calls import Calls, Context
 
-__all__ = [
-    "ADDRESS_FLAGS",
-    "AUTO",
-    "Address",
-    "Encoding",
-    "ModelSettings",
-    "Models",
-    "Sampling",
-    "Simulation",
-]
-
 AUTO = "auto"  # what `backend` is unless one is named
 RUNNING_SPEED_S = 16.0  # of a call at --running-speed 1
 ADDRESS_FLAGS = ("ollama_url", "openai_url", "gguf", "recording")  # the settings that say where a model is

@@ -9,8 +9,6 @@ from tyro.conf import arg
 
 from query_mutator.bounds import Count, Group
 
-__all__ = ["DryRun", "Lock", "NamedRun", "Plugins", "Resume", "Run", "RunFolder"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Plugins(Group):

@@ -8,8 +8,6 @@ from typing import Literal
 
 from query_mutator.bounds import Group, Prose
 
-__all__ = ["RECORDED_SET", "Columns", "Judging", "Questions", "Reward", "ValidationFold"]
-
 RECORDED_SET = "general"  # the bundled questions, to which a language model's replies are recorded
 ValidationFold = Literal[0, 1, 2, 3, 4, "none"]
 

@@ -176,9 +176,8 @@ def test_gym_run_plays_generated_puzzles(tmp_path: Path, capsys: pytest.CaptureF
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--transport", "http"], "--transport http does not exist; use websocket (telnet, tcp, websocket)"),
-        (["--output-mode", "text"], "--output-mode text does not exist; use normal (normal, agent, json)"),
-        (["--output-mode", "binary"], "--output-mode binary does not exist; use json (normal, agent, json)"),
+        (["--transport", "http"], "--transport must be one of telnet, tcp, websocket, not 'http'"),
+        (["--output-mode", "binary"], "--output-mode must be one of normal, agent, json, not 'binary'"),
         (["--difficulty-min", "0.9", "--difficulty-max", "0.1"], "difficulty_range=(0.9, 0.1)"),
         (["--success-rate", "7", "--mock"], "success_rate=7.0 must be between 0 and 1"),
         (["--port", "1", "--retries", "0"], "nothing answers at telnet://localhost:1"),
