@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from query_mutator.data.loaders import FOLDER, GENERAL_2, general, general_bank, general_second_author, guard_questions
+from query_mutator.data.loaders import FOLDER, GENERAL_2, general, general_bank, guard_questions, load_questions
 from query_mutator.data.split import in_test, split_questions, target_key
 from query_mutator.rewards.committed import FAMILY, commits_to
 from query_mutator.types import Question
@@ -29,7 +29,7 @@ SHARES = {
     "plain": 0.5, "misspelt": 0.19, "slang": 0.28 / 3, "wordy": 0.28 / 3, "second-language": 0.09, "two-part": 0.1 / 3,
 }  # fmt: skip
 FEW_ANSWERS = ("animal_class", "planet", "weekday")  # families of at most a dozen answers
-QUESTIONS = general_second_author()
+QUESTIONS = load_questions(GENERAL_2)
 ROWS = [json.loads(line) for line in GENERAL_2.read_text(encoding="utf8").splitlines()]
 NAMES = json.loads(GENERAL_2.with_name("general_2_grader.json").read_text(encoding="utf8"))
 PHRASINGS = ("{}", "The answer is {}.", "I think it is {}, and I am quite sure of it.")
