@@ -25,7 +25,6 @@ from query_mutator.llm.limit import Limit
 from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.registry import Registry
 from query_mutator.rewards import PARTS, WeightedReward
-from query_mutator.session import pace
 from query_mutator.testing import StubServer, start_server
 from query_mutator.training.callbacks import CALLBACKS
 from query_mutator.types import Question
@@ -139,9 +138,8 @@ def registries_as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def no_replies_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep replies and measured times out of the user's cache folder, and out of other tests."""
+    """Keep replies out of the user's cache folder, and out of other tests."""
     monkeypatch.setenv("QUERY_MUTATOR_REPLIES", str(tmp_path / "replies.sqlite"))
-    monkeypatch.setattr(pace, "FILE", str(tmp_path / "paces.json"))
 
 
 @pytest.fixture(scope="session")

@@ -29,7 +29,7 @@ from query_mutator.llm.backends import (
 from query_mutator.llm.checkup import context_sentence, reload_sentence, schema_sentence
 from query_mutator.llm.client import ModelServer
 from query_mutator.llm.probe import PROBE_TEXT, PROBE_TOKENS, PROBE_WIDTH, Probe, measure_calls, slots_advice
-from query_mutator.session.pace import Pace, combined_pace, keep_pace, measure_pace
+from query_mutator.session.pace import Pace, measure_pace
 from query_mutator.session.task import split_dataset
 from query_mutator.settings.episode import TaskSettings
 from query_mutator.settings.models import Sampling
@@ -91,8 +91,6 @@ def doctor(config: DoctorConfig) -> int:
     paces = [finding.pace for finding in found if finding.pace]
     for finding in _settings([finding.probe for finding in found if finding.probe], paces):
         print(_line(finding))
-    if paces and len(paces) == sum(finding.name == "server" for finding in found):
-        keep_pace(combined_pace(paces), config, config, mutator=config.mutator_model)
     return 0 if all(finding.is_fine for finding in found) else EXIT_USAGE
 
 

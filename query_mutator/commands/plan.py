@@ -38,7 +38,7 @@ from query_mutator.plan.race import MAX_CALLS, MIN_CALLS, find_plan, questions_s
 from query_mutator.plan.table import GradedLog, grade_log
 from query_mutator.plugins import plugin_hashes
 from query_mutator.session.models import ResolvedModels, encoder_of, open_models
-from query_mutator.session.pace import keep_pace, kept_pace, measure_pace
+from query_mutator.session.pace import call_time, is_instant, measure_pace, seen_call_s
 from query_mutator.session.policy_file import PROBE
 from query_mutator.session.task import (
     NO_DATASET,
@@ -50,7 +50,7 @@ from query_mutator.session.task import (
     split_dataset,
 )
 from query_mutator.settings.episode import TaskSettings
-from query_mutator.training.estimate import call_time, duration, encoding_time, text_time
+from query_mutator.training.estimate import duration
 from query_mutator.training.run_folder import described
 from query_mutator.types import ErrorInfo, Question
 
@@ -87,10 +87,9 @@ def _search(flags: PlanFlags) -> None:
     choose_backend(flags.backend, flags.urls)
     check_gold([*train, *split.test], settings)
     if flags.dry_run:
-        text_s, (call_s, known) = encoding_time(flags), call_time(flags, flags, operators=flags.operators)
-        _, line = _size(flags, len(train), text_s + call_s, is_instant=not known)
-        source = f"by {1000 * text_s:.3g} ms to embed a text, timed just now{known}"
-        print("estimate (nothing was started)", line, source, power_in_words(split.test, flags), sep="\n")
+        call_s, source = call_time(flags)
+        _, line = _size(flags, len(train), call_s, is_instant=is_instant(flags))
+        print("estimate (nothing was started)", line, f"by {source}", power_in_words(split.test, flags), sep="\n")
         return
     with ExitStack() as stack:
         models = stack.enter_context(open_models(flags, dataset=flags.dataset))
@@ -98,14 +97,15 @@ def _search(flags: PlanFlags) -> None:
         task = make_task(models, settings, train, learns=flags.answer == "learned")
         run = stack.enter_context(plan_run(flags))  # a folder that cannot be written costs no calls
         note(models.choice.reason)
-        is_instant = models.calls.backend_class.is_instant
-        max_calls, line = _size(flags, len(train), _measured(flags, models, task), is_instant=is_instant)
+        makes_calls = not models.calls.backend_class.is_instant
+        call_s = _measured(flags, models, task) if makes_calls else 0.0
+        max_calls, line = _size(flags, len(train), call_s, is_instant=not makes_calls)
         run.begin(replace(flags, max_calls=max_calls), described(models, split, flags.plugin), dataset=settings.dataset)
         run.can_play(task, models.resolved, settings, split)
         note(line, power_in_words(split.test, flags))
+        models.keep_in(run.store)
         evaluator = Evaluator.of(models, max_failure_rate=flags.max_failure_rate)
-        evaluator.client = run.client(evaluator.client, models.calls.identity)
-        is_bounded = flags.max_calls is not None or is_instant
+        is_bounded = flags.max_calls is not None or not makes_calls
         found = find_plan(
             evaluator,
             task,
@@ -123,14 +123,13 @@ def _search(flags: PlanFlags) -> None:
     _show(flags, found, path, {"training questions": f"{found.saved.questions} of {len(train)}"}, after, len(train))
 
 
-def _size(flags: PlanFlags, num_train: int, call_s: float | None, *, is_instant: bool) -> tuple[int, str]:
+def _size(flags: PlanFlags, num_train: int, call_s: float, *, is_instant: bool) -> tuple[int, str]:
     """Return the bound on calls, and what the search takes in one line; recorded replies answer within minutes."""
-    assert flags.max_calls or is_instant or call_s
-    max_calls = flags.max_calls or (MAX_CALLS if is_instant else _calls_in(60 * flags.minutes, call_s or 1.0))
+    max_calls = flags.max_calls or (MAX_CALLS if is_instant else _calls_in(60 * flags.minutes, call_s))
     count = questions_searched(num_train, max_calls, learned=flags.answer == "learned")
     line = f"{count} questions, at most {max_calls:,} calls"
-    if call_s is None:
-        return max_calls, f"{line} (qm doctor measures how long they take)"
+    if not call_s:
+        return max_calls, line
     return max_calls, f"{line}, about {duration(max_calls * call_s)} at {1 / call_s:.3g} calls/s"
 
 
@@ -141,18 +140,15 @@ def _calls_in(seconds: float, call_s: float) -> int:
     return int(fitting // unit * unit)
 
 
-def _measured(flags: PlanFlags, models: OpenModels, task: Task) -> float | None:
-    """Return the seconds of a call while others are in flight: measured, if --max-calls does not bound the search."""
-    if not models.calls.backend_class.is_instant and kept_pace(flags, flags, mutator=flags.mutator_model) is None:
-        if flags.max_calls is not None:
-            return None
-        client, at_once = models.calls.limit, flags.calls_in_flight
-        calling = [one for place, one in enumerate(task.operators) if not task.is_local(place)]
-        client.complete(task.calls.target(task.questions[0].text))  # loads the model
-        measured = measure_pace(client, task.calls, task.questions, calling, at_once=at_once)
-        if not isinstance(measured, ErrorInfo):
-            keep_pace(measured, flags, flags, mutator=flags.mutator_model)
-    return text_time(models.encoder) + call_time(flags, flags, operators=flags.operators)[0]
+def _measured(flags: PlanFlags, models: OpenModels, task: Task) -> float:
+    """Return the seconds of a call over those in flight: as seen, or measured if --max-calls bounds no search."""
+    if flags.max_calls is not None or seen_call_s(flags) is not None:
+        return call_time(flags)[0]
+    client, at_once = models.calls.limit, flags.calls_in_flight
+    calling = [one for place, one in enumerate(task.operators) if not task.is_local(place)]
+    client.complete(task.calls.target(task.questions[0].text))  # loads the model
+    pace = measure_pace(client, task.calls, task.questions, calling, at_once=at_once)
+    return call_time(flags)[0] if isinstance(pace, ErrorInfo) else pace.call_s / at_once
 
 
 def _read_log(flags: PlanFlags, path: Path) -> None:

@@ -6,7 +6,7 @@ What a log taught is saved in the same way: its folder has no text of the log, b
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -22,11 +22,10 @@ from query_mutator.confidence import ConfidenceModel
 from query_mutator.errors import TooManyFailuresError, UsageError
 from query_mutator.files import atomic_write, read_checked_json, write_checked_json
 from query_mutator.files.lock import locked
-from query_mutator.files.run_dir import CONFIDENCE, SUMMARY, RunDir, check_name
+from query_mutator.files.run_dir import CONFIDENCE, STORE, SUMMARY, RunDir, check_name
 from query_mutator.learners.plan import Plan
 from query_mutator.llm.backends import ServerAddressFlags
-from query_mutator.llm.client import Client
-from query_mutator.llm.store import Cache, Store
+from query_mutator.llm.store import Store
 from query_mutator.plan.choose import PlanChoice, PlanPoint
 from query_mutator.plan.race import check_calls
 from query_mutator.plugins import plugin_hashes
@@ -51,7 +50,6 @@ __all__ = ["PlanFlags", "PlanRun", "plan_run"]
 
 ALGO = "plan"
 
-REPLIES = "replies.sqlite"
 OF_ONE_COMMAND = ("json", "force", "dry_run", "resume")
 
 
@@ -136,10 +134,6 @@ class PlanRun:
     background: Background | None = None
     best: PlanPoint | None = None
 
-    def client(self, client: Client, identity: Callable[[str], str]) -> Client:
-        """Return a client that makes no call whose reply is in the folder."""
-        return Cache(client, run=self.store, identity=identity)
-
     def begin(self, flags: PlanFlags, about: Mapping[str, Any], *, dataset: str) -> None:
         """Write config.json."""
         kept = {name: value for name, value in asdict(flags).items() if name not in OF_ONE_COMMAND}
@@ -208,7 +202,7 @@ def plan_run(flags: PlanFlags) -> Iterator[PlanRun]:
             stack.callback(_remove_without_result, new.path)  # last of all
         path = new.path if new else Path(flags.resume or "").resolve()
         stack.enter_context(locked(path))
-        run = PlanRun(run_dir=new or RunDir(path), store=Store(path / REPLIES))
+        run = PlanRun(run_dir=new or RunDir(path), store=Store(path / STORE))
         stack.callback(run.run_dir.close)
         stack.callback(_close, run.store, run.run_dir)
         try:
@@ -220,14 +214,14 @@ def plan_run(flags: PlanFlags) -> Iterator[PlanRun]:
 
 
 def _close(store: Store, run_dir: RunDir) -> None:
-    """Close the replies, and remove those that no search needs any more."""
-    is_needed = len(store) > 0 and not run_dir.summary_path.exists()
+    """Close the replies; without any, the file is removed."""
+    is_empty = len(store) == 0
     store.close()
-    if not is_needed:
-        (run_dir.path / REPLIES).unlink(missing_ok=True)
+    if is_empty:
+        run_dir.store_path.unlink(missing_ok=True)
 
 
 def _remove_without_result(folder: Path) -> None:
     """Remove a run folder that has neither a reply nor a result."""
-    if not (folder / SUMMARY).exists() and not (folder / REPLIES).exists():
+    if not (folder / SUMMARY).exists() and not (folder / STORE).exists():
         shutil.rmtree(folder, ignore_errors=True)

@@ -39,6 +39,7 @@ logger = logging.getLogger(__name__)
 
 LATEST = "latest"
 SUMMARY = "summary.json"
+STORE = "replies.sqlite"
 CONFIDENCE = "confidence.npz"  # of qm plan --from-logs, which may leave no policy
 T = TypeVar("T")
 
@@ -64,7 +65,7 @@ class RunDir:
         self.path = path
         self.config_path, self.summary_path = path / "config.json", path / SUMMARY
         self.metrics_path, self.curve_path = path / "metrics.jsonl", path / "learning_curve.png"
-        self.store_path, self.evaluation_path = path / "replies.sqlite", path / "evaluation.jsonl"
+        self.store_path, self.evaluation_path = path / STORE, path / "evaluation.jsonl"
         self.confidence_path = path / "p_right.pt"
         self.transcripts = JsonLines(path / "transcripts.jsonl", cut_at=transcripts_bytes)
         self._records: list[StepRecord] = []

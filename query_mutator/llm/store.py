@@ -18,11 +18,12 @@ import sqlite3
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from query_mutator.errors import BackendError, DiskError, UsageError
@@ -34,6 +35,7 @@ from query_mutator.types import ChatRequest, Completion
 logger = logging.getLogger(__name__)
 
 _DAMAGED = "move it away: its replies are asked for again"
+_NEWEST = 200  # replies whose seconds are averaged
 _LOCK_TIMEOUT_S = 30.0  # for another process's write
 _SCHEMA = """
     CREATE TABLE IF NOT EXISTS replies (
@@ -50,6 +52,22 @@ def default_cache_path(environ: Mapping[str, str] = os.environ) -> Path:
     if environ.get("QUERY_MUTATOR_REPLIES"):
         return Path(environ["QUERY_MUTATOR_REPLIES"]).expanduser()
     return user_cache_folder(environ) / "replies.sqlite"
+
+
+def seconds_seen(path: str | Path, models: Collection[str]) -> float | None:
+    """Return the mean seconds of the newest calls to some models, or to any where none is named; None without any."""
+    times: list[float] = []
+    if Path(path).is_file():
+        with (
+            suppress(sqlite3.Error),
+            closing(sqlite3.connect(f"{Path(path).absolute().as_uri()}?mode=ro", uri=True)) as file,
+        ):
+            query = "SELECT model, reply ->> 'latency_s' FROM replies ORDER BY rowid DESC LIMIT 2000"
+            found = [
+                time for model, time in file.execute(query) if not models or model.removesuffix(":latest") in models
+            ]
+            times = [time for time in found if time][:_NEWEST]
+    return fmean(times) if times else None
 
 
 class Store:

@@ -1,34 +1,50 @@
-"""How long the calls of a run take while as many are in flight as the server works on at once.
+"""How long calls take: by the newest replies that are kept, else by a few calls made at once.
 
-`qm doctor` measures a pace with the questions and the token limits of a run and keeps it in the user's cache folder,
-where `--dry-run` finds it.
+seconds of a run = calls x seconds of a call / calls in flight
 """
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import itertools
-import json
-import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
 
 from query_mutator.env.task import CallSettings
-from query_mutator.errors import DiskError
-from query_mutator.files import user_cache_folder, write_json
-from query_mutator.llm.backends import BACKENDS, choose_backend
+from query_mutator.llm.backends import BACKENDS
 from query_mutator.llm.client import Client
 from query_mutator.llm.probe import together
-from query_mutator.operators import Operator, OperatorContext, local_rewrite, would_change
-from query_mutator.settings.models import Address, Sampling
+from query_mutator.llm.store import default_cache_path, seconds_seen
+from query_mutator.operators import Operator, OperatorContext, would_change
+from query_mutator.settings.models import AUTO, ModelSettings
 from query_mutator.types import ChatRequest, ErrorInfo, Question
 
-FILE = "paces.json"
-KEPT = 100  # measurements in the file
+MODEL_CALL_S = 2.0  # a model of about 3 B parameters on a desktop GPU
+
+
+def is_instant(settings: ModelSettings) -> bool:
+    """Return whether calls take next to no time, as those to recorded replies do."""
+    instant = {name: BACKENDS.get(name).url_flag for name in BACKENDS if BACKENDS.get(name).is_instant}
+    if settings.backend == AUTO:
+        return any(settings.urls.get(flag) for flag in instant.values())
+    return settings.backend in instant
+
+
+def seen_call_s(settings: ModelSettings) -> float | None:
+    """Return the mean seconds of the newest calls to the models of a run, None where no reply of them is kept."""
+    models = {name.removesuffix(":latest") for name in (settings.target_model, settings.mutator_model) if name}
+    return seconds_seen(settings.cache_path or default_cache_path(), models)
+
+
+def call_time(settings: ModelSettings) -> tuple[float, str]:
+    """Return the seconds of a call, divided by the calls in flight, and the words for where they come from."""
+    in_flight = settings.calls_in_flight
+    if is_instant(settings):
+        return settings.simulated_s / in_flight, f"{settings.simulated_s:g} s a call, {in_flight} in flight"
+    seen = seen_call_s(settings)
+    known = "assumed: no reply of these models is kept" if seen is None else "as the newest replies that are kept"
+    call_s = MODEL_CALL_S if seen is None else seen
+    return call_s / in_flight, f"{call_s:.3g} s a call, {known}, {in_flight} in flight"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,10 +61,6 @@ class Pace:
     def call_s(self) -> float:
         """Return the mean seconds of a call; a step makes a rewrite and an answer."""
         return (self.rewrite_s + self.answer_s) / 2
-
-    def call_s_with(self, operators: Sequence[Operator]) -> float:
-        """Return the mean seconds of a call of a run; where no operator calls a model, all are answers."""
-        return self.call_s if any(local_rewrite(one) is None for one in operators) else self.answer_s
 
 
 def measure_pace(
@@ -78,59 +90,9 @@ def measure_pace(
     )
 
 
-def combined_pace(paces: Sequence[Pace]) -> Pace:
-    """Return the pace of several servers that share the calls."""
-    at_once = sum(pace.at_once for pace in paces)
-    return Pace(
-        at_once=at_once,
-        target_model=paces[0].target_model,
-        rewrite_s=sum(pace.at_once * pace.rewrite_s for pace in paces) / at_once,
-        answer_s=sum(pace.at_once * pace.answer_s for pace in paces) / at_once,
-        cut_answers=sum(pace.cut_answers for pace in paces),
-    )
-
-
-def keep_pace(pace: Pace, where: Address, limits: Sampling, *, mutator: str | None) -> None:
-    """Keep a pace for runs with these settings, whether they name the target or leave it to the server's default."""
-    targets = {where.target_model, pace.target_model}
-    kept = _read() | {_key(where, limits, target=target, mutator=mutator): asdict(pace) for target in targets}
-    with contextlib.suppress(DiskError):  # it can be measured again
-        write_json(_path(), dict(list(kept.items())[-KEPT:]))
-
-
-def kept_pace(where: Address, limits: Sampling, *, mutator: str | None) -> Pace | None:
-    """Return the pace that was kept for a run with these settings, if any."""
-    found: Any = _read().get(_key(where, limits, target=where.target_model, mutator=mutator))
-    with contextlib.suppress(TypeError):  # none, or of another version
-        return Pace(**found)
-    return None
-
-
 def _rewrite(calls: CallSettings, text: str, operators: Sequence[Operator]) -> ChatRequest:
     if not operators:
         return calls.target(text)
     context = OperatorContext(original=text)
     changing = (operator for operator in operators if would_change(operator, text, context=context))
     return calls.rewrite(next(changing, operators[0]), text, context=context)
-
-
-def _path() -> Path:
-    return user_cache_folder() / FILE
-
-
-def _read() -> dict[str, Any]:
-    with contextlib.suppress(OSError, ValueError):
-        found = json.loads(_path().read_bytes())
-        return found if isinstance(found, dict) else {}
-    return {}
-
-
-def _key(where: Address, limits: Sampling, *, target: str | None, mutator: str | None) -> str:
-    """Return the sha256 of what decides how long a call takes: an address may hold a password."""
-    kind, urls = choose_backend(where.backend, where.urls)
-    backend = BACKENDS.get(kind)
-    places = [backend.address(url) for url in urls] if backend.runs_files else list(urls)
-    models = [name and name.removesuffix(":latest") for name in (target, mutator or target)]
-    tokens = [where.num_ctx, limits.target_max_tokens, limits.mutator_max_tokens]
-    facts = [kind, places or os.environ.get(backend.url_variable, ""), models, tokens]
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()

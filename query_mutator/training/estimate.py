@@ -8,138 +8,33 @@ periodic evaluations     within half as many calls as training makes, unless a f
 
 from __future__ import annotations
 
-import contextlib
 import math
 import random
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from pathlib import Path
-from typing import Any
 
-import numpy as np
-
-from query_mutator import operators as operator_registry
 from query_mutator.bounds import group_of
 from query_mutator.cli.console import note
 from query_mutator.data import Split
-from query_mutator.encoder import Encoder
 from query_mutator.env.task import EpisodeRules
 from query_mutator.errors import UsageError
 from query_mutator.evaluation.cost import PLAN_CALLS, EvaluationCost, power_in_words
-from query_mutator.files.json_lines import read_json_lines
-from query_mutator.files.run_dir import earlier_runs
 from query_mutator.learners.named import LEARNERS
-from query_mutator.llm.backends import BACKENDS, choose_backend
+from query_mutator.llm.backends import choose_backend
 from query_mutator.operators import local_rewrite
 from query_mutator.session.checkpoint import Checkpoint
-from query_mutator.session.models import OpenModels, encoder_of
-from query_mutator.session.pace import kept_pace
+from query_mutator.session.models import OpenModels
+from query_mutator.session.pace import call_time, is_instant
 from query_mutator.session.task import check_gold, guard_requests, make_reward, rewrites, split_dataset
-from query_mutator.settings.models import AUTO, ModelSettings, Sampling
 from query_mutator.training.config import TrainConfig
-from query_mutator.types import ASK, SUBMIT, UNDO, FloatArray, Question
+from query_mutator.types import ASK, SUBMIT, UNDO, Question
 
-MODEL_CALL_S = 2.0  # a model of about 3 B parameters on a desktop GPU
-STEP_S = 0.003  # scoring, policy and update, for one environment step
-TEXTS_PER_STEP = 1.0  # new to the encoder
-PROBE_TEXTS = 24
-#: Flags that decide how long a step takes; a run with others says nothing.
-DECISIVE = (
-    "algo", "backend", "ollama_url", "openai_url", "gguf", "recording", "target_model", "mutator_model", "encoder",
-    "device", "deterministic", "batch_size", "use_batching", "num_processes", "latency_ms", "latency_sigma",
-    "running_speed", "early_stop", "target_max_tokens", "mutator_max_tokens", "max_episode_steps", "num_ctx",
-)  # fmt: skip
-
+STEP_S = 0.003  # embedding, scoring, policy and update, for one environment step
 EPISODES = 1000  # of uniform actions
 SHARE, IN_WORDS = 1 / 2, "half"  # of the calls of training
 ANSWERS_SHARE = 1 / 10  # of them, for the answers that P(right) is learned from
 FEWEST_QUESTIONS = 20  # of a periodic evaluation
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timing:
-    """Seconds of one environment step with all its calls, and in words where the number comes from."""
-
-    step_s: float
-    source: str
-    is_measured: bool  # with everything a run does; False for a sum of parts
-
-
-def time_of(config: TrainConfig, *, calls_per_step: float) -> Timing:
-    """Return the time of a step; that of the last run with these settings, else the encoder is timed now.
-
-    A run whose replies came from the cache, so that it made few calls, says nothing if another one made them.
-    """
-    found = list(_measured(config))
-    most = max((calls for calls, _ in found), default=0.0)
-    measured = next((timing for calls, timing in found if calls >= most / 2), None)
-    return measured or _probed(config, calls_per_step=calls_per_step)
-
-
-def _measured(config: TrainConfig) -> Iterator[tuple[float, Timing]]:
-    """Yield calls per step and time of earlier runs with these settings, the newest first."""
-    for run in earlier_runs(config.save_dir, {name: getattr(config, name) for name in DECISIVE}):
-        with contextlib.suppress(OSError, ValueError, LookupError, AttributeError, TypeError):
-            last = _last_row(run / "metrics.jsonl")
-            steps, seconds = int(last["counters/env_steps"]), float(last["counters/training_s"])
-            if steps > 0 and seconds > 0:
-                source = f"{1000 * seconds / steps:.3g} ms a step, as in {run} ({steps} steps)"
-                yield last["llm/calls"] / steps, Timing(step_s=seconds / steps, source=source, is_measured=True)
-
-
-def _last_row(path: Path) -> Mapping[str, Any]:
-    rows = [row for row in read_json_lines(path) if "counters/training_s" in row]
-    return rows[-1]
-
-
-def _probed(config: TrainConfig, *, calls_per_step: float) -> Timing:
-    text_s = encoding_time(config)
-    call_s, known = call_time(config, config, operators=config.operators)
-    step_s = calls_per_step * call_s + TEXTS_PER_STEP * text_s + STEP_S
-    source = f"{1000 * text_s:.3g} ms to embed a text, timed just now{known}; a first run makes this exact"
-    return Timing(step_s=step_s, source=source, is_measured=False)
-
-
-def encoding_time(config: ModelSettings) -> float:
-    """Return the seconds to embed one text on this machine as it is now; next to none for an encoder on a server."""
-    with contextlib.closing(encoder_of(config, _no_server)) as encoder:
-        return text_time(encoder)
-
-
-def text_time(encoder: Encoder) -> float:
-    """Return the seconds that an encoder takes for one text."""
-    texts = [f"How do I sort a list of {number} numbers by their last digit?" for number in range(PROBE_TEXTS + 8)]
-    encoder.encode(texts[:8])
-    began = time.perf_counter()
-    for start in range(8, len(texts), 8):
-        encoder.encode(texts[start : start + 8])
-    return (time.perf_counter() - began) / PROBE_TEXTS
-
-
-def _no_server(_model: str, texts: Sequence[str], *_: object) -> FloatArray:
-    return np.ones((len(texts), 1), dtype=np.float32)
-
-
-def is_instant(settings: ModelSettings) -> bool:
-    """Return whether calls take next to no time, as those to recorded replies do."""
-    instant = {name: BACKENDS.get(name).url_flag for name in BACKENDS if BACKENDS.get(name).is_instant}
-    if settings.backend == AUTO:
-        return any(settings.urls.get(flag) for flag in instant.values())
-    return settings.backend in instant
-
-
-def call_time(settings: ModelSettings, limits: Sampling, *, operators: str) -> tuple[float, str]:
-    """Return the seconds of a call, divided by the calls in flight, and the words for where they come from."""
-    in_flight = settings.calls_in_flight
-    if is_instant(settings):
-        return settings.simulated_s / in_flight, ""
-    pace = kept_pace(settings, limits, mutator=settings.mutator_model)
-    if pace is None:
-        return MODEL_CALL_S / in_flight, f", and {MODEL_CALL_S:g} s a call, assumed (qm doctor measures it)"
-    at_once, call_s = min(pace.at_once, in_flight), pace.call_s_with(operator_registry.select(operators))
-    return call_s / at_once, f", and {call_s:.3g} s a call with {at_once} in flight, as qm doctor measured"
 
 
 def check_run(config: TrainConfig, split: Split, checkpoint: Checkpoint | None) -> None:
@@ -244,16 +139,11 @@ class Estimate:
         """Return the environment steps of the periodic evaluations."""
         return math.ceil(self.evaluations * self.evaluation_questions * self.episodes.steps)
 
-    @property
-    def timing(self) -> Timing:
-        """Return the time of a step on this machine."""
-        return time_of(self.config, calls_per_step=self.calls / self.config.total_steps)
-
     def __str__(self) -> str:
-        config, timing = self.config, self.timing
-        # The time of a measured step includes its share of the evaluations.
-        steps = config.total_steps + (0 if timing.is_measured else self.evaluation_steps)
-        comparison_steps = self.comparison_calls * config.total_steps / self.calls
+        config, (call_s, source) = self.config, call_time(self.config)
+        calls_per_step = self.calls / config.total_steps
+        step_s = calls_per_step * call_s + STEP_S
+        steps = config.total_steps + self.evaluation_steps
         rows = [
             (
                 "questions to learn from / for validation / held out",
@@ -275,14 +165,14 @@ class Estimate:
             ("model calls for training, about", str(self.calls)),
             ("calls in flight", str(config.calls_in_flight)),
             ("evaluations on validation questions", f"{self.evaluations} x {self.evaluation_questions} questions"),
-            ("time for training, about", duration(steps * timing.step_s)),
+            ("time for training, about", duration(steps * step_s)),
             ("model calls of the final comparison, at most", str(self.comparison_calls)),
-            ("time for it, at most about", duration(comparison_steps * timing.step_s)),
+            ("time for it, at most about", duration(self.comparison_calls / calls_per_step * step_s)),
         ]
         width = max(len(name) for name, _ in rows)
         lines = [f"  {name.ljust(width)}  {value}" for name, value in rows]
         power = [power_in_words(self.test[: self.compared], config)] if self.compared else []
-        last = [f"by {timing.source}", *power, *self.decided]
+        last = [f"by {source}", *power, *self.decided]
         return "\n".join(["estimate (nothing was started)", *lines, *last])
 
 

@@ -295,7 +295,7 @@ def test_a_dry_run_asks_nothing_and_writes_nothing(
         assert server.stats()["calls"] == 0
     out = capsys.readouterr().out
     assert "at most 500 calls, about " in out
-    assert "2 s a call, assumed (qm doctor measures it)" in out
+    assert "2 s a call, assumed: no reply of these models is kept" in out
     assert re.search(
         r"\n\d+ held-out questions are too few to show a difference, 2 points take [\d,]+ \(paired, .+: assumed\)\n",
         out,

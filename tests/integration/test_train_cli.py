@@ -175,25 +175,16 @@ def test_dry_run_prints_the_estimate_and_writes_nothing(
     assert not (tmp_path / "runs").exists()
 
 
-def test_dry_run_takes_its_time_from_the_last_run_that_fits(
+def test_dry_run_takes_its_time_from_the_replies_that_are_kept(
     tiny_flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # What a language model gets by default, as nobody asks the server whether it is one.
-    tiny_flags += ["--forms", "none", "--ask", "every_step", "--algo", "ppo", "--max-episode-steps", "5"]
-    more = ["--num-env-steps", "64000", "--dry-run"]
+    more = ["--num-env-steps", "64000", "--dry-run", "--cache-path", str(tmp_path / "kept.sqlite")]
     assert train(*tiny_flags, *more) == 0
-    assert "2 s a call, assumed (qm doctor measures it)" in capsys.readouterr().out
-    assert train(*tiny_flags, "--no-evaluate") == 0
+    assert "2 s a call, assumed: no reply of these models is kept" in capsys.readouterr().out
+    assert train(*tiny_flags, "--no-evaluate", "--cache", "all", *more[3:]) == 0
     capsys.readouterr()
-    assert train(*tiny_flags, *more, "--max-episode-steps", "4") == 0
-    assert "assumed" in capsys.readouterr().out  # a run with other settings says nothing
     assert train(*tiny_flags, *more) == 0
-    out = capsys.readouterr().out
-    last = rows(the_run(tmp_path), "metrics")[-1]
-    assert f"ms a step, as in {the_run(tmp_path)} (64 steps)" in out
-    seconds = 1000 * last["counters/training_s"]
-    (shown,) = re.findall(r"time for training, about +([\d.]+) (s|min|h)\n", out)
-    assert float(shown[0]) * {"s": 1, "min": 60, "h": 3600}[shown[1]] == pytest.approx(seconds, rel=0.6)
+    assert re.search(r"by 0\.\d+ s a call, as the newest replies that are kept, 4 in flight", capsys.readouterr().out)
 
 
 def test_resume_goes_on_in_the_run_folder_with_its_flags(tiny_flags: list[str], tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,20 +19,20 @@ from query_mutator.env.task import CallSettings, Task
 from query_mutator.errors import UsageError
 from query_mutator.llm.backends import BACKENDS
 from query_mutator.llm.client import ModelServer
+from query_mutator.llm.coalesce import request_key
 from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.stack import CallTotals
-from query_mutator.operators import select
+from query_mutator.llm.store import Store
 from query_mutator.session.models import ResolvedModels, open_models
-from query_mutator.session.pace import Pace, combined_pace, keep_pace, kept_pace, measure_pace
+from query_mutator.session.pace import Pace, call_time, measure_pace
 from query_mutator.session.truncation import LongPrompts, cut_line, long_questions
-from query_mutator.settings.models import Address, ModelSettings, Sampling
+from query_mutator.settings.models import ModelSettings
 from query_mutator.testing import FaultPlan, start_server
 from query_mutator.types import ChatRequest, Completion, ErrorInfo, Question
 
 RECORDED = ModelSettings(backend="recorded", encoder="hash", cache="off", batch_size=2)
 QUESTIONS = [Question(id=str(number), text=f"how do i count to {number}") for number in range(3)]
 CALLS = CallSettings(target_model="rambler", mutator_model="rambler", target_max_tokens=40, mutator_max_tokens=500)
-PACE = Pace(at_once=4, target_model="rambler:latest", rewrite_s=1.0, answer_s=3.0, cut_answers=4)
 
 
 def test_the_record_has_the_choices_and_cannot_be_changed() -> None:
@@ -133,26 +134,17 @@ def test_a_call_that_fails_is_the_result() -> None:
         assert isinstance(measure_pace(backend, CALLS, QUESTIONS, (), at_once=2), ErrorInfo)
 
 
-def test_a_pace_is_found_by_runs_with_the_same_server_models_and_limits() -> None:
-    where, limits = Address(ollama_url=("http://127.0.0.1:9",)), Sampling(target_max_tokens=40)
-    named = Address(ollama_url=("http://127.0.0.1:9",), target_model="rambler")
-    assert kept_pace(where, limits, mutator=None) is None
-    keep_pace(PACE, where, limits, mutator=None)
-    assert kept_pace(where, limits, mutator=None) == kept_pace(named, limits, mutator=None) == PACE
-    assert kept_pace(named, limits, mutator="rambler:latest") == PACE
-    assert kept_pace(named, Sampling(), mutator=None) is None
-    assert kept_pace(named, limits, mutator="other") is None
-    assert kept_pace(Address(target_model="rambler"), limits, mutator=None) is None
-
-
-def test_servers_share_the_calls() -> None:
-    both = combined_pace([PACE, Pace(at_once=12, target_model="rambler", rewrite_s=2.0, answer_s=7.0, cut_answers=1)])
-    assert (both.at_once, both.rewrite_s, both.answer_s, both.cut_answers) == (16, 1.75, 6.0, 5)
-
-
-def test_a_run_whose_operators_call_no_model_makes_answers_only() -> None:
-    assert PACE.call_s_with(select("expand,clean")) == PACE.call_s == 2.0
-    assert PACE.call_s_with(select("clean")) == PACE.call_s_with(()) == 3.0
+def test_the_time_of_a_call_is_that_of_the_newest_replies_to_the_models(tmp_path: Path) -> None:
+    path = tmp_path / "replies.sqlite"
+    settings = replace(RECORDED, backend="ollama", target_model="small", cache_path=str(path), batch_size=4)
+    assert call_time(settings) == (0.5, "2 s a call, assumed: no reply of these models is kept, 4 in flight")
+    store = Store(path)
+    for number, (model, latency_s) in enumerate([("other", 9.0), ("small", 0.5), ("small:latest", 0.7)]):
+        request = ChatRequest.user("why?", model=model, seed=number)
+        store.put(request_key(request), request, Completion(text="x", latency_s=latency_s))
+    store.close()
+    call_s, said = call_time(settings)
+    assert (round(call_s, 3), said) == (0.15, "0.6 s a call, as the newest replies that are kept, 4 in flight")
 
 
 class Env:
