@@ -35,7 +35,7 @@ from query_mutator.llm.backends import BACKENDS, choose_backend
 from query_mutator.operators import NONE
 from query_mutator.plan.choose import LearnedArms, PlanChoice, choose_from_log
 from query_mutator.plan.race import MAX_CALLS, MIN_CALLS, find_plan, questions_searched
-from query_mutator.plan.table import GradedLog, grade_log
+from query_mutator.plan.table import grade_log
 from query_mutator.plugins import plugin_hashes
 from query_mutator.session.models import ResolvedModels, encoder_of, open_models
 from query_mutator.session.pace import call_time, is_instant, measure_pace, seen_call_s
@@ -120,7 +120,7 @@ def _search(flags: PlanFlags) -> None:
         run.finish(found)
         path = run.run_dir.path
     after = [f"on held-out questions: qm eval --checkpoint {path}"] if split.test else []
-    _show(flags, found, path, {"training questions": f"{found.saved.questions} of {len(train)}"}, after, len(train))
+    _show(flags, found, path, *after, num_questions=len(train))
 
 
 def _size(flags: PlanFlags, num_train: int, call_s: float, *, is_instant: bool) -> tuple[int, str]:
@@ -187,7 +187,8 @@ def _read_log(flags: PlanFlags, path: Path) -> None:
         else:
             run.finish(found)
         folder = run.run_dir.path
-    _show(flags, found, folder, _about(log, found), [missing or f'next: qm rewrite {folder} "your question"'])
+    after = missing or f'next: qm rewrite {folder} "your question"'
+    _show(flags, found, folder, after, num_questions=log.questions)
 
 
 def _unplayable(plan: Plan, settings: TaskSettings, split: Split | None) -> str:
@@ -230,31 +231,25 @@ def _system(flags: PlanFlags) -> ResolvedModels:
     return group_of(ResolvedModels, flags, backend=kind, **{backend.url_flag: tuple(map(backend.address, urls))})
 
 
-def _show(
-    flags: PlanFlags,
-    found: PlanChoice,
-    folder: Path,
-    about: dict[str, str],
-    after: list[str],
-    num_train: int | None = None,
-) -> None:
-    """Print what was found, and what to do next."""
-    more = {} if num_train is None else {"questions_in_training": num_train}
+def _show(flags: PlanFlags, found: PlanChoice, folder: Path, *after: str, num_questions: int) -> None:
+    """Print what was found of so many questions, and what to do next."""
+    more = {"questions_in_training": num_questions} if found.calls else {}
     report = {"plan": found.saved.to_json(), **found.to_json(), **more, "run_folder": str(folder)}
     saved, bar = found.saved, found.bar
-    low, high = saved.success_ci
+    rates = [f"{one.success:.1%} [{one.success_ci[0]:.1%}, {one.success_ci[1]:.1%}]" for one in (saved, bar)]
     facts = {
         "plan": saved.plan,
-        **about,
-        "success on them": f"{saved.success:.1%} [{low:.1%}, {high:.1%}]; cross-fitted {found.cross_fitted:.1%}",
-        "original question" if found.calls else "best prompt alone": (
-            f"{bar.success:.1%} [{bar.success_ci[0]:.1%}, {bar.success_ci[1]:.1%}]"
-        ),
+        f"{found.source} questions": f"{saved.questions:,} of {num_questions:,}",
+        "success on them": f"{rates[0]}; cross-fitted {found.cross_fitted:.1%}",
+        "original question" if found.calls else "best prompt alone": rates[1],
         "calls per question": f"{saved.calls:.2f}",
         "search": f"{found.calls:,} calls, {found.plans_tried:,} plans, {found.seconds:.0f} s",
     }
-    if found.confidence is not None:
-        facts["P(right)"] = found.confidence.report.in_words.removeprefix("P(right): ")
+    if found.arms is not None:
+        facts["P(right)"] = found.arms.confidence.report.in_words.removeprefix("P(right): ")
+        facts["order of prompts"] = ", ".join(found.arms.order)
+        if few := found.arms.not_compared:
+            facts["too few answers to compare"] = ", ".join(f"{name} ({n:,})" for name, n in few.items())
     if found.not_learned:
         facts["P(right)"] = f"not used: {found.not_learned}"
     if (learned := found.best_learned) is not None and saved.plan.answer != "learned":
@@ -267,18 +262,6 @@ def _show(
     arms = [] if found.arms is None else ["", _by_calls(found.arms)]
     ends = ["", f"run folder: {folder}", *after, found.verdict]
     show(flags, report, "\n".join([rows_of(facts), "", title, " calls  success  plan", *front, *arms, *ends]))
-
-
-def _about(log: GradedLog, found: PlanChoice) -> dict[str, str]:
-    """Return what a log has."""
-    assert found.arms is not None
-    facts = {
-        "answers": f"{len(log.answers):,} to {log.questions:,} questions",
-        "prompts in their order": ", ".join(found.arms.order),
-    }
-    if few := found.arms.not_compared:
-        facts["too few answers to compare"] = ", ".join(f"{name} ({n:,})" for name, n in few.items())
-    return facts
 
 
 def _by_calls(arms: LearnedArms) -> str:
@@ -296,6 +279,7 @@ def _by_calls(arms: LearnedArms) -> str:
         )
         for row in arms.by_calls
     ]
-    title = f"percent right of {arms.questions:,} questions, cross-fitted by target; calls per question"
+    questions = max(point.questions for point in arms.alone)
+    title = f"percent right of {questions:,} questions, cross-fitted by target; calls per question"
     columns = ("calls", "made", "by P(right)", "plain vote", "best prompt alone", "P(right) minus vote")
     return table(title, columns, rows)

@@ -40,7 +40,7 @@ from query_mutator.data.split import FOLDS, fold_of
 from query_mutator.errors import TooFewAnswersError, UsageError
 from query_mutator.learners.plan import Plan
 from query_mutator.plan.table import Rows, Table
-from query_mutator.stats.intervals import Floats, rate_intervals, wilson_interval
+from query_mutator.stats.intervals import rate_intervals, wilson_interval
 from query_mutator.stats.paired import difference_interval
 from query_mutator.types import AS_IS, ASK, DoubleArray, IntArray
 
@@ -110,46 +110,6 @@ def point_of(table: Table, plan: Plan, rows: Rows) -> PlanPoint:
     )
 
 
-def cross_fitted(
-    table: Table, plans: Sequence[Plan], rows: Rows, *, price: float, budget: float | None
-) -> tuple[float, float]:
-    """Return success on each fold of the plan that is best on the other four, over all questions, and its lead.
-
-    The lead over the original question is in score minus the price of calls; -inf where all questions are one fold.
-    Questions that are not scored count for nothing. Of equal plans the first in an order that no result decides is
-    taken: else it would be one that does well on the left-out fold.
-    """
-    plans = sorted(plans, key=lambda plan: (len(plan.steps), str(plan)))
-    folds = np.array([fold_of(table.task.questions[row]) for row in rows])
-    found = [table.cells(plan, rows) for plan in plans]
-    right, scores, calls = (
-        np.array(  # [P, Q]
-            [[getattr(one, name) if one.error is None else math.nan for one in row] for row in found], np.float64
-        )
-        for name in ("success", "score", "calls")
-    )
-    values = scores - price * calls
-    chosen = np.full(len(rows), -1)
-    for fold in range(FOLDS):
-        inside = folds == fold
-        if inside.any() and not inside.all():
-            value, success, score, made = (_means(each[:, ~inside]) for each in (values, right, scores, calls))
-            within = value if budget is None else np.where(made <= budget, success, -math.inf)
-            chosen[inside] = within.argmax() if budget is None else np.lexsort((-made, score, within))[-1]
-    if (chosen < 0).any():
-        return 0.0, -math.inf
-    columns = np.arange(len(rows))
-    leads = values[chosen, columns] - values[plans.index(Plan())]
-    success, lead = _means(np.stack([right[chosen, columns], leads]))
-    return float(success), float(lead)
-
-
-def _means(values: Floats) -> Floats:
-    """Return the means [P] of the known numbers [P, n], 0 where none is."""
-    known = ~np.isnan(values)
-    return np.asarray(np.where(known, values, 0.0).sum(axis=1) / np.maximum(1, known.sum(axis=1)))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerPaths:
     """What would be submitted after each of k answers to n questions, by P(right) that is out of fold."""
@@ -205,19 +165,9 @@ class LearnedArms:
     confidence: ConfidenceModel
     order: tuple[str, ...]  # of arms, as a plan asks them
     alone: tuple[PlanPoint, ...]  # plans of one arm
-    several: tuple[PlanPoint, ...]
+    several: tuple[PlanPoint, ...]  # plans of many
     by_calls: tuple[CallsRow, ...]
     not_compared: Mapping[str, int]  # arm -> answers, where too few questions have one
-
-    @property
-    def rates(self) -> Mapping[str, float]:
-        """Return the rate of right answers by arm that was compared."""
-        return {point.plan.operators[-1]: point.success for point in self.alone}
-
-    @property
-    def questions(self) -> int:
-        """Return how many questions were asked in every arm that was compared."""
-        return max(point.questions for point in self.alone)
 
     @property
     def why_alone(self) -> str:
@@ -231,7 +181,7 @@ class LearnedArms:
         return {
             "by_calls": [asdict(row) for row in self.by_calls],
             "order": list(self.order),
-            "rates": dict(self.rates),
+            "rates": {point.plan.operators[-1]: point.success for point in self.alone},
             "not_compared": dict(self.not_compared),
         }
 
@@ -255,13 +205,8 @@ class PlanChoice:
     @classmethod
     def of(cls, points: Iterable[PlanPoint], *, price: float, **more: Any) -> Self:
         """Return the choice among points in any order; of equal values the shortest plan is first."""
-        ranked = sorted(points, key=lambda point: (-point.value(price), len(point.plan.steps)))
+        ranked = sorted(points, key=lambda point: (-round(point.value(price), 12), len(point.plan.steps)))
         return cls(points=tuple(ranked), price=price, **more)
-
-    def with_arms(self, arms: LearnedArms) -> PlanChoice:
-        """Return the choice with plans of several arms among the points."""
-        fields = {name: getattr(self, name) for name in self.__slots__}
-        return PlanChoice.of(**{**fields, "points": (*self.points, *arms.several), "arms": arms})
 
     @property
     def best(self) -> PlanPoint:
@@ -306,30 +251,31 @@ class PlanChoice:
     @property
     def verdict(self) -> str:
         """Return one sentence on the plan that is saved and the bar."""
-        few = self.bar.questions < MIN_QUESTIONS
-        return f"{self._verdict}{' These are too few questions to rely on it.' if few else ''}"
+        few = " These are too few questions to rely on it." if self.bar.questions < MIN_QUESTIONS else ""
+        return f"{self._keep if self.saved == self.bar else self._use}{few}"
 
     @property
-    def _verdict(self) -> str:
-        saved, bar, chosen = self.saved, self.bar, self.chosen
-        is_several = self.calls or saved.plan.asks_early
-        of = f"of {saved.questions:,} {self.source} {'questions' if is_several else 'answers'} right"
-        rate = f"{100 * saved.success:.1f} % {of}"
-        fitted = f"{100 * self.cross_fitted:.1f} % cross-fitted"
-        if saved == bar:
-            rest = "no plan does better" if chosen == bar else f"the best plan, {chosen.plan}, has {fitted}"
-            if self.calls:
-                return f"Keep the original question: {rate}; {rest}."
-            return f"Ask {bar.plan} alone: {rate}; {self.arms.why_alone if self.arms else rest}."
-        rate, standard = f"{rate} at {saved.calls:.1f} calls per question", f"the original question {_percent(bar)}"
-        if (row := saved.fitted) is None:
-            return f"Use the plan {saved.plan}: {rate}, {fitted}; {standard}."
+    def _keep(self) -> str:
+        bar, chosen = self.bar, self.chosen
+        rate = f"{100 * bar.success:.1f} % of {bar.questions:,} {self.source}"
+        if not self.calls and self.arms is not None:
+            return f"Ask {bar.plan} alone: {rate} answers right; {self.arms.why_alone}."
+        best = f"the best plan, {chosen.plan}, has {100 * self.cross_fitted:.1f} % cross-fitted"
+        rest = "no plan does better" if chosen == bar else best
+        return f"Keep the original question: {rate} questions right; {rest}."
+
+    @property
+    def _use(self) -> str:
+        saved, row = self.saved, self.saved.fitted
+        of = f"of {saved.questions:,} {self.source} questions right at {saved.calls:.1f} calls per question"
+        start, bar = f"Use the plan {saved.plan}: {100 * saved.success:.1f} % {of}", 100 * self.bar.success
+        if row is None:
+            return f"{start}, {100 * self.cross_fitted:.1f} % cross-fitted; the original question {bar:.1f} %."
         low, high = (100 * bound for bound in row.lead_ci)
         lead = f"{100 * row.lead:+.1f} points [{low:+.1f}, {high:+.1f}] against a plain vote with as many calls"
         fitted = f"cross-fitted {100 * row.learned:.1f} % at {row.learned_calls:.1f}, {lead}"
-        if not self.calls:
-            standard = f"the best prompt alone {100 * row.single:.1f} %"
-        return f"Use the plan {saved.plan}: {rate}; {fitted}; {standard}."
+        standard = f"original question {bar:.1f}" if self.calls else f"best prompt alone {100 * row.single:.1f}"
+        return f"{start}; {fitted}; the {standard} %."
 
     def best_plan_at(self, budget: float) -> PlanPoint:
         """Return the plan of the best success within a mean number of calls; UsageError for a budget below all."""
@@ -367,8 +313,30 @@ class PlanChoice:
         }
 
 
-def _percent(point: PlanPoint) -> str:
-    return f"{100 * point.success:.1f} %"
+def cross_fitted(
+    table: Table, plans: Sequence[Plan], rows: Rows, *, price: float, budget: float | None
+) -> tuple[float, float]:
+    """Return success on each fold of the plan that is chosen on the other four, over all questions, and its lead.
+
+    The lead over the original question is in score minus the price of calls; -inf where all questions are one fold.
+    Questions that are not scored count for nothing. Of equal plans the first in an order that no result decides is
+    taken: else it would be one that does well on the left-out fold.
+    """
+    plans = sorted(plans, key=lambda plan: (len(plan.steps), str(plan)))
+    folds = np.array([fold_of(table.task.questions[row]) for row in rows])
+    success, leads = list[float](), list[float]()
+    for fold in np.unique(folds):
+        inside, others = np.array(rows)[folds == fold].tolist(), np.array(rows)[folds != fold].tolist()
+        if not others:
+            return 0.0, -math.inf
+        points = [point_of(table, plan, others) for plan in plans]
+        best = PlanChoice.of(points, bar=points[0], price=price, budget=budget).chosen.plan
+        for cell, original in zip(table.cells(best, inside), table.cells(Plan(), inside), strict=True):
+            if cell.error is None:
+                success.append(cell.success)
+            if cell.error is None and original.error is None:
+                leads.append(cell.score - original.score - price * (cell.calls - original.calls))
+    return sum(success) / max(1, len(success)), sum(leads) / max(1, len(leads))
 
 
 def choose_from_log(

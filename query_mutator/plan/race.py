@@ -3,7 +3,7 @@
     single actions   the original question and every action alone, with at most `SINGLES` of the calls
     compositions     every edit of the best plan that was not edited yet, those of the most promising actions first:
                      insert, delete and swap operators, insert and delete ask points, add a second answer
-    race             eight questions, then twice as many, at last all. Plans that are surely worse than the best on the
+    race             eight questions or more, then twice as many, at last all. Plans surely worse than the best on the
                      same questions leave; so do the last ones of those that half of the calls left would not pay for
     variants         every submit rule and stop threshold of an edited plan, on all questions: they share its calls
 
@@ -35,10 +35,11 @@ Rows = tuple[int, ...]  # indices of questions
 
 MIN_CALLS, MAX_CALLS = 20, 20_000
 CALLS_PER_QUESTION = 15  # at least; fewer calls score fewer questions
-FIRST_QUESTIONS = 8
+FIRST_QUESTIONS = 8  # of a race, doubled while actions alone take at most a share of the calls
+FIRST_SHARE = 0.125
 SINGLES = 0.6  # share of the calls for actions alone
 SURE = 1.65  # standard errors behind the best: 95 %, one-sided
-EDITED = 6  # best plans to edit
+EDITED = 6  # best plans to edit, and the best one at each budget
 SHRINK = 16  # questions after which half of an action's lead is believed
 SEARCHED_SHARE = 2 / 3  # of calls and time, where P(right) is learned: the rest asks in all forms
 
@@ -72,13 +73,11 @@ def find_plan(
     so far. UsageError for too few calls.
     """
     check_calls(max_calls)
-    started = time.perf_counter()
+    share = SEARCHED_SHARE if learned else 1.0
+    count = questions_searched(len(task.questions), max_calls, learned=learned)
     with closing(_Bar(progress, max_calls)) as bar:
-        table = Table(caller, task, on_call=lambda: bar.update(race.max_calls))
-        share = SEARCHED_SHARE if learned else 1.0
-        count = questions_searched(len(task.questions), max_calls, learned=learned)
         race = Race(
-            table,
+            Table(caller, task, on_call=lambda: bar.update(race.max_calls)),
             np.random.default_rng(seed).permutation(len(task.questions))[:count].tolist(),
             max_calls=int(share * max_calls),
             seconds=seconds and share * seconds,
@@ -86,15 +85,14 @@ def find_plan(
             on_best=[bar.show, on_best],
         )
         race.run()
-        arms: LearnedArms | str = ""
+        arms, not_learned = None, ""
         if learned:
             race.extend(max_calls, seconds)
             try:
                 arms = _ask_in_all_forms(race, seed=seed)
             except TooFewAnswersError as error:
-                arms = str(error)
-        found = race.result(seconds=time.perf_counter() - started)
-    return replace(found, not_learned=arms) if isinstance(arms, str) else found.with_arms(arms)
+                not_learned = str(error)
+        return race.result(arms, not_learned=not_learned)
 
 
 def questions_searched(num_questions: int, max_calls: int, *, learned: bool = False) -> int:
@@ -209,15 +207,17 @@ class Race:
         budget: float | None = None,
         on_best: Iterable[Callable[[PlanPoint], object]] = (),
     ) -> None:
-        sizes = itertools.takewhile(len(order).__gt__, (FIRST_QUESTIONS * 2**stage for stage in itertools.count()))
-        self.stages: list[Rows] = [tuple(order[:size]) for size in (*sizes, len(order))]
+        self._edits = Edits(table.task)
+        first = FIRST_SHARE * max_calls / (2 * len(self._edits.singles) or 1)
+        doubled = (FIRST_QUESTIONS * 2**stage for stage in itertools.count())
+        sizes = [*itertools.takewhile(len(order).__gt__, doubled), len(order)]
+        small = sum(size <= first for size in sizes[1:])
+        self.stages: list[Rows] = [tuple(order[:size]) for size in sizes[small:]]
         self.table, self.budget = table, budget
         self._max_calls, self._seconds, self._started = max_calls, seconds, time.perf_counter()
         self.tried: dict[Rows, dict[Plan, None]] = {rows: {} for rows in self.stages}
         self.best: PlanPoint | None = None
         self.price = float(np.mean(table.task.rules.call_price))
-        self._edits = Edits(table.task)
-        self._compared = 0  # questions
         self._on_best = tuple(on_best)
         self._points: dict[tuple[Plan, int], PlanPoint] = {}
 
@@ -227,34 +227,35 @@ class Race:
         cheap_first = sorted(edits.singles, key=lambda one: table.max_calls(one, self.stages[0]))
         self._race(cheap_first, self.budget, SINGLES)
         edited: set[Plan] = set()
-        while (job := self._next(edited)) is not None:
+        while (job := self._next(edited)) is not None and table.calls < self.max_calls:
             plan, budget = job
             edited.add(plan)
             plans = dict.fromkeys(edits.of(plan, has_no_effect=self._has_no_effect))
             leads = {name: self._lead(name, budget) for name in edits.names}
             by_promise = sorted(plans, key=lambda one: sum(leads[name] for name in one.operators), reverse=True)
-            if not self._race(by_promise, budget):
-                return
+            self._race(by_promise, budget)
             self.score(edits.variants(plan), whole)
 
     def extend(self, max_calls: int, seconds: float | None) -> None:
         """Allow more calls or time."""
         self._max_calls, self._seconds = max_calls, seconds
 
-    def result(self, *, seconds: float) -> PlanChoice:
+    def result(self, arms: LearnedArms | None = None, *, not_learned: str = "") -> PlanChoice:
         """Return what was found, on all questions, or the most on which the calls or the time let plans be compared."""
         rows = self.compared_rows
         plans = list(dict.fromkeys([Plan(), *self.tried[rows]]))
         return PlanChoice.of(
-            [self.point(plan, rows) for plan in plans],
+            [*(self.point(plan, rows) for plan in plans), *(arms.several if arms else ())],
             bar=self.point(Plan(), rows),
             price=self.price,
             budget=self.budget,
             searched=cross_fitted(self.table, plans, rows, price=self.price, budget=self.budget),
             plans_tried=len(self.tried[self.stages[0]]),
             calls=self.table.calls,
-            seconds=seconds,
+            seconds=time.perf_counter() - self._started,
             rewrites=self.table.rewrites,
+            arms=arms,
+            not_learned=not_learned,
         )
 
     @property
@@ -268,13 +269,11 @@ class Race:
         if self._seconds is None:
             return self._max_calls
         left = max(0.0, self._seconds - (time.perf_counter() - self._started))
-        return min(self._max_calls, self.table.calls + int(left * self._calls_per_s))
+        return min(self._max_calls, self.table.calls + int(left * self._calls_per_s(self._seconds)))
 
-    @property
-    def _calls_per_s(self) -> float:
-        """Return the speed so far, close to the expected one in the first seconds; there must be a deadline."""
-        assert self._seconds is not None
-        expected = EXPECTED_S * self._max_calls / max(1.0, self._seconds)
+    def _calls_per_s(self, seconds: float) -> float:
+        """Return the speed so far, close to the expected one in the first seconds."""
+        expected = EXPECTED_S * self._max_calls / max(1.0, seconds)
         return (self.table.calls + expected) / (time.perf_counter() - self._started + EXPECTED_S)
 
     def score(self, plans: Iterable[Plan], rows: Rows, share: float = 1.0) -> None:
@@ -285,7 +284,7 @@ class Race:
             totals = itertools.accumulate(self.table.max_calls(plan, rows) for plan in waiting)
             fitting = list(itertools.takewhile(left.__ge__, totals))
             if self._seconds is not None:
-                piece = PIECE_S * min(self._calls_per_s, self._max_calls / max(1.0, self._seconds))
+                piece = PIECE_S * min(self._calls_per_s(self._seconds), self._max_calls / max(1.0, self._seconds))
                 if self.best is None:  # two plans soon, or one, whatever it takes
                     fitting = fitting[:2] or [0]
                 fitting = fitting[: max(1, sum(total <= piece for total in fitting))]
@@ -294,24 +293,16 @@ class Race:
             now, waiting = waiting[: len(fitting)], waiting[len(fitting) :]
             self.table.gather(now, rows)
             self.tried[rows] |= dict.fromkeys(now)
-            self._note_best(now, rows)
+            self._note_best()
 
-    def _note_best(self, plans: Iterable[Plan], rows: Rows) -> None:
-        if len(rows) < self._compared:
-            return
-        is_first = len(rows) > self._compared
-        leader = max((self.point(plan, rows) for plan in (self.tried[rows] if is_first else plans)), key=self._rank)
-        if len(self.tried[rows]) > 1:  # the original question alone is not compared with anything
-            self._compared = len(rows)
-        if is_first or self.best is None or self._rank(leader) > self._rank(self.point(self.best.plan, rows)):
+    def _note_best(self) -> None:
+        rows = self.compared_rows
+        tried = self.tried[rows]
+        leader = self.point((self.ranked(tried, rows, self.budget) or self.ranked(tried, rows))[0][0], rows)
+        if leader != self.best:
             self.best = leader
             for call in self._on_best:
                 call(leader)
-
-    def _rank(self, point: PlanPoint) -> tuple[float, ...]:
-        if self.budget is None:
-            return (point.value(self.price),)
-        return (point.calls <= self.budget, point.success, point.score, -point.calls)
 
     def ranked(self, plans: Iterable[Plan], rows: Rows, budget: float | None = None) -> list[list[Plan]]:
         """Return plans by value, the best first; with a budget by success, those above it left out.
@@ -355,21 +346,17 @@ class Race:
         at_budgets = [(group[0], budget) for budget, groups in within for group in groups]
         return next((job for job in (*best, *at_budgets) if job[0] not in edited), None)
 
-    def _race(self, plans: Iterable[Plan], budget: float | None, share: float = 1.0) -> bool:
-        """Score plans on ever more questions, the most promising first, with a share of the search's calls.
-
-        Return False where they do not suffice.
-        """
+    def _race(self, plans: Iterable[Plan], budget: float | None, share: float = 1.0) -> None:
+        """Score plans on ever more questions, the most promising first, with a share of the search's calls."""
         table, whole = self.table, self.stages[-1]
-        calls, rows = table.calls, self.stages[0]
-        left = int(share * self.max_calls) - calls
+        rows = self.stages[0]
+        left = int(share * self.max_calls) - table.calls
         most = left * len(rows) / len(whole)  # what a plan may take at first, to be scored on all questions
         entered = list(dict.fromkeys([Plan(), *(plan for plan in plans if table.max_calls(plan, rows) <= most)]))
         for rows in self.stages:
             entered = self._affordable(entered, rows, share)
             self.score(entered, rows, share)
             entered = self._not_surely_worse([plan for plan in entered if plan in self.tried[rows]], rows, budget)
-        return table.calls > calls
 
     def _affordable(self, plans: Sequence[Plan], rows: Rows, share: float) -> list[Plan]:
         """Return the plans to score on more questions: the first ones that half of the calls left pay for."""

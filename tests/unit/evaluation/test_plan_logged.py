@@ -60,6 +60,10 @@ def arms(found: PlanChoice) -> LearnedArms:
     return found.arms
 
 
+def rates(found: PlanChoice) -> dict[str, float]:
+    return {point.plan.steps[0]: point.success for point in arms(found).alone}
+
+
 @pytest.fixture(scope="module")
 def sums() -> list[LoggedAnswer]:
     return graded_sums(200, prompts=3)
@@ -76,7 +80,7 @@ def test_submissions_by_p_right_are_right_more_often_than_votes_of_as_many(sums:
     assert sorted(arms(found).order) == sorted(PROMPTS)
     assert found.chosen.plan.answer == "learned"
     assert found.chosen.calls <= 2
-    assert arms(found).questions == found.chosen.questions == 200
+    assert found.bar.questions == found.chosen.questions == 200
     assert "Use the plan" in found.verdict
 
 
@@ -99,7 +103,7 @@ def test_chance_is_not_taken_for_a_better_plan() -> None:
     found = learned(answers, budget=None, price=0.005)
     assert not found.chosen.plan.asks_early
     assert found.verdict.endswith("; P(right) orders right and wrong answers no better than chance.")
-    assert (arms(found).by_calls, sorted(arms(found).rates)) == ((), sorted(PROMPTS))
+    assert (arms(found).by_calls, sorted(rates(found))) == ((), sorted(PROMPTS))
     assert abs(found.confidence.report.auroc - 0.5) < 0.1
 
 
@@ -119,14 +123,14 @@ def test_the_rows_of_a_log_may_come_in_any_order(sums: list[LoggedAnswer]) -> No
 
 def test_a_question_that_was_asked_again_is_another_question_for_a_plan(sums: list[LoggedAnswer]) -> None:
     found = learned([*sums, *sums[:90]])
-    assert arms(found).questions == 230
+    assert found.bar.questions == 230
 
 
 def test_prompts_of_other_questions_are_compared_by_rate_alone(sums: list[LoggedAnswer]) -> None:
     apart = [row for at, row in enumerate(sums) if PROMPTS.index(row.attempt.form) == at // 3 % 3]
     found = learned(apart)
     assert arms(found).by_calls == ()
-    best = max(arms(found).rates, key=lambda name: arms(found).rates[name])
+    best = max(rates(found), key=lambda name: rates(found)[name])
     assert arms(found).order == (best,)
     assert found.chosen.plan == Plan(steps=(best,))
     assert "of 67 logged answers right; too few questions were asked in two prompts" in found.verdict
@@ -136,7 +140,7 @@ def test_a_prompt_with_few_answers_is_not_compared(sums: list[LoggedAnswer]) -> 
     rare = [replace(row, attempt=replace(row.attempt, form="rare")) for row in sums[:60:3]]
     found = learned([*sums, *rare])
     assert arms(found).not_compared == {"rare": 20}
-    assert "rare" not in arms(found).rates
+    assert "rare" not in rates(found)
 
 
 def test_too_few_answers_are_one_line(sums: list[LoggedAnswer]) -> None:
@@ -180,8 +184,8 @@ def test_a_prompt_with_missing_answers_may_be_the_best(sums: list[LoggedAnswer])
         if rng.random() < (0.6 if at == 5 else 0.7)
     ]
     found = learned(answers)
-    assert arms(found).order[0] == max(arms(found).rates, key=lambda name: arms(found).rates[name]) == "p5"
-    assert len(arms(found).rates) > 1
+    assert arms(found).order[0] == max(rates(found), key=lambda name: rates(found)[name]) == "p5"
+    assert len(rates(found)) > 1
 
 
 def test_the_threshold_of_a_plan_is_rounded_down_so_that_it_asks_no_more_than_its_rule() -> None:
