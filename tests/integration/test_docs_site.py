@@ -1,9 +1,11 @@
-"""The docs site builds without a warning; Dockerfile and compose.yaml have what they name."""
+"""The docs site builds without a warning and its blocks run; Dockerfile and compose.yaml have what they name."""
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -15,11 +17,16 @@ import dockerfile
 import pytest
 import yaml
 
+from query_mutator.cli.console import exit_code
 from query_mutator.commands import COMMANDS
+from query_mutator.testing import StubServer
 from query_mutator.training.config import parse_config
 from scripts import flag_pages
+from tests.docs_blocks import DEFAULTS, PAGES, ROOT, SIZES, blocks_of, check_block, run_block
+from tests.integration.conftest import ROWS
+from tests.tiny_lm import pairs, write_rows
+from train_query_mutator import main as train_main
 
-ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = ROOT / "environments" / "query_rewriting_env"
 
 
@@ -114,14 +121,6 @@ def test_the_image_for_openenv_adds_the_versions_of_the_package_and_serves_its_p
 # --- compose.yaml ----------------------------------------------------------------------------------------------------
 
 
-def test_the_trainer_waits_for_the_models_and_the_pull_for_the_server() -> None:
-    services = compose()["services"]
-    assert services["trainer"]["depends_on"] == {"pull": {"condition": "service_completed_successfully"}}
-    wanted = {"condition": "service_healthy", "required": False}
-    assert services["pull"]["depends_on"] == {"ollama": wanted, "ollama-gpu": wanted}
-    assert services["pull"]["environment"] == {"OLLAMA_HOST": "http://model-server:11434"}
-
-
 def test_what_the_trainer_runs_is_a_command_of_ours() -> None:
     trainer = compose()["services"]["trainer"]
     command = [word.partition(":-")[2].rstrip("}") if word.startswith("${") else word for word in trainer["command"]]
@@ -130,3 +129,64 @@ def test_what_the_trainer_runs_is_a_command_of_ours() -> None:
     (pull,) = compose()["services"]["pull"]["command"]
     pulled = [word.partition(":-")[2].rstrip("}") for word in shlex.split(pull) if word.startswith("${")]
     assert pulled == [config.target_model, config.mutator_model]
+
+
+DOCS = ROOT / "docs"  # whose blocks are many minutes of training runs
+WITH_BLOCKS = [page for page in PAGES if any(not block.needs for block in blocks_of(page))]
+
+
+@pytest.fixture(scope="session")
+def small_run(tiny_server: StubServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `questions.jsonl` and a run of two updates on them."""
+    folder = tmp_path_factory.mktemp("docs")
+    rows = [{"id": f"q{n}", "query": text, "accept": [name]} for n, (text, name) in enumerate(ROWS)]
+    write_rows(folder / "questions.jsonl", rows)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("OLLAMA_HOST", tiny_server.url)
+        patch.setenv("QUERY_MUTATOR_REPLIES", str(folder / "replies.sqlite"))
+        assert exit_code(train_main, [*DEFAULTS, *SIZES, "--no-evaluate"], prog="train") == 0
+    return folder
+
+
+@pytest.fixture
+def folder(
+    small_run: Path, tiny_server: StubServer, tiny_lm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Path:
+    """The working directory of a page: a checkout's files, a finished run, rows to train on and a small model."""
+    for name in ("questions.jsonl", "runs"):
+        source = small_run / name
+        copy = shutil.copytree if source.is_dir() else shutil.copy
+        copy(source, tmp_path / name, **({"symlinks": True} if source.is_dir() else {}))
+    for name in ("examples", "scripts", "benchmarks", "requirements.txt"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    shutil.copytree(tiny_lm, tmp_path / "model")
+    write_rows(tmp_path / "train.jsonl", pairs(40))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OLLAMA_HOST", tiny_server.url)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=(pytest.mark.slow, pytest.mark.timeout(900)) if DOCS in page.parents else ())
+        for page in WITH_BLOCKS
+    ],
+    ids=lambda page: str(page.relative_to(ROOT)),
+)
+def test_blocks_of_the_page_run(page: Path, folder: Path) -> None:
+    for block in blocks_of(page):
+        if not block.needs:
+            run_block(block, folder)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_marked_blocks_have_flags_that_exist(page: Path, folder: Path) -> None:
+    for block in blocks_of(page):
+        if block.needs:
+            check_block(block)
+        elif block.file:
+            (folder / block.file).write_text(block.code, encoding="utf-8")

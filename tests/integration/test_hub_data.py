@@ -24,7 +24,7 @@ from query_mutator.data.hub import CONVERTED, HubName
 from query_mutator.errors import DatasetError
 from query_mutator.files.json_lines import read_json_lines
 from query_mutator.session.policy_file import read_policy
-from tests.unit.data.test_layouts import jsonl
+from tests.unit.data.test_data import jsonl
 from train_query_mutator import main
 
 SHARDS = [f"data/validation-0000{number}-of-00002.parquet" for number in range(2)]

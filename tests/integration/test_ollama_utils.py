@@ -6,10 +6,8 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator, Sequence
 
-import numpy as np
 import pytest
 
 from ollama_utils import (
@@ -60,10 +58,6 @@ def environment(server: StubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUERY_MUTATOR_MUTATOR_MODEL", "talker")
 
 
-def test_rewrites_come_in_order_without_what_the_model_says_around_them() -> None:
-    assert batch_mutate_queries(QUESTIONS, OPERATOR) == [f"{question} by {OPERATOR}" for question in QUESTIONS]
-
-
 def test_each_query_may_have_its_own_operator() -> None:
     names = operators.names()[:3]
     assert batch_mutate_queries(["a", "b", "c"], names) == [f"{'abc'[i]} by {names[i]}" for i in range(3)]
@@ -88,15 +82,6 @@ def test_a_rewrite_without_a_question_in_it_is_a_failure() -> None:
     assert text == "silence"
     assert error is not None
     assert error.kind == "empty"
-
-
-def test_failures_that_pass_are_tried_again() -> None:
-    with start_server(
-        [Upper()], num_parallel=4, faults=FaultPlan(0.3, kinds=("500", "cut", "empty"), seed=3)
-    ) as faulty:
-        answers = batch_query_target_model(QUESTIONS, url=faulty.url, batch_size=4, max_retries=8)
-        assert faulty.stats()["faults"]
-    assert answers == [question.upper() for question in QUESTIONS]
 
 
 def test_an_empty_list_gives_an_empty_list() -> None:
@@ -146,11 +131,6 @@ def test_a_client_that_is_given_is_used_and_left_open(server: StubServer) -> Non
     stack.close()
 
 
-def test_embeddings_may_come_from_the_server() -> None:
-    rows = batch_encode_queries(QUESTIONS, model="ollama:all-minilm", batch_size=6)
-    np.testing.assert_allclose(rows, resolve_encoder("hash").encode(QUESTIONS), atol=1e-6)
-
-
 def test_ctrl_c_ends_calls_that_stall() -> None:
     code = "import ollama_utils; ollama_utils.batch_query_target_model(list('abcdefgh'), batch_size=2)"
     with start_server([Upper()], num_parallel=4, faults=FaultPlan(1.0, kinds=("stall",))) as stalling:
@@ -162,10 +142,3 @@ def test_ctrl_c_ends_calls_that_stall() -> None:
         _, said = process.communicate(timeout=30)
     assert process.returncode == -signal.SIGINT
     assert "KeyboardInterrupt" in said
-
-
-def test_no_thread_is_left_behind() -> None:
-    batch_query_target_model(QUESTIONS, batch_size=8)  # the server starts the threads of its models
-    before = {*threading.enumerate()}
-    batch_query_target_model(QUESTIONS, batch_size=8)
-    assert {*threading.enumerate()} - before == set()

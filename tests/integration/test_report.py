@@ -1,20 +1,35 @@
-"""The page of a run: its numbers are those of the run's files, and whatever a text says, it stays a text."""
+"""The page of a run and comparisons of runs: numbers of the files, texts that stay texts, and `qm watch`."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from query_mutator.cli.console import exit_code
-from query_mutator.files.json_lines import read_json_lines
+from query_mutator.errors import UsageError
+from query_mutator.evaluation.outcomes import Outcome
+from query_mutator.evaluation.summary import Results, summarize
+from query_mutator.files import write_checked_json
+from query_mutator.files.json_lines import JsonLines, read_json_lines
+from query_mutator.report.page.build import MARK, write_page
 from query_mutator.report.page.messages import chunks
 from query_mutator.report.page.run_reader import RunReader
+from query_mutator.runs.pairs import pair_rows, read_held_out
 from query_mutator.training.callbacks import CALLBACKS, Callback, RunView
+from query_mutator.types import ErrorInfo, Question
+from tests.browser.page_runs import write_run
 from tests.page_messages import messages_of, section_of, texts_of
 from tests.qm_command import qm
 from train_query_mutator import main as train_main
@@ -327,3 +342,291 @@ def test_a_summary_of_another_program_is_named(
     code = qm("report", run, "-o", tmp_path / "x.html")
     assert code == (0 if broken == {"eval": []} else 2)
     assert code == 0 or "summary.json or config.json is not that of a run" in capsys.readouterr().err
+
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@contextmanager
+def watcher(run: Path) -> Iterator[tuple[subprocess.Popen[str], str, int]]:
+    """Yield a `qm watch`, the path of its page, and its port."""
+    command = [sys.executable, "-m", "query_mutator", "watch", str(run), "--no-browser"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        try:
+            found = re.search(r"http://127\.0\.0\.1:(\d+)(/\S*) ", process.stdout.readline())
+            assert found, process.communicate()
+            yield process, found[2], int(found[1])
+        finally:
+            process.kill()
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a run, the link to it, and files and folders that are no pages."""
+    runs = tmp_path_factory.mktemp("parent") / "runs"
+    run = write_run(runs / "one")
+    write_page([run], run / "report.html")
+    (runs / "latest").symlink_to("one")
+    for name, text in {"stranger": "<script>1</script>", "of a link": ""}.items():
+        (runs / name).mkdir()
+        (runs / name / "config.json").write_text("{}")
+        (runs / name / "report.html").write_text(text)
+    (runs / "of a link" / "report.html").unlink()
+    (runs / "of a link" / "report.html").symlink_to(run / "config.json")
+    shutil.copy(run / "report.html", runs.parent / "report.html")
+    shutil.copy(run / "report.html", runs / "report.html")
+    return runs
+
+
+@pytest.fixture(scope="module")
+def port(runs: Path) -> Iterator[int]:
+    with watcher(runs) as (_, path, port):
+        assert path == "/"
+        yield port
+
+
+def ask(
+    port: int, path: str, *, method: str = "GET", headers: dict[str, str] | None = None
+) -> tuple[HTTPResponse, str]:
+    """Return a reply and its body."""
+    with closing(HTTPConnection("127.0.0.1", port, timeout=20)) as client:
+        client.request(method, path, headers=headers or {})
+        reply = client.getresponse()
+        return reply, reply.read().decode()
+
+
+@pytest.mark.parametrize("name", ["one", "latest"])
+def test_the_page_of_a_run_is_its_file_and_a_script_that_loads_it_again(runs: Path, port: int, name: str) -> None:
+    reply, body = ask(port, f"/{name}/")
+    assert (reply.status, reply.headers["Content-Type"]) == (200, "text/html; charset=utf-8")
+    tag = reply.headers["ETag"]
+    start, _, end = body.partition('<script>\n"use strict";\nsetInterval')
+    policy = f"; connect-src http://127.0.0.1:{port}/{name}/"
+    assert start.replace(policy, "") + "</body>\n</html>\n" == (runs / "one" / "report.html").read_text()
+    assert f"tag !== '{tag}'" in end
+    head, nothing = ask(port, f"/{name}/", method="HEAD")
+    assert (head.status, head.headers["ETag"], nothing) == (200, tag, "")
+    assert reply.headers["Content-Security-Policy"].startswith("default-src 'none'; ")
+    assert policy in reply.headers["Content-Security-Policy"]
+    assert "frame-ancestors 'none'" in reply.headers["Content-Security-Policy"]
+
+
+def test_the_runs_are_listed_with_links_to_their_pages(port: int) -> None:
+    reply, body = ask(port, "/")
+    assert reply.status == 200
+    assert set(re.findall(r'href="([^"]*)"', body)) == {"/one/", "/latest/", "/stranger/"}
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/one", "/one/config.json", "/one/report.html", "/../", "/%2e%2e/", "/./", "/one/../one/",
+     "/..%2fruns%2fone/", "/one%2f/", "/etc/passwd", "*", "/one%00/", "/%c3%a9/", "/%ff/", f"/{'x' * 300}/"],
+)  # fmt: skip
+def test_nothing_else_is_served(port: int, path: str) -> None:
+    reply, body = ask(port, path)
+    assert reply.status in (400, 404) or "there is no page yet" in body
+    assert MARK not in body
+
+
+def test_a_file_that_is_no_page_of_a_run_is_not_served(port: int) -> None:
+    _, body = ask(port, "/stranger/")
+    assert "is not a page of a run" in body
+    assert "<script>1</script>" not in body
+    assert "there is no page yet" in ask(port, "/of%20a%20link/")[1]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"Host": "evil.example"}, {"Host": "127.0.0.1.evil.example"}, {"Host": "localhost@evil.example"}, {"Host": ""},
+     {"Origin": "http://evil.example"}, {"Origin": "null"}],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("path", ["/", "/one/"])
+def test_other_sites_get_nothing(port: int, path: str, headers: dict[str, str]) -> None:
+    reply, body = ask(port, path, headers=headers)
+    assert reply.status == 403
+    assert "only pages that this server sent" in body
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE"])
+def test_it_is_read_only(port: int, method: str) -> None:
+    assert ask(port, "/one/", method=method)[0].status == 501
+
+
+def test_a_run_that_begins_later_is_waited_for_and_ctrl_c_ends_it(tmp_path: Path) -> None:
+    with watcher(tmp_path / "runs" / "latest") as (process, path, port):
+        assert path == "/latest/"
+        waiting, body = ask(port, path)
+        assert f"Waiting for {tmp_path}/runs/latest" in body
+        run = write_run(tmp_path / "runs" / "one")
+        (tmp_path / "runs" / "latest").symlink_to("one")
+        assert ask(port, path, method="HEAD")[0].headers["ETag"] == waiting.headers["ETag"]
+        tags = {waiting.headers["ETag"]}
+        for count in (2, 3):
+            write_page([run], run / "report.html")
+            tags.add(ask(port, path, method="HEAD")[0].headers["ETag"])
+            assert len(tags) == count
+        assert MARK in ask(port, path)[1]
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=20) == 130
+
+
+def test_a_file_in_place_of_a_run_and_a_port_in_use_are_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], port: int
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("", encoding="utf-8")
+    assert qm("watch", path, "--no-browser") == 2
+    assert capsys.readouterr().err.splitlines() == [f"qm: {path} is a file; give a run folder such as runs/latest"]
+    assert qm("watch", tmp_path, "--no-browser", "--port", str(port)) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert f"port {port} of 127.0.0.1 cannot be used" in line
+
+
+RIGHT, WRONG, LOST = 1.0, 0.0, None
+
+
+def outcome(name: str, success: float | None) -> Outcome:
+    error = ErrorInfo(kind="timeout", message="no reply") if success is None else None
+    return Outcome(question_id=name, success=float("nan") if success is None else success, score=0.5, error=error)
+
+
+def results(methods: Mapping[str, Sequence[float | None]], *, targets: int = 10**6, text: str = "question") -> Results:
+    """Return results on questions q0, q1, ... about `targets` things."""
+    count = len(next(iter(methods.values())))
+    questions = [Question(id=f"q{n}", text=f"{text} {n}", accept=(f"target {n % targets}",)) for n in range(count)]
+    outcomes = {name: [outcome(f"q{n}", one) for n, one in enumerate(found)] for name, found in methods.items()}
+    return Results(questions=questions, outcomes=outcomes, guard=(), guarded=dict.fromkeys(methods, ()))
+
+
+def write_results(
+    folder: Path, found: Results, *, seed: int = 1, model: str = "llama", dataset: str = "general"
+) -> Path:
+    folder.mkdir(parents=True)
+    flags = {"seed": seed, "dataset": dataset}
+    write_checked_json(folder / "config.json", {"flags": flags, "backend": {"target_model": model}})
+    with closing(JsonLines(folder / "evaluation.jsonl", cut_at=0)) as file:
+        file.append(*found.rows())
+    return folder
+
+
+def report_of(capsys: pytest.CaptureFixture[str], *argv: str | Path) -> dict[str, Any]:
+    assert qm("compare", *argv, "--json") == 0
+    report: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return report
+
+
+def test_two_methods_of_one_run_have_the_interval_of_its_summary(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = results(
+        {"identity": [RIGHT, WRONG, WRONG, LOST] * 20, "policy": [RIGHT, RIGHT, WRONG, RIGHT] * 10 + [WRONG] * 40},
+        targets=11,
+    )
+    known = summarize(found)["policy_minus"]["identity"]
+    run = write_results(tmp_path / "a", found)
+    [pair] = report_of(capsys, run, run, "--method", "identity", "policy")["pairs"]
+    assert (pair["difference"], pair["ci"], pair["questions"]) == (known["success"], known["success_ci"], 60)
+    assert (pair["gained"], pair["lost"], pair["same_right"], pair["same_wrong"]) == (10, 10, 10, 30)
+    assert pair["left_out"]["unscored"] == 20
+
+
+def test_runs_are_compared_on_the_same_questions_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a = write_results(tmp_path / "a", results({"policy": [WRONG] * 30 + [RIGHT] * 10}))
+    b = write_results(tmp_path / "b", results({"policy": [RIGHT] * 25 + [WRONG] * 3}), seed=2)
+    report = report_of(capsys, a, b)
+    [pair] = report["pairs"]
+    assert (pair["questions"], pair["gained"], pair["same_wrong"]) == (28, 25, 3)
+    assert pair["left_out"] == {"only A has": 12, "only B has": 0, "changed": 0, "unscored": 0}
+    assert pair["p"] == pytest.approx(2 * 0.5**25)
+    assert [(run["seed"], run["scored"]) for run in report["runs"]] == [(1, 40), (2, 28)]
+    assert qm("compare", a, b) == 0
+    out = capsys.readouterr().out
+    assert "B is better than A on such questions." in out
+    assert "Left out of B and A, questions: 12 only A has." in out
+    assert "One seed each: the intervals say nothing about other seeds" in out
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_an_interval_around_0_is_no_clear_difference(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [write_results(tmp_path / name, results({"policy": [RIGHT, WRONG] * 20})) for name in "abc"]
+    assert qm("compare", *runs) == 0
+    out = capsys.readouterr().out
+    assert "C and B: no clear difference (the interval includes 0)." in out
+    assert "p, Holm" in out
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_another_model_another_dataset_and_other_wordings_are_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = results({"policy": [RIGHT] * 9})
+    other = results({"policy": [RIGHT] * 9}, text="request")
+    mixed = Results(
+        questions=[*found.questions[:4], *other.questions[4:]], outcomes=found.outcomes, guard=(), guarded=found.guarded
+    )
+    a = write_results(tmp_path / "a", found)
+    b = write_results(tmp_path / "b", mixed, model="qwen", dataset="mine.jsonl")
+    [pair] = report_of(capsys, a, b)["pairs"]
+    assert (pair["questions"], pair["left_out"]["changed"]) == (4, 5)
+    assert qm("compare", a, b) == 0
+    out = capsys.readouterr().out
+    assert "Not the same target model (A llama, B qwen)" in out
+    assert "Not the same questions (A general, B mine.jsonl)" in out
+
+
+def test_the_wording_and_what_is_accepted_make_a_question() -> None:
+    row = {"question_id": "q", "success": 1.0, "question": "How?", "accepted": ["len"], "target": "len"}
+    assert pair_rows([row], [row]).result.questions == 1
+    assert pair_rows([row], [{**row, "accepted": ["sum"]}]).changed == 1
+    assert pair_rows([row], [{**row, "question": "What?"}]).changed == 1
+    found = pair_rows([row], [{**row, "success": None}])
+    assert (found.changed, found.result.unscored) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["a"], "runs named: 1; give 2 to 26"),
+        (["a", "a"], "a run is compared with itself"),
+        (["a", "none"], "none: no such run"),
+        (["a", "b", "--method", "plocy"], "unknown method of a 'plocy' (did you mean 'policy'?)"),
+        (["a", "b", "--method", "policy", "policy", "identity"], "--method has 3 names for 2 runs"),
+        (["a", "empty"], "empty has no evaluation.jsonl: its evaluation did not finish"),
+        (["a", "other.jsonl"], "other.jsonl has no rows of an evaluation"),
+        (["a", "apart"], "no held-out question in common: a asked 2 of general, apart asked 1 of mine"),
+    ],
+)
+def test_what_cannot_be_compared_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in "ab":
+        write_results(Path(name), results({"policy": [RIGHT, WRONG]}))
+    write_results(Path("apart"), results({"policy": [LOST]}), dataset="mine")
+    Path("empty").mkdir()
+    Path("other.jsonl").write_text('{"method": "policy", "question_id": 3, "success": "yes"}\n', encoding="utf-8")
+    assert qm("compare", *words) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_a_run_may_be_named_by_its_name_in_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("first", "second"):
+        write_results(Path("runs") / name, results({"policy": [RIGHT, WRONG]}))
+    assert [run["run"] for run in report_of(capsys, "first", "second")["runs"]] == ["runs/first", "runs/second"]
+
+
+def test_a_file_of_guard_rows_alone_has_nothing_to_compare(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    found = results({"policy": [RIGHT]})
+    rows = [json.dumps({**row, "set": "guard"}) for row in found.rows()]
+    file.write_text("\n".join([*rows, ""]), encoding="utf-8")
+    with pytest.raises(UsageError, match="no row of a held-out question"):
+        read_held_out(file)

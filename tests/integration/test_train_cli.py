@@ -138,14 +138,6 @@ def test_a_fold_that_leaves_nothing_is_one_line(
     assert "2 / 0 / 0" in capsys.readouterr().out
 
 
-def test_no_batching_makes_one_call_at_a_time(
-    tiny_flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert train(*tiny_flags, "--no-batching", "--no-evaluate") == 0
-    assert "--no-batching: --batch-size is ignored" in capsys.readouterr().err
-    assert len(rows(the_run(tmp_path), "transcripts")) == 64
-
-
 def test_a_model_on_a_server_of_ours_rewrites_its_own_questions(tiny_flags: list[str], tmp_path: Path) -> None:
     at = tiny_flags.index("--mutator-model")
     with start_server([Both()], num_parallel=4) as server:

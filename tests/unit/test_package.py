@@ -13,6 +13,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from query_mutator.cli.registry import COMMANDS
 from query_mutator.errors import UsageError
 from query_mutator.files.gguf_file import PACKAGED
 from query_mutator.registry import Registry
@@ -37,15 +38,10 @@ def pins(name: str) -> dict[str, str]:
     return {canonicalize_name(pin.name): next(iter(pin.specifier)).version for pin in found}
 
 
-def test_the_lock_has_one_version_within_each_range() -> None:
-    wanted, locked = ranges(), pins("requirements.txt")
-    assert wanted.keys() == locked.keys()
-    assert [name for name, one in wanted.items() if not one.specifier.contains(locked[name])] == []
-
-
-def test_extras_hold_the_versions_that_tests_use() -> None:
-    wanted, locked = ranges(*EXTRAS), pins("requirements-dev.txt")
-    assert wanted.keys() <= locked.keys()
+@pytest.mark.parametrize(("extras", "lock"), [((), "requirements.txt"), (EXTRAS, "requirements-dev.txt")])
+def test_the_lock_has_one_version_within_each_range(extras: tuple[str, ...], lock: str) -> None:
+    wanted, locked = ranges(*extras), pins(lock)
+    assert wanted.keys() == locked.keys() if not extras else wanted.keys() <= locked.keys()
     assert [name for name, one in wanted.items() if not one.specifier.contains(locked[name])] == []
 
 
@@ -139,3 +135,28 @@ def test_a_name_taken_twice_is_an_error_and_a_typo_lists_the_known_names() -> No
         registry.add("red", "#fe0000")
     with pytest.raises(UsageError, match=r"unknown color 'rad' \(did you mean 'red'\?\); known: red"):
         registry.get("rad")
+
+
+#: Commands that need the extra `toolkits`.
+EXTRA = {"analyze", "bench", "sweep", "gym run", "gym info", "train sft"} | {
+    name for name in COMMANDS if name.startswith("data ") and name != "data export"
+}
+
+
+def test_a_plain_install_has_every_command_but_those_of_the_toolkits() -> None:
+    code = """
+import sys
+sys.modules |= {"pydantic": None, "websockets": None}
+from query_mutator.cli.registry import COMMANDS
+from query_mutator.errors import UsageError
+import query_mutator.report.curve, query_mutator.report.benchmark, query_mutator.lab.analysis.runs
+for name, command in COMMANDS.items():
+    try:
+        command.run
+    except UsageError as error:
+        print(name, error, sep=": ")
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    hints = dict(line.split(": ", 1) for line in found.stdout.splitlines())
+    assert (hints.keys(), found.stderr) == (EXTRA, "")
+    assert {hint.partition(": ")[2] for hint in hints.values()} == {"pip install 'query-mutator[toolkits]'"}

@@ -75,14 +75,10 @@ def test_result_of_main_is_the_exit_code(capsys: pytest.CaptureFixture[str]) -> 
     assert capsys.readouterr().err == ""
 
 
-def test_bug_keeps_its_traceback() -> None:
-    with pytest.raises(ZeroDivisionError):
-        exit_code(raising(ZeroDivisionError()), [], prog="prog")
-
-
-def test_unrelated_os_error_keeps_its_traceback() -> None:
-    with pytest.raises(OSError, match="odd"):
-        exit_code(raising(OSError(errno.EDOM, "odd")), [], prog="prog")
+@pytest.mark.parametrize("error", [ZeroDivisionError(), OSError(errno.EDOM, "odd")], ids=repr)
+def test_a_bug_keeps_its_traceback(error: Exception) -> None:
+    with pytest.raises(type(error)):
+        exit_code(raising(error), [], prog="prog")
 
 
 def test_closed_pipe_is_quiet(capsys: pytest.CaptureFixture[str]) -> None:

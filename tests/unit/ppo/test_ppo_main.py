@@ -22,13 +22,6 @@ BROKEN = "Broken-v0"
 SMALL = ["--env", BROKEN, "--num-envs", "2", "--num-steps", "8", "--eval-episodes", "2", "--total-timesteps", "160"]
 
 
-@pytest.fixture(autouse=True)
-def _threads_as_before() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
 def test_cartpole_is_learnt_to_a_good_part_in_a_tenth_of_the_steps(tmp_path: Path) -> None:
     """The whole run (`python -m ppo`) reaches 475 and takes ten times as long."""
     main(["--num-env-steps", "20000", "--eval-episodes", "20", "--json", str(tmp_path / "result.json")])
@@ -110,22 +103,12 @@ def test_minibatches_that_do_not_divide_the_rollout_name_those_that_do(num_mini_
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"num_env_steps": 0},
-        {"num_processes": 0},
-        {"num_steps": -1},
-        {"ppo_epoch": 0},
-        {"num_mini_batch": 0},
         {"lr": 0.0},
-        {"lr": float("nan")},
-        {"clip_param": -0.2},
         {"max_grad_norm": 0.0},
-        {"gamma": 1.5},
-        {"gae_lambda": -0.1},
         {"entropy_coef": -0.01},
         {"value_loss_coef": -1.0},
         {"target_kl": 0.0},
         {"hidden_sizes": ()},
-        {"hidden_sizes": (64, 0)},
         {"seed": -1},
     ],
 )

@@ -23,7 +23,6 @@ from query_mutator.cli.console import exit_code
 from query_mutator.cli.flags import flags_of, parse_flags
 from query_mutator.cli.settings import SHARED_GROUPS, TABLES, files_read, shared_fields
 from query_mutator.commands import COMMANDS
-from query_mutator.commands.doctor import DoctorConfig
 from query_mutator.commands.iqn import Args as IQNArgs
 from query_mutator.commands.main import main as qm_main
 from query_mutator.data.loaders import load_questions
@@ -323,7 +322,6 @@ def test_every_number_flag_has_bounds(name: str) -> None:
         (["--num-processes", "1" + "0" * 20], "num_processes=100000000000000000000 must be at most 100000"),
         (["--num-processes", "100000", "--num-steps", "100000"], "transitions of a rollout must be at most 10^8"),
         (["--lr", "1e308"], "lr=1e+308 must be at most 10"),
-        (["--lr", "nan"], "lr=nan must be above 0"),
         (["--temperature", "inf"], "temperature=inf must be at most 100"),
         (["--seed", "-1"], "seed=-1 must be at least 0"),
         (["--hidden-sizes", "64", "1000000000"], "hidden_sizes=1000000000 must be at most 16384"),
@@ -331,7 +329,6 @@ def test_every_number_flag_has_bounds(name: str) -> None:
         (["--ollama-url", "ftp://there"], "--ollama-url: 'ftp://there' is not an address of a server"),
         (["--openai-url", "localhost:8000/v1"], "--openai-url localhost:8000/v1 has no scheme"),
         (["--device", "."], "--device '.' is not a device of torch"),
-        (["--device", "toaster"], "--device toaster cannot be used"),
         (["--question-column", "nope"], "--question-column is for a file; general has its own columns"),
         (["--keep-alive", "forever"], "--keep-alive 'forever' is not a time; try 30m"),
         (["--target-model", ""], "--target-model '' is empty; give a value, or leave the flag out"),
@@ -399,10 +396,3 @@ def test_server_flags_have_the_names_types_and_defaults_of_the_trainer() -> None
     }
     defaults = {field.name: field.default for field in dataclasses.fields(TrainConfig)}
     assert all(field.default == defaults[field.name] for field in dataclasses.fields(ServerFlags))
-
-
-@pytest.mark.parametrize("flag", ["--num-ctx", "--timeout-s", "--max-reply-mb"])
-@pytest.mark.parametrize(("flags", "prog"), [(BenchmarkConfig, "benchmark_batching"), (DoctorConfig, "qm doctor")])
-def test_a_bound_must_be_above_zero(flag: str, flags: type[Any], prog: str) -> None:
-    with pytest.raises(UsageError, match=flag.strip("-").replace("-", ".")):
-        parse_flags(flags, [flag, "0"], prog=prog)

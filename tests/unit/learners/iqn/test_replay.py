@@ -113,14 +113,12 @@ def test_two_steps_are_summed_and_the_third_is_looked_up() -> None:
     assert rounded(steps(NStep(1, 2, 0.5), 1.0, 2.0, 4.0)) == [(0, 2.0, 2, 0.25), (1, 4.0, 3, 0.25)]
 
 
-def test_a_terminated_episode_has_no_future() -> None:
-    found = rounded(steps(NStep(1, 3, 0.5), 1.0, 2.0, end="terminated"))
-    assert found == [(0, 2.0, 2, 0.0), (1, 2.0, 2, 0.0)]
-
-
-def test_a_truncated_one_would_have_gone_on() -> None:
-    found = rounded(steps(NStep(1, 3, 0.5), 1.0, 2.0, end="truncated"))
-    assert found == [(0, 2.0, 2, 0.25), (1, 2.0, 2, 0.5)]
+@pytest.mark.parametrize(("end", "future"), [("terminated", (0.0, 0.0)), ("truncated", (0.25, 0.5))])
+def test_a_terminated_episode_has_no_future_and_a_truncated_one_would_have_gone_on(
+    end: str, future: tuple[float, float]
+) -> None:
+    found = rounded(steps(NStep(1, 3, 0.5), 1.0, 2.0, end=end))
+    assert found == [(0, 2.0, 2, future[0]), (1, 2.0, 2, future[1])]
 
 
 def test_the_next_episode_starts_without_pending_steps() -> None:
