@@ -41,7 +41,7 @@ from query_mutator.plan.table import learn_confidence
 from query_mutator.report.curve import draw_learning_curve, validation_end
 from query_mutator.report.page.build import write_report
 from query_mutator.report.table import result_table
-from query_mutator.session.checkpoint import Checkpoint, load_or_learn, read_checkpoint
+from query_mutator.session.checkpoint import Checkpoint, read_checkpoint
 from query_mutator.session.models import OpenModels, open_models
 from query_mutator.session.task import guard_requests, make_task, split_dataset
 from query_mutator.session.truncation import cut_line, long_questions
@@ -59,7 +59,6 @@ from query_mutator.training.known_steps import recall
 from query_mutator.training.loop import TrainingLoop
 from query_mutator.training.parts import RunParts, make_loop, server_worked_before
 from query_mutator.training.resume import (
-    check_named,
     check_resumption,
     fold_remarks,
     make_learner,
@@ -117,8 +116,7 @@ def parse(argv: Sequence[str], stack: ExitStack, *, prog: str = PROG) -> tuple[T
     if config.resumes_folder and not config.dry_run:
         stack.enter_context(locked(Path(config.resume).resolve(), break_lock=config.break_lock))
     checkpoint = read_checkpoint(config.resume)
-    check_named(config, checkpoint)
-    config = parse_config(argv, base=resumed_flags(checkpoint), base_name=str(checkpoint.path))
+    config = parse_config(argv, base=resumed_flags(config, checkpoint), base_name=str(checkpoint.path))
     check_resumption(config, checkpoint)
     note(*fold_remarks(config, checkpoint))
     return config, checkpoint
@@ -149,7 +147,8 @@ def build(config: TrainConfig, checkpoint: Checkpoint | None, stack: ExitStack) 
     stack.callback(store.close)
     evaluator = Evaluator.of(models, max_failure_rate=config.max_failure_rate)
     if config.answer == "learned":
-        config, task, answers = with_confidence(config, task, evaluator, run_dir.confidence_path, must_learn=must_learn)
+        known = checkpoint.confidence if checkpoint else None
+        config, task, answers = with_confidence(config, task, evaluator, known, must_learn=must_learn)
         if checkpoint is None:
             recall(learner, task, answers, seed=config.seed)
     env_list = make_envs(config, models, task, on_record=run_dir.add_record)
@@ -170,32 +169,28 @@ def build(config: TrainConfig, checkpoint: Checkpoint | None, stack: ExitStack) 
 
 
 def with_confidence(
-    config: TrainConfig, task: Task, evaluator: Evaluator, path: Path, *, must_learn: bool
+    config: TrainConfig, task: Task, evaluator: Evaluator, known: ConfidenceModel | None, *, must_learn: bool
 ) -> tuple[TrainConfig, Task, dict[int, QuestionMemory]]:
-    """Return the settings, and the task with the P(right) that --answer learned submits by: kept in `path`, or learned.
+    """Return the settings, and the task with the P(right) that --answer learned submits by: `known`, or learned.
 
-    With it come the answers that it was learned from, if it was not kept. Unless it must be learned, answers are
+    With it come the answers that it was learned from, if it was not known. Unless it must be learned, answers are
     submitted by vote where there are too few to learn from.
     """
     answers: dict[int, QuestionMemory] = {}
-
-    def learn() -> ConfidenceModel:
-        found = learn_confidence(
-            evaluator, task, max_calls=config.answer_calls, seed=config.seed, progress=evaluator.progress
-        )
-        answers.update(found.answers)
-        return found.confidence
-
     try:
-        found = load_or_learn(path, learn)
+        if known is None:
+            found = learn_confidence(
+                evaluator, task, max_calls=config.answer_calls, seed=config.seed, progress=evaluator.progress
+            )
+            known, answers = found.confidence, dict(found.answers)
     except TooFewAnswersError as error:
         if must_learn:
             raise
         note(f"--answer vote: {error}")
         voting = replace(task.with_rules(answer="vote"), calls=replace(task.calls, logprobs=False))  # as when resumed
         return replace(config, answer="vote"), voting, {}
-    note(found.report.in_words)
-    return config, replace(task, confidence=found), answers
+    note(known.report.in_words)
+    return config, replace(task, confidence=known), answers
 
 
 def make_envs(
@@ -404,7 +399,7 @@ class Trainer:
         if error is not None:
             with contextlib.suppress(DiskError):  # it is being reported already
                 self.checkpoints.write()
-                note(f"checkpoint: {self.checkpoints.saved}; continue with --resume {parts.run_dir.path}")
+                note(f"checkpoint: {self.checkpoints.path}; continue with --resume {parts.run_dir.path}")
         parts.models.calls.close()  # first, because the environments wait for calls in flight
         if self.loop is not None:
             self.loop.close()

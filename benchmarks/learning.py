@@ -47,9 +47,9 @@ from query_mutator.learners.learner import InferencePolicy
 from query_mutator.learners.named import LEARNERS
 from query_mutator.llm.client import Client
 from query_mutator.plan.table import learn_confidence
-from query_mutator.session.checkpoint import read_checkpoint
 from query_mutator.session.loading import load_policy
 from query_mutator.session.models import OpenModels
+from query_mutator.session.policy_file import read_policy
 from query_mutator.session.task import make_task, split_dataset
 from query_mutator.settings.episode import TaskSettings
 from query_mutator.settings.models import ModelSettings
@@ -321,7 +321,7 @@ def prove(flags: str) -> None:
         run = Path(folder) / "runs" / "latest"
         rows = [json.loads(line) for line in (run / "transcripts.jsonl").read_text(encoding="utf-8").splitlines()]
         config = parse_config(argv)
-        real = load_policy(read_checkpoint(str(run)))
+        real = load_policy(read_policy(run))
         first_outcomes = None
         for name in ("empty store", "full store"):
             world = World(group_of(ModelSettings, config), Path(folder) / "store")

@@ -40,8 +40,8 @@ from query_mutator.evaluation.summary import POLICY, Results, summarize
 from query_mutator.rewards import is_refusal
 from query_mutator.rewards.committed import FAMILY, committed
 from query_mutator.rewards.parts import Evidence, right
-from query_mutator.session.loading import training_split
 from query_mutator.session.policy_file import SavedPolicy
+from query_mutator.session.task import split_dataset
 from query_mutator.types import Question
 
 IDENTITY = "identity"
@@ -95,7 +95,7 @@ def main() -> None:
 
 def questions_of(saved: SavedPolicy, *, held_out: bool) -> Sequence[Question]:
     """Return the held-out questions, or those of the validation fold; a plan's training has none, so fold 0."""
-    split = training_split(saved)
+    split = split_dataset(saved.task)
     if held_out:
         return split.test
     return split.validation or validation_split(split.train, 0).validation

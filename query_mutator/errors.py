@@ -7,7 +7,6 @@
     │   ├── CheckpointError              unreadable, or made for other settings
     │   ├── TooFewAnswersError           to learn P(right) from
     │   ├── EncoderError                 an encoder that cannot be found or verified
-    │   ├── UnnamedError                 a server, file or plugin that only a stored file names
     │   └── BatchFileError               a truncated, edited or mixed-up file (batching/files.py)
     ├── BackendError                     a server that cannot serve this run at all        exit code 2
     │   ├── ServerDownError              nothing answers at the address
@@ -84,10 +83,6 @@ class TooFewAnswersError(UsageError):
 
 class EncoderError(UsageError):
     """A sentence encoder cannot be found, or its weights are not the ones expected."""
-
-
-class UnnamedError(UsageError):
-    """A stored file names a server, file or plugin that this user has not."""
 
 
 class BackendError(QueryMutatorError):

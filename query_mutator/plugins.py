@@ -5,8 +5,8 @@ A plugin is an importable module's name or the path of a `.py` file. It register
     from query_mutator.operators import OPERATORS, PromptOperator
     OPERATORS.add("polite", PromptOperator(name="polite", ...))
 
-A run stores the plugins and their sha256 in config.json and checkpoints. `--resume`, `qm eval` and `qm rewrite` load
-them again if the source is that of a run of this user, or `--plugin` names it (session/trust.py).
+A run stores the plugins and their sha256 in config.json and policy.qm. `--resume`, `qm eval` and `qm rewrite` load
+those that `--plugin` or qm.toml name again.
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ import logging
 import sys
 import traceback
 from collections.abc import Iterable, Mapping
-from itertools import accumulate
 from pathlib import Path
 from types import ModuleType
 
 from query_mutator.errors import UsageError
 
-__all__ = ["absolute", "fault_of", "load_plugins", "plugin_hashes", "replaced", "source_sha256", "warn_of_changes"]
+__all__ = ["absolute", "fault_of", "load_plugins", "plugin_hashes", "replaced", "warn_of_changes"]
 
 logger = logging.getLogger(__name__)
 
@@ -49,24 +48,6 @@ def fault_of(error: BaseException) -> str:
     files = {module.__file__ for module in _loaded.values()}
     lines = [one for one in traceback.extract_tb(error.__traceback__) if one.filename in files]
     return f"plugin {lines[-1].filename}:{lines[-1].lineno}: {type(error).__name__}: {error}" if lines else ""
-
-
-def source_sha256(spec: str) -> str:
-    """Return the sha256 of a plugin's source file, "" for one that is not found; imports nothing."""
-    file = Path(spec) if spec.endswith(".py") else _module_file(spec)
-    return hashlib.sha256(file.read_bytes()).hexdigest() if file is not None and file.is_file() else ""
-
-
-def _module_file(name: str) -> Path | None:
-    """Return the file of a module without importing the packages that it is in."""
-    parts, place, found = name.split("."), None, None
-    for part in accumulate(parts, "{}.{}".format) if all(map(str.isidentifier, parts)) else ():
-        specs = (finder.find_spec(part, place) for finder in sys.meta_path)
-        found = next((spec for spec in specs if spec is not None), None)
-        if found is None:
-            return None
-        place = found.submodule_search_locations
-    return Path(found.origin) if found is not None and found.origin is not None else None
 
 
 def replaced(recorded: Mapping[str, str], given: Iterable[str]) -> dict[str, str]:

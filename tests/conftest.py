@@ -116,12 +116,6 @@ def children_end_with_the_session() -> None:
     children.bind_to_this_process()
 
 
-@pytest.fixture(autouse=True, scope="session")
-def another_user(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Keep what trainings remember out of the user's configuration folder."""
-    os.environ["QUERY_MUTATOR_TRUSTED"] = str(tmp_path_factory.mktemp("user") / "trusted.jsonl")
-
-
 @pytest.fixture(autouse=True)
 def registries_as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Undo what a test or its plugins register, and forget the plugins it loads."""

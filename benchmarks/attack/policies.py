@@ -1,4 +1,4 @@
-"""Area: policy files of a stranger, archives with a right digest and one hostile change.
+"""Area: policy files of a stranger, with a right digest and one hostile change.
 
 Loading one touches no file, socket or process but those that were named, as an audit hook sees; what is wrong with it
 is one line. Of some, a question is answered with models that are named.
@@ -8,31 +8,29 @@ from __future__ import annotations
 
 import atexit
 import hashlib
-import io
 import json
-import os
 import random
+import re
 import shutil
 import sys
 import tempfile
-import warnings
-import zipfile
-import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+from safetensors import safe_open
+from safetensors.numpy import load_file, save
 
 from benchmarks.attack.damage import VALUES
 from benchmarks.attack.harness import Outcome, run_cli
 from query_mutator import Rewriter
 from query_mutator.errors import BackendError, UsageError
-from query_mutator.session.loading import acting_settings, load_policy, load_saved, training_split
+from query_mutator.session.loading import acting_settings, load_policy, load_saved
 from query_mutator.session.policy_file import POLICY_FILE
-from query_mutator.session.trust import trusted_path
 from query_mutator.testing import start_server
 from tests.conftest import Librarian, Softener
 from tests.integration.conftest import ROWS, write_dataset
@@ -46,7 +44,7 @@ ROOT = Path(__file__).resolve().parents[2]
 #: Nothing listens there, and nothing may ask.
 ELSEWHERE = "http://127.0.0.1:9/v1"
 
-Entries = list[tuple[str, bytes, int]]  # name, content, compression
+Tensors = dict[str, NDArray[Any]]
 
 
 def attack(rng: random.Random, folder: Path, *, answered: float = ANSWERED_SHARE) -> Outcome:
@@ -60,7 +58,7 @@ def attack(rng: random.Random, folder: Path, *, answered: float = ANSWERED_SHARE
     what = change(rng, kind, how, path)
     case = f"{kind}: {how} {what[:200]}"
     _warm_up(kind)
-    with watched(path, run_of(kind).parent / "questions.jsonl") as acts:
+    with watched(path) as acts:
         detail = _load(path)
     if acts or (folder / "ran").exists():
         return Outcome(case=case, verdict="wrong", detail=f"it did {acts}")
@@ -86,9 +84,8 @@ def _load(path: Path) -> str:
 
 def _take_steps(path: Path) -> None:
     saved = load_saved(path)
-    load_policy(saved.checkpoint)
-    acting_settings(saved.checkpoint.system, {}, source=path)
-    training_split(saved)
+    load_policy(saved)
+    acting_settings(saved.system, {}, saved=saved)
 
 
 def _answer(path: Path) -> str:
@@ -117,7 +114,6 @@ def server_url() -> str:
 def run_of(kind: str) -> Path:
     """Return a run of two updates."""
     folder = Path(tempfile.mkdtemp(prefix=f"run-{kind}-"))
-    os.environ.setdefault("QUERY_MUTATOR_TRUSTED", str(folder / "trusted.jsonl"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     flags = ["--ollama-url", server_url(), "--target-model", "librarian", "--mutator-model", "softener"]
     flags += ["--forms", "none", "--ask", "every_step", "--max-episode-steps", "5"]
@@ -142,10 +138,10 @@ _watching: list[tuple[list[str], set[str]]] = []
 
 @contextmanager
 def watched(*allowed: Path) -> Iterator[list[str]]:
-    """Yield what the block does besides reading `allowed`, the user's file of trust and installed code."""
+    """Yield what the block does besides reading `allowed` and installed code."""
     _install_hook()
     acts: list[str] = []
-    _watching.append((acts, {str(path) for path in (*allowed, trusted_path())}))
+    _watching.append((acts, {str(path) for path in allowed}))
     try:
         yield acts
     finally:
@@ -178,34 +174,37 @@ def _is_installed(name: str) -> bool:
 # --- the file --------------------------------------------------------------------------------------------------------
 
 
-def archive(entries: Sequence[tuple[str, bytes, int]]) -> bytes:
-    """Return a policy file of entries, with the right digest."""
-    content = io.BytesIO()
-    with zipfile.ZipFile(content, "w") as file, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # two entries of one name
-        for name, data, compression in entries:
-            file.writestr(zipfile.ZipInfo(name), data, compress_type=compression)
-        file.comment = b" " * 71
-    return signed(content.getvalue()[:-71])
+def parts_of(path: Path) -> tuple[dict[str, Any], Tensors]:
+    """Return the JSON and the tensors of a policy file."""
+    with safe_open(path, framework="numpy") as file:
+        return json.loads(file.metadata()["policy"]), load_file(path)
 
 
-def signed(data: bytes) -> bytes:
-    """Return the bytes of an archive with their digest as its comment."""
-    return data + b"sha256 " + hashlib.sha256(data).hexdigest().encode()
+def packed(about: Mapping[str, Any] | str, tensors: Tensors | bytes) -> bytes:
+    """Return a policy file of JSON and tensors, or of a safetensors file, with the right digest."""
+    file = tensors if isinstance(tensors, bytes) else save(tensors)
+    size = int.from_bytes(file[:8], "little")
+    text = about if isinstance(about, str) else json.dumps({k: v for k, v in about.items() if k != "sha256"})
+    text = f'{{"sha256":"{"0" * 64}",{text.lstrip()[1:]}'
+    return signed(
+        b'{"__metadata__":{"policy":' + json.dumps(text).encode() + b"}," + file[9 : 8 + size], file[8 + size :]
+    )
 
 
-def entries_of(path: Path) -> Entries:
-    """Return the entries of a policy file."""
-    with zipfile.ZipFile(path) as file:
-        return [(name, file.read(name), zipfile.ZIP_STORED) for name in file.namelist()]
+def signed(head: bytes, data: bytes) -> bytes:
+    """Return a policy file of a header, in which the digest has any value, and of tensors' data."""
+    head += b" " * (-len(head) % 8)
+    at = len(b'{"__metadata__":{"policy":"{\\"sha256\\":\\"')
+    blank = len(head).to_bytes(8, "little") + head[:at] + b"0" * 64 + head[at + 64 :] + data
+    digest = hashlib.sha256(blank).hexdigest().encode()
+    return blank[: 8 + at] + digest + blank[8 + at + 64 :]
 
 
 def with_settings(path: Path, change: Callable[[dict[str, Any]], object]) -> bytes:
-    """Return a policy file whose policy.json was changed."""
-    entries = entries_of(path)
-    about = json.loads(entries[0][1])
+    """Return a policy file whose JSON was changed."""
+    about, tensors = parts_of(path)
     change(about)
-    return archive([("policy.json", json.dumps(about).encode(), zipfile.ZIP_STORED), *entries[1:]])
+    return packed(about, tensors)
 
 
 # --- changes: each returns the file and what was done -----------------------------------------------------------------
@@ -220,8 +219,7 @@ def change(rng: random.Random, kind: str, how: str, path: Path) -> str:
 
 def _value(rng: random.Random, own: Path, _: Path) -> tuple[bytes, str]:
     """Put another JSON value in the place of one."""
-    entries = entries_of(own)
-    about = json.loads(entries[0][1])
+    about, tensors = parts_of(own)
     node, names = about, []
     while isinstance(node, (dict, list)) and node and (not names or rng.random() < 0.8):
         parent, key = node, rng.choice(list(node)) if isinstance(node, dict) else rng.randrange(len(node))
@@ -229,8 +227,8 @@ def _value(rng: random.Random, own: Path, _: Path) -> tuple[bytes, str]:
         names.append(str(key))
     parent[key] = "SENTINEL"
     value = rng.choice(VALUES)
-    text = json.dumps(about).replace('"SENTINEL"', value).encode("utf-8", "surrogatepass")
-    return archive([("policy.json", text, zipfile.ZIP_STORED), *entries[1:]]), f"{'.'.join(names)} = {value[:60]}"
+    text = json.dumps({k: v for k, v in about.items() if k != "sha256"}).replace('"SENTINEL"', value)
+    return packed(text, tensors), f"{'.'.join(names)} = {value[:60]}"
 
 
 def _reach(rng: random.Random, own: Path, folder: Path) -> tuple[bytes, str]:
@@ -244,9 +242,8 @@ def _reach(rng: random.Random, own: Path, folder: Path) -> tuple[bytes, str]:
         ("system", {"encoder": "stranger/encoder"}),
         ("system", {"cache": "all", "cache_path": str(folder / "cache.sqlite")}),
         ("task", {"dataset": secret}),
-        ("task", {"dataset": "hf:stranger/questions"}),
+        ("trained_with", {"openai_url": [ELSEWHERE], "nonsense": [secret]}),
         ("task", {"judge_rubric": secret, "judge_model": "m", "reward": "judge=1"}),
-        ("background", {"dataset": secret}),
         ("plugins", {evil: ""}),
         ("plugins", {evil: hashlib.sha256(Path(evil).read_bytes()).hexdigest()}),
         ("plugins", {"antigravity": ""}),
@@ -257,61 +254,58 @@ def _reach(rng: random.Random, own: Path, folder: Path) -> tuple[bytes, str]:
 
 def _array(rng: random.Random, own: Path, _: Path) -> tuple[bytes, str]:
     """Put another array in the place of one."""
-    entries = entries_of(own)
-    at = rng.randrange(1, len(entries))
-    name, content, _compression = entries[at]
-    old = np.load(io.BytesIO(content))
-    arrays: Mapping[str, Callable[[], bytes]] = {
-        "transposed": lambda: _npy(np.ascontiguousarray(old.T)),
-        "a row less": lambda: _npy(old[:-1] if old.ndim else old),
-        "one dimension more": lambda: _npy(old[None]),
-        "empty": lambda: _npy(np.empty(0, old.dtype)),
-        "not finite": lambda: _npy(np.full(old.shape, np.nan)),
-        "of objects": lambda: _npy(np.array([{"a": 1}], dtype=object)),
-        "of texts": lambda: _npy(np.array(["a" * 50])),
-        "complex": lambda: _npy(np.zeros(old.shape, complex)),
-        "of whole numbers": lambda: _npy(np.full(old.shape, rng.choice((-1, 10**9)), np.int64)),
-        "of a header that lies": lambda: content.replace(b"(", b"(99999999, ", 1),
-        "no array": lambda: rng.randbytes(rng.randrange(200)),
-        "cut": lambda: content[: rng.randrange(len(content))],
+    about, tensors = parts_of(own)
+    name = rng.choice(sorted(tensors))
+    old = tensors[name]
+    arrays: Mapping[str, Callable[[], NDArray[Any]]] = {
+        "transposed": lambda: np.ascontiguousarray(old.T),
+        "a row less": lambda: old[:-1] if old.ndim else old,
+        "one dimension more": lambda: old[None],
+        "empty": lambda: np.empty(0, old.dtype),
+        "not finite": lambda: np.full(old.shape, np.nan),
+        "complex": lambda: np.zeros(old.shape, np.complex64),
+        "of whole numbers": lambda: np.full(old.shape, rng.choice((-1, 10**9)), np.int64),
+        "of truth values": lambda: np.zeros(old.shape, bool),
     }
     how = rng.choice(sorted(arrays))
-    entries[at] = (name, arrays[how](), zipfile.ZIP_STORED)
-    return archive(entries), f"{name} {how}"
-
-
-def _npy(array: Any) -> bytes:
-    stream = io.BytesIO()
-    np.lib.format.write_array(stream, array, allow_pickle=True)
-    return stream.getvalue()
+    return packed(about, {**tensors, name: np.asarray(arrays[how](), order="C")}), f"{name} {how}"
 
 
 def _entries(rng: random.Random, own: Path, _: Path) -> tuple[bytes, str]:
-    """Add, repeat, compress or leave out an entry."""
-    entries = entries_of(own)
-    name, content, _compression = rng.choice(entries)
-    added = rng.choice(("../../evil.npy", "/tmp/evil.npy", "more.npy", "weights/x.py", "weights/a b.npy", name))
-    changed: Mapping[str, Callable[[], Entries]] = {
-        f"with {added}": lambda: [*entries, (added, content, zipfile.ZIP_STORED)],
-        f"without {name}": lambda: [entry for entry in entries if entry[0] != name],
-        f"with {name} compressed": lambda: [
-            (one, data, zipfile.ZIP_DEFLATED * (one == name)) for one, data, _ in entries
-        ],
-        "with a bomb": lambda: [*entries, ("weights/bomb.npy", _npy(np.zeros(5_000_000)), zipfile.ZIP_DEFLATED)],
-        "with many": lambda: [*entries, *((f"weights/{at}.npy", b"", zipfile.ZIP_STORED) for at in range(3000))],
+    """Add a tensor, or many, leave one out, or let the header lie about one."""
+    about, tensors = parts_of(own)
+    name = rng.choice(sorted(tensors))
+    added = rng.choice(("../../evil", "/tmp/evil", "more", "weights/x.py", "weights/a b", "__metadata__"))
+    file = save(tensors)
+    head, data = file[8 : 8 + int.from_bytes(file[:8], "little")], file[8 + int.from_bytes(file[:8], "little") :]
+    lies = (
+        (rb'"shape":\[', b'"shape":[9999999999,'),
+        (rb'"data_offsets":\[', b'"data_offsets":[1'),
+        (rb"F32", b"F8_E4M3"),
+    )
+    lie = rng.choice(lies)
+    changed: Mapping[str, Callable[[], Tensors | bytes]] = {
+        f"with {added}": lambda: {**tensors, added: np.zeros(3)},
+        f"without {name}": lambda: {one: tensors[one] for one in tensors if one != name},
+        "with many": lambda: {**tensors, **{f"weights/{at}": np.zeros(0) for at in range(3000)}},
+        f"with {lie[1]!r}": lambda: file[:8] + re.sub(*lie, head, count=1) + data,
+        "with a tensor twice": lambda: file[:8] + head.rstrip()[:-1] + b"," + head.strip()[1:] + data,
     }
     how = rng.choice(sorted(changed))
-    return archive(changed[how]()), how
+    found = changed[how]()
+    if isinstance(found, bytes):
+        found = (len(found) - 8 - len(data)).to_bytes(8, "little") + found[8:]
+    return packed(about, found), how
 
 
 def _bytes(rng: random.Random, own: Path, _: Path) -> tuple[bytes, str]:
-    """Flip bits of the archive's own structure, or cut it; its digest is right."""
-    data = bytearray(own.read_bytes()[:-71])
+    """Flip bits of the file, or cut it; its digest is right if its header says where that is."""
+    data = bytearray(own.read_bytes())
     places = [rng.randrange(len(data)) for _ in range(rng.choice((1, 4, 40)))]
     for at in places:
         data[at] ^= 1 << rng.randrange(8)
     cut = rng.choice((len(data), len(data), rng.randrange(len(data))))
-    return signed(bytes(data[:cut])), f"at {places[:9]}, cut at {cut}, crc {zlib.crc32(data):x}"
+    return bytes(data[:8]) + signed(bytes(data[8:cut]), b"")[8:], f"at {places[:9]}, cut at {cut}"
 
 
 CHANGES: Mapping[str, Callable[[random.Random, Path, Path], tuple[bytes, str]]] = {

@@ -144,7 +144,7 @@ class Rewriter:
         self.saved, self.models = saved, models
         self.call_price = call_price
         self.task = acting_task(saved, models)  # the rules of its episodes, with operators and calls
-        self.policy = load_policy(saved.checkpoint, self.task)
+        self.policy = load_policy(saved, self.task)
         self._ids = {question.text: question.id for question in self.task.train_questions}
         self._threads: ThreadPoolExecutor | None = None
         self._threads_of = 0  # the process that started them
@@ -159,21 +159,21 @@ class Rewriter:
         call_price: float | None = None,
         **settings: Any,
     ) -> Self:
-        """Return the policy of a run folder, a `.pt` or a `.qm` file, with models, by default those of its training.
+        """Return the policy of a run folder or a `.qm` file with models, by default those of its training.
 
         `settings` are fields of ModelSettings: `ollama_url`, `openai_url`, `gguf`, `backend`, `target_model`,
         `mutator_model`, `batch_size` (calls in flight), `timeout_s` and others. `plugins` are loaded first, in place of
         those of the same file name in training; `call_price` is what the policy is told a call costs. Nothing is cached
         on disk, and a server that is down is not waited for, unless `cache` or `wait_for_server_s` say so. Raises
-        CheckpointError, EncoderError, UsageError or BackendError with one line that says what to do; UnnamedError for
-        a server, file or plugin that only the policy's file names.
+        CheckpointError, EncoderError, UsageError or BackendError with one line that says what to do: UsageError for a
+        server, encoder or plugin of the training that is not named, since none is taken from the policy's file.
         """
         for name in settings:
             check_known("setting", name, [field.name for field in fields(ModelSettings)])
         saved = load_saved(path, plugins)
         given = {"cache": DIRECT.cache, "wait_for_server_s": DIRECT.wait_for_server_s, **settings}
         given = {name: value for name, value in given.items() if value is not None}
-        models = open_models(acting_settings(saved.checkpoint.system, given, source=path), light=True)
+        models = open_models(acting_settings(saved.system, given, saved=saved), light=True)
         try:
             return cls(saved, models, call_price=call_price)
         except BaseException:

@@ -52,6 +52,7 @@ from query_mutator.cli.settings import (
 from query_mutator.errors import UsageError
 from query_mutator.files import encode
 from query_mutator.registry import nearest
+from query_mutator.settings.models import PLACES
 from query_mutator.version import __version__
 
 C = TypeVar("C")
@@ -121,7 +122,7 @@ def parse_flags(
 ) -> C:
     """Return `cls` made of `argv` over the file of its --config, if it has one, over `base`, over ./qm.toml.
 
-    `table` is the command's name in qm.toml; with "" or --resume the file is not read.
+    `table` is the command's name in qm.toml; with "" the file is not read, with --resume it names places alone.
     Raises UsageError for invalid input and for outputs that may not be written, SystemExit(0) after --help.
     """
     flags = flags_of(cls)
@@ -292,9 +293,11 @@ def _settings(
         layers.append(({**plain, **table_values(data, table, path)} if is_project else data, path))
         remember(path)
     settings = merged(layers, fields)
-    if table and "resume" not in typed:
+    if table:
         elsewhere = {field: setting.value for field, setting in settings.items()} | typed
         project = merged([(read_project(table, shared_fields(cls), elsewhere), PROJECT)], fields)
+        if "resume" in typed:  # the run has the others
+            project = {field: setting for field, setting in project.items() if field in PLACES}
         settings = project | settings
     settings = {field: setting for field, setting in settings.items() if field not in typed}
     keys = [setting.key for setting in settings.values() if setting.source == PROJECT]

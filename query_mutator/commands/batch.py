@@ -66,7 +66,7 @@ class BatchFlags(PolicyFlags, Sampling, OutputFlags):
     out: Annotated[str, arg(aliases=["-o"]), Output(holding(b'"response":{', b'"answer":'))]
     """File for the answers; lines without one are in a file next to it, as out.errors.jsonl."""
     checkpoint: str = ""
-    """A run folder or a .pt file, whose policy first rewrites each prompt; by default prompts are sent as they are."""
+    """A run folder or a .qm file, whose policy first rewrites each prompt; by default prompts are sent as they are."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,7 +204,7 @@ def _plain_work(flags: BatchFlags) -> Iterator[Work]:
     """Yield the work of sending each line as it is."""
     base = ResolvedModels(encoder="hash", cache="off")  # nothing is embedded
     first = flags.target_model or _first_model(flags.questions)
-    with open_models(system_settings(flags, base, source=flags.questions, target_model=first)) as models:
+    with open_models(system_settings(flags, base, target_model=first)) as models:
 
         def start(ask: Ask) -> Flow:
             model = flags.target_model or ask.model or models.target_model
@@ -231,7 +231,7 @@ def _first_model(path: str) -> str | None:
 def _policy_work(flags: BatchFlags) -> Iterator[Work]:
     """Yield the work of a policy: it rewrites the prompt of each line, and submits an answer."""
     with open_policy(flags) as rewriter:
-        models, checkpoint = rewriter.models, rewriter.saved.checkpoint
+        models, saved = rewriter.models, rewriter.saved
         sampling = {one.name for one in fields(Sampling)} & flags.given
         given: dict[str, Any] = {name: getattr(flags, name) for name in sorted(sampling)}
         task = replace(rewriter.task, calls=replace(rewriter.task.calls, **given))
@@ -247,8 +247,8 @@ def _policy_work(flags: BatchFlags) -> Iterator[Work]:
             on_line = task.on([Question(id=str(ask.number), text=ask.prompt)])
             return _rewritten(outcome_flow(on_line, 0, make_player(0)), model=task.calls.target_model)
 
-        assert checkpoint.path is not None
-        about: dict[str, Any] = {"checkpoint": file_sha256(checkpoint.path), "target_model": task.calls.target_model}
+        assert saved.path is not None
+        about: dict[str, Any] = {"checkpoint": file_sha256(saved.path), "target_model": task.calls.target_model}
         about |= {"mutator_model": task.calls.mutator_model, **given}
         names = dict.fromkeys([task.calls.target_model, task.calls.mutator_model])
         about["weights"] = [models.calls.identity(name) for name in names]

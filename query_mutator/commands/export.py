@@ -12,9 +12,7 @@ from query_mutator.cli.flags import JsonFlags, show
 from query_mutator.cli.outputs import Output, OutputFlags, holding
 from query_mutator.errors import UsageError
 from query_mutator.files import atomic_write, encode
-from query_mutator.session.loading import acting_settings, load_saved, with_background
-from query_mutator.session.models import open_models
-from query_mutator.session.policy_file import read_policy, redacted, write_policy_file
+from query_mutator.session.policy_file import read_policy, write_policy_file
 from query_mutator.settings.output import Plugins
 from query_mutator.training.export import ExportRules, choose, read_steps, reward_of, training_rows
 
@@ -45,7 +43,7 @@ def export(flags: ExportFlags) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportPolicyFlags(Plugins, OutputFlags):
+class ExportPolicyFlags(OutputFlags):
     """Write a trained policy with all that acting needs to one file, without reference answers or pickled code.
 
     `qm rewrite` and `Rewriter.load` take the file in place of a run folder. It holds the texts of the training
@@ -54,24 +52,19 @@ class ExportPolicyFlags(Plugins, OutputFlags):
     """
 
     run: Positional[str] = "runs/latest"
-    """A run folder (its newest checkpoint) or a .pt file."""
-    output: Annotated[str, arg(name="out", aliases=["--output", "-o"]), Output(holding(b"policy.json"))]
+    """A run folder."""
+    output: Annotated[str, arg(name="out", aliases=["--output", "-o"]), Output(holding(b'{"__metadata__":{"policy":'))]
     """File to write, as policy.qm."""
 
 
 def export_policy(flags: ExportPolicyFlags) -> None:
     """Write the file and print what is in it."""
     saved = read_policy(flags.run)
-    if saved.background is None:  # a checkpoint alone: its dataset and models are needed once
-        saved = load_saved(flags.run, flags.plugin)
-        with open_models(acting_settings(saved.checkpoint.system, {}, source=flags.run), light=True) as models:
-            saved = with_background(saved, models)
     background = saved.background
-    assert background is not None
-    write_policy_file(flags.output, redacted(saved))
-    checkpoint, size_kb = saved.checkpoint, Path(flags.output).stat().st_size / 1000
+    write_policy_file(flags.output, saved.redacted())
+    size_kb = Path(flags.output).stat().st_size / 1000
     shown = ", with the accepted answers that its examples show" if background.shows_examples else ""
     print(
-        f"{flags.output}: {checkpoint.algo} after {checkpoint.progress.env_steps} steps, {len(checkpoint.actions)} "
+        f"{flags.output}: {saved.algo} after {saved.env_steps} steps, {len(saved.actions)} "
         f"actions, {len(background.train)} training questions, {size_kb:,.0f} kB{shown}"
     )

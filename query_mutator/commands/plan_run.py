@@ -20,7 +20,7 @@ from query_mutator.cli.console import note
 from query_mutator.cli.flags import JsonFlags
 from query_mutator.confidence import ConfidenceModel
 from query_mutator.errors import TooManyFailuresError, UsageError
-from query_mutator.files import atomic_write, read_checked_json, write_checked_json
+from query_mutator.files import atomic_write, write_checked_json
 from query_mutator.files.lock import locked
 from query_mutator.files.run_dir import CONFIDENCE, STORE, SUMMARY, RunDir, check_name
 from query_mutator.learners.plan import Plan
@@ -31,16 +31,15 @@ from query_mutator.plan.race import check_calls
 from query_mutator.plugins import plugin_hashes
 from query_mutator.report.page.build import write_report
 from query_mutator.runs.provenance import describe_run, versions
-from query_mutator.session.checkpoint import Checkpoint
+from query_mutator.session.checkpoint import run_settings, usable_flags
 from query_mutator.session.models import ResolvedModels
-from query_mutator.session.policy_file import Background, SavedPolicy, background_of, write_own_policy
-from query_mutator.session.trust import check_plugins, check_reach
+from query_mutator.session.policy_file import POLICY_FILE, SavedPolicy, background_of, write_policy_file
 from query_mutator.settings.episode import CallRules, Operators, TaskSettings
 from query_mutator.settings.evaluation import CallBudget, FailureRate
 from query_mutator.settings.models import ModelSettings, Sampling
 from query_mutator.settings.output import DryRun, NamedRun, Resume
 from query_mutator.settings.questions import Questions, Reward
-from query_mutator.training.run_folder import planned, remember_run
+from query_mutator.training.run_folder import planned
 
 if TYPE_CHECKING:
     from query_mutator.data.split import Split
@@ -106,17 +105,16 @@ class PlanFlags(
     def resumed_base(resumed: Path, named: PlanFlags) -> Mapping[str, Any]:
         """Return the flags of the search in a run folder; UsageError for another folder, and for a search that is done.
 
-        `named` are the flags of the command alone: other servers, files and plugins must be those of runs of this user.
+        `named` are the flags of the command and qm.toml, which name servers, files and plugins again.
         """
         path = resumed / "config.json"
-        config = read_checked_json(path) if path.is_file() else {}
-        base = dict(config.get("flags", {}))
-        if base.pop("algo", None) != ALGO:
+        flags, plugins = run_settings(path) if path.is_file() else ({}, {})
+        if flags.get("algo") != ALGO:
             raise UsageError(f"--resume {resumed}: not a run of qm plan; give its run folder")
         if (resumed / SUMMARY).exists():
             raise UsageError(f"--resume {resumed}: its search is done; start another with qm plan")
-        check_reach({name: value for name, value in base.items() if name not in named.given}, source=path)
-        check_plugins({} if "plugin" in named.given else config["plugins"], source=path)
+        base = usable_flags(flags, plugins, {name: getattr(named, name) for name in named.given}, source=path)
+        base.pop("algo")
         if "minutes" in named.given:  # a new bound on the calls
             base.pop("max_calls", None)
         return base
@@ -129,9 +127,8 @@ class PlanRun:
     run_dir: RunDir
     store: Store
     flags: Mapping[str, Any] = field(default_factory=dict)
-    checkpoint: Checkpoint | None = None  # of the plan that was saved last; None: no plan of it can be played
+    policy: SavedPolicy | None = None  # of the plan that was saved last; None: no plan of it can be played
     task: Task | None = None
-    background: Background | None = None
     best: PlanPoint | None = None
 
     def begin(self, flags: PlanFlags, about: Mapping[str, Any], *, dataset: str) -> None:
@@ -141,18 +138,18 @@ class PlanRun:
         self.run_dir.write_config(describe_run(self.flags, **about), resumed_at=len(self.store) if flags.resume else 0)
 
     def can_play(self, task: Task, system: ResolvedModels, settings: TaskSettings, split: Split) -> None:
-        """Save the original question as the first plan; remember what this user's runs use."""
-        remember_run(self.flags, system)
-        self.task, self.background = task, background_of(task, split, dataset=settings.dataset)
-        self.checkpoint = Checkpoint(
-            learner={},
+        """Save the original question as the first plan."""
+        self.task = task
+        self.policy = SavedPolicy.of(
             actions=(),
             task=settings,
             system=system,
-            projection=task.observer.projection,
             flags={**self.flags, "forms": settings.forms},
             versions=versions(),
             plugins=plugin_hashes(self.flags["plugin"]),
+            background=background_of(task, split, dataset=settings.dataset),
+            weights={},
+            projection=task.observer.projection,
         )
         self.save(Plan())
 
@@ -162,11 +159,10 @@ class PlanRun:
         self.save(best.plan)
 
     def save(self, plan: Plan, confidence: ConfidenceModel | None = None) -> None:
-        """Write the checkpoint of a plan with what it submits by, and the file with all that acting needs."""
-        if self.checkpoint is not None and self.task is not None:
-            self.checkpoint = planned(self.checkpoint, plan, self.task, confidence)
-            self.checkpoint.save(self.run_dir.checkpoint_path(0))
-            write_own_policy(self.run_dir.path, SavedPolicy(checkpoint=self.checkpoint, background=self.background))
+        """Write the policy of a plan with what it submits by."""
+        if self.policy is not None and self.task is not None:
+            self.policy = planned(self.policy, plan, self.task, confidence)
+            write_policy_file(self.run_dir.path / POLICY_FILE, self.policy)
 
     def finish(self, found: PlanChoice) -> None:
         """Save what was found, P(right) for programs too, and write the run's page.
@@ -179,7 +175,7 @@ class PlanRun:
             with atomic_write(self.run_dir.path / CONFIDENCE) as file:
                 np.savez(file, **found.confidence.to_arrays())  # type: ignore[arg-type]  # mypy: its other keyword is a bool
         write_checked_json(self.run_dir.summary_path, {"plan": plan.to_json(), "search": search})
-        if self.checkpoint is not None:
+        if self.policy is not None:
             self.run_dir.take_latest()
         write_report(self.run_dir.path)
 

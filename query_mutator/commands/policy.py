@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,9 +20,9 @@ from query_mutator.cli.console import note
 from query_mutator.cli.flags import JsonFlags, show, words_of
 from query_mutator.cli.outputs import Output, holding, write_report
 from query_mutator.commands.policy_flags import RunFlags, max_failure_rate, system_settings
-from query_mutator.data import QuestionSet
+from query_mutator.data import BUNDLED, QuestionSet
 from query_mutator.data.split import target_key
-from query_mutator.errors import DatasetError, TooManyFailuresError, UnnamedError, UsageError, hide_credentials
+from query_mutator.errors import TooManyFailuresError, UsageError, hide_credentials
 from query_mutator.evaluation.comparison import QuestionTasks
 from query_mutator.evaluation.heldout import Baselines, compare, embed_questions, write_rows
 from query_mutator.evaluation.methods import Evaluator
@@ -37,12 +37,12 @@ from query_mutator.lab.sweep.runner import Runner, SweepFolder
 from query_mutator.learners.named import LEARNERS
 from query_mutator.report.table import models_table, result_table
 from query_mutator.rewards import WeightedReward
-from query_mutator.session.loading import acting_task, load_policy, load_saved, training_split
+from query_mutator.session.checkpoint import run_settings
+from query_mutator.session.loading import acting_task, load_policy, load_saved
 from query_mutator.session.models import OpenModels, open_models
-from query_mutator.session.policy_file import SavedPolicy, text_digest
+from query_mutator.session.policy_file import SavedPolicy, check_named, reaching, text_digest
 from query_mutator.session.task import NO_DATASET, check_gold, guard_requests, make_reward, read_dataset
 from query_mutator.session.truncation import cut_line, long_questions
-from query_mutator.session.trust import check_reach
 from query_mutator.settings.evaluation import Comparison
 from query_mutator.settings.questions import Columns, Reward
 from query_mutator.types import Question
@@ -55,6 +55,8 @@ _OWN = {one.name for cls in (EngineFlags, JsonFlags) for one in fields(cls)} | {
 }  # fmt: skip
 
 _REWARD = {one.name for one in fields(Reward)}
+_NONE_LEFT = "it has no held-out questions"
+_ALL_TRAINED = "the policy was trained on all its questions"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,8 +77,8 @@ class EvalFlags(RunFlags, Comparison, Columns, Reward, JsonFlags, EngineFlags):
     """Address of the model server on each machine that evaluates, as http://127.0.0.1:11434, for --ollama-url."""
 
     dataset: str | None = None
-    """Questions to ask: a file, or the name of a bundled set; by default the held-out ones. Those whose
-    text is in the training set are left out; those about its targets have a column of their own."""
+    """Questions to ask: a file, or the name of a bundled set; by default those of the run, of which it was
+    not trained on some. What it was trained on is left out; questions about its targets have a column of their own."""
     seed: Seed = 1
     """Seed of the random baseline."""
     evaluation: Annotated[str | None, Output(holding(b'{"method":'))] = None
@@ -95,7 +97,7 @@ class EvalFlags(RunFlags, Comparison, Columns, Reward, JsonFlags, EngineFlags):
             )
 
 
-def evaluate_models(flags: EvalFlags, policy: Path) -> None:
+def evaluate_models(flags: EvalFlags, policy: Path, dataset: str) -> None:
     """Run the missing evaluations, then print a row for each model; `policy` is the file that holds the policy."""
     trials = {
         model: Trial(setting={"target_model": model}, seed=flags.seed) for model in dict.fromkeys(flags.target_model)
@@ -103,9 +105,11 @@ def evaluate_models(flags: EvalFlags, policy: Path) -> None:
     if len({trial.name for trial in trials.values()}) < len(trials):
         raise UsageError(f"--target-model {' '.join(trials)}: two of them make one folder name; evaluate them apart")
     words = words_of(flags, without=_OWN)
+    if flags.dataset is None and os.path.isfile(dataset):
+        words += ["--dataset", os.path.abspath(dataset)]
     about = {"command": hide_credentials(shlex.join(["qm", "eval", *words])), "policy": file_sha256(policy)}
-    if flags.dataset and os.path.isfile(flags.dataset):
-        about["dataset"] = file_sha256(Path(flags.dataset))
+    if os.path.isfile(dataset):
+        about["dataset"] = file_sha256(dataset)
     out = Path(flags.out or Path("evaluations") / Path(flags.checkpoint).resolve().name)
     command = [*_COMMAND, "--checkpoint", str(Path(flags.checkpoint).resolve()), *words]
     from query_mutator.commands.sweep import open_engine  # needs pydantic, which an evaluation of one model does not
@@ -141,12 +145,12 @@ def evaluate_policy(flags: EvalFlags) -> None:
     """Print the table of all methods, or with several models a row for each, or write the report with --json."""
     saved = _judged(flags, load_saved(flags.checkpoint, flags.plugin))
     target = flags.target_model[0] if len(flags.target_model) == 1 else None
-    settings = system_settings(flags, saved.checkpoint.system, source=saved.checkpoint.path, target_model=target)
+    settings = system_settings(flags, saved.system, saved, target_model=target)
     if len(flags.target_model) > 1:
-        assert saved.checkpoint.path is not None
-        evaluate_models(flags, saved.checkpoint.path)
+        assert saved.path is not None
+        evaluate_models(flags, saved.path, flags.dataset or _own_dataset(flags.checkpoint, saved))
         return
-    asked, failures = _asked(flags, saved), max_failure_rate(flags, saved.checkpoint)
+    asked, failures = _asked(flags, saved), max_failure_rate(flags, saved)
     with open_models(settings) as models:
         report = _compared(flags, saved, asked, models, max_failure_rate=failures)
     show(flags, report, result_table(report))
@@ -155,14 +159,14 @@ def evaluate_policy(flags: EvalFlags) -> None:
 
 
 def _judged(flags: EvalFlags, saved: SavedPolicy) -> SavedPolicy:
-    """Return the policy with the reward and judge of the flags; UnnamedError for a judge that only its file names."""
-    checkpoint, given = saved.checkpoint, {name: getattr(flags, name) for name in _REWARD & flags.given}
+    """Return the policy with the reward and judge of the flags; UsageError for a judge that only its file names."""
+    given = {name: getattr(flags, name) for name in _REWARD & flags.given}
     if given.get("reward") and "judge" not in WeightedReward.parse(given["reward"]).weights:
         given = {"judge_model": None, **given}
-    task = replace(checkpoint.task, **given)
+    task = replace(saved.task, **given)
     make_reward(task)
-    check_reach({"judge_model": task.judge_model}, source=checkpoint.path, named=given)
-    return replace(saved, checkpoint=replace(checkpoint, task=task))
+    check_named(reaching({"judge_model": task.judge_model}), given, source=saved.path)
+    return replace(saved, task=task)
 
 
 #: Questions to ask and requests to refuse; the questions of the training, with gold, and what they are about; the
@@ -178,7 +182,7 @@ def _compared(
     embed_questions(models.encoder, train)
     task = acting_task(saved, models, train=train)
     note(*long_questions(models.calls, task, found.questions))
-    budget = saved.checkpoint.flags.get("budget")  # calls per question that the run was trained for
+    budget = saved.flags.get("budget")  # calls per question that the run was trained for
 
     def keep(results: Results, tasks: QuestionTasks) -> None:
         if flags.evaluation:
@@ -189,12 +193,12 @@ def _compared(
         models,
         task,
         found.questions,
-        load_policy(saved.checkpoint, task),
+        load_policy(saved, task),
         seed=flags.seed,
         baselines=Baselines(
             search_calls=flags.plan_calls,
             budget=float(budget) if isinstance(budget, int | float) and budget >= 1 else None,
-            is_plan=bool(LEARNERS.get(saved.checkpoint.algo).made_by),
+            is_plan=bool(LEARNERS.get(saved.algo).made_by),
         ),
         max_calls=flags.eval_calls,
         trained_on=trained_targets,
@@ -209,62 +213,57 @@ def _compared(
 
 
 def _asked(flags: EvalFlags, saved: SavedPolicy) -> _Asked:
-    """Return the held-out questions of the training set, or those of --dataset whose text training did not have."""
-    task = saved.checkpoint.task
+    """Return the questions of --dataset, by default of the bundled set of the training, without those trained on."""
+    task, known = saved.task, saved.background
     if task.dataset == NO_DATASET:
         raise UsageError(
-            f"{saved.checkpoint.path}: learned from a log without --dataset, so no question is known to be held out; "
-            "learn again with the --dataset whose held-out questions are to be asked"
+            f"{saved.path}: learned from a log without --dataset, so no question is known to be held out; learn again "
+            "with the --dataset whose held-out questions are to be asked"
         )
-    try:
-        split = training_split(saved, named=flags.dataset)
-    except (DatasetError, UnnamedError) as error:
-        return _without_split(flags, saved, error)
-    seen = split.train + split.validation
-    targets = {target_key(question) for question in seen}
-    if flags.dataset is None:
-        if not split.test:
-            raise UsageError(f"{task.dataset} has no held-out questions; name others with --dataset")
-        return QuestionSet(questions=[*split.test], guard=tuple(split.guard)), split.train, targets, None
-    texts = {question.text for question in seen}
-    found = _new_questions(flags, saved, lambda question: question.text in texts)
-    name = None if [*found.questions] == [*split.test] else flags.dataset
-    return found, split.train, targets, name
-
-
-def _without_split(flags: EvalFlags, saved: SavedPolicy, error: UsageError) -> _Asked:
-    """Return the questions of --dataset and the training questions that a run folder keeps; its dataset is gone."""
-    background = saved.background
-    if flags.dataset is None and isinstance(error, UnnamedError):
-        raise error
-    if flags.dataset is None:
-        raise UsageError(
-            f"{saved.checkpoint.task.dataset}: the questions of the training are gone, and the held-out ones with "
-            "them; name others with --dataset FILE"
-        )
-    if background is None or not (background.has_gold and any(one.accept or one.reference for one in background.train)):
-        raise error
-    found = _new_questions(flags, saved, lambda question: text_digest(question.text) in background.trained_texts)
-    keys = {target_key(question) for question in found.questions}
-    targets = {key for key in keys if text_digest(key) in background.trained_targets}
-    return found, background.train, targets, flags.dataset
-
-
-def _new_questions(flags: EvalFlags, saved: SavedPolicy, was_seen: Callable[[Question], bool]) -> QuestionSet:
-    """Return the questions of --dataset without those that the policy was trained on."""
-    assert flags.dataset is not None
+    dataset = flags.dataset or _own_dataset(flags.checkpoint, saved)
+    columns = task if Path(dataset).name == Path(task.dataset).name else flags
+    columns = flags if flags.question_column or flags.answer_column else columns
     settings = replace(
-        saved.checkpoint.task,
-        dataset=flags.dataset,
-        question_column=flags.question_column,
-        answer_column=flags.answer_column,
+        task, dataset=dataset, question_column=columns.question_column, answer_column=columns.answer_column
     )
     found = read_dataset(settings, for_training=False)
-    questions = found.questions
-    left = [question for question in questions if not was_seen(question)]
+    texts = [text_digest(question.text) for question in found.questions]
+    left = [one for one, digest in zip(found.questions, texts, strict=True) if digest not in known.trained_texts]
+    is_own = known.trained_texts <= {*texts}
     if not left:
-        raise UsageError(f"{flags.dataset}: the policy was trained on all its questions; use others")
-    if len(left) < len(questions):
-        note(f"{flags.dataset}: {len(questions) - len(left)} of {len(questions)} questions were trained on, left out")
+        raise UsageError(f"{dataset}: {_NONE_LEFT if is_own else _ALL_TRAINED}; name other questions with --dataset")
+    if flags.dataset is not None and len(left) < len(texts):
+        note(f"{dataset}: {len(texts) - len(left)} of {len(texts)} questions were trained on, left out")
     check_gold(left, settings)
-    return replace(found, questions=left)
+    keys = {target_key(question) for question in left}
+    targets = {key for key in keys if text_digest(key) in known.trained_targets}
+    return replace(found, questions=left), _train(saved, found.questions), targets, None if is_own else dataset
+
+
+def _own_dataset(run: str, saved: SavedPolicy) -> str:
+    """Return the bundled set of the training, or the file in this folder that config.json of a run has; UsageError."""
+    dataset, config = saved.task.dataset, Path(run) / "config.json"
+    if dataset in BUNDLED:
+        return dataset
+    used: dict[str, tuple[str, ...]] = {"dataset": (dataset,)}
+    if config.exists():
+        dataset = str(run_settings(config)[0].get("dataset"))
+        used = reaching({"dataset": dataset})
+    check_named(used, {}, source=saved.path)
+    return dataset
+
+
+def _train(saved: SavedPolicy, questions: Sequence[Question]) -> Sequence[Question]:
+    """Return the training questions with gold: those of the policy, else of `questions` or of its bundled set."""
+    known, task = saved.background, saved.task
+    if known.has_gold:
+        return known.train
+    more = BUNDLED[task.dataset]() if task.dataset in BUNDLED else ()
+    gold = {question.text: question for question in (*more, *questions)}
+    found = [gold[question.text] for question in known.train if question.text in gold]
+    if not found:
+        raise UsageError(
+            f"{saved.path} has no reference answers, which baselines learn from: give --dataset {task.dataset}, the "
+            "questions of its training, to ask the held-out ones"
+        )
+    return found

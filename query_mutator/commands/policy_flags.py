@@ -14,9 +14,9 @@ from query_mutator.apply import Rewriter
 from query_mutator.bounds import Device
 from query_mutator.cli.console import note
 from query_mutator.plugins import absolute
-from query_mutator.session.checkpoint import Checkpoint
 from query_mutator.session.loading import acting_settings, load_saved
 from query_mutator.session.models import ResolvedModels, open_models
+from query_mutator.session.policy_file import SavedPolicy
 from query_mutator.settings.calls import Calls
 from query_mutator.settings.evaluation import FailureRate
 from query_mutator.settings.models import ADDRESS_FLAGS, AUTO, Models
@@ -32,7 +32,7 @@ class PolicyFlags(Models, Calls, FailureRate, Plugins):
     STORED: ClassVar[str] = "as in training"
 
     checkpoint: str = LATEST
-    """A run folder (its newest checkpoint), a .pt file, or a .qm file of `qm export-policy`."""
+    """A run folder, or a .qm file of `qm export-policy`."""
     device: Device = "cpu"
     """Torch device of the sentence encoder."""
     encoder: str | None = None
@@ -68,11 +68,11 @@ def take_run(flags: PolicyFlags, run: str) -> None:
 
 
 def is_policy(text: str) -> bool:
-    """Return whether a text is the path of a policy: a folder with a config.json, a .pt or a .qm file."""
+    """Return whether a text is the path of a policy: a folder with a config.json, or a .qm file."""
     try:
         path = Path(text)
         is_run = text != "" and (path / "config.json").is_file()
-        return is_run or (path.suffix in (".pt", ".qm") and path.is_file())
+        return is_run or (path.suffix == ".qm" and path.is_file())
     except (OSError, ValueError):  # too long for a path
         return False
 
@@ -81,8 +81,7 @@ def is_policy(text: str) -> bool:
 def open_policy(flags: PolicyFlags) -> Iterator[Rewriter]:
     """Yield the policy of --checkpoint with the models of its training, or those that flags name."""
     saved = load_saved(flags.checkpoint, flags.plugin)
-    trained_with = flags.of_training(saved.checkpoint.system)
-    settings = system_settings(flags, trained_with, source=saved.checkpoint.path)
+    settings = system_settings(flags, flags.of_training(saved.system), saved)
     with open_models(settings, light=True) as models:
         if settings.backend == AUTO:  # no model is known from training, as after --from-logs
             note(models.choice.reason)
@@ -90,17 +89,19 @@ def open_policy(flags: PolicyFlags) -> Iterator[Rewriter]:
             yield rewriter
 
 
-def system_settings(flags: PolicyFlags, base: ResolvedModels, *, source: object, **others: Any) -> ResolvedModels:
-    """Return the settings of the models of `source` with the given flags, and `others`, in place of them."""
+def system_settings(
+    flags: PolicyFlags, base: ResolvedModels, saved: SavedPolicy | None = None, **others: Any
+) -> ResolvedModels:
+    """Return the settings of models with the given flags, and `others`, in place of those in training."""
     names = {field.name for field in fields(ResolvedModels)} & {*flags.given, *ADDRESS_FLAGS}
     given = {name: getattr(flags, name) for name in names} | others
     given = {name: value for name, value in given.items() if value not in (None, ())}
     if "batch_size" in given:
         given.setdefault("use_batching", True)
-    return acting_settings(base, given, source=source)
+    return acting_settings(base, given, saved=saved)
 
 
-def max_failure_rate(flags: PolicyFlags, checkpoint: Checkpoint) -> float:
+def max_failure_rate(flags: PolicyFlags, saved: SavedPolicy) -> float:
     """Return the flag, by default that of the training."""
-    stored = checkpoint.flags.get("max_failure_rate", FailureRate.max_failure_rate)
+    stored = saved.flags.get("max_failure_rate", FailureRate.max_failure_rate)
     return flags.max_failure_rate if "max_failure_rate" in flags.given else float(stored)

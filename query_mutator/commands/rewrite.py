@@ -64,7 +64,7 @@ def rewrite(flags: RewriteFlags) -> None:
     print(lines if flags.json == "-" else "\n".join(map(_in_words, rewrites)), end="")
     if flags.json not in (None, "-"):
         write_text(flags.json, lines)
-    _check(rewrites, max_failure_rate(flags, rewriter.saved.checkpoint))
+    _check(rewrites, max_failure_rate(flags, rewriter.saved))
 
 
 def _check(rewrites: Sequence[Rewrite], max_rate: float) -> None:

@@ -21,8 +21,8 @@ from query_mutator.learners.plan import Plan
 from query_mutator.llm.address import is_loopback
 from query_mutator.llm.openai import token_field
 from query_mutator.runs.shadow import MARK, SHADOW, read_shadow
-from query_mutator.session.checkpoint import Checkpoint
 from query_mutator.session.models import ResolvedModels
+from query_mutator.session.policy_file import SavedPolicy
 from query_mutator.settings.calls import DIRECT
 
 if TYPE_CHECKING:
@@ -113,18 +113,18 @@ def serve(flags: ServeFlags) -> None:
     ):
         host, port = listening.getsockname()[:2]
         note(f"{rewriter.models.url} is served on http://{host}:{port}; {rewriter.target_model}+qm is rewritten")
-        note(mode_line(flags, rewriter.saved.checkpoint, blind="blind" in rewriter.modes))
+        note(mode_line(flags, rewriter.saved, blind="blind" in rewriter.modes))
         note(limit_line(flags, rewriter))
         print(f"listening on http://{host}:{port}", flush=True)
         run_frozen(ProxyServer(app, listening))
 
 
-def mode_line(flags: ServeFlags, checkpoint: Checkpoint, *, blind: bool) -> str:
+def mode_line(flags: ServeFlags, saved: SavedPolicy, *, blind: bool) -> str:
     """Return what the mode does with a policy; `blind` says whether that rewrites without an answer."""
-    plan, calls = checkpoint.flags.get("plan"), flags.max_calls or MAX_CALLS[flags.mode]
+    plan, calls = saved.flags.get("plan"), flags.max_calls or MAX_CALLS[flags.mode]
     if plan == str(Plan()):
         return f"mode {flags.mode}: the plan is the original question, so nothing is rewritten"
-    who = f"the plan {plan}" if plan else f"the {checkpoint.algo} policy"
+    who = f"the plan {plan}" if plan else f"the {saved.algo} policy"
     if flags.mode == "gate":
         answers = "refuses or is not sure" if flags.gate_not_sure else "refuses"
         return (
@@ -230,7 +230,6 @@ def _shadow_file(flags: ServeFlags) -> Path:
     if flags.shadow_file is not None:
         return Path(flags.shadow_file).resolve()
     path = Path(flags.checkpoint).resolve()
-    folder = next((each for each in (path, path.parent, path.parent.parent) if (each / "config.json").exists()), None)
-    if folder is None or path.suffix == ".qm":
+    if not (path / "config.json").exists():
         raise UsageError(f"--shadow with {flags.checkpoint}, which is not a run folder: give --shadow-file FILE")
-    return folder / SHADOW
+    return path / SHADOW

@@ -8,11 +8,11 @@ from query_mutator.batching.distributed.config import DistributedConfig
 from query_mutator.batching.training.config import SftFlags
 from query_mutator.cli.console import note
 from query_mutator.cli.flags import rows_of, show
-from query_mutator.files.run_dir import checkpoints_in
 
 
 def train_sft(flags: SftFlags) -> None:
     """Train, and print where the model is."""
+    from query_mutator.batching.training.model import checkpoints_in
     from query_mutator.batching.training.trainer import train
 
     is_main = DistributedConfig.from_env().is_main

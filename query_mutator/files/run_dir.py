@@ -6,8 +6,8 @@ config.json          flags, versions, commit, hardware, command line, who answer
 metrics.jsonl        {"step", "wall_s", "<key>": number} a row
 tensorboard/         the same numbers
 transcripts.jsonl    one StepRecord a row
-checkpoints/         step_<n>.pt
-policy.qm            the newest checkpoint's policy with all that acting needs (session/policy_file.py)
+resume.pt            the newest state of the training, the one before as resume.previous.pt (session/checkpoint.py)
+policy.qm            its policy with all that acting needs (session/policy_file.py)
 replies.sqlite       every reply and action of the run (llm/store.py)
 summary.json         the evaluation and the cost of the run
 evaluation.jsonl     a row per method and question of the evaluation
@@ -21,10 +21,9 @@ import json
 import logging
 import math
 import os
-import re
 import socket
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
@@ -40,10 +39,8 @@ logger = logging.getLogger(__name__)
 LATEST = "latest"
 SUMMARY = "summary.json"
 STORE = "replies.sqlite"
-CONFIDENCE = "confidence.npz"  # of qm plan --from-logs, which may leave no policy
 T = TypeVar("T")
-
-_CHECKPOINT = re.compile(r"step_(\d+)\.pt")
+CONFIDENCE = "confidence.npz"  # of qm plan --from-logs, which may leave no policy
 
 RunState = Literal["running", "finished", "interrupted", "killed"]
 
@@ -66,7 +63,6 @@ class RunDir:
         self.config_path, self.summary_path = path / "config.json", path / SUMMARY
         self.metrics_path, self.curve_path = path / "metrics.jsonl", path / "learning_curve.png"
         self.store_path, self.evaluation_path = path / STORE, path / "evaluation.jsonl"
-        self.confidence_path = path / "p_right.pt"
         self.transcripts = JsonLines(path / "transcripts.jsonl", cut_at=transcripts_bytes)
         self._records: list[StepRecord] = []
         self._is_latest = first_step > 0
@@ -79,7 +75,6 @@ class RunDir:
         with disk_errors(save_dir):
             Path(save_dir).mkdir(parents=True, exist_ok=True)
             path = _make_new(Path(save_dir), stem)
-            (path / "checkpoints").mkdir()
         return cls(path)
 
     def take_latest(self) -> None:
@@ -87,10 +82,6 @@ class RunDir:
         if not self._is_latest:
             self._is_latest = True
             _point_latest_to(self.path)
-
-    def checkpoint_path(self, env_steps: int) -> Path:
-        """Return the path of the checkpoint after this many environment steps."""
-        return self.path / "checkpoints" / f"step_{env_steps}.pt"
 
     def add_record(self, record: StepRecord) -> None:
         """Buffer one step of the transcript until `write_records`."""
@@ -142,42 +133,14 @@ def earlier_runs(save_dir: str | Path, flags: Mapping[str, Any]) -> Iterator[Pat
                 yield run
 
 
-def checkpoints_in(run: Path) -> list[Path]:
-    """Return the checkpoints of a run folder, the newest first."""
-    found = [
-        (int(match[1]), path)
-        for path in (run / "checkpoints").glob("*.pt")
-        if (match := _CHECKPOINT.fullmatch(path.name))
-    ]
-    return [path for _, path in sorted(found, reverse=True)]
-
-
-def newest_checkpoint(run: Path, read: Callable[[Path], T]) -> T:
-    """Return what `read` makes of the newest checkpoint that it can read, and warn of those it cannot.
-
-    Raises a CheckpointError where there is none.
-    """
-    candidates = checkpoints_in(run)
-    if not candidates and (run / CONFIDENCE).exists():
-        raise CheckpointError(
-            f"{run} has no policy: a log taught it P(right) and an order of prompts that are no forms"
-        )
-    if not candidates and ((run / "checkpoints").is_dir() or (run / "config.json").exists()):
-        raise CheckpointError(f"{run} was stopped before its first checkpoint, there is nothing to resume; start again")
-    if not candidates:
-        raise CheckpointError(f"{run}: no checkpoint in it; give a run folder such as runs/latest, or a .pt")
-    for candidate in candidates[:-1]:
+def first_readable(checkpoints: Sequence[Path], read: Callable[[Path], T]) -> T:
+    """Return what `read` makes of the first checkpoint that it can read; warn of those before it."""
+    for checkpoint in checkpoints[:-1]:
         try:
-            return read(candidate)
+            return read(checkpoint)
         except CheckpointError as error:
             logger.warning("%s; using the previous one", error)
-    return read(candidates[-1])
-
-
-def steps_of(checkpoint: Path, *, default: int = 0) -> int:
-    """Return the environment steps in a checkpoint's name, or `default` for another name."""
-    match = _CHECKPOINT.fullmatch(checkpoint.name)
-    return int(match[1]) if match else default
+    return read(checkpoints[-1])
 
 
 def _now() -> str:

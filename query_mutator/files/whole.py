@@ -279,7 +279,7 @@ def as_type(value: Any, hint: Any, where: str) -> Any:
     if hint is Any:
         return value
     if is_dataclass(hint) and isinstance(hint, type):
-        return record_of(hint, value, where=where)
+        return value if isinstance(value, hint) else record_of(hint, value, where=where)
     if origin in (Union, types.UnionType):
         for part in parts:
             try:

@@ -48,7 +48,7 @@ def _is_empty(path: Path) -> bool:
     """Return whether a run folder has neither a row nor a result."""
     rows = [path / name for name in ("transcripts.jsonl", METRICS_FILE)]
     has_rows = any(row.exists() and row.stat().st_size for row in rows)
-    return (path / "checkpoints").is_dir() and not has_rows and not (path / SUMMARY).exists()
+    return (path / "resume.pt").exists() and not has_rows and not (path / SUMMARY).exists()
 
 
 def _listed(path: Path) -> dict[str, Any]:

@@ -1,27 +1,31 @@
-"""Checkpoints of training runs: tensors and plain types only, so loading one runs no code from it."""
+"""What a training continues from: `resume.pt` in its run folder, with the flags in config.json.
+
+Tensors and plain types only, so loading one runs no code from it. The state before stays as `resume.previous.pt`, which
+is read where the newest one is damaged.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from query_mutator.bounds import Parallel
 from query_mutator.confidence import ConfidenceModel
 from query_mutator.env.observation import Projection
 from query_mutator.env.task import rewrite_settings
-from query_mutator.errors import CheckpointError
-from query_mutator.files import disk_errors
-from query_mutator.files.run_dir import newest_checkpoint, steps_of
-from query_mutator.files.whole import as_type, record_of
+from query_mutator.errors import CheckpointError, UsageError
+from query_mutator.files import disk_errors, read_checked_json
+from query_mutator.files.run_dir import first_readable
+from query_mutator.files.whole import as_type
 from query_mutator.forms import ALL
 from query_mutator.learners.learner import tensors
-from query_mutator.session.models import ResolvedModels
-from query_mutator.settings.episode import TaskSettings
-from query_mutator.settings.evaluation import FailureRate
-from query_mutator.settings.learner import IQNConfig
+from query_mutator.session.policy_file import POLICY_FILE, SHOWN_CHARS, check_named, check_plugins, reaching
+
+RESUME, PREVIOUS, _NEXT = "resume.pt", "resume.previous.pt", "resume.next.pt"
+_OF_ONE_COMMAND = ("plugin", "resume", "break_lock", "config", "dry_run", "json", "force")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,124 +49,43 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """One saved state; `learner` is its `state_dict`, with the policy's weights under `policy`."""
+    """The state of a training between two updates; `learner` is the learner's `state_dict`."""
 
     learner: Mapping[str, Any]
     actions: tuple[str, ...]
-    task: TaskSettings
-    system: ResolvedModels
     projection: Projection
-    flags: Mapping[str, Any]
-    versions: Mapping[str, str]
+    file_digests: tuple[str, ...] = ()  # of models that are files
     progress: Progress = field(default_factory=Progress)
     envs: Sequence[Mapping[str, Any]] | None = None  # states of the environments between two steps
-    confidence: Mapping[str, Any] | None = None  # arrays of the model of P(right), for the rule `learned`
+    confidence: ConfidenceModel | None = None  # with the models of its folds, for the rule `learned`
     callbacks: Mapping[str, Any] = field(default_factory=dict)  # states of the plugins' callbacks by name
-    plugins: Mapping[str, str] = field(default_factory=dict)  # --plugin -> sha256 of its source
+    flags: Mapping[str, Any] = field(default_factory=dict)  # in config.json, not in the file
+    plugins: Mapping[str, str] = field(default_factory=dict)  # there too: --plugin -> sha256 of its source
     path: Path | None = None
 
-    def save(self, path: Path) -> Path:
-        """Write the checkpoint atomically; DiskError when it cannot be written."""
-        return save_state(path, self._state())
+    def save(self, run: Path, *, keep_newest: bool = True) -> Path:
+        """Write the state to a run folder, in which the newest one becomes the previous one; DiskError if it cannot."""
+        from ppo.checkpoint import save_checkpoint
 
-    def _state(self) -> dict[str, Any]:
-        import torch
-
-        return {
-            **self.learner,
+        model = self.confidence
+        models: list[ConfidenceModel] = [] if model is None else [model, *model.fold_models]
+        state = {
+            "learner": self.learner,
             "actions": list(self.actions),
-            "task": asdict(self.task),
-            "system": asdict(self.system),
-            "projection": {
-                "mean": torch.from_numpy(self.projection.mean),
-                "components": torch.from_numpy(self.projection.components),
-            },
-            "flags": dict(self.flags),
-            "versions": dict(self.versions),
+            "projection": tensors({"mean": self.projection.mean, "components": self.projection.components}),
+            "file_digests": list(self.file_digests),
             "progress": asdict(self.progress),
             "envs": self.envs,
-            "confidence": self.confidence
-            and {name: torch.from_numpy(array.copy()) for name, array in self.confidence.items()},
+            "confidence": [tensors(one.to_arrays()) for one in models],
+            "fold_of": {} if model is None else dict(model.fold_of),
             "callbacks": dict(self.callbacks),
-            "plugins": dict(self.plugins),
         }
-
-    @classmethod
-    def read(cls, path: Path) -> Checkpoint:
-        """Return the checkpoint in a `.pt` file; CheckpointError for one that cannot be used."""
-        state = load_state(path)
-        try:
-            return cls(
-                learner=_learner(state),
-                actions=stored_actions(state["actions"]),
-                task=stored_task(state["task"]),
-                system=stored_models(state["system"]),
-                projection=Projection(**{name: tensor.numpy() for name, tensor in state["projection"].items()}),
-                flags=_with_rewrites(stored_flags(state["flags"]), state["actions"]),
-                versions=state["versions"],
-                progress=Progress(**state["progress"]),
-                envs=state["envs"],
-                confidence=None if state["confidence"] is None else arrays_of(state["confidence"]),
-                callbacks=state["callbacks"],
-                plugins=as_type(state["plugins"], Mapping[str, str], "plugins"),
-                path=path,
-            )
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise CheckpointError(
-                f"{path}: not a checkpoint of query mutator ({str(error)[:200]}); give a run folder"
-            ) from error
-
-    @property
-    def algo(self) -> str:
-        """Return the name of the learner."""
-        return str(self.flags.get("algo", "ppo"))
-
-    def confidence_model(self) -> ConfidenceModel | None:
-        """Return what the policy submits by, if it was learned; CheckpointError for arrays that hold none."""
-        if self.confidence is None:
-            return None
-        found = ConfidenceModel.from_arrays(self.confidence)
-        if found.encoder_source:
-            raise CheckpointError("its model of P(right) needs an encoder, which episodes do not give it")
-        return found
-
-    def check_actions(self, actions: Sequence[str]) -> None:
-        """Raise a CheckpointError with the difference unless the policy has exactly these actions."""
-        if tuple(actions) == self.actions:
-            return
-        missing = [name for name in self.actions if name not in actions]
-        extra = [name for name in actions if name not in self.actions]
-        difference = "; ".join(
-            f"{what}: {', '.join(names)}" for what, names in (("only there", missing), ("only here", extra)) if names
-        )
-        raise CheckpointError(
-            f"{self.path} was made for another operator set ({difference or 'the order differs'}); "
-            f"use {self._rewrite_flags()}"
-        )
-
-    def _rewrite_flags(self) -> str:
-        settings = rewrite_settings(self.actions, self.task.forms)
-        return " ".join(f"--{name} {value}" for name, value in settings.items() if value)
-
-
-def arrays_of(tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Return tensors as arrays."""
-    return {name: tensor.numpy() for name, tensor in tensors.items()}
-
-
-def _with_rewrites(flags: Mapping[str, Any], actions: Sequence[str]) -> dict[str, Any]:
-    """Return flags that name operators and forms where they stand for all: a later version may have more."""
-    forms = str(flags.get("forms", ""))
-    stands_for_all = flags.get("operators") == "" or forms == ALL
-    return {**flags, **(rewrite_settings(actions, forms) if stands_for_all else {})}
-
-
-def _learner(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries of the learner's `state_dict`, which stand next to those of the run."""
-    run = {field.name for field in fields(Checkpoint)}
-    return {"policy": state["policy"], "updates_done": state["updates_done"]} | {
-        key: value for key, value in state.items() if key not in run
-    }
+        newest = run / RESUME
+        with disk_errors(newest):
+            written = save_checkpoint(run / _NEXT, state)
+            if keep_newest and newest.exists():
+                newest.replace(run / PREVIOUS)
+            return written.replace(newest)
 
 
 def snapshot(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -170,97 +93,78 @@ def snapshot(state: Mapping[str, Any]) -> dict[str, Any]:
     return copy.deepcopy(dict(state))
 
 
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
 def read_checkpoint(path: str | Path) -> Checkpoint:
-    """Return the checkpoint in a `.pt`, or the newest readable one of a run folder; CheckpointError without one."""
+    """Return the newest readable state in a run folder, or that of a `.pt` in one; CheckpointError without any."""
     path = Path(path)
     if not path.exists():
-        raise CheckpointError(f"{path}: no such file; give a run folder such as runs/latest, or a .pt")
-    return _of_its_name(path) if path.is_file() else newest_checkpoint(path, _of_its_name)
+        raise CheckpointError(f"{path}: no such file; give a run folder such as runs/latest")
+    run = path if path.is_dir() else path.parent
+    found = [path / name for name in (RESUME, PREVIOUS) if (path / name).exists()] if path.is_dir() else [path]
+    if not (run / "config.json").exists() or not (found or (run / POLICY_FILE).exists()):
+        what = "was stopped before its first checkpoint" if (run / "config.json").exists() else "is not of a run"
+        raise CheckpointError(f"{path} {what}, there is nothing to resume; give a run folder such as runs/latest")
+    if not found:
+        raise CheckpointError(f"{path} is not trained, there is nothing to resume; run `qm plan` again")
+    flags, plugins = run_settings(run / "config.json")
+    return first_readable(found, partial(_read, flags=flags, plugins=plugins))
 
 
-def _of_its_name(path: Path) -> Checkpoint:
-    checkpoint = Checkpoint.read(path)
-    if (steps := checkpoint.progress.env_steps) != steps_of(path, default=steps):
-        raise CheckpointError(f"{path} holds the state after {steps} steps; it was renamed or exchanged")
-    return checkpoint
+def run_settings(path: Path) -> tuple[Mapping[str, Any], Mapping[str, str]]:
+    """Return the flags of a run and the digests of its plugins, in its config.json; UsageError for another file."""
+    config = read_checked_json(path)
+    try:
+        flags = as_type(config.get("flags"), Mapping[str, Any], "flags")
+        return flags, as_type(config.get("plugins", {}), Mapping[str, str], "plugins")
+    except ValueError as error:
+        raise UsageError(f"{path}: not the config.json of a run ({error}); restore it") from None
 
 
-def save_state(path: Path, state: Mapping[str, Any]) -> Path:
-    """Write tensors and plain types to a .pt file, atomically; DiskError when it cannot be written."""
-    from ppo.checkpoint import save_checkpoint
+def usable_flags(
+    flags: Mapping[str, Any], plugins: Mapping[str, str], given: Mapping[str, Any], *, source: object
+) -> dict[str, Any]:
+    """Return the flags of a run without servers, files and plugins; UsageError for one that `given` does not name.
 
-    with disk_errors(path):
-        return save_checkpoint(path, state)
+    `given` are the settings of the command and of qm.toml.
+    """
+    used = reaching(flags)
+    check_named(used, given, source=source)
+    check_plugins(plugins, given.get("plugin", ()), source=source)
+    return {name: value for name, value in flags.items() if name not in (*used, *_OF_ONE_COMMAND)}
 
 
-def load_state(path: Path, *, entry: str = "policy") -> dict[str, Any]:
-    """Return what `save_state` wrote; CheckpointError for a damaged file, and for one without `entry`."""
+def _read(path: Path, *, flags: Mapping[str, Any], plugins: Mapping[str, str]) -> Checkpoint:
+    """Return the state in a file; CheckpointError for one that is damaged, or holds none."""
     from ppo.checkpoint import load_checkpoint
 
     try:
-        return load_checkpoint(path, entry=entry)
-    except ValueError as error:
-        reason = str(error)
+        state = load_checkpoint(path, entry="learner")
+        models = [ConfidenceModel.from_arrays(_arrays(one)) for one in state["confidence"]]
+        return Checkpoint(
+            learner=state["learner"],
+            actions=tuple(state["actions"]),
+            projection=Projection(**_arrays(state["projection"])),
+            file_digests=tuple(state["file_digests"]),
+            progress=Progress(**state["progress"]),
+            envs=state["envs"],
+            confidence=replace(models[0], fold_models=tuple(models[1:]), fold_of=state["fold_of"]) if models else None,
+            callbacks=state["callbacks"],
+            flags={**flags, **_rewrites(flags, state["actions"])},
+            plugins=plugins,
+            path=path,
+        )
     except Exception as error:  # damaged bytes fail in many ways
-        reason = f"cannot read the checkpoint {path}: {error}"
-    raise CheckpointError(f"{reason}; give a run folder or another .pt")
+        reason = " ".join(str(error)[:SHOWN_CHARS].split())
+        raise CheckpointError(f"{path}: not a checkpoint of query mutator ({reason}); give a run folder") from error
 
 
-def stored_actions(values: Any) -> tuple[str, ...]:
-    """Return the actions of a checkpoint or policy file; ValueError for names that no setting takes."""
-    names: tuple[str, ...] = as_type(values, tuple[str, ...], "actions")
-    TaskSettings(operators=",".join(names))
-    return names
+def _arrays(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: tensor.numpy() for name, tensor in values.items()}
 
 
-def stored_task(values: Mapping[str, Any]) -> TaskSettings:
-    """Return the task of a checkpoint or policy file; ValueError for values of other types."""
-    if (rubric := values.get("judge_rubric")) and "\n" not in str(rubric):
-        raise ValueError("task.judge_rubric names a file, where its text is expected")
-    return record_of(TaskSettings, values, where="task")
-
-
-def stored_models(values: Mapping[str, Any]) -> ResolvedModels:
-    """Return the settings of models of a checkpoint or policy file; ValueError for values of other types."""
-    if isinstance(urls := values.get("openai_url"), (list, tuple)):  # as a choice of servers has it
-        values = {**values, "openai_url": next(iter(urls), None)}
-    return record_of(ResolvedModels, values, where="system")
-
-
-def stored_flags(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the flags of a checkpoint or policy file; ValueError for other types of those that acting reads."""
-    record_of(_ActingFlags, values, where="flags")
-    return dict(as_type(values, Mapping[str, Any], "flags"))
-
-
-@dataclass(frozen=True, kw_only=True)
-class _ActingFlags(FailureRate):
-    """The flags that acting reads."""
-
-    algo: str = "ppo"
-    plugin: tuple[str, ...] = ()
-    num_eval_quantiles: Parallel = IQNConfig.num_eval_quantiles
-
-
-def load_or_learn(path: Path, learn: Callable[[], ConfidenceModel]) -> ConfidenceModel:
-    """Return the model in a file; without a file, that of `learn`, which is written there."""
-    if path.exists():
-        return _read(path)
-    found = learn()
-    models: list[ConfidenceModel] = [found, *found.fold_models]
-    arrays = [tensors(model.to_arrays()) for model in models]
-    save_state(path, {"models": arrays, "fold_of": dict(found.fold_of)})
-    return found
-
-
-def _read(path: Path) -> ConfidenceModel:
-    """Return the model in a file; CheckpointError for one that is damaged or holds none."""
-    state = load_state(path, entry="fold_of")
-    try:
-        first, *folds = (ConfidenceModel.from_arrays(arrays_of(model)) for model in state["models"])
-        fold_of: Mapping[str, int] = as_type(state["fold_of"], Mapping[str, int], "fold_of")
-        if not {*fold_of.values()} <= {*range(len(folds))}:
-            raise ValueError("a target is in a fold that is not there")
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise CheckpointError(f"{path} holds no model of P(right) ({error}); restore it from a copy") from error
-    return replace(first, fold_models=tuple(folds), fold_of=fold_of)
+def _rewrites(flags: Mapping[str, Any], actions: Sequence[str]) -> Mapping[str, str]:
+    """Return flags that name operators and forms where they stand for all: a later version may have more."""
+    forms = str(flags.get("forms", ""))
+    return rewrite_settings(actions, forms) if flags.get("operators") == "" or forms == ALL else {}

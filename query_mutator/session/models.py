@@ -273,5 +273,5 @@ def check_files(servers: Sequence[ModelServer], digests: Sequence[str]) -> None:
         if tuple(digests) != server.file_digests():
             raise UsageError(
                 f"{', '.join(server.addresses())} changed since this policy was trained; give the earlier file, or "
-                f"name this one with --{server.url_flag} in a new run or another command"
+                f"name this one with --{server.url_flag} in a new run"
             )

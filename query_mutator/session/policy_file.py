@@ -1,103 +1,92 @@
 """A policy in one file, with all that acting needs: `policy.qm` in a run folder, or what `qm export-policy` writes.
 
-    policy.json        actions, rules of an episode, models, versions, plugins, digests of operators and encoder
-    weights/*.npy      the policy's arrays
-    confidence/*.npy   the model of P(right), of a policy that submits by it
-    *.npy              projection; training questions' vectors, for the operators that merge in a similar question
+A safetensors file, so loading one runs no code from it and needs no torch. Its metadata have one entry, `policy`: JSON
+with actions, rules of an episode, models, versions and training questions. Its tensors:
 
-A zip archive of JSON and plain arrays, so loading one runs no code from it and needs no torch. The archive's comment is
-the sha256 of all bytes before it.
+    weights/*               of the policy
+    confidence/*            the model of P(right), of a policy that submits by it
+    mean, components        the projection of embeddings
+    train_vectors, probe    training questions' vectors, for the operators that merge in a similar question
+
+The JSON begins with the sha256 of the file, computed with zeros in its place. No server, file or code is taken from a
+policy or a run folder: `trained_with` and `plugins` are for messages, and a command names again what it uses.
 """
 
 from __future__ import annotations
 
 import hashlib
 import inspect
-import io
+import json
 import logging
-import math
 import os
 import re
-import struct
-import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors.numpy import load, save
 
+from query_mutator.bounds import Parallel
+from query_mutator.confidence import ConfidenceModel
+from query_mutator.data import BUNDLED
+from query_mutator.data.hub import PREFIX as HUB
 from query_mutator.data.split import Split, target_key
 from query_mutator.encoder import Encoder, sha256_of
+from query_mutator.encoder.weights import DEFAULT_ENCODER
 from query_mutator.env.observation import Projection
-from query_mutator.env.task import Task, can_be_shown
-from query_mutator.errors import CheckpointError
+from query_mutator.env.task import Task, can_be_shown, rewrite_settings
+from query_mutator.errors import CheckpointError, UsageError
 from query_mutator.files import atomic_write, encode, parse_json_object
-from query_mutator.files.run_dir import checkpoints_in, steps_of
-from query_mutator.files.whole import as_type, record_of
+from query_mutator.files.gguf_file import PACKAGED
+from query_mutator.files.run_dir import CONFIDENCE
+from query_mutator.files.whole import record_of
 from query_mutator.forms import Example, Form, FormContext
+from query_mutator.llm.address import server_url
+from query_mutator.llm.backends import BACKENDS
+from query_mutator.llm.recorded import BUNDLED_RECORDINGS
 from query_mutator.operators import LocalOperator, Operator, PromptOperator
-from query_mutator.session.checkpoint import (
-    Checkpoint,
-    Progress,
-    read_checkpoint,
-    stored_actions,
-    stored_flags,
-    stored_models,
-    stored_task,
-)
+from query_mutator.plugins import absolute
 from query_mutator.session.models import ResolvedModels
 from query_mutator.session.task import example_bank
+from query_mutator.settings.episode import TaskSettings
+from query_mutator.settings.evaluation import FailureRate
+from query_mutator.settings.learner import IQNConfig
+from query_mutator.settings.models import ADDRESS_FLAGS
 from query_mutator.types import FloatArray, Question
 
 logger = logging.getLogger(__name__)
 
-
-MAX_NEIGHBORS = 10_000  # training questions that are kept, a fixed sample of more: 15 MB of vectors
+POLICY_FILE = "policy.qm"
+FORMAT = 2
+MAX_NEIGHBORS = 10_000  # training questions that are kept, a fixed sample of more
+MAX_NEIGHBOR_BYTES = 24 << 20  # of their vectors and texts
+MAX_BYTES = 64 << 20
+MAX_HEADER_BYTES = 32 << 20
+MAX_TENSORS = 1000
+MAX_VALUES = 2_000_000  # in the JSON: an object of Python takes 50 times the bytes of `[],`
+MAX_DIMS = 4
+SHOWN_CHARS = 200
 PROBE = "What does this encoder make of a plain sentence?"
 FORM_PROBE, REPLY_PROBE = f"Hello. {PROBE} Thanks!", "One step.\nAnswer: two\nthree"
 _SAME_ENCODER = 1e-3  # largest difference of a row between two machines
 _DIGEST_CHARS = 16
 
-
-POLICY_FILE = "policy.qm"
-FORMAT = 1
-MAX_BYTES = 128 << 20
-MAX_DIRECTORY_BYTES = 256 << 10  # of the list of entries: 2,000 or so
-MAX_VALUES = 2_000_000  # in policy.json: an object of Python takes 50 times the bytes of `[],`
-MAX_DIMS = 4
-SHOWN_CHARS = 200
-#: The arrays besides the weights, and their dimensions.
-_ARRAYS = {"mean": 1, "components": 2, "train_vectors": 2, "probe": 1}
-_WEIGHTS = re.compile(r"(weights|confidence)/[\w./-]{1,200}\.npy")
-#: What policy.json has of the background, besides the questions.
-_BACKGROUND: Mapping[str, Any] = {
-    **dict.fromkeys(("trained_texts", "trained_targets"), frozenset[str]),
-    "operators": Mapping[str, str],
-    "encoder": str,
-    **dict.fromkeys(("shows_examples", "has_gold"), bool),
-    "dataset": str | None,
-}
+#: The tensors besides the weights, and their dimensions.
+_TENSORS = {"mean": 1, "components": 2, "train_vectors": 2, "probe": 1}
+_PLAIN = ("actions", "flags", "versions", "plugins", "trained_with", "env_steps", "updates_done")  # of its JSON
+_WEIGHTS = re.compile(r"(weights|confidence)/[\w./-]{1,200}")
 _NAN_WEIGHTS = ("weights/stop",)  # of a plan that never stops early
-_LABEL = b"sha256 "  # the comment: this and the digest in hexadecimal
-_COMMENT_BYTES = len(_LABEL) + 64
-_END = struct.Struct("<4s4H2LH")  # of a zip archive: signature, disks, entries, bytes and place of their list
-_DATE = (1980, 1, 1, 0, 0, 0)  # of every entry: equal policies are equal files
-#: Flags that acting never reads, and that name files of the machine that trained.
-_LOCAL_FLAGS = (
-    "dataset",
-    "from_logs",
-    "save_dir",
-    "name",
-    "config",
-    "resume",
-    "cache_path",
-    "plugin",
-    "force",
-    "json",
-    "run",
-)
+_METADATA = b'{"__metadata__":{"policy":'
+_BEGIN = _METADATA + b'"{\\"sha256\\":\\"'  # the header, which follows 8 bytes of its length; then the digest
+_DIGEST = slice(8 + len(_BEGIN), 8 + len(_BEGIN) + 64)
+_NO_DIGEST = b"0" * 64
+_END_OF_TEXT = re.compile(rb'(?<!\\)(?:\\\\)*"')
+#: Flags that acting never reads, besides those in `_IS_OWN`.
+_LOCAL_FLAGS = ("from_logs", "name", "config", "resume", "plugin", "force", "json", "run")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,46 +102,27 @@ class Background:
     has_gold: bool = True  # False in an exported file, even if some answers are there to show
     trained_texts: frozenset[str] = frozenset()  # digests of the texts of training and validation
     trained_targets: frozenset[str] = frozenset()
-    dataset: str | None = None  # absolute path of the file of the questions
 
 
 def background_of(task: Task, split: Split, *, dataset: str) -> Background:
     """Return the background of a run: its questions, and digests of operators and encoder."""
-    seen = (*split.train, *split.validation)
-    chosen: Sequence[int] = range(len(task.train_questions))
-    if len(chosen) > MAX_NEIGHBORS:
-        chosen = sorted(np.random.default_rng(0).choice(len(chosen), MAX_NEIGHBORS, replace=False).tolist())
+    seen, known = (*split.train, *split.validation), task.train_questions
+    rewrites: list[Operator | Form] = [*task.operators, *task.forms]
+    each_bytes = task.train_vectors[:1].nbytes + sum(len(encode(asdict(one))) for one in known[:100]) / len(known[:100])
+    most = min(MAX_NEIGHBORS, int(MAX_NEIGHBOR_BYTES / each_bytes))
+    chosen: Sequence[int] = range(len(known))
+    if len(chosen) > most:
+        chosen = sorted(np.random.default_rng(0).choice(len(chosen), most, replace=False).tolist())
     return Background(
-        train=tuple(task.train_questions[index] for index in chosen),
+        train=tuple(known[index] for index in chosen),
         train_vectors=task.train_vectors[list(chosen)],
-        operators=_digests([*task.operators, *task.forms]),
+        operators={one.name: digest_of(one) for one in rewrites},
         encoder=task.encoder.fingerprint,
         probe=task.encoder.encode([PROBE])[0],
         shows_examples=task.bank is not None and example_bank(dataset) is None,
         trained_texts=frozenset(text_digest(question.text) for question in seen),
         trained_targets=frozenset(text_digest(target_key(question)) for question in seen),
-        dataset=str(Path(dataset).resolve()) if os.path.isfile(dataset) else None,
     )
-
-
-def _digests(rewrites: Sequence[Operator | Form]) -> dict[str, str]:
-    return {one.name: digest_of(one) for one in rewrites}
-
-
-def without_gold(background: Background) -> Background:
-    """Return the background without reference answers and the dataset's path, for a file to give away.
-
-    Of questions that forms show as examples the accepted answer that they show stays.
-    """
-    bare = tuple(
-        Question(id=question.id, text=question.text, accept=question.accept[: _is_shown(background, question)])
-        for question in background.train
-    )
-    return replace(background, train=bare, has_gold=False, dataset=None)
-
-
-def _is_shown(background: Background, question: Question) -> bool:
-    return background.shows_examples and can_be_shown(question)
 
 
 def text_digest(text: str) -> str:
@@ -170,12 +140,12 @@ def digest_of(one: Operator | Form) -> str:
     made_of: Any = one.function if isinstance(one, LocalOperator) else type(one)
     try:
         return text_digest(inspect.getsource(made_of))
-    except (OSError, TypeError):
+    except (OSError, TypeError):  # no source, such as in a notebook
         return ""
 
 
-def warn_of_rewrites(background: Background, rewrites: Sequence[Operator | Form]) -> None:
-    """Log a warning for each operator or form whose prompt, code or request differs from the one in training."""
+def warn_of_rewrites(background: Background, rewrites: Iterable[Operator | Form]) -> None:
+    """Log a warning for each operator or form that is not the one of the training."""
     for one in rewrites:
         if background.operators.get(one.name, "") not in ("", digest_of(one)):
             what = "form" if isinstance(one, Form) else "operator"
@@ -194,106 +164,178 @@ def check_encoder(background: Background, encoder: Encoder, *, path: object) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedPolicy:
-    """A policy and what acting needs in addition; without a background that is read from the dataset."""
+    """A policy with all that acting needs."""
 
-    checkpoint: Checkpoint
-    background: Background | None = None
+    actions: tuple[str, ...]
+    task: TaskSettings
+    system: ResolvedModels  # without servers and files
+    flags: Mapping[str, Any]  # of the training, without them too
+    versions: Mapping[str, str]
+    plugins: Mapping[str, str] = field(default_factory=dict)  # --plugin -> sha256 of its source
+    trained_with: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # servers and files, for messages
+    env_steps: int = 0
+    updates_done: int = 0
+    background: Background
+    weights: Mapping[str, Any]
+    projection: Projection
+    confidence: Mapping[str, Any] | None = None  # arrays of the model of P(right), for the rule `learned`
+    path: Path | None = None
+
+    @classmethod
+    def of(cls, *, system: ResolvedModels, flags: Mapping[str, Any], **others: Any) -> Self:
+        """Return a policy; servers and files of the settings are kept for messages alone."""
+        bare, used = _without_places(replace(system, cache_path=None))
+        flags = {name: value for name, value in flags.items() if name not in (*_LOCAL_FLAGS, *_IS_OWN)}
+        return cls(system=bare, trained_with=used, flags=flags, **others)
+
+    @property
+    def algo(self) -> str:
+        """Return the name of the learner."""
+        return str(self.flags.get("algo", "ppo"))
+
+    def confidence_model(self) -> ConfidenceModel | None:
+        """Return what the policy submits by, if it was learned; CheckpointError for arrays that hold none."""
+        if self.confidence is None:
+            return None
+        found = ConfidenceModel.from_arrays(self.confidence)
+        if found.encoder_source:
+            raise CheckpointError("its model of P(right) needs an encoder, which episodes do not give it")
+        return found
+
+    def redacted(self) -> Self:
+        """Return the policy to give away: without reference answers, but those that forms show, and the data's path."""
+        known = self.background
+        shown = {one.id: one.accept[:1] for one in known.train if known.shows_examples and can_be_shown(one)}
+        train = tuple(Question(id=one.id, text=one.text, accept=shown.get(one.id, ())) for one in known.train)
+        task = replace(self.task, dataset=Path(self.task.dataset).name)
+        return replace(self, task=task, background=replace(known, train=train, has_gold=False))
 
 
-def read_policy(path: str | Path) -> SavedPolicy:
-    """Return the policy of a run folder (of its newest checkpoint), a `.pt` file or a `.qm` file; CheckpointError."""
-    path = Path(path)
-    if path.is_file() and path.suffix != ".pt":
-        return read_policy_file(path)
-    folder = path if path.is_dir() else path.parent.parent
-    own = _readable(folder / POLICY_FILE)
-    if path.is_dir() and own is not None and _is_newest(own, path):
-        return own
-    return SavedPolicy(checkpoint=read_checkpoint(path), background=own.background if own else None)
+def check_actions(known: Sequence[str], actions: Sequence[str], *, forms: str, path: object) -> None:
+    """Raise a CheckpointError with the difference unless a policy of actions `known` has exactly these."""
+    if tuple(actions) == tuple(known):
+        return
+    missing, extra = ([one for one in a if one not in b] for a, b in ((known, actions), (actions, known)))
+    sides = (("only there", missing), ("only here", extra))
+    difference = "; ".join(f"{what}: {', '.join(names)}" for what, names in sides if names)
+    use = " ".join(f"--{name} {value}" for name, value in rewrite_settings(known, forms).items() if value)
+    raise CheckpointError(f"{path} was made for another operator set ({difference or 'the order differs'}); use {use}")
 
 
-def _readable(path: Path) -> SavedPolicy | None:
-    """Return the policy in a run folder's own file; None for a missing one, and with a warning for a damaged one."""
-    if not path.is_file():
-        return None
+# --- servers and files, which a command names again -------------------------------------------------------------------
+
+
+def _is_default(flag: str, url: str) -> bool:
+    return _address(url) in {_address(one.default_url) for one in map(BACKENDS.get, BACKENDS) if one.url_flag == flag}
+
+
+def _address(url: str) -> str:
+    """Return an address in its one form; one without a path means `/v1`."""
     try:
-        return read_policy_file(path)
-    except CheckpointError as error:
-        logger.warning("%s; using the checkpoints and the dataset", error)
-        return None
+        return server_url(url).removesuffix("/v1")
+    except UsageError:
+        return url
 
 
-def _is_newest(policy: SavedPolicy, run: Path) -> bool:
-    """Return whether a run folder has no later checkpoint than its policy's."""
-    newest = checkpoints_in(run)
-    return not newest or steps_of(newest[0]) == policy.checkpoint.progress.env_steps
+def _is_inside(path: str) -> bool:
+    """Return whether a path stays in the current folder, unless that is the root of all."""
+    here = Path.cwd()
+    return not path.startswith((HUB, "~")) and here != here.parent and Path(path).resolve().is_relative_to(here)
+
+
+def _never(value: str) -> bool:
+    return False
+
+
+#: Each setting that may reach beyond this process -> whether a value comes with the product or stays in this folder.
+_IS_OWN: Mapping[str, Callable[[str], bool]] = {
+    "ollama_url": partial(_is_default, "ollama_url"),
+    "openai_url": partial(_is_default, "openai_url"),
+    "gguf": PACKAGED.__contains__,
+    "recording": BUNDLED_RECORDINGS.__contains__,
+    "encoder": lambda spec: spec in (DEFAULT_ENCODER, "hash") or spec.startswith("ollama:"),
+    "local_server_url": _never,
+    "ray_address": _never,
+    "judge_model": _never,
+    "judge_rubric": lambda text: "\n" in text,  # else a file
+    "cache_path": _never,
+    "dataset": lambda spec: spec in BUNDLED or _is_inside(spec),
+    "save_dir": _is_inside,
+}
+
+
+def reaching(settings: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    """Return the settings that reach beyond this process, as texts."""
+    found = {}
+    for name, is_own in _IS_OWN.items():
+        value = settings.get(name)
+        texts = tuple(str(one) for one in (value if isinstance(value, (tuple, list)) else (value,)) if one)
+        if not all(map(is_own, texts)):
+            found[name] = texts
+    return found
+
+
+def _without_places(system: ResolvedModels) -> tuple[ResolvedModels, dict[str, tuple[str, ...]]]:
+    """Return the settings of models without servers and files, and these."""
+    used = reaching(asdict(system))
+    defaults = {one.name: one.default for one in fields(ResolvedModels)}
+    bare: dict[str, Any] = {name: defaults[name] for name in ("ollama_url", "openai_url", *used)}
+    return replace(system, **bare), used
+
+
+def check_named(used: Mapping[str, Sequence[str]], named: Mapping[str, Any], *, source: object) -> None:
+    """Raise a UsageError for the first setting of `used` that a command does not name: it is not taken from `source`.
+
+    `named` are the settings of its flags and qm.toml. Another server is enough, or that one in the environment.
+    """
+    has_server = any(named.get(name) for name in ("backend", *ADDRESS_FLAGS))
+    variables = {one.url_flag: one.url_variable for one in map(BACKENDS.get, BACKENDS)}
+    for name, texts in used.items():
+        own = os.environ.get(variables.get(name, ""), "")
+        is_server = name in ADDRESS_FLAGS and (has_server or {*map(_address, texts)} == {_address(own)})
+        if not (is_server or named.get(name)):
+            flag, shown = f"--{name.replace('_', '-')}", " ".join(texts)[:SHOWN_CHARS]
+            raise UsageError(
+                f"{source} was made with {flag} {shown}, which is not taken from it: give {flag} {shown} to use it, or "
+                "another, as a flag or in qm.toml"
+            )
+
+
+def check_plugins(recorded: Iterable[str], named: Iterable[str], *, source: object) -> None:
+    """Raise a UsageError for the first recorded plugin that a command does not name; nothing is imported."""
+    places = set(map(absolute, named))
+    for spec in recorded:
+        if absolute(spec) not in places:
+            raise UsageError(
+                f"{source} was made with the plugin {spec[:SHOWN_CHARS]}, and no code is taken from it: give --plugin "
+                f"{spec[:SHOWN_CHARS]} to run it"
+            )
 
 
 # --- writing ---------------------------------------------------------------------------------------------------------
 
 
 def write_policy_file(path: str | Path, policy: SavedPolicy) -> None:
-    """Write a policy; CheckpointError for one whose weights are not named arrays, or that has no background."""
-    checkpoint, background = policy.checkpoint, policy.background
-    if background is None:
-        raise CheckpointError(f"{checkpoint.path}: what acting needs is not known; read it from the dataset first")
-    weights = checkpoint.learner["policy"]
-    arrays: dict[str, NDArray[Any]] = {f"weights/{name}": _array(name, value) for name, value in weights.items()}
-    arrays |= {"mean": checkpoint.projection.mean, "components": checkpoint.projection.components}
-    arrays |= {"train_vectors": background.train_vectors, "probe": background.probe}
-    arrays |= {f"confidence/{name}": array for name, array in (checkpoint.confidence or {}).items()}
-    archive = _archive(_about(checkpoint, background), arrays)
+    """Write a policy; CheckpointError for one whose weights are not named arrays of numbers."""
+    known = policy.background
+    tensors = {f"weights/{name}": _array(name, value) for name, value in policy.weights.items()}
+    tensors |= {f"confidence/{name}": np.asarray(value) for name, value in (policy.confidence or {}).items()}
+    tensors |= {"mean": policy.projection.mean, "components": policy.projection.components}
+    tensors |= {"train_vectors": known.train_vectors, "probe": known.probe}
+    about = {name: getattr(policy, name) for name in _PLAIN} | {"background": {}}
+    about |= {"task": asdict(policy.task), "system": asdict(policy.system)}
+    for one in fields(Background):
+        if one.name not in ("train", *_TENSORS):
+            value = getattr(known, one.name)
+            about["background"][one.name] = sorted(value) if isinstance(value, frozenset) else value
+    about["background"]["train"] = [asdict(question) for question in known.train]
+    content = _content(about, tensors)
     try:
-        _contents(archive)
+        _contents(content)
     except ValueError as error:
         raise CheckpointError(f"{path}: no policy file: nothing could read it ({error})") from None
     with atomic_write(path) as file:
-        file.write(archive)
-
-
-def write_own_policy(run: Path, policy: SavedPolicy) -> None:
-    """Write a run folder's own policy file; a learner's state that is not named arrays is only in its checkpoints."""
-    try:
-        write_policy_file(run / POLICY_FILE, policy)
-    except CheckpointError as error:
-        logger.info("%s", error)
-
-
-def _about(checkpoint: Checkpoint, background: Background) -> dict[str, Any]:
-    """Return what policy.json holds."""
-    flags = {name: value for name, value in checkpoint.flags.items() if name not in _LOCAL_FLAGS}
-    kept = {field.name for field in fields(Background)} - {"train", "train_vectors", "probe"}
-    return {
-        "format": FORMAT,
-        "actions": list(checkpoint.actions),
-        "task": asdict(checkpoint.task),
-        "system": {**asdict(findable(checkpoint.system)), "cache_path": None},
-        "flags": flags,
-        "versions": dict(checkpoint.versions),
-        "plugins": dict(checkpoint.plugins),
-        "env_steps": checkpoint.progress.env_steps,
-        "updates_done": checkpoint.learner["updates_done"],
-        "background": {name: _plain(getattr(background, name)) for name in sorted(kept)},
-        "train": [asdict(question) for question in background.train],
-    }
-
-
-def redacted(policy: SavedPolicy) -> SavedPolicy:
-    """Return a policy without reference answers, but those that forms show, and without the path of the dataset."""
-    task = policy.checkpoint.task
-    checkpoint = replace(policy.checkpoint, task=replace(task, dataset=Path(task.dataset).name))
-    background = policy.background and without_gold(policy.background)
-    return SavedPolicy(checkpoint=checkpoint, background=background)
-
-
-def findable(system: ResolvedModels) -> ResolvedModels:
-    """Return settings whose folder of the encoder is found from any working directory."""
-    encoder = str(Path(system.encoder).resolve()) if Path(system.encoder).is_dir() else system.encoder
-    return replace(system, encoder=encoder)
-
-
-def _plain(value: Any) -> Any:
-    return sorted(value) if isinstance(value, frozenset) else value
+        file.write(content)
 
 
 def _array(name: str, value: Any) -> NDArray[Any]:
@@ -303,138 +345,122 @@ def _array(name: str, value: Any) -> NDArray[Any]:
     return array
 
 
-def _archive(about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> bytes:
-    """Return the bytes of the archive, with its digest as the comment."""
-    content = io.BytesIO()
-    with zipfile.ZipFile(content, "w") as archive:
-        archive.writestr(zipfile.ZipInfo("policy.json", _DATE), encode(about))
-        for name, array in arrays.items():
-            npy = io.BytesIO()
-            np.lib.format.write_array(npy, np.asarray(array, order="C"), allow_pickle=False)
-            archive.writestr(zipfile.ZipInfo(f"{name}.npy", _DATE), npy.getvalue())
-        archive.comment = b" " * _COMMENT_BYTES
-    data = content.getvalue()[:-_COMMENT_BYTES]
-    return data + _LABEL + hashlib.sha256(data).hexdigest().encode()
+def _content(about: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]) -> bytes:
+    """Return the bytes of a policy file with its digest."""
+    text = b'{"sha256":"%b","format":%d,%b' % (_NO_DIGEST, FORMAT, encode(about)[1:])
+    data = save({name: np.asarray(array, order="C") for name, array in tensors.items()}, {"policy": text.decode()})
+    digest = hashlib.sha256(data).hexdigest().encode()
+    return data[: _DIGEST.start] + digest + data[_DIGEST.stop :]
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _About:
-    """What policy.json holds."""
-
-    actions: tuple[str, ...]
-    task: Mapping[str, Any]
-    system: Mapping[str, Any]
-    flags: Mapping[str, Any]
-    versions: Mapping[str, str]
-    plugins: Mapping[str, str]
-    env_steps: int
-    updates_done: int
-    background: Mapping[str, Any]
-    train: tuple[Question, ...]
-
-
-def read_policy_file(path: str | Path) -> SavedPolicy:
-    """Return the policy in a file; CheckpointError for a missing, damaged or later one."""
+def read_policy(path: str | Path) -> SavedPolicy:
+    """Return the policy of a run folder or a `.qm` file; CheckpointError for a missing, damaged or later one."""
     path = Path(path)
+    file = path / POLICY_FILE if path.is_dir() else path
     try:
-        with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
-        about, arrays = _contents(data)
-        if about.get("format") != FORMAT:
-            raise ValueError(f"its format is {about.get('format')!r}, of another version")
-        return _policy(path, record_of(_About, about, where="policy.json"), arrays)
+        with file.open("rb") as stream:
+            data = stream.read(MAX_BYTES + 1)
+        about, tensors = _contents(data)
+        return _policy(file, about, tensors)
     except FileNotFoundError:
-        raise CheckpointError(f"{path}: no such file; give a run folder, or a file of `qm export-policy`") from None
+        raise CheckpointError(_missing(path)) from None
     except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
+        raise CheckpointError(f"{file}: cannot be read ({error.strerror})") from None
     except Exception as error:  # what a stranger wrote fails in many ways
         reason = " ".join(str(error)[:SHOWN_CHARS].split())
-        raise CheckpointError(f"{path}: not a policy file, or damaged ({reason}); export it again") from error
+        raise CheckpointError(
+            f"{file}: not a policy file, or damaged ({reason}); restore or export it again"
+        ) from error
+
+
+def _missing(path: Path) -> str:
+    """Return why there is no policy, in one line."""
+    if (path / CONFIDENCE).exists():
+        return f"{path} has no policy: a log taught it P(right) and an order of prompts that are no forms"
+    if (path / "config.json").exists():
+        return f"{path} was stopped before its first checkpoint, and has no policy; start again"
+    what = f"no {POLICY_FILE} in it" if path.is_dir() else "no such file"
+    return f"{path}: {what}; give a run folder such as runs/latest, or a file of `qm export-policy`"
 
 
 def _contents(data: bytes) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-    """Return policy.json and the arrays; ValueError for content that does not match its digest, or is not theirs."""
+    """Return the JSON and the tensors; ValueError for content that does not match its digest, or is not a policy's."""
     if len(data) > MAX_BYTES:
         raise ValueError(f"larger than {MAX_BYTES >> 20} MB")
-    archived = memoryview(data)[:-_COMMENT_BYTES]
-    if data[len(archived) :] != _LABEL + hashlib.sha256(archived).hexdigest().encode():
+    size = int.from_bytes(data[:8], "little")
+    if size > MAX_HEADER_BYTES or not data.startswith(_BEGIN, 8):
+        raise ValueError("its header is not that of a policy")
+    digest = hashlib.sha256(data[: _DIGEST.start] + _NO_DIGEST)
+    digest.update(memoryview(data)[_DIGEST.stop :])
+    if data[_DIGEST] != digest.hexdigest().encode():
         raise ValueError("its content does not match its digest")
-    end = len(archived) - _END.size
-    *_, directory_bytes, _, _ = _END.unpack_from(archived, end)
-    is_zip64 = bytes(archived[end - 20 : end - 16]) == b"PK\6\7"
-    # zipfile reads the last record of an end that it finds, also one inside of another.
-    if data.rfind(b"PK\5\6") != end or is_zip64 or directory_bytes > MAX_DIRECTORY_BYTES:
-        raise ValueError("its list of entries is not that of a policy")
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        entries = {entry.filename: entry for entry in archive.infolist()}
-        _check_entries(entries, archive.infolist(), len(data))
-        text = archive.read("policy.json")
-        arrays = {name.removesuffix(".npy"): archive.read(name) for name in entries if name != "policy.json"}
-    if sum(map(text.count, (b",", b"[", b"{"))) > MAX_VALUES:
-        raise ValueError(f"policy.json has more than {MAX_VALUES:,} values")
-    return parse_json_object(text), {name: _array_in(name, content) for name, content in arrays.items()}
-
-
-def _check_entries(entries: Mapping[str, zipfile.ZipInfo], listed: Sequence[zipfile.ZipInfo], size: int) -> None:
-    """Raise a ValueError for entries that a policy lacks, or that could take more memory than the file is long."""
-    known = {"policy.json", *(f"{name}.npy" for name in _ARRAYS)}
-    if unknown := [name for name in entries if name not in known and not _WEIGHTS.fullmatch(name)]:
-        raise ValueError(f"it has an entry {unknown[0]!r}")
-    if missing := known - entries.keys():
+    header = data[8 : 8 + size]
+    end = _END_OF_TEXT.search(header, len(_BEGIN))
+    if end is None or header.count(b"{", end.end()) > MAX_TENSORS:
+        raise ValueError(f"it has more than {MAX_TENSORS} tensors")
+    text: str = json.loads(header[len(_METADATA) : end.end()])
+    if sum(map(text.count, (",", "[", "{"))) > MAX_VALUES:
+        raise ValueError(f"its JSON has more than {MAX_VALUES:,} values")
+    about = parse_json_object(text)
+    if about.get("format") != FORMAT:
+        raise ValueError(f"its format is {about.get('format')!r}, of another version")
+    tensors = load(data)
+    if missing := _TENSORS.keys() - tensors.keys():
         raise ValueError(f"it has no {min(missing)}")
-    if len(entries) < len(listed):
-        raise ValueError("two of its entries have one name")
-    if any(entry.compress_type != zipfile.ZIP_STORED for entry in listed) or sum(e.file_size for e in listed) > size:
-        raise ValueError("its entries are compressed, or longer than the file")
+    for name, array in tensors.items():
+        _check(name, array)
+    return about, tensors
 
 
-def _array_in(name: str, content: bytes) -> NDArray[Any]:
-    """Return the array of finite numbers in a .npy file; ValueError for another content."""
-    stream = io.BytesIO(content)
-    if np.lib.format.read_magic(stream) != (1, 0):
-        raise ValueError(f"{name} has another format")
-    shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(stream)
-    values = memoryview(content)[stream.tell() :]
-    dims = _ARRAYS.get(name, len(shape))
-    if dtype.kind not in ("f" if name in _ARRAYS else "fiub") or is_fortran or len(shape) != dims or dims > MAX_DIMS:
-        raise ValueError(f"{name} has the shape {shape} and the type {dtype}")
-    if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != len(values):
-        raise ValueError(f"{name} has the shape {shape}, which its {len(values)} bytes do not")
-    array = np.frombuffer(values, dtype).reshape(shape).copy()
-    if dtype.kind == "f" and name not in _NAN_WEIGHTS and not np.isfinite(array).all():
+def _check(name: str, array: NDArray[Any]) -> None:
+    """Raise a ValueError for a tensor that a policy does not have."""
+    dims, kinds = (_TENSORS[name], "f") if name in _TENSORS else (array.ndim, "fiub")
+    if name not in _TENSORS and not _WEIGHTS.fullmatch(name):
+        raise ValueError(f"it has a tensor {name!r}")
+    if array.dtype.kind not in kinds or array.ndim != dims or dims > MAX_DIMS:
+        raise ValueError(f"{name} has the shape {array.shape} and the type {array.dtype}")
+    if array.dtype.kind == "f" and name not in _NAN_WEIGHTS and not np.isfinite(array).all():
         raise ValueError(f"{name} has numbers that are not finite")
-    return array
 
 
-def _policy(path: Path, about: _About, arrays: Mapping[str, NDArray[Any]]) -> SavedPolicy:
-    dims = {len(arrays[name]) for name in ("mean", "components", "probe")}
-    if len(dims) > 1 or arrays["train_vectors"].shape != (len(about.train), *dims):
-        raise ValueError("the sizes of its arrays do not match")
-    others: dict[str, Any] = {
-        name: as_type(value, _BACKGROUND[name], f"background.{name}")
-        for name, value in about.background.items()
-        if name in _BACKGROUND
-    }
-    others |= {name: arrays[name] for name in ("train_vectors", "probe")}
-    weights = {name.removeprefix("weights/"): value for name, value in arrays.items() if name.startswith("weights/")}
-    confidence = {
-        name.removeprefix("confidence/"): value for name, value in arrays.items() if name.startswith("confidence/")
-    }
-    checkpoint = Checkpoint(
-        learner={"policy": weights, "updates_done": about.updates_done},
-        actions=stored_actions(about.actions),
-        task=stored_task(about.task),
-        system=stored_models(about.system),
-        projection=Projection(mean=arrays["mean"], components=arrays["components"]),
-        flags=stored_flags(about.flags),
-        versions=about.versions,
-        progress=Progress(env_steps=about.env_steps),
-        plugins=about.plugins,
-        confidence=confidence or None,
-        path=path,
+@dataclass(frozen=True, kw_only=True)
+class _ActingFlags(FailureRate):
+    """The flags that acting reads."""
+
+    algo: str = "ppo"
+    num_eval_quantiles: Parallel = IQNConfig.num_eval_quantiles
+
+
+def _policy(path: Path, about: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]) -> SavedPolicy:
+    """Return the policy of JSON and tensors; ValueError for values of other types, and for sizes that do not match."""
+    rubric = about["task"].get("judge_rubric")
+    if rubric and "\n" not in str(rubric):  # the settings would read that file
+        raise ValueError("task.judge_rubric names a file, where its text is expected")
+    parts: dict[str, dict[str, NDArray[Any]]] = {"weights": {}, "confidence": {}}
+    for name, array in tensors.items():
+        if name not in _TENSORS:
+            kind, _, rest = name.partition("/")
+            parts[kind][rest] = array
+    found: SavedPolicy = record_of(
+        SavedPolicy,
+        {
+            **{name: value for name, value in about.items() if name not in ("path", "projection")},
+            "weights": parts["weights"],
+            "confidence": parts["confidence"] or None,
+            "projection": Projection(mean=tensors["mean"], components=tensors["components"]),
+        },
+        where="policy",
     )
-    checkpoint.confidence_model()
-    return SavedPolicy(checkpoint=checkpoint, background=Background(train=about.train, **others))
+    known = replace(found.background, train_vectors=tensors["train_vectors"], probe=tensors["probe"])
+    dims = {len(tensors[name]) for name in ("mean", "components", "probe")}
+    if len(dims) > 1 or known.train_vectors.shape != (len(known.train), *dims):
+        raise ValueError("the sizes of its tensors do not match")
+    TaskSettings(operators=",".join(found.actions))
+    record_of(_ActingFlags, found.flags, where="flags")
+    found.confidence_model()
+    system, used = _without_places(found.system)
+    used |= {name: texts for name, texts in found.trained_with.items() if name in _IS_OWN}
+    return replace(found, system=system, trained_with=used, background=known, path=path)

@@ -16,6 +16,11 @@ from query_mutator.settings.calls import Calls, Context
 AUTO = "auto"  # what `backend` is unless one is named
 RUNNING_SPEED_S = 16.0  # of a call at --running-speed 1
 ADDRESS_FLAGS = ("ollama_url", "openai_url", "gguf", "recording")  # the settings that say where a model is
+#: Settings that may reach beyond this process, or run code: those of a run or a policy are named again to be used.
+PLACES = (
+    *ADDRESS_FLAGS, "encoder", "cache_path", "judge_model", "judge_rubric", "local_server_url", "ray_address",
+    "dataset", "save_dir", "plugin",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -55,7 +55,7 @@ class Resume(Group):
     """What is continued."""
 
     resume: str | None = None
-    """Continue in a run folder, repeating only calls that were in flight; or train in a new folder from a .pt file."""
+    """Continue in a run folder, repeating only calls that were in flight; or train in a new folder from resume.pt."""
 
 
 @dataclass(frozen=True, kw_only=True)

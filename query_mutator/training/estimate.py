@@ -26,6 +26,7 @@ from query_mutator.operators import local_rewrite
 from query_mutator.session.checkpoint import Checkpoint
 from query_mutator.session.models import OpenModels
 from query_mutator.session.pace import call_time, is_instant
+from query_mutator.session.policy_file import check_actions
 from query_mutator.session.task import check_gold, guard_requests, make_reward, rewrites, split_dataset
 from query_mutator.training.config import TrainConfig
 from query_mutator.types import ASK, SUBMIT, UNDO, Question
@@ -58,7 +59,7 @@ def check_run(config: TrainConfig, split: Split, checkpoint: Checkpoint | None) 
     operators, forms = rewrites(config)
     actions = [*(one.name for one in operators), *(one.name for one in forms), *group_of(EpisodeRules, config).controls]
     if checkpoint is not None:
-        checkpoint.check_actions(actions)
+        check_actions(checkpoint.actions, actions, forms=config.forms, path=checkpoint.path)
     try:
         usable_device(config.device)
     except ValueError as error:

@@ -9,13 +9,12 @@ from typing import Any, NamedTuple
 
 from query_mutator.bounds import Cosine
 from query_mutator.errors import UsageError
-from query_mutator.files import read_checked_json
 from query_mutator.files.json_lines import read_json_lines
-from query_mutator.files.whole import as_type
 from query_mutator.plugins import load_plugins, replaced
 from query_mutator.rewards.parts import WeightedReward
+from query_mutator.session.checkpoint import run_settings
+from query_mutator.session.policy_file import check_plugins
 from query_mutator.session.task import default_reward
-from query_mutator.session.trust import check_plugins
 from query_mutator.types import AS_IS, CONTROLS, success_in
 
 _NUMBER = (int, float)
@@ -107,23 +106,16 @@ def _wrong_in(step: dict[str, Any]) -> str:
 
 
 def reward_of(run: str, plugins: Sequence[str] = ()) -> WeightedReward:
-    """Return the reward the run was made with, from its config.json, which names plugins too; else the default one.
+    """Return the reward the run was made with, from its config.json, else the default one, after loading `plugins`.
 
-    UnnamedError for a plugin that is neither in `plugins` nor one of a run of this user.
+    UsageError for a plugin of the run that is not given.
     """
     path = (Path(run) if Path(run).is_dir() else Path(run).parent) / "config.json"
-    config = read_checked_json(path) if path.exists() else {"flags": {}}
-    try:
-        flags = as_type(config.get("flags"), Mapping[str, Any], "flags")
-        named = as_type(flags.get("plugin"), tuple[str, ...], "flags.plugin")
-        hashes = as_type(config.get("plugins", {}), Mapping[str, str], "plugins")
-        reward = as_type(flags.get("reward") or default_reward(str(flags.get("dataset"))), str, "flags.reward")
-    except ValueError as error:
-        raise UsageError(f"{path}: not the config.json of a run ({error}); restore it") from None
-    recorded = replaced({spec: hashes.get(spec, "") for spec in named}, plugins)
-    check_plugins(recorded, source=path, named=plugins)
-    load_plugins([*plugins, *recorded])
-    return WeightedReward.parse(reward) if reward else WeightedReward()
+    flags, recorded = run_settings(path) if path.exists() else ({}, {})
+    check_plugins(replaced(recorded, plugins), plugins, source=path)
+    load_plugins(plugins)
+    reward = flags.get("reward") or default_reward(str(flags.get("dataset")))
+    return WeightedReward.parse(str(reward)) if reward else WeightedReward()
 
 
 def choose(steps: Iterable[Mapping[str, Any]], reward: WeightedReward, rules: ExportRules) -> Choice:

@@ -13,19 +13,16 @@ from typing import Any
 from query_mutator.bounds import group_of
 from query_mutator.env.task import Task
 from query_mutator.errors import CheckpointError, UsageError
-from query_mutator.files import read_checked_json
 from query_mutator.files.json_lines import check_json_lines
 from query_mutator.files.metrics import METRICS_FILE
 from query_mutator.files.run_dir import SUMMARY, RunDir
-from query_mutator.files.whole import as_type
 from query_mutator.learners.learner import Learner
 from query_mutator.learners.named import LEARNERS
 from query_mutator.llm.backends import BACKENDS, DEFAULT_BACKEND
 from query_mutator.llm.stack import CallTotals, ClientStack
 from query_mutator.llm.store import Store
-from query_mutator.session.checkpoint import Checkpoint, Progress
+from query_mutator.session.checkpoint import Checkpoint, Progress, usable_flags
 from query_mutator.session.models import OpenModels, ResolvedModels
-from query_mutator.session.trust import check_plugins, check_reach
 from query_mutator.settings.models import AUTO
 from query_mutator.training.callbacks import RunView
 from query_mutator.training.config import TrainConfig
@@ -47,23 +44,16 @@ FREE = frozenset(
 )
 
 
-def resumed_flags(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return the flags of the run that wrote a checkpoint; UsageError if nothing was trained."""
-    made_by = LEARNERS.get(checkpoint.algo).made_by if checkpoint.algo in LEARNERS else ""
-    if made_by:
-        raise UsageError(f"{checkpoint.path} is not trained, there is nothing to resume; run `{made_by}` again")
-    return dict(checkpoint.flags)
+def resumed_flags(config: TrainConfig, checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return the flags of the run that wrote a checkpoint; UsageError for a server, file or plugin not in `config`.
 
-
-def check_named(config: TrainConfig, checkpoint: Checkpoint) -> None:
-    """Raise an UnnamedError for a server, file or plugin of the checkpoint that this user has not named.
-
-    `config` are the flags of the command alone, which replace those of the checkpoint.
+    `config` are the flags of the command and qm.toml.
     """
-    stored = {name: value for name, value in checkpoint.flags.items() if name not in config.given}
-    check_reach(stored, source=checkpoint.path, named=dataclasses.asdict(config))
-    plugins = as_type(stored.get("plugin"), tuple[str, ...], "flags.plugin")
-    check_plugins({spec: checkpoint.plugins.get(spec, "") for spec in plugins}, source=checkpoint.path)
+    given, flags = {name: getattr(config, name) for name in config.given}, dict(checkpoint.flags)
+    folder = {"save_dir": str(Path(config.resume or "").resolve().parent)} if config.resumes_folder else {}
+    if folder:
+        del flags["save_dir"]
+    return usable_flags(flags, checkpoint.plugins, given, source=checkpoint.path) | folder
 
 
 def fold_remarks(config: TrainConfig, checkpoint: Checkpoint) -> list[str]:
@@ -83,7 +73,7 @@ def check_resumption(config: TrainConfig, checkpoint: Checkpoint) -> None:
     in_folder = config.resumes_folder
     if in_folder:
         check_files(Path(config.resume or ""), checkpoint)
-    if in_folder and (found := differences(config, resumed_flags(checkpoint))):
+    if in_folder and (found := differences(config, checkpoint.flags)):
         raise CheckpointError(
             f"{config.resume} was started with other settings ({'; '.join(found)}); leave them out, "
             f"or start a new folder from its checkpoint with --resume {checkpoint.path}"
@@ -104,8 +94,6 @@ def check_files(run: Path, checkpoint: Checkpoint) -> None:
     try:
         check_json_lines(run / "transcripts.jsonl", end=done.transcripts_bytes, crc=done.transcripts_crc)
         check_json_lines(run / METRICS_FILE, end=done.metrics_bytes, crc=done.metrics_crc)
-        if (run / "config.json").exists():
-            read_checked_json(run / "config.json")
     except UsageError as error:
         raise CheckpointError(
             f"{error}; restore the file, or start a new folder from the checkpoint with --resume {checkpoint.path}"
@@ -136,7 +124,7 @@ def _differ(value: Any, before: Any) -> bool:
 
 def resumed_models(config: TrainConfig, checkpoint: Checkpoint | None) -> ResolvedModels:
     """Return the settings of the run's models; a resumed folder needs the files of models that it was started with."""
-    digests = checkpoint.system.file_digests if checkpoint is not None and config.resumes_folder else ()
+    digests = checkpoint.file_digests if checkpoint is not None and config.resumes_folder else ()
     return group_of(ResolvedModels, config, file_digests=digests, **_local_addresses(config))
 
 
@@ -173,7 +161,7 @@ def restore_envs(parts: RunParts, checkpoint: Checkpoint | None) -> FloatArray |
 def resumed_view(parts: RunParts, checkpoint: Checkpoint | None) -> RunView:
     """Return the run as callbacks see it; the best success counts on while the validation questions are the same."""
     done = checkpoint.progress if checkpoint else Progress()
-    has_same_fold = checkpoint is not None and checkpoint.task.validation_fold == parts.config.validation_fold
+    has_same_fold = checkpoint is not None and checkpoint.flags["validation_fold"] == parts.config.validation_fold
     return RunView(
         config=parts.config,
         folder=parts.run_dir.path,
@@ -191,10 +179,8 @@ def make_learner(config: TrainConfig, task: Task, checkpoint: Checkpoint | None)
     learner = make(observer.size, len(task.actions), config, mask_columns=observer.slices["closed"])
     if checkpoint is None:
         return learner
-    if checkpoint.algo != config.algo:
-        raise CheckpointError(
-            f"{checkpoint.path} was made with --algo {checkpoint.algo}; leave out --algo {config.algo}"
-        )
+    if (algo := checkpoint.flags["algo"]) != config.algo:
+        raise CheckpointError(f"{checkpoint.path} was made with --algo {algo}; leave out --algo {config.algo}")
     try:
         learner.load_state_dict(checkpoint.learner)
     except ValueError as error:

@@ -5,8 +5,6 @@ A checkpoint is the state after the last update, written when it is due and howe
 
 from __future__ import annotations
 
-import contextlib
-import os
 import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -25,10 +23,9 @@ from query_mutator.files.run_dir import RunDir
 from query_mutator.learners.plan import Plan, plan_policy, plan_task
 from query_mutator.plugins import plugin_hashes
 from query_mutator.runs.provenance import describe_run, versions
-from query_mutator.session.checkpoint import Checkpoint, Progress, snapshot
-from query_mutator.session.models import OpenModels, ResolvedModels
-from query_mutator.session.policy_file import SavedPolicy, background_of, findable, write_own_policy, write_policy_file
-from query_mutator.session.trust import remember
+from query_mutator.session.checkpoint import PREVIOUS, RESUME, Checkpoint, Progress, snapshot
+from query_mutator.session.models import OpenModels
+from query_mutator.session.policy_file import POLICY_FILE, SavedPolicy, background_of, write_policy_file
 from query_mutator.settings.episode import TaskSettings
 from query_mutator.training.callbacks import CallbackList, RunView
 from query_mutator.training.config import TrainConfig
@@ -36,18 +33,11 @@ from query_mutator.training.parts import RunParts
 
 
 def open_run_dir(config: TrainConfig, checkpoint: Checkpoint | None, stack: ExitStack) -> RunDir:
-    """Return a new run folder, locked, or the resumed one with its row files truncated to where its checkpoint was.
-
-    A new one that continues from a checkpoint gets a copy of the P(right) of the checkpoint's run.
-    """
+    """Return a new run folder, locked, or the resumed one with its row files truncated to where its checkpoint was."""
     if checkpoint is None or not config.resumes_folder:
         run_dir = RunDir.create(config.save_dir, config.name or config.algo)
         stack.callback(_remove_unbegun, run_dir)
         stack.enter_context(locked(run_dir.path))
-        if checkpoint is not None and checkpoint.path is not None:  # what the learner has seen P(right) from
-            with contextlib.suppress(FileNotFoundError):
-                kept = checkpoint.path.parent.parent / run_dir.confidence_path.name
-                shutil.copyfile(kept, run_dir.confidence_path)
     else:
         done = checkpoint.progress
         run_dir = RunDir(
@@ -66,17 +56,9 @@ def _remove_unbegun(run_dir: RunDir) -> None:
 
 
 def write_config(parts: RunParts, *, resumed_at: int) -> None:
-    """Write config.json, to which a resumed run adds the steps and the command; remember what the run uses."""
+    """Write config.json, to which a resumed run adds the steps and the command."""
     config = describe_run(asdict(parts.config), **described(parts.models, parts.split, parts.config.plugin))
     parts.run_dir.write_config(config, resumed_at=resumed_at)
-    remember_run(asdict(parts.config), parts.models.resolved)
-
-
-def remember_run(flags: Mapping[str, Any], system: ResolvedModels) -> None:
-    """Add to the user's file what a run uses: its flags, as given and as found from any folder, and its plugins."""
-    dataset, plugins = flags["dataset"], plugin_hashes(flags["plugin"])
-    moved = {"dataset": str(Path(dataset).resolve())} if os.path.isfile(dataset) else {}
-    remember(flags, asdict(findable(system)), moved, plugins=plugins.values())
 
 
 def described(models: OpenModels, split: Split, plugin: Sequence[str]) -> dict[str, Any]:
@@ -114,79 +96,97 @@ def write_summary(
     write_checked_json(parts.run_dir.summary_path, summary)
 
 
-_OF_ONE_COMMAND = ("resume", "break_lock", "config", "dry_run")  # flags that a checkpoint does not keep
-
-
-def planned(checkpoint: Checkpoint, plan: Plan, task: Task, confidence: ConfidenceModel | None) -> Checkpoint:
-    """Return a checkpoint whose policy follows a plan on a task, and submits by `confidence`."""
+def planned(policy: SavedPolicy, plan: Plan, task: Task, confidence: ConfidenceModel | None) -> SavedPolicy:
+    """Return a policy that follows a plan on a task, and submits by `confidence`."""
     acting = plan_task(plan, task)
     rules = acting.rules
     return replace(
-        checkpoint,
-        learner=plan_policy(plan, task).state_dict(),
+        policy,
+        weights=plan_policy(plan, task).state_dict()["policy"],
+        updates_done=0,
         actions=acting.actions,
         task=replace(
-            checkpoint.task, answer=rules.answer, max_episode_steps=rules.max_episode_steps, max_asks=rules.max_asks
+            policy.task, answer=rules.answer, max_episode_steps=rules.max_episode_steps, max_asks=rules.max_asks
         ),
         confidence=None if confidence is None else confidence.to_arrays(),
-        flags={**checkpoint.flags, "plan": str(plan)},
+        flags={**policy.flags, "plan": str(plan)},
     )
 
 
 class Checkpoints:
-    """Keeps the state after the last update in memory, and writes it to the run folder."""
+    """Keeps the state after the last update in memory, and writes it with the policy to the run folder."""
 
     def __init__(self, parts: RunParts, run: RunView, callbacks: CallbackList, *, resumed: Checkpoint | None) -> None:
         """Keep the state as it is; `resumed` is the checkpoint that it was restored from."""
         self._parts, self._run, self._callbacks = parts, run, callbacks
         self._background = background_of(parts.task, parts.split, dataset=parts.config.dataset)
         self._price: float | None = None
-        self._latest = self._state()
-        self.saved: Path | None = resumed.path if resumed else None
+        self.keep()
+        in_folder = resumed is not None and parts.config.resumes_folder
+        self._saved_steps = run.env_steps if in_folder else None
+        self._is_newest_good = resumed is None or resumed.path is None or resumed.path.name != PREVIOUS
+
+    @property
+    def path(self) -> Path:
+        """Return the file of the newest state."""
+        return self._parts.run_dir.path / RESUME
 
     def keep(self) -> None:
         """Keep the state after an update, once the row of metrics is written."""
-        self._latest = self._state()
+        self._latest, self._policy = self._state()
 
     def set_price(self, price: float) -> None:
-        """Write the last state with the price of a call at which the policy acts."""
-        self._price, self.saved = price, None
-        self.keep()
-        self.write()
+        """Write the last policy with the price of a call at which it acts."""
+        self._price = price
+        self._policy = replace(self._policy, task=replace(self._policy.task, call_price=(price,)))
+        write_policy_file(self._parts.run_dir.path / POLICY_FILE, self._policy)
 
     def write(self) -> None:
         """Write what is kept, with the policy file, unless it was written before."""
-        parts, latest = self._parts, self._latest
-        path = parts.run_dir.checkpoint_path(latest.progress.env_steps)
-        if path == self.saved:
+        run_dir, steps = self._parts.run_dir, self._latest.progress.env_steps
+        if steps == self._saved_steps:
             return
-        parts.run_dir.sync()
-        self.saved = latest.save(path)
-        write_own_policy(parts.run_dir.path, SavedPolicy(checkpoint=latest, background=self._background))
+        run_dir.sync()
+        self._latest.save(run_dir.path, keep_newest=self._is_newest_good)
+        write_policy_file(run_dir.path / POLICY_FILE, self._policy)
+        self._saved_steps, self._is_newest_good = steps, True
 
     def write_plan(self, plan: Plan) -> Path:
         """Write a policy file of a plan in the run folder; return its path."""
         path = self._parts.run_dir.path / "best_plan.qm"
-        found = planned(self._latest, plan, self._parts.task, None)
-        write_policy_file(path, SavedPolicy(checkpoint=found, background=self._background))
+        write_policy_file(path, planned(self._policy, plan, self._parts.task, None))
         return path
 
-    def _state(self) -> Checkpoint:
+    def _state(self) -> tuple[Checkpoint, SavedPolicy]:
         parts, config = self._parts, self._parts.config
-        return Checkpoint(
-            learner=snapshot(parts.learner.state_dict()),
-            actions=parts.task.actions,
-            task=group_of(TaskSettings, config, **({} if self._price is None else {"call_price": (self._price,)})),
-            system=parts.models.resolved,
-            projection=parts.task.observer.projection,
-            flags={name: value for name, value in asdict(config).items() if name not in _OF_ONE_COMMAND},
-            versions=versions(),
-            plugins=plugin_hashes(config.plugin),
-            confidence=None if parts.task.confidence is None else parts.task.confidence.to_arrays(),
-            callbacks=snapshot(self._callbacks.state_dict()),
+        learner, task = snapshot(parts.learner.state_dict()), parts.task
+        system = parts.models.resolved
+        price = {} if self._price is None else {"call_price": (self._price,)}
+        checkpoint = Checkpoint(
+            learner=learner,
+            actions=task.actions,
+            projection=task.observer.projection,
+            file_digests=system.file_digests,
             progress=self._progress(),
             envs=parts.envs.state_dict(),
+            confidence=task.confidence,
+            callbacks=snapshot(self._callbacks.state_dict()),
         )
+        policy = SavedPolicy.of(
+            actions=task.actions,
+            task=group_of(TaskSettings, config, **price),
+            system=system,
+            flags=asdict(config),
+            versions=versions(),
+            plugins=plugin_hashes(config.plugin),
+            env_steps=self._run.env_steps,
+            updates_done=learner["updates_done"],
+            background=self._background,
+            weights=learner["policy"],
+            projection=task.observer.projection,
+            confidence=None if task.confidence is None else task.confidence.to_arrays(),
+        )
+        return checkpoint, policy
 
     def _progress(self) -> Progress:
         parts, totals, rows = self._parts, self._parts.training_calls, self._parts.run_dir

@@ -125,7 +125,11 @@ def server() -> Iterator[StubServer]:
 
 
 @pytest.fixture
-def run(server: StubServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+def run(
+    server: StubServer, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Path:
+    monkeypatch.setenv("OLLAMA_HOST", server.url)
+    monkeypatch.chdir(tmp_path)
     dataset = write_dataset(tmp_path / "questions.jsonl", ROWS)
     words = (
         f"--ollama-url {server.url} --target-model librarian --mutator-model softener --encoder hash "

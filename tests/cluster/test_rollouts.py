@@ -159,7 +159,7 @@ def test_a_trainer_that_is_killed_resumes_on_its_journals(
     assert kill_when(trainer, lambda: server.stats()["calls"] - before > 60)
     wait_until(lambda: not workers_of(ray_cluster), "workers outlive their trainer")
     run = run_in(folder)
-    assert main(["--resume", str(run)]) == 0
+    assert main(["--resume", str(run), *flags[:2], "--dataset", str(tmp_path / "questions.jsonl")]) == 0
     assert_same(run, local)
     assert repeated_calls(run) == 0
     answered, counted = server.stats()["calls"] - before, read_checkpoint(run).progress.llm_calls
@@ -222,7 +222,7 @@ def test_a_worker_in_place_of_a_dead_one_gives_its_rollout_without_a_call(
         worker = RolloutWorker(group_of(ResolvedModels, config), range(2, 4), 0)
         chosen = copy.deepcopy(learner.rollout_policy)
         states = [QueryMutationEnv(task, client=models.calls.client).state_dict() for _ in range(2)]
-        request = RolloutRequest(rngs=chosen.rngs[2:4], version=0, states=states, seed=7, since=0, keep_since=0)
+        request = RolloutRequest(rngs=chosen.rngs[2:4], version=0, states=states, seed=7, since=0)
         rollouts.append(worker.collect(spec, chosen.policy, request))
         worker._stack.close()
         calls.append(server.stats()["calls"])

@@ -28,7 +28,6 @@ CODES: dict[BaseException, int] = {
     errors.DatasetError("x"): 2,
     errors.CheckpointError("x"): 2,
     errors.EncoderError("x"): 2,
-    errors.UnnamedError("x"): 2,
     errors.BackendError("x"): 2,
     errors.TooFewAnswersError("x"): 2,
     errors.ServerDownError("x"): 2,

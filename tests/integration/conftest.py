@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import shutil
@@ -63,8 +64,13 @@ EVERY_STEP = ("--forms", "none", "--ask", "every_step", "--max-episode-steps", "
 
 
 @pytest.fixture
-def tiny_flags(tiny_server: StubServer, dataset: Path, tmp_path: Path) -> list[str]:
-    """Flags of a run of two updates that takes a second."""
+def tiny_flags(tiny_server: StubServer, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Flags of a run of two updates that takes a second.
+
+    Commands that use it find the server in the environment, and the questions in the current folder.
+    """
+    monkeypatch.setenv("OLLAMA_HOST", tiny_server.url)
+    monkeypatch.chdir(tmp_path)
     return flags_of(tiny_server, dataset, tmp_path / "runs")
 
 
@@ -87,8 +93,10 @@ def trained_once(
     @functools.cache
     def train(more: tuple[str, ...]) -> Path:
         folder = tmp_path_factory.mktemp("trained")
-        flags = flags_of(tiny_server, write_dataset(folder / "questions.jsonl", ROWS), folder / "runs")
-        assert exit_code(train_main, [*flags, *more], prog="train") == 0
+        write_dataset(folder / "questions.jsonl", ROWS)
+        flags = flags_of(tiny_server, Path("questions.jsonl"), Path("runs"))
+        with contextlib.chdir(folder):
+            assert exit_code(train_main, [*flags, *more], prog="train") == 0
         return (folder / "runs" / "latest").resolve()
 
     return train
@@ -96,12 +104,22 @@ def trained_once(
 
 @pytest.fixture
 def trained(
-    trained_once: Callable[[tuple[str, ...]], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    trained_once: Callable[[tuple[str, ...]], Path],
+    tiny_server: StubServer,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Callable[..., Path]:
-    """Return a function that returns the test's own copy of the run of `trained_once`, in `tmp_path / "runs"`."""
+    """Return a function that returns the test's own copy of the run of `trained_once`, in `tmp_path / "runs"`.
+
+    Commands that use it find its server in the environment, and its questions in the current folder.
+    """
+    monkeypatch.setenv("OLLAMA_HOST", tiny_server.url)
+    monkeypatch.chdir(tmp_path)
 
     def copy(*more: str) -> Path:
         run = trained_once(more)
+        shutil.copy(run.parents[1] / "questions.jsonl", tmp_path)
         capsys.readouterr()
         own = tmp_path / "runs" / run.name
         shutil.copytree(run, own)

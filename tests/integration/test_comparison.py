@@ -273,6 +273,7 @@ def test_an_interrupted_evaluation_prints_the_questions_that_all_methods_finishe
         assert exit_code(train_main, flags, prog="train") == 0
         before = server.stats()["calls"]
         argv = ["eval", "--checkpoint", str(tmp_path / "runs" / "latest"), "--dataset", str(path), "--plan-calls", "0"]
+        argv += ["--ollama-url", server.url]
         process = subprocess.Popen(
             [sys.executable, "-m", "query_mutator", *argv, "--evaluation", str(tmp_path / "rows.jsonl")],
             cwd=tmp_path,

@@ -208,7 +208,8 @@ def test_qm_eval_with_a_larger_context_scores_the_question(
     with start_server(models, encoder=resolve_encoder("hash"), num_parallel=16, behave_as="0.24") as server:
         run = [*flags, "--ollama-url", server.url, "--num-ctx", "1024", "--no-evaluate", "--eval-interval", "0"]
         assert train(*run) == 0
-        argv = ["eval", "--checkpoint", str(tmp_path / "runs" / "latest"), "--max-failure-rate", "1", "--json"]
+        argv = ["eval", "--checkpoint", str(tmp_path / "runs" / "latest"), "--ollama-url", server.url]
+        argv += ["--max-failure-rate", "1", "--json"]
         unscored = []
         for num_ctx in ("1024", "32768"):
             capsys.readouterr()
@@ -266,8 +267,9 @@ def test_embeddings_that_fail_for_good_make_a_step_invalid(faulty_flags: list[st
         assert exit_code(main, argv, prog="train") == 0
         run = (tmp_path / "runs" / "latest").resolve()
         before = read_checkpoint(run).progress.invalid_steps
-        for resumed in (run / "checkpoints" / "step_256.pt", run):
-            assert exit_code(main, ["--resume", str(resumed), "--num-env-steps", "384"], prog="train") == 0
+        for resumed in (run / "resume.pt", run):
+            words = ["--resume", str(resumed), "--ollama-url", server.url, "--encoder", "ollama:all-minilm"]
+            assert exit_code(main, [*words, "--num-env-steps", "384"], prog="train") == 0
     new = (tmp_path / "runs" / "latest").resolve()
     for folder, steps, earlier in ((run, 384, 0), (new, 128, before)):
         rows = transcript(folder)

@@ -13,7 +13,7 @@ from query_mutator import Rewriter
 from query_mutator.env.scheduling import run_flow
 from query_mutator.forms import FORMS, Form
 from query_mutator.learners.plan import Plan, plan_policy, plan_task
-from query_mutator.session.policy_file import SavedPolicy, read_policy, read_policy_file, write_policy_file
+from query_mutator.session.policy_file import read_policy, write_policy_file
 from query_mutator.testing import StubServer
 from query_mutator.types import Message
 from tests.qm_command import qm
@@ -24,8 +24,15 @@ MakePlan = Callable[..., Path]
 
 
 @pytest.fixture
-def run(tiny_server: StubServer, dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
-    """Return the folder of a plan over operators and forms."""
+def run(
+    tiny_server: StubServer,
+    dataset: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Path:
+    """Return the folder of a plan over operators and forms, whose server is in the environment."""
+    monkeypatch.setenv("OLLAMA_HOST", tiny_server.url)
     argv = [
         *("--ollama-url", tiny_server.url, "--target-model", "librarian", "--mutator-model", "softener"),
         *("--encoder", "hash", "--dataset", dataset, "--operators", "neutral", "--max-calls", 40, "--cache", "off"),
@@ -44,11 +51,9 @@ def make_plan(run: Path, tmp_path: Path) -> MakePlan:
         saved, plan = read_policy(run), Plan(steps=steps)
         with Rewriter.load(run) as rewriter:
             weights = plan_policy(plan, plan_task(plan, rewriter.task)).weights
-        learner = {**saved.checkpoint.learner, "policy": weights}
-        task = replace(saved.checkpoint.task, max_episode_steps=len(steps) + 1)
-        checkpoint = replace(saved.checkpoint, learner=learner, task=task)
+        task = replace(saved.task, max_episode_steps=len(steps) + 1)
         path = tmp_path / "plan.qm"
-        write_policy_file(path, SavedPolicy(checkpoint=checkpoint, background=saved.background))
+        write_policy_file(path, replace(saved, weights=weights, task=task))
         return path
 
     return make
@@ -85,8 +90,7 @@ def test_an_exported_policy_shows_the_examples_of_its_training(
     with Rewriter.load(given) as rewriter:
         assert rewriter.rewrite(SORT).messages == before
     assert len(before) > 1
-    saved = read_policy_file(given)
-    assert saved.background is not None
+    saved = read_policy(given)
     assert not saved.background.has_gold
     assert all(len(question.accept) == 1 and not question.reference for question in saved.background.train)
 

@@ -254,7 +254,8 @@ def test_wrong_flags_cost_one_line(
 
 
 @pytest.fixture
-def flags(file: Path, dataset: Path, tmp_path: Path) -> list[str]:
+def flags(file: Path, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.chdir(tmp_path)
     return [
         *("--gguf", str(file), "--encoder", "hash", "--dataset", str(dataset), "--embedding-dims", "4"),
         *("--operators", "spelling,neutral,filler", "--save-interval", "1", "--num-processes", "4"),
@@ -271,17 +272,17 @@ def test_a_training_that_is_killed_resumes_to_the_same_weights_and_leaves_no_pro
     train([*flags, "--save-dir", str(tmp_path / "whole")], tmp_path)
     assert_none_left(file)
     run = tmp_path / "killed" / "latest"
-    checkpoint = run / "checkpoints" / "step_16.pt"
+    checkpoint = run / "resume.previous.pt"
     assert kill_when(start([*flags, "--save-dir", str(tmp_path / "killed")], tmp_path), checkpoint.exists)
     assert_none_left(file)
-    train(["--resume", str(run)], tmp_path)
+    train(["--resume", str(run), *flags[:2]], tmp_path)
     whole = tmp_path / "whole" / "latest"
     assert transcript(run) == transcript(whole)
     assert all((weights(run)[name] == value).all() for name, value in weights(whole).items())
     assert_none_left(file)
 
     capfd.readouterr()
-    assert qm("eval", run) == 0
+    assert qm("eval", run, *flags[:2]) == 0
     assert "answered by small" in capfd.readouterr().out
     check_other_commands(run, file, tmp_path, capfd)
     check_a_changed_file(run, file, capfd)
@@ -302,14 +303,15 @@ def test_what_comes_before_the_first_step_is_bounded(
 
 
 def check_other_commands(run: Path, file: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert qm("rewrite", "how do i sort teh list", "--checkpoint", run) == 0
+    assert qm("rewrite", "how do i sort teh list", "--checkpoint", run) == 2
+    assert f"give --gguf {file} " in capfd.readouterr().err
     with Rewriter.load(run, gguf=str(file)) as rewriter:
         assert (rewriter.target_model, rewriter.mutator_model) == ("small", "small")
         assert rewriter.rewrite("how do i sort teh list").answer
     questions = tmp_path / "in.jsonl"
     questions.write_text('{"id": "a", "prompt": "how do i sort"}\n')
     assert qm("batch", questions, "--out", tmp_path / "plain.jsonl", "--gguf", file, "--batch-size", "2") == 0
-    assert qm("batch", questions, "--out", tmp_path / "rewritten.jsonl", "--checkpoint", run) == 0
+    assert qm("batch", questions, "--out", tmp_path / "rewritten.jsonl", "--checkpoint", run, "--gguf", file) == 0
     assert len((tmp_path / "rewritten.jsonl").read_text().splitlines()) == 1
     capfd.readouterr()
     assert qm("doctor", "--gguf", file, "--batch-size", "3") == 0
@@ -320,11 +322,10 @@ def check_a_changed_file(run: Path, file: Path, capfd: pytest.CaptureFixture[str
     with file.open("ab") as content:
         content.write(bytes(32))  # which llama.cpp does not read
     capfd.readouterr()
-    assert qm("train", "--resume", run, "--num-env-steps", "64", "--no-use-linear-lr-decay") == 2
-    assert qm("eval", run) == 2
-    said = capfd.readouterr().err
-    assert f"{file} changed since this policy was trained" in said
+    assert qm("train", "--resume", run, "--gguf", file, "--num-env-steps", "64", "--no-use-linear-lr-decay") == 2
+    assert f"{file} changed since this policy was trained" in capfd.readouterr().err
     assert qm("rewrite", "how do i sort", "--checkpoint", run, "--gguf", file) == 0
+    assert "small is another file than in training" in capfd.readouterr().err
 
 
 def test_qm_serve_forwards_to_the_file(flags: list[str], file: Path, dataset: Path, tmp_path: Path) -> None:
@@ -341,6 +342,7 @@ def test_qm_serve_forwards_to_the_file(flags: list[str], file: Path, dataset: Pa
     short = ["--max-calls", "60", "--target-max-tokens", "8", "--mutator-max-tokens", "8", "--batch-size", "2"]
     assert qm("plan", *argv, *short, "--save-dir", tmp_path / "plans") == 0
     command = [sys.executable, "-m", "query_mutator", "serve", str(tmp_path / "plans" / "latest"), "--port", "0"]
+    command += ["--gguf", str(file)]
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(command, cwd=tmp_path, env=environ, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

@@ -196,7 +196,6 @@ def test_unsafe_rows_reach_only_the_guard_metric(tiny_flags: list[str], tmp_path
         path = run / name
         assert not path.exists() or "forbidden" not in path.read_text()
     background = read_policy(str(run)).background
-    assert background is not None
     assert not [question for question in background.train if "forbidden" in question.text]
 
 

@@ -22,7 +22,7 @@ from query_mutator.files.json_lines import read_json_lines
 from query_mutator.llm.checkup import judge_form
 from query_mutator.llm.openai import OpenAIBackend
 from query_mutator.rewards import Judge
-from query_mutator.session.checkpoint import read_checkpoint
+from query_mutator.session.policy_file import read_policy
 from query_mutator.stats.agreement import agreement, cohen_kappa
 from query_mutator.testing import StubServer, TextModel, start_server
 from tests.conftest import Librarian, Softener
@@ -90,7 +90,7 @@ def test_a_run_with_a_judge_counts_and_bounds_its_calls(tiny_flags: list[str], t
     assert last["llm/calls"] == stats["calls"] - 1  # but for the question how it says yes
     config = json.loads((run / "config.json").read_text())
     assert config["flags"]["judge_rubric"] == "Say yes if an accepted name is in the answer.\n"
-    assert read_checkpoint(run).task.judge_rubric == config["flags"]["judge_rubric"]
+    assert read_policy(run).task.judge_rubric == config["flags"]["judge_rubric"]
 
 
 def test_a_reply_without_a_verdict_is_an_invalid_step_and_never_a_score(tiny_flags: list[str], tmp_path: Path) -> None:
@@ -137,7 +137,8 @@ def test_an_evaluation_judges_answers_but_none_to_what_should_be_refused(
             "0",
         )
         assert main(flags_for(server, tiny_flags, *more, "--cache-path", str(tmp_path / "c.sqlite"))) == 0
-        assert qm_main(["eval", "--checkpoint", str(tmp_path / "runs" / "latest"), "--plan-calls", "0", "--guard"]) == 0
+        words = ["eval", "--checkpoint", str(tmp_path / "runs" / "latest"), "--plan-calls", "0", "--guard"]
+        assert qm_main([*words, "--ollama-url", server.url, "--judge-model", "rule-judge"]) == 0
         total = server.stats()["calls"]
     asked = "\n".join(Recording.prompts)
     assert "umm join path parts" in asked or "plz sort" in asked
@@ -160,7 +161,9 @@ def test_another_reward_scores_answers_that_were_kept_and_asks_only_its_judge(
         assert main(flags_for(server, tiny_flags, "--no-evaluate", "--cache-path", str(tmp_path / "c.sqlite"))) == 0
         for reward in ("", "contains=1,meaning=0.5", "judge --judge-model rule-judge"):
             before = server.stats()["calls"]
-            assert qm_main([*again, *(["--reward", *reward.split()] if reward else [])]) == 0
+            assert (
+                qm_main([*again, "--ollama-url", server.url, *(["--reward", *reward.split()] if reward else [])]) == 0
+            )
             found[reward] = list(read_json_lines(rows))
             calls[reward] = server.stats()["calls"] - before
     trained, other, judged = found.values()

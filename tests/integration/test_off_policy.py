@@ -35,7 +35,7 @@ def test_run_leaves_what_every_run_leaves(algo: str, tiny_flags: list[str], tmp_
     written = rows(run, "metrics")
     assert [row["step"] for row in written] == [0, 32, 64]
     assert all(set(row) <= {"step", "wall_s", *METRICS} for row in written)
-    assert {path.name for path in (run / "checkpoints").iterdir()} == {"step_0.pt", "step_32.pt", "step_64.pt"}
+    assert {path.name for path in run.glob("*.pt")} == {"resume.pt", "resume.previous.pt"}
     summary = json.loads((run / "summary.json").read_text())
     assert 0 <= summary["eval"]["methods"]["policy"]["success"] <= 1
 
@@ -102,7 +102,7 @@ def test_checkpoint_of_another_algorithm_is_refused(
     tiny_flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train(*tiny_flags, *SMALL, "--algo", "direct", "--no-evaluate")
-    checkpoint = the_run(tmp_path) / "checkpoints" / "step_32.pt"
+    checkpoint = the_run(tmp_path) / "resume.previous.pt"
     assert train("--resume", str(checkpoint), "--algo", "iqn") == 2
     assert "was made with --algo direct; leave out --algo iqn" in capsys.readouterr().err
 

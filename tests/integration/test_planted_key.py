@@ -126,6 +126,7 @@ def run(flags: Sequence[str], tmp_path: Path, dataset: Path) -> None:
         *("--num-mini-batch", "2", "--operators", "spelling", "--eval-questions", "2"),
         *("--max-failure-rate", "1", "--target-model", "m", "--max-retries", "1"),
     ]
+    named = [*flags, "--dataset", str(dataset)]
     words = [*common, "--num-env-steps", "16", "--early-stop", "--no-use-linear-lr-decay"]
     assert exit_code(train, words, prog="train") == 0
     latest = str(tmp_path / "runs" / "latest")
@@ -133,9 +134,9 @@ def run(flags: Sequence[str], tmp_path: Path, dataset: Path) -> None:
     assert "sorted, said" in transcript  # the server did repeat the headers
     assert "***" in transcript
     assert "sorted, said" in str(messages_of(tmp_path / "runs" / "latest" / "report.html"))
-    assert exit_code(train, ["--resume", latest, "--num-env-steps", "32", "--no-evaluate"], prog="train") == 0
-    assert exit_code(qm, ["eval", "--checkpoint", latest, "--json", str(tmp_path / "report.json")], prog="qm") == 0
-    assert exit_code(qm, ["rewrite", "--checkpoint", latest, "plz sort"], prog="qm") == 0
+    assert exit_code(train, ["--resume", latest, *named, "--num-env-steps", "32", "--no-evaluate"], prog="train") == 0
+    assert exit_code(qm, ["eval", latest, *named, "--json", str(tmp_path / "report.json")], prog="qm") == 0
+    assert exit_code(qm, ["rewrite", "--checkpoint", latest, *flags, "plz sort"], prog="qm") == 0
     place = [word for word in flags if word != "--wait-for-server" and word != "0"]
     assert exit_code(qm, ["doctor", *place, "--target-model", "m", "--batch-size", "2"], prog="qm") in (0, 2)
     _Parrot.fails_always = True

@@ -22,7 +22,6 @@ from query_mutator.env.task import Task
 from query_mutator.errors import UsageError
 from query_mutator.files import read_checked_json
 from query_mutator.files.json_lines import read_json_lines
-from query_mutator.files.run_dir import checkpoints_in
 from query_mutator.llm.client import Client
 from query_mutator.operators import OPERATORS
 from query_mutator.rewards import PARTS, Evidence, Scoring, WeightedReward
@@ -75,8 +74,9 @@ def tracked(tmp_path_factory: pytest.TempPathFactory, tiny_server: StubServer) -
         assert exit_code(main, [*flags, *more], prog="train") == 0
         run = (folder / "runs" / "latest").resolve()
         first = [*read_json_lines(run / "metrics.jsonl")]
-        checkpoints_in(run)[0].unlink()
-        assert exit_code(main, ["--resume", str(run), "--num-env-steps", "96"], prog="train") == 0
+        (run / "resume.pt").unlink()
+        named = ("--ollama-url", tiny_server.url, "--plugin", *files)
+        assert exit_code(main, ["--resume", str(run), "--num-env-steps", "96", *named], prog="train") == 0
         yield Tracked(run, first, [*read_json_lines(run / "metrics.jsonl")])
 
 
@@ -238,7 +238,7 @@ def test_a_changed_plugin_is_named_again_and_reported(
     path.write_text(path.read_text() + "# changed\n")
     monkeypatch.setattr(plugins, "_loaded", {})
     monkeypatch.setattr(OPERATORS, "_entries", {k: v for k, v in OPERATORS._entries.items() if k != "polite"})
-    words = ["eval", "--checkpoint", str(tmp_path / "runs" / "latest")]
+    words = ["eval", "--checkpoint", str(tmp_path / "runs" / "latest"), "--dataset", str(tmp_path / "questions.jsonl")]
     assert exit_code(qm_main, words, prog="qm") == 2
     assert "give --plugin" in capsys.readouterr().err
     assert qm_main([*words, "--plugin", str(path)]) == 0
@@ -263,7 +263,7 @@ def test_a_callback_from_a_file_survives_a_kill(tiny_flags: list[str], tmp_path:
     )
     run = (killed / "latest").resolve()
     assert len((run / "rollouts.csv").read_text().splitlines()) == len(steps) - 1
-    assert main(["--resume", str(run)]) == 0
+    assert main(["--resume", str(run), "--plugin", str(PLUGIN)]) == 0
     assert (run / "rollouts.csv").read_text() == rows
     assert "custom/csv_bytes" in list(read_json_lines(run / "metrics.jsonl"))[-1]
 

@@ -108,7 +108,9 @@ def test_help_has_eight_commands_and_help_all_the_others_in_groups(capsys: pytes
 
 
 @pytest.fixture
-def flags(tiny_server: StubServer, dataset: Path, tmp_path: Path) -> list[str]:
+def flags(tiny_server: StubServer, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.setenv("OLLAMA_HOST", tiny_server.url)
+    monkeypatch.chdir(tmp_path)
     return flags_for(tiny_server, dataset, tmp_path)
 
 
@@ -226,8 +228,9 @@ def summary_of(run: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("moment", [2, 8, 15])
 def test_an_interrupted_search_keeps_its_best_plan_and_resumes_to_the_same_one(
-    moment: int, dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    moment: int, dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     with start_server([Librarian(), Softener()], num_parallel=4) as server:
         whole = flags_for(server, dataset, tmp_path / "whole")
         assert qm("plan", *whole) == 0
@@ -236,6 +239,7 @@ def test_an_interrupted_search_keeps_its_best_plan_and_resumes_to_the_same_one(
         assert qm("plan", *flags_for(server, dataset, tmp_path)) == 130
         (run,) = {path.resolve() for path in (tmp_path / "runs").iterdir()}
         assert f"; continue with qm plan --resume {run}" in capsys.readouterr().err
+        monkeypatch.setenv("OLLAMA_HOST", server.url)
         assert qm("rewrite", "--checkpoint", str(run), "plz kill the list", "--json", "-") == 0
         made = server.stats()["calls"]
         assert qm("plan", "--resume", str(run)) == 0
@@ -245,7 +249,7 @@ def test_an_interrupted_search_keeps_its_best_plan_and_resumes_to_the_same_one(
     assert "its search is done; start another with qm plan" in capsys.readouterr().err
 
 
-def test_only_a_search_of_this_user_is_resumed(
+def test_a_search_to_resume_names_no_server(
     flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert qm("plan", "--resume", str(tmp_path)) == 2
@@ -253,7 +257,7 @@ def test_only_a_search_of_this_user_is_resumed(
     config = {"flags": {"algo": "plan", "openai_url": "http://elsewhere.example/v1"}, "plugins": {}}
     write_checked_json(tmp_path / "config.json", config)
     assert qm("plan", "--resume", str(tmp_path)) == 2
-    assert "names http://elsewhere.example:80, and you have not" in capsys.readouterr().err
+    assert "give --openai-url http://elsewhere.example/v1 to use it" in capsys.readouterr().err
 
 
 def test_the_time_of_a_search_bounds_its_calls(

@@ -26,8 +26,9 @@ def server() -> Iterator[StubServer]:
 
 
 @pytest.fixture
-def flags(tiny_flags: list[str], server: StubServer) -> list[str]:
+def flags(tiny_flags: list[str], server: StubServer, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Flags of a run of eight updates, with a checkpoint after every third."""
+    monkeypatch.setenv("OLLAMA_HOST", server.url)
     return [
         *tiny_flags,
         *("--ollama-url", server.url, "--deterministic", "--eval-interval", "0", "--no-evaluate", "--seed", "7"),
@@ -53,12 +54,12 @@ def test_damaged_checkpoint_falls_back_to_the_one_before_and_asks_nothing_again(
         (tmp_path / name).mkdir()
         train([*flags, "--num-env-steps", steps, "--save-dir", str(tmp_path / name)], tmp_path / name)
     whole, damaged = ((tmp_path / name / "latest").resolve() for name in ("whole", "damaged"))
-    newest, paid = damaged / "checkpoints" / "step_128.pt", calls_of(damaged)
+    newest, paid = damaged / "resume.pt", calls_of(damaged)
     newest.write_bytes(newest.read_bytes()[:1000])
 
     served = server.stats()["calls"]
-    train(["--resume", str(damaged), "--num-env-steps", "160"], tmp_path / "damaged")
-    assert "step_128.pt" in (tmp_path / "damaged" / "output.txt").read_text(encoding="utf-8")
+    train(["--resume", str(damaged), "--num-env-steps", "160", "--ollama-url", server.url], tmp_path / "damaged")
+    assert "resume.pt" in (tmp_path / "damaged" / "output.txt").read_text(encoding="utf-8")
     assert transcript(damaged) == transcript(whole)
     expected = weights(whole)
     assert all(torch.equal(tensor, expected[name]) for name, tensor in weights(damaged).items())
@@ -72,7 +73,7 @@ def test_what_was_paid_is_not_asked_again_without_deterministic_either(
     argv = [*flags, "--save-interval", "100", "--save-dir", str(tmp_path)]
     assert kill_when(start(argv, tmp_path), lambda: server.stats()["calls"] >= 24)
     run = run_in(tmp_path)
-    train(["--resume", str(run)], tmp_path)
+    train(["--resume", str(run), "--ollama-url", server.url], tmp_path)
     assert len(transcript(run)) == 256
     assert 0 <= server.stats()["calls"] - calls_of(run) <= BATCH_SIZE
 
@@ -89,7 +90,7 @@ def test_embeddings_that_a_server_made_are_not_asked_for_again(tiny_flags: list[
         asked = server.stats()["routes"]["/api/embed"]
         process = start([*argv, "--save-dir", str(killed)], killed)
         assert kill_when(process, lambda: server.stats()["routes"]["/api/embed"] >= asked + asked // 2)
-        train(["--resume", str(run_in(killed))], killed)
+        train(["--resume", str(run_in(killed)), "--ollama-url", server.url], killed)
     run = run_in(killed)
     with closing(sqlite3.connect(run / "replies.sqlite")) as store:
         (count,) = store.execute("SELECT count(*) FROM vectors").fetchone()

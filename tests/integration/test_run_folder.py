@@ -11,11 +11,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.attack.harness import Finished, run_cli, run_qm, unchanged
-from query_mutator.errors import CheckpointError, UsageError
+from query_mutator.errors import UsageError
 from query_mutator.files import LOCK
-from query_mutator.files.json_lines import read_json_lines
 from query_mutator.files.lock import locked
-from query_mutator.session.checkpoint import read_checkpoint
 from query_mutator.testing import StubServer
 from query_mutator.training.config import parse_config
 from query_mutator.training.run_folder import open_run_dir
@@ -32,16 +30,17 @@ def finished(tiny_server: StubServer, tmp_path_factory: pytest.TempPathFactory) 
     rows = [json.dumps({"id": f"q{n}", "query": text, "accept": [name]}) for n, (text, name) in enumerate(ROWS)]
     (folder / "questions.jsonl").write_text("\n".join(rows))
     flags = ["--ollama-url", tiny_server.url, "--target-model", "librarian", "--mutator-model", "softener"]
-    flags += ["--encoder", "hash", "--dataset", str(folder / "questions.jsonl"), "--embedding-dims", "4"]
-    flags += ["--operators", "spelling,neutral,filler", "--save-dir", str(folder), "--num-processes", "4"]
+    flags += ["--encoder", "hash", "--dataset", "questions.jsonl", "--embedding-dims", "4"]
+    flags += ["--operators", "spelling,neutral,filler", "--save-dir", ".", "--num-processes", "4"]
     flags += ["--num-steps", "8", "--num-mini-batch", "2", "--num-env-steps", str(STEPS), "--save-interval", "1"]
     flags += ["--no-evaluate", "--eval-interval", "0", "--no-use-linear-lr-decay", "--deterministic"]
-    assert main(flags) == 0
+    assert run_cli(main, flags, folder).code == 0
     return (folder / "latest").resolve()
 
 
 @pytest.fixture
 def run(finished: Path, tmp_path: Path) -> Path:
+    shutil.copy(finished.parent / "questions.jsonl", tmp_path)
     return Path(shutil.copytree(finished, tmp_path / "run"))
 
 
@@ -49,6 +48,12 @@ def run(finished: Path, tmp_path: Path) -> Path:
 def no_lock_is_left(tmp_path: Path) -> Iterator[None]:
     yield
     assert not list(tmp_path.rglob(LOCK))
+
+
+@pytest.fixture(autouse=True)
+def named(tiny_server: StubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Name the server of the run, as its user does."""
+    monkeypatch.setenv("OLLAMA_HOST", tiny_server.url)
 
 
 def resume(run: Path, *flags: str) -> Finished:
@@ -79,15 +84,6 @@ def test_a_new_run_holds_the_lock_of_its_folder(tmp_path: Path) -> None:
             pass
     with locked(new):
         pass
-
-
-def test_a_new_run_from_a_checkpoint_has_the_p_right_of_its_run(run: Path, tmp_path: Path) -> None:
-    (run / "p_right.pt").write_bytes(b"learned")
-    path = run / "checkpoints" / "step_64.pt"
-    config = parse_config(["--save-dir", str(tmp_path / "new"), "--resume", str(path)])
-    with ExitStack() as stack:
-        new = open_run_dir(config, read_checkpoint(path), stack)
-        assert new.confidence_path.read_bytes() == b"learned"
 
 
 def test_the_lock_of_another_host_is_broken_by_its_flag_alone(run: Path) -> None:
@@ -143,21 +139,7 @@ def test_a_damaged_config_is_named_and_nothing_changes(run: Path) -> None:
     refused(run, f"{path}: its content does not match its checksum")
 
 
-def test_an_exchanged_checkpoint_is_passed_over(run: Path, caplog: pytest.LogCaptureFixture) -> None:
-    new, old = run / "checkpoints" / "step_64.pt", run / "checkpoints" / "step_32.pt"
-    earlier = old.read_bytes()
-    old.write_bytes(new.read_bytes())
-    with pytest.raises(CheckpointError, match="holds the state after 64 steps"):
-        read_checkpoint(old)
-    for path in (old, new):
-        path.write_bytes(earlier)
-    with caplog.at_level("WARNING"):
-        assert resume(run).code == 0
-    assert f"{new} holds the state after 32 steps; it was renamed or exchanged; using the previous one" in caplog.text
-    assert len(list(read_json_lines(run / "transcripts.jsonl"))) == STEPS + 32
-
-
 def test_a_run_without_a_checkpoint_says_so(run: Path) -> None:
-    for path in (run / "checkpoints").iterdir():
-        path.unlink()
-    refused(run, "was stopped before its first checkpoint, there is nothing to resume; start again")
+    for name in ("resume.pt", "resume.previous.pt", "policy.qm"):
+        (run / name).unlink()
+    refused(run, "was stopped before its first checkpoint, there is nothing to resume")

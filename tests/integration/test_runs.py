@@ -111,7 +111,7 @@ def test_a_run_that_ended_before_its_first_step_is_neither_listed_nor_latest(
     done, killed = RunDir.create(tmp_path, "done"), RunDir.create(tmp_path, "killed")
     for run in (done, killed):
         run.write_config({"flags": FLAGS})
-        run.checkpoint_path(0).touch()
+        (run.path / "resume.pt").touch()
     done.add_record(RECORD)
     done.write_records()
     killed.write_records()

@@ -220,8 +220,9 @@ def server() -> Iterator[StubServer]:
 
 
 @pytest.fixture
-def plan(server: StubServer, dataset: Path, tmp_path: Path) -> Path:
-    """Return the folder of a plan."""
+def plan(server: StubServer, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the folder of a plan, whose server is in the environment."""
+    monkeypatch.setenv("OLLAMA_HOST", server.url)
     argv = [
         *("--ollama-url", server.url, "--target-model", "librarian", "--mutator-model", "softener"),
         *("--encoder", "hash", "--dataset", str(dataset), "--operators", "spelling,neutral,filler"),

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
-import struct
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
-from benchmarks.attack.policies import archive, entries_of, signed, with_settings
+from benchmarks.attack.policies import packed, parts_of, with_settings
 from query_mutator import Rewriter
 from query_mutator.cli.console import exit_code
 from query_mutator.commands.main import main as qm_main
-from query_mutator.errors import CheckpointError, UnnamedError
-from query_mutator.plugins import source_sha256
-from query_mutator.session.checkpoint import read_checkpoint
-from query_mutator.session.policy_file import POLICY_FILE, read_policy_file
-from query_mutator.session.trust import remember
+from query_mutator.errors import CheckpointError, UsageError
+from query_mutator.files import read_checked_json, write_checked_json
+from query_mutator.session.policy_file import POLICY_FILE, read_policy
 from query_mutator.testing import StubServer
 from train_query_mutator import main as train_main
 
@@ -32,10 +29,10 @@ COMMANDS = {
 
 
 @pytest.fixture
-def run(trained: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a run folder that somebody else made: this user has no file of trust yet."""
+def run(trained: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a run folder that somebody else made; this user has named no server yet."""
     folder = trained(*FLAGS)
-    monkeypatch.setenv("QUERY_MUTATOR_TRUSTED", str(tmp_path / "own" / "trusted.jsonl"))
+    monkeypatch.delenv("OLLAMA_HOST")
     return folder
 
 
@@ -53,10 +50,6 @@ def policy_with(run: Path, place: str, **values: object) -> Path:
     return path
 
 
-def plugged(run: Path, code: Path, sha256: str = "") -> Path:
-    return policy_with(run, "plugins", **{str(code): sha256})
-
-
 def refused(words: list[str], capsys: pytest.CaptureFixture[str], **places: Path) -> str:
     """Run a command that is refused; return its one line."""
     prog, *argv = [word.format(**places) for word in words]
@@ -71,142 +64,150 @@ def refused(words: list[str], capsys: pytest.CaptureFixture[str], **places: Path
 
 
 @pytest.mark.parametrize(
-    ("values", "flag"),
+    ("place", "values", "flag"),
     [
-        ({"ollama_url": ["http://127.0.0.1:9"]}, "--ollama-url"),
-        ({"backend": "llama", "ollama_url": [], "gguf": ["/elsewhere/m.gguf"]}, "--gguf"),
-        ({"encoder": "/elsewhere/encoder"}, "--encoder"),
-        ({"encoder": "stranger/encoder"}, "--encoder"),
-        ({"cache": "all", "cache_path": "/elsewhere/cache.sqlite"}, "--cache-path"),
+        ("system", {"ollama_url": ["http://127.0.0.1:9"]}, "--ollama-url http://127.0.0.1:9"),
+        ("trained_with", {"ollama_url": ["http://127.0.0.1:9"]}, "--ollama-url http://127.0.0.1:9"),
+        ("system", {"backend": "llama", "gguf": ["/elsewhere/m.gguf"]}, "--gguf /elsewhere/m.gguf"),
+        ("system", {"encoder": "/elsewhere/encoder"}, "--encoder /elsewhere/encoder"),
+        ("system", {"encoder": "stranger/encoder"}, "--encoder stranger/encoder"),
+        ("system", {"cache": "all", "cache_path": "/elsewhere/x.sqlite"}, "--cache-path /elsewhere/x.sqlite"),
     ],
 )
-def test_other_stored_settings_that_reach_out_are_named_first(
-    values: dict[str, object], flag: str, run: Path, tiny_server: StubServer, capsys: pytest.CaptureFixture[str]
+def test_what_a_policy_was_made_with_is_named_again(
+    place: str, values: dict[str, Any], flag: str, run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    remember({"ollama_url": tiny_server.url})
-    assert f"give {flag} " in refused(COMMANDS["rewrite"], capsys, policy=policy_with(run, "system", **values))
+    def change(about: dict[str, Any]) -> None:
+        about["trained_with"] = {}
+        about[place].update(values)
+
+    path = run.parent / "stranger.qm"
+    path.write_bytes(with_settings(run / POLICY_FILE, change))
+    assert f"give {flag} " in refused(COMMANDS["rewrite"], capsys, policy=path)
+
+
+def test_no_address_is_in_the_settings_of_a_policy(run: Path, tiny_server: StubServer) -> None:
+    about, _ = parts_of(run / POLICY_FILE)
+    assert about["trained_with"] == {"ollama_url": [tiny_server.url]}
+    assert tiny_server.url not in json.dumps({**about, "trained_with": {}})
+    found = read_policy(policy_with(run, "system", ollama_url=["http://127.0.0.1:9"], cache_path="/elsewhere"))
+    assert (found.system.ollama_url, found.system.cache_path) == ((), None)
 
 
 def test_an_evaluation_reads_no_file_and_asks_no_judge_that_only_the_policy_names(
     run: Path, dataset: Path, tiny_server: StubServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [*COMMANDS["eval"], "--ollama-url", tiny_server.url]
-    for place in ("task", "background"):
-        policy_with(run, place, dataset=str(dataset)).replace(run.parent / f"{place}.qm")
-    assert f"--dataset {dataset}" in refused(words, capsys, policy=run.parent / "task.qm")
-    assert (
-        exit_code(qm_main, [*words[1:3], str(run.parent / "task.qm"), *words[4:], "--dataset", str(dataset)], prog="qm")
-        == 0
-    )
-    assert "questions.jsonl" in refused(words, capsys, policy=run.parent / "background.qm")
+    for name in ("questions.jsonl", str(dataset)):  # one in this folder too
+        policy = policy_with(run, "task", dataset=name)
+        assert f"give --dataset {name} " in refused(words, capsys, policy=policy)
+    config = read_checked_json(run / "config.json")
+    write_checked_json(run / "config.json", {**config, "flags": {**config["flags"], "dataset": "../questions.jsonl"}})
+    assert "give --dataset ../questions.jsonl " in refused(words, capsys, policy=run)
+    named = [*words, "--dataset", str(dataset)]
+    assert exit_code(qm_main, [word.format(policy=policy) for word in named[1:]], prog="qm") == 0
     judged = policy_with(run, "task", reward="judge=1", judge_model="librarian")
-    assert "--judge-model librarian" in refused(words, capsys, policy=judged)
+    assert "--judge-model librarian" in refused(named, capsys, policy=judged)
     rubric = policy_with(run, "task", judge_rubric=str(dataset))
-    assert "judge_rubric" in refused(words, capsys, policy=rubric)
+    assert "judge_rubric" in refused(named, capsys, policy=rubric)
 
 
 @pytest.mark.parametrize(
     ("flags", "flag"),
     [
-        ({"ollama_url": ("http://127.0.0.1:9",)}, "--ollama-url"),
-        ({"ollama_url": (), "backend": "openai", "openai_url": "http://127.0.0.1:9/v1"}, "--openai-url"),
-        ({"save_dir": "/elsewhere"}, "--save-dir"),
-        ({"judge_rubric": "/etc/hostname"}, "--judge-rubric"),
-        ({"engine": "ray", "ray_address": "10.0.0.1:6379"}, "--ray-address"),
+        ({"ollama_url": ["http://127.0.0.1:9"]}, "--ollama-url http://127.0.0.1:9"),
+        ({"backend": "openai", "openai_url": "http://127.0.0.1:9/v1"}, "--openai-url http://127.0.0.1:9/v1"),
+        ({"save_dir": "/elsewhere"}, "--save-dir /elsewhere"),
+        ({"judge_rubric": "/etc/hostname"}, "--judge-rubric /etc/hostname"),
+        ({"engine": "ray", "ray_address": "10.0.0.1:6379"}, "--ray-address 10.0.0.1:6379"),
+        ({"dataset": "/elsewhere/questions.jsonl"}, "--dataset /elsewhere/questions.jsonl"),
+        ({"cache_path": "/elsewhere/x.sqlite"}, "--cache-path /elsewhere/x.sqlite"),
     ],
 )
-def test_a_checkpoint_to_resume_chooses_none_of_them(
-    flags: dict[str, object], flag: str, run: Path, tiny_server: StubServer, capsys: pytest.CaptureFixture[str]
+def test_a_run_to_resume_chooses_none_of_them(
+    flags: dict[str, object], flag: str, run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    checkpoint = read_checkpoint(run / "checkpoints" / "step_64.pt")
-    remember(checkpoint.flags)
-    file = dataclasses.replace(checkpoint, flags={**checkpoint.flags, **flags}).save(run.parent / "stranger.pt")
-    words = ["train", "--resume", str(file), "--num-env-steps", "128"]
+    config = read_checked_json(run / "config.json")
+    own = {"ollama_url": [], "dataset": "questions.jsonl", "save_dir": "runs"}
+    write_checked_json(run / "config.json", {**config, "flags": {**config["flags"], **own, **flags}})
+    words = ["train", "--resume", str(run / "resume.pt"), "--num-env-steps", "128"]
     assert f"give {flag} " in refused(words, capsys)
 
 
-def test_a_run_of_this_user_needs_no_flag(
-    tiny_flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_qm_toml_and_the_environment_name_the_server_of_a_run(
+    tiny_flags: list[str], tiny_server: StubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trusted = tmp_path / "own" / "trusted.jsonl"
-    monkeypatch.setenv("QUERY_MUTATOR_TRUSTED", str(trusted))
     run = tmp_path / "runs" / "latest"
     assert exit_code(train_main, [*tiny_flags, *FLAGS], prog="train") == 0
-    known = trusted.read_text()
-    assert exit_code(train_main, ["--resume", str(run), "--num-env-steps", "128"], prog="train") == 0
-    assert exit_code(qm_main, ["eval", str(run)], prog="qm") == 0
-    assert trusted.read_text() == known  # nothing twice
-    trusted.unlink()
-    assert exit_code(qm_main, ["eval", str(run)], prog="qm") == 2
+    monkeypatch.delenv("OLLAMA_HOST")
+    resume, evaluate = ["--resume", str(run), "--num-env-steps"], ["eval", str(run), "--dataset", "questions.jsonl"]
+    assert exit_code(train_main, [*resume, "96"], prog="train") == 2
+    assert exit_code(qm_main, evaluate, prog="qm") == 2
+    Path("qm.toml").write_text(f'ollama-url = ["{tiny_server.url}"]\n[train]\nlr = 0.5\n')
+    assert exit_code(train_main, [*resume, "96"], prog="train") == 0
+    assert read_checked_json(run / "config.json")["flags"]["lr"] != 0.5  # other settings are those of the run
+    assert exit_code(qm_main, evaluate, prog="qm") == 0
+    Path("qm.toml").unlink()
+    monkeypatch.setenv("OLLAMA_HOST", tiny_server.url)
+    assert exit_code(train_main, [*resume, "128"], prog="train") == 0
 
 
 # --- code ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_plugin_runs_if_it_is_named_or_was_trained_with(
-    run: Path, code: Path, tiny_server: StubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    policy, ran = plugged(run, code, hashlib.sha256(code.read_bytes()).hexdigest()), tmp_path / "ran"
-    remember({"ollama_url": tiny_server.url})
-    with Rewriter.load(policy, plugins=[str(code)]):
-        ran.unlink()
-    monkeypatch.setattr("query_mutator.plugins._loaded", {})
-    remember({}, plugins=[hashlib.sha256(code.read_bytes()).hexdigest()])
-    with Rewriter.load(policy):
-        ran.unlink()
-    monkeypatch.setattr("query_mutator.plugins._loaded", {})
-    code.write_text(code.read_text() + "# changed\n")
-    with pytest.raises(UnnamedError, match="--plugin"):
-        Rewriter.load(policy)
-    assert not ran.exists()
+def test_a_plugin_runs_where_it_is_named(run: Path, code: Path, tiny_server: StubServer, tmp_path: Path) -> None:
+    policy = policy_with(run, "plugins", **{str(code): hashlib.sha256(code.read_bytes()).hexdigest()})
+    with pytest.raises(UsageError, match="--plugin"):
+        Rewriter.load(policy, ollama_url=tiny_server.url)
+    assert not (tmp_path / "ran").exists()
+    with Rewriter.load(policy, plugins=[str(code)], ollama_url=tiny_server.url):
+        assert (tmp_path / "ran").exists()
 
 
-def test_a_module_of_a_policy_file_is_found_without_importing_its_package(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_module_of_a_policy_file_is_not_imported(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "package_of_a_stranger"
     package.mkdir()
     (package / "__init__.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")
     (package / "inner.py").write_text("")
     monkeypatch.syspath_prepend(str(tmp_path))
-    remember({}, plugins=["0" * 64])
-    with pytest.raises(UnnamedError, match="--plugin"):
+    with pytest.raises(UsageError, match="--plugin"):
         Rewriter.load(policy_with(run, "plugins", **{"package_of_a_stranger.inner": "0" * 64}))
-    assert source_sha256("package_of_a_stranger.inner") == hashlib.sha256(b"").hexdigest()
     assert not (tmp_path / "ran").exists()
 
 
 # --- the file itself -------------------------------------------------------------------------------------------------
 
-
-def test_a_long_list_of_entries_is_one_line(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read_policy_file(run / POLICY_FILE)
-    monkeypatch.setattr("query_mutator.session.policy_file.MAX_DIRECTORY_BYTES", 100)
-    with pytest.raises(CheckpointError, match="its list of entries is not that of a policy"):
-        read_policy_file(run / POLICY_FILE)
+Tensors = dict[str, Any]
 
 
-def test_the_list_of_entries_of_a_zip64_archive_is_one_line(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        (lambda tensors: {f"weights/{n}": np.zeros(0) for n in range(1001)}, "more than 1000 tensors"),
+        (lambda tensors: {**tensors, "evil": np.zeros(1)}, "it has a tensor 'evil'"),
+        (lambda tensors: {**tensors, "weights/evil$": np.zeros(1)}, "it has a tensor"),
+        (lambda tensors: {**tensors, "weights/x": np.full(2, np.inf)}, "weights/x has numbers that are not finite"),
+        (lambda tensors: {**tensors, "mean": tensors["mean"][None]}, "mean has the shape"),
+        (lambda tensors: {**tensors, "probe": tensors["probe"][:-1]}, "the sizes of its tensors do not match"),
+        (lambda tensors: {name: tensors[name] for name in tensors if name != "probe"}, "it has no probe"),
+    ],
+)
+def test_tensors_that_no_policy_has_are_one_line(
+    changed: Callable[[Tensors], Tensors], says: str, run: Path, tmp_path: Path
 ) -> None:
-    entries, path = entries_of(run / POLICY_FILE), tmp_path / "zip64.qm"
-    monkeypatch.setattr(zipfile, "ZIP_FILECOUNT_LIMIT", 1)
-    path.write_bytes(archive(entries))
-    assert entries_of(path) == entries
-    with pytest.raises(CheckpointError, match="its list of entries is not that of a policy"):
-        read_policy_file(path)
+    about, tensors = parts_of(run / POLICY_FILE)
+    (tmp_path / "stranger.qm").write_bytes(packed(about, changed(tensors)))
+    with pytest.raises(CheckpointError, match=says) as caught:
+        read_policy(tmp_path / "stranger.qm")
+    assert "\n" not in str(caught.value)
 
 
-def test_an_end_of_an_archive_in_another_one_is_one_line(run: Path, tmp_path: Path) -> None:
-    whole, path = archive(entries_of(run / POLICY_FILE)), tmp_path / "two.qm"
-    end, last = whole.rindex(b"PK\5\6"), whole.rindex(b"PK\1\2")
-    size = end - whole.index(b"PK\1\2") + 4
-    entries = whole[: last + 32] + struct.pack("<H", 4) + whole[last + 34 : end]  # the last one's comment has 4 bytes
-    path.write_bytes(signed(entries + b"PK\5\6" * 2 + bytes(8) + struct.pack("<LH", size, 71)))
-    with zipfile.ZipFile(path) as listed:
-        assert listed.namelist() == [name for name, _, _ in entries_of(run / POLICY_FILE)]
-    with pytest.raises(CheckpointError, match="its list of entries is not that of a policy"):
-        read_policy_file(path)
+def test_a_file_that_is_cut_or_lies_about_its_header_is_one_line(run: Path, tmp_path: Path) -> None:
+    content = (run / POLICY_FILE).read_bytes()
+    for damaged in (b"", content[:7], content[:40], content[:-1], (1 << 60).to_bytes(8, "little") + content[8:]):
+        (tmp_path / "stranger.qm").write_bytes(damaged)
+        with pytest.raises(CheckpointError, match="not a policy file, or damaged"):
+            read_policy(tmp_path / "stranger.qm")
 
 
 @pytest.mark.parametrize(
@@ -216,6 +217,7 @@ def test_an_end_of_an_archive_in_another_one_is_one_line(run: Path, tmp_path: Pa
         ("task", {"max_episode_steps": 0}, "max_episode_steps=0 must be at least 1"),
         ("system", {"batch_size": "8"}, "system.batch_size is '8', not int"),
         ("system", {"ollama_url": [["x"]]}, "system.ollama_url is ['x'], not str"),
+        ("trained_with", {"ollama_url": [1]}, "trained_with.ollama_url is 1, not str"),
         ("flags", {"num_eval_quantiles": 10**9}, "num_eval_quantiles=1000000000 must be at most"),
         ("background", {"operators": {"spelling": 1}}, "background.operators.spelling is 1, not str"),
     ],
@@ -230,15 +232,12 @@ def test_a_value_of_another_type_is_one_line(
     ("name", "says"), [("x" * 5000, "is longer than 4096 characters"), ("a\0b", "control character")]
 )
 def test_an_action_that_no_setting_takes_is_one_line(
-    name: str, says: str, run: Path, tiny_server: StubServer, capsys: pytest.CaptureFixture[str]
+    name: str, says: str, run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (_, content, _), *rest = entries_of(run / POLICY_FILE)
-    about = json.loads(content)
+    about, tensors = parts_of(run / POLICY_FILE)
     path = run.parent / "stranger.qm"
-    changed = json.dumps({**about, "actions": [name, *about["actions"][1:]]}).encode()
-    path.write_bytes(archive([("policy.json", changed, 0), *rest]))
-    words = [*COMMANDS["rewrite"], "--ollama-url", tiny_server.url]
-    assert says in refused(words, capsys, policy=path)
+    path.write_bytes(packed({**about, "actions": [name, *about["actions"][1:]]}, tensors))
+    assert says in refused(COMMANDS["rewrite"], capsys, policy=path)
 
 
 def test_weights_for_other_observations_are_one_line(

@@ -40,11 +40,10 @@ def test_run_leaves_everything_behind(
     run = the_run(tmp_path)
     assert run.name.endswith("-demo")
     assert {path.name for path in run.iterdir()} == {
-        "config.json", "metrics.jsonl", "tensorboard", "transcripts.jsonl", "checkpoints", "summary.json",
-        "evaluation.jsonl", "learning_curve.png", "replies.sqlite", "report.html", "policy.qm",
+        "config.json", "metrics.jsonl", "tensorboard", "transcripts.jsonl", "resume.pt", "summary.json",
+        "evaluation.jsonl", "learning_curve.png", "replies.sqlite", "report.html", "policy.qm", "resume.previous.pt",
     }  # fmt: skip
-    assert {path.name for path in (run / "checkpoints").iterdir()} == {"step_0.pt", "step_32.pt", "step_64.pt"}
-    first = next(place for place, path in enumerate(synced) if ".step_32.pt" in path)
+    first = [place for place, path in enumerate(synced) if ".resume.next.pt" in path][1]
     assert {str(run / name) for name in ("transcripts.jsonl", "metrics.jsonl")} <= set(synced[:first])
     out = capsys.readouterr().out
     assert str(run) in out
@@ -113,7 +112,8 @@ def test_the_fold_stays_in_its_folder_and_may_change_in_a_new_one(
     assert train("--resume", str(run), *more) == 0
     assert rows(run, "metrics")[-1]["validation/questions"] == 3
     assert "validation" not in capsys.readouterr().err
-    checkpoint = str(run / "checkpoints" / "step_64.pt")
+    checkpoint = str(run / "resume.pt")
+    more = ("--num-env-steps", "128")
     assert train("--resume", checkpoint, *more, "--validation-fold", "3") == 0
     assert f"{checkpoint} has learned from questions of validation fold 3: validation/* will be too high" in (
         capsys.readouterr().err
@@ -199,9 +199,9 @@ def test_resume_goes_on_in_the_run_folder_with_its_flags(tiny_flags: list[str], 
 def test_resume_takes_policy_and_optimizer_along(tiny_flags: list[str], tmp_path: Path) -> None:
     train(*tiny_flags, "--no-evaluate")
     run = the_run(tmp_path)
-    first = torch.load(run / "checkpoints" / "step_64.pt", weights_only=True)
-    train("--resume", str(run / "checkpoints" / "step_64.pt"), "--num-env-steps", "96", "--lr", "1e-12")
-    second = torch.load(the_run(tmp_path) / "checkpoints" / "step_96.pt", weights_only=True)
+    first = torch.load(run / "resume.pt", weights_only=True)["learner"]
+    train("--resume", str(run / "resume.pt"), "--num-env-steps", "96", "--lr", "1e-12")
+    second = torch.load(the_run(tmp_path) / "resume.pt", weights_only=True)["learner"]
     assert second["updates_done"] == 3
     assert second["optimizer"]["steps"] > first["optimizer"]["steps"]
     for name, weight in first["policy"].items():
@@ -212,7 +212,7 @@ def test_resume_from_a_file_makes_a_new_folder(tiny_flags: list[str], tmp_path: 
     train(*tiny_flags, "--no-evaluate")
     run = the_run(tmp_path)
     before = (run / "transcripts.jsonl").read_bytes()
-    assert train("--resume", str(run / "checkpoints" / "step_32.pt")) == 0
+    assert train("--resume", str(run / "resume.previous.pt")) == 0
     assert the_run(tmp_path) != run
     assert (run / "transcripts.jsonl").read_bytes() == before
     assert [row["step"] for row in rows(the_run(tmp_path), "metrics")] == [64]
@@ -313,5 +313,5 @@ def test_policy_of_other_sizes_is_not_gone_on_from_in_a_new_folder(
     flags: list[str], message: str, tiny_flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert exit_code(main, [*tiny_flags, "--no-evaluate", "--eval-interval", "0"], prog="train") == 0
-    (checkpoint,) = (tmp_path / "runs").glob("2*/checkpoints/step_64.pt")
+    (checkpoint,) = (tmp_path / "runs").glob("2*/resume.pt")
     assert message in complaint(["--resume", str(checkpoint), "--num-env-steps", "1024", *flags], capsys)

@@ -63,6 +63,7 @@ def test_second_evaluation_of_a_checkpoint_makes_no_call(flags: list[str], serve
     for name in ("a", "b"):
         before = server.stats()["calls"]
         argv = ["eval", "--checkpoint", str(tmp_path / "runs" / "latest"), "--json", str(tmp_path / name)]
+        argv += ["--ollama-url", server.url]
         assert qm(argv) == 0
         report = json.loads((tmp_path / name).read_text())
         del report["plan_search"]["seconds"]

@@ -53,13 +53,13 @@ def test_a_training_that_is_killed_and_resumed_and_an_evaluation(
         *("--num-env-steps", "48", "--target-max-tokens", "8", "--mutator-max-tokens", "8", *EVERY_STEP),
     ]
     run = tmp_path / "runs" / "latest"
-    assert kill_when(start(flags, tmp_path), (run / "checkpoints" / "step_16.pt").exists)
-    train(["--resume", str(run)], tmp_path)
+    assert kill_when(start(flags, tmp_path), (run / "resume.previous.pt").exists)
+    train(["--resume", str(run), "--openai-url", server.url, "--dataset", str(dataset)], tmp_path)
     said = (tmp_path / "output.txt").read_text()
     rows = list(read_json_lines(run / "transcripts.jsonl"))
     assert sorted((row["env"], row["step"]) for row in rows) == [(env, step) for env in range(4) for step in range(12)]
     assert "long" not in {row["question_id"] for row in rows}
     assert "question long: the prompt" in said
     assert set(json.loads((run / "summary.json").read_text())["prompts_too_long"]) <= {"long"}
-    assert qm("eval", "--checkpoint", run, "--openai-url", server.url) == 0
+    assert qm("eval", "--checkpoint", run, "--openai-url", server.url, "--dataset", dataset) == 0
     assert f"3 held-out questions, answered by {server.model}" in capsys.readouterr().out

@@ -95,7 +95,9 @@ def train(server: StubServer, folder: Path, *flags: str) -> Path:
 
 def test_a_resumed_run_keeps_its_fold(server: StubServer, received: list[str], tmp_path: Path) -> None:
     run = train(server, tmp_path, "--no-evaluate", "--validation-fold", "3", "--no-use-linear-lr-decay")
-    assert exit_code(main, ["--resume", str(run), "--num-env-steps", "96"], prog="train") == 0
+    assert (
+        exit_code(main, ["--resume", str(run), "--ollama-url", server.url, "--num-env-steps", "96"], prog="train") == 0
+    )
     questions = {question.id: question for question in general()}
     learned = [questions[row["question_id"]] for row in read_json_lines(run / "transcripts.jsonl")]
     assert len(learned) == 96

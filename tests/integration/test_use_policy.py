@@ -17,21 +17,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from query_mutator import Rewrite, Rewriter
 from query_mutator.cli.console import exit_code
 from query_mutator.env.scheduling import run_flow
 from query_mutator.errors import BackendError, CheckpointError, UsageError
-from query_mutator.session.checkpoint import read_checkpoint
 from query_mutator.session.loading import load_policy
-from query_mutator.session.policy_file import (
-    POLICY_FILE,
-    SavedPolicy,
-    read_policy,
-    read_policy_file,
-    write_policy_file,
-)
+from query_mutator.session.policy_file import POLICY_FILE, read_policy, write_policy_file
 from query_mutator.testing import StubServer, start_server
 from tests.conftest import Librarian, Softener
 from tests.integration.conftest import write_dataset
@@ -61,8 +53,15 @@ def own_run(tiny_flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 @pytest.fixture
-def plan(tiny_server: StubServer, dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
-    """Return the folder of a plan that asks once."""
+def plan(
+    tiny_server: StubServer,
+    dataset: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Path:
+    """Return the folder of a plan that asks once, whose server is in the environment."""
+    monkeypatch.setenv("OLLAMA_HOST", tiny_server.url)
     argv = [
         *("--ollama-url", tiny_server.url, "--target-model", "librarian", "--mutator-model", "softener"),
         *("--encoder", "hash", "--dataset", str(dataset), "--operators", "spelling,neutral,filler"),
@@ -104,8 +103,7 @@ def test_a_run_works_from_any_folder_with_its_dataset_gone(
 
     assert qm("eval", "--checkpoint", str(moved)) == 2
     err = capsys.readouterr().err
-    assert "the questions of the training are gone" in err
-    assert "--dataset" in err
+    assert f"give --dataset {dataset} " in err
     assert err.count("\n") == 1
     others = write_dataset(tmp_path / "others.jsonl", [("sort by length plz", "sorted"), ("plz sort my list", "len")])
     assert qm("eval", "--checkpoint", str(moved), "--dataset", str(others)) == 0
@@ -114,19 +112,21 @@ def test_a_run_works_from_any_folder_with_its_dataset_gone(
     assert "1 of 2 questions were trained on" in told.err
 
 
-def test_a_dataset_is_found_where_it_was_from_another_folder(
-    tiny_flags: list[str],
-    dataset: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+def test_the_file_of_the_training_has_its_held_out_questions(
+    own_run: Path, dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(dataset.parent)
-    argv = [dataset.name if word == str(dataset) else word for word in tiny_flags]
-    assert exit_code(train_main, [*argv, "--no-evaluate", "--eval-interval", "0"], prog="train") == 0
-    monkeypatch.chdir("/")
-    assert qm("eval", "--checkpoint", str(tmp_path / "runs" / "latest")) == 0
-    assert "held-out questions" in capsys.readouterr().out
+    others = write_dataset(tmp_path / "others.jsonl", [("a question of another file", "sorted")])
+    given = tmp_path / "given.qm"
+    assert qm("export-policy", own_run, "-o", given) == 0
+    for policy in (own_run, given):
+        capsys.readouterr()
+        assert qm("eval", policy, "--dataset", dataset, "--json", f"{policy.name}.json") == 0
+        assert "held-out questions" in capsys.readouterr().out
+    one, other = (json.loads(Path(f"{policy.name}.json").read_text()) for policy in (own_run, given))
+    assert one["methods"]["policy"]["success"] == other["methods"]["policy"]["success"]
+    assert qm("eval", given, "--dataset", others) == 2
+    assert f"give --dataset {dataset.name}" in capsys.readouterr().err
+    assert qm("eval", own_run, "--dataset", others) == 0
 
 
 def test_a_policy_in_one_file_acts_as_its_run(
@@ -140,54 +140,42 @@ def test_a_policy_in_one_file_acts_as_its_run(
     for path in (own_run, dataset):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     assert answers(capsys, "--checkpoint", str(file)) == before
-    saved = read_policy_file(file)
-    assert saved.background is not None
+    saved = read_policy(file)
     assert not any(question.accept or question.reference for question in saved.background.train)
     assert str(tmp_path).encode() not in file.read_bytes()
     assert qm("export-policy", str(tmp_path / "nowhere"), "-o", str(tmp_path / "new.qm")) == 2
     assert not (tmp_path / "new.qm").exists()
 
 
-def test_a_damaged_file_is_one_line_and_a_run_falls_back_to_its_checkpoint(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
-) -> None:
-    own, file = run / POLICY_FILE, tmp_path / "damaged.qm"
-    size = own.stat().st_size
-    for at in (size // 2, 10):  # 10: the time of an entry, which the archive's own checksums leave out
-        content = bytearray(own.read_bytes())
-        content[at] ^= 1
-        file.write_bytes(content)
-        assert qm("rewrite", "--checkpoint", str(file), "plz sort") == 2
+def test_a_damaged_file_is_one_line(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own = run / POLICY_FILE
+    whole = own.read_bytes()
+    for at in (10, 100, len(whole) // 2, len(whole) - 1):
+        own.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        assert qm("rewrite", "--checkpoint", run, "plz sort") == 2
         err = capsys.readouterr().err
         assert "damaged" in err
         assert err.count("\n") == 1
-    expected = read_policy(run).checkpoint.learner["policy"]
-    own.write_bytes(content)
-    found = read_policy(run)
-    assert "damaged" in caplog.text
-    assert found.checkpoint.path is not None
-    assert found.checkpoint.path.suffix == ".pt"
-    for name, tensor in found.checkpoint.learner["policy"].items():
-        np.testing.assert_array_equal(tensor.numpy(), expected[name])
+    own.unlink()
+    assert qm("rewrite", "--checkpoint", run, "plz sort") == 2
+    assert f"{run} was stopped before its first checkpoint, and has no policy" in capsys.readouterr().err
 
 
-def test_the_newest_checkpoint_counts_where_the_policy_file_is_older(run: Path, tiny_flags: list[str]) -> None:
-    own = (run / POLICY_FILE).read_bytes()
-    steps = read_checkpoint(run).progress.env_steps
-    assert read_policy(run).checkpoint.progress.env_steps == steps
+def test_the_policy_is_written_with_each_checkpoint(run: Path) -> None:
+    steps = read_policy(run).env_steps
     assert exit_code(train_main, ["--resume", str(run), "--num-env-steps", str(2 * steps)], prog="train") == 0
-    assert read_policy(run).checkpoint.path == run / POLICY_FILE  # written with each checkpoint
-    (run / POLICY_FILE).write_bytes(own)
-    found = read_policy(run)
-    assert found.checkpoint.progress.env_steps > steps
-    assert found.background is not None  # the training questions did not change
+    assert read_policy(run).env_steps == 2 * steps
+
+
+def test_equal_policies_are_equal_files(run: Path, tmp_path: Path) -> None:
+    write_policy_file(tmp_path / "again.qm", read_policy(run))
+    assert (tmp_path / "again.qm").read_bytes() == (run / POLICY_FILE).read_bytes()
 
 
 def test_another_encoder_under_the_same_name_is_refused(run: Path) -> None:
     saved = read_policy(run)
-    assert saved.background is not None
     background = dataclasses.replace(saved.background, encoder="other", probe=-saved.background.probe)
-    write_policy_file(run / POLICY_FILE, SavedPolicy(checkpoint=saved.checkpoint, background=background))
+    write_policy_file(run / POLICY_FILE, dataclasses.replace(saved, background=background))
     with pytest.raises(CheckpointError, match="other weights of the encoder"):
         Rewriter.load(run)
 
@@ -199,27 +187,22 @@ def test_another_encoder_under_the_same_name_is_refused(run: Path) -> None:
 def test_every_learners_policy_acts_in_numpy_as_the_trained_one(
     name: str, plan: Path, trained: Callable[..., Path], tmp_path: Path
 ) -> None:
-    checkpoint = read_checkpoint(plan if name == "plan" else trained("--algo", name, "--learning-starts", "16"))
+    found = read_policy(plan if name == "plan" else trained("--algo", name, "--learning-starts", "16"))
     if name == "plan":
-        learner = {
-            **checkpoint.learner,
-            "policy": {**checkpoint.learner["policy"], "items": torch.tensor([3, 1, 3, 0])},
-        }
-        checkpoint = dataclasses.replace(checkpoint, learner=learner)
-    policy, saved = load_policy(checkpoint), checkpoint.learner["policy"]
-    background = read_policy(plan).background
-    write_policy_file(tmp_path / "policy.qm", SavedPolicy(checkpoint=checkpoint, background=background))
-    widths = next((tensor.shape for tensor in saved.values() if tensor.ndim == 2), ())
-    width = int(saved["obs_dim"]) if name == "direct" else min(widths, default=getattr(policy, "_num_columns", 0))
-    width = saved["hidden.0.weight"].shape[1] if name == "ppo" else width
+        found = dataclasses.replace(found, weights={**found.weights, "items": np.array([3, 1, 3, 0])})
+    policy, saved = load_policy(found), found.weights
+    write_policy_file(tmp_path / "policy.qm", found)
+    first = {"ppo": "hidden.0.weight", "iqn": "trunk.0.weight"}
+    width = int(saved["obs_dim"]) if name == "direct" else getattr(policy, "_num_columns", 0)
+    width = saved[first[name]].shape[1] if name in first else width
     obs = np.random.default_rng(3).normal(size=(4000, width)).astype(np.float32)
     obs[:, 16:] = np.random.default_rng(4).random(obs[:, 16:].shape) < 0.4  # used operators and masks
     np.save(tmp_path / "obs.npy", obs)
     code = """
 import sys, numpy as np
 from query_mutator.session.loading import load_policy
-from query_mutator.session.policy_file import read_policy_file
-policy = load_policy(read_policy_file(sys.argv[1] + "/policy.qm").checkpoint)
+from query_mutator.session.policy_file import read_policy
+policy = load_policy(read_policy(sys.argv[1] + "/policy.qm"))
 np.save(sys.argv[1] + "/actions.npy", policy.act(np.load(sys.argv[1] + "/obs.npy"), (), greedy=True).actions)
 assert "torch" not in sys.modules
 """
@@ -403,8 +386,8 @@ def test_a_first_answer_that_is_known_costs_no_call(rewriter: Rewriter) -> None:
         (lambda r: r.rewrite("x", max_calls=0), "max_calls=0 must be at least 1"),
         (lambda r: r.rewrite("x", deadline_s=0), "deadline_s=0 must be above 0"),
         (lambda r: Rewriter.load("nowhere"), "nowhere: no such file"),
-        (lambda r: Rewriter.load(r.saved.checkpoint.path, ollama_ulr="x"), "did you mean 'ollama_url'"),
-        (lambda r: Rewriter.load(r.saved.checkpoint.path, plugins=["mine.py"]), "mine.py: no such file"),
+        (lambda r: Rewriter.load(r.saved.path, ollama_ulr="x"), "did you mean 'ollama_url'"),
+        (lambda r: Rewriter.load(r.saved.path, plugins=["mine.py"]), "mine.py: no such file"),
     ],
 )
 def test_mistakes_say_what_to_do(call: Callable[[Rewriter], object], says: str, rewriter: Rewriter) -> None:

@@ -16,11 +16,12 @@ import sys
 import tempfile
 import time
 import urllib.request
-import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from safetensors.numpy import load_file
 
 from tests.promises.model_server import SHELF
 
@@ -273,6 +274,11 @@ def train_flags(server: ModelServer, folder: Path, *, algo: str = "ppo", steps: 
     ]
 
 
+def resume(server: ModelServer, run_folder: Path) -> list[str]:
+    """Return the flags that continue a training: a run names no server to ask."""
+    return ["--resume", str(run_folder), "--ollama-url", server.url]
+
+
 def train(server: ModelServer, folder: Path, *more: str, **settings: Any) -> Path:
     """Train with `train_flags` and more flags (the last one of a name counts); return the run folder."""
     good(run([*TRAIN, *train_flags(server, folder, **settings), *more], cwd=folder))
@@ -297,9 +303,8 @@ def transcript(run_folder: Path) -> list[dict[str, Any]]:
 
 
 def weights(run_folder: Path) -> dict[str, bytes]:
-    """Return the arrays of a run's policy file, which is a zip of them and of `policy.json`."""
-    with zipfile.ZipFile(run_folder / "policy.qm") as archive:
-        found = {name: archive.read(name) for name in archive.namelist() if name != "policy.json"}
+    """Return the arrays of a run's policy file, a safetensors file of them with JSON in its metadata."""
+    found = {name: array.tobytes() for name, array in load_file(run_folder / "policy.qm").items()}
     assert found
     return found
 

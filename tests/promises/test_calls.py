@@ -17,6 +17,7 @@ from tests.promises.helpers import (
     latest,
     model_server,
     questions,
+    resume,
     run,
     server_flags,
     summary,
@@ -97,9 +98,9 @@ def test_too_many_failures_stop_the_run(own_server: ModelServer, tmp_path: Path)
     assert stopped.returncode == 3
     assert "Traceback" not in stopped.stderr
     assert f"--resume {latest(tmp_path)}" in stopped.stderr
-    assert list(latest(tmp_path).glob("checkpoints/*.pt"))
+    assert (latest(tmp_path) / "resume.pt").exists()
     own_server.set(faults=0)
-    good(run([*TRAIN, "--resume", latest(tmp_path), "--max-failure-rate", "1"], cwd=tmp_path))
+    good(run([*TRAIN, *resume(own_server, latest(tmp_path)), "--max-failure-rate", "1"], cwd=tmp_path))
     assert len(transcript(latest(tmp_path))) == 128
 
 

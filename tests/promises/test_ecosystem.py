@@ -25,7 +25,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from query_mutator import Rewrite, Rewriter
 from rl_query_mutator_env import make_env, make_vector_env
 from tests.promises import helpers
-from tests.promises.helpers import QM, TRAIN, Command, ModelServer, good, one_line_error, rows_of, run
+from tests.promises.helpers import QM, TRAIN, Command, ModelServer, good, one_line_error, resume, rows_of, run
 from tests.promises.proxied import REFUSED, VIRTUAL, serving
 
 ID = "rl_query_mutator_env:QueryMutation-v0"
@@ -276,12 +276,13 @@ def test_a_rewriter_serves_fifty_threads_and_fifty_tasks(trained: Path, own_serv
 
 
 def test_operators_forms_reward_parts_and_callbacks_come_by_name(server: ModelServer, tmp_path: Path) -> None:
-    """Operators, forms, reward parts and callbacks of --plugin files train by name, and are found again by the run."""
+    """Operators, forms, reward parts and callbacks of --plugin files train by name, and act where it is given again."""
     names = ("polite_operator", "brief_form", "judge_reward", "csv_callback")
-    flags = ["--plugin", *(str(PLUGINS / f"{name}.py") for name in names), "--operators", "spelling,polite"]
+    plugins = ["--plugin", *(str(PLUGINS / f"{name}.py") for name in names)]
+    flags = [*plugins, "--operators", "spelling,polite"]
     flags += ["--forms", "brief", "--ask", "form", "--reward", "right=0.5,quoted=0.2,judged=0.3"]
     folder = helpers.train(server, tmp_path, *flags, "--no-use-linear-lr-decay")
-    good(run([*TRAIN, "--resume", folder, "--num-env-steps", "96"], cwd=tmp_path))
+    good(run([*TRAIN, *resume(server, folder), *plugins, "--num-env-steps", "96"], cwd=tmp_path))
     rows = rows_of(folder / "transcripts.jsonl")
     assert len(rows) == 96
     assert {row["operator"] for row in rows} >= {"polite", "brief"}
@@ -289,9 +290,11 @@ def test_operators_forms_reward_parts_and_callbacks_come_by_name(server: ModelSe
     assert {name for row in rows for name in row["parts"] or ()} == {"right", "quoted", "judged"}
     assert len((folder / "rollouts.csv").read_text().splitlines()) == 3
     assert "custom/csv_bytes" in rows_of(folder / "metrics.jsonl")[-1]
-    report = json.loads(good(run([*QM, "eval", "--plan-calls", "0", "--json"], cwd=tmp_path)).stdout)
+    named = ["--ollama-url", server.url, *plugins]
+    words = ["eval", "--plan-calls", "0", "--json", *named]
+    report = json.loads(good(run([*QM, *words], cwd=tmp_path)).stdout)
     assert report["methods"]["policy"]["scored"] > 0
-    assert good(run([*QM, "rewrite", "plz tell me the river"], cwd=tmp_path)).stdout.strip()
+    assert good(run([*QM, "rewrite", "plz tell me the river", *named], cwd=tmp_path)).stdout.strip()
 
 
 def test_a_learner_comes_by_name(server: ModelServer, tmp_path: Path) -> None:
@@ -301,9 +304,10 @@ def test_a_learner_comes_by_name(server: ModelServer, tmp_path: Path) -> None:
     added = "from query_mutator.learners.named import LEARNERS\n\nLEARNERS.add('mean_reward', MeanReward)\n"
     plugin.write_text(source + added)
     folder = helpers.train(server, tmp_path, "--plugin", str(plugin), "--no-use-linear-lr-decay", algo="mean_reward")
-    good(run([*TRAIN, "--resume", folder, "--num-env-steps", "96"], cwd=tmp_path))
+    named = ["--ollama-url", server.url, "--plugin", plugin]
+    good(run([*TRAIN, "--resume", folder, *named, "--num-env-steps", "96"], cwd=tmp_path))
     assert len(rows_of(folder / "transcripts.jsonl")) == 96
-    assert good(run([*QM, "rewrite", "plz tell me the river"], cwd=tmp_path)).stdout.strip()
+    assert good(run([*QM, "rewrite", "plz tell me the river", *named], cwd=tmp_path)).stdout.strip()
     wrong = [*TRAIN, *helpers.train_flags(server, tmp_path, algo="mean_rewrad"), "--plugin", plugin]
     line = one_line_error(run(wrong, cwd=tmp_path))
     assert "mean_reward" in line
@@ -314,10 +318,12 @@ def test_a_backend_comes_by_name(server: ModelServer, tmp_path: Path) -> None:
     """A backend of a --plugin file answers and rewrites by its name, in training and for the run's commands."""
     flags = helpers.train_flags(server, tmp_path)
     at = flags.index("--ollama-url")
-    flags[at : at + 2] = ["--backend", "function", "--plugin", str(PLUGINS / "function_backend.py")]
+    plugin = ["--plugin", str(PLUGINS / "function_backend.py")]
+    flags[at : at + 2] = ["--backend", "function", *plugin]
     server.reset()
     good(run([*TRAIN, *flags], cwd=tmp_path))
     rows = rows_of(helpers.latest(tmp_path) / "transcripts.jsonl")
     assert all(row["valid"] and row["answer"].endswith("is what you want.") for row in rows)
-    assert "`river` is what you want." in good(run([*QM, "rewrite", "plz tell me the river"], cwd=tmp_path)).stdout
+    said = good(run([*QM, "rewrite", "plz tell me the river", *plugin], cwd=tmp_path)).stdout
+    assert "`river` is what you want." in said
     assert server.stats()["calls_by_model"] == {}

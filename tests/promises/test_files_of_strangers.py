@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
-import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from safetensors import safe_open
+from safetensors.numpy import load_file, save
 
 from query_mutator import Rewriter
 from tests.promises import helpers
@@ -127,13 +130,14 @@ def test_a_strangers_policy_or_run_runs_no_code(stranger: Stranger, server: Mode
 def test_a_strangers_policy_writes_and_reads_nothing_else(stranger: Stranger, server: ModelServer, home: Path) -> None:
     """A stranger's file names no cache to write, no questions to read, and no entry that is unpacked elsewhere."""
     outside, policy = contents(stranger.folder), home / "policy.qm"
-    (name, about), *rest = entries_of(stranger.openai / "policy.qm")
-    system = {**json.loads(about)["system"], "cache": "all", "cache_path": str(stranger.folder / "replies.sqlite")}
+    about, tensors = parts_of(stranger.openai / "policy.qm")
+    system = {**about["system"], "cache": "all", "cache_path": str(stranger.folder / "replies.sqlite")}
     named = ["rewrite", QUESTION, "--checkpoint", policy, "--openai-url", f"{server.url}/v1"]
-    archive(policy, [(name, json.dumps({**json.loads(about), "system": system}).encode()), *rest])
+    policy.write_bytes(signed({**about, "system": system}, save(tensors)))
     assert f"--cache-path {stranger.folder / 'replies.sqlite'}" in one_line_error(run([*QM, *named], cwd=home))
-    archive(policy, [(name, about), *rest, ("../escaped", b"x"), (str(home / "escaped"), b"x")])
-    assert "policy.qm" in one_line_error(run([*QM, *named], cwd=home))
+    for name in ("../escaped", str(home / "escaped")):
+        policy.write_bytes(signed(about, save({**tensors, name: np.zeros(1)})))
+        assert "policy.qm" in one_line_error(run([*QM, *named], cwd=home))
     shutil.copy(stranger.openai / "policy.qm", policy)
     assert "--dataset" in one_line_error(run([*QM, "eval", *named[2:]], cwd=home))
     assert contents(stranger.folder) == outside
@@ -143,22 +147,21 @@ def test_a_strangers_policy_writes_and_reads_nothing_else(stranger: Stranger, se
 # --- the file itself -------------------------------------------------------------------------------------------------
 
 
-def entries_of(path: Path) -> list[tuple[str, bytes]]:
-    """Return names and contents of a policy file's entries."""
-    with zipfile.ZipFile(path) as file:
-        return [(name, file.read(name)) for name in file.namelist()]
+def parts_of(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the JSON and the tensors of a policy file."""
+    with safe_open(path, framework="numpy") as file:
+        return json.loads(file.metadata()["policy"]), load_file(path)
 
 
-def archive(path: Path, entries: list[tuple[str, bytes]]) -> None:
-    """Write a policy file that is not damaged: the sha256 of the content is the archive's comment."""
-    file = BytesIO()
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as whole:
-        for name, content in entries:
-            packing = zipfile.ZIP_DEFLATED if name.endswith("bomb.npy") else zipfile.ZIP_STORED
-            whole.writestr(zipfile.ZipInfo(name), content, packing, 1)
-        whole.comment = bytes(71)
-    body = file.getvalue()[:-71]
-    path.write_bytes(body + b"sha256 " + hashlib.sha256(body).hexdigest().encode())
+def signed(about: dict[str, Any], file: bytes) -> bytes:
+    """Return a policy file that is not damaged: its JSON begins with the sha256 of all, with zeros in its place."""
+    zeros, size = "0" * 64, int.from_bytes(file[:8], "little")
+    text = json.dumps({"sha256": zeros, **{name: about[name] for name in about if name != "sha256"}})
+    text = text.replace('"sha256": ', '"sha256":', 1)
+    head = b'{"__metadata__":{"policy":' + json.dumps(text).encode() + b"}," + file[9 : 8 + size].strip()
+    head += b" " * (-len(head) % 8)
+    whole = len(head).to_bytes(8, "little") + head + file[8 + size :]
+    return whole.replace(zeros.encode(), hashlib.sha256(whole).hexdigest().encode(), 1)
 
 
 def peak_mb(command: Command) -> float:
@@ -174,39 +177,47 @@ def peak_mb(command: Command) -> float:
     return peak
 
 
-def bomb(entries: list[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
-    """Add an array of zeros, which is small as long as it is compressed."""
-    return [*entries, ("weights/bomb.npy", bytes(600_000_000))]
+def bomb(about: dict[str, Any], tensors: dict[str, Any]) -> bytes:
+    """Add 400,000 empty tensors, of some bytes each."""
+    file = save(tensors)
+    size = int.from_bytes(file[:8], "little")
+    end = len(file) - 8 - size
+    many = (b'"weights/%d":{"dtype":"F32","shape":[0],"data_offsets":[%d,%d]}' % (n, end, end) for n in range(400_000))
+    head = file[8 : 8 + size].strip()[:-1] + b"," + b",".join(many) + b"}"
+    return signed(about, len(head).to_bytes(8, "little") + head + file[8 + size :])
 
 
-def boast(entries: list[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
-    """Let an array's head say that it has a trillion rows."""
-    at = next(index for index, (name, _) in enumerate(entries) if name.startswith("weights/"))
-    head = b"{'descr': '<f4', 'fortran_order': False, 'shape': (1000000000000,), }".ljust(117) + b"\n"
-    changed = b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head + bytes(64)
-    return [*entries[:at], (entries[at][0], changed), *entries[at + 1 :]]
+def boast(about: dict[str, Any], tensors: dict[str, Any]) -> bytes:
+    """Let a tensor say that it has a trillion rows."""
+    file = save(tensors)
+    size = int.from_bytes(file[:8], "little")
+    head = re.sub(rb'"shape":\[[0-9]+', b'"shape":[1000000000000', file[8 : 8 + size].strip(), count=1)
+    return signed(about, len(head).to_bytes(8, "little") + head + file[8 + size :])
 
 
-def values(entries: list[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
+def header(about: dict[str, Any], tensors: dict[str, Any]) -> bytes:
+    """Let the file say that its header has a terabyte."""
+    return (1 << 40).to_bytes(8, "little") + signed(about, save(tensors))[8:]
+
+
+def values(about: dict[str, Any], tensors: dict[str, Any]) -> bytes:
     """Put four million values into its JSON."""
-    return [(n, b'{"a": [' + b"[]," * 4_000_000 + b"1]," + c[1:] if n == "policy.json" else c) for n, c in entries]
+    return signed({**about, "a": [[]] * 4_000_000}, save(tensors))
 
 
-@pytest.mark.parametrize("change", [bomb, boast, values])
+@pytest.mark.parametrize("change", [bomb, boast, header, values])
 def test_a_policy_file_takes_no_memory(
-    change: Callable[[list[tuple[str, bytes]]], list[tuple[str, bytes]]],
-    trained: Path,
-    server: ModelServer,
-    home: Path,
+    change: Callable[[dict[str, Any], dict[str, Any]], bytes], trained: Path, server: ModelServer, home: Path
 ) -> None:
     """A policy file that would take gigabytes is one line, and the command stays within 150 MB of an honest one."""
     policy = home / "policy.qm"
     words = [*QM, "rewrite", QUESTION, "--checkpoint", policy, "--ollama-url", server.url]
-    archive(policy, entries_of(trained / "policy.qm"))
+    about, tensors = parts_of(trained / "policy.qm")
+    policy.write_bytes(signed(about, save(tensors)))
     honest = Command(words, cwd=home)
     usual = peak_mb(honest)
     good(honest.wait())
-    archive(policy, change(entries_of(trained / "policy.qm")))
+    policy.write_bytes(change(about, tensors))
     hostile = Command(words, cwd=home)
     assert peak_mb(hostile) < usual + 150
     assert "policy.qm" in one_line_error(hostile.wait())
@@ -218,15 +229,15 @@ def test_a_key_is_in_no_file_and_no_output(home: Path) -> None:
         flags = helpers.train_flags(guarded, home)
         at = flags.index("--ollama-url")
         flags[at : at + 2] = ["--backend", "openai", "--openai-url", f"{guarded.url}/v1"]
-        said = []
+        said, named = [], ["--openai-url", f"{guarded.url}/v1"]
         for command in (
             [*TRAIN, *flags, "--cache", "all", "--cache-path", str(home / "replies.sqlite")],
-            [*QM, "eval", "--evaluation", home / "rows.jsonl", "--plan-calls", "40"],
-            [*QM, "rewrite", QUESTION],
+            [*QM, "eval", "--evaluation", home / "rows.jsonl", "--plan-calls", "40", *named],
+            [*QM, "rewrite", QUESTION, *named],
         ):
             result = good(run(command, cwd=home, env={"OPENAI_API_KEY": KEY}))
             said.append(result.stdout + result.stderr)
-        other = run([*QM, "rewrite", QUESTION], cwd=home, env={"OPENAI_API_KEY": "sk-wrong"})
+        other = run([*QM, "rewrite", QUESTION, *named], cwd=home, env={"OPENAI_API_KEY": "sk-wrong"})
         line = one_line_error(other)
         assert "invalid API key" in line
         assert "sk-wrong" not in line

@@ -107,6 +107,7 @@ def test_two_copies_of_a_method_are_not_clearly_different(trained_with_evaluatio
     for seed in (1001, 2001):
         files.append(run_.home / f"seed-{seed}.jsonl")
         words = ["eval", run_.folder, "--seed", str(seed), "--plan-calls", "0", "--evaluation", files[-1]]
+        words += ["--ollama-url", run_.server.url]
         good(run([*QM, *words], cwd=run_.home))
     words = ["compare", *files, "--method", "random", "--json"]
     [pair] = json.loads(good(run([*QM, *words], cwd=run_.home)).stdout)["pairs"]

@@ -23,6 +23,7 @@ from tests.promises.helpers import (
     latest,
     model_server,
     one_line_error,
+    resume,
     rows_of,
     run,
     server_flags,
@@ -58,21 +59,21 @@ def killed_training(flags: list[str], save_dir: Path, server: ModelServer, *, ca
     """Kill a training at random calls and resume it each time, to its end; return the number of kills."""
     kills, share = 0, calls // (KILLS + 1)
     for _ in range(KILLS):
-        argv = resumption(flags, save_dir)
+        argv = resumption(flags, save_dir, server)
         moment = server.total + rng.randrange(share // 2, share)
         command = Command([*TRAIN, *argv], cwd=save_dir.parent)
         if not command.wait_for(lambda: server.total >= moment):  # noqa: B023
             break
         command.kill()
         kills += 1
-    good(run([*TRAIN, *resumption(flags, save_dir)], cwd=save_dir.parent))
+    good(run([*TRAIN, *resumption(flags, save_dir, server)], cwd=save_dir.parent))
     return kills
 
 
-def resumption(flags: list[str], save_dir: Path) -> list[str]:
+def resumption(flags: list[str], save_dir: Path, server: ModelServer) -> list[str]:
     """Return the flags that start a training, or those that resume it."""
     found = run_folder(save_dir)
-    return [*flags, "--save-dir", str(save_dir)] if found is None else ["--resume", str(found)]
+    return [*flags, "--save-dir", str(save_dir)] if found is None else resume(server, found)
 
 
 @pytest.mark.slow
@@ -109,7 +110,7 @@ def test_killed_iqn_keeps_every_step(slow_server: ModelServer, tmp_path: Path) -
     command.kill()
     (found,) = (tmp_path / "runs").glob("2*")
     before = [json.loads(line) for line in (found / "transcripts.jsonl").read_text().splitlines() if line[-1] == "}"]
-    good(run([*TRAIN, "--resume", found], cwd=tmp_path))
+    good(run([*TRAIN, *resume(slow_server, found)], cwd=tmp_path))
     rows = rows_of(found / "transcripts.jsonl")
     assert len(rows) == 128
     assert set(collections.Counter((row["env"], row["step"]) for row in rows).values()) == {1}
@@ -218,7 +219,7 @@ def whole_run(server: ModelServer, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def home_of(trained: Path) -> Path:
-    """Return the home of the user who trained a run, who trusts the address in it."""
+    """Return the home of the user who trained a run, which has its questions."""
     return trained.parent.parent
 
 
@@ -238,17 +239,16 @@ def flipped(file: Path, rng: random.Random, *, telling: bytes = b"") -> str:
 
 
 READERS = {
-    "policy.qm": "rewrite --checkpoint {run}/policy.qm --json {out} umm_which_planet",
-    "checkpoints/step_64.pt": "rewrite --checkpoint {run}/checkpoints/step_64.pt --json {out} umm_which_lake",
+    "policy.qm": "rewrite --checkpoint {run}/policy.qm --ollama-url {url} --json {out} umm_which_planet",
     "transcripts.jsonl": "data export --run {run} --out {out}",
     "metrics.jsonl": "analyze {run}/metrics.jsonl --json {out}",
     "config.json": "data export --run {run} --out {out}",
 }
 
 
-def read_by(command: str, found: Path, out: Path, home: Path) -> tuple[int, str, str]:
+def read_by(command: str, found: Path, out: Path, url: str) -> tuple[int, str, str]:
     """Return a command's exit code, what it said on stderr, and its result."""
-    ended = run([*QM, *command.format(run=found, out=out).split()], cwd=home)
+    ended = run([*QM, *command.format(run=found, out=out, url=url).split()], cwd=found.parent)
     assert "Traceback" not in ended.stderr, ended.stderr
     result = out.read_text(encoding="utf-8") if out.exists() else ""
     return ended.returncode, ended.stderr.replace(str(out), "OUT"), result
@@ -256,25 +256,29 @@ def read_by(command: str, found: Path, out: Path, home: Path) -> tuple[int, str,
 
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 12))])
 @pytest.mark.parametrize("name", READERS)
-def test_flipped_bit_is_found_or_harmless(name: str, seed: int, whole_run: Path, tmp_path: Path) -> None:
+def test_flipped_bit_is_found_or_harmless(
+    name: str, seed: int, whole_run: Path, server: ModelServer, tmp_path: Path
+) -> None:
     """A bit that flips in a file of a run is reported by the command that reads it, or changes no result."""
-    found, home = Path(shutil.copytree(whole_run, tmp_path / "run")), home_of(whole_run)
-    code, said, result = read_by(READERS[name], found, tmp_path / "whole", home)
+    found = Path(shutil.copytree(whole_run, tmp_path / "run"))
+    code, said, result = read_by(READERS[name], found, tmp_path / "whole", server.url)
     assert (code, bool(result)) == (0, True), said
     where = flipped(found / name, random.Random(f"{name} {seed}"), telling=TELLING.get(name, b"") if seed == 1 else b"")
-    damaged = read_by(READERS[name], found, tmp_path / "damaged", home)
+    damaged = read_by(READERS[name], found, tmp_path / "damaged", server.url)
     assert damaged[1] != said or damaged == (code, said, result), where
 
 
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 8))])
-@pytest.mark.parametrize("name", ["checkpoints/step_64.pt", "transcripts.jsonl", "config.json"])
-def test_flipped_bit_does_not_spoil_a_resumption(name: str, seed: int, whole_run: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["resume.pt", "transcripts.jsonl", "config.json"])
+def test_flipped_bit_does_not_spoil_a_resumption(
+    name: str, seed: int, whole_run: Path, server: ModelServer, tmp_path: Path
+) -> None:
     """A bit that flips in a run folder is reported by --resume, or the resumed run ends as it would have."""
     ends = []
     for damaged in (False, True):
         found = Path(shutil.copytree(whole_run, tmp_path / f"{damaged}" / whole_run.name))
         where = flipped(found / name, random.Random(f"{name} {seed}")) if damaged else ""
-        ended = run([*TRAIN, "--resume", found, "--num-env-steps", "80"], cwd=home_of(whole_run))
+        ended = run([*TRAIN, *resume(server, found), "--num-env-steps", "80"], cwd=home_of(whole_run))
         assert "Traceback" not in ended.stderr, where
         ends.append((ended.returncode, ended.stderr.replace(str(found), "RUN"), found))
     (code, said, one), (broken_code, broken_said, other) = ends
@@ -300,7 +304,7 @@ def test_full_disk_loses_nothing(server: ModelServer, tmp_path: Path) -> None:
     assert last.startswith("train_query_mutator.py: ")
     assert "free some space" in last
     assert not list(tmp_path.rglob("*.partial"))
-    good(run([*TRAIN, "--resume", latest(tmp_path)], cwd=tmp_path))
+    good(run([*TRAIN, *resume(server, latest(tmp_path))], cwd=tmp_path))
     assert transcript(latest(tmp_path)) == transcript(whole / "latest")
     assert weights(latest(tmp_path)) == weights(whole / "latest")
 
@@ -322,7 +326,7 @@ def test_two_processes_on_one_folder(slow_server: ModelServer, tmp_path: Path) -
     slow_server.set(latency_ms=100)
     flags = train_flags(slow_server, tmp_path, steps=96)
     first = Command([*TRAIN, *flags], cwd=tmp_path)
-    assert first.wait_for(lambda: (tmp_path / "runs" / "latest" / "checkpoints").exists())
+    assert first.wait_for(lambda: (tmp_path / "runs" / "latest" / "resume.pt").exists())
     said = one_line_error(run([*TRAIN, "--resume", latest(tmp_path)], cwd=tmp_path))
     assert str(latest(tmp_path)) in said
     assert first.poll() is None, "the first had ended before the second began"

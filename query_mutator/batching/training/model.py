@@ -14,7 +14,7 @@ from ppo.checkpoint import load_checkpoint, save_checkpoint
 from query_mutator.errors import CheckpointError, UsageError, reason_of
 from query_mutator.files import disk_errors
 from query_mutator.files.gguf_file import source_of
-from query_mutator.files.run_dir import checkpoints_in, newest_checkpoint
+from query_mutator.files.run_dir import first_readable
 
 if TYPE_CHECKING:
     from query_mutator.batching.training.config import SftFlags
@@ -133,9 +133,17 @@ def write_checkpoint(output: Path, state: Mapping[str, Any], *, step: int, keep:
             old.unlink(missing_ok=True)
 
 
+def checkpoints_in(output: Path) -> list[Path]:
+    """Return the checkpoints in an output folder, the newest first."""
+    found = [path for path in (output / "checkpoints").glob("step_*.pt") if path.stem[5:].isdecimal()]
+    return sorted(found, key=lambda path: -int(path.stem[5:]))
+
+
 def read_checkpoint(path: Path) -> dict[str, Any]:
     """Return the state in a `.pt`, or in the newest readable one of an output folder; CheckpointError without one."""
-    return newest_checkpoint(path, _read) if path.is_dir() else _read(path)
+    if not (found := checkpoints_in(path) if path.is_dir() else [path]):
+        raise CheckpointError(f"{path}: no checkpoint in it; give an output folder of `qm train sft`, or a .pt")
+    return first_readable(found, _read)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -21,10 +21,9 @@ from query_mutator.errors import CheckpointError
 from query_mutator.files import LOCK
 from query_mutator.files.json_lines import read_json_lines
 from query_mutator.files.lock import locked
-from query_mutator.files.run_dir import RunDir, checkpoints_in, run_state
+from query_mutator.files.run_dir import RunDir, run_state
 from query_mutator.session.checkpoint import Checkpoint, Progress, read_checkpoint
-from query_mutator.session.models import ResolvedModels
-from query_mutator.settings.episode import TaskSettings
+from query_mutator.session.policy_file import check_actions
 from query_mutator.types import STORED_CHARS, StepRecord
 
 RECORD = StepRecord(
@@ -102,86 +101,84 @@ def test_config_keeps_how_a_run_was_gone_on_with(run_dir: RunDir) -> None:
 
 
 @pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """Return the folder of a run with a config.json."""
+    run_dir = RunDir.create(tmp_path / "runs", "test")
+    run_dir.write_config({"flags": {"seed": 3, "hidden_sizes": [64, 64], "operators": ""}, "plugins": {"a.py": "0"}})
+    return run_dir.path
+
+
+@pytest.fixture
 def checkpoint() -> Checkpoint:
     ppo = PPO(6, 4, PPOConfig(num_processes=2, num_steps=4, num_mini_batch=2))
     return Checkpoint(
         learner=ppo.state_dict(),
         actions=("spelling", "filler", "undo", "submit"),
-        task=TaskSettings(seed=3),
-        system=ResolvedModels(backend="recorded", deterministic=True),
         projection=Projection(mean=np.zeros(3, np.float32), components=np.eye(3, 2, dtype=np.float32)),
-        flags={"seed": 3, "hidden_sizes": (64, 64), "target_model": None},
-        versions={"python": "3"},
         progress=Progress(env_steps=8, wall_s=1.5, env_episodes=(2, 3)),
     )
 
 
-def test_checkpoint_comes_back_whole(run_dir: RunDir, checkpoint: Checkpoint) -> None:
-    path = checkpoint.save(run_dir.checkpoint_path(8))
-    assert path == run_dir.path / "checkpoints" / "step_8.pt"
-    read = Checkpoint.read(path)
-    assert (read.actions, read.task, read.system) == (checkpoint.actions, checkpoint.task, checkpoint.system)
-    assert (read.progress, read.flags, read.path) == (checkpoint.progress, checkpoint.flags, path)
-    np.testing.assert_array_equal(read.projection.components, checkpoint.projection.components)
+def test_checkpoint_comes_back_whole_with_the_flags_of_its_run(run: Path, checkpoint: Checkpoint) -> None:
+    path = checkpoint.save(run)
+    assert path == run / "resume.pt"
+    for read in (read_checkpoint(run), read_checkpoint(path)):
+        assert (read.actions, read.progress, read.path) == (checkpoint.actions, checkpoint.progress, path)
+        assert read.flags == {"seed": 3, "hidden_sizes": [64, 64], "operators": "spelling,filler", "forms": "none"}
+        assert read.plugins == {"a.py": "0"}
+        np.testing.assert_array_equal(read.projection.components, checkpoint.projection.components)
+    assert set(torch.load(path, weights_only=True)["learner"]) == set(checkpoint.learner)
 
 
-def test_checkpoint_loads_with_weights_only_and_holds_the_policy(run_dir: RunDir, checkpoint: Checkpoint) -> None:
-    path = checkpoint.save(run_dir.checkpoint_path(8))
-    state = torch.load(path, weights_only=True)
-    assert set(state["policy"]) == set(checkpoint.learner["policy"])
-
-
-def test_newest_checkpoint_of_a_run_is_by_number(run_dir: RunDir, checkpoint: Checkpoint) -> None:
-    for steps in (8, 1024, 64):
-        replace(checkpoint, progress=Progress(env_steps=steps)).save(run_dir.checkpoint_path(steps))
-    assert [path.name for path in checkpoints_in(run_dir.path)] == ["step_1024.pt", "step_64.pt", "step_8.pt"]
-    assert read_checkpoint(run_dir.path).progress.env_steps == 1024
-    run_dir.take_latest()
-    assert read_checkpoint(run_dir.path.parent / "latest").progress.env_steps == 1024
-
-
-def test_damaged_checkpoint_falls_back_to_the_one_before_and_says_so(
-    run_dir: RunDir, checkpoint: Checkpoint, caplog: pytest.LogCaptureFixture
+def test_the_state_before_stays_and_stands_in_for_a_damaged_one(
+    run: Path, checkpoint: Checkpoint, caplog: pytest.LogCaptureFixture
 ) -> None:
-    checkpoint.save(run_dir.checkpoint_path(8))
-    run_dir.checkpoint_path(16).write_bytes(b"torn")
-    assert read_checkpoint(run_dir.path).progress.env_steps == 8
-    assert "step_16.pt" in caplog.text
+    for steps in (8, 16, 24):
+        replace(checkpoint, progress=Progress(env_steps=steps)).save(run)
+    assert {path.name for path in run.glob("*.pt")} == {"resume.pt", "resume.previous.pt"}
+    assert read_checkpoint(run).progress.env_steps == 24
+    (run / "resume.pt").write_bytes(b"torn")
+    previous = read_checkpoint(run)
+    assert previous.progress.env_steps == 16
+    assert "resume.pt" in caplog.text
     assert "using the previous one" in caplog.text
+    replace(checkpoint, progress=Progress(env_steps=32)).save(run, keep_newest=False)  # the torn one
+    assert read_checkpoint(run).progress.env_steps == 32
+    assert read_checkpoint(run / "resume.previous.pt").progress.env_steps == 16
+    (run / "resume.pt").unlink()  # killed between the two renames
+    assert read_checkpoint(run).progress.env_steps == 16
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [(b"not a checkpoint", "cannot read the checkpoint"), (b"", "cannot read the checkpoint")],
-)
-def test_unreadable_checkpoint_is_one_line(tmp_path: Path, content: bytes, message: str) -> None:
-    path = tmp_path / "step_1.pt"
-    path.write_bytes(content)
-    with pytest.raises(CheckpointError, match=message) as caught:
-        read_checkpoint(path)
+@pytest.mark.parametrize("content", [b"not a checkpoint", b""])
+def test_unreadable_checkpoint_is_one_line(run: Path, content: bytes) -> None:
+    (run / "resume.pt").write_bytes(content)
+    with pytest.raises(CheckpointError, match="cannot read the checkpoint") as caught:
+        read_checkpoint(run)
     assert "\n" not in str(caught.value)
 
 
-def test_checkpoint_of_another_program_is_one_line(tmp_path: Path) -> None:
-    path = tmp_path / "other.pt"
-    torch.save({"policy": {}, "epoch": 3}, path)
+def test_checkpoint_of_another_program_is_one_line(run: Path) -> None:
+    torch.save({"policy": {}, "epoch": 3}, run / "resume.pt")
     with pytest.raises(CheckpointError, match="not a checkpoint of query mutator"):
-        read_checkpoint(path)
+        read_checkpoint(run)
 
 
-def test_missing_checkpoint_says_what_to_give(tmp_path: Path) -> None:
+def test_missing_checkpoint_says_what_to_give(run: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"no such file; give a run folder such as runs/latest"):
         read_checkpoint(tmp_path / "nowhere")
-    with pytest.raises(CheckpointError, match="no checkpoint in it"):
+    with pytest.raises(CheckpointError, match="is not of a run"):
         read_checkpoint(tmp_path)
+    with pytest.raises(CheckpointError, match="was stopped before its first checkpoint"):
+        read_checkpoint(run)
 
 
-def test_other_operator_set_is_listed(checkpoint: Checkpoint) -> None:
-    checkpoint.check_actions(["spelling", "filler", "undo", "submit"])
+def test_other_operator_set_is_listed() -> None:
+    known = ("spelling", "filler", "undo", "submit")
+    check_actions(known, known, forms="none", path="x.pt")
     with pytest.raises(CheckpointError, match=r"only there: filler; only here: slang.*--operators spelling,filler"):
-        checkpoint.check_actions(["spelling", "slang", "undo", "submit"])
+        check_actions(known, ["spelling", "slang", "undo", "submit"], forms="none", path="x.pt")
     with pytest.raises(CheckpointError, match="the order differs"):
-        checkpoint.check_actions(["filler", "spelling", "undo", "submit"])
+        check_actions(known, ["filler", "spelling", "undo", "submit"], forms="none", path="x.pt")
 
 
 @pytest.fixture

@@ -33,7 +33,6 @@ from query_mutator.llm.stack import build_client
 from query_mutator.operators.base import DEFAULT_REFUSAL, clean_rewrite
 from query_mutator.rewards.matching import is_refusal
 from query_mutator.session.models import open_models
-from query_mutator.session.trust import check_reach
 from query_mutator.settings.models import ModelSettings
 from query_mutator.testing import Echo, FaultPlan, StubServer, start_server
 from query_mutator.types import ChatRequest, Completion, Message
@@ -439,12 +438,6 @@ def test_a_recording_takes_no_options_of_a_server_and_serves_nobody(recording: P
     (server,) = open_servers("recorded", [str(recording)])
     with pytest.raises(UsageError, match="cannot be served; give a server, or --gguf smollm2"):
         server.http_url(MODEL)
-
-
-def test_only_a_bundled_recording_may_be_named_by_a_stored_file(recording: Path) -> None:
-    with pytest.raises(UsageError, match="recording"):
-        check_reach({"recording": str(recording)}, source="x.pt", named={})
-    check_reach({"recording": RecordedBackend.default_url}, source="x.pt", named={})
 
 
 def test_a_packaged_model_is_found_without_running_its_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

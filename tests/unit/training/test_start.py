@@ -104,8 +104,8 @@ def parts_of(config: TrainConfig, tmp_path: Path) -> RunParts:
 
 def checkpoint_of(fold: Any) -> Checkpoint:
     progress = Progress(env_steps=96, invalid_steps=2, best_success=0.7)
-    task, system = SimpleNamespace(validation_fold=fold), SimpleNamespace(file_digests=("a" * 64,))
-    return cast(Checkpoint, SimpleNamespace(progress=progress, task=task, system=system))
+    flags = {"validation_fold": fold}
+    return cast(Checkpoint, SimpleNamespace(progress=progress, flags=flags, file_digests=("a" * 64,)))
 
 
 @pytest.mark.parametrize(("fold", "best"), [(0, 0.7), (1, 0.0), ("none", 0.0)])
@@ -120,8 +120,8 @@ def test_a_new_run_counts_from_the_start(tmp_path: Path) -> None:
 
 
 def test_only_a_resumed_folder_needs_the_files_it_was_started_with(tmp_path: Path) -> None:
-    (tmp_path / "step_96.pt").touch()
-    folder, file = TrainConfig(resume=str(tmp_path)), TrainConfig(resume=str(tmp_path / "step_96.pt"))
+    (tmp_path / "resume.pt").touch()
+    folder, file = TrainConfig(resume=str(tmp_path)), TrainConfig(resume=str(tmp_path / "resume.pt"))
     assert resumed_models(folder, checkpoint_of(0)).file_digests == ("a" * 64,)
     assert resumed_models(file, checkpoint_of(0)).file_digests == ()
 
