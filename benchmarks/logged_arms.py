@@ -34,7 +34,14 @@ from query_mutator.confidence import (
     vote,
 )
 from query_mutator.confidence.answer_keys import AnswerKind, answer_groups, answer_key, kind_of, number_key
-from query_mutator.confidence.crossfit import TrainingTable, cross_fit, fit_agreement, table_of, training_table
+from query_mutator.confidence.crossfit import (
+    TrainingTable,
+    cross_fit,
+    fit_agreement,
+    table_of,
+    training_table,
+    with_forms,
+)
 from query_mutator.confidence.features import is_unfinished
 from query_mutator.confidence.scorers import SCORERS, Candidate
 from query_mutator.confidence.stopping import StoppingRule
@@ -163,7 +170,8 @@ def fitted_to(drawn: DoubleArray, table: TrainingTable, candidate: Candidate, *,
 
 def learned_columns(model: ConfidenceModel, rule: StoppingRule, test: HeldOut) -> tuple[DoubleArray, float]:
     """Return whether the submitted answers [n, calls] are right, and the mean number of calls at 1.5."""
-    p = model.p_of(test.table)
+    columns = with_forms(test.table, model.rates, np.ones(len(test.table), dtype=bool))
+    p = model.calibration.p(model.scorer.log_odds(columns))
     right = np.empty((len(test.logs), len(CALLS)))
     calls_made = 0
     for at, places in enumerate(test.places):

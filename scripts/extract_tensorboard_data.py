@@ -5,7 +5,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # from a checkout it works without being installed
 
-from query_mutator.commands.extract import run
+from query_mutator.commands.analyze import run_extract
 
 if __name__ == "__main__":
-    run()
+    run_extract()

@@ -101,9 +101,7 @@ class GymVecEnv(VecEnv):
 
     def has_attr(self, attr_name: str) -> bool:
         """Return whether all environments have an attribute or method of this name."""
-        if self._singles is not None:
-            return all(env.has_wrapper_attr(attr_name) for env in self._singles)
-        if hasattr(self._base, "call"):  # in other processes, which an AttributeError would end
+        if hasattr(self._base, "call"):  # an AttributeError would end other processes
             return all(self._base.call("has_wrapper_attr", attr_name))
         return hasattr(self._base, attr_name)
 

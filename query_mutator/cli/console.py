@@ -47,13 +47,8 @@ def plain(text: str) -> str:
 
     JSON stays valid: the controls that would become \x.. are escaped in it already.
     """
-    shown = _CONTROLS.sub(_escape, text).encode("utf-8", "backslashreplace").decode("utf-8")
-    return hide_credentials(shown)
-
-
-def _escape(match: re.Match[str]) -> str:
-    code = ord(match[0])
-    return f"\\x{code:02x}" if code < 0x20 else f"\\u{code:04x}"
+    shown = _CONTROLS.sub(lambda found: (r"\x%02x" if found[0] < " " else r"\u%04x") % ord(found[0]), text)
+    return hide_credentials(shown.encode("utf-8", "backslashreplace").decode("utf-8"))
 
 
 class PlainStream:
@@ -110,11 +105,17 @@ class Interrupted(KeyboardInterrupt):
 def run_cli(main: Callable[[Sequence[str]], int], *, prog: str) -> NoReturn:
     """Run a command line's `main(argv)` and end the process with its exit code."""
     log_to_stderr("%(message)s")
-    _install_handlers()
+    for number, code in ((signal.SIGINT, EXIT_INTERRUPTED), (signal.SIGTERM, EXIT_TERMINATED)):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup wants it
+            signal.signal(number, _handler(code))
     code = exit_code(main, sys.argv[1:], prog=prog)
-    if code in (EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_BROKEN_PIPE):
-        _leave(code)  # a normal exit would wait for threads that wait for replies
-    sys.exit(code)
+    if code not in (EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_BROKEN_PIPE):
+        sys.exit(code)
+    if code == EXIT_BROKEN_PIPE:  # the reader has left; drop what is still buffered
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # a normal exit would wait for threads that wait for replies
 
 
 def exit_code(main: Callable[[Sequence[str]], int], argv: Sequence[str], *, prog: str) -> int:
@@ -220,12 +221,6 @@ def _print_error(prog: str, message: str, code: int) -> int:
     return code
 
 
-def _install_handlers() -> None:
-    for number, code in ((signal.SIGINT, EXIT_INTERRUPTED), (signal.SIGTERM, EXIT_TERMINATED)):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup wants it
-            signal.signal(number, _handler(code))
-
-
 def _handler(code: int) -> Callable[[int, FrameType | None], None]:
     def handle(number: int, _frame: FrameType | None) -> None:
         for other in (signal.SIGINT, signal.SIGTERM):
@@ -247,11 +242,3 @@ def _exit_late(code: int) -> None:
 def _close_all() -> None:
     for close in tuple(_on_interrupt):
         close()
-
-
-def _leave(code: int) -> NoReturn:
-    if code == EXIT_BROKEN_PIPE:  # the reader has left; drop what is still buffered
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)

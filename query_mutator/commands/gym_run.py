@@ -18,7 +18,6 @@ from query_mutator.batching import (
     PuzzleGame,
     ReplayBuffer,
     ReplayBufferConfig,
-    StreamMetrics,
 )
 from query_mutator.batching.records import settings_errors
 from query_mutator.batching.tokenizers import load_tokenizer
@@ -104,8 +103,19 @@ def gym_run(flags: GymRunFlags) -> None:
             bar.update(stream.metrics.episodes_completed - bar.n)
     if flags.output is not None:
         buffer.save(flags.output)
-    report = {"source": "mock" if flags.mock else gym_config(flags).address, "output": flags.output}
-    report |= _summary(buffer, stream.metrics)
+    report: dict[str, Any] = {"source": "mock" if flags.mock else gym_config(flags).address, "output": flags.output}
+    metrics = stream.metrics
+    report |= {
+        "samples": metrics.samples_produced,
+        "kept": buffer.size,
+        "evicted": buffer.total_evicted,
+        "tokens": metrics.total_tokens,
+        "episodes": metrics.episodes_completed,
+        "solved": metrics.episodes_successful,
+        "success_rate": metrics.success_rate,
+        "mean_reward": buffer.mean_reward,
+        "mean_difficulty": buffer.mean_difficulty,
+    }
     values: dict[str, Any] = {name: value for name, value in report.items() if value is not None}
     shown = {name: f"{value:.3g}" if isinstance(value, float) else value for name, value in values.items()}
     show(flags, report, rows_of(shown))
@@ -124,20 +134,6 @@ def _stream(flags: GymRunFlags) -> GymEpisodeStream | MockGymStream:
         success_rate=flags.success_rate,
         seed=flags.seed,
     )
-
-
-def _summary(buffer: ReplayBuffer, metrics: StreamMetrics) -> dict[str, Any]:
-    return {
-        "samples": metrics.samples_produced,
-        "kept": buffer.size,
-        "evicted": buffer.total_evicted,
-        "tokens": metrics.total_tokens,
-        "episodes": metrics.episodes_completed,
-        "solved": metrics.episodes_successful,
-        "success_rate": metrics.success_rate,
-        "mean_reward": buffer.mean_reward,
-        "mean_difficulty": buffer.mean_difficulty,
-    }
 
 
 def gym_info(flags: GymInfoFlags) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
@@ -64,13 +63,9 @@ def rewrite(flags: RewriteFlags) -> None:
     print(lines if flags.json == "-" else "\n".join(map(_in_words, rewrites)), end="")
     if flags.json not in (None, "-"):
         write_text(flags.json, lines)
-    _check(rewrites, max_failure_rate(flags, rewriter.saved))
-
-
-def _check(rewrites: Sequence[Rewrite], max_rate: float) -> None:
-    """Raise TooManyFailuresError when too many questions met a call that failed for good."""
     kinds = Counter(one.error.kind for one in rewrites if one.error is not None)
-    check_failures(dict(kinds.most_common()), len(rewrites), max_failure_rate=max_rate)
+    most = max_failure_rate(flags, rewriter.saved)
+    check_failures(dict(kinds.most_common()), len(rewrites), max_failure_rate=most)
 
 
 def _row(one: Rewrite) -> dict[str, Any]:

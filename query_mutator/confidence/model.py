@@ -144,10 +144,6 @@ class ConfidenceModel:
 
         return np.array([_once(self._alone, (question, one), partial(read, one)) for one in attempts])
 
-    def p_of(self, table: TrainingTable) -> DoubleArray:
-        """Return the P(right) [n] of each answer of a table read by itself."""
-        return self._p(with_forms(table, self.rates, np.ones(len(table), dtype=bool)))
-
     def p_right(self, question: str, attempts: Sequence[Attempt], *, encoder: Encoder | None = None) -> DoubleArray:
         """Return the P(right) [k] of each attempt given the others, which support or contradict it."""
         if not attempts:
@@ -160,15 +156,25 @@ class ConfidenceModel:
         if not attempts:
             raise ValueError("there is no attempt to submit")
         self._check(encoder)
-        return _once(self._submissions, (question, *attempts), lambda: self._submission(question, attempts, encoder))
+
+        def read() -> Submission:
+            alone, groups = self.p_alone(question, attempts, encoder=encoder), self._groups(question, attempts, encoder)
+            whole = combined(alone, groups, agreement=self.agreement)
+            index = submitted(alone, groups, agreement=self.agreement)
+            return Submission(index=index, p_right=float(whole[index]), of_all=tuple(whole.tolist()))
+
+        return _once(self._submissions, (question, *attempts), read)
 
     def explain(
         self, question: str, attempts: Sequence[Attempt], index: int, *, encoder: Encoder | None = None
     ) -> list[Reason]:
         """Return what moved the P(right) of one attempt away from that of a usual reply, the strongest first."""
-        found = _once(
-            self._reasons, (question, attempts[index]), lambda: self._moved(question, attempts[index], encoder)
-        )
+
+        def read() -> list[Reason]:
+            columns = self._columns(question, attempts[index], encoder)[0]
+            return reasons(columns, self.reference, lambda rows: self.calibration.log_odds(self.scorer.log_odds(rows)))
+
+        found = _once(self._reasons, (question, attempts[index]), read)
         groups = self._groups(question, attempts, encoder)
         alone = self.p_alone(question, attempts, encoder=encoder)
         other = agreement_reason(alone, combined(alone, groups, agreement=self.agreement), groups, index)
@@ -211,16 +217,6 @@ class ConfidenceModel:
                 f"the model of P(right) was fitted with encoder {self.encoder_source or 'none'}, "
                 f"not {fingerprint or 'none'}; pass the same"
             )
-
-    def _submission(self, question: str, attempts: Sequence[Attempt], encoder: Encoder | None) -> Submission:
-        alone, groups = self.p_alone(question, attempts, encoder=encoder), self._groups(question, attempts, encoder)
-        whole = combined(alone, groups, agreement=self.agreement)
-        index = submitted(alone, groups, agreement=self.agreement)
-        return Submission(index=index, p_right=float(whole[index]), of_all=tuple(whole.tolist()))
-
-    def _moved(self, question: str, attempt: Attempt, encoder: Encoder | None) -> list[Reason]:
-        columns = self._columns(question, attempt, encoder)[0]
-        return reasons(columns, self.reference, lambda rows: self.calibration.log_odds(self.scorer.log_odds(rows)))
 
     def _columns(self, question: str, attempt: Attempt, encoder: Encoder | None) -> DoubleArray:
         return attempt_columns(question, [attempt], kind=self.kind, encoder=encoder, rates=self.rates)

@@ -76,8 +76,7 @@ def fetch(text: str) -> tuple[list[Path], dict[str, Any]]:
     A set in the cache is not looked up again.
     """
     wanted = HubName.parse(text)
-    found = _in_cache(wanted) or _from_hub(wanted, text)
-    folder, revision, config, split, names = found
+    folder, revision, config, split, names = _in_cache(wanted) or _from_hub(wanted, text)
     paths = [folder / name for name in names]
     files = [{"path": name, "sha256": file_sha256(path)} for name, path in zip(names, paths, strict=True)]
     about = {"name": wanted.name, "config": config, "split": split, "revision": revision, "commit": folder.name}
@@ -91,7 +90,8 @@ def _in_cache(wanted: HubName) -> _Found | None:
     """Return the files of the cache, None if not all are there."""
     try:
         for revision in (CONVERTED, MAIN):
-            if not (_repository(wanted) / "refs" / revision).is_file():
+            repository = hub_cache_folder() / f"datasets--{wanted.name.replace('/', '--')}"
+            if not (repository / "refs" / revision).is_file():
                 continue
             tree = huggingface_hub.get_cached_repo_tree(
                 wanted.name, repo_type="dataset", revision=revision, cache_dir=hub_cache_folder()
@@ -144,10 +144,6 @@ def _snapshot(wanted: HubName, revision: str, names: Iterable[str], *, local: bo
 
 def _endpoint() -> str | None:
     return os.environ.get("HF_ENDPOINT", "").rstrip("/") or None
-
-
-def _repository(wanted: HubName) -> Path:
-    return hub_cache_folder() / f"datasets--{wanted.name.replace('/', '--')}"
 
 
 def _explained(text: str, error: Exception) -> DatasetError:

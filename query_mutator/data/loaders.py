@@ -82,7 +82,10 @@ def load_question_set(
             row = converted
         questions.append(_question(row, f"{path}:{line}", len(questions), question_column, answer_column, known))
         lines.append(line)
-    _check_some(name, questions, dropped)
+    if dropped and not questions:
+        raise DatasetError(f"{name}: all {dropped.total()} rows are dropped: {_reasons(dropped)}")
+    if not questions:
+        raise DatasetError(f"{name}: no questions in it; each row needs a question column such as `query`")
     _check_ids(name, questions, lines)
     # Apart from the questions: no other code sees the two together.
     guard = tuple(question for question in questions if UNSAFE in question.tags)
@@ -92,21 +95,11 @@ def load_question_set(
     return found
 
 
-def _check_some(name: str, questions: Sequence[Question], dropped: Mapping[str, int]) -> None:
-    """Raise for a file without questions."""
-    if questions:
-        return
-    if dropped:
-        raise DatasetError(f"{name}: all {sum(dropped.values())} rows are dropped: {_reasons(dropped)}")
-    raise DatasetError(f"{name}: no questions in it; each row needs a question column such as `query`")
+def _reasons(dropped: Counter[str]) -> str:
+    return ", ".join(f"{count} {reason}" for reason, count in dropped.most_common(_SHOWN_REASONS))
 
 
-def _reasons(dropped: Mapping[str, int]) -> str:
-    most = sorted(dropped.items(), key=lambda item: -item[1])[:_SHOWN_REASONS]
-    return ", ".join(f"{count} {reason}" for reason, count in most)
-
-
-def _what_was_read(name: str, layout: Layout, found: QuestionSet, dropped: Mapping[str, int]) -> str:
+def _what_was_read(name: str, layout: Layout, found: QuestionSet, dropped: Counter[str]) -> str:
     parts = [f"{len(found.questions)} question{'s' * (len(found.questions) != 1)}"]
     if found.guard:
         parts.append(f"marked unsafe, for the guard metric only: {len(found.guard)}")

@@ -149,12 +149,7 @@ def forms(verb: str) -> Forms:
 
 
 def _regular(verb: str) -> Forms:
-    if verb.endswith(("s", "x", "z", "ch", "sh", "o")):
-        third = f"{verb}es"
-    elif verb.endswith("y") and verb[-2:-1] not in VOWELS:
-        third = f"{verb[:-1]}ies"
-    else:
-        third = f"{verb}s"
+    third = f"{verb}es" if verb.endswith("o") else plural(verb)
     stem = verb + verb[-1] if _doubles(verb) else verb
     gerund, past = f"{stem}ing", f"{stem}ed"
     if verb.endswith("e"):

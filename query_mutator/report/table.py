@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 from string import ascii_uppercase
@@ -191,13 +190,9 @@ def _number(value: float | None, form: str, *, scale: float = 1) -> str:
     return "" if value is None or math.isnan(value) else format(scale * value, form)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Entry:
-    """One method of one run: its rows on held-out questions, and what is known of the run."""
-
-    path: Path
-    rows: Sequence[Mapping[str, Any]]
-    about: Mapping[str, Any]  # as `qm compare --json` has it; None is what the run's config.json does not say
+#: A method of a run: its rows on held-out questions, and what `qm compare --json` has of the run, where None is what
+#: the run's config.json does not say.
+Entry = tuple[Sequence[Mapping[str, Any]], Mapping[str, Any]]
 
 
 def read_entry(path: Path, method: str) -> Entry:
@@ -217,7 +212,7 @@ def read_entry(path: Path, method: str) -> Entry:
         "scored": len(scored),
         "success": sum(scored) / len(scored) if scored else None,
     }
-    return Entry(path=path, rows=rows, about=about)
+    return rows, about
 
 
 def compare_entries(entries: Sequence[Entry]) -> dict[str, Any]:
@@ -225,7 +220,7 @@ def compare_entries(entries: Sequence[Entry]) -> dict[str, Any]:
     labels = ascii_uppercase[: len(entries)]
     pairs = []
     for (a, first), (b, second) in combinations(zip(labels, entries, strict=True), 2):
-        found = pair_rows(second.rows, first.rows)
+        found = pair_rows(second[0], first[0])
         if not found.result.questions:
             raise UsageError(_nothing_in_common(first, second, found))
         left_out = {
@@ -238,12 +233,12 @@ def compare_entries(entries: Sequence[Entry]) -> dict[str, Any]:
         pairs.append({"a": a, "b": b, **found.to_json(), "is_clear": is_clear, "left_out": left_out})  # b minus a
     for pair, p in zip(pairs, holm([pair["p"] for pair in pairs]), strict=True):
         pair["p_holm"] = p
-    runs = [{"label": label, **entry.about} for label, entry in zip(labels, entries, strict=True)]
+    runs = [{"label": label, **about} for label, (_, about) in zip(labels, entries, strict=True)]
     return {"runs": runs, "pairs": pairs, "remarks": _remarks(labels, entries, pairs)}
 
 
 def _nothing_in_common(first: Entry, second: Entry, found: PairedRows) -> str:
-    asked = [f"{entry.path} asked {len(entry.rows)} of {entry.about['dataset']}" for entry in (first, second)]
+    asked = [f"{about['run']} asked {len(rows)} of {about['dataset']}" for rows, about in (first, second)]
     why = ", ".join(asked) + (f"; {found.changed} have one id but differ" if found.changed else "")
     advice = "evaluate both on one --dataset with qm eval --evaluation, or compare metrics with qm analyze"
     return f"no held-out question in common: {why}; {advice}"
@@ -258,7 +253,7 @@ def _remarks(labels: str, entries: Sequence[Entry], pairs: Sequence[Mapping[str,
         unclear = f"{b} and {a}: no clear difference (the interval includes 0)."
         lines.append(f"{b} is {how} than {a} on such questions." if pair["is_clear"] else unclear)
     for what, name in (("target model", "target_model"), ("questions", "dataset")):
-        values = {label: entry.about[name] for label, entry in zip(labels, entries, strict=True)}
+        values = {label: about[name] for label, (_, about) in zip(labels, entries, strict=True)}
         if len({value for value in values.values() if value is not None}) > 1:
             named = ", ".join(f"{label} {value}" for label, value in values.items() if value is not None)
             lines.append(f"Not the same {what} ({named}): a difference may come from that.")
@@ -266,7 +261,7 @@ def _remarks(labels: str, entries: Sequence[Entry], pairs: Sequence[Mapping[str,
         reasons = [f"{count} {name}" for name, count in pair["left_out"].items() if count]
         if reasons:
             lines.append(f"Left out of {pair['b']} and {pair['a']}, questions: {', '.join(reasons)}.")
-    seeds = "One seed" if len({entry.path.resolve() for entry in entries}) == 1 else "One seed each"
+    seeds = "One seed" if len({Path(about["run"]).resolve() for _, about in entries}) == 1 else "One seed each"
     lines.append(f"{seeds}: the intervals say nothing about other seeds (see qm analyze).")
     return lines
 

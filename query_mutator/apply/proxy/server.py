@@ -82,11 +82,7 @@ class Access:
     def __init__(self, *, host: str = "127.0.0.1", api_key: str | None = None) -> None:
         self._checks_host = is_loopback(host)
         self._key = None if api_key is None else f"Bearer {api_key}".encode()
-
-    @property
-    def has_key(self) -> bool:
-        """Return whether clients send a key, which the upstream does not get."""
-        return self._key is not None
+        self.has_key = api_key is not None  # that clients send, and that the upstream does not get
 
     def check(self, request: web.BaseRequest) -> None:
         """Raise HttpError for a client that may not call."""

@@ -157,19 +157,14 @@ class Status:
 
     def prometheus(self) -> str:
         """Return the text exposition format, version 0.0.4."""
-        return "\n".join([*self._lines(), ""])
-
-    def _lines(self) -> Iterator[str]:
-        calls = self.queue.counts()
+        calls, lines = self.queue.counts(), list[str]()
         for name, (kind, text) in _HELP.items():
-            yield f"# HELP {name} {text}"
-            yield f"# TYPE {name} {kind}"
+            lines += [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
             for series in (name, f"{name}_bucket", f"{name}_sum", f"{name}_count"):
-                for labels, value in self._counters[series].items():
-                    yield f"{series}{_written(labels)} {value}"
-            for model, counts in calls.items():
-                if (gauge := name.removeprefix("qm_")) in counts:
-                    yield f"{name}{_written([('model', model)])} {counts[gauge]}"
+                lines += [f"{series}{_written(labels)} {value}" for labels, value in self._counters[series].items()]
+            if (gauge := name.removeprefix("qm_")) in ("in_flight", "waiting"):
+                lines += [f"{name}{_written([('model', model)])} {one[gauge]}" for model, one in calls.items()]
+        return "\n".join([*lines, ""])
 
 
 def _written(labels: Iterable[tuple[str, str]]) -> str:

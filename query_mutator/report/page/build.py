@@ -56,7 +56,10 @@ def write_page(folders: Sequence[str | Path], path: str | Path, *, price: Price 
 
     Only its owner can read a page with questions of real traffic.
     """
-    readers = [_reader(folder, run, price) for run, folder in enumerate(folders)]
+    readers = [
+        TrafficReader(folder, run=run) if Path(folder).is_file() else RunReader(folder, run=run, price=price)
+        for run, folder in enumerate(folders)
+    ]
     with tempfile.SpooledTemporaryFile(max_size=_SPOOL_BYTES) as large:
         small = [message for reader in readers for message in _drain(reader, large)]
         if len(readers) > 1:
@@ -69,10 +72,6 @@ def write_page(folders: Sequence[str | Path], path: str | Path, *, price: Price 
             file.writelines(map(as_block, small))
             shutil.copyfileobj(large, file)
             file.write(after)
-
-
-def _reader(folder: str | Path, run: int, price: Price | None) -> RunReader | TrafficReader:
-    return TrafficReader(folder, run=run) if Path(folder).is_file() else RunReader(folder, run=run, price=price)
 
 
 def _drain(reader: RunReader | TrafficReader, large: IO[bytes]) -> list[Message]:
@@ -90,15 +89,11 @@ def page_parts(title: str) -> tuple[bytes, bytes]:
     """Return the page before and after its blocks of messages."""
     style = f"{MARK}\n{_asset('page.css')}"
     body = f"{_asset('page.html')}\n{_BLOCKS}"
-    scripts = f"<script>\n{_scripts()}\n</script>\n"
-    before, after = html_document(title=title, style=style, body=body, scripts=scripts, policy=POLICY).split(_BLOCKS)
-    return before.encode(), after.encode()
-
-
-def _scripts() -> str:
     names = sorted(path.name for path in _ASSETS.glob("*.js"))
     ordered = sorted(names, key=lambda name: (name == _LAST, name not in _FIRST))
-    return '"use strict";\n' + "\n".join(_asset(name) for name in ordered)
+    scripts = "\n".join(["<script>", '"use strict";', *map(_asset, ordered), "</script>", ""])
+    before, after = html_document(title=title, style=style, body=body, scripts=scripts, policy=POLICY).split(_BLOCKS)
+    return before.encode(), after.encode()
 
 
 def _asset(name: str) -> str:
