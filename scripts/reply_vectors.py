@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from recorded_requests import rewriting, task_of
 
 from query_mutator.encoder import resolve_encoder
-from query_mutator.encoder.known import Quantized, recorded_texts, vectors_path, write_rows
+from query_mutator.encoder.known import recorded_texts, vectors_path, write_rows
 from query_mutator.encoder.weights import DEFAULT_ENCODER
 from query_mutator.env.task import CallSettings
 from query_mutator.files.replies import Recording
@@ -73,7 +74,7 @@ def encoded(encoder: object, texts: list[str]) -> FloatArray:
     return rows
 
 
-def quantize(rows: FloatArray, places: NDArray[np.uint32]) -> Quantized:
+def quantize(rows: FloatArray, places: NDArray[np.uint32]) -> dict[str, NDArray[Any]]:
     """Return rows [n, D] as a file holds them."""
     axes = np.linalg.eigh(rows.T @ rows)[1][:, ::-1][:, :KEPT]
     # Each piece gets axes of large and of small variance, so that all are equally hard to tell apart.
@@ -83,7 +84,7 @@ def quantize(rows: FloatArray, places: NDArray[np.uint32]) -> Quantized:
     for piece in tqdm(range(PIECES), unit="piece"):
         model = MiniBatchKMeans(TYPICAL, random_state=piece, n_init=1, batch_size=4096).fit(cut[:, piece])
         pieces[piece], codes[:, piece] = model.cluster_centers_, model.labels_
-    return Quantized(axes=axes.astype(np.float16), pieces=pieces, codes=codes, texts=places)
+    return {"axes": axes.astype(np.float16), "pieces": pieces, "codes": codes, "texts": places}
 
 
 if __name__ == "__main__":

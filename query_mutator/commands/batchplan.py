@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -254,15 +255,11 @@ def show_plan(flags: InfoFlags) -> None:
     data = plan_report(plan)
     text = [plan_text(data)]
     if flags.show_batches:
-        first = {number: _first(plan, number, flags.show_batches) for number in plan.epochs}
+        epochs = {number: plan.get_epoch(number) for number in plan.epochs}
+        first = {number: list(islice(epoch, flags.show_batches)) for number, epoch in epochs.items()}
         data["batches"] = {str(number): [_batch(one) for one in some] for number, some in first.items()}
         text += [_line(number, one) for number, some in first.items() for one in some]
     show(flags, data, "\n".join(text))
-
-
-def _first(plan: BatchPlan, number: int, count: int) -> list[MicrobatchSpec]:
-    epoch = plan.get_epoch(number)
-    return [epoch[place] for place in range(min(count, epoch.num_microbatches))]
 
 
 def _batch(batch: MicrobatchSpec) -> dict[str, Any]:

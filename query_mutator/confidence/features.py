@@ -228,15 +228,6 @@ class Equation:
     adds_up: bool
 
 
-@dataclass(frozen=True, slots=True)
-class _Side:
-    """An expression: its values (a percentage may be a share too), its numbers and operators."""
-
-    values: tuple[float, ...]
-    numbers: tuple[float, ...]
-    operators: str
-
-
 def equations_in(text: str) -> list[Equation]:
     """Return the equations of the last 20,000 characters of a text, at most 200, in their order."""
     found: list[Equation] = []
@@ -252,18 +243,19 @@ def _equations_of(parts: Sequence[str]) -> Iterator[Equation]:
     for before, after in pairwise(parts):
         left = _side(_END.split(before[-_SIDE_CHARS:])[-1], ends=True)
         right = _side(_END.split(after[:_SIDE_CHARS])[0], ends=False)
-        if left is None or right is None or not left.operators + right.operators:
+        if left is None or right is None or not left[2] + right[2]:
             continue
-        worked, result = (left, right) if left.operators else (right, left)
-        adds_up = any(math.isclose(a, b, rel_tol=_ROUNDING) for a in left.values for b in right.values)
-        if adds_up or worked is left:  # "3 shirts and 2 shoes = 3 x 4" has no result in front
-            yield Equation(
-                operands=worked.numbers, operators=worked.operators, result=result.values[0], adds_up=adds_up
-            )
+        (values, numbers, operators), (results, *_) = (left, right) if left[2] else (right, left)
+        adds_up = any(math.isclose(a, b, rel_tol=_ROUNDING) for a in values for b in results)
+        if adds_up or left[2]:  # "3 shirts and 2 shoes = 3 x 4" has no result in front
+            yield Equation(operands=numbers, operators=operators, result=results[0], adds_up=adds_up)
 
 
-def _side(text: str, *, ends: bool) -> _Side | None:
-    """Return the expression at the end of a text, or at its beginning; None for an incomplete one."""
+def _side(text: str, *, ends: bool) -> tuple[tuple[float, ...], tuple[float, ...], str] | None:
+    """Return values, numbers and operators of the expression at the end of a text, or at its beginning.
+
+    A percentage may be a share too, hence several values. None for an incomplete expression.
+    """
     text = _RATE.sub(" ", _TIMES.sub("*", _OF.sub("*", text.translate(_DASHES))))
     tokens = [match[0].replace(",", "") for match in _TOKEN.finditer(_MANY_WORDS.sub("|", text).replace("()", ""))]
     run = _run(tokens[::-1][:_MOST_TOKENS])[::-1] if ends else _run(tokens[:_MOST_TOKENS])
@@ -273,7 +265,7 @@ def _side(text: str, *, ends: bool) -> _Side | None:
     operators = "".join(token for token in run if token in "+-*/")
     found = [_Reader(run, percent=percent).read() for percent in ((1.0, 0.01) if "%" in run else (1.0,))]
     values = tuple(value for value in found if value is not None and math.isfinite(value))
-    return _Side(values, numbers, operators) if values and numbers else None
+    return (values, numbers, operators) if values and numbers else None
 
 
 def _run(tokens: Sequence[str]) -> list[str]:

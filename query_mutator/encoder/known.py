@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import zipfile
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,25 +26,18 @@ from query_mutator.types import FloatArray, read_part
 
 FORMAT = "query_mutator/reply-vectors/1"
 _ENDING = ".vectors.npz"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Quantized:
-    """Rows [n, D] as a file holds them."""
-
-    axes: NDArray[np.float16]  # [K, D]
-    pieces: NDArray[np.float16]  # [P, 256, K / P], the typical ones
-    codes: NDArray[np.uint8]  # [n, P], their numbers
-    texts: NDArray[np.uint32]  # [n], places among the recording's texts
+#: What a file holds: axes [K, D] and pieces [P, 256, K / P], the typical ones, in float16; codes [n, P], their numbers;
+#: texts [n], places among the recording's texts.
+_ARRAYS = ("axes", "pieces", "codes", "texts")
 
 
 class KnownRows(Mapping[str, FloatArray]):
     """Rows of texts by what a file holds of them."""
 
-    def __init__(self, quantized: Quantized, texts: Mapping[str, int]) -> None:
+    def __init__(self, arrays: Mapping[str, NDArray[Any]], texts: Mapping[str, int]) -> None:
         """`texts` have their places in `codes`."""
-        self._axes, self._pieces = quantized.axes.astype(np.float32), quantized.pieces.astype(np.float32)
-        self._codes, self._places = quantized.codes, texts
+        self._axes, self._pieces = arrays["axes"].astype(np.float32), arrays["pieces"].astype(np.float32)
+        self._codes, self._places = arrays["codes"], texts
         self._numbers = np.arange(len(self._pieces))
 
     def __len__(self) -> int:
@@ -66,11 +58,11 @@ def vectors_path(recording: Path) -> Path:
     return recording.with_name(recording.name.partition(".")[0] + _ENDING)
 
 
-def write_rows(path: Path, quantized: Quantized, *, recording: str, encoder: str) -> None:
+def write_rows(path: Path, arrays: Mapping[str, Any], *, recording: str, encoder: str) -> None:
     """Write rows; `recording` and `encoder` are the sha256 of the replies and of the weights."""
     about = json.dumps({"format": FORMAT, "recording": recording, "encoder": encoder})
     with atomic_write(path) as file:
-        np.savez(file, about=np.array(about), **asdict(quantized))
+        np.savez(file, about=np.array(about), **arrays)
 
 
 def known_rows(recording: Recording, fingerprint: str) -> Mapping[str, FloatArray]:
@@ -86,11 +78,11 @@ def known_rows(recording: Recording, fingerprint: str) -> Mapping[str, FloatArra
             about: dict[str, Any] = json.loads(str(saved["about"]))
             if about != {"format": FORMAT, "recording": recording.sha256, "encoder": fingerprint.partition(":")[0]}:
                 return {}
-            quantized = Quantized(**{name: saved[name] for name in Quantized.__slots__})
+            arrays = {name: saved[name] for name in _ARRAYS}
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise UsageError(f"{path}: {error}; damaged: restore it, or delete it to encode the replies anew") from None
     texts = recorded_texts(recording)
-    return KnownRows(quantized, {texts[place]: row for row, place in enumerate(quantized.texts.tolist())})
+    return KnownRows(arrays, {texts[place]: row for row, place in enumerate(arrays["texts"].tolist())})
 
 
 def recorded_texts(recording: Recording) -> list[str]:

@@ -16,7 +16,7 @@ from query_mutator.evaluation.summary import warning_of
 from query_mutator.files import read_checked_json
 from query_mutator.plan.choose import MIN_QUESTIONS
 from query_mutator.registry import check_known
-from query_mutator.runs.pairs import PairedRows, pair_rows, read_held_out, shown_p
+from query_mutator.runs.pairs import pair_rows, paired_json, read_held_out, shown_p
 from query_mutator.stats.significance import holm
 
 _HEADER = (
@@ -220,26 +220,26 @@ def compare_entries(entries: Sequence[Entry]) -> dict[str, Any]:
     labels = ascii_uppercase[: len(entries)]
     pairs = []
     for (a, first), (b, second) in combinations(zip(labels, entries, strict=True), 2):
-        found = pair_rows(second[0], first[0])
-        if not found.result.questions:
-            raise UsageError(_nothing_in_common(first, second, found))
+        found, left = pair_rows(second[0], first[0])
+        if not found.questions:
+            raise UsageError(_nothing_in_common(first, second, changed=left["changed"]))
         left_out = {
-            f"only {a} has": found.only_theirs,
-            f"only {b} has": found.only_ours,
-            "changed": found.changed,
-            "unscored": found.result.unscored,
+            f"only {a} has": left["theirs"],
+            f"only {b} has": left["ours"],
+            "changed": left["changed"],
+            "unscored": found.unscored,
         }
-        is_clear = found.result.is_clear
-        pairs.append({"a": a, "b": b, **found.to_json(), "is_clear": is_clear, "left_out": left_out})  # b minus a
+        pair = {"a": a, "b": b, **paired_json(found), "is_clear": found.is_clear, "left_out": left_out}
+        pairs.append(pair)  # b minus a
     for pair, p in zip(pairs, holm([pair["p"] for pair in pairs]), strict=True):
         pair["p_holm"] = p
     runs = [{"label": label, **about} for label, (_, about) in zip(labels, entries, strict=True)]
     return {"runs": runs, "pairs": pairs, "remarks": _remarks(labels, entries, pairs)}
 
 
-def _nothing_in_common(first: Entry, second: Entry, found: PairedRows) -> str:
+def _nothing_in_common(first: Entry, second: Entry, *, changed: int) -> str:
     asked = [f"{about['run']} asked {len(rows)} of {about['dataset']}" for rows, about in (first, second)]
-    why = ", ".join(asked) + (f"; {found.changed} have one id but differ" if found.changed else "")
+    why = ", ".join(asked) + (f"; {changed} have one id but differ" if changed else "")
     advice = "evaluate both on one --dataset with qm eval --evaluation, or compare metrics with qm analyze"
     return f"no held-out question in common: {why}; {advice}"
 

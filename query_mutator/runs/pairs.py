@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
 from typing import Any
@@ -17,21 +17,6 @@ from query_mutator.stats.paired import Paired, compare_pairs
 EVALUATION = "evaluation.jsonl"
 Row = Mapping[str, Any]
 _SAME = ("question", "accepted")  # what makes a question the same, in addition to its id
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PairedRows:
-    """Two lists of rows on their common questions, and how many questions were left out."""
-
-    result: Paired
-    only_ours: int
-    only_theirs: int
-    changed: int  # same id, but another wording or other accepted answers
-
-    def to_json(self) -> dict[str, Any]:
-        """Return counts, difference of success, its interval and p as plain JSON types."""
-        names = ("questions", "difference", "gained", "lost", "same_right", "same_wrong", "unscored", "p")
-        return {**{name: getattr(self.result, name) for name in names}, "ci": list(self.result.interval)}
 
 
 def read_held_out(path: Path) -> dict[str, list[Row]]:
@@ -53,22 +38,27 @@ def read_held_out(path: Path) -> dict[str, list[Row]]:
     return found
 
 
-def pair_rows(ours: Iterable[Row], theirs: Iterable[Row], *, interval: Interval | None = None) -> PairedRows:
+def pair_rows(
+    ours: Iterable[Row], theirs: Iterable[Row], *, interval: Interval | None = None
+) -> tuple[Paired, Counter[str]]:
     """Return how two methods or runs differ on the questions that both have; a row for each question on either side.
 
-    `interval` is that of the difference, where it is known already.
+    Second is how many were left out: "ours" and "theirs" have no other side, "changed" have another wording or other
+    accepted answers. `interval` is that of the difference, where it is known already.
     """
     one, other = ({row["question_id"]: row for row in rows} for rows in (ours, theirs))
     both = [name for name in one if name in other]
     same = [name for name in both if _is_same(one[name], other[name])]
     rows = [one[name] for name in same]
     result = compare_pairs(*outcome_columns(rows, [other[name] for name in same]), interval=interval)
-    return PairedRows(
-        result=result,
-        only_ours=len(one) - len(both),
-        only_theirs=len(other) - len(both),
-        changed=len(both) - len(same),
-    )
+    left_out = Counter(ours=len(one) - len(both), theirs=len(other) - len(both), changed=len(both) - len(same))
+    return result, left_out
+
+
+def paired_json(result: Paired) -> dict[str, Any]:
+    """Return counts, difference of success, its interval and p as plain JSON types."""
+    names = ("questions", "difference", "gained", "lost", "same_right", "same_wrong", "unscored", "p")
+    return {**{name: getattr(result, name) for name in names}, "ci": list(result.interval)}
 
 
 def outcome_columns(ours: Sequence[Row], theirs: Sequence[Row]) -> tuple[list[float], list[float], list[str]]:

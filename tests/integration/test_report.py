@@ -579,11 +579,11 @@ def test_another_model_another_dataset_and_other_wordings_are_reported(
 
 def test_the_wording_and_what_is_accepted_make_a_question() -> None:
     row = {"question_id": "q", "success": 1.0, "question": "How?", "accepted": ["len"], "target": "len"}
-    assert pair_rows([row], [row]).result.questions == 1
-    assert pair_rows([row], [{**row, "accepted": ["sum"]}]).changed == 1
-    assert pair_rows([row], [{**row, "question": "What?"}]).changed == 1
-    found = pair_rows([row], [{**row, "success": None}])
-    assert (found.changed, found.result.unscored) == (0, 1)
+    assert pair_rows([row], [row])[0].questions == 1
+    assert pair_rows([row], [{**row, "accepted": ["sum"]}])[1]["changed"] == 1
+    assert pair_rows([row], [{**row, "question": "What?"}])[1]["changed"] == 1
+    found, left_out = pair_rows([row], [{**row, "success": None}])
+    assert (left_out["changed"], found.unscored) == (0, 1)
 
 
 @pytest.mark.parametrize(

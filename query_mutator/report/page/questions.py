@@ -12,7 +12,7 @@ from query_mutator.evaluation.summary import POLICY, Results, summarize
 from query_mutator.forms import FORMS
 from query_mutator.report.page.messages import Message, TextTable, chunks, section
 from query_mutator.rewards import is_not_sure, is_refusal
-from query_mutator.runs.pairs import pair_rows
+from query_mutator.runs.pairs import pair_rows, paired_json
 from query_mutator.types import AS_IS, UNDO, ErrorInfo, Question, success_in
 
 _ALL_RUNS = -1
@@ -194,7 +194,6 @@ def pairs_of(runs: Sequence[tuple[str, Evaluation]]) -> Message:
     for (a, ours), (b, theirs) in combinations(numbered, 2):
         for method in ours.methods:
             if method in theirs.methods:
-                pair = pair_rows(theirs.held_out(method), ours.held_out(method))
-                left_out = pair.only_ours + pair.only_theirs + pair.changed
-                rows.append({"a": a, "b": b, "method": method, **pair.to_json(), "left_out": left_out})
+                found, left_out = pair_rows(theirs.held_out(method), ours.held_out(method))
+                rows.append({"a": a, "b": b, "method": method, **paired_json(found), "left_out": left_out.total()})
     return section(_ALL_RUNS, "pairs", {"rows": rows})

@@ -12,7 +12,7 @@ from query_mutator.evaluation.comparison import BEST_OF_K, BEST_SINGLE
 from query_mutator.evaluation.outcomes import rejections_in_words
 from query_mutator.evaluation.summary import IDENTITY, PLAN, POLICY, front, warning_of
 from query_mutator.report.page.questions import Evaluation
-from query_mutator.runs.pairs import pair_rows
+from query_mutator.runs.pairs import pair_rows, paired_json
 from query_mutator.stats.intervals import wilson_interval
 
 _CHOSEN_ON = "Plans were chosen on these questions, so the success of a plan is too high; measure it with qm eval."
@@ -164,6 +164,6 @@ def _paired(report: Mapping[str, Any], evaluation: Evaluation) -> dict[str, Any]
     ours, rows = evaluation.held_out(POLICY), []
     for name in baselines:
         low, high = report["policy_minus"][name]["success_ci"]
-        pair = pair_rows(ours, evaluation.held_out(name), interval=(low, high))
-        rows.append({"baseline": name, **pair.to_json()})
+        found, _ = pair_rows(ours, evaluation.held_out(name), interval=(low, high))
+        rows.append({"baseline": name, **paired_json(found)})
     return {"rows": rows}

@@ -27,7 +27,7 @@ from query_mutator.encoder import (
     packaged_folder,
     resolve_encoder,
 )
-from query_mutator.encoder.known import Quantized, known_rows, recorded_texts, vectors_path, write_rows
+from query_mutator.encoder.known import known_rows, recorded_texts, vectors_path, write_rows
 from query_mutator.encoder.weights import find_weights
 from query_mutator.errors import BackendError, EncoderError, UsageError
 from query_mutator.files.replies import Recording, RepliesHead, write_replies
@@ -498,12 +498,12 @@ def recording(tmp_path: Path) -> Recording:
     return found
 
 
-def rows() -> Quantized:
+def rows() -> dict[str, np.ndarray]:
     """Return the row of the second text: the third axis."""
     pieces = np.zeros((2, 256, 2), np.float16)
     pieces[1, 7, 0] = 1
     codes = np.array([[0, 7]], np.uint8)
-    return Quantized(axes=np.eye(4, dtype=np.float16), pieces=pieces, codes=codes, texts=np.array([1], np.uint32))
+    return {"axes": np.eye(4, dtype=np.float16), "pieces": pieces, "codes": codes, "texts": np.array([1], np.uint32)}
 
 
 def test_a_text_of_the_file_is_not_encoded_and_another_one_is(recording: Recording) -> None:
