@@ -38,7 +38,7 @@ from query_mutator.cli.flags import parse_flags, show
 from query_mutator.data.loaders import general
 from query_mutator.encoder import resolve_encoder
 from query_mutator.env.flow import Call, Flow
-from query_mutator.env.scheduling import Scheduler, make_scheduler
+from query_mutator.env.scheduling import make_scheduler
 from query_mutator.env.task import CallSettings
 from query_mutator.errors import BackendError
 from query_mutator.llm.backends import DEFAULT_BACKEND, resolve_backend
@@ -183,7 +183,8 @@ def run_mode(system: System, queries: Sequence[str], *, mode: Mode, batch_size: 
         for group in _groups(queries, 2 * batch_size):
             _run_phases(system, group, batch_size)
         return
-    with closing(_scheduler(system, mode, batch_size)) as scheduler:
+    at_once = None if mode == "sequential" else batch_size  # the client tries again, as for the batch functions
+    with closing(make_scheduler(at_once, system.recorder, resolve_encoder("hash"), NO_RETRIES)) as scheduler:
         for group in _groups(queries, 2 * batch_size if mode == "pipelined" else len(queries)):
             for query in group:
                 scheduler.start(query, _rewrite_and_ask(system, query))
@@ -208,12 +209,6 @@ def _rewrite_and_ask(system: System, query: str) -> Flow:
     request = system.calls.rewrite(operators.get(OPERATOR), query, context=OperatorContext())
     rewrite: Completion = yield Call(request)
     yield Call(system.calls.target(clean_rewrite(rewrite.text) or query))
-
-
-def _scheduler(system: System, mode: Mode, batch_size: int) -> Scheduler:
-    """Return a scheduler that leaves retries to the client, as the batch functions do."""
-    at_once = None if mode == "sequential" else batch_size
-    return make_scheduler(at_once, system.recorder, resolve_encoder("hash"), NO_RETRIES)
 
 
 def _groups(queries: Sequence[str], size: int) -> Iterator[list[str]]:

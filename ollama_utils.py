@@ -264,18 +264,14 @@ def _complete_all(prompts: Sequence[str], *, purpose: Purpose, settings: BatchOp
             raise
 
 
-def _model(purpose: Purpose, settings: CallOptions) -> str:
+def _request(prompt: str, purpose: Purpose, settings: CallOptions) -> ChatRequest:
     variable = MODEL_VARIABLES[purpose]
     model = settings.get("model") or os.environ.get(variable)
     if not model:
         raise UsageError(f"no model given; pass model=..., or set {variable}")
-    return model
-
-
-def _request(prompt: str, purpose: Purpose, settings: CallOptions) -> ChatRequest:
     return ChatRequest.user(
         prompt,
-        model=_model(purpose, settings),
+        model=model,
         purpose=purpose,
         max_tokens=settings.get("max_tokens", MAX_TOKENS[purpose]),
         temperature=settings.get("temperature", 0.0),

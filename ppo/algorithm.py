@@ -140,7 +140,8 @@ class PPO:
             gae_lambda=self.config.gae_lambda,
         )
         # 2. One batch of all valid steps
-        lr = self._set_learning_rate()
+        left = 1.0 - self.updates_done / self.config.num_updates if self.config.use_linear_lr_decay else 1.0
+        self.optimizer.lr = self.config.lr * max(left, 0.0)
         batch = buffer.batch(advantages, returns).to(self.device)
         # 3. Epochs of minibatches, then act by the new weights
         stats = ppo_update(self.policy, self.optimizer, batch, self.config, self.shuffle_rng)
@@ -148,13 +149,7 @@ class PPO:
         self.frozen = self._freeze()
         self.gradient_steps += int(stats.pop("counters/updates"))
         self.samples_learned += int(stats.pop("counters/samples_learned"))
-        return {**stats, "charts/learning_rate": lr}
-
-    def _set_learning_rate(self) -> float:
-        left = 1.0 - self.updates_done / self.config.num_updates if self.config.use_linear_lr_decay else 1.0
-        lr = self.config.lr * max(left, 0.0)
-        self.optimizer.set_lr(lr)
-        return lr
+        return {**stats, "charts/learning_rate": self.optimizer.lr}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the whole state as tensors and plain types."""

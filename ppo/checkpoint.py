@@ -30,7 +30,9 @@ def save_checkpoint(path: str | Path, state: Mapping[str, Any]) -> Path:
     # Serialized in memory first: torch reports a full disk as a RuntimeError, a plain write as OSError.
     content = io.BytesIO()
     torch.save(dict(state), content)
-    digest = _announce_comment(content)
+    content.seek(-2, os.SEEK_END)  # the last two bytes of a zip archive: the length of its comment
+    content.write(_COMMENT_BYTES.to_bytes(2, "little"))
+    digest = hashlib.sha256(content.getbuffer()).hexdigest()
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         with partial.open("wb") as file:
@@ -43,13 +45,6 @@ def save_checkpoint(path: str | Path, state: Mapping[str, Any]) -> Path:
         partial.unlink(missing_ok=True)
     _sync_folder(path.parent)
     return path
-
-
-def _announce_comment(archive: io.BytesIO) -> str:
-    """Write the comment's length into the last two bytes of a zip archive; return the sha256 of the archive."""
-    archive.seek(-2, os.SEEK_END)
-    archive.write(_COMMENT_BYTES.to_bytes(2, "little"))
-    return hashlib.sha256(archive.getbuffer()).hexdigest()
 
 
 def _sync_folder(folder: Path) -> None:

@@ -50,8 +50,13 @@ class RolloutCollector:
     """Collects rollouts. Holds the current observations and unfinished episodes."""
 
     def __init__(self, envs: VectorEnv[Any, Any, Any], *, seed: int | None = None) -> None:
-        self.envs = envs
-        self.same_step = _autoreset_mode(envs) is AutoresetMode.SAME_STEP
+        mode = envs.metadata.get("autoreset_mode")
+        if mode not in (AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP):
+            raise ValueError(
+                f"autoreset_mode={mode} of {envs} cannot be collected from; "
+                "make it with autoreset_mode=AutoresetMode.SAME_STEP"
+            )
+        self.envs, self.same_step = envs, mode is AutoresetMode.SAME_STEP
         self._steps = 0  # of each environment
         self.obs = self._checked("first observation", _copied(envs.reset(seed=seed)[0]))  # [N, D]
         self._returns = np.zeros(envs.num_envs)
@@ -117,17 +122,6 @@ class RolloutCollector:
         ]
         self._returns[ended], self._lengths[ended] = 0.0, 0
         return episodes
-
-
-def _autoreset_mode(envs: VectorEnv[Any, Any, Any]) -> AutoresetMode:
-    mode = envs.metadata.get("autoreset_mode")
-    if mode not in (AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP):
-        raise ValueError(
-            f"autoreset_mode={mode} of {envs} cannot be collected from; "
-            "make it with autoreset_mode=AutoresetMode.SAME_STEP"
-        )
-    assert isinstance(mode, AutoresetMode)
-    return mode
 
 
 def first_episode_returns(

@@ -58,10 +58,6 @@ class FlatAdam:
         root = self._square.sqrt().mul_((1 - second**self._steps) ** -0.5).add_(self.eps)
         self._flat.addcdiv_(self._mean, root, value=-self.lr / (1 - first**self._steps))
 
-    def set_lr(self, lr: float) -> None:
-        """Set the learning rate."""
-        self.lr = lr
-
     def state_dict(self) -> dict[str, Any]:
         """Return Adam's state: tensors and plain types."""
         return {"steps": self._steps, "lr": self.lr, "mean": self._mean.clone(), "square": self._square.clone()}

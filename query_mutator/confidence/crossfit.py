@@ -17,7 +17,7 @@ import numpy as np
 
 from query_mutator.confidence.answer_keys import AnswerKind, Attempt, LoggedAnswer, answer_groups, kind_of
 from query_mutator.confidence.features import CLOSENESS, FEATURES, FORM, feature_row
-from query_mutator.confidence.scorers import SCORERS, BothScorer, Candidate, Scorer
+from query_mutator.confidence.scorers import BothScorer, Candidate, Scorer
 from query_mutator.confidence.submission import combined
 from query_mutator.encoder.base import Encoder
 from query_mutator.errors import TooFewAnswersError, UsageError
@@ -165,17 +165,17 @@ def infer_kind(rows: Sequence[LoggedAnswer]) -> AnswerKind | None:
     graded = [row for row in rows if row.gold is not None][:_ROWS_TO_INFER]
     if graded:
         kinds: tuple[AnswerKind | None, ...] = (*get_args(AnswerKind), None)
-        counts = {kind: sum(_agrees(row, kind) for row in graded) for kind in kinds}
+
+        def agrees(row: LoggedAnswer, kind: AnswerKind | None) -> bool:
+            gold, answer = answer_groups(row.question, [row.gold or "", row.attempt.text], kind=kind)
+            return (gold == answer) == row.right
+
+        counts = {kind: sum(agrees(row, kind) for row in graded) for kind in kinds}
         # The wording of a question is read only where that tells more than one reading of all of them.
         return max(kinds, key=lambda kind: counts[kind]) if len({*counts.values()}) > 1 else None
     counts = Counter(kind_of(row.question) for row in rows[:_ROWS_TO_INFER])
     kind, n = counts.most_common(1)[0]
     return kind if n >= 0.9 * counts.total() else None
-
-
-def _agrees(row: LoggedAnswer, kind: AnswerKind | None) -> bool:
-    gold, answer = answer_groups(row.question, [row.gold or "", row.attempt.text], kind=kind)
-    return (gold == answer) == row.right
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,19 +223,6 @@ class CrossFit:
 
 
 _OutOfFold = tuple[DoubleArray, Sequence[Scorer], list[dict[str, float]]]
-
-
-def cross_fitted(
-    rows: Sequence[LoggedAnswer] | TrainingTable,
-    *,
-    folds: int = 5,
-    candidates: Sequence[Candidate] = SCORERS,
-    encoder: Encoder | None = None,
-    seed: int = 0,
-) -> DoubleArray:
-    """Return the P(right) [n] of each answer by a model that has seen no answer about its target."""
-    table = rows if isinstance(rows, TrainingTable) else training_table(rows, encoder=encoder)
-    return cross_fit(table, weights=np.ones(len(table)), candidates=candidates, folds=folds, seed=seed).p
 
 
 def cross_fit(

@@ -351,10 +351,16 @@ def is_unfinished(text: str) -> bool:
 
 def _text_features(question: str, text: str, attempt: Attempt, kind: AnswerKind) -> list[float]:
     parts, words = _sentences(text), [word.lower() for word in _WORD.findall(text)]
-    last = parts[-1] if parts else ""
+    last, phrases = parts[-1] if parts else "", [tuple(words[at : at + 3]) for at in range(len(words) - 2)]
     key = answer_key(text, kind, question=question)
     return [
-        *_shape(text, parts, words, last),
+        math.log1p(len(text)),
+        math.log1p(len(words)),
+        math.log1p(text.count("\n")),
+        math.log1p(len(parts)),
+        math.log1p(len(_WORD.findall(last))),
+        float(len(_LIST_ITEM.findall(text))),
+        float(len(_MARKUP.findall(text))),
         math.nan if attempt.cut is None else float(attempt.cut),
         float(is_unfinished(text)),
         float(text.endswith("?")),
@@ -364,36 +370,19 @@ def _text_features(question: str, text: str, attempt: Attempt, kind: AnswerKind)
         float(is_refusal(text)),
         float(is_not_sure(text)),
         float(len(_ALTERNATIVE.findall(last))),
-        _repeated([tuple(words[at : at + 3]) for at in range(len(words) - 2)]),
+        1 - len(set(phrases)) / len(phrases) if phrases else 0.0,
         float(len(parts) - len(set(parts))),
         *_overlaps(question, text, last, attempt.context),
         float(key is not None),
         float(len(key.split()) if key else 0),
-        float(key is not None and set(key.split()) <= _known_words(question)),
+        float(key is not None and set(key.split()) <= content_words(question)),
         *_question_features(question),
     ]
 
 
-def _shape(text: str, parts: Sequence[str], words: Sequence[str], last: str) -> list[float]:
-    return [
-        math.log1p(len(text)),
-        math.log1p(len(words)),
-        math.log1p(text.count("\n")),
-        math.log1p(len(parts)),
-        math.log1p(len(_WORD.findall(last))),
-        float(len(_LIST_ITEM.findall(text))),
-        float(len(_MARKUP.findall(text))),
-    ]
-
-
-def _repeated(parts: Sequence[object]) -> float:
-    """Return the share of parts that occurred before."""
-    return 1 - len(set(parts)) / len(parts) if parts else 0.0
-
-
 def _overlaps(question: str, text: str, last: str, context: str) -> list[float]:
     """Return how much of the question, or of its last sentence, returns, how much is new, and how much is context."""
-    asked, known, said = _asked_words(question), _known_words(question), content_words(text)
+    asked, known, said = _asked_words(question), content_words(question), content_words(text)
     new = said - known
     return [
         len(asked & content_words(last)) / max(1, len(asked)),
@@ -417,7 +406,3 @@ def _asked_words(question: str) -> frozenset[str]:
     parts = _sentences(question)
     asked = [part for part in parts if "?" in part][-1:] or parts[-1:]
     return content_words(asked[0]) if asked else frozenset()
-
-
-def _known_words(question: str) -> frozenset[str]:
-    return content_words(question)

@@ -278,7 +278,8 @@ def core(text: str) -> str:
     """
     found = _sentences(text)
     asking = [sentence for sentence in found if _is_asking(sentence)]
-    if not asking or len(asking) == len(found) or _LIST.search(text) or any(map(_needs_context, asking)):
+    needs_context = any(len(one.split()) < MIN_WORDS or _POINTS_BACK.search(one) for one in asking)
+    if not asking or needs_context or len(asking) == len(found) or _LIST.search(text):
         return text
     words = _content(" ".join(asking))
     kept = [sentence for sentence in found if sentence in asking or not _is_story(sentence, words)]
@@ -289,10 +290,6 @@ def _is_asking(sentence: str) -> bool:
     if sentence.rstrip(" \n\"')").endswith("?"):
         return True
     return _ORDERS.match(sentence) is not None or re.match(rf"{_WH}\b.* ", sentence, re.IGNORECASE) is not None
-
-
-def _needs_context(question: str) -> bool:
-    return len(question.split()) < MIN_WORDS or _POINTS_BACK.search(question) is not None
 
 
 def _is_story(sentence: str, asked: set[str]) -> bool:

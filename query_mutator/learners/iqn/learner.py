@@ -107,7 +107,7 @@ class IQN:
         beta = config.per_beta + (1.0 - config.per_beta) * self._progress
         sample = self.replay.sample(config.train_batch_size, beta=beta)
         step = self._loss(sample)
-        self.optimizer.set_lr(self._lr)
+        self.optimizer.lr = self._lr
         norms = self.optimizer.gradient_step((sample.weights.to(self.device) * step.losses).mean())
         self.replay.set_errors(sample.slots, step.errors.cpu().numpy())
         self._move_target()

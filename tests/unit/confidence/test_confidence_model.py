@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from query_mutator.confidence import Attempt, ConfidenceModel, LoggedAnswer, cross_fitted, training_table
+from query_mutator.confidence import Attempt, ConfidenceModel, LoggedAnswer, training_table
 from query_mutator.confidence import crossfit as crossfit_module
 from query_mutator.confidence.crossfit import Platt, fit_agreement, form_rates, log_loss
 from query_mutator.confidence.features import CLOSENESS, FEATURES, LOGPROB, feature_row
@@ -78,13 +78,17 @@ def test_submission_is_the_likeliest_answer_and_agreement_counts(model: Confiden
         model.submit(QUESTION, [])
 
 
+def out_of_fold(rows: Any, name: Any, *, folds: int = 5) -> Any:
+    return ConfidenceModel.fit(rows, folds=folds, candidates=(name,)).out_of_fold
+
+
 def test_the_simplest_scorer_that_fits_best_is_chosen_and_answers_are_read_as_gold_says(
     rows: list[LoggedAnswer],
 ) -> None:
     table = training_table(rows[:200])
     model = ConfidenceModel.fit(table, folds=2)
     equal = np.ones(len(table))
-    losses = {name: log_loss(cross_fitted(table, folds=2, candidates=(name,)), table.right, equal) for name in SCORERS}
+    losses = {name: log_loss(out_of_fold(table, name, folds=2), table.right, equal) for name in SCORERS}
     assert model.report.scorer == min(SCORERS, key=lambda name: losses[name])
     spoken = [replace(row, gold="yes", right=False) for row in rows[:50]]
     spoken += [replace(row, attempt=Attempt(text="12? Yes."), gold="yes", right=True) for row in rows[:50]]
@@ -118,7 +122,7 @@ def test_cross_fitting_never_learns_from_the_target_that_it_scores(
         return actual(name, columns, *others, **settings)
 
     monkeypatch.setattr(crossfit_module, "fit_scorer", spy)
-    p = cross_fitted(table, folds=3, candidates=("linear",))
+    p = out_of_fold(table, "linear", folds=3)
     fold = table.fold_of(3)
     assert len(learned) == 3
     assert all(learned)
@@ -134,7 +138,7 @@ def test_what_only_a_target_tells_is_worth_nothing_out_of_fold() -> None:
         right = bool(rng.random() < 0.5)
         question = f"Thing {number}? " + "w " * int(rng.integers(1, 400))
         rows += [LoggedAnswer(question=question, attempt=Attempt(text="It is so."), right=right) for _ in range(5)]
-    p = cross_fitted(rows, candidates=("trees",))
+    p = out_of_fold(rows, "trees")
     assert auroc(p, np.array([row.right for row in rows], dtype=float)) < 0.6
 
 
@@ -277,7 +281,7 @@ def test_the_rate_of_a_form_tells_nothing_of_answers_that_are_scored() -> None:
             for at in range(300)
         ]
         right = np.array([row.right for row in rows], dtype=float)
-        return auroc(cross_fitted(rows, candidates=("linear",)), right)
+        return auroc(out_of_fold(rows, "linear"), right)
 
     assert told(10) == 1.0  # thirty answers in each
     assert told(300) <= 0.5

@@ -265,7 +265,7 @@ def test_a_smaller_step_size_takes_a_smaller_step() -> None:
     for lr in (1e-2, 1e-3):
         policy = Policy(5, 3, seed=1)
         optimizer = FlatAdam(policy, lr=1.0, max_grad_norm=1.0)
-        optimizer.set_lr(lr)
+        optimizer.lr = lr
         before = policy.critic_head.bias.detach().clone()
         optimizer.gradient_step(a_loss(policy, 0))
         moved.append((policy.critic_head.bias - before).abs().item())
