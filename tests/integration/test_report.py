@@ -310,13 +310,10 @@ def test_an_interrupted_run_has_a_page_without_a_verdict(run: Path, tmp_path: Pa
 
 
 ROWS = {
-    "transcripts": {"env": "x", "operator": None, "parts": {"right": "much"}, "error": "late", "valid": 1},
-    "evaluation": {
-        "set": 3, "answers": "one", "submitted": 99, "parts": [None], "fits": "x", "error": {}, "success": "yes",
-        "steps": [],
-    },
-    "metrics": {"step": None, "llm/calls": [1], "charts/success": "high"},
-}  # fmt: skip
+    "transcripts": {"env": [1], "parts": {"right": "much"}, "score": "high", "error": "late"},
+    "evaluation": {"answers": 1, "parts": [None], "success": "yes", "steps": None},
+    "metrics": {"llm/calls": [1], "llm/latency_s": "high"},
+}
 
 
 @pytest.mark.parametrize(("file", "name"), [(file, name) for file, names in ROWS.items() for name in names])
@@ -329,7 +326,7 @@ def test_a_row_of_another_program_is_named(
     path.write_text("".join(json.dumps({key: row[key] for key in row if key != "crc"}) + "\n" for row in rows))
     capsys.readouterr()
     assert qm("report", run, "-o", tmp_path / "x.html") == 2
-    assert f"{path}: not a file of a run" in capsys.readouterr().err
+    assert f"{path} is not a file of a run" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("broken", [{"eval": {"methods": 3}}, {"eval": []}, {"plan": None}, {"eval": {"n": 1}}])
@@ -341,7 +338,7 @@ def test_a_summary_of_another_program_is_named(
     capsys.readouterr()
     code = qm("report", run, "-o", tmp_path / "x.html")
     assert code == (0 if broken == {"eval": []} else 2)
-    assert code == 0 or "summary.json or config.json is not that of a run" in capsys.readouterr().err
+    assert code == 0 or "summary.json or config.json is not a file of a run" in capsys.readouterr().err
 
 
 ROOT = Path(__file__).resolve().parents[2]

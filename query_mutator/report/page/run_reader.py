@@ -7,7 +7,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from ppo.fields import shown
 from query_mutator.errors import UsageError
 from query_mutator.files import read_checked_json
 from query_mutator.files.json_lines import read_json_lines
@@ -27,8 +26,7 @@ _METRICS, _STEPS, _OUTCOMES = "metrics.jsonl", "transcripts.jsonl", "evaluation.
 _COLUMNS = ("env", "step", "episode", "baseline_score", "score", "reward", "calls", "valid")
 _TEXTS = {"id": "question_id", "q": "question", "op": "operator", "rewrite": "rewrite"}
 _DIGITS = 4  # of scores: they are shown with three
-
-Row = Mapping[str, Any]
+_SHOWN_CHARS = 200  # of an error
 
 
 class RunReader:
@@ -39,6 +37,7 @@ class RunReader:
 
     def __init__(self, folder: str | Path, *, run: int = 0, price: Price | None = None) -> None:
         self.folder, self.run, self._price = Path(folder), run, price
+        self._reading = _CONFIG  # what an error is in
         if not any((self.folder / name).exists() for name in (_CONFIG, _METRICS, _STEPS, _OUTCOMES)):
             raise UsageError(f"{folder}: no run folder; give one such as runs/latest")
         self._config = self._json(_CONFIG)
@@ -55,32 +54,38 @@ class RunReader:
 
     def messages(self) -> Iterator[Message]:
         """Yield the messages on the run, once: rows first, then the sections on them."""
-        metrics = list(self._rows(_METRICS))
-        _check_metrics(metrics, self.folder / _METRICS)
-        if metrics:
+        try:
+            yield from self._messages()
+        except UsageError:
+            raise
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+            reason = f"{type(error).__name__}: {error}"[:_SHOWN_CHARS]
+            raise UsageError(
+                f"{self.folder / self._reading} is not a file of a run ({reason}); restore it or remove it"
+            ) from error
+
+    def _messages(self) -> Iterator[Message]:
+        if metrics := list(self._rows(_METRICS)):
             yield self.figures.metrics(self.run, metrics)
         yield from self._transcripts()
-        for rows in chunks(self._rows(_OUTCOMES)):
-            _check_outcomes(rows, self.folder / _OUTCOMES)
-            for row in rows:
-                self.evaluation.add(row)
+        for row in self._rows(_OUTCOMES):
+            self.evaluation.add(row)
         yield from self.texts.take()
         yield from self.evaluation.messages(self.run)
         yield from self.traffic.messages(self.run)
-        yield from self._sections()
+        yield from [section(self.run, name, data) for name, data in self._sections()]
 
     def _json(self, name: str) -> dict[str, Any]:
         path = self.folder / name
         return read_checked_json(path) if path.exists() else {}
 
     def _rows(self, name: str) -> Iterator[dict[str, Any]]:
-        path = self.folder / name
+        path, self._reading = self.folder / name, name
         return read_json_lines(path) if path.exists() else iter(())
 
     def _transcripts(self) -> Iterator[Message]:
         for rows in chunks(self._rows(_STEPS)):
             for row in rows:
-                _check(row, _STEP, self.folder / _STEPS)
                 self.figures.add_step(row)
                 self.usage.add(row)
             columns = self._columns(rows)
@@ -102,18 +107,8 @@ class RunReader:
 
     # --- sections ----------------------------------------------------------------------------------------------------
 
-    def _sections(self) -> list[Message]:
-        """Return the sections."""
-        try:
-            return [section(self.run, name, data) for name, data in self._all_sections()]
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            reason = f"{type(error).__name__}: {error}"
-            raise UsageError(
-                f"{self.folder}: summary.json or config.json is not that of a run ({reason}); restore it or remove it"
-            ) from error
-
-    def _all_sections(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        config, summary = self._config, self._json(_SUMMARY)
+    def _sections(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        config, summary, self._reading = self._config, self._json(_SUMMARY), f"{_SUMMARY} or {_CONFIG}"
         report = summary.get("eval") or (self.evaluation.report() if self.evaluation else None)
         for name, data in results_of(report, summary, self.evaluation).items():
             yield name, {**self._about(), **data} if name == "answer" else data
@@ -165,74 +160,3 @@ def _error(error: Mapping[str, Any] | None) -> str | None:
 
 def _short(value: Any) -> Any:
     return round(value, _DIGITS) if isinstance(value, float) else value
-
-
-_NUMBER, _NULL = (int, float), type(None)
-#: The type of each field of a row: one or several, those of the items of a list in a list, numbers by name as a dict.
-_STEP: Mapping[str, Any] = {
-    **dict.fromkeys(("env", "step", "episode", "calls"), int),
-    **dict.fromkeys(("question_id", "question", "operator", "rewrite", "answer"), str),
-    **dict.fromkeys(("score", "reward"), _NUMBER),
-    **dict.fromkeys(("guard", "form", "first_answer"), (str, _NULL)),
-    "baseline_score": (*_NUMBER, _NULL),
-    "parts": {},
-    "valid": bool,
-    "cut": (dict, _NULL),
-    "submitted": (int, _NULL),
-    "error": (dict, _NULL),
-}
-_OUTCOME: Mapping[str, Any] = {
-    **dict.fromkeys(("method", "set", "question_id", "question", "target", "why"), str),
-    **{name: [str] for name in ("steps", "rewrites", "asked", "forms", "answers", "tags", "accepted")},
-    **dict.fromkeys(("calls", "tokens", "seconds"), _NUMBER),
-    **dict.fromkeys(("success", "score", "reply_tokens"), (*_NUMBER, _NULL)),
-    "scores": [_NUMBER],
-    "fits": [_NUMBER],
-    "guards": [(str, _NULL)],
-    "parts": [{}],
-    "refused": (bool, _NULL),
-    "submitted": (int, _NULL),
-    "error": (dict, _NULL),
-}
-
-
-def _fits(value: Any, wanted: Any) -> bool:
-    if isinstance(wanted, list):
-        return isinstance(value, list) and all(_fits(item, wanted[0]) for item in value)
-    if isinstance(wanted, dict):
-        return isinstance(value, dict) and all(_fits(item, _NUMBER) for item in value.values())
-    return isinstance(value, wanted)
-
-
-def _check_outcomes(rows: Sequence[Row], path: Path) -> None:
-    """Raise a UsageError for a row that is not one of evaluation.jsonl."""
-    for row in rows:
-        _check(row, _OUTCOME, path)
-        answers, is_scored = len(row["answers"]), row.get("error") is None
-        lengths = [row["asked"], *(row[name] for name in ("forms", "parts", "scores", "fits") if row.get(name))]
-        if any(len(each) != answers for each in lengths) or len(row["steps"]) != len(row["rewrites"]):
-            raise _wrong(path, "steps and rewrites, or answers and their scores", "lists of different lengths")
-        if is_scored and not (row.get("success") is not None and 0 <= (row.get("submitted") or 0) < answers):
-            raise _wrong(path, "submitted", row.get("submitted"))
-
-
-def _check_metrics(rows: Sequence[Row], path: Path) -> None:
-    """Raise a UsageError for a row that is not one of metrics.jsonl."""
-    for row in rows:
-        _check(row, {"step": _NUMBER}, path)
-        for name, value in row.items():
-            if not (value is None or isinstance(value, (int, float)) or name == "crc"):
-                raise _wrong(path, name, value)
-
-
-def _check(row: Row, shape: Mapping[str, Any], path: Path) -> None:
-    for name, wanted in shape.items():
-        if not _fits(row.get(name), wanted):
-            raise _wrong(path, name, row.get(name, "missing"))
-    error = row.get("error")
-    if error is not None and not {"kind", "message"} <= error.keys():
-        raise _wrong(path, "error", error)
-
-
-def _wrong(path: Path, name: str, value: object) -> UsageError:
-    return UsageError(f"{path}: not a file of a run, in a row `{name}` is {shown(value)}; restore it, or take it away")
