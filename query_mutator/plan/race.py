@@ -17,7 +17,7 @@ import math
 import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -75,14 +75,21 @@ def find_plan(
     check_calls(max_calls)
     share = SEARCHED_SHARE if learned else 1.0
     count = questions_searched(len(task.questions), max_calls, learned=learned)
-    with closing(_Bar(progress, max_calls)) as bar:
+    bar = progress("plan search", max_calls) if progress else None
+
+    def on_call() -> None:
+        if bar is not None:
+            bar.total, bar.figures = race.max_calls, race.figures
+            bar.update()
+
+    with nullcontext() if bar is None else closing(bar):
         race = Race(
-            Table(caller, task, on_call=lambda: bar.update(race.max_calls)),
+            Table(caller, task, on_call=on_call),
             np.random.default_rng(seed).permutation(len(task.questions))[:count].tolist(),
             max_calls=int(share * max_calls),
             seconds=seconds and share * seconds,
             budget=budget,
-            on_best=[bar.show, on_best],
+            on_best=on_best,
         )
         race.run()
         arms, not_learned = None, ""
@@ -192,7 +199,7 @@ class Edits:
 class Race:
     """Scores plans on ever more of the questions `order`, at each stage those of the stage before and as many again.
 
-    `best` is the best plan on the most questions on which plans were compared; `on_best` are called whenever it
+    `best` is the best plan on the most questions on which plans were compared; `on_best` is called whenever it
     changes. `budget` bounds the mean calls per question of the plan to choose. With `seconds` plans are scored piece by
     piece, and `max_calls` is bounded by what fits into the time left at the speed seen so far.
     """
@@ -205,7 +212,7 @@ class Race:
         max_calls: int,
         seconds: float | None = None,
         budget: float | None = None,
-        on_best: Iterable[Callable[[PlanPoint], object]] = (),
+        on_best: Callable[[PlanPoint], object] = lambda point: None,
     ) -> None:
         self._edits = Edits(table.task)
         first = FIRST_SHARE * max_calls / (2 * len(self._edits.singles) or 1)
@@ -218,7 +225,7 @@ class Race:
         self.tried: dict[Rows, dict[Plan, None]] = {rows: {} for rows in self.stages}
         self.best: PlanPoint | None = None
         self.price = float(np.mean(table.task.rules.call_price))
-        self._on_best = tuple(on_best)
+        self._on_best = on_best
         self._points: dict[tuple[Plan, int], PlanPoint] = {}
 
     def run(self) -> None:
@@ -235,6 +242,15 @@ class Race:
             by_promise = sorted(plans, key=lambda one: sum(leads[name] for name in one.operators), reverse=True)
             self._race(by_promise, budget)
             self.score(edits.variants(plan), whole)
+
+    def figures(self) -> list[str]:
+        """Return calls made of the bound, calls per second and the best plan so far, for a bar."""
+        rate = self.table.calls / max(1e-9, time.perf_counter() - self._started)
+        figures = [f"{self.table.calls}/{self.max_calls}", f"{rate:.3g} calls/s"]
+        if (best := self.best) is not None:
+            plan = textwrap.shorten(str(best.plan), SHOWN_CHARACTERS, placeholder=" …")
+            figures.append(f"best {best.success:.0%} {plan}")
+        return figures
 
     def extend(self, max_calls: int, seconds: float | None) -> None:
         """Allow more calls or time."""
@@ -301,8 +317,7 @@ class Race:
         leader = self.point((self.ranked(tried, rows, self.budget) or self.ranked(tried, rows))[0][0], rows)
         if leader != self.best:
             self.best = leader
-            for call in self._on_best:
-                call(leader)
+            self._on_best(leader)
 
     def ranked(self, plans: Iterable[Plan], rows: Rows, budget: float | None = None) -> list[list[Plan]]:
         """Return plans by value, the best first; with a budget by success, those above it left out.
@@ -393,34 +408,3 @@ class Race:
             return 0.0
         leads = self._gains(single, rows, budget) - self._gains(Plan(), rows, budget)
         return float(np.nansum(leads)) / (len(rows) + SHRINK)
-
-
-class _Bar:
-    """One bar for a whole search: calls made of the bound, calls per second, the best plan so far."""
-
-    def __init__(self, progress: Callable[[str, int], Any] | None, max_calls: int) -> None:
-        self._best = ""
-        self._started = time.perf_counter()
-        self._bar = progress("plan search", max_calls) if progress else None
-        if self._bar is not None:
-            self._bar.figures = self._figures
-
-    def update(self, max_calls: int) -> None:
-        """Count a call of those that the search will have made at its end."""
-        if self._bar is not None:
-            self._bar.total = max_calls
-            self._bar.update()
-
-    def show(self, best: PlanPoint) -> None:
-        """Show a plan as the best one so far."""
-        self._best = f"best {best.success:.0%} {textwrap.shorten(str(best.plan), SHOWN_CHARACTERS, placeholder=' …')}"
-
-    def close(self) -> None:
-        """Remove the bar."""
-        if self._bar is not None:
-            self._bar.close()
-
-    def _figures(self) -> list[str]:
-        assert self._bar is not None
-        rate = self._bar.n / max(1e-9, time.perf_counter() - self._started)
-        return [f"{self._bar.n}/{self._bar.total}", f"{rate:.3g} calls/s", *filter(None, [self._best])]

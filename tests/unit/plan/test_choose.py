@@ -1,54 +1,26 @@
-"""What a log teaches, the price within a budget, what an evaluation costs and shows, and how replies are graded."""
+"""What a log teaches, and how its replies are graded."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
-from query_mutator import forms
-from query_mutator.commands.plan_run import PlanFlags
 from query_mutator.confidence import Attempt, LoggedAnswer
 from query_mutator.confidence.stopping import StoppingRule
 from query_mutator.data.logs import LoggedReply
 from query_mutator.data.split import Split
-from query_mutator.env.observation import PRICE_SCALE
-from query_mutator.env.task import Task
 from query_mutator.errors import DatasetError, UsageError
-from query_mutator.evaluation.cost import EvaluationCost, power_in_words
-from query_mutator.evaluation.methods import Evaluator
-from query_mutator.evaluation.validation import price_for_budget
-from query_mutator.learners.direct import PRICES
 from query_mutator.learners.plan import Plan
-from query_mutator.llm.client import Client
-from query_mutator.llm.retry import RetryPolicy
 from query_mutator.plan import table
 from query_mutator.plan.choose import AnswerPaths, LearnedArms, PlanChoice, choose_from_log
 from query_mutator.plan.table import GradedLog, grade_log
 from query_mutator.rewards import WeightedReward
 from query_mutator.stats.paired import difference_interval
-from query_mutator.types import NUMERIC, UNSAFE, FloatArray, Question
+from query_mutator.types import NUMERIC, UNSAFE, Question
 from tests.unit.confidence.arithmetic_world import PROMPTS, graded_sums
-
-MAX_ASKS = 4
-UPPER = {3: 0.01, 2: 0.06}  # the price from which so many asks are too dear
-WHOLE = EvaluationCost(
-    num_test=300,
-    num_guard=28,
-    num_train=200,
-    num_operators=14,
-    num_asked=14,
-    episode_calls=11,
-    search_calls=3000,
-    plan_calls=12,
-)
-QUESTIONS = [Question(id=str(n), text=f"{n}?", accept=("yes",), about=str(n // 2)) for n in range(400)]
 
 
 def learned(answers: list[LoggedAnswer], *, budget: float | None = 2, price: float = 0.0) -> PlanChoice:
@@ -200,161 +172,6 @@ def test_a_threshold_above_1_asks_all() -> None:
     paths = AnswerPaths(order=("a", "b"), p=[[1.0, 1.0]], right=np.eye(2)[:1], scores=np.eye(2)[:1])
     point = paths.point(StoppingRule(threshold=1.5, max_calls=2))
     assert (point.plan.stop_fit, point.calls, point.success) == (None, 2.0, 0.0)
-
-
-@dataclass(frozen=True)
-class Actions:
-    actions: NDArray[np.int64]
-
-
-class Thrifty:
-    """Asks three times at a low price, twice at a medium one, else once."""
-
-    def __init__(self, task: Task) -> None:
-        self.task, self.prices = task, set[float]()
-
-    def act(self, obs: FloatArray, rngs: Sequence[np.random.Generator], *, greedy: bool = False) -> Actions:
-        put, names = self.task.observer.slices, self.task.actions
-        prices = np.round(obs[:, put["price"].start] / PRICE_SCALE, 6).tolist()
-        self.prices.update(prices)
-        wanted = [next((asks for asks, upper in UPPER.items() if price < upper), 1) for price in prices]
-        asked = np.rint(obs[:, put["asked"].stop - 1] * MAX_ASKS).astype(int).tolist()
-        order = [*map(names.index, ("ask", "question_answer", "steps", "submit"))]
-        return Actions(np.array([order[n] if n < most else order[-1] for n, most in zip(asked, wanted, strict=True)]))
-
-
-@pytest.mark.parametrize(("budget", "calls"), [(5, 3), (3, 3), (2.9, 2), (2, 2), (1.5, 1), (0.5, 1)])
-def test_the_price_is_the_lowest_that_the_budget_allows(
-    budget: float, calls: int, tiny_task: Callable[..., Task], tiny_client: Client
-) -> None:
-    task = tiny_task(forms=forms.select("question_answer,steps"), ask="form", max_asks=MAX_ASKS, max_episode_steps=6)
-    evaluator = Evaluator(
-        client=tiny_client, batch_size=4, retry_policy=RetryPolicy(max_retries=0), max_failure_rate=1.0
-    )
-    policy = Thrifty(task)
-    price, found = price_for_budget(evaluator, task, policy, budget)
-    assert found == calls
-    prices = sorted(policy.prices)
-    assert prices[0] == pytest.approx(PRICES[0])
-    assert len(prices) <= 2 + 7 + 7
-    lowest = 0.0 if calls == 3 else UPPER[calls + 1]
-    expected = PRICES[1] if budget < 1 else next(one for one in prices if one >= lowest)
-    assert price == pytest.approx(expected)
-    if budget >= 1:
-        assert price <= max(1.08 * lowest, PRICES[0])  # close to the lowest
-
-
-def test_the_bound_is_that_of_every_method_ranking_and_search() -> None:
-    per_question = 3 * 11 + 1 + 12  # policy, random and best of k, and the plan
-    assert WHOLE.calls == (300 + 28) * per_question + 120 * (1 + 14 + 14) + 3000
-    assert replace(WHOLE, num_asked=9).calls == WHOLE.calls - 120 * 5  # five of them are local
-
-
-@pytest.mark.parametrize("max_calls", [600, 1000, 5000, 12_345, 20_000])
-def test_the_largest_evaluation_that_fits_is_made(max_calls: int) -> None:
-    found = WHOLE.within(max_calls)
-    assert found.calls <= max_calls
-    assert replace(found, num_test=found.num_test + 1).calls > max_calls
-
-
-def test_any_number_from_the_least_on_is_enough() -> None:
-    cost = EvaluationCost(
-        num_test=57,
-        num_guard=0,
-        num_train=75,
-        num_operators=4,
-        num_asked=4,
-        episode_calls=19,
-        search_calls=4000,
-        plan_calls=12,
-    )
-    with pytest.raises(UsageError, match="give at least 67"):
-        cost.within(66)
-    assert all(67 <= cost.within(calls).calls <= calls for calls in range(67, 2000))
-
-
-@pytest.mark.parametrize("max_calls", [300, 1500, 6000, 25_000])
-def test_a_plan_search_keeps_a_third_of_the_calls_or_all_that_it_asked_for(max_calls: int) -> None:
-    assert WHOLE.within(max_calls).search_calls == min(3000, max_calls // 3)
-    dear = replace(WHOLE, search_calls=50_000)
-    others = WHOLE.calls - WHOLE.search_calls
-    assert dear.within(others + 40_000).search_calls == 40_000
-    assert dear.within(others + 40_000).num_test == WHOLE.num_test
-
-
-def test_an_evaluation_grows_by_what_is_sure_to_fit() -> None:
-    first = WHOLE.within(5000)
-    more = first.grown(WHOLE, 2000)
-    assert more is not None
-    assert 0 < more.num_test - first.num_test <= 2000 // first.per_question
-    assert more.num_guard >= first.num_guard
-    assert first.grown(WHOLE, 100) is None
-    whole = first.grown(WHOLE, 10**6)
-    assert whole is not None
-    assert (whole.num_test, whole.num_guard) == (300, 28)
-    assert whole.grown(WHOLE, 10**6) is None
-
-
-def test_fewer_calls_than_one_question_takes_are_refused_with_the_number_that_does() -> None:
-    assert WHOLE.within(None) == WHOLE.within(WHOLE.calls) == WHOLE
-    with pytest.raises(UsageError, match="give at least 97"):
-        WHOLE.within(10)
-
-
-def write_run(folder: Path, settings: PlanFlags, outcomes: dict[str, list[float | None]], **more: Any) -> Path:
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps({"flags": {**asdict(settings), **more}}))
-    rows = [
-        {
-            "method": method,
-            "set": "test",
-            "question_id": str(n),
-            "question": f"{n}?",
-            "accepted": ["yes"],
-            "target": str(n // 2),
-            "success": value,
-        }
-        for method, values in outcomes.items()
-        for n, value in enumerate(values)
-    ]
-    (folder / "evaluation.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return folder
-
-
-@pytest.fixture
-def settings(tmp_path: Path) -> PlanFlags:
-    return PlanFlags(save_dir=str(tmp_path), dataset="general", backend="recorded")
-
-
-def test_without_an_evaluation_shares_are_assumed(settings: PlanFlags) -> None:
-    assert power_in_words(QUESTIONS, settings) == (
-        "400 held-out questions show differences of 8.5 points or more, 2 points take 7,193 (paired, 5 % two-sided, "
-        "80 % power; methods that differ on 33% of the questions, correlation 0.1 within a target: assumed)"
-    )
-    few = "3 held-out questions are too few to show a difference, 2 points take"
-    assert power_in_words(QUESTIONS[:3], settings).startswith(few)
-    assert power_in_words([], settings).startswith("0 held-out questions are too few to show a difference")
-
-
-def test_an_evaluation_of_the_same_questions_and_models_is_taken(settings: PlanFlags, tmp_path: Path) -> None:
-    half = {"identity": [0.0] * 40, "policy": [1.0, 1, 0, 0] * 10}  # two questions a target: both or none differ
-    run = write_run(tmp_path / "one", settings, half)
-    write_run(tmp_path / "other", settings, {"identity": [0.0] * 40, "policy": [1.0] * 40}, target_model="x")
-    write_run(tmp_path / "alike", settings, {"identity": [0.0] * 40, "policy": [0.0] * 40})
-    write_run(tmp_path / "few", settings, {"identity": [0.0] * 19 + [None] * 9, "policy": [1.0] * 28})
-    said = power_in_words(QUESTIONS, settings)
-    assert said.endswith(f"methods that differ on 50% of the questions, correlation 1 within a target: as in {run})")
-    assert "assumed" in power_in_words(QUESTIONS, replace(settings, dataset="questions.jsonl"))
-
-
-@pytest.mark.parametrize("damaged", ["not JSON\n", "{}\n", "[]\n", '{"method": "a", "question_id": "b"}\n', ""])
-def test_a_damaged_evaluation_is_skipped(damaged: str, settings: PlanFlags, tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", settings, {"a": [0.0, 1] * 20, "b": [1.0] * 40})
-    assert "assumed" not in power_in_words(QUESTIONS, settings)
-    (run / "evaluation.jsonl").write_text(damaged)
-    assert "assumed" in power_in_words(QUESTIONS, settings)
-    (run / "config.json").write_text(damaged)
-    assert "assumed" in power_in_words(QUESTIONS, settings)
 
 
 def reply(question: str = "What?", text: str = "Paris.", **more: object) -> LoggedReply:
