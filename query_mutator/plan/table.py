@@ -30,13 +30,12 @@ from query_mutator.errors import DatasetError
 from query_mutator.forms import FORMS
 from query_mutator.learners.plan import Plan, PlanPlayer, plan_task
 from query_mutator.llm.client import Client
-from query_mutator.llm.coalesce import Coalesce, request_key
+from query_mutator.llm.coalesce import request_key
 from query_mutator.llm.retry import RetryPolicy
-from query_mutator.llm.store import Cache, Store
 from query_mutator.registry import check_known
 from query_mutator.rewards import Evidence, Unscored, WeightedReward
 from query_mutator.session.play import Played, check_failures, play
-from query_mutator.types import ASK, UNSAFE, Completion, ErrorInfo, Question
+from query_mutator.types import ASK, UNSAFE, ErrorInfo, Question
 
 Rows = Sequence[int]  # indices of questions
 
@@ -84,15 +83,18 @@ class Table:
     def __init__(self, caller: Caller, task: Task, *, on_call: Callable[[], None] = lambda: None) -> None:
         """Start without a call; `on_call` is called after each call that is made."""
         self.task = plan_task(Plan(), task)
-        self.calls = 0
         self._caller = caller
-        self._client = Cache(Coalesce(caller.client), run=Store(None))  # for plans that play at once
         self._on_call = on_call
         self._memories = [QuestionMemory() for _ in task.questions]
-        self._replies: dict[str, Completion | None] = {}  # by request: questions may share texts; None: in flight
+        self._asked: set[str] = set()  # requests: questions may share texts
         self._cells: dict[Plan, dict[int, Cell]] = {}
         self._tasks: dict[Plan, Task] = {}
         self._ask = self.task.actions.index(ASK)
+
+    @property
+    def calls(self) -> int:
+        """Return the calls that were made."""
+        return len(self._asked)
 
     def cells(self, plan: Plan, rows: Rows) -> list[Cell]:
         """Return the cells of a gathered plan for the questions `rows`."""
@@ -154,7 +156,7 @@ class Table:
             (row, part) for row in rows for part in parts if any(row not in self._cells.get(plan, ()) for plan in part)
         )
         scheduler = PooledScheduler(
-            client=self._client,
+            client=self._caller.client,
             encoder=self.task.encoder,
             retry_policy=self._caller.retry_policy,
             batch_size=self._caller.batch_size,
@@ -177,7 +179,7 @@ class Table:
         for plan in plans:
             if row not in self._cells.get(plan, ()):
                 engine, player = self._open(plan, row)
-                yield from map_needs(self._play(player, engine, plan), self._once)
+                yield from map_needs(self._play(player, engine, plan), self._counted)
 
     def _open(self, plan: Plan, row: int) -> tuple[EpisodeEngine, PlanPlayer]:
         if plan not in self._tasks:
@@ -191,20 +193,16 @@ class Table:
         cell = Cell(None if played.error else engine.submitted, engine.episode.calls, played.error)
         self._cells.setdefault(plan, {})[engine.episode.index] = cell
 
-    def _once(self, need: Need) -> Flow:
-        """Yield a need, but for a call whose equal was answered; return its result."""
+    def _counted(self, need: Need) -> Flow:
+        """Yield a need, and count a call whose equal was not made before; return its result."""
         if not isinstance(need, Call):
             return (yield need)
         key = request_key(need.request)
-        completion = self._replies.get(key)
-        if completion is None:
-            is_new = key not in self._replies
-            self.calls += is_new
-            self._replies[key] = None
-            completion = yield need
-            self._replies[key] = completion
-            if is_new:
-                self._on_call()
+        is_new = key not in self._asked
+        self._asked.add(key)
+        completion = yield need
+        if is_new:
+            self._on_call()
         return completion
 
     def _calls_left(self, plan: Plan, row: int) -> int:
