@@ -322,7 +322,8 @@ class Trainer:
             print(f"report:         {page}")
         self.callbacks.on_training_end(self.run)
         # A recording has no reply to a question of the user's.
-        further = f'; qm rewrite {path} "your question"' if parts.models.choice.recording is None else ""
+        again = self.checkpoints.named_again
+        further = f'; qm rewrite {path} "your question"{again}' if parts.models.choice.recording is None else ""
         print(f"next:           qm show {path}{further}")
         return report
 
@@ -399,7 +400,8 @@ class Trainer:
         if error is not None:
             with contextlib.suppress(DiskError):  # it is being reported already
                 self.checkpoints.write()
-                note(f"checkpoint: {self.checkpoints.path}; continue with --resume {parts.run_dir.path}")
+                again = self.checkpoints.named_again
+                note(f"checkpoint: {self.checkpoints.path}; continue with --resume {parts.run_dir.path}{again}")
         parts.models.calls.close()  # first, because the environments wait for calls in flight
         if self.loop is not None:
             self.loop.close()

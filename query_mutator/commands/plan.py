@@ -187,7 +187,8 @@ def _read_log(flags: PlanFlags, path: Path) -> None:
         else:
             run.finish(found)
         folder = run.run_dir.path
-    after = missing or f'next: qm rewrite {folder} "your question"'
+    again = run.policy.named_again if run.policy else ""
+    after = missing or f'next: qm rewrite {folder} "your question"{again}'
     _show(flags, found, folder, after, num_questions=log.questions)
 
 

@@ -186,7 +186,8 @@ class PlanRun:
         plan = "the original question, no plan is scored yet"
         if best is not None:
             plan = f"the best plan so far, {best.plan}: {best.success:.1%} of {best.questions} questions right"
-        note(f"kept in {path}: {plan}; continue with qm plan --resume {path}")
+        again = self.policy.named_again if self.policy else ""
+        note(f"kept in {path}: {plan}; continue with qm plan --resume {path}{again}")
 
 
 @contextmanager

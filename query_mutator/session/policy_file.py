@@ -20,6 +20,7 @@ import json
 import logging
 import os
 import re
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
@@ -192,6 +193,12 @@ class SavedPolicy:
     def algo(self) -> str:
         """Return the name of the learner."""
         return str(self.flags.get("algo", "ppo"))
+
+    @property
+    def named_again(self) -> str:
+        """Return the flags, each after a space, by which a command names servers and code of the policy again."""
+        used = {**self.trained_with, **({"plugin": tuple(self.plugins)} if self.plugins else {})}
+        return "".join(f" --{name.replace('_', '-')} {shlex.join(texts)}" for name, texts in used.items())
 
     def confidence_model(self) -> ConfidenceModel | None:
         """Return what the policy submits by, if it was learned; CheckpointError for arrays that hold none."""

@@ -131,6 +131,11 @@ class Checkpoints:
         """Return the file of the newest state."""
         return self._parts.run_dir.path / RESUME
 
+    @property
+    def named_again(self) -> str:
+        """Return the flags by which a command names servers and code of the run again."""
+        return self._policy.named_again
+
     def keep(self) -> None:
         """Keep the state after an update, once the row of metrics is written."""
         self._latest, self._policy = self._state()

@@ -90,6 +90,7 @@ def test_no_address_is_in_the_settings_of_a_policy(run: Path, tiny_server: StubS
     about, _ = parts_of(run / POLICY_FILE)
     assert about["trained_with"] == {"ollama_url": [tiny_server.url]}
     assert tiny_server.url not in json.dumps({**about, "trained_with": {}})
+    assert read_policy(run).named_again == f" --ollama-url {tiny_server.url}"
     found = read_policy(policy_with(run, "system", ollama_url=["http://127.0.0.1:9"], cache_path="/elsewhere"))
     assert (found.system.ollama_url, found.system.cache_path) == ((), None)
 
