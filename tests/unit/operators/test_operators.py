@@ -317,13 +317,31 @@ def test_clean_does_all_in_order() -> None:
     assert rewrite("clean", "kill my neighbour") == "Kill my neighbour"
 
 
-@pytest.mark.parametrize("name", CLEANING)
+LOCAL = [name for name in operators.names() if operators.local_rewrite(operators.get(name)) is not None]
+ODD = (
+    "yo gimme the `os.path.join` thing for my_file.txt n stuff",
+    "naïve café – “quotes”, <question>tags</question> and {braces}",
+    "x" * 3000,
+    *("?", "thanks", "pls", "lol", "hi!!", "so so so", "plz plz plz?!?", "sooooo gooood"),
+)
+
+
+@pytest.mark.parametrize("name", [name for name in operators.names() if name not in LOCAL])
+def test_every_prompt_asks_for_the_rewritten_question_alone(name: str) -> None:
+    prompt = operators.get(name).render("How do I join paths?", context=CONTEXT)
+    assert "[operator" not in prompt
+    assert "Reply with the rewritten question only." in prompt
+    assert "<question>\nHow do I join paths?\n</question>" in prompt
+    assert operators.get(name).summary.endswith(".")
+
+
+@pytest.mark.parametrize("name", LOCAL)
 def test_twice_is_once_and_something_is_left(name: str) -> None:
     known = split_questions(loaders.general()).train
     texts = [question.text for question in random.Random(0).sample(known, 150)]
-    for text in [*texts, *CONTEXTS, "thanks", "pls", "lol", "hi!!", "so so so", "plz plz plz?!?", "sooooo gooood"]:
+    for text in [*texts, *CONTEXTS, *ODD]:
         once = rewrite(name, text)
-        assert once.strip()
+        assert once == once.strip() != ""
         assert rewrite(name, once) == once
 
 

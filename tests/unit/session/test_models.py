@@ -1,4 +1,4 @@
-"""Models are opened as a record; the pace of their calls; prompts that do not fit them."""
+"""Models are opened as a record; the pace of calls; `play`: the environment's episodes, memory, forms, failures."""
 
 from __future__ import annotations
 
@@ -11,24 +11,36 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from threadpoolctl import threadpool_info, threadpool_limits
 
-from query_mutator import operators
+from ppo.algorithm import PPO
+from ppo.config import PPOConfig
+from ppo.gae import compute_gae
+from ppo.rollout import RolloutBuffer
+from query_mutator import forms, operators
+from query_mutator.env.engine import EpisodeEngine
+from query_mutator.env.episode import QuestionMemory
+from query_mutator.env.scheduling import run_flow
 from query_mutator.env.task import CallSettings, Task
-from query_mutator.errors import UsageError
+from query_mutator.errors import TooManyFailuresError, UsageError
 from query_mutator.llm.backends import BACKENDS
-from query_mutator.llm.client import ModelServer
+from query_mutator.llm.client import Client, ModelServer
 from query_mutator.llm.coalesce import request_key
 from query_mutator.llm.ollama import OllamaBackend
+from query_mutator.llm.retry import RetryPolicy
 from query_mutator.llm.stack import CallTotals
 from query_mutator.llm.store import Store
 from query_mutator.session.models import ResolvedModels, open_models
 from query_mutator.session.pace import Pace, call_time, measure_pace
+from query_mutator.session.play import ByObservation, FailureWindow, Limits, Played, Player, Script, Uniform, play
 from query_mutator.session.truncation import LongPrompts, cut_line, long_questions
 from query_mutator.settings.models import ModelSettings
 from query_mutator.testing import FaultPlan, start_server
-from query_mutator.types import ChatRequest, Completion, ErrorInfo, Question
+from query_mutator.types import AnswerRule, AskRule, ChatRequest, Completion, ErrorInfo, Question
+from rl_query_mutator_env import QueryMutationEnv
 
 RECORDED = ModelSettings(backend="recorded", encoder="hash", cache="off", batch_size=2)
 QUESTIONS = [Question(id=str(number), text=f"how do i count to {number}") for number in range(3)]
@@ -206,3 +218,196 @@ def test_a_long_nearest_question_makes_no_other_prompt_long(tiny_task: Callable[
     no_merge = replace(task, operators=task.operators[:1])
     assert len(long_questions(calls, no_merge, task.questions)) == 2
     assert long_questions(calls, no_merge, questions) == []
+
+
+MakeTask = Callable[..., Task]
+STEPS, ENVS, OBS_DIM, ACTIONS = 6, 3, 4, 5
+
+
+class Counting:
+    """A real client that keeps the requests."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.requests: list[ChatRequest] = []
+
+    @property
+    def calls(self) -> int:
+        return len(self.requests)
+
+    def complete(self, request: ChatRequest) -> Completion:
+        self.requests.append(request)
+        return self.client.complete(request)
+
+    def close(self) -> None:
+        self.client.close()
+
+
+def played(player: Player, engine: EpisodeEngine, client: Client, **settings: Any) -> Played:
+    flow = play(player, engine, **settings)
+    result: Played = run_flow(flow, client=client, encoder=engine.task.encoder, retry_policy=RetryPolicy())
+    return result
+
+
+@pytest.mark.parametrize("answer", ["best", "vote"])
+@pytest.mark.parametrize("ask", ["every_step", "form"])
+def test_an_episode_is_that_of_the_environment(
+    tiny_task: MakeTask, tiny_client: Client, ask: AskRule, answer: AnswerRule
+) -> None:
+    task = tiny_task(ask=ask, answer=answer, max_episode_steps=6)
+    for index in range(len(task.questions)):
+        env = QueryMutationEnv(task, client=tiny_client)
+        obs, info = env.reset(seed=0, options={"question": index})
+        seen, rng = [obs], np.random.default_rng(index)
+        ended = False
+        while not ended:
+            obs, _, terminated, truncated, info = env.step(rng.integers(len(task.actions)))
+            ended = terminated or truncated
+            seen.append(obs)
+
+        engine, ours = EpisodeEngine.open(task, index), []
+        rng = np.random.default_rng(index)
+
+        def choose(obs: np.ndarray[Any, Any], ours: list[Any] = ours, rng: np.random.Generator = rng) -> int:
+            ours.append(obs)
+            return int(rng.integers(len(task.actions)))
+
+        engine.episode.call_price = task.rules.call_price[0]
+        result = played(ByObservation(choose), engine, tiny_client)
+        assert result.stopped is None
+        assert [step.operator for step in result.steps] == env.episode.names  # type: ignore[union-attr]
+        np.testing.assert_array_equal(ours, seen[:-1])
+        assert engine.submitted is not None
+        assert (engine.score, engine.episode.calls) == (info["score"], info["calls"])
+        assert engine.submitted.answer == info["_text"]["answer"]
+
+
+def actions_of(task: Task, names: Sequence[str]) -> Script:
+    return Script([task.actions.index(name) for name in names])
+
+
+def test_a_memory_saves_calls_that_are_still_counted(tiny_task: MakeTask, tiny_client: Client) -> None:
+    task, client = tiny_task(ask="form", max_episode_steps=6), Counting(tiny_client)
+    script = actions_of(task, ["ask", "spelling", "neutral", "ask", "submit"])
+    for index in range(len(task.questions)):
+        memory = QuestionMemory()
+        first = EpisodeEngine.open(task, index, memory=memory, observes=False)
+        played(script, first, client)
+        made = client.calls
+        again = EpisodeEngine.open(task, index, memory=memory, observes=False)
+        played(script, again, client)
+        assert client.calls == made
+        assert again.episode.calls == first.episode.calls
+        assert again.submitted == first.submitted
+        longer = EpisodeEngine.open(task, index, memory=memory, observes=False)
+        played(actions_of(task, ["spelling", "neutral", "filler", "submit"]), longer, client)
+        assert client.calls <= made + 3
+
+
+def test_only_an_observed_wording_is_embedded(tiny_task: MakeTask, tiny_client: Client) -> None:
+    task = tiny_task(ask="form", max_episode_steps=3)
+    script = actions_of(task, ["filler", "undo", "submit"])
+    for observes in (True, False):
+        engine = EpisodeEngine.open(task, 0, observes=observes)
+        played(script, engine, tiny_client)
+        assert len(engine.episode.vectors) == (2 if observes else 1)
+
+
+def test_a_failed_first_answer_ends_an_episode_after_its_tries(tiny_task: MakeTask) -> None:
+    class Broken:
+        calls = 0
+
+        def complete(self, request: ChatRequest) -> Completion:
+            self.calls += 1
+            return Completion.failed("server", "broken for now")
+
+        def close(self) -> None: ...
+
+    for tries in (1, 3):
+        client = Broken()
+        engine = EpisodeEngine.open(tiny_task(), 0)
+        flow = play(Uniform(np.random.default_rng(0)), engine, first_tries=tries)
+        result = run_flow(flow, client=client, encoder=engine.task.encoder, retry_policy=RetryPolicy(max_retries=0))
+        assert (result.stopped, result.error.kind, result.steps) == ("error", "server", [])
+        assert client.calls == tries
+
+
+def test_half_of_the_deadline_is_kept_for_the_first_answer(tiny_task: MakeTask, tiny_client: Client) -> None:
+    task, deadline_s = tiny_task(ask="form", max_episode_steps=6), 600.0
+    client, engine = Counting(tiny_client), EpisodeEngine.open(task, 0)
+    script = actions_of(task, ["spelling", "ask", "filler", "submit"])
+    played(script, engine, client, limits=Limits(deadline_s=deadline_s))
+    rewriting, _, after = [request.deadline or 0.0 for request in client.requests]
+    assert after - rewriting == pytest.approx(deadline_s / 2)
+
+
+@pytest.mark.parametrize("most", [1, 2])
+def test_one_call_suffices_for_a_form(tiny_task: Callable[..., Task], tiny_client: Client, most: int) -> None:
+    task = tiny_task(forms=forms.select("short_answer"), ask="form")
+    steps = [task.actions.index("short_answer"), task.actions.index("submit")]
+    engine = EpisodeEngine.open(task, 0, observes=False)
+    flow = play(Script(steps), engine, limits=Limits(max_calls=most), asks_when_stopped=True)
+    played = run_flow(flow, client=tiny_client, encoder=task.encoder, retry_policy=RetryPolicy())
+    assert (played.stopped, engine.episode.calls) == (None, 1)
+    assert engine.submitted is not None
+    assert engine.submitted.form == "short_answer"
+
+
+def test_stops_above_the_rate_once_the_window_is_full() -> None:
+    window = FailureWindow(0.2, size=10, why=lambda: ", most often 'busy'")
+    window.add(np.array([True] * 7 + [False] * 2))  # 2 of 9
+    window.add(np.array([True]))  # 2 of 10: not above
+    with pytest.raises(TooManyFailuresError, match=r"3 of the last 10 steps, most often 'busy'.*--max-failure-rate"):
+        window.add(np.array([False]))
+
+
+def test_old_failures_leave_the_window() -> None:
+    window = FailureWindow(0.5, size=4)
+    for valid in [False, False, True, True, True, True, False, False]:
+        window.add(np.array([valid]))
+
+
+def filled(valid: np.ndarray, seed: int) -> RolloutBuffer:
+    """Return a full buffer of one-step episodes, so that a step's advantage depends on it alone."""
+    rng = np.random.default_rng(seed)
+    buffer = RolloutBuffer(STEPS, ENVS, OBS_DIM)
+    for step in range(STEPS):
+        buffer.add(
+            obs=rng.normal(size=(ENVS, OBS_DIM)),
+            actions=rng.integers(ACTIONS, size=ENVS),
+            logprobs=np.full(ENVS, -np.log(ACTIONS)),
+            values=rng.normal(size=ENVS),
+            rewards=np.where(valid[step], rng.normal(size=ENVS), 1e6),  # what must not be learned from
+            terminations=np.ones(ENVS, dtype=bool),
+            truncations=np.zeros(ENVS, dtype=bool),
+            valid=valid[step],
+        )
+    return buffer
+
+
+def test_loss_is_that_of_the_valid_steps_alone() -> None:
+    valid = np.random.default_rng(5).random((STEPS, ENVS)) < 0.5
+    kept = int(valid.sum())
+    config = PPOConfig(num_processes=ENVS, num_steps=STEPS, num_mini_batch=1, ppo_epoch=2)
+    ours = PPO(OBS_DIM, ACTIONS, config)
+    whole = filled(valid, seed=9)
+    stats = ours.update(whole, np.zeros((ENVS, OBS_DIM), dtype=np.float32))
+
+    # The same steps in a buffer of their own, one environment, nothing left out.
+    subset = RolloutBuffer(kept, 1, OBS_DIM)
+    chosen = torch.from_numpy(valid)
+    for name in ("obs", "actions", "logprobs", "values", "rewards"):
+        getattr(subset, name)[:, 0] = getattr(whole, name)[chosen]
+    subset.terminations[:] = True
+    alone = PPO(OBS_DIM, ACTIONS, PPOConfig(num_processes=1, num_steps=kept, num_mini_batch=1, ppo_epoch=2))
+    expected = alone.update(subset, np.zeros((1, OBS_DIM), dtype=np.float32))
+
+    for key in ("losses/policy_loss", "losses/value_loss", "losses/entropy", "losses/grad_norm"):
+        assert stats[key] == pytest.approx(expected[key], rel=1e-4), key
+    advantages, _ = compute_gae(
+        *(whole.rewards, whole.values, whole.terminations, whole.truncations, whole.final_values),
+        *(torch.zeros(ENVS), whole.valid),
+        gamma=0.9,
+        gae_lambda=0.9,
+    )
+    assert (advantages[~chosen] == 0).all()
