@@ -70,7 +70,7 @@ def attack(rng: random.Random, folder: Path, *, answered: float = ANSWERED_SHARE
 @cache
 def _warm_up(kind: str) -> None:
     """Import what loading imports, and write the byte code of it."""
-    _take_steps(run_of(kind) / POLICY_FILE)
+    _take_steps(run_of(kind) / POLICY_FILE, ollama_url=(server_url(),))
 
 
 def _load(path: Path) -> str:
@@ -82,10 +82,10 @@ def _load(path: Path) -> str:
     return ""
 
 
-def _take_steps(path: Path) -> None:
+def _take_steps(path: Path, **named: Any) -> None:
     saved = load_saved(path)
     load_policy(saved)
-    acting_settings(saved.system, {}, saved=saved)
+    acting_settings(saved.system, named, saved=saved)
 
 
 def _answer(path: Path) -> str:
