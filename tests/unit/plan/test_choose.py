@@ -15,7 +15,7 @@ from query_mutator.data.split import Split
 from query_mutator.errors import DatasetError, UsageError
 from query_mutator.learners.plan import Plan
 from query_mutator.plan import table
-from query_mutator.plan.choose import AnswerPaths, LearnedArms, PlanChoice, choose_from_log
+from query_mutator.plan.choose import AnswerPaths, CallsRow, LearnedArms, PlanChoice, PlanPoint, choose_from_log
 from query_mutator.plan.table import GradedLog, grade_log
 from query_mutator.rewards import WeightedReward
 from query_mutator.stats.paired import difference_interval
@@ -166,6 +166,17 @@ def test_the_threshold_of_a_plan_is_rounded_down_so_that_it_asks_no_more_than_it
     point = paths.point(StoppingRule(threshold=0.56789, max_calls=2))
     assert point.plan.stop_fit == 0.5678
     assert (point.calls, point.success) == (1.5, 1.0)
+
+
+def test_a_plan_counts_at_most_what_rules_of_other_folds_bring() -> None:
+    row = CallsRow(calls=2, learned=0.5, learned_calls=2, vote=0.5, single=0.5, lead=0.0, lead_ci=(0.0, 0.0))
+    alone = PlanPoint(
+        plan=Plan(steps=("a",)), success=0.55, success_ci=(0.4, 0.7), score=0.55, calls=1.0, questions=90
+    )  # fmt: skip
+    several = replace(alone, plan=Plan(steps=("a", "ask", "b"), answer="learned"), success=0.6, score=0.6, fitted=row)
+    for budget in (None, 2.0):
+        assert PlanChoice.of([several, alone], bar=alone, price=0.0, budget=budget).saved == alone
+        assert PlanChoice.of([replace(several, fitted=None), alone], bar=alone, price=0.0).best.success == 0.6
 
 
 def test_a_threshold_above_1_asks_all() -> None:

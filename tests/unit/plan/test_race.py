@@ -145,6 +145,13 @@ def test_no_call_is_made_twice(tested: Task, tiny_client: Client) -> None:
     assert scores.calls == client.calls
 
 
+def test_answers_to_questions_of_one_text_count_once(tested: Task, tiny_client: Client) -> None:
+    first, *_ = tested.questions
+    table, plan = Table(evaluator(tiny_client), tested.on([first, replace(first, id="again")])), Plan(steps=("shout",))
+    table.gather([Plan(), plan], range(2))
+    assert len(list(table.graded(range(2)))) == len(list(table.graded(range(2), [Plan(), plan]))) == 2
+
+
 def test_what_needs_no_model_is_no_call(tested: Task, tiny_client: Client) -> None:
     turn = LocalOperator(name="shout", summary="Turn.", function=lambda text, context: text.upper())
     task = replace(tested, operators=(*tested.operators[:2], turn, tested.operators[3]))
