@@ -122,7 +122,7 @@ def test_the_page_of_a_plan_has_no_empty_parts(opened: OpenPage, tmp_path: Path)
     quality = {"answers": 300, "auroc": 0.8, "brier": 0.15, "calibration_error": 0.05, "reliability": bins}
     verdict = "Keep the original question: 43.3 % of 30 training questions right; the best plan, expand, has 40.0 %."
     front = {"1": original, "2": best}
-    search = {"best": best, "original": original, "front": front, "verdict": verdict, "p_right": quality}
+    search = {"calls": 300, "best": best, "original": original, "front": front, "verdict": verdict, "p_right": quality}
     run = tmp_path / "plan"
     run.mkdir()
     (run / "config.json").write_text(json.dumps({"flags": {"algo": "plan"}}))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -85,17 +84,6 @@ def assert_same(run: Path, other: Path) -> None:
     assert all(torch.equal(mine[name], expected[name]) for name in expected)
 
 
-def repeated_calls(run: Path) -> int:
-    """Return the attempts at calls that workers wrote down twice."""
-    sites = Counter(
-        (row["env"], row["step"], row["phase"], row["attempt"])
-        for path in run.glob("journal/worker_*/step_*.jsonl")
-        for row in read_json_lines(path)
-        if "outcome" in row
-    )
-    return sum(count - 1 for count in sites.values())
-
-
 @pytest.fixture
 def local(flags: list[str], tmp_path: Path) -> Path:
     """Return a run of the local engine."""
@@ -138,17 +126,16 @@ def test_a_worker_that_is_killed_repeats_no_finished_call(
             found[len(killed) % len(found)].kill()
             killed.append(moment)
 
-    killer = threading.Thread(target=kill, args=([12, 60],), daemon=True)
+    killer = threading.Thread(target=kill, args=([8, 24],), daemon=True)
     killer.start()
     run = trained(flags, tmp_path / "killed", "--engine", "ray", "--num-workers", "2")
     assert len(killed) == 2
     assert_same(run, local)
-    assert repeated_calls(run) == 0
     answered, counted = server.stats()["calls"] - before, read_checkpoint(run).progress.llm_calls
     assert 0 <= answered - counted <= len(killed) * IN_FLIGHT  # answers that were on their way
 
 
-def test_a_trainer_that_is_killed_resumes_on_its_journals(
+def test_a_trainer_that_is_killed_resumes_from_its_stores(
     ray_cluster: RayCluster, server: StubServer, flags: list[str], local: Path, tmp_path: Path
 ) -> None:
     before = server.stats()["calls"]
@@ -156,12 +143,11 @@ def test_a_trainer_that_is_killed_resumes_on_its_journals(
     folder.mkdir()
     ray_flags = ["--engine", "ray", "--num-workers", "2"]
     trainer = start([*flags, "--save-dir", str(folder), *ray_flags], folder)
-    assert kill_when(trainer, lambda: server.stats()["calls"] - before > 60)
+    assert kill_when(trainer, lambda: server.stats()["calls"] - before > 24)
     wait_until(lambda: not workers_of(ray_cluster), "workers outlive their trainer")
     run = run_in(folder)
     assert main(["--resume", str(run), *flags[:2], "--dataset", str(tmp_path / "questions.jsonl")]) == 0
     assert_same(run, local)
-    assert repeated_calls(run) == 0
     answered, counted = server.stats()["calls"] - before, read_checkpoint(run).progress.llm_calls
     assert 0 <= answered - counted <= IN_FLIGHT
 

@@ -253,7 +253,7 @@ def test_the_final_comparison_can_be_ended_and_made_up_for(
 
     from train_query_mutator import main
 
-    assert main(["--resume", str(run)]) == 0
+    assert main(["--resume", str(run), "--ollama-url", server.url]) == 0
     assert (run / "summary.json").exists()
     assert rows_in(run) == 64
 
@@ -277,7 +277,7 @@ def test_an_evaluation_between_two_rollouts_can_be_ended(
 
     from train_query_mutator import main
 
-    assert main(["--resume", str(run)]) == 0
+    assert main(["--resume", str(run), "--ollama-url", server.url]) == 0
     assert rows_in(run) == 64
     evaluated = [row["step"] for row in read_json_lines(run / "metrics.jsonl") if "validation/success" in row]
     assert evaluated == [0, 32, 64]
@@ -294,7 +294,16 @@ def test_an_evaluation_of_its_own_can_be_ended(
     assert main([*tiny_flags[2:], "--ollama-url", server.url, "--eval-interval", "0", "--no-evaluate"]) == 0
     model.goes_on.clear()
     process = subprocess.Popen(
-        [sys.executable, "-m", "query_mutator", "eval", "--checkpoint", str(tmp_path / "runs" / "latest")],
+        [
+            sys.executable,
+            "-m",
+            "query_mutator",
+            "eval",
+            "--checkpoint",
+            str(tmp_path / "runs" / "latest"),
+            "--ollama-url",
+            server.url,
+        ],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         text=True,
@@ -332,7 +341,7 @@ def test_the_wait_for_a_server_can_be_ended_and_costs_no_step(
 
     from train_query_mutator import main
 
-    assert main(["--resume", str(run)]) == 0
+    assert main(["--resume", str(run), "--ollama-url", server.url]) == 0
     assert all(row["valid"] for row in read_json_lines(run / "transcripts.jsonl"))
     server.kill()
 
