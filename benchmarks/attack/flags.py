@@ -135,7 +135,7 @@ def programs() -> tuple[Program, ...]:
     import benchmark_batching
     import train_query_mutator
     from ppo import __main__ as ppo
-    from query_mutator.commands import COMMANDS, extract, iqn
+    from query_mutator.commands import COMMANDS, analyze, iqn
     from query_mutator.commands.main import main as qm
     from query_mutator.lab.analysis.config import ExtractFlags
     from query_mutator.training.config import TrainConfig
@@ -146,7 +146,7 @@ def programs() -> tuple[Program, ...]:
     mains: list[tuple[str, Main, tuple[str, ...], type[Any]]] = [
         ("train_query_mutator.py", train_query_mutator.main, (), TrainConfig),
         ("benchmark_batching.py", benchmark_batching.main, (), benchmark_batching.BenchmarkConfig),
-        ("extract_tensorboard_data.py", extract.main, (), ExtractFlags),
+        ("extract_tensorboard_data.py", analyze.extract, (), ExtractFlags),
         ("python -m ppo", ppo_main, (), ppo.Args),
         ("python -m query_mutator.learners.iqn", iqn.main, (), iqn.Args),
         *(
