@@ -40,7 +40,8 @@ def call_time(settings: ModelSettings) -> tuple[float, str]:
     """Return the seconds of a call, divided by the calls in flight, and the words for where they come from."""
     in_flight = settings.calls_in_flight
     if is_instant(settings):
-        return settings.simulated_s / in_flight, f"{settings.simulated_s:g} s a call, {in_flight} in flight"
+        simulated = f"{settings.simulated_s:g} s a call, {in_flight} in flight" if settings.simulated_s else "no wait"
+        return settings.simulated_s / in_flight, f"{simulated}, as replies are recorded"
     seen = seen_call_s(settings)
     known = "assumed: no reply of these models is kept" if seen is None else "as the newest replies that are kept"
     call_s = MODEL_CALL_S if seen is None else seen
