@@ -18,8 +18,8 @@ import sqlite3
 import threading
 import time
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
@@ -120,17 +120,17 @@ class Store:
         A failure is found by the same attempt of the same turn alone. None for an unknown or damaged row.
         """
         places = [_place(key, request, failed=True)] if request.turn is not None and self._counted is not None else []
-        with self._guarded():
-            for place in (*places, _place(key, request)):
-                row = self._connection.execute("SELECT * FROM replies WHERE key = ?", (place,)).fetchone()
-                if row is not None and row[-1] == _checksum(row[:-1]):
+        for place in (*places, _place(key, request)):
+            for row in self.execute("SELECT * FROM replies WHERE key = ?", (place,)):
+                if row[-1] == _checksum(row[:-1]):
                     return self._take(place, Completion.from_json(decode_object(row[3])), since=row[4])
         return None
 
     def _take(self, place: bytes, reply: Completion, *, since: int) -> tuple[Completion, bool]:
-        if self._counted is None or since < self._since or place in self._counted:
-            return reply, False
-        self._counted.add(place)
+        with self._lock:
+            if self._counted is None or since < self._since or place in self._counted:
+                return reply, False
+            self._counted.add(place)
         return reply, reply.attempts > 0
 
     def put(self, key: str, request: ChatRequest, reply: Completion) -> None:
@@ -141,11 +141,12 @@ class Store:
             place = _place(key, request, failed=not reply.ok)
             prompt = encode([[one.role, one.content] for one in request.messages]).decode()
             row = (place, request.model, prompt, encode(reply.to_json()).decode(), self._since, time.time())
-            self._write("replies", row, place=place)
+            if self._counted is not None:
+                self._counted.add(place)  # first: whoever finds it from now on has not paid
+            self._write("replies", row)
 
     def __len__(self) -> int:
-        with self._lock:
-            return int(self._connection.execute("SELECT count(*) FROM replies").fetchone()[0])
+        return sum(row[0] for row in self.execute("SELECT count(*) FROM replies"))
 
     # --- what else a run must know ---------------------------------------------------------------------------------
 
@@ -172,12 +173,10 @@ class Store:
 
     def _action(self, env: int, step: int) -> int | None:
         """Return a stored action; after a damaged one the later ones are of another course of the run."""
-        with self._guarded():
-            query = "SELECT * FROM actions WHERE env = ? AND step = ?"
-            row = self._connection.execute(query, (env, step)).fetchone()
-            if row is None or row[-1] == _checksum(row[:-1]):
-                return None if row is None else int(row[2])
-            self._connection.execute("DELETE FROM actions WHERE env = ? AND step >= ?", (env, step))
+        for row in self.execute("SELECT * FROM actions WHERE env = ? AND step = ?", (env, step)):
+            if row[-1] == _checksum(row[:-1]):
+                return int(row[2])
+            self.execute("DELETE FROM actions WHERE env = ? AND step >= ?", (env, step))
         return None
 
     def vectors(self) -> dict[str, bytes]:
@@ -192,8 +191,8 @@ class Store:
 
     def fact(self, name: str, default: Any = None) -> Any:
         """Return a stored fact."""
-        row = self._connection.execute("SELECT * FROM facts WHERE name = ?", (name,)).fetchone()
-        return default if row is None or row[-1] != _checksum(row[:-1]) else row[1]
+        rows = self.execute("SELECT * FROM facts WHERE name = ?", (name,))
+        return next((row[1] for row in rows if row[-1] == _checksum(row[:-1])), default)
 
     def set_fact(self, name: str, value: Any) -> None:
         """Store a fact: bytes or a number."""
@@ -202,11 +201,13 @@ class Store:
     # --- the file --------------------------------------------------------------------------------------------------
 
     def execute(self, query: str, values: Sequence[Any] = ()) -> list[Any]:
-        """Return the rows of a query, for whoever adds a table of its own; texts are bytes."""
-        found: list[Any] = []
-        with self._guarded():
-            found += self._connection.execute(query, values).fetchall()
-        return found
+        """Return the rows of a query; texts are bytes. A failure of SQLite is reported as the class says."""
+        try:
+            with self._lock:  # directly: an interrupt between two Python frames would leave it locked
+                return self._connection.execute(query, values).fetchall()
+        except (sqlite3.Error, ValueError) as error:  # ValueError: a text without UTF-8
+            self._failed(error)
+            return []
 
     def close(self) -> None:
         """Close the file; idempotent."""
@@ -214,31 +215,20 @@ class Store:
             self._is_ending = self._has_warned = True
             self._connection.close()
 
-    def _write(self, table: str, values: Sequence[Any], *, place: bytes | None = None) -> None:
+    def _write(self, table: str, values: Sequence[Any]) -> None:
         marks = ", ".join("?" * len(values))
-        with self._guarded():
-            row = (*values, _checksum(values))
-            self._connection.execute(f"INSERT OR REPLACE INTO {table} VALUES ({marks}, ?)", row)
-            if place is not None and self._counted is not None:
-                self._counted.add(place)
+        self.execute(f"INSERT OR REPLACE INTO {table} VALUES ({marks}, ?)", (*values, _checksum(values)))
 
-    @contextmanager
-    def _guarded(self) -> Iterator[None]:
-        """Hold the connection; a failure of SQLite is reported as the class says."""
-        try:
-            with self._lock:
-                yield
-        except (sqlite3.Error, ValueError) as error:  # ValueError: a damaged row, or a text without UTF-8
-            if self._is_cache:
-                if not self._has_warned:
-                    logger.warning("the cache %s fails, making the calls instead (%s)", self.path, error)
-                self._has_warned = True
-            elif isinstance(error, sqlite3.ProgrammingError):  # closed: the run is ending, no result will be used
-                return
-            elif isinstance(error, sqlite3.OperationalError):
-                raise DiskError(f"{self.path} cannot be written ({error}); free some space, then resume") from None
-            elif isinstance(error, sqlite3.Error):
-                raise UsageError(f"{self.path} is damaged ({error}); {_DAMAGED}") from None
+    def _failed(self, error: Exception) -> None:
+        if self._is_cache:
+            if not self._has_warned:
+                logger.warning("the cache %s fails, making the calls instead (%s)", self.path, error)
+            self._has_warned = True
+        elif isinstance(error, sqlite3.OperationalError):
+            raise DiskError(f"{self.path} cannot be written ({error}); free some space, then resume") from None
+        elif isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.ProgrammingError):
+            raise UsageError(f"{self.path} is damaged ({error}); {_DAMAGED}") from None
+        # Else the file is closed: the run is ending, no result will be used.
 
 
 def _place(key: str, request: ChatRequest, *, failed: bool = False) -> bytes:
