@@ -23,6 +23,7 @@ from tests.promises.helpers import (
     latest,
     model_server,
     one_line_error,
+    questions,
     resume,
     rows_of,
     run,
@@ -81,6 +82,13 @@ def resumption(flags: list[str], save_dir: Path, server: ModelServer) -> list[st
 def test_killed_training_ends_as_one_that_was_not(algo: str, slow_server: ModelServer, tmp_path: Path) -> None:
     """A training, killed and resumed, has the weights of an uninterrupted one and repeats only calls in flight."""
     flags = [*train_flags(slow_server, tmp_path, algo=algo, steps=128), *LEARNER[algo]]
+    # Equal requests are one call: questions enough for calls to be made in each rollout.
+    rows = [
+        {**row, "id": f"{row['id']}-{n}", "query": f"{row['query']}, part {n}"}
+        for n in range(12)
+        for row in questions()
+    ]
+    write_questions(tmp_path / "questions.jsonl", rows)
     good(run([*TRAIN, *flags, "--save-dir", tmp_path / "whole"], cwd=tmp_path))
     calls, (whole,) = slow_server.total, (tmp_path / "whole").glob("2*")
     kills = killed_training(flags, tmp_path / "killed", slow_server, calls=calls, rng=random.Random(algo))
@@ -323,11 +331,11 @@ def test_home_that_cannot_be_written(server: ModelServer, tmp_path: Path) -> Non
 
 def test_two_processes_on_one_folder(slow_server: ModelServer, tmp_path: Path) -> None:
     """A second process on a run folder ends with one line and exit code 2, and the first one is not disturbed."""
-    slow_server.set(latency_ms=100)
+    slow_server.set(latency_ms=500)
     flags = train_flags(slow_server, tmp_path, steps=96)
     first = Command([*TRAIN, *flags], cwd=tmp_path)
     assert first.wait_for(lambda: (tmp_path / "runs" / "latest" / "resume.pt").exists())
-    said = one_line_error(run([*TRAIN, "--resume", latest(tmp_path)], cwd=tmp_path))
+    said = one_line_error(run([*TRAIN, *resume(slow_server, latest(tmp_path))], cwd=tmp_path))
     assert str(latest(tmp_path)) in said
     assert first.poll() is None, "the first had ended before the second began"
     slow_server.set(latency_ms=1)
