@@ -134,10 +134,10 @@ class Store:
         return reply, reply.attempts > 0
 
     def put(self, key: str, request: ChatRequest, reply: Completion) -> None:
-        """Write a reply, in place of a damaged one; a failure only of a call that has a turn, and unless cancelled."""
+        """Write a reply, in place of a damaged one; a failure only if its call has a turn and none was cancelled."""
         if reply.error is not None and reply.error.kind == "cancelled":
             self._is_ending = True
-        elif reply.ok or (request.turn is not None and not self._is_cache):
+        elif reply.ok or (request.turn is not None and not self._is_cache and not self._is_ending):
             place = _place(key, request, failed=not reply.ok)
             prompt = encode([[one.role, one.content] for one in request.messages]).decode()
             row = (place, request.model, prompt, encode(reply.to_json()).decode(), self._since, time.time())

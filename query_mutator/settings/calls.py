@@ -51,8 +51,8 @@ class Calls(Connection):
     wait_for_server_s: Annotated[Wait, arg(aliases=["--wait-for-server"])] = 600.0
     """Seconds to wait for a server that stopped answering, as in a restart, before calls fail; 0 for no wait."""
     cache: CacheMode = "auto"
-    """Calls whose replies are cached on disk: none (off), those of evaluation, or all. auto: all, but none of a
-    recording."""
+    """Calls whose replies are shared with other runs: none (off), those of evaluation, or all. auto: all, but none of
+    a recording. A run always finds its own replies."""
     cache_path: str | None = None
     """File of the cache; by default one in the user's cache folder."""
     early_stop: bool = False

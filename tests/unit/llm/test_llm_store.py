@@ -262,9 +262,11 @@ def test_a_call_that_was_ended_from_our_side_is_made_again_and_no_action_after_i
     cache.complete(turn(8))
     store.replay([(3, 9)], [1])  # chosen after a step that did not come about
     cache.complete(ChatRequest.user("came back in time", model="m"))
+    store.put("00" * 32, turn(10), BUSY)  # left by the one who made the call
     store.close()
     again = Store(path)
     again.begin(0)
+    assert again.find("00" * 32, turn(10)) is None
     assert again.replay([(3, 9)], [0]) == [0]
     assert len(again) == 1
     again.close()
