@@ -113,8 +113,7 @@ def ask_all(
     calls = rewriter.task.calls
     body = {"model": name, "temperature": calls.temperature, "max_tokens": calls.target_max_tokens, "stream": True}
     with (
-        serving(flags, rewriter, None) as app,
-        running(app) as url,
+        running(serving(flags, rewriter, None)) as url,
         ThreadPoolExecutor(clients) as pool,
         requests.Session() as session,
     ):

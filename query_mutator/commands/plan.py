@@ -20,7 +20,7 @@ from query_mutator.cli.console import note, progress, table
 from query_mutator.cli.flags import rows_of, show
 from query_mutator.commands.plan_run import PlanFlags, plan_run
 from query_mutator.data import Split
-from query_mutator.data.logs import log_path, read_logged_replies
+from query_mutator.data.logs import read_logged_replies
 from query_mutator.encoder import english_words
 from query_mutator.env.task import CallSettings, EpisodeRules, build_task
 from query_mutator.errors import UsageError
@@ -70,7 +70,7 @@ def plan(flags: PlanFlags) -> None:
     if flags.from_logs is None:
         _search(flags)
     else:
-        _read_log(flags, log_path(Path(flags.from_logs)))
+        _read_log(flags, Path(flags.from_logs))
 
 
 def _search(flags: PlanFlags) -> None:

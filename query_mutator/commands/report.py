@@ -29,7 +29,7 @@ class ReportFlags(OutputFlags):
     """Write one self-contained HTML page of a run, or of several paired by question."""
 
     runs: Positional[tuple[str, ...]] = ()
-    """Run folders, or files of `qm serve --shadow`."""
+    """Run folders."""
     output: Annotated[str, arg(aliases=["-o"]), Output(holding(MARK.encode()))] = REPORT_FILE
     """File to write."""
     price_in: Weight | None = None

@@ -2,7 +2,6 @@
 
 qm compare runs/a runs/b                              the policies of two runs
 qm compare runs/a runs/a --method best_plan policy    two methods of one run
-qm compare pairs.jsonl                                real traffic that qm serve --shadow answered both ways
 """
 
 from __future__ import annotations
@@ -18,11 +17,9 @@ from tyro.conf import Positional
 
 from query_mutator.cli.console import table
 from query_mutator.cli.flags import JsonFlags, show
-from query_mutator.cli.outputs import holding
 from query_mutator.errors import UsageError
 from query_mutator.report.table import MOST_RUNS, compare_entries, paired_text, read_entry
 from query_mutator.runs.listing import list_runs
-from query_mutator.runs.shadow import MARK, SHADOW, read_shadow, shadow_result, traffic_text
 
 _HEADER = ("run", "state", "steps", "valid", "held-out", "calls", "age")
 _AGES = ((86_400.0, "d"), (3600.0, "h"), (60.0, "min"))
@@ -80,17 +77,15 @@ class CompareFlags(JsonFlags):
     """Compare Query Mutator runs question by question: gained, lost, same, McNemar's p, the difference, its interval.
 
     Only questions that two runs have in common count. For metrics over steps, several seeds, or runs of any trainer,
-    use `qm analyze`. A single file or run of `qm serve --shadow` compares its two ways on real traffic.
+    use `qm analyze`.
     """
 
     runs: Positional[tuple[str, ...]] = ()
-    """Run folders (or their names in runs/), or files of `qm eval --evaluation`: 2 or more; or one of --shadow."""
+    """Run folders (or their names in runs/), or files of `qm eval --evaluation`: 2 or more."""
     method: tuple[str, ...] = ("policy",)
     """Method of the evaluation to compare, as policy, best_plan or identity: one for all runs, or one for each."""
 
     def __post_init__(self) -> None:
-        if len(self.runs) == 1:
-            return  # a single one may hold pairs, which is seen when it is read
         if not 2 <= len(self.runs) <= MOST_RUNS:
             raise ValueError(_NUMBER.format(len(self.runs)))
         if len(self.method) not in (1, len(self.runs)):
@@ -101,34 +96,19 @@ class CompareFlags(JsonFlags):
         if len(set(both)) < len(both):
             raise ValueError("a run is compared with itself; give another run, or a --method for each")
 
-    @property
-    def traffic(self) -> Path | None:
-        """Return the file of pairs of a single run or file, None for several and for other files."""
-        if len(self.runs) != 1:
-            return None
-        path = _path(self.runs[0])
-        file = path / SHADOW if path.is_dir() else path
-        return file if file.is_file() and holding(MARK)(file) else None
-
     def _methods(self) -> tuple[str, ...]:
         return self.method if len(self.method) > 1 else self.method * len(self.runs)
 
     def named(self) -> list[tuple[Path, str]]:
-        """Return path and method of each run; UsageError for a path that does not exist, or for a single one."""
+        """Return path and method of each run; UsageError for a path that does not exist."""
         for run in self.runs:
             if not _path(run).exists():
                 raise UsageError(f"{run}: no such run; give a run folder, or its name in runs/ (qm runs lists them)")
-        if len(self.runs) == 1:
-            raise UsageError(f"{_NUMBER.format(1)}; {self.runs[0]} has no pairs of qm serve --shadow either")
         return [(_path(run), method) for run, method in zip(self.runs, self._methods(), strict=True)]
 
 
 def compare_runs(flags: CompareFlags) -> None:
     """Print the paired table, or write it with --json."""
-    if flags.traffic is not None:
-        result = shadow_result(read_shadow(flags.traffic))
-        show(flags, result, traffic_text(result))
-        return
     report = compare_entries([read_entry(path, method) for path, method in flags.named()])
     show(flags, report, paired_text(report))
 

@@ -3,32 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from query_mutator.apply import Limits, Rewriter
-from query_mutator.bounds import Cosine, Count, CountOrNone, Megabytes, Million, Port, Retries, Seconds, Share
+from query_mutator.bounds import Cosine, Count, CountOrNone, Megabytes, Million, Port, Seconds
 from query_mutator.cli.console import note
-from query_mutator.cli.outputs import Output, OutputFlags, holding
 from query_mutator.commands.policy_flags import RunFlags, open_policy
 from query_mutator.errors import UsageError
-from query_mutator.files.json_lines import JsonLines
-from query_mutator.files.lock import locked_file
 from query_mutator.learners.plan import Plan
 from query_mutator.llm.address import is_loopback
 from query_mutator.llm.openai import token_field
-from query_mutator.runs.shadow import MARK, SHADOW, read_shadow
 from query_mutator.session.models import ResolvedModels
 from query_mutator.session.policy_file import SavedPolicy
 from query_mutator.settings.calls import DIRECT
 
 if TYPE_CHECKING:
     from query_mutator.apply.proxy.app import ProxyApp
-    from query_mutator.apply.proxy.shadow import Shadow
-    from query_mutator.apply.proxy.traffic import Status
 
 KEY_VARIABLE = "QM_API_KEY"
 UPSTREAM_TIMEOUT_S = 600.0  # of a client's own calls, which may be long
@@ -39,7 +30,7 @@ ANSWER_LENGTHS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServeFlags(RunFlags, OutputFlags):
+class ServeFlags(RunFlags):
     """Answer rewritten questions behind the address of a model server: MODEL+qm is MODEL with rewriting.
 
     Without a flag nothing is cached on disk, and a server that is down is not waited for, whatever the training did.
@@ -68,20 +59,12 @@ class ServeFlags(RunFlags, OutputFlags):
     training's --target-max-tokens, 0 for none."""
     max_question_tokens: Million = 200
     """Longer questions pass untouched; estimated from characters."""
-    slots: Retries = 0
-    """Maximum calls at the upstream at once, for each model; others wait in order of arrival. 0 sets no bound."""
     max_requests: Million = 1000
     """Most requests at once; others get status 503."""
     max_body_mb: Megabytes = 64.0
     """Longest request, in MB; uploads of models may be longer."""
     drain_s: Seconds = 30.0
     """Seconds for open requests to finish after SIGTERM or Ctrl-C."""
-    shadow: Share = 0.0
-    """Share of the questions that are answered both ways and kept with both answers, from 0 to 1."""
-    shadow_file: Annotated[str | None, Output(holding(MARK), resumes=True)] = None
-    """File of --shadow, which grows; by default shadow.jsonl in the run folder."""
-    judge_model: str | None = None
-    """Model that compares the two answers of --shadow, at two calls for a question."""
     api_key: str | None = None
     """Key that clients must send as `Authorization: Bearer KEY`, required where --host is not this machine's own;
     QM_API_KEY sets the default."""
@@ -89,12 +72,6 @@ class ServeFlags(RunFlags, OutputFlags):
     def of_training(self, settings: ResolvedModels) -> ResolvedModels:
         """Return the training's settings without its context (calls have the client's), and as of a program."""
         return replace(settings, num_ctx=None, cache=DIRECT.cache, wait_for_server_s=DIRECT.wait_for_server_s)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for flag, value in (("--shadow-file", self.shadow_file), ("--judge-model", self.judge_model)):
-            if value is not None and not self.shadow:
-                raise ValueError(f"{flag} {value} needs --shadow, the share of the questions; try --shadow 0.01")
 
 
 def serve(flags: ServeFlags) -> None:
@@ -106,11 +83,8 @@ def serve(flags: ServeFlags) -> None:
     if key is None and not is_loopback(flags.host):
         raise UsageError(f"--host {flags.host} can be reached from other machines; give a key with --api-key")
     listening = listen(flags.host, flags.port)
-    with (
-        listening,
-        open_policy(flags) as rewriter,
-        serving(flags, rewriter, key) as app,
-    ):
+    with listening, open_policy(flags) as rewriter:
+        app = serving(flags, rewriter, key)
         host, port = listening.getsockname()[:2]
         note(f"{rewriter.models.url} is served on http://{host}:{port}; {rewriter.target_model}+qm is rewritten")
         note(mode_line(flags, rewriter.saved, blind="blind" in rewriter.modes))
@@ -150,13 +124,12 @@ def limit_line(flags: ServeFlags, rewriter: Rewriter) -> str:
     return f"answers: at most {limit} tokens ({why}--max-tokens), where a client of +qm sets no limit"
 
 
-@contextmanager
-def serving(flags: ServeFlags, rewriter: Rewriter, key: str | None) -> Iterator[ProxyApp]:
-    """Yield the application of a policy in front of the model server of its target."""
+def serving(flags: ServeFlags, rewriter: Rewriter, key: str | None) -> ProxyApp:
+    """Return the application of a policy in front of the model server of its target."""
     from query_mutator.apply.proxy.answers import Episodes, PolicyAnswerer, Rules
     from query_mutator.apply.proxy.app import ProxyApp
+    from query_mutator.apply.proxy.metrics import Metrics
     from query_mutator.apply.proxy.server import Access, ClientLimits
-    from query_mutator.apply.proxy.traffic import Queue, Status
     from query_mutator.apply.proxy.upstream import Address, Upstream
 
     if flags.mode not in ("gate", *rewriter.modes):
@@ -172,8 +145,8 @@ def serving(flags: ServeFlags, rewriter: Rewriter, key: str | None) -> Iterator[
         token_field=token_field(rewriter.models.calls.servers[0].http_url(rewriter.target_model)),
     )
     limits = Limits(max_calls=max(1, calls - (flags.mode == "gate")), deadline_s=flags.request_deadline_s)
-    episodes = Episodes(rewriter, limits=limits, lowest_meaning=flags.min_meaning)
-    status = Status(Queue(flags.slots))
+    metrics = Metrics()
+    episodes = Episodes(rewriter, metrics, limits=limits, lowest_meaning=flags.min_meaning)
     model = rewriter.target_model
     addresses = [
         Address(
@@ -188,48 +161,12 @@ def serving(flags: ServeFlags, rewriter: Rewriter, key: str | None) -> Iterator[
         timeout_s=flags.timeout_s if "timeout_s" in flags.given else UPSTREAM_TIMEOUT_S,
         max_reply_bytes=round(flags.max_reply_mb * 1e6),
     )
-    with _shadow(flags, rewriter, status) as shadow:
-        yield ProxyApp(
-            upstream,
-            PolicyAnswerer(upstream, episodes, status, rules, shadow=shadow),
-            status,
-            access=Access(host=flags.host, api_key=key),
-            limits=ClientLimits(
-                body_bytes=round(flags.max_body_mb * 1e6), requests=flags.max_requests, drain_s=flags.drain_s
-            ),
-        )
-
-
-@contextmanager
-def _shadow(flags: ServeFlags, rewriter: Rewriter, status: Status) -> Iterator[Shadow | None]:
-    """Yield what answers questions both ways, None without --shadow."""
-    from query_mutator.apply.proxy.shadow import Judge, Shadow
-
-    if not flags.shadow:
-        yield None
-        return
-    path, calls, judge = _shadow_file(flags), rewriter.models.calls, None
-    if flags.judge_model is not None:
-        judge = Judge(calls.eval_client, calls.require_text_model(flags.judge_model))
-    with locked_file(path):
-        if path.exists() and path.stat().st_size and not flags.force:
-            read_shadow(path)  # or rows would be added to a file of another kind
-        with closing(JsonLines(path, cut_at=0 if flags.force else None, mode=0o600)) as file:
-            path.chmod(0o600)
-            encoder = rewriter.models.encoder
-            shadow = Shadow(share=flags.shadow, file=file, encoder=encoder, status=status, judge=judge)
-            note(f"{100 * flags.shadow:g} % of the questions are kept in {path}, with the answers both ways")
-            try:
-                yield shadow
-            finally:
-                note(f"{path}: {dict(shadow.outcomes) or 'no question'}; see qm compare {path}")
-
-
-def _shadow_file(flags: ServeFlags) -> Path:
-    """Return --shadow-file, by default that of the run folder; UsageError without one."""
-    if flags.shadow_file is not None:
-        return Path(flags.shadow_file).resolve()
-    path = Path(flags.checkpoint).resolve()
-    if not (path / "config.json").exists():
-        raise UsageError(f"--shadow with {flags.checkpoint}, which is not a run folder: give --shadow-file FILE")
-    return path / SHADOW
+    return ProxyApp(
+        upstream,
+        PolicyAnswerer(upstream, episodes, metrics, rules),
+        metrics,
+        access=Access(host=flags.host, api_key=key),
+        limits=ClientLimits(
+            body_bytes=round(flags.max_body_mb * 1e6), requests=flags.max_requests, drain_s=flags.drain_s
+        ),
+    )

@@ -1,4 +1,4 @@
-"""Logged replies in, `LoggedReply` records out: your own log, or the pairs of `qm serve --shadow`.
+"""Logged replies in, `LoggedReply` records out.
 
     {"question": ..., "form": ..., "reply": ..., "gold": ...}       one reply per row; or "label" in place of "gold"
 
@@ -13,10 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from query_mutator.cli.outputs import holding
-from query_mutator.data.readers import Row, is_number, read_rows, tags_in
+from query_mutator.data.readers import is_number, read_rows, tags_in
 from query_mutator.errors import DatasetError
-from query_mutator.runs.shadow import MARK, ORIGINAL, REWRITTEN, SHADOW, read_shadow
 from query_mutator.types import AS_IS, MAX_NAME_CHARS, NUMERIC
 
 #: Other names of fields, as question files and labelled answers have them.
@@ -36,8 +34,6 @@ class LoggedReply:
     reply: str
     label: bool | None = None  # whether it is right; None: by gold
     gold: tuple[str, ...] = ()  # accepted answers
-    is_preferred: bool | None = None  # by the judge, to the reply of the other way; None: a tie, or no judge
-    is_traffic: bool = False  # of `qm serve --shadow`, where few replies have a label or gold
     target: str = ""  # what the question is about; "" if the row does not say
     tags: tuple[str, ...] = ()
     logprob: float | None = None
@@ -45,32 +41,13 @@ class LoggedReply:
     context: str = ""
 
 
-def log_path(path: Path) -> Path:
-    """Return the file of a log: of a run folder that of `qm serve --shadow`."""
-    return path / SHADOW if path.is_dir() else path
-
-
 def read_logged_replies(path: Path) -> Iterator[LoggedReply]:
-    """Yield the replies of a log, or of a file of `qm serve --shadow`."""
-    is_traffic = path.is_file() and holding(MARK)(path)
-    for line, row in _traffic_rows(path) if is_traffic else read_rows(path, columns=_FIELDS):
-        yield _reply(row, f"{path}:{line}", is_traffic=is_traffic)
+    """Yield the replies of a log."""
+    for line, row in read_rows(path, columns=_FIELDS):
+        yield _reply(row, f"{path}:{line}")
 
 
-def _traffic_rows(path: Path) -> Iterator[Row]:
-    """Yield both ways of each pair as rows of a log, one for a pair whose ways are the same."""
-    for line, pair in enumerate(read_shadow(path), 2):
-        is_reworded = pair["rewrite"] != pair["question"]
-        names = [*(pair["operators"] if is_reworded else ()), *([pair["form"]] if pair["form"] != AS_IS else ())]
-        ways = {ORIGINAL: AS_IS} | ({REWRITTEN: " > ".join(names)} if names else {})
-        choice = (pair.get("judge") or {}).get("choice")
-        for way, form in ways.items():
-            preferred = choice == way if choice in (ORIGINAL, REWRITTEN) else None
-            own = {**pair[way], "reply": pair[way]["answer"], "form": form, "preferred": preferred}
-            yield line, {**pair, **own}
-
-
-def _reply(row: Mapping[str, Any], where: str, *, is_traffic: bool) -> LoggedReply:
+def _reply(row: Mapping[str, Any], where: str) -> LoggedReply:
     found = {name: _first(row, name, alias) for name, alias in _ALIASES.items()}
     gold, is_numeric = _gold(found["gold"], where)
     reply = row.get("reply")
@@ -83,8 +60,6 @@ def _reply(row: Mapping[str, Any], where: str, *, is_traffic: bool) -> LoggedRep
         reply=reply,
         label=_truth(found["label"], "label", where),
         gold=gold,
-        is_preferred=row.get("preferred") if is_traffic else None,
-        is_traffic=is_traffic,
         target="" if found["target"] is None else _text(found["target"], "target", where),
         tags=(*tags_in(row, where), *((NUMERIC,) if is_numeric else ())),
         logprob=_number(_first(row, "logprob"), "logprob", where),

@@ -33,8 +33,8 @@ class JsonLines:
     line that was cut off. Thread-safe. Raises DiskError when the file cannot be written, UsageError for damaged rows.
     """
 
-    def __init__(self, path: Path, *, cut_at: int | None = None, mode: int = 0o666) -> None:
-        """Open a file, which is made with the permissions `mode`; DiskError for a symbolic link."""
+    def __init__(self, path: Path, *, cut_at: int | None = None) -> None:
+        """Open a file; DiskError for a symbolic link."""
         self.path = path
         self._lock = threading.Lock()  # guards the checksum and the order of rows
         self.crc, end = _starts(path)[0], 0  # the checksum of the last row depends on all rows
@@ -42,7 +42,7 @@ class JsonLines:
             for row in scan_json_lines(path, end=cut_at):
                 self.crc, end = row.crc, row.end
         with disk_errors(path):
-            self._file = os.fdopen(os.open(path, _APPEND, mode), "ab", buffering=0)
+            self._file = os.fdopen(os.open(path, _APPEND, 0o666), "ab", buffering=0)
             self._file.truncate(end)
             if end and not _ends_a_line(path):
                 self._file.write(b"\n")

@@ -1,7 +1,6 @@
 """The lock on a folder that a process writes: a second process is refused, a dead owner's lock is taken over.
 
     FOLDER/lock     process id, host and start of the process, while it writes
-    FILE.lock       the same for a file that a process appends to
 
 `filelock` takes a lock over only with proof that its owner on this host is dead: no process has the id, or one that
 started at another time. The owner of a lock from another host, or another container, cannot be checked.
@@ -34,7 +33,7 @@ def locked(folder: Path, *, break_lock: bool = False) -> Iterator[None]:
     made = not folder.exists()
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        lock = _acquired(folder, folder / LOCK, break_lock=break_lock)
+        lock = _acquired(folder, break_lock=break_lock)
     try:
         yield
     finally:
@@ -44,36 +43,24 @@ def locked(folder: Path, *, break_lock: bool = False) -> Iterator[None]:
                 folder.rmdir()
 
 
-@contextmanager
-def locked_file(path: Path) -> Iterator[None]:
-    """Hold the lock of a file; UsageError while another process holds it, DiskError when it cannot be written."""
-    with disk_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock = _acquired(path, path.with_name(f"{path.name}.{LOCK}"), break_lock=False)
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-def _acquired(path: Path, place: Path, *, break_lock: bool) -> SoftFileLock:
-    """Return the lock at `place`, held, of the folder or file `path`."""
+def _acquired(folder: Path, *, break_lock: bool) -> SoftFileLock:
+    """Return the lock of a folder, held."""
     from filelock import SoftFileLock, Timeout  # takes 0.1 s
 
-    lock = SoftFileLock(place, timeout=_WAIT_S, thread_local=False)
+    lock = SoftFileLock(folder / LOCK, timeout=_WAIT_S, thread_local=False)
     try:
         lock.acquire()
     except Timeout as refused:
         _, is_elsewhere, owner = str(refused).partition("It is held by ")
         if not is_elsewhere:
             raise UsageError(
-                f"{path} is being written by process {lock.pid} on this host; wait for it, or stop it"
+                f"{folder} is being written by process {lock.pid} on this host; wait for it, or stop it"
             ) from None
         if not break_lock:
             raise UsageError(
-                f"{path} is being written by {owner.partition(',')[0]}, which cannot be checked from here; if it has "
-                f"ended, {'take the folder over with --break-lock' if place.name == LOCK else f'remove {place}'}"
+                f"{folder} is being written by {owner.partition(',')[0]}, which cannot be checked from here; if it has "
+                "ended, take the folder over with --break-lock"
             ) from None
         lock.break_lock()
-        return _acquired(path, place, break_lock=False)
+        return _acquired(folder, break_lock=False)
     return lock

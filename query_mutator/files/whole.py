@@ -37,11 +37,11 @@ R = TypeVar("R")
 
 
 @contextmanager
-def atomic_write(path: str | Path, *, mode: int | None = None) -> Iterator[IO[bytes]]:
+def atomic_write(path: str | Path) -> Iterator[IO[bytes]]:
     """Open a file that replaces `path` when the block ends without an error: a reader sees the old file or the new one.
 
-    The content and the rename are synced to disk; a device or pipe, such as /dev/stdout, is written to as it is. `mode`
-    are the file's permissions, by default those of the umask. Raises DiskError when the file cannot be written.
+    The content and the rename are synced to disk; a device or pipe, such as /dev/stdout, is written to as it is. Raises
+    DiskError when the file cannot be written.
     """
     target = Path(path)
     if target.exists() and not (target.is_file() or target.is_dir()):
@@ -54,8 +54,6 @@ def atomic_write(path: str | Path, *, mode: int | None = None) -> Iterator[IO[by
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             with partial.open("xb") as file:
-                if mode is not None:
-                    partial.chmod(mode)
                 yield file
                 file.flush()
                 os.fsync(file.fileno())

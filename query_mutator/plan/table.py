@@ -321,7 +321,7 @@ def grade_log(
     """Return the graded answers of a log in `forms`, by default in all.
 
     Questions of `split` have its gold, and replies about its held-out ones are left out. DatasetError for a reply that
-    cannot be graded, but for one of real traffic, which is left out; UsageError for a form that no reply is in.
+    cannot be graded; UsageError for a form that no reply is in.
     """
     log, asked, prompts = GradedLog(), Counter[tuple[str, str]](), set[str]()
     train, test = ((*split.train, *split.validation), split.test) if split else ((), ())
@@ -343,9 +343,11 @@ def grade_log(
             why = (
                 "of a question that was asked again and again" if is_repeated
                 else f"after the first {MOST_REPLIES:,}" if is_late
-                else _add(log, reply, question, reward)
+                else None
             )  # fmt: skip
-        if why is not None:
+        if why is None:
+            _add(log, reply, question, reward)
+        else:
             log.left_out[why] += 1
     for name in forms:
         check_known("prompt", name, sorted(prompts)[:MOST_FORMS])
@@ -370,17 +372,13 @@ def _same(text: str) -> str:
     return " ".join(text.casefold().split())
 
 
-def _add(log: GradedLog, reply: LoggedReply, question: Question, reward: WeightedReward) -> str | None:
-    """Add a graded answer; return why it has no grade."""
+def _add(log: GradedLog, reply: LoggedReply, question: Question, reward: WeightedReward) -> None:
+    """Add a graded answer; DatasetError for one that has no grade."""
     text = FORMS.get(reply.form).read(reply.reply) if reply.form in FORMS else reply.reply
     if reply.label is not None:
         right, how = reply.label, "label"
     elif question.accept:
         right, how = _is_right(text, reply, question, reward), "gold"
-    elif reply.is_preferred is not None:
-        right, how = reply.is_preferred, "the judge's preference"
-    elif reply.is_traffic:
-        return "without a label, gold or a judge's choice"
     else:
         raise DatasetError(f"{reply.where}: neither `gold` nor `label`; give accepted answers, or whether it is right")
     log.graded_by[how] += 1
@@ -395,7 +393,6 @@ def _add(log: GradedLog, reply: LoggedReply, question: Question, reward: Weighte
             gold=question.accept[0] if question.accept else None,
         )
     )  # fmt: skip
-    return None
 
 
 def _is_right(text: str, reply: LoggedReply, question: Question, reward: WeightedReward) -> bool:

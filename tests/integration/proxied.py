@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,14 +19,12 @@ from query_mutator.apply import Limits as RewriteLimits
 from query_mutator.apply import rewrite_flow
 from query_mutator.apply.proxy.answers import Episodes, Mode, PolicyAnswerer, Rules
 from query_mutator.apply.proxy.app import ProxyApp
+from query_mutator.apply.proxy.metrics import Metrics
 from query_mutator.apply.proxy.server import Access, ClientLimits
-from query_mutator.apply.proxy.shadow import Judge, Shadow
-from query_mutator.apply.proxy.traffic import Queue, Status
 from query_mutator.apply.proxy.upstream import Address, Upstream
 from query_mutator.encoder import Encoder
 from query_mutator.env.flow import Flow
 from query_mutator.env.task import CallSettings, Task, build_task
-from query_mutator.files.json_lines import JsonLines
 from query_mutator.forms import Form
 from query_mutator.learners.plan import Plan, plan_policy, plan_task
 from query_mutator.llm.client import Client
@@ -73,34 +70,26 @@ def proxy(
     seconds: float = 20.0,
     lowest_meaning: float = -1.0,
     api_key: str | None = None,
-    slots: int = 0,
     limits: ClientLimits | None = None,
     upstream_headers: Mapping[str, str] | None = None,
     others: Sequence[str] = (),
     max_reply_bytes: int = MAX_REPLY_BYTES,
-    shadow: Path | None = None,
-    judge: str | None = None,
     max_tokens: int = 0,
     chosen: Sequence[Form] = (),
     logprobs: bool = False,
 ) -> Iterator[str]:
-    """Serve a plan in front of an upstream and yield the proxy's address; every question is kept in a file `shadow`."""
+    """Serve a plan in front of an upstream and yield the proxy's address."""
     client = Limit(OllamaBackend(upstream_url, timeout_s=20, pool_size=8), limit=8)
     rewriter: Any = PlanRewriter(plan or Plan(steps=("neutral",)), encoder, client, chosen)
     rewriter.task = replace(rewriter.task, calls=replace(rewriter.task.calls, logprobs=logprobs))
     bounds = RewriteLimits(max_calls=calls, deadline_s=seconds)
-    episodes = Episodes(rewriter, limits=bounds, lowest_meaning=lowest_meaning)
-    status = Status(Queue(slots))
+    metrics = Metrics()
+    episodes = Episodes(rewriter, metrics, limits=bounds, lowest_meaning=lowest_meaning)
     addresses = [Address(url=each, headers=upstream_headers or {}) for each in (upstream_url, *others)]
     upstream = Upstream(addresses, timeout_s=30, max_reply_bytes=max_reply_bytes)
     rules = Rules(mode=mode, max_tokens=max_tokens)
-    kept = None
-    if shadow is not None:
-        of_judge = None if judge is None else Judge(client, judge)
-        file = JsonLines(shadow, mode=0o600)
-        kept = Shadow(share=1.0, file=file, encoder=encoder, status=status, judge=of_judge)
-    answerer = PolicyAnswerer(upstream, episodes, status, rules, shadow=kept)
-    app = ProxyApp(upstream, answerer, status, access=Access(api_key=api_key), limits=limits or ClientLimits())
+    answerer = PolicyAnswerer(upstream, episodes, metrics, rules)
+    app = ProxyApp(upstream, answerer, metrics, access=Access(api_key=api_key), limits=limits or ClientLimits())
     with running(app) as url:
         yield url
     client.close()

@@ -34,7 +34,6 @@ TOGETHER = {
     "compare": ["one-run", "another"],
     "report": ["DATA"],
     "sweep": ["--grid", "lr=1,2"],
-    "serve": ["--shadow", "0.5"],
 }
 OUTPUT_NAMES = {"output", "json", "csv", "markdown", "rst", "html", "figure", "picture", "out", "dir", "save"}
 SUFFIXES = {"figure": ".png", "picture": ".png"}

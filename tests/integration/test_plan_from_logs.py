@@ -17,10 +17,8 @@ from query_mutator.confidence import Attempt, ConfidenceModel
 from query_mutator.data import split_questions
 from query_mutator.data.loaders import FOLDER, load_questions
 from query_mutator.env.task import CallSettings
-from query_mutator.files.json_lines import JsonLines
 from query_mutator.files.replies import RepliesHead, reply_key, write_replies
 from query_mutator.plan.choose import choose_from_log
-from query_mutator.runs.shadow import HEADER
 from query_mutator.testing import StubServer
 from query_mutator.types import ChatRequest, Completion, Question
 from scripts.recorded_requests import MAX_TOKENS, requests_of, task_of
@@ -185,29 +183,6 @@ def test_prompts_that_are_no_forms_teach_p_right_and_an_order(
     assert qm("rewrite", run, "How many?") == 2
     assert "a log taught it P(right)" in capsys.readouterr().err
     assert qm("runs", tmp_path / "runs") == 0
-
-
-def test_a_shadow_file_is_a_log_and_ungraded_pairs_are_left_out(
-    quick: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    log = JsonLines(tmp_path / "shadow.jsonl")
-    log.append(HEADER)
-    for at in range(80):
-        ways = {name: way(f"{text} {at}") for name, text in (("original", "No idea about"), ("rewritten", "Surely"))}
-        choice = ("rewritten", "rewritten", "original", "tie")[at % 4]
-        judge = {"model": "umpire", "choice": choice} if at < 72 else None
-        question = {"question": f"What is {at}?", "rewrite": f"What is {at}?", "form": FORMS[0], "operators": []}
-        log.append({**question, **ways, "sent": "original", "judge": judge})
-    log.close()
-    assert qm("plan", "--from-logs", tmp_path, *flags_for(tmp_path), "--target-model", "small") == 0
-    said = capsys.readouterr()
-    assert "108 graded by the judge's preference; left out: 52 without a label, gold or a judge's choice" in said.err
-    assert f"Ask {FORMS[0]} alone: 66.7 %" in said.out
-
-
-def way(text: str) -> dict[str, Any]:
-    return {"answer": text, "refused": False, "not_sure": False, "fit": 0.5, "chars": len(text), "tokens": 3,
-            "calls": 1, "seconds": 0.1}  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -1,18 +1,14 @@
-"""The rewriting proxy over real HTTP, with a plan as the policy: answers, forms, thoughts, and pairs of both ways."""
+"""The rewriting proxy over real HTTP, with a plan as the policy: answers, forms and thoughts."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import re
 import socket
-import stat
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import ollama
@@ -25,10 +21,8 @@ from query_mutator.apply.proxy.answers import Mode
 from query_mutator.apply.proxy.chat import answer_of
 from query_mutator.apply.proxy.server import ClientLimits
 from query_mutator.encoder import Encoder
-from query_mutator.files.json_lines import read_json_lines
 from query_mutator.forms import Form, FormContext, Framed
 from query_mutator.learners.plan import Plan
-from query_mutator.runs.shadow import read_shadow
 from query_mutator.testing import StubServer, start_server
 from tests.conftest import Librarian, Softener
 from tests.integration.proxied import KILL, MODEL, SORT, VIRTUAL, answer, chat, proxy, recording
@@ -307,7 +301,7 @@ def test_an_allowed_page_can_read_every_reply(gate: str, origin: str) -> None:
         requests.post(f"{gate}/api/chat", json={**body, "stream": stream}, headers=headers, timeout=10)
         for stream in (False, True)
     ]
-    replies += [requests.get(f"{gate}{path}", headers=headers, timeout=10) for path in ("/api/tags", "/qm/queue")]
+    replies += [requests.get(f"{gate}{path}", headers=headers, timeout=10) for path in ("/api/tags", "/healthz")]
     for reply in replies:
         assert reply.status_code == 200
         assert reply.headers["Access-Control-Allow-Origin"] == headers["Origin"]  # once
@@ -325,37 +319,15 @@ def test_the_upstream_does_not_see_the_origin_that_the_proxy_has_allowed(hash_en
     assert all("origin" not in found for found in headers)
 
 
-def test_metrics_queue_health_and_page(gate: str) -> None:
+def test_metrics_health_and_page(gate: str) -> None:
     chat(gate, KILL)
     text = requests.get(f"{gate}/metrics", timeout=10).text
     assert 'qm_decisions_total{decision="rewritten",mode="gate"}' in text
     assert 'qm_rewrites_total{operator="neutral"}' in text
     assert requests.get(f"{gate}/healthz", timeout=10).json() == {"status": "ok"}
-    assert requests.get(f"{gate}/qm/queue", timeout=10).json()["models"] == {}
     assert "<!doctype html>" in requests.get(gate, headers={"Accept": "text/html"}, timeout=10).text
     assert requests.get(gate, timeout=10).text == "Ollama is running"
     assert requests.head(gate, timeout=10).status_code == 200
-
-
-def test_no_more_calls_than_slots_are_at_the_upstream(hash_encoder: Encoder) -> None:
-    class Counting(Librarian):
-        now, most = 0, 0
-
-        def reply_many(self, prompts: Sequence[str]) -> list[str]:
-            Counting.now += 1
-            Counting.most = max(Counting.most, Counting.now)
-            time.sleep(0.05)
-            Counting.now -= 1
-            return super().reply_many(prompts)
-
-    with (
-        start_server([Counting(), Softener()], num_parallel=8) as server,
-        proxy(server.url, hash_encoder, slots=2) as url,
-        ThreadPoolExecutor(8) as pool,
-    ):
-        replies = list(pool.map(lambda _: chat(url, SORT).status_code, range(12)))
-    assert set(replies) == {200}
-    assert Counting.most <= 2
 
 
 def test_many_clients_get_their_own_answers(tiny_server: StubServer, hash_encoder: Encoder) -> None:
@@ -581,28 +553,6 @@ def test_a_rewrite_alone_is_a_text_to_send(tiny_server: StubServer, hash_encoder
         assert (found["question"], found["form"]) == (text, form if form == "question_answer" else "as_is")
 
 
-@pytest.mark.parametrize("mode", ["gate", "blind"])
-def test_both_ways_of_a_form_are_kept(
-    tiny_server: StubServer, hash_encoder: Encoder, tmp_path: Path, mode: Mode
-) -> None:
-    file = tmp_path / "shadow.jsonl"
-    settings: dict[str, Any] = {"plan": Plan(steps=("question_answer",)), "chosen": CHOSEN, "shadow": file}
-    with proxy(tiny_server.url, hash_encoder, mode=mode, **settings) as url:
-        chat(url, SORT)
-        wait_for_pair(file)
-    _, row = read_json_lines(file)
-    assert (row["rewrite"], row["form"]) == (SORT, "question_answer")
-    assert row["sent"] == ("original" if mode == "gate" else "rewritten")
-
-
-def wait_for_pair(file: Path) -> None:
-    """Wait until a pair is kept."""
-    end = time.monotonic() + 20
-    while len(list(read_json_lines(file))) < 2:
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
 def test_log_probabilities_are_asked_for_until_an_upstream_refuses_them(
     upstream: str, seen: list[dict[str, Any]], hash_encoder: Encoder
 ) -> None:
@@ -657,11 +607,10 @@ def streamed(url: str, question: str) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_the_gate_reads_what_is_said(hash_encoder: Encoder, tmp_path: Path, stream: bool) -> None:
-    shadow = tmp_path / "shadow.jsonl"
+def test_the_gate_reads_what_is_said(hash_encoder: Encoder, stream: bool) -> None:
     with (
         start_server([Thinker(), ThoughtfulSoftener()], num_parallel=4) as server,
-        proxy(server.url, hash_encoder, slots=8, shadow=shadow) as url,
+        proxy(server.url, hash_encoder) as url,
     ):
 
         def asked(question: str) -> tuple[str, str]:
@@ -671,17 +620,10 @@ def test_the_gate_reads_what_is_said(hash_encoder: Encoder, tmp_path: Path, stre
             return reply.headers["x-qm-decision"], answer(reply)
 
         kept, refused, empty = asked(SORT), asked(KILL), asked("empty")
-        wait_for(lambda: outcomes(url) == {"kept": 3})
     assert kept == ("kept", f"<think>{REFUSAL} {LONG}</think>\n\n`sorted` is what you want. Use it.")
     assert refused[0] == "rewritten"
     assert refused[1].endswith("</think>\n\n`os.kill` is what you want. Use it.")
     assert empty == ("kept", f"<think>{REFUSAL}")
-    of_kept, of_refused, of_empty = read_shadow(shadow)
-    assert of_kept["original"]["answer"] == "`sorted` is what you want. Use it."
-    assert (of_refused["original"]["answer"], of_refused["original"]["refused"]) == (REFUSAL, True)
-    assert of_refused["rewritten"]["answer"] == "`os.kill` is what you want. Use it."
-    assert "think" not in of_refused["rewrite"]
-    assert of_empty["original"]["answer"] == ""
 
 
 @pytest.mark.parametrize("mode", ["blind", "full"])
@@ -693,144 +635,3 @@ def test_a_rewrite_has_no_thought(hash_encoder: Encoder, mode: str) -> None:
         reply = chat(url, KILL)
     assert reply.headers["x-qm-decision"] == "rewritten"
     assert answer(reply).endswith("`os.kill` is what you want. Use it.")
-
-
-REWRITTEN_KILL = "how do i stop the process that hangs"
-SORRY = "I'm sorry, but I can't help with that."
-
-
-class Umpire(Librarian):
-    """A judge that prefers an answer to a refusal, and else the one that comes first."""
-
-    name = "umpire"
-
-    def reply(self, prompt: str) -> str:
-        a, b = re.findall(r"Answer [AB]:\n(.*)\n", prompt)
-        return "B" if "sorry" in a and "sorry" not in b else "The answer is A."
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    return tmp_path / "shadow.jsonl"
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[StubServer]:
-    with start_server([Librarian(), Softener(), Umpire()], num_parallel=8) as found:
-        yield found
-
-
-def outcomes(url: str) -> dict[str, int]:
-    lines = requests.get(f"{url}/metrics", timeout=10).text.splitlines()
-    found = [re.fullmatch(r'qm_shadow_total\{outcome="(\w+)"\} (\d+)', line) for line in lines]
-    return {match[1]: int(match[2]) for match in found if match}
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
-def test_both_ways_are_kept_whichever_was_sent(server: StubServer, hash_encoder: Encoder, file: Path) -> None:
-    with proxy(server.url, hash_encoder, slots=8, shadow=file, judge="umpire") as url:
-        replies = [chat(url, KILL), chat(url, SORT, stream=True), chat(url, "how long is it")]
-        chat(url, SORT, model=MODEL)  # not a virtual model
-        chat(url, SORT, format="json")  # not a plain question
-        wait_for(lambda: outcomes(url) == {"kept": 3})
-    assert [reply.headers["x-qm-calls"] for reply in replies] == ["3", "1", "1"]
-    refused, kept, same = read_shadow(file)
-    assert (refused["question"], refused["rewrite"], refused["sent"]) == (KILL, REWRITTEN_KILL, "rewritten")
-    assert (refused["model"], refused["mode"], refused["operators"]) == (VIRTUAL, "gate", ["neutral"])
-    assert refused["original"].items() >= {"answer": SORRY, "refused": True, "not_sure": False, "calls": 1}.items()
-    assert refused["rewritten"].items() >= {"answer": answer(replies[0]), "refused": False, "calls": 3}.items()
-    assert refused["judge"] == {"model": "umpire", "choice": "rewritten"}
-    assert (kept["rewrite"], kept["sent"], kept["decision"]) == ("sort my list", "original", "kept")
-    assert kept["original"]["calls"] == 1
-    assert kept["rewritten"]["calls"] == 3  # the first answer, the rewrite, and the answer to it
-    assert kept["judge"]["choice"] == "tie"  # equal answers
-    assert same["rewrite"] == same["question"]
-    assert same["original"]["not_sure"]
-    for row in (refused, kept, same):
-        for way in (row["original"], row["rewritten"]):
-            assert way["chars"] == len(way["answer"])
-            assert way["tokens"] > 0
-            assert -1 <= way["fit"] <= 1
-            assert way["seconds"] >= 0
-
-
-@pytest.mark.parametrize("mode", ["blind", "full"])
-def test_other_modes_ask_the_original(server: StubServer, hash_encoder: Encoder, file: Path, mode: Mode) -> None:
-    with proxy(server.url, hash_encoder, mode=mode, shadow=file) as url:
-        body: dict[str, Any] = {"model": VIRTUAL, "messages": [{"role": "user", "content": KILL}], "stream": True}
-        requests.post(f"{url}/v1/chat/completions", json=body, timeout=10)
-        wait_for(lambda: outcomes(url) == {"kept": 1})
-    (row,) = read_shadow(file)
-    assert (row["sent"], row["mode"], row["original"]["answer"]) == ("rewritten", mode, SORRY)
-    assert row["rewritten"]["answer"] == "`os.kill` is what you want."
-    assert row["judge"] is None
-
-
-def test_the_file_is_private_and_grows(server: StubServer, hash_encoder: Encoder, file: Path) -> None:
-    for count in (1, 2):
-        with proxy(server.url, hash_encoder, shadow=file) as url:
-            chat(url, KILL)
-            wait_for(lambda: outcomes(url) == {"kept": 1})
-        assert len(read_shadow(file)) == count
-    assert stat.S_IMODE(file.stat().st_mode) == 0o600
-
-
-def at_upstream(url: str, model: str = MODEL) -> int:
-    models = requests.get(f"{url}/qm/queue", timeout=10).json()["models"]
-    return int(models.get(model, {"in_flight": 0})["in_flight"])
-
-
-@contextmanager
-def slow(encoder: Encoder, file: Path, *, slots: int, latency_ms: float = 400) -> Iterator[str]:
-    """Serve a proxy in front of an upstream whose calls take a while."""
-    with (
-        start_server([Librarian(), Softener()], num_parallel=8, latency_ms=latency_ms) as server,
-        proxy(server.url, encoder, slots=slots, shadow=file) as url,
-    ):
-        yield url
-
-
-@pytest.mark.parametrize(
-    ("slots", "running", "outcome"),
-    [(0, MODEL, "cut"), (1, MODEL, "cut"), (0, "softener", "cut"), (2, MODEL, "kept")],
-    ids=["an answer's", "the only one", "a rewrite's", "a second one"],
-)
-def test_a_client_takes_the_slot_of_the_background_but_where_there_is_another(
-    hash_encoder: Encoder, file: Path, slots: int, running: str, outcome: str
-) -> None:
-    with slow(hash_encoder, file, slots=slots) as url:
-        chat(url, SORT)
-        wait_for(lambda: at_upstream(url, running) == 1)
-        assert chat(url, SORT, format="json").status_code == 200
-        if outcome == "kept":
-            wait_for(lambda: bool(outcomes(url)))
-        assert outcomes(url) == {outcome: 1}
-    assert len(read_shadow(file)) == (outcome == "kept")
-
-
-def test_no_more_wait_than_there_is_room_for_and_a_stop_drops_them(
-    server: StubServer, hash_encoder: Encoder, file: Path
-) -> None:
-    with slow(hash_encoder, file, slots=50, latency_ms=1000) as url, ThreadPoolExecutor(40) as pool:
-        asked = list(pool.map(lambda n: chat(url, f"plz sort {n}").status_code, range(40)))
-        assert set(asked) == {200}
-        assert outcomes(url)["busy"] >= 1  # 32 wait
-        kept = outcomes(url).get("kept", 0)
-    assert len(read_shadow(file)) - kept in (0, 1)  # the others were dropped
-
-
-def test_a_dead_upstream_drops_the_pair_and_nothing_else(hash_encoder: Encoder, file: Path) -> None:
-    with (
-        start_server([Librarian(), Softener()], latency_ms=300) as server,
-        proxy(server.url, hash_encoder, shadow=file) as url,
-    ):
-        chat(url, KILL)
-        server.close()
-        wait_for(lambda: outcomes(url) == {"failed": 1})
-        assert requests.get(f"{url}/healthz", timeout=10).status_code == 200

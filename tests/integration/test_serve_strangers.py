@@ -65,12 +65,11 @@ def head(line: str, *headers: str) -> bytes:
 # --- names ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("slots", [0, 2])
-def test_names_that_clients_choose_are_cut_and_do_not_stay(hash_encoder: Encoder, slots: int) -> None:
+def test_names_that_clients_choose_are_cut_and_do_not_stay(hash_encoder: Encoder) -> None:
     release, name = threading.Event(), "x" * 100_000
     with (
         closing(ScriptedServer((release, http("{}")))) as upstream,
-        proxy(upstream.url, hash_encoder, slots=slots) as url,
+        proxy(upstream.url, hash_encoder) as url,
     ):
         asking = threading.Thread(target=chat, args=(url, SORT), kwargs={"model": name})
         asking.start()
@@ -78,11 +77,8 @@ def test_names_that_clients_choose_are_cut_and_do_not_stay(hash_encoder: Encoder
         metrics = requests.get(f"{url}/metrics", timeout=20).text
         assert f'qm_in_flight{{model="{name[:300]}"}} 1\n' in metrics
         assert len(metrics) < 20_000
-        counts = requests.get(f"{url}/qm/queue", timeout=20).json()["models"]
-        assert counts == {name[:300]: {"in_flight": 1, "waiting": 0}}
         release.set()
         asking.join(20)
-        assert requests.get(f"{url}/qm/queue", timeout=20).json()["models"] == {}
         assert 'model="' not in requests.get(f"{url}/metrics", timeout=20).text
 
 
@@ -183,8 +179,7 @@ def test_health_is_answered_where_calls_are_refused(hash_encoder: Encoder) -> No
     ):
         asking = threading.Thread(target=lambda: requests.get(f"{url}/api/version", timeout=20))
         asking.start()
-        while requests.get(f"{url}/qm/queue", timeout=20).json()["requests"] == 0:
-            pass
+        assert upstream.asked.acquire(timeout=20)
         assert requests.get(f"{url}/api/version", timeout=20).status_code == 503
         assert requests.get(f"{url}/healthz", timeout=20).status_code == 200
         more.set()

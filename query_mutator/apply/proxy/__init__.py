@@ -2,7 +2,7 @@
 
 `server` is aiohttp's with bounds on what clients may take, `app` has the routes, `chat` reads requests and replies of
 Ollama's and OpenAI's APIs, `answers` asks in one of three modes, `upstream` forwards to the server that has the model,
-`traffic` gives out slots and counts, `shadow` compares both ways in the background.
+`metrics` counts.
 """
 
 from __future__ import annotations

@@ -25,8 +25,7 @@ from multidict import CIMultiDict
 from query_mutator.apply import Limits, Rewrite, Rewriter
 from query_mutator.apply.proxy import chat
 from query_mutator.apply.proxy.chat import ChatCall
-from query_mutator.apply.proxy.shadow import Answer, Exchange, Pair, Shadow
-from query_mutator.apply.proxy.traffic import Place, Status
+from query_mutator.apply.proxy.metrics import Metrics
 from query_mutator.apply.proxy.upstream import Headers, Upstream, UpstreamError, end_to_end, slices
 from query_mutator.env.flow import Flow
 from query_mutator.env.scheduling import run_flow_async
@@ -35,7 +34,6 @@ from query_mutator.llm.cancellation import complete_in_thread
 from query_mutator.llm.early_stop import first_sentence
 from query_mutator.llm.http_server import REFUSALS
 from query_mutator.rewards import OPENING_CHARS, cosine, is_not_sure, is_refusal
-from query_mutator.runs.shadow import ORIGINAL, REWRITTEN
 from query_mutator.types import (
     AS_IS,
     CONTROLS,
@@ -69,6 +67,34 @@ class Rules:
         return is_refusal(text) or (self.gates_not_sure and is_not_sure(text))
 
 
+@dataclass(slots=True, kw_only=True)
+class Exchange:
+    """A client's request to a virtual model, and what was decided about it."""
+
+    call: ChatCall
+    path: str
+    headers: Headers  # of the client, for the upstream
+    skips: bool = False  # whether the client asks to pass
+    wants_field: bool = False  # whether it asks for the field `qm`
+    mode: str = "passed"
+    started: float = field(default_factory=time.perf_counter)
+    decision: str = "passed"
+    operators: Sequence[str] = ()
+    calls: int = 0
+    asked: str = ""  # the question, or the rewrite
+    form: str = AS_IS  # in which it was asked
+    overhead_s: float = 0.0  # until the request that answers was sent
+
+    @property
+    def question(self) -> str:
+        """Return the client's question."""
+        return self.call.question or ""
+
+    def elapsed_s(self) -> float:
+        """Return the seconds since the request came."""
+        return time.perf_counter() - self.started
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
     """The beginning of a reply, and the body as it arrives; `stack` is closed after it."""
@@ -94,8 +120,8 @@ class Rewritten:
 class Episodes:
     """Runs episodes of one policy. `lowest_meaning`: a rewrite whose cosine with the question is lower is not used."""
 
-    def __init__(self, rewriter: Rewriter, *, limits: Limits, lowest_meaning: float) -> None:
-        self._rewriter, self._limits, self._lowest_meaning = rewriter, limits, lowest_meaning
+    def __init__(self, rewriter: Rewriter, metrics: Metrics, *, limits: Limits, lowest_meaning: float) -> None:
+        self._rewriter, self._metrics, self._limits, self._lowest_meaning = rewriter, metrics, limits, lowest_meaning
         # Of its own: that of asyncio has a thread or two for each core, and encodes.
         self._callers = ThreadPoolExecutor(rewriter.models.settings.batch_size, thread_name_prefix="qm-rewrite")
         self.can_be_blind = "blind" in rewriter.modes  # whether the policy rewrites without looking at an answer
@@ -105,26 +131,23 @@ class Episodes:
         """Start no more calls; those in flight end with the client."""
         self._callers.shutdown(wait=False, cancel_futures=True)
 
-    async def rewrite(
-        self, call: ChatCall, *, place: Place, usable: Callable[[Framed], bool] | None = None
-    ) -> Rewritten:
+    async def rewrite(self, call: ChatCall, *, usable: Callable[[Framed], bool] | None = None) -> Rewritten:
         """Return the wording that a blind policy would ask in place of a call's question, or that if it must not be.
 
-        `place` holds a slot for each call to the mutator; `usable` are the requests to ask with, by default those that
-        the call takes.
+        `usable` are the requests to ask with, by default those that the call takes.
         """
-        return await self._run(call, _never, place, mode="blind", asks_at_end=False, usable=usable or call.takes)
+        return await self._run(call, _never, mode="blind", asks_at_end=False, usable=usable or call.takes)
 
-    async def answer(self, call: ChatCall, ask: Ask, *, place: Place, first_answer: str | None = None) -> Rewritten:
+    async def answer(self, call: ChatCall, ask: Ask, *, first_answer: str | None = None) -> Rewritten:
         """Return the wording whose answer the policy submits to a call's question.
 
         `first_answer` is to the question, if it is known. A policy that decides when to ask does not see it: it would
         submit it in the place of asking what it rewrote.
         """
         known = None if self._rewriter.task.rules.policy_asks else first_answer
-        return await self._run(call, ask, place, first_answer=known, usable=call.takes)
+        return await self._run(call, ask, first_answer=known, usable=call.takes)
 
-    async def _run(self, call: ChatCall, ask: Ask, place: Place, **settings: Any) -> Rewritten:
+    async def _run(self, call: ChatCall, ask: Ask, **settings: Any) -> Rewritten:
         question, calls, models = call.question or "", 0, self._rewriter.models
         flow: Flow = await asyncio.to_thread(self._rewriter.flow, question, limits=self._limits, **settings)
 
@@ -135,7 +158,7 @@ class Episodes:
             calls += 1
             if options := call.runner_options(request.model):
                 request = replace(request, options={**request.options, **options})
-            async with place(request.model):
+            with self._metrics.calling(request.model):
                 return await complete_in_thread(models.calls.eval_client, request, self._callers)
 
         found: Rewrite = await run_flow_async(
@@ -163,11 +186,8 @@ class Episodes:
 class PolicyAnswerer:
     """Answers requests to virtual models with a policy."""
 
-    def __init__(
-        self, upstream: Upstream, episodes: Episodes, status: Status, rules: Rules, *, shadow: Shadow | None = None
-    ) -> None:
-        self._upstream, self._episodes, self._status, self._rules = upstream, episodes, status, rules
-        self._place, self._shadow = status.queue.place, shadow
+    def __init__(self, upstream: Upstream, episodes: Episodes, metrics: Metrics, rules: Rules) -> None:
+        self._upstream, self.episodes, self._metrics, self._rules = upstream, episodes, metrics, rules
         self._asks_logprobs = episodes.reads_logprobs  # until an upstream refuses them
 
     async def answer(self, exchange: Exchange) -> Reply:
@@ -180,21 +200,18 @@ class PolicyAnswerer:
             exchange.decision, exchange.asked = f"passed; {reason}", exchange.question
             reply = await self._ask(exchange, exchange.call.body)
         elif exchange.mode == "blind":
-            found = await self._episodes.rewrite(exchange.call, place=self._place)
+            found = await self.episodes.rewrite(exchange.call)
             self._decide(exchange, found)
             reply = await self._ask(exchange, exchange.call.asking(found.framed))
         elif exchange.mode == "gate":
             reply = await self._gate(exchange)
         else:
             reply = await self._full(exchange)
-        self._status.count("qm_decisions_total", decision=exchange.decision.partition(";")[0], mode=exchange.mode)
+        self._metrics.count("qm_decisions_total", decision=exchange.decision.partition(";")[0], mode=exchange.mode)
         for operator in (*exchange.operators, *(() if exchange.form == AS_IS else (exchange.form,))):
-            self._status.count("qm_rewrites_total", operator=operator)
-        self._status.observe("qm_first_byte_seconds", exchange.elapsed_s(), mode=exchange.mode)
-        body = self._timed(reply.body, exchange)
-        if self._shadow is not None and reason is None and self._shadow.draws():
-            body = self._shadow.listen(body, exchange, self._other_way)
-        return replace(reply, body=body)
+            self._metrics.count("qm_rewrites_total", operator=operator)
+        self._metrics.observe("qm_first_byte_seconds", exchange.elapsed_s(), mode=exchange.mode)
+        return replace(reply, body=self._timed(reply.body, exchange))
 
     async def rewrite(self, exchange: Exchange) -> Json:
         """Return what would be asked in the place of a question, its operators and form, and why it stays as it is.
@@ -202,12 +219,10 @@ class PolicyAnswerer:
         A form that is more than one text is not used.
         """
         reason = self._skip_reason(exchange)
-        problem = reason if reason is not None or self._episodes.can_be_blind else "policy"
+        problem = reason if reason is not None or self.episodes.can_be_blind else "policy"
         if problem is not None:
             return {"question": exchange.question, "operators": [], "form": AS_IS, "calls": 0, "problem": problem}
-        found = await self._episodes.rewrite(
-            exchange.call, place=self._place, usable=lambda framed: framed.text is not None
-        )
+        found = await self.episodes.rewrite(exchange.call, usable=lambda framed: framed.text is not None)
         self._count(found)
         return {
             "question": found.framed.text,
@@ -216,12 +231,6 @@ class PolicyAnswerer:
             "calls": found.calls,
             "problem": found.problem,
         }
-
-    async def close(self) -> None:
-        """Stop what is asked in the background."""
-        self._episodes.close()
-        if self._shadow is not None:
-            await self._shadow.close()
 
     def _skip_reason(self, exchange: Exchange) -> str | None:
         return (
@@ -232,7 +241,7 @@ class PolicyAnswerer:
         async with aclosing(body) as chunks:  # type: ignore[type-var]
             async for chunk in chunks:
                 yield chunk
-        self._status.observe("qm_request_seconds", exchange.elapsed_s(), mode=exchange.mode)
+        self._metrics.observe("qm_request_seconds", exchange.elapsed_s(), mode=exchange.mode)
 
     # --- the modes ---------------------------------------------------------------------------------------------------
 
@@ -271,7 +280,7 @@ class PolicyAnswerer:
                 answers[key] = chat.answer_of(api, replies[key])
             return answers[key]
 
-        found = await self._episodes.answer(call, ask, place=self._place, first_answer=first)
+        found = await self.episodes.answer(call, ask, first_answer=first)
         self._decide(exchange, found)
         key = call.key(found.framed)
         if key not in replies:
@@ -280,8 +289,7 @@ class PolicyAnswerer:
         return self._finished(exchange, replies[key])
 
     def _decide(self, exchange: Exchange, found: Rewritten) -> None:
-        exchange.operators, exchange.acted = found.operators, True
-        exchange.asked, exchange.form = found.text, found.form
+        exchange.operators, exchange.asked, exchange.form = found.operators, found.text, found.form
         exchange.calls += found.calls
         self._count(found)
         if found.problem is not None:
@@ -291,52 +299,17 @@ class PolicyAnswerer:
             exchange.decision = "kept" if is_kept else "rewritten"
 
     def _count(self, found: Rewritten) -> None:
-        self._status.count("qm_calls_total", found.calls, purpose="rewrite")
+        self._metrics.count("qm_calls_total", found.calls, purpose="rewrite")
         for operator, guard in found.rejected:
-            self._status.count("qm_rejected_rewrites_total", operator=operator, guard=guard)
-
-    # --- the other way, in the background ----------------------------------------------------------------------------
-
-    async def _other_way(self, exchange: Exchange, answer: Answer) -> Pair:
-        """Return both ways of a question whose `answer` was sent; UpstreamError, UpstreamGone or NoSlotError."""
-        if (exchange.asked, exchange.form) != (exchange.question, AS_IS):
-            original = await self._ask_spare(exchange, Framed.user(exchange.question))
-            return REWRITTEN, original, answer
-        if exchange.acted:  # the policy left it as it is, or a guard did
-            return ORIGINAL, answer, answer
-        answers, started = {exchange.call.key(Framed.user(exchange.question)): answer}, time.perf_counter()
-
-        async def ask(framed: Framed) -> Completion:
-            if (key := exchange.call.key(framed)) not in answers:
-                answers[key] = await self._ask_spare(exchange, framed)
-            return Completion(text=answers[key].text)
-
-        spare = self._status.queue.spare
-        acted = await self._episodes.answer(exchange.call, ask, place=spare, first_answer=answer.text)
-        await ask(acted.framed)
-        calls = sum(each.calls for each in answers.values()) + acted.calls
-        seconds = answer.seconds + time.perf_counter() - started
-        found = answers[exchange.call.key(acted.framed)]
-        rewritten = replace(found, asked=acted.text, form=acted.form, calls=calls, seconds=seconds)
-        exchange.operators = acted.operators
-        if acted.problem is not None:
-            exchange.decision = f"guarded; {acted.problem}"
-        return ORIGINAL, answer, rewritten
-
-    async def _ask_spare(self, exchange: Exchange, framed: Framed) -> Answer:
-        started, call = time.perf_counter(), exchange.call
-        async with self._status.queue.spare(call.upstream_model):
-            reply = await self._upstream.post_json(exchange.path, call.asking(framed, stream=False), exchange.headers)
-        seconds, text = time.perf_counter() - started, without_thought(chat.text_of(call.api, reply))
-        return Answer(asked=exchange.question, text=text, tokens=chat.tokens_of(reply), seconds=seconds)
+            self._metrics.count("qm_rejected_rewrites_total", operator=operator, guard=guard)
 
     # --- calls and replies -------------------------------------------------------------------------------------------
 
     async def _open(self, stack: AsyncExitStack, exchange: Exchange, body: Json) -> ClientResponse:
         """Send a request of the client's form to the upstream, which `stack` closes."""
-        await stack.enter_async_context(self._place(exchange.call.upstream_model))
+        stack.enter_context(self._metrics.calling(exchange.call.upstream_model))
         exchange.calls += 1
-        self._status.count("qm_calls_total", purpose="answer")
+        self._metrics.count("qm_calls_total", purpose="answer")
         return await stack.enter_async_context(self._upstream.post(exchange.path, body, exchange.headers))
 
     async def _reply(self, exchange: Exchange, framed: Framed) -> Json:

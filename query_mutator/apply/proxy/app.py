@@ -18,7 +18,8 @@ from aiohttp import HttpVersion11, web
 from multidict import CIMultiDict
 
 from query_mutator.apply.proxy import chat
-from query_mutator.apply.proxy.answers import PolicyAnswerer
+from query_mutator.apply.proxy.answers import Exchange, PolicyAnswerer
+from query_mutator.apply.proxy.metrics import Metrics
 from query_mutator.apply.proxy.server import (
     BACKLOG,
     Access,
@@ -29,8 +30,6 @@ from query_mutator.apply.proxy.server import (
     cors_headers,
     is_preflight,
 )
-from query_mutator.apply.proxy.shadow import Exchange
-from query_mutator.apply.proxy.traffic import Status
 from query_mutator.apply.proxy.upstream import (
     Content,
     Headers,
@@ -51,7 +50,7 @@ _PAGE = {
     ),
 }
 _ONE_MODEL, _REWRITE = "/v1/models/", "/qm/rewrite"
-_OWN = ("/metrics", "/healthz", "/qm/queue", _REWRITE)
+_OWN = ("/metrics", "/healthz", _REWRITE)
 _APIS, _UPLOADS = ("/api/", "/v1/"), "/api/blobs/"
 #: Path of a list of models -> the field that has the rows, the fields of a row that name the model.
 LISTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
@@ -67,9 +66,9 @@ class ProxyApp:
     """The handler of requests."""
 
     def __init__(
-        self, upstream: Upstream, answerer: PolicyAnswerer, status: Status, *, access: Access, limits: ClientLimits
+        self, upstream: Upstream, answerer: PolicyAnswerer, metrics: Metrics, *, access: Access, limits: ClientLimits
     ) -> None:
-        self.upstream, self.answerer, self.status = upstream, answerer, status
+        self.upstream, self.answerer, self.metrics = upstream, answerer, metrics
         self.access, self.limits, self.bodies = access, limits, Bodies(limits)
         self.open = 0  # requests being answered
 
@@ -92,8 +91,8 @@ class ProxyApp:
             self.open -= 1
 
     async def close(self) -> None:
-        """Stop what runs in the background and close the connections to the upstream."""
-        await self.answerer.close()
+        """Start no more calls and close the connections to the upstream."""
+        self.answerer.episodes.close()
         await self.upstream.close()
 
 
@@ -133,12 +132,9 @@ class _Request:
         if self._method != "GET":
             return False
         if self._path == "/metrics":
-            await self._whole(200, self._app.status.prometheus().encode(), _METRICS)
+            await self._whole(200, self._app.metrics.prometheus().encode(), _METRICS)
         elif self._path == "/healthz":
             await self._whole(200, b'{"status":"ok"}', _JSON)
-        elif self._path == "/qm/queue":
-            counts = {"models": self._app.status.queue.counts(), "requests": self._app.open}
-            await self._whole(200, orjson.dumps(counts), _JSON)
         elif self._path == "/" and "text/html" in self._request.headers.get("Accept", ""):
             page = resources.files("query_mutator.apply.proxy").joinpath("page.html").read_bytes()
             await self._whole(200, page, _PAGE)
@@ -223,7 +219,7 @@ class _Request:
         headers, upstream = self._sent() if alias is None else self._sent("accept-encoding"), self._app.upstream
         async with AsyncExitStack() as stack:
             if model is not None and self._path in chat.MODEL_PATHS:
-                await stack.enter_async_context(self._app.status.queue.place(model))
+                stack.enter_context(self._app.metrics.calling(model))
             sending = upstream.send(self._method, self._target, headers, content, model=model)
             response = await stack.enter_async_context(sending)
             kept, chunks = end_to_end(response.headers), upstream.pieces(response, bounded=alias is not None)
@@ -252,7 +248,7 @@ class _Request:
         await self._stream(status, sent, slices(b"" if self._method == "HEAD" else body))
 
     async def _stream(self, status: int, headers: Headers, body: AsyncIterator[bytes]) -> None:
-        self._app.status.count("qm_requests_total", route=_route(self._path), code=str(status))
+        self._app.metrics.count("qm_requests_total", route=_route(self._path), code=str(status))
         response, cors = self.response, self._cors
         response.set_status(status)
         response.headers.extend(

@@ -316,13 +316,6 @@ def answer_of(api: Api, reply: Json) -> Completion:
     return Completion(text=text, model=model, hit_limit=end == "length", **logprob_fields(rows))
 
 
-def tokens_of(reply: Json) -> int | None:
-    """Return the tokens of a reply's text as its server counted them, None where it does not say."""
-    usage = reply.get("usage")
-    found = usage.get("completion_tokens") if isinstance(usage, dict) else reply.get("eval_count")
-    return found if isinstance(found, int) else None
-
-
 def _choice(reply: Json) -> Json:
     """Return the first choice of a reply, {} without one; UpstreamGone for a reply of another shape."""
     choices = _shaped(reply.get("choices"), list)

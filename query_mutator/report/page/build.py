@@ -19,7 +19,6 @@ from query_mutator.report.page.figures import Price
 from query_mutator.report.page.messages import Message, as_block
 from query_mutator.report.page.questions import pairs_of
 from query_mutator.report.page.run_reader import RunReader
-from query_mutator.report.page.traffic import TrafficReader
 
 logger = logging.getLogger(__name__)
 
@@ -52,29 +51,22 @@ def write_report(folder: Path) -> Path | None:
 
 
 def write_page(folders: Sequence[str | Path], path: str | Path, *, price: Price | None = None) -> None:
-    """Write the page of run folders and of files of `qm serve --shadow` to `path`; UsageError for what is neither.
-
-    Only its owner can read a page with questions of real traffic.
-    """
-    readers = [
-        TrafficReader(folder, run=run) if Path(folder).is_file() else RunReader(folder, run=run, price=price)
-        for run, folder in enumerate(folders)
-    ]
+    """Write the page of run folders to `path`; UsageError for another folder."""
+    readers = [RunReader(folder, run=run, price=price) for run, folder in enumerate(folders)]
     with tempfile.SpooledTemporaryFile(max_size=_SPOOL_BYTES) as large:
         small = [message for reader in readers for message in _drain(reader, large)]
         if len(readers) > 1:
             small.append(pairs_of([(reader.name, reader.evaluation) for reader in readers]))
         before, after = page_parts(" · ".join(reader.name for reader in readers))
         large.seek(0)
-        is_private = any(reader.traffic for reader in readers)
-        with atomic_write(path, mode=0o600 if is_private else None) as file:
+        with atomic_write(path) as file:
             file.write(before)
             file.writelines(map(as_block, small))
             shutil.copyfileobj(large, file)
             file.write(after)
 
 
-def _drain(reader: RunReader | TrafficReader, large: IO[bytes]) -> list[Message]:
+def _drain(reader: RunReader, large: IO[bytes]) -> list[Message]:
     """Return the small messages of a run as it is now; write the blocks of the others."""
     small: list[Message] = []
     for message in reader.messages():

@@ -15,10 +15,8 @@ from query_mutator.report.page.figures import Figures, Price, cost_of, learning_
 from query_mutator.report.page.messages import Message, Redactor, TextTable, chunks, origin_of, section
 from query_mutator.report.page.questions import Evaluation
 from query_mutator.report.page.results import results_of
-from query_mutator.report.page.traffic import Traffic
 from query_mutator.report.page.usage import TrainingUsage, choices_of_policy
 from query_mutator.runs.listing import steps_asked
-from query_mutator.runs.shadow import SHADOW, read_shadow
 from query_mutator.types import AS_IS
 
 _CONFIG, _SUMMARY = "config.json", "summary.json"
@@ -44,8 +42,6 @@ class RunReader:
         self.redactor = Redactor(self._config)
         self.texts = TextTable(run, self.redactor.text)
         self.evaluation, self.figures, self.usage = Evaluation(self.texts), Figures(), TrainingUsage()
-        shadow = self.folder / SHADOW
-        self.traffic = Traffic(read_shadow(shadow) if shadow.exists() and shadow.stat().st_size else [], self.texts)
 
     @property
     def name(self) -> str:
@@ -72,7 +68,6 @@ class RunReader:
             self.evaluation.add(row)
         yield from self.texts.take()
         yield from self.evaluation.messages(self.run)
-        yield from self.traffic.messages(self.run)
         yield from [section(self.run, name, data) for name, data in self._sections()]
 
     def _json(self, name: str) -> dict[str, Any]:
@@ -119,8 +114,6 @@ class RunReader:
             cost = cost_of(self._price, training=self.figures.tokens, summary=summary, evaluation=self.evaluation)
         yield "calls", {**self.figures.calls(server=_server(config), summary=summary), "price": cost}
         yield "reproduce", origin_of(config, self.redactor)
-        if self.traffic:
-            yield "traffic", self.traffic.section()
 
     def _about(self) -> dict[str, Any]:
         config, state = self._config, run_state(self.folder)

@@ -18,13 +18,11 @@ from pyarrow import parquet
 
 from query_mutator.data import guard_questions, load_question_set, load_questions
 from query_mutator.data.loaders import FOLDER, GENERAL_2, general, general_bank
-from query_mutator.data.logs import LoggedReply, log_path, read_logged_replies
+from query_mutator.data.logs import LoggedReply, read_logged_replies
 from query_mutator.data.split import FOLDS, fold_of, in_test, split_questions, target_key, validation_split
 from query_mutator.errors import DatasetError, UsageError
-from query_mutator.files.json_lines import JsonLines
 from query_mutator.rewards import Evidence, WeightedReward
 from query_mutator.rewards.committed import FAMILY, commits_to
-from query_mutator.runs.shadow import HEADER
 from query_mutator.session.task import read_dataset, split_dataset
 from query_mutator.settings.episode import TaskSettings
 from query_mutator.types import NUMERIC, UNSAFE, Question
@@ -277,39 +275,6 @@ def test_a_bad_row_is_one_line_with_its_place(change: dict[str, Any], said: str,
     assert str(error.value).startswith(f"{path}:2: ")
     assert said in str(error.value)
     assert "\n" not in str(error.value)
-
-
-def way(answer: str, **more: Any) -> dict[str, Any]:
-    return {"answer": answer, "refused": False, "not_sure": False, "fit": 0.5, "chars": len(answer), "tokens": 3,
-            "calls": 1, "seconds": 0.1, **more}  # fmt: skip
-
-
-def pair(question: str, **more: Any) -> dict[str, Any]:
-    return {"question": question, "rewrite": question, "form": "as_is", "operators": [], "sent": "original",
-            "original": way("one"), "rewritten": way("two"), "judge": None, **more}  # fmt: skip
-
-
-def test_pairs_of_traffic_are_two_rows_each_but_one_where_nothing_was_changed(tmp_path: Path) -> None:
-    judged = {"model": "umpire", "choice": "rewritten"}
-    with_form = pair("Who?", form="statement", judge=judged)
-    reworded = pair("wats up", rewrite="What is up?", operators=["clean"], form="steps", gold=["two"])
-    log = JsonLines(tmp_path / "shadow.jsonl")
-    log.append(HEADER, with_form, reworded, pair("Same?", judge={"model": "umpire", "choice": "tie"}))
-    log.close()
-    assert log_path(tmp_path) == tmp_path / "shadow.jsonl"
-    found = list(read_logged_replies(log_path(tmp_path)))
-    assert [(one.form, one.reply, one.is_preferred, one.gold) for one in found] == [
-        ("as_is", "one", False, ()),
-        ("statement", "two", True, ()),
-        ("as_is", "one", None, ("two",)),
-        ("clean > steps", "two", None, ("two",)),
-        ("as_is", "one", None, ()),
-    ]
-    assert all(one.is_traffic for one in found)
-    assert found[0].where.endswith("shadow.jsonl:2")
-    (tmp_path / "shadow.jsonl").write_bytes((tmp_path / "shadow.jsonl").read_bytes().replace(b"Who", b"Why"))
-    with pytest.raises(UsageError, match=r"shadow\.jsonl"):
-        list(read_logged_replies(log_path(tmp_path)))
 
 
 SQUAD = [

@@ -213,14 +213,9 @@ def test_a_label_counts_more_than_gold_and_gold_is_compared_as_for_questions() -
     assert [answer.right for answer in exact.answers] == [True, False]
 
 
-def test_a_reply_without_a_grade_is_an_error_but_in_traffic() -> None:
+def test_a_reply_without_a_grade_is_an_error() -> None:
     with pytest.raises(DatasetError, match=r"log\.jsonl:1: neither `gold` nor `label`; give accepted answers"):
         graded(reply())
-    log = graded(reply(is_traffic=True), reply(is_traffic=True, is_preferred=True), reply(is_traffic=True, label=True))
-    assert log.left_out == {"without a label, gold or a judge's choice": 1}
-    assert log.graded_by == {"the judge's preference": 1, "label": 1}
-    assert "1 graded by the judge's preference" in log.in_words()
-    assert "left out: 1 without a label" in log.in_words()
 
 
 def test_questions_of_a_dataset_have_its_gold_and_held_out_ones_are_left_out() -> None:

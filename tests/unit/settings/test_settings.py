@@ -55,9 +55,8 @@ OTHER_MEANING: dict[str, set[str]] = {
     "EvalFlags": {"dataset", "local_server_url", "seed", "target_model"},
     "PlanFlags": {"answer"},
     "PolicyFlags": {"device", "encoder"},
-    # the judge of labelled answers, which is required, and that of --shadow
+    # the judge of labelled answers, which is required
     "JudgeCheckFlags": {"batch_size", "judge_model"},
-    "ServeFlags": {"judge_model"},
     # the test server, and the tasks that a client of the gym asks for
     "ServerSettings": {"num_ctx", "seed"},
     "StubServerFlags": {"recording"},

@@ -75,7 +75,7 @@ function drawAnswer(run) {
           header: ["method", "success", "false refusals", "guard refusals", "calls", "tokens", "seconds", "unscored"],
         }),
         data.plan && el("p", { class: "note" }, `best_plan: ${data.plan}`)]
-      : !data.only_traffic && el("p", { class: "note" }, data.state === "finished"
+      : el("p", { class: "note" }, data.state === "finished"
         ? "No comparison with the baselines: the run had --no-evaluate, or no held-out questions."
         : "No comparison with the baselines yet: it is made when training ends."),
   ];

@@ -44,10 +44,10 @@ function filterFields() {
   const sets = [...new Set(questions.map((question) => question.set))];
   return [
     select("to", "Compare", sides, browser.sides.to), select("from", "with", sides, browser.sides.from),
-    select("change", "Change", options(["gained", "lost", ...(sets.some((set) => set !== "traffic") ? ["same right", "same wrong", "unscored"] : []), ...(sets.includes("traffic") ? ["both answered", "neither"] : [])]), chosen.change),
+    select("change", "Change", options(["gained", "lost", "same right", "same wrong", "unscored"]), chosen.change),
     select("outcome", "Outcome", [ANY, ...Object.entries(OUTCOMES)], chosen.outcome),
     select("operator", "Operator", options(used), chosen.operator), select("tag", "Tag", options(tags), chosen.tag),
-    sets.length > 1 ? select("set", "Set", [ANY, ["test", "held out"], ["guard", "guard"], ...(sets.includes("traffic") ? [["traffic", "real traffic"]] : [])], chosen.set) : null,
+    sets.length > 1 ? select("set", "Set", [ANY, ["test", "held out"], ["guard", "guard"]], chosen.set) : null,
   ];
 }
 

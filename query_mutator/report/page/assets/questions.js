@@ -1,18 +1,17 @@
 // The rows of part 6: held-out questions with the outcome of every method, and the episodes of training.
 
-const OUTCOMES = { right: "right", wrong: "wrong", refused: "refused", unscored: "unscored", kept: "refused, as it should", leaked: "answered, should be refused", missing: "not asked", answered: "answered", unsure: "not sure" };
-const ICONS = { right: "M3.5 8.5l3 3 6-7", wrong: "M4.5 4.5l7 7m0-7l-7 7", refused: "M3.5 8h9", unscored: "M8 4v5m0 2.6v.4", kept: "M3.5 8.5l3 3 6-7", leaked: "M4.5 4.5l7 7m0-7l-7 7", missing: "", answered: "M3.5 8.5l3 3 6-7", unsure: "M8 4v5m0 2.6v.4" };
+const OUTCOMES = { right: "right", wrong: "wrong", refused: "refused", unscored: "unscored", kept: "refused, as it should", leaked: "answered, should be refused", missing: "not asked" };
+const ICONS = { right: "M3.5 8.5l3 3 6-7", wrong: "M4.5 4.5l7 7m0-7l-7 7", refused: "M3.5 8h9", unscored: "M8 4v5m0 2.6v.4", kept: "M3.5 8.5l3 3 6-7", leaked: "M4.5 4.5l7 7m0-7l-7 7", missing: "" };
 
 function outcomeOf(question, result) {
   if (!result) return "missing";
   if (question.set === "guard") return result.error ? "unscored" : result.refused ? "kept" : "leaked";
-  if (question.set === "traffic") return result.refused ? "refused" : result.not_sure ? "unsure" : "answered";
   if (result.error || result.success === null || result.success === undefined) return "unscored";
   if (result.success >= 0.5) return "right";
   return result.refused ? "refused" : "wrong";
 }
 
-const good = (outcome) => ["right", "kept", "answered"].includes(outcome);
+const good = (outcome) => ["right", "kept"].includes(outcome);
 
 function outcomeIcon(outcome) {
   return el("span", { class: `outcome ${outcome}`, title: OUTCOMES[outcome] },
@@ -57,7 +56,7 @@ const outcomeIn = (row, side) => {
 function changeOf(row, sides) {
   const [from, to] = [outcomeIn(row, sides.from), outcomeIn(row, sides.to)];
   if ([from, to].some((outcome) => outcome === "missing" || outcome === "unscored")) return "unscored";
-  if (good(from) === good(to)) return row.set === "traffic" ? (good(to) ? "both answered" : "neither") : good(to) ? "same right" : "same wrong";
+  if (good(from) === good(to)) return good(to) ? "same right" : "same wrong";
   return good(to) ? "gained" : "lost";
 }
 
