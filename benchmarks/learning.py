@@ -149,7 +149,7 @@ def train(
         make_env(task, client=system.calls.client, env_id=env_id, on_record=records.append)
         for env_id in range(config.num_processes)
     ]
-    learner, batch = make_learner(config, task, None), batch_envs(config, envs, None)
+    learner, batch = make_learner(config, task, None), batch_envs(config, envs)
     recall(learner, task, answers, seed=config.seed)
     common: dict[str, Any] = {
         "seed": envs_seed(config.seed, updates_done=0),
