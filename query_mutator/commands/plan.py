@@ -89,7 +89,7 @@ def _search(flags: PlanFlags) -> None:
     if flags.dry_run:
         call_s, source = call_time(flags)
         _, line = _size(flags, len(train), call_s, is_instant=is_instant(flags))
-        print("estimate (nothing was started)", line, f"by {source}", power_in_words(split.test, flags), sep="\n")
+        print("estimate (nothing was started)", line, f"by {source}", power_in_words(split.test), sep="\n")
         return
     with ExitStack() as stack:
         models = stack.enter_context(open_models(flags, dataset=flags.dataset))
@@ -102,7 +102,7 @@ def _search(flags: PlanFlags) -> None:
         max_calls, line = _size(flags, len(train), call_s, is_instant=not makes_calls)
         run.begin(replace(flags, max_calls=max_calls), described(models, split, flags.plugin), dataset=settings.dataset)
         run.can_play(task, models.resolved, settings, split)
-        note(line, power_in_words(split.test, flags))
+        note(line, power_in_words(split.test))
         models.keep_in(run.store)
         evaluator = Evaluator.of(models, max_failure_rate=flags.max_failure_rate)
         is_bounded = flags.max_calls is not None or not makes_calls

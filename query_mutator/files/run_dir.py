@@ -17,13 +17,12 @@ learning_curve.png
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import math
 import os
 import socket
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
@@ -120,17 +119,6 @@ def check_name(name: str) -> None:
     """Raise a ValueError for a name that cannot be part of a folder's."""
     if not name or "/" in name or name.startswith("."):
         raise ValueError(f"name={name!r} must be usable in a folder's name; try letters, digits and -")
-
-
-def earlier_runs(save_dir: str | Path, flags: Mapping[str, Any]) -> Iterator[Path]:
-    """Yield the run folders in `save_dir` whose config.json has these flags, the newest first."""
-    wanted = json.loads(json.dumps(flags))
-    paths = sorted(Path(save_dir).glob("*/config.json"), key=lambda path: path.stat().st_mtime, reverse=True)
-    for run in (path.parent for path in paths if not path.parent.is_symlink()):
-        with contextlib.suppress(OSError, ValueError, LookupError, AttributeError, TypeError):
-            kept = json.loads((run / "config.json").read_bytes())["flags"]
-            if {name: kept.get(name) for name in wanted} == wanted:
-                yield run
 
 
 def first_readable(checkpoints: Sequence[Path], read: Callable[[Path], T]) -> T:

@@ -42,9 +42,7 @@ class Progress:
     env_episodes: tuple[int, ...] = ()  # finished episodes of each environment
     env_total_steps: tuple[int, ...] = ()  # of each, those of a rollout ahead included
     transcripts_bytes: int = 0
-    transcripts_crc: int | None = None
     metrics_bytes: int = 0
-    metrics_crc: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -144,14 +144,3 @@ def design_effect(clusters: Sequence[str], *, correlation: float) -> float:
     """Return the variance of a mean as a multiple of that of independent questions; `clusters` [n] are targets."""
     sizes = Counter(clusters).values()
     return 1 + correlation * (sum(size**2 for size in sizes) / max(1, len(clusters)) - 1) if sizes else 1.0
-
-
-def cluster_correlation(values: Floats, clusters: Sequence[str]) -> float:
-    """Return the correlation of two values [n] of one cluster, at least 0; NaN without two such or without a spread."""
-    _, cluster = np.unique(np.asarray(clusters), return_inverse=True)
-    centered = values - values.mean()
-    pairs = float((np.bincount(cluster) ** 2).sum()) - len(values)
-    square = float((centered**2).sum())
-    if not pairs or not square:
-        return math.nan
-    return max(0.0, (float((np.bincount(cluster, centered) ** 2).sum()) - square) / pairs / (square / len(values)))

@@ -172,7 +172,7 @@ class Estimate:
         ]
         width = max(len(name) for name, _ in rows)
         lines = [f"  {name.ljust(width)}  {value}" for name, value in rows]
-        power = [power_in_words(self.test[: self.compared], config)] if self.compared else []
+        power = [power_in_words(self.test[: self.compared])] if self.compared else []
         last = [f"by {source}", *power, *self.decided]
         return "\n".join(["estimate (nothing was started)", *lines, *last])
 

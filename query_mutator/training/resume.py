@@ -92,8 +92,8 @@ def check_files(run: Path, checkpoint: Checkpoint) -> None:
     """Raise a CheckpointError unless the files of a run folder hold what they held when its checkpoint was written."""
     done = checkpoint.progress
     try:
-        check_json_lines(run / "transcripts.jsonl", end=done.transcripts_bytes, crc=done.transcripts_crc)
-        check_json_lines(run / METRICS_FILE, end=done.metrics_bytes, crc=done.metrics_crc)
+        check_json_lines(run / "transcripts.jsonl", end=done.transcripts_bytes)
+        check_json_lines(run / METRICS_FILE, end=done.metrics_bytes)
     except UsageError as error:
         raise CheckpointError(
             f"{error}; restore the file, or start a new folder from the checkpoint with --resume {checkpoint.path}"

@@ -206,7 +206,5 @@ class Checkpoints:
             env_episodes=tuple(env.total_episodes for env in parts.env_list),
             env_total_steps=tuple(env.total_steps for env in parts.env_list),
             transcripts_bytes=rows.transcripts.size_bytes,
-            transcripts_crc=rows.transcripts.crc,
             metrics_bytes=rows.metrics.rows.size_bytes,
-            metrics_crc=rows.metrics.rows.crc,
         )

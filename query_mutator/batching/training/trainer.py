@@ -163,7 +163,6 @@ class SftTrainer:
             "max_tokens": self.stepper.max_tokens,
             "tokenizer_hash": self.tokenizer_hash,
             "metrics_bytes": self._metrics.rows.size_bytes if self._metrics else 0,
-            "metrics_crc": self._metrics.rows.crc if self._metrics else 0,
         }
         model.write_checkpoint(self.output, state, step=self.steps_done, keep=self.flags.keep_checkpoints)
 
@@ -204,7 +203,7 @@ class SftTrainer:
         state = model.read_checkpoint(resumed)
         if self._is_in_place and self.ranks.is_main:
             metrics = self.output / METRICS_FILE
-            check_json_lines(metrics, end=state["metrics_bytes"], crc=state.get("metrics_crc"))
+            check_json_lines(metrics, end=state["metrics_bytes"])
         if state["tokenizer_hash"] != self.tokenizer_hash:
             raise CheckpointError(f"{resumed} was made with another tokenizer; give that one with --tokenizer")
         self.source.load_state_dict(state["source"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -32,8 +33,8 @@ from query_mutator.session.task import check_gold, default_reward, make_reward
 from query_mutator.settings.episode import TaskSettings
 from query_mutator.settings.questions import Judging
 from query_mutator.testing import start_server
-from query_mutator.training.callbacks import LEAST, JudgeWatch
-from query_mutator.types import NUMERIC, READ_CHARS, Completion, Question, Reward, read_part
+from query_mutator.training.callbacks import JudgeWatch
+from query_mutator.types import NUMERIC, READ_CHARS, Completion, ErrorInfo, Question, Reward, StepRecord, read_part
 from tests.rule_judge import RuleJudge
 from tests.scripted_server import ScriptedServer, http
 
@@ -651,56 +652,22 @@ def test_the_surest_form_that_a_server_has_is_found(replies: list[bytes], form: 
 # --- the watch -------------------------------------------------------------------------------------------------------
 
 
-def watched(judge: Sequence[float], gold: Sequence[float]) -> tuple[list[str], dict[str, float]]:
+def _record(*, episode: int, env: int = 0, question_id: str = "q", **more: Any) -> StepRecord:
+    texts = dict.fromkeys(("operator", "question", "rewrite", "answer"), "")
+    values = {"step": 0, "baseline_score": None, "score": 0.0, "reward": 0.0, "parts": {}, **texts, **more}
+    return StepRecord(env=env, episode=episode, question_id=question_id, valid="error" not in more, **values)
+
+
+def test_the_watch_has_the_last_scores_of_finished_episodes_of_questions_with_gold() -> None:
     watch = JudgeWatch("right", with_gold=["q"])
-    said: list[str] = []
-    row: dict[str, float] = {}
-    for episode, pair in enumerate(zip(judge, gold, strict=True)):
-        parts = dict(zip(("judge", "right"), pair, strict=True))
-        watch.add_row({"env": 0, "episode": episode, "question_id": "q", "parts": parts, "valid": True})
-        if episode % 25 == 24:
-            row = watch.row()
-            said += watch.new_warnings()
-    return said, row
-
-
-def test_a_judge_that_rises_alone_is_warned_of_once() -> None:
-    rng = np.random.default_rng(0)
-    draw = lambda rate, count: (rng.random(count) < rate).astype(float).tolist()  # noqa: E731
-    low, high, flat = draw(0.3, 200), draw(0.8, 200), draw(0.3, 400)
-    said, row = watched(low + high, flat)
-    assert len(said) == 1
-    assert said[0].startswith("warning: the judge's score rose by [+0.")
-    assert row["judge/rises_alone"] == 1.0
-    assert row["judge/gap_rise"] > 0
-    assert watched(low + high, draw(0.3, 200) + draw(0.8, 200))[0] == []  # the gold rises with it
-    assert watched(flat, flat)[0] == []
-    assert watched([0.0] * 200 + [1.0] * 200, [0.0] * 400)[0] != []  # nothing varies within a window
-    assert watched([0.0] * LEAST + [1.0] * (LEAST - 1), [0.0] * (2 * LEAST - 1))[0] == []  # too few
-
-
-def test_the_warning_is_due_in_the_second_row_that_is_suspicious() -> None:
-    judge, gold = [0.0] * 200 + [1.0] * 200, [0.0] * 400
-    rows = [watched(judge[:count], gold[:count]) for count in range(25, 401, 25)]
-    first_suspicious = [row["judge/gap_rise"] > 0 for _, row in rows].index(True)
-    assert [bool(said) for said, _ in rows].index(True) == first_suspicious + 1
-
-
-def test_unscored_steps_and_questions_without_gold_are_left_out() -> None:
-    watch = JudgeWatch("right", with_gold=["q"])
-    for episode in range(4):
-        row = {
-            "env": 1,
-            "episode": episode,
-            "question_id": "other",
-            "parts": {"judge": 1.0, "right": 0.0},
-            "valid": True,
-        }
-        watch.add_row(row)
-        watch.add_row({**row, "valid": False, "parts": {}, "error": {"kind": "unscored", "message": "m"}})
-        watch.add_row({**row, "valid": False, "parts": {}, "error": {"kind": "timeout", "message": "m"}})
-    assert watch.row()["judge/unscored"] == 4
-    assert watch.rises() is None
+    for episode, (judge, gold) in enumerate([(1.0, 0.0), (1.0, 1.0), (0.0, 0.0)]):
+        watch.add(_record(episode=episode, parts={"judge": 0.0, "right": 1.0}))
+        watch.add(_record(episode=episode, parts={"judge": judge, "right": gold}))
+        watch.add(_record(episode=episode, env=1, question_id="other", parts={"judge": 0.0, "right": 1.0}))
+        watch.add(_record(episode=episode, error=ErrorInfo(kind="unscored", message="m")))
+        watch.add(_record(episode=episode, error=ErrorInfo(kind="timeout", message="m")))
+    assert watch.row() == {"judge/score": 1.0, "judge/gold": 0.5, "judge/unscored": 3}
+    assert math.isnan(watch.row()["judge/score"])
 
 
 def test_sets_with_a_grader_of_their_own_need_no_reward_flag() -> None:

@@ -16,7 +16,6 @@ from query_mutator.stats import intervals, significance
 from query_mutator.stats.agreement import auroc, brier_score, expected_calibration_error, reliability
 from query_mutator.stats.intervals import Floats, crossed_intervals, mean_interval, mean_intervals, wilson_interval
 from query_mutator.stats.paired import (
-    cluster_correlation,
     compare_pairs,
     design_effect,
     detectable_difference,
@@ -343,18 +342,12 @@ def test_the_design_effect_is_that_of_simulated_targets() -> None:
     design = design_effect(targets, correlation=0.3)
     assert design == pytest.approx(1.9)
     assert 240 * differences.mean(axis=1).var() / differences.var() == pytest.approx(design, rel=0.05)
-    found = [cluster_correlation(row, targets) for row in differences[:400].astype(float)]
-    assert np.mean(found) == pytest.approx(0.3, abs=0.02)
 
 
 def test_targets_of_unequal_size_by_hand() -> None:
     assert design_effect(["a", "a", "a", "b"], correlation=1.0) == pytest.approx(10 / 4)
     assert design_effect(["a", "b"], correlation=0.5) == 1
     assert design_effect([], correlation=0.5) == 1
-    assert cluster_correlation(np.array([1.0, 1, -1, -1]), list("aabb")) == 1
-    assert cluster_correlation(np.array([1.0, -1, 1, -1]), list("aabb")) == 0
-    assert math.isnan(cluster_correlation(np.array([1.0, -1]), list("ab")))
-    assert math.isnan(cluster_correlation(np.zeros(4), list("aabb")))
 
 
 def sampler_of(weights: list[float]) -> WeightedSampler:
