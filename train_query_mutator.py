@@ -43,8 +43,8 @@ from query_mutator.report.page.build import write_report
 from query_mutator.report.table import result_table
 from query_mutator.session.checkpoint import Checkpoint, read_checkpoint
 from query_mutator.session.models import OpenModels, open_models
+from query_mutator.session.play import cut_line
 from query_mutator.session.task import guard_requests, make_task, split_dataset
-from query_mutator.session.truncation import cut_line, long_questions
 from query_mutator.training.callbacks import (
     CallbackList,
     FailureLimit,
@@ -249,10 +249,8 @@ class Trainer:
 
     def begin(self) -> None:
         """Print the settings, write config.json and the first checkpoint, and prepare the training loop."""
-        parts, models, split = self.parts, self.parts.models, self.parts.split
+        parts, models = self.parts, self.parts.models
         note(*remarks(self.config), models.choice.reason, f"encoder: {models.encoder.source}")
-        note(*long_questions(models.calls, parts.task, split.train + split.validation))
-        note(*long_questions(models.calls, parts.task, split.test, send=False))
         print(f"run folder: {parts.run_dir.path}", flush=True)
         write_config(parts, resumed_at=self.run.env_steps)
         self.checkpoints.write()  # from the first one on, no completed call is lost

@@ -40,9 +40,9 @@ from query_mutator.rewards import WeightedReward
 from query_mutator.session.checkpoint import run_settings
 from query_mutator.session.loading import acting_task, load_policy, load_saved
 from query_mutator.session.models import OpenModels, open_models
+from query_mutator.session.play import cut_line
 from query_mutator.session.policy_file import SavedPolicy, check_named, reaching, text_digest
 from query_mutator.session.task import NO_DATASET, check_gold, guard_requests, make_reward, read_dataset
-from query_mutator.session.truncation import cut_line, long_questions
 from query_mutator.settings.evaluation import Comparison
 from query_mutator.settings.questions import Columns, Reward
 from query_mutator.types import Question
@@ -181,7 +181,6 @@ def _compared(
     found, train, trained_targets, dataset = asked
     embed_questions(models.encoder, train)
     task = acting_task(saved, models, train=train)
-    note(*long_questions(models.calls, task, found.questions))
     budget = saved.flags.get("budget")  # calls per question that the run was trained for
 
     def keep(results: Results, tasks: QuestionTasks) -> None:

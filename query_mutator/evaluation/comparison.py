@@ -10,7 +10,7 @@ The rows of its table are the policy and what it has to beat, on the same questi
     best_single   the action that did best on training questions, taken once; its answer, the original is not asked
     best_of_k     a vote of the k forms that did best on training questions, after local operators that do better than
                   the original question; without forms of the original question and k - 1 rewrites. k is the smallest
-                  whose calls are at least the policy's
+                  whose calls on training questions are at least the policy's
     best_plan     with a plan search: the best plan that it found on training questions, within the budget if there is
                   one; it submits by P(right) as well where the policy does
     policy        the trained policy, greedy
@@ -117,8 +117,6 @@ class Comparison:
         self.ranking: list[str] = []  # operators and forms, the best on training questions first
         self._first: list[str] = []  # local operators that do better than the original question
         self.k: int | None = None
-        self._tried_k: int | None = None
-        self._is_k_found = False
         self.calls = SharedCalls()
 
     def run(self, *, test: Sequence[int] | None = None, guard: Sequence[int] | None = None) -> None:
@@ -128,7 +126,7 @@ class Comparison:
         """
         self._test = _indices(test, self._tasks.test)
         self._guard = _indices(guard, self._tasks.guard)
-        self._tried_k, self._is_k_found = None, False
+        self.k = None
         jobs = [
             self._job(chain_of(_ranked(name), self._tasks.ranking, [*actions, SUBMIT]),
                       self._tasks.ranking, is_first=True)
@@ -204,8 +202,9 @@ class Comparison:
             self._first = [name for name in local if original is not None and merits[name] > original]
             self.ranking = sorted(merits, key=lambda name: merits[name], reverse=True)
             jobs += self._jobs(best_single(self.ranking, self._tasks.test))
-        if self.ranking and not self._is_k_found and self._is_complete(POLICY):
-            jobs += self._best_of_jobs()
+        if self.ranking and self.k is None and self._is_complete(POLICY):
+            self.k = self._k_of_calls(mean(self._outcomes(POLICY), "calls"))
+            jobs += self._jobs(best_of(self.k, self.ranking, self._tasks.test, first=self._first))
         return jobs
 
     @property
@@ -225,44 +224,15 @@ class Comparison:
         found = self._outcomes(job)
         return (mean(found, "success"), mean(found, "score")) if scored(found) else (-1.0, -1.0)
 
-    # --- the k of best_of_k ----------------------------------------------------------------------------------------
-
-    def _best_of_jobs(self) -> list[Job]:
-        """Return the next k to try, or, when the smallest is found whose calls are enough, its guard questions."""
-        first = (self.k or self._expected_k()) - 1
-        k = self._tried_k or max(1, first)  # from below: one too large makes calls for nothing
-        while self._is_complete(best_of_name(k)):
-            enough = self._is_enough(k)
-            if enough and (k == 1 or (self._is_complete(best_of_name(k - 1)) and not self._is_enough(k - 1))):
-                self.k, self._is_k_found = k, True
-                return self._guard_jobs(self._best_of(k))
-            k += -1 if enough else 1
-        if k == self._tried_k:
-            return []
-        self._tried_k = k
-        return [self._job(self._best_of(k), self._tasks.test, is_first=True, rows=self._test)]
-
-    def _best_of(self, k: int) -> Method:
-        return best_of(k, self.ranking, self._tasks.test, first=self._first)
-
-    def _is_enough(self, k: int) -> bool:
-        spent = mean(self._outcomes(best_of_name(k)), "calls")
-        return k > len(self.ranking) or not spent < self._policy_calls
-
-    @property
-    def _policy_calls(self) -> float:
-        return mean(self._outcomes(POLICY), "calls")
-
-    def _expected_k(self) -> int:
-        """Return the k whose calls on the training sample are enough; each operator costs a rewrite and an answer."""
+    def _k_of_calls(self, calls: float) -> int:
+        """Return the smallest k that takes so many calls on the training sample; a rewrite costs its answer too."""
         texts = [question.text for question in self._tasks.ranking.questions]
         costs = []
         for name in self.ranking:
             tried = [(text, o) for text, o in zip(texts, self._outcomes(_ranked(name)), strict=True) if not o.error]
             new = [o.calls - (o.asked[-1] == text) for text, o in tried]  # the original's answer is there already
             costs.append(1.0 if votes_on_forms(self._tasks.test) else sum(new) / max(1, len(new)))
-        spent = list(accumulate(costs, initial=1.0))
-        return 1 + sum(calls < self._policy_calls for calls in spent[:-1])
+        return 1 + sum(spent < calls for spent in accumulate(costs[:-1], initial=1.0))
 
 
 def _indices(given: Sequence[int] | None, task: Task | None) -> tuple[int, ...]:

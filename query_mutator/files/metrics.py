@@ -80,28 +80,21 @@ class EventWriter:
         from tensorboard.compat.proto import event_pb2, summary_pb2
         from tensorboard.summary.writer.record_writer import RecordWriter
 
-        began_ns = _later_than_all(folder)
-        # Readers order points by these times, so they must not follow a clock that is set back.
-        self._began_s = began_ns / 1e9 - time.monotonic()
-        self._path = folder / f"events.out.tfevents.{began_ns}.{socket.gethostname()}"
+        self._path = folder / f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}"
         with disk_errors(self._path):
             folder.mkdir(parents=True, exist_ok=True)
             self._file = self._path.open("xb")
         self._records = RecordWriter(self._file)
         self._event, self._summary = event_pb2.Event, summary_pb2.Summary
-        self._write(self._event(wall_time=self._wall_s(), file_version="brain.Event:2"))
+        self._write(self._event(wall_time=time.time(), file_version="brain.Event:2"))
         if first_step:  # on resume, TensorBoard drops the points of earlier files from this step on
             start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-            self._write(self._event(wall_time=self._wall_s(), step=first_step + 1, session_log=start))
+            self._write(self._event(wall_time=time.time(), step=first_step + 1, session_log=start))
 
     def write(self, numbers: Mapping[str, float], *, step: int) -> None:
         """Write the scalars of one step."""
         values = [self._summary.Value(tag=key, simple_value=number) for key, number in numbers.items()]
-        self._write(self._event(wall_time=self._wall_s(), step=step, summary=self._summary(value=values)))
-
-    def _wall_s(self) -> float:
-        """Return the seconds since 1970."""
-        return self._began_s + time.monotonic()
+        self._write(self._event(wall_time=time.time(), step=step, summary=self._summary(value=values)))
 
     def close(self) -> None:
         """Close the file; idempotent."""
@@ -112,12 +105,3 @@ class EventWriter:
         with disk_errors(self._path):
             self._records.write(event.SerializeToString())
             self._file.flush()
-
-
-def _later_than_all(folder: Path) -> int:
-    """Return the time in ns since 1970, or one just after all event files where the clock was set back."""
-    paths = list(folder.glob("events.out.tfevents.*"))
-    stamps = [int(stamp) for path in paths if (stamp := path.name.split(".")[3]).isdecimal()]
-    written = [path.stat().st_mtime_ns for path in paths]
-    # File systems round times of writing down to a tick of the kernel, at most 10 ms.
-    return max([time.time_ns(), *(then + 10_000_000 for then in (*stamps, *written))])

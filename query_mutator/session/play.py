@@ -27,6 +27,7 @@ from query_mutator.env.engine import EpisodeEngine
 from query_mutator.env.episode import Asked
 from query_mutator.env.flow import Call, Flow, Need, map_needs
 from query_mutator.errors import TooManyFailuresError
+from query_mutator.llm.stack import CallTotals
 from query_mutator.types import AS_IS, ASK, CONTROLS, Completion, ErrorInfo, FloatArray
 
 #: What ended an episode before its policy did: a limit, or a call that failed for good.
@@ -35,6 +36,7 @@ Stopped = Literal["max_calls", "deadline", "error"]
 UNANSWERED_SHARE = 0.5  # of the time that a deadline leaves: then the first question to the target is asked
 
 WINDOW_STEPS = 100
+MAX_CUT_SHARE, MOSTLY_CUT = 0.05, 0.5  # of the replies: below the first there is no line about it
 
 
 class Player(Protocol):
@@ -252,6 +254,18 @@ class _Clock:
         elif name == ASK:
             calls = episode.current is None
         return calls + (engine.submitted is None and not asks)
+
+
+def cut_line(totals: CallTotals) -> list[str]:
+    """Return a line about replies that ended at the token limit, if their share is above 5 %."""
+    if totals.cut_share <= MAX_CUT_SHARE:
+        return []
+    more = ", or a smaller one to a model that does not end by itself (qm doctor suggests it)"
+    return [
+        f"{totals.cut_share:.0%} of the replies ({totals.cut_replies}) ended at the token limit and were scored as "
+        "they are; give a larger --target-max-tokens or --mutator-max-tokens"
+        f"{more if totals.cut_share > MOSTLY_CUT else ''}"
+    ]
 
 
 def check_failures(kinds: Mapping[str, int], asked: int, *, max_failure_rate: float) -> None:

@@ -1,22 +1,21 @@
 """A policy in one file, with all that acting needs: `policy.qm` in a run folder, or what `qm export-policy` writes.
 
-A safetensors file, so loading one runs no code from it and needs no torch. Its metadata have one entry, `policy`: JSON
-with actions, rules of an episode, models, versions and training questions. Its tensors:
+A safetensors file: loading one runs no code from it and needs no torch. Its metadata have one entry, `policy`: the
+sha256 of all that, and JSON with actions, rules of an episode, models, versions and training questions. Its tensors:
 
     weights/*               of the policy
     confidence/*            the model of P(right), of a policy that submits by it
     mean, components        the projection of embeddings
     train_vectors, probe    training questions' vectors, for the operators that merge in a similar question
 
-The JSON begins with the sha256 of the file, computed with zeros in its place. No server, file or code is taken from a
-policy or a run folder: `trained_with` and `plugins` are for messages, and a command names again what it uses.
+No server, file or code is taken from a policy or a run folder: `trained_with` and `plugins` are for messages, and a
+command names again what it uses.
 """
 
 from __future__ import annotations
 
 import hashlib
 import inspect
-import json
 import logging
 import os
 import re
@@ -29,7 +28,8 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors.numpy import load, save
+from safetensors import safe_open
+from safetensors.numpy import save
 
 from query_mutator.bounds import Parallel
 from query_mutator.confidence import ConfidenceModel
@@ -66,7 +66,6 @@ FORMAT = 2
 MAX_NEIGHBORS = 10_000  # training questions that are kept, a fixed sample of more
 MAX_NEIGHBOR_BYTES = 24 << 20  # of their vectors and texts
 MAX_BYTES = 64 << 20
-MAX_HEADER_BYTES = 32 << 20
 MAX_TENSORS = 1000
 MAX_VALUES = 2_000_000  # in the JSON: an object of Python takes 50 times the bytes of `[],`
 MAX_DIMS = 4
@@ -74,18 +73,13 @@ SHOWN_CHARS = 200
 PROBE = "What does this encoder make of a plain sentence?"
 FORM_PROBE, REPLY_PROBE = f"Hello. {PROBE} Thanks!", "One step.\nAnswer: two\nthree"
 _SAME_ENCODER = 1e-3  # largest difference of a row between two machines
-_DIGEST_CHARS = 16
+_DIGEST_CHARS, _SHA256_CHARS = 16, 64
 
 #: The tensors besides the weights, and their dimensions.
 _TENSORS = {"mean": 1, "components": 2, "train_vectors": 2, "probe": 1}
 _PLAIN = ("actions", "flags", "versions", "plugins", "trained_with", "env_steps", "updates_done")  # of its JSON
 _WEIGHTS = re.compile(r"(weights|confidence)/[\w./-]{1,200}")
 _NAN_WEIGHTS = ("weights/stop",)  # of a plan that never stops early
-_METADATA = b'{"__metadata__":{"policy":'
-_BEGIN = _METADATA + b'"{\\"sha256\\":\\"'  # the header, which follows 8 bytes of its length; then the digest
-_DIGEST = slice(8 + len(_BEGIN), 8 + len(_BEGIN) + 64)
-_NO_DIGEST = b"0" * 64
-_END_OF_TEXT = re.compile(rb'(?<!\\)(?:\\\\)*"')
 #: Flags that acting never reads, besides those in `_IS_OWN`.
 _LOCAL_FLAGS = ("from_logs", "name", "config", "resume", "plugin", "force", "json", "run")
 
@@ -336,13 +330,14 @@ def write_policy_file(path: str | Path, policy: SavedPolicy) -> None:
             value = getattr(known, one.name)
             about["background"][one.name] = sorted(value) if isinstance(value, frozenset) else value
     about["background"]["train"] = [asdict(question) for question in known.train]
-    content = _content(about, tensors)
+    text = encode({"format": FORMAT, **about}).decode()
+    arrays = {name: np.asarray(array, order="C") for name, array in tensors.items()}
     try:
-        _contents(content)
+        _checked(text, arrays)
     except ValueError as error:
         raise CheckpointError(f"{path}: no policy file: nothing could read it ({error})") from None
     with atomic_write(path) as file:
-        file.write(content)
+        file.write(save(arrays, {"policy": digest_of_content(text, arrays) + text}))
 
 
 def _array(name: str, value: Any) -> NDArray[Any]:
@@ -352,12 +347,14 @@ def _array(name: str, value: Any) -> NDArray[Any]:
     return array
 
 
-def _content(about: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]) -> bytes:
-    """Return the bytes of a policy file with its digest."""
-    text = b'{"sha256":"%b","format":%d,%b' % (_NO_DIGEST, FORMAT, encode(about)[1:])
-    data = save({name: np.asarray(array, order="C") for name, array in tensors.items()}, {"policy": text.decode()})
-    digest = hashlib.sha256(data).hexdigest().encode()
-    return data[: _DIGEST.start] + digest + data[_DIGEST.stop :]
+def digest_of_content(text: str, tensors: Mapping[str, NDArray[Any]]) -> str:
+    """Return the sha256 of the JSON and the tensors with their names, types and shapes."""
+    digest = hashlib.sha256(text.encode())
+    for name in sorted(tensors):
+        array = tensors[name]
+        digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------
@@ -368,10 +365,7 @@ def read_policy(path: str | Path) -> SavedPolicy:
     path = Path(path)
     file = path / POLICY_FILE if path.is_dir() else path
     try:
-        with file.open("rb") as stream:
-            data = stream.read(MAX_BYTES + 1)
-        about, tensors = _contents(data)
-        return _policy(file, about, tensors)
+        return _policy(file, *_contents(file))
     except FileNotFoundError:
         raise CheckpointError(_missing(path)) from None
     except OSError as error:
@@ -393,33 +387,35 @@ def _missing(path: Path) -> str:
     return f"{path}: {what}; give a run folder such as runs/latest, or a file of `qm export-policy`"
 
 
-def _contents(data: bytes) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+def _contents(file: Path) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     """Return the JSON and the tensors; ValueError for content that does not match its digest, or is not a policy's."""
-    if len(data) > MAX_BYTES:
+    if file.stat().st_size > MAX_BYTES:
         raise ValueError(f"larger than {MAX_BYTES >> 20} MB")
-    size = int.from_bytes(data[:8], "little")
-    if size > MAX_HEADER_BYTES or not data.startswith(_BEGIN, 8):
-        raise ValueError("its header is not that of a policy")
-    digest = hashlib.sha256(data[: _DIGEST.start] + _NO_DIGEST)
-    digest.update(memoryview(data)[_DIGEST.stop :])
-    if data[_DIGEST] != digest.hexdigest().encode():
+    with file.open("rb") as stream:
+        size = int.from_bytes(stream.read(8), "little")
+        if stream.read(min(size, MAX_BYTES)).count(b'"dtype"') > MAX_TENSORS:
+            raise ValueError(f"it has more than {MAX_TENSORS} tensors")
+    with safe_open(file, framework="numpy") as opened:
+        policy = (opened.metadata() or {}).get("policy", "")
+        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    digest, text = policy[:_SHA256_CHARS], policy[_SHA256_CHARS:]
+    if digest != digest_of_content(text, tensors):
         raise ValueError("its content does not match its digest")
-    header = data[8 : 8 + size]
-    end = _END_OF_TEXT.search(header, len(_BEGIN))
-    if end is None or header.count(b"{", end.end()) > MAX_TENSORS:
-        raise ValueError(f"it has more than {MAX_TENSORS} tensors")
-    text: str = json.loads(header[len(_METADATA) : end.end()])
+    return _checked(text, tensors), tensors
+
+
+def _checked(text: str, tensors: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+    """Return the object of the JSON; ValueError for JSON or tensors that no policy has."""
     if sum(map(text.count, (",", "[", "{"))) > MAX_VALUES:
         raise ValueError(f"its JSON has more than {MAX_VALUES:,} values")
     about = parse_json_object(text)
     if about.get("format") != FORMAT:
         raise ValueError(f"its format is {about.get('format')!r}, of another version")
-    tensors = load(data)
     if missing := _TENSORS.keys() - tensors.keys():
         raise ValueError(f"it has no {min(missing)}")
     for name, array in tensors.items():
         _check(name, array)
-    return about, tensors
+    return about
 
 
 def _check(name: str, array: NDArray[Any]) -> None:

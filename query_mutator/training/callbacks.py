@@ -14,6 +14,7 @@ in the run, built without arguments.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -31,12 +32,12 @@ from query_mutator.llm.probe import reported_slots, slots_advice, slots_under_lo
 from query_mutator.registry import Registry
 from query_mutator.session.play import WINDOW_STEPS, FailureWindow
 from query_mutator.session.task import REFERENCE_METRICS
-from query_mutator.session.truncation import LongPrompts
 from query_mutator.training.config import TrainConfig
 from query_mutator.training.parts import RunParts, server_worked_before
 from query_mutator.types import StepRecord
 
 ADVICE_AFTER_CALLS = 6  # per call in flight: by then the server's queue shows
+SHOWN_QUESTIONS = 5  # whose prompt was too long, by name
 
 
 @dataclass(slots=True, kw_only=True)
@@ -229,24 +230,40 @@ class FailureLimit(Callback):
 
 
 class LongPromptReport(Callback):
-    """Report prompts that were too long, during the run and at its end."""
+    """Report prompts that were too long: each question once during the run, the first few by name, and the sum."""
 
     def __init__(self, parts: RunParts) -> None:
-        self._found = LongPrompts(parts.env_list, parts.models.calls.backend_class.more_context)
-        self._runlog = parts.runlog
+        self._envs, self._runlog = parts.env_list, parts.runlog
+        self._advice = parts.models.calls.backend_class.more_context
+        self._reported: set[str] = set()
+
+    @property
+    def _counts(self) -> Counter[str]:
+        """Return how often a prompt did not fit, by the question's id."""
+        return sum((env.prompts_too_long for env in self._envs), Counter())
 
     def on_rollout_end(self, run: RunView) -> None:
-        """Print a line for each new question, and show the number."""
-        self._runlog.show(self._found.shown())
-        note(*self._found.new_warnings())
+        """Print a line for each new question, and show the number in the bar with the question that failed most."""
+        counts = self._counts
+        if not counts:
+            return
+        self._runlog.show({"too long": f"{counts.total()} ({counts.most_common(1)[0][0]})"})
+        new = [question for question in counts if question not in self._reported]
+        for question in new[: max(0, SHOWN_QUESTIONS - len(self._reported))]:
+            note(f"question {question}: its prompt does not fit the model's context and is not scored; {self._advice}")
+        self._reported.update(new)
 
     def on_log(self, run: RunView) -> None:
         """Add the number to the row."""
-        run.row["llm/prompts_too_long"] = self._found.counts.total()
+        run.row["llm/prompts_too_long"] = self._counts.total()
 
     def on_training_end(self, run: RunView) -> None:
         """Print the sum."""
-        note(*self._found.lines())
+        if counts := self._counts:
+            note(
+                f"{counts.total()} prompts of {len(counts)} question{'s' * (len(counts) > 1)} did not fit the model's "
+                f"context and were not scored; {self._advice}"
+            )
 
 
 class Validation(Callback):

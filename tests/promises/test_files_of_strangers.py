@@ -133,10 +133,10 @@ def test_a_strangers_policy_writes_and_reads_nothing_else(stranger: Stranger, se
     about, tensors = parts_of(stranger.openai / "policy.qm")
     system = {**about["system"], "cache": "all", "cache_path": str(stranger.folder / "replies.sqlite")}
     named = ["rewrite", QUESTION, "--checkpoint", policy, "--openai-url", f"{server.url}/v1"]
-    policy.write_bytes(signed({**about, "system": system}, save(tensors)))
+    policy.write_bytes(signed({**about, "system": system}, tensors))
     assert f"--cache-path {stranger.folder / 'replies.sqlite'}" in one_line_error(run([*QM, *named], cwd=home))
     for name in ("../escaped", str(home / "escaped")):
-        policy.write_bytes(signed(about, save({**tensors, name: np.zeros(1)})))
+        policy.write_bytes(signed(about, {**tensors, name: np.zeros(1)}))
         assert "policy.qm" in one_line_error(run([*QM, *named], cwd=home))
     shutil.copy(stranger.openai / "policy.qm", policy)
     assert "--dataset" in one_line_error(run([*QM, "eval", *named[2:]], cwd=home))
@@ -150,18 +150,16 @@ def test_a_strangers_policy_writes_and_reads_nothing_else(stranger: Stranger, se
 def parts_of(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the JSON and the tensors of a policy file."""
     with safe_open(path, framework="numpy") as file:
-        return json.loads(file.metadata()["policy"]), load_file(path)
+        return json.loads(file.metadata()["policy"][64:]), load_file(path)
 
 
-def signed(about: dict[str, Any], file: bytes) -> bytes:
-    """Return a policy file that is not damaged: its JSON begins with the sha256 of all, with zeros in its place."""
-    zeros, size = "0" * 64, int.from_bytes(file[:8], "little")
-    text = json.dumps({"sha256": zeros, **{name: about[name] for name in about if name != "sha256"}})
-    text = text.replace('"sha256": ', '"sha256":', 1)
-    head = b'{"__metadata__":{"policy":' + json.dumps(text).encode() + b"}," + file[9 : 8 + size].strip()
-    head += b" " * (-len(head) % 8)
-    whole = len(head).to_bytes(8, "little") + head + file[8 + size :]
-    return whole.replace(zeros.encode(), hashlib.sha256(whole).hexdigest().encode(), 1)
+def signed(about: dict[str, Any], tensors: dict[str, Any]) -> bytes:
+    """Return a policy file that is not damaged: before the JSON stands the digest of it and the tensors."""
+    text = json.dumps(about)
+    digest = hashlib.sha256(text.encode())
+    for name in sorted(tensors):
+        digest.update(f"{name} {tensors[name].dtype.str} {tensors[name].shape}".encode() + tensors[name].tobytes())
+    return save(tensors, {"policy": digest.hexdigest() + text})
 
 
 def peak_mb(command: Command) -> float:
@@ -179,30 +177,30 @@ def peak_mb(command: Command) -> float:
 
 def bomb(about: dict[str, Any], tensors: dict[str, Any]) -> bytes:
     """Add 400,000 empty tensors, of some bytes each."""
-    file = save(tensors)
+    file = signed(about, tensors)
     size = int.from_bytes(file[:8], "little")
     end = len(file) - 8 - size
     many = (b'"weights/%d":{"dtype":"F32","shape":[0],"data_offsets":[%d,%d]}' % (n, end, end) for n in range(400_000))
     head = file[8 : 8 + size].strip()[:-1] + b"," + b",".join(many) + b"}"
-    return signed(about, len(head).to_bytes(8, "little") + head + file[8 + size :])
+    return len(head).to_bytes(8, "little") + head + file[8 + size :]
 
 
 def boast(about: dict[str, Any], tensors: dict[str, Any]) -> bytes:
     """Let a tensor say that it has a trillion rows."""
-    file = save(tensors)
+    file = signed(about, tensors)
     size = int.from_bytes(file[:8], "little")
     head = re.sub(rb'"shape":\[[0-9]+', b'"shape":[1000000000000', file[8 : 8 + size].strip(), count=1)
-    return signed(about, len(head).to_bytes(8, "little") + head + file[8 + size :])
+    return len(head).to_bytes(8, "little") + head + file[8 + size :]
 
 
 def header(about: dict[str, Any], tensors: dict[str, Any]) -> bytes:
     """Let the file say that its header has a terabyte."""
-    return (1 << 40).to_bytes(8, "little") + signed(about, save(tensors))[8:]
+    return (1 << 40).to_bytes(8, "little") + signed(about, tensors)[8:]
 
 
 def values(about: dict[str, Any], tensors: dict[str, Any]) -> bytes:
     """Put four million values into its JSON."""
-    return signed({**about, "a": [[]] * 4_000_000}, save(tensors))
+    return signed({**about, "a": [[]] * 4_000_000}, tensors)
 
 
 @pytest.mark.parametrize("change", [bomb, boast, header, values])
@@ -213,7 +211,7 @@ def test_a_policy_file_takes_no_memory(
     policy = home / "policy.qm"
     words = [*QM, "rewrite", QUESTION, "--checkpoint", policy, "--ollama-url", server.url]
     about, tensors = parts_of(trained / "policy.qm")
-    policy.write_bytes(signed(about, save(tensors)))
+    policy.write_bytes(signed(about, tensors))
     honest = Command(words, cwd=home)
     usual = peak_mb(honest)
     good(honest.wait())
