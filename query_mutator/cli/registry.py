@@ -64,6 +64,7 @@ _RUNS = {
     "compare": Command("compare Query Mutator runs question by question", "runs:CompareFlags:compare_runs"),
     "judge check": Command("compare a judge's verdicts with labels", "judge:JudgeCheckFlags:check_judge"),
     "export-policy": Command("write a policy to one file, to use anywhere", "export:ExportPolicyFlags:export_policy"),
+    "export replies": Command("write a run's replies as a log with grades", "export:ExportRepliesFlags:export_replies"),
     "test-server": Command(
         "answer as a model server without a model: echoed, canned, recorded", "stub_server:StubServerFlags:test_server"
     ),

@@ -1,4 +1,4 @@
-"""`qm data export` and `qm export-policy`: the best rewrites of a run as training rows, a policy in one file."""
+"""What a run leaves for others: its best rewrites as training rows, its replies as a log, its policy in one file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from query_mutator.errors import UsageError
 from query_mutator.files import atomic_write, encode
 from query_mutator.session.policy_file import read_policy, write_policy_file
 from query_mutator.settings.output import Plugins
-from query_mutator.training.export import ExportRules, choose, read_steps, reward_of, training_rows
+from query_mutator.training.export import ExportRules, choose, read_steps, reply_rows, reward_of, training_rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +40,34 @@ def export(flags: ExportFlags) -> None:
     text = f"{flags.output}: {len(rows)} rows ({report['right']} right) from {choice.steps} steps on "
     text += f"{choice.questions} questions with {choice.different} different texts"
     show(flags, report, text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportRepliesFlags(Plugins, JsonFlags):
+    """Write the replies that a run paid for as JSON lines with grades, which `qm plan --from-logs` reads."""
+
+    run: Positional[str] = "runs/latest"
+    """Run folder."""
+    dataset: str | None = None
+    """Data file of the run, where that is not in this folder."""
+    output: Annotated[str, arg(name="out", aliases=["--output", "-o"]), Output(holding(b'"label":'))]
+    """JSONL file to write: question, form, reply, whether it is right."""
+
+
+def export_replies(flags: ExportRepliesFlags) -> None:
+    """Write the rows and print how many there are."""
+    given = {} if flags.dataset is None else {"dataset": flags.dataset}
+    rows = list(reply_rows(flags.run, given=given, plugins=flags.plugin))
+    if not rows:
+        raise UsageError(
+            f"{flags.run}: none of its replies is to a training question as it stands, in a form without examples; "
+            "recorded replies are not kept again"
+        )
+    with atomic_write(flags.output) as file:
+        file.writelines(encode(row) + b"\n" for row in rows)
+    questions, right = len({row["question"] for row in rows}), sum(row["label"] for row in rows)
+    report = {"output": flags.output, "rows": len(rows), "questions": questions, "right": right}
+    show(flags, report, f"{flags.output}: {len(rows)} replies to {questions} questions, {right} right")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ import sqlite3
 import threading
 import time
 import zlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from hashlib import blake2b
@@ -27,10 +27,10 @@ from statistics import fmean
 from typing import Any
 
 from query_mutator.errors import BackendError, DiskError, UsageError
-from query_mutator.files import decode_object, encode, user_cache_folder
+from query_mutator.files import decode, decode_object, encode, user_cache_folder
 from query_mutator.llm.client import Client, ModelServer
 from query_mutator.llm.coalesce import Deliver, JoiningClient, Work, is_repeatable, request_key
-from query_mutator.types import ChatRequest, Completion
+from query_mutator.types import ChatRequest, Completion, Message
 
 logger = logging.getLogger(__name__)
 
@@ -144,6 +144,16 @@ class Store:
             if self._counted is not None:
                 self._counted.add(place)  # first: whoever finds it from now on has not paid
             self._write("replies", row)
+
+    def replies(self) -> Iterator[tuple[tuple[Message, ...], Completion]]:
+        """Yield the messages of every call that has a reply, with it, the oldest first; damaged rows are left out."""
+        after = 0
+        while rows := self.execute("SELECT rowid, * FROM replies WHERE rowid > ? LIMIT 1000", (after,)):
+            after = rows[-1][0]
+            for _, *row, checksum in rows:
+                if checksum == _checksum(row) and (reply := Completion.from_json(decode_object(row[3]))).ok:
+                    said = decode(row[2])
+                    yield tuple(Message(role=role, content=content) for role, content in said), reply
 
     def __len__(self) -> int:
         return sum(row[0] for row in self.execute("SELECT count(*) FROM replies"))

@@ -378,7 +378,7 @@ def _add(log: GradedLog, reply: LoggedReply, question: Question, reward: Weighte
     if reply.label is not None:
         right, how = reply.label, "label"
     elif question.accept:
-        right, how = _is_right(text, reply, question, reward), "gold"
+        right, how = is_right(text, reply, question, reward), "gold"
     else:
         raise DatasetError(f"{reply.where}: neither `gold` nor `label`; give accepted answers, or whether it is right")
     log.graded_by[how] += 1
@@ -395,7 +395,8 @@ def _add(log: GradedLog, reply: LoggedReply, question: Question, reward: Weighte
     )  # fmt: skip
 
 
-def _is_right(text: str, reply: LoggedReply, question: Question, reward: WeightedReward) -> bool:
+def is_right(text: str, reply: LoggedReply, question: Question, reward: WeightedReward) -> bool:
+    """Return whether a reward takes what a form read in a reply for right; DatasetError where it cannot say."""
     evidence = Evidence(
         question=question,
         rewrite=reply.question,

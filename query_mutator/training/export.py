@@ -1,20 +1,30 @@
-"""Turn the transcripts of a run into training rows: a question and the rewrite that won."""
+"""What a run leaves for others: training rows of the rewrites that won, its replies as a log with grades."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from query_mutator import forms as form_registry
 from query_mutator.bounds import Cosine
+from query_mutator.data.logs import LoggedReply
+from query_mutator.data.split import target_key
 from query_mutator.errors import UsageError
 from query_mutator.files.json_lines import read_json_lines
+from query_mutator.files.run_dir import STORE
+from query_mutator.files.whole import record_of
+from query_mutator.forms import FormContext
+from query_mutator.llm.store import Store
+from query_mutator.plan.table import is_right
 from query_mutator.plugins import load_plugins, replaced
 from query_mutator.rewards.parts import WeightedReward
 from query_mutator.session.checkpoint import run_settings
-from query_mutator.session.policy_file import check_plugins
-from query_mutator.session.task import default_reward
+from query_mutator.session.policy_file import check_named, check_plugins, reaching
+from query_mutator.session.task import default_reward, split_dataset
+from query_mutator.settings.episode import TaskSettings
 from query_mutator.types import AS_IS, CONTROLS, success_in
 
 _NUMBER = (int, float)
@@ -180,3 +190,40 @@ def _rewrites(steps: Iterable[Mapping[str, Any]], reward: WeightedReward) -> Ite
             right=success_in(parts) >= 0.5,
             operators=tuple(names),
         )
+
+
+def reply_rows(run: str | Path, *, given: Mapping[str, Any], plugins: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
+    """Yield the replies in a run's store to its training questions as they stand, graded, as `--from-logs` reads them.
+
+    A form that shows examples is left out, and so are questions with nothing to compare a reply with. UsageError for a
+    data file or plugin of the run that is not named again; `given` are the settings of the command.
+    """
+    path = Path(run) / STORE
+    if not path.is_file():
+        raise UsageError(f"{path}: no such file; give a run folder such as runs/latest")
+    reward = reward_of(str(run), plugins)
+    flags, _ = run_settings(Path(run) / "config.json")
+    check_named(reaching({"dataset": flags.get("dataset")}), given, source=run)
+    settings = record_of(TaskSettings, {**flags, "judge_rubric": "", **given}, where="flags")
+    split = split_dataset(replace(settings, validation_fold="none"))
+    forms = [one for one in {form_registry.get(AS_IS), *form_registry.select(settings.forms)} if not one.uses_examples]
+    contexts = [(one, FormContext(domain=settings.domain, original=one.text)) for one in split.train if one.accept]
+    asked = {
+        form.frame(question.text, context=context).messages: (question, form)
+        for form in forms
+        for question, context in contexts
+    }
+    with closing(Store(path)) as store:
+        for messages, reply in store.replies():
+            if messages in asked:
+                question, form = asked[messages]
+                logged = LoggedReply(where=str(path), question=question.text, form=form.name, reply=reply.text)
+                yield {
+                    "question": question.text,
+                    "form": form.name,
+                    "reply": reply.text,
+                    "label": is_right(form.read(reply.text), logged, question, reward),
+                    "target": target_key(question),
+                    "logprob": reply.logprob,
+                    "cut": reply.hit_limit,
+                }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from query_mutator.commands import plan
 from query_mutator.confidence import Attempt, ConfidenceModel
 from query_mutator.data import split_questions
 from query_mutator.data.loaders import FOLDER, load_questions
+from query_mutator.data.logs import read_logged_replies
 from query_mutator.env.task import CallSettings
 from query_mutator.files.replies import RepliesHead, reply_key, write_replies
 from query_mutator.plan.choose import choose_from_log
@@ -213,3 +215,25 @@ def test_a_dry_run_says_what_is_in_a_log(tmp_path: Path, capsys: pytest.CaptureF
     assert qm("plan", "--from-logs", log, *flags_for(tmp_path), "--dry-run") == 0
     assert capsys.readouterr().out.splitlines() == ["question_answer  60 answers", "few_words        60 answers"]
     assert not (tmp_path / "runs").exists()
+
+
+def test_the_replies_that_a_run_paid_for_become_a_log(
+    trained: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, log = trained("--no-evaluate", "--eval-interval", "0", "--forms", "few_words,steps"), tmp_path / "log.jsonl"
+    assert qm("export", "replies", run, "--out", log) == 0
+    said = capsys.readouterr().out
+    rows = [json.loads(line) for line in log.read_text().splitlines()]
+    split = split_questions(load_questions(tmp_path / "questions.jsonl"))
+    assert {row["question"] for row in rows} <= {question.text for question in split.train}
+    assert {row["form"] for row in rows} <= {"as_is", "few_words", "steps"}
+    assert said == f"{log}: {len(rows)} replies to {len({row['question'] for row in rows})} questions, " + (
+        f"{sum(row['label'] for row in rows)} right\n"
+    )
+    gold = {question.text: question.accept[0] for question in split.train}
+    assert {row["label"] for row in rows} == {True, False}
+    assert all((gold[row["question"]] in row["reply"]) == row["label"] for row in rows)
+    assert len(list(read_logged_replies(log))) == len(rows)
+    (tmp_path / "questions.jsonl").rename(tmp_path.parent / "elsewhere.jsonl")
+    assert qm("export", "replies", run, "--out", tmp_path / "other.jsonl") == 2
+    assert "no such file" in capsys.readouterr().err
