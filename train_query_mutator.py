@@ -38,9 +38,8 @@ from query_mutator.files.lock import locked
 from query_mutator.learners.learner import Steps
 from query_mutator.learners.plan import Plan
 from query_mutator.plan.table import learn_confidence
-from query_mutator.report.curve import draw_learning_curve, validation_end
 from query_mutator.report.page.build import write_report
-from query_mutator.report.table import result_table
+from query_mutator.report.table import result_table, validation_end
 from query_mutator.session.checkpoint import Checkpoint, read_checkpoint
 from query_mutator.session.models import OpenModels, open_models
 from query_mutator.session.play import cut_line
@@ -298,7 +297,7 @@ class Trainer:
             self.checkpoints.write()
 
     def finish(self) -> dict[str, Any] | None:
-        """Compare with the baselines, draw the curve, write summary.json, print where everything is.
+        """Compare with the baselines, write summary.json and the page, print where everything is.
 
         Return the comparison, None without one.
         """
@@ -313,9 +312,6 @@ class Trainer:
             note(*self._budget_missed(report["methods"]["policy"]["calls_per_question"]))
         note(*cut_line(parts.training_calls + parts.evaluation_calls))
         print(f"run folder:     {path}")
-        title = f"{parts.models.target_model}, seed {self.config.seed}"
-        draw_learning_curve(parts.run_dir.metrics_path, parts.run_dir.curve_path, title=title)
-        print(f"learning curve: {parts.run_dir.curve_path}")
         if page := write_report(path):
             print(f"report:         {page}")
         self.callbacks.on_training_end(self.run)

@@ -47,7 +47,7 @@ def take(
     page.goto(file.resolve().as_uri())
     page.evaluate("QM.ready")
     act(page)
-    page.wait_for_timeout(200)  # for the charts, which are drawn to their measured width
+    page.wait_for_timeout(200)  # for the scroll position
     page.screenshot(path=target)
     page.close()
     print(target)

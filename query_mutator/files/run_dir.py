@@ -11,7 +11,6 @@ policy.qm            its policy with all that acting needs (session/policy_file.
 replies.sqlite       every reply and action of the run (llm/store.py)
 summary.json         the evaluation and the cost of the run
 evaluation.jsonl     a row per method and question of the evaluation
-learning_curve.png
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ class RunDir:
         """Open the files of a folder. On resume, truncate the row files to these lengths."""
         self.path = path
         self.config_path, self.summary_path = path / "config.json", path / SUMMARY
-        self.metrics_path, self.curve_path = path / "metrics.jsonl", path / "learning_curve.png"
+        self.metrics_path = path / "metrics.jsonl"
         self.store_path, self.evaluation_path = path / STORE, path / "evaluation.jsonl"
         self.transcripts = JsonLines(path / "transcripts.jsonl", cut_at=transcripts_bytes)
         self._records: list[StepRecord] = []

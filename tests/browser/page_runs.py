@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from query_mutator.evaluation.outcomes import Outcome
+from query_mutator.evaluation.summary import Results, summarize
 from query_mutator.files import write_checked_json
-from query_mutator.report.page.run_reader import RunReader
+from query_mutator.types import Question
 
 SURROGATE = "half \ud83d of a pair"
 HOSTILE = {
@@ -31,10 +33,23 @@ def write_run(folder: Path, *, seed: int = 0) -> Path:
     _write_lines(folder / "transcripts.jsonl", [row for env in range(2) for row in _episode(env)])
     rows = [_result(place, method, seed) for method in METHODS for place in range(QUESTIONS + 2)]
     _write_lines(folder / "evaluation.jsonl", rows)
-    reader = RunReader(folder)
-    assert [*reader.messages()]
-    write_checked_json(folder / "summary.json", {"eval": reader.evaluation.report(), "eval_llm_calls": 9})
+    write_checked_json(folder / "summary.json", {"eval": _report(rows), "eval_llm_calls": 9})
     return folder
+
+
+def _report(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return what an evaluation says of its rows."""
+    names = ("success", "score", "refused", "calls", "tokens")
+    columns: dict[tuple[str, str], list[Outcome]] = {}
+    questions: dict[str, dict[str, Question]] = {"test": {}, "guard": {}}
+    for row in rows:
+        name, tags = row["question_id"], tuple(row["tags"])
+        questions[row["set"]][name] = Question(id=name, text=row["question"], accept=("sorted",), tags=tags)
+        found = Outcome(question_id=name, asked=tuple(row["asked"]), **{key: row[key] for key in names})
+        columns.setdefault((row["set"], row["method"]), []).append(found)
+    test, guard = ([*questions[name].values()] for name in ("test", "guard"))
+    outcomes, guarded = ({method: columns[name, method] for method in METHODS} for name in ("test", "guard"))
+    return summarize(Results(questions=test, outcomes=outcomes, guard=guard, guarded=guarded))
 
 
 def question_text(place: int) -> str:
@@ -94,6 +109,7 @@ def _result(place: int, method: str, seed: int) -> dict[str, Any]:
         "why": "the last answer fits best",
         "calls": len(steps[method]),
         "tokens": 20 * len(steps[method]),
+        "reply_tokens": 5 * len(steps[method]),
         "seconds": 0.01,
         "success": 0.0 if is_guard else right,
         "score": right,

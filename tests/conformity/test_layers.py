@@ -251,7 +251,7 @@ HELP = "import contextlib\nwith contextlib.suppress(SystemExit): main(['--help']
         ("import query_mutator", "numpy"),
         ("import query_mutator.llm, query_mutator.operators, query_mutator.rewards", "torch symspellpy"),
         ("import query_mutator.data, query_mutator.confidence, query_mutator.training.config", "torch"),
-        ("import query_mutator.testing, query_mutator.batching, query_mutator.report.curve", "torch"),
+        ("import query_mutator.testing, query_mutator.batching, query_mutator.report.table", "torch"),
         ("import query_mutator.commands.analyze, query_mutator.report.page.build", "torch"),
         ("import rl_query_mutator_env, train_query_mutator", "torch"),
         ("; ".join(f"import query_mutator.{name}" for name in LAB), "torch gymnasium"),

@@ -21,12 +21,12 @@ from query_mutator.data.logs import read_logged_replies
 from query_mutator.env.task import CallSettings
 from query_mutator.files.replies import RepliesHead, reply_key, write_replies
 from query_mutator.plan.choose import choose_from_log
+from query_mutator.report.page.run_reader import RunReader
 from query_mutator.testing import StubServer
 from query_mutator.types import ChatRequest, Completion, Question
 from scripts.recorded_requests import MAX_TOKENS, requests_of, task_of
 from tests.integration.proxied import SORT, chat
 from tests.integration.training_runs import the_run
-from tests.page_messages import section_of
 from tests.qm_command import qm, serving
 
 GENERAL = FOLDER / "general.jsonl"
@@ -133,12 +133,12 @@ def test_a_log_becomes_a_policy_that_is_evaluated_and_used(
     with Rewriter.load(run, recording=str(recording)) as rewriter:
         assert rewriter.rewrite(question.text).answer == question.accept[0]
 
-    answer = section_of(run / "report.html", "answer")
-    assert answer["questions"] == "logged question"
-    assert [row["method"] for row in answer["methods"]] == ["best_single", "best_plan"]
-    names = {point["method"] for point in section_of(run / "report.html", "front")["points"]}
+    answer = RunReader(run).results
+    assert answer["of"] == "logged question"
+    assert [*answer["methods"]] == ["best_single", "best_plan"]
+    names = {point["method"] for point in answer["front"]}
     assert names == {"by P(right), 1", "by P(right), 1.5", "by P(right), 2", "vote of 2"}
-    quality = section_of(run / "report.html", "p_right")
+    quality = answer["p_right"]
     assert len(quality["reliability"]) == 10
     assert sum(each["n"] for each in quality["reliability"]) == 2 * train
 

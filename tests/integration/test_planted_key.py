@@ -16,7 +16,7 @@ import pytest
 
 from query_mutator.cli.console import exit_code
 from query_mutator.commands.main import main as qm
-from tests.page_messages import messages_of
+from tests.run_page import whole_page
 from train_query_mutator import main as train
 
 KEY = "sk-PLANTED/0123456789abcdefghijklmnopqrstuvwxyz"
@@ -113,7 +113,7 @@ def output(
     for path in (path for path in tmp_path.rglob("*") if path.is_file()):
         content = path.read_bytes()
         if path.suffix == ".html":
-            content += json.dumps(messages_of(path)).encode()
+            content += whole_page(path).encode()
         found += [(str(path), form) for form in FORMS if form.encode() in content]
     assert not found
 
@@ -133,7 +133,7 @@ def run(flags: Sequence[str], tmp_path: Path, dataset: Path) -> None:
     transcript = (tmp_path / "runs" / "latest" / "transcripts.jsonl").read_text()
     assert "sorted, said" in transcript  # the server did repeat the headers
     assert "***" in transcript
-    assert "sorted, said" in str(messages_of(tmp_path / "runs" / "latest" / "report.html"))
+    assert "sorted, said" in whole_page(tmp_path / "runs" / "latest" / "report.html")
     assert exit_code(train, ["--resume", latest, *named, "--num-env-steps", "32", "--no-evaluate"], prog="train") == 0
     assert exit_code(qm, ["eval", latest, *named, "--json", str(tmp_path / "report.json")], prog="qm") == 0
     assert exit_code(qm, ["rewrite", "--checkpoint", latest, *flags, "plz sort"], prog="qm") == 0

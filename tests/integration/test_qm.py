@@ -15,11 +15,13 @@ import pytest
 from query_mutator.cli.console import exit_code
 from query_mutator.commands import COMMANDS, GROUPS
 from query_mutator.files import write_checked_json
+from query_mutator.report.page.charts import minus
+from query_mutator.report.page.run_reader import RunReader
 from query_mutator.testing import FaultPlan, StubServer, start_server
 from tests.conftest import Librarian, Softener
 from tests.integration.killing import ServerProcess
-from tests.page_messages import section_of
 from tests.qm_command import qm
+from tests.run_page import texts_of
 from train_query_mutator import main as train_main
 
 
@@ -136,13 +138,14 @@ def test_the_found_plan_is_evaluated_and_used_like_a_policy(
     assert str(run.resolve()) in said
     assert json.loads((run / "summary.json").read_text())["plan"] == report["plan"]
     assert json.loads((run / "config.json").read_text())["flags"]["algo"] == "plan"
-    answer = section_of(run / "report.html", "answer")
+    answer = RunReader(run).results
     assert said.splitlines()[-1] == answer["verdict"] == report["verdict"]
+    assert minus(report["verdict"]) in texts_of(run / "report.html")
     assert report["verdict"].startswith(f"Use the plan {report['plan']['plan']}: ")
-    rows = {row["method"]: row["success"] for row in answer["methods"]}
+    rows = {name: row["success"] for name, row in answer["methods"].items()}
     assert rows == {"identity": report["original"]["success"], "best_plan": report["plan"]["success"]}
-    assert (answer["questions"], answer["step"], answer["only_plan"]) == ("training question", None, True)
-    points = {point["method"]: point["success"] for point in section_of(run / "report.html", "front")["points"]}
+    assert (answer["of"], answer["only_plan"]) == ("training question", True)
+    points = {point["method"]: point["success"] for point in answer["front"]}
     shown = [report["original"], *report["front"].values()]
     assert points == {point["plan"]: point["success"] for point in shown}
 

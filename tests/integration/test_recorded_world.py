@@ -20,6 +20,7 @@ from query_mutator.files.replies import RepliesHead, read_replies, reply_key, wr
 from query_mutator.llm.llama import LlamaBackend
 from query_mutator.llm.recorded import BUNDLED_RECORDINGS, RecordedBackend
 from query_mutator.operators import local_rewrite
+from query_mutator.report.page.run_reader import RunReader
 from query_mutator.session.checkpoint import read_checkpoint
 from query_mutator.session.policy_file import read_policy
 from query_mutator.training.config import parse_config
@@ -33,7 +34,6 @@ from scripts.recorded_requests import (
     versions_of,
 )
 from tests.integration.training_runs import rows, the_run, train
-from tests.page_messages import section_of
 from tests.qm_command import qm
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -186,7 +186,7 @@ def test_a_plan_asks_in_another_form_where_the_first_answer_is_not_likely_right(
     assert "(learned answer, stop at P(right)" in capsys.readouterr().out
     found = json.loads((run / "summary.json").read_text())
     assert found["search"]["p_right"]["auroc"] > 0.9
-    assert len(section_of(run / "report.html", "p_right")["reliability"]) == 10
+    assert len(RunReader(run).results["p_right"]["reliability"]) == 10
     assert qm("eval", "--checkpoint", run, *flags[:4], "--json", tmp_path / "eval.json") == 0
     methods = json.loads((tmp_path / "eval.json").read_text())["methods"]
     assert methods["policy"]["success"] > methods["best_single"]["success"] + 0.2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import re
@@ -12,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import chdir, closing, contextmanager
 from http.client import HTTPConnection, HTTPResponse
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +25,16 @@ from query_mutator.evaluation.outcomes import Outcome
 from query_mutator.evaluation.summary import Results, summarize
 from query_mutator.files import write_checked_json
 from query_mutator.files.json_lines import JsonLines, read_json_lines
-from query_mutator.report.page.build import MARK, write_page
-from query_mutator.report.page.messages import chunks
+from query_mutator.report.page.build import MARK, MAX_CHARS, write_page
+from query_mutator.report.page.figures import Price
+from query_mutator.report.page.questions import pairs_of
 from query_mutator.report.page.run_reader import RunReader
 from query_mutator.runs.pairs import pair_rows, read_held_out
 from query_mutator.training.callbacks import CALLBACKS, Callback, RunView
 from query_mutator.types import ErrorInfo, Question
 from tests.browser.page_runs import write_run
-from tests.page_messages import messages_of, section_of, texts_of
 from tests.qm_command import qm
+from tests.run_page import said_in, texts_of, whole_page
 from train_query_mutator import main as train_main
 
 COMPARED = ("--eval-interval", "32", "--plan-calls", "0")
@@ -56,80 +59,66 @@ def summary_of(run: Path) -> dict[str, Any]:
 
 
 def test_the_numbers_are_those_of_the_summary(run: Path, page: Path) -> None:
-    report = summary_of(run)["eval"]
-    answer = section_of(page, "answer")
-    assert (answer["state"], answer["step"], answer["n"]) == ("finished", 64, report["n"])
-    for row in answer["methods"]:
-        of_summary = report["methods"][row["method"]]
-        for name in ("success", "success_ci", "false_refusal", "false_refusal_ci", "guard_refusal", "scored"):
-            assert row[name] == of_summary[name]
+    report, found = summary_of(run)["eval"], RunReader(run)
+    results, texts = found.results, texts_of(page)
+    assert (found.state, found.step, results["n"]) == ("finished", 64, report["n"])
+    for name, row in results["methods"].items():
+        of_summary = report["methods"][name]
+        assert {key: row[key] for key in of_summary} == of_summary
         assert (row["calls"], row["tokens"]) == (of_summary["calls_per_question"], of_summary["tokens_per_question"])
-    assert [line for line in answer["warnings"] if "mean nothing" in line] == [
-        "3 held-out questions: differences under 65 points mean nothing."
-    ]
-    assert {row["tag"]: row["methods"] for row in section_of(page, "tags")["tags"]} == {
-        name: group["methods"] for name, group in (report["by_group"] | report["by_tag"]).items()
-    }
-    front = section_of(page, "front")["points"]
-    assert [{key: point[key] for key in ("method", "calls", "success", "on_front")} for point in front] == report[
-        "front"
-    ]
-    for row in section_of(page, "paired")["rows"]:
-        found = report["policy_minus"][row["baseline"]]
-        assert (row["difference"], row["ci"]) == (found["success"], found["success_ci"])
-        assert row["gained"] + row["lost"] + row["same_right"] + row["same_wrong"] == found["questions"]
-        assert (row["gained"] - row["lost"]) / found["questions"] == pytest.approx(found["success"])
+        low, high = (100 * end for end in of_summary["success_ci"])
+        assert f"{100 * of_summary['success']:.1f} \n[{low:.1f}, {high:.1f}]" in texts
+    assert "3 held-out questions: differences under 65 points mean nothing." in texts
+    assert results["tags"] == report["by_group"] | report["by_tag"]
+    assert [{key: point[key] for key in report["front"][0]} for point in results["front"]] == report["front"]
+    for row in results["paired"]:
+        of_summary = report["policy_minus"][row["method"]]
+        assert (row["difference"], row["ci"]) == (of_summary["success"], of_summary["success_ci"])
+        assert row["gained"] + row["lost"] + row["same_right"] + row["same_wrong"] == of_summary["questions"]
+        assert (row["gained"] - row["lost"]) / of_summary["questions"] == pytest.approx(of_summary["success"])
 
 
-def test_the_page_has_every_row_of_the_files(run: Path, page: Path) -> None:
-    texts, messages = texts_of(page), messages_of(page)
-    columns = [message["columns"] for message in messages if message["kind"] == "transcripts"]
-    steps = list(read_json_lines(run / "transcripts.jsonl"))
-    for name, field in (("rewrite", "rewrite"), ("op", "operator"), ("q", "question"), ("id", "question_id")):
-        assert [texts[number] for each in columns for number in each[name]] == [step[field] for step in steps]
-    answers = [number for each in columns for number in each["answer"]]
-    assert ["" if number < 0 else texts[number] for number in answers] == [step["answer"] for step in steps]
-    (metrics,) = [message for message in messages if message["kind"] == "metrics"]
-    rows = list(read_json_lines(run / "metrics.jsonl"))
-    assert metrics["steps"] == [row["step"] for row in rows]
-    for key in ("charts/episodic_return", "validation/success", "llm/calls"):
-        assert metrics["columns"][key] == [row.get(key) for row in rows]
-    low, high = (metrics["columns"][f"validation/success_{end}"][-1] for end in ("low", "high"))
-    assert low < rows[-1]["validation/success"] < high or rows[-1]["validation/success"] in (low, high)
-
-
-def test_questions_hold_the_way_of_each_method(run: Path, page: Path) -> None:
-    texts = texts_of(page)
-    (message,) = [message for message in messages_of(page) if message["kind"] == "questions"]
-    rows = {(row["set"], row["id"]): row for row in message["rows"]}
+def test_the_page_has_what_was_said_in_every_row(run: Path, page: Path) -> None:
+    said = [html.unescape(re.sub("<[^>]*>", "", part)) for part in said_in(page)]
     for row in read_json_lines(run / "evaluation.jsonl"):
-        shown = rows[row["set"], row["question_id"]]
-        assert texts[shown["q"]] == row["question"]
-        assert [texts[number] for number in shown["accepted"]] == row["accepted"]
-        way = shown["methods"][row["method"]]
-        assert [texts[number] for number in way["answers"]] == row["answers"]
-        for name in ("steps", "submitted", "why", "success", "parts", "scores", "fits", "calls"):
-            assert way[name] == row[name]
-        right = way["verdicts"][way["submitted"]]
-        assert (right == "right") == (row["success"] == 1.0)
-        assert (right == "refused") == row["refused"]
+        shown = [part for part in said if f"{row['question_id']} · " in part or f"{row['question_id']}\n" in part]
+        assert any(all(text in part for text in (row["question"], *row["answers"], *row["accepted"])) for part in shown)
+    steps = list(read_json_lines(run / "transcripts.jsonl"))
+    for step in steps:
+        assert any(step["question"] in part and step["answer"] in part for part in said)
+    assert RunReader(run).episodes.total == len({(step["env"], step["episode"]) for step in steps})
+
+
+def test_questions_hold_the_way_of_each_method(run: Path) -> None:
+    shown = {(row["set"], row["id"]): row for row in RunReader(run).questions}
+    for row in read_json_lines(run / "evaluation.jsonl"):
+        question = shown[row["set"], row["question_id"]]
+        assert (question["text"], question["accepted"]) == (row["question"], row["accepted"])
+        way = question["ways"][row["method"]]
+        assert [step["name"] for step in way["steps"][1:]] == row["steps"]
+        assert [step["text"] for step in way["steps"][1:]] == row["rewrites"]
+        answers = [answer for step in way["steps"] for answer in step["answers"]]
+        for name, values in {"answer": row["answers"], "score": row["scores"], "fit": row["fits"]}.items():
+            assert [answer[name] for answer in answers] == values
+        assert [answer["number"] for answer in answers if answer["submitted"]] == [row["submitted"] + 1]
+        if row["set"] == "test":
+            assert (way["outcome"] == "right") == (row["success"] == 1.0)
 
 
 def test_every_choice_of_training_and_of_the_policy_is_counted(run: Path, page: Path) -> None:
-    policy = section_of(page, "policy")
+    found = RunReader(run)
     rows = [
         row for row in read_json_lines(run / "evaluation.jsonl") if (row["method"], row["set"]) == ("policy", "test")
     ]
-    taken = sum(len(row["steps"]) for row in rows)
-    for name in ("by_step", "by_verdict"):
-        assert sum(count for row in policy[name] for count in row["counts"].values()) == taken
-    assert (policy["episodes"], policy["source"]) == (len(rows), "held-out questions, greedy policy")
-    assert policy["submit"] == sum(row["steps"].count("submit") for row in rows)
+    assert found.choices.totals.total() == sum(len(row["steps"]) for row in rows)
+    assert (found.choices.episodes, found.is_greedy) == (len(rows), True)
+    assert "held-out questions, greedy policy" in texts_of(page)
+    assert found.choices.totals["submit"] == sum(row["steps"].count("submit") for row in rows)
     operators = {"spelling", "neutral", "filler"}
     steps = list(read_json_lines(run / "transcripts.jsonl"))
-    assert {row["operator"] for row in policy["gains"]} <= operators
+    assert {row["operator"] for row in found.gains} <= operators
     used = sum(step["operator"] in operators and step["valid"] for step in steps)
-    assert used - 4 <= sum(row["chosen"] + row["random_n"] for row in policy["gains"]) <= used  # 4 episodes are open
+    assert used - 4 <= sum(row["chosen"] + row["random_n"] for row in found.gains) <= used  # 4 episodes are open
 
 
 def test_two_runs_are_paired_as_compare_pairs_them(
@@ -142,25 +131,12 @@ def test_two_runs_are_paired_as_compare_pairs_them(
     capsys.readouterr()
     assert qm("compare", run, other, "--json") == 0
     (pair,) = json.loads(capsys.readouterr().out)["pairs"]
-    (row,) = [row for row in section_of(path, "pairs", run=-1)["rows"] if row["method"] == "policy"]
-    assert (row["a"], row["b"]) == (run.name, other.name)
+    rows = pairs_of([(each.name, RunReader(each).evaluation) for each in (run, other)])
+    (row,) = [row for row in rows if row["method"] == "policy"]
+    assert row["title"] == f"{other.name} against {run.name}"
     for name in ("gained", "lost", "same_right", "same_wrong", "p", "difference", "ci", "questions"):
         assert row[name] == pair[name]
-    assert section_of(path, "answer", run=1)["name"] == other.name
-
-
-@pytest.mark.parametrize("rows", [7, 32, 64])
-def test_many_rows_come_in_parts_and_the_sections_last(
-    run: Path, page: Path, monkeypatch: pytest.MonkeyPatch, rows: int
-) -> None:
-    monkeypatch.setattr(chunks, "__defaults__", (rows,))  # 64 steps: also a whole number of parts
-    messages = [*RunReader(run).messages()]
-    sizes = [len(message["columns"]["env"]) for message in messages if message["kind"] == "transcripts"]
-    assert sizes == [min(rows, 64 - start) for start in range(0, 64, rows)]
-    kinds = [message["kind"] for message in messages]
-    assert kinds.index("section") == kinds.index("section", -kinds.count("section"))
-    shown = {message["name"]: message["data"] for message in messages if message["kind"] == "section"}
-    assert all(data == section_of(page, name) for name, data in shown.items())
+    assert row["title"] in texts_of(path)
 
 
 @pytest.mark.parametrize(
@@ -171,20 +147,39 @@ def test_whatever_a_model_said_stays_a_text(run: Path, tmp_path: Path, text: str
     (run / "evaluation.jsonl").write_text(row + "\n")
     path = tmp_path / "page.html"
     assert qm("report", run, "-o", path) == 0
-    assert text.replace("\ud800", "\ufffd") in texts_of(path)
-    assert text not in path.read_text()
+    assert text.replace("\ud800", "\ufffd")[:MAX_CHARS] in texts_of(path)
+    assert text not in whole_page(path) or "<" not in text
+    assert path.stat().st_size < 500_000
+
+
+def test_the_page_of_a_long_run_is_bounded(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("query_mutator.report.page.questions.MAX_QUESTIONS", 2)
+    monkeypatch.setattr("query_mutator.report.page.questions.MAX_EPISODES", 3)
+    found = RunReader(run)
+    assert [row["set"] for row in found.questions].count("test") == 2
+    assert len(found.evaluation.left_out) == 1
+    assert found.episodes.total > len(found.episode_rows) > 1
+    numbers = [each["number"] for each in found.episode_rows]
+    assert numbers[0] == 1
+    assert len({later - earlier for earlier, later in pairwise(numbers)}) == 1
+    path = tmp_path / "page.html"
+    assert qm("report", run, "-o", path) == 0
+    assert "1 more questions are in the figures above" in texts_of(path)
+    assert f"of {found.episodes.total} episodes, evenly spread over training" in texts_of(path)
 
 
 def test_a_run_writes_its_page_at_its_end(trained_once: Callable[[tuple[str, ...]], Path], tmp_path: Path) -> None:
     run, page = trained_once(COMPARED), tmp_path / "page.html"
     with chdir(run.parent.parent):  # the page names the folder as the run did
         assert qm("report", Path("runs") / run.name, "-o", page) == 0
-    assert messages_of(run / "report.html") == messages_of(page)
+    assert (run / "report.html").read_text() == page.read_text()
     config = json.loads((run / "config.json").read_text())
-    shown = section_of(page, "reproduce")
+    shown, texts = RunReader(run).origin, texts_of(page)
     assert len(shown["dataset_sha256"]) == 64
     for name in ("command_line", "flags", "versions", "hardware", "commit", "dataset_sha256", "started"):
         assert shown[name] == config[name]
+    for text in (config["command_line"], config["commit"], config["dataset_sha256"], *config["versions"].values()):
+        assert text in texts
 
 
 def test_a_run_writes_its_page_at_each_evaluation(tiny_flags: list[str], tmp_path: Path) -> None:
@@ -193,18 +188,18 @@ def test_a_run_writes_its_page_at_each_evaluation(tiny_flags: list[str], tmp_pat
     @CALLBACKS.register("reader of pages")
     class Pages(Callback):
         def on_rollout_end(self, run: RunView) -> None:
-            page = run.folder / "report.html"
-            answer = section_of(page, "answer")
-            (metrics,) = [message for message in messages_of(page) if message["kind"] == "metrics"]
-            shown.append((answer["state"], answer["step"], len(metrics["columns"]["validation/success"])))
-            assert answer["written"]
+            texts = texts_of(run.folder / "report.html")
+            found = re.search(r"([\d,]+) of 128 steps · started .* · written", texts)
+            assert found
+            assert "running" in texts
+            shown.append(int(found[1]))
 
     flags = ("--num-env-steps", "128", "--eval-interval", "2", "--no-evaluate")
     assert exit_code(train_main, [*tiny_flags, *flags], prog="train") == 0
-    assert shown == [("running", 0, 1), ("running", 0, 1), ("running", 64, 3), ("running", 64, 3)]
-    page = tmp_path / "runs" / "latest" / "report.html"
-    assert section_of(page, "answer")["state"] == "finished"
-    assert section_of(page, "answer")["written"] is None
+    assert shown == [0, 0, 64, 64]
+    texts = texts_of(tmp_path / "runs" / "latest" / "report.html")
+    assert "finished" in texts
+    assert "written" not in texts
 
 
 def test_a_page_that_cannot_be_written_fails_no_run(
@@ -236,14 +231,14 @@ def test_show_writes_the_page_where_it_is_missing_or_old(
     assert path.stat().st_mtime_ns == before
     (run / "summary.json").unlink()  # as of a run that was killed behind its last page
     assert qm("show", run) == 0
-    assert section_of(path, "answer")["state"] == "interrupted"
+    assert "interrupted" in texts_of(path)
     assert qm("show", run / "nothing") == 2
 
 
 def test_the_cost_is_tokens_times_prices(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "page.html"
     assert qm("report", run, "-o", path, "--price-in", "2", "--price-out", "10") == 0
-    price, summary = section_of(path, "calls")["price"], summary_of(run)
+    price, summary = RunReader(run, price=Price(prompt=2, reply=10)).cost, summary_of(run)
     prompts, replies = summary["eval_tokens"] - summary["eval_reply_tokens"], summary["eval_reply_tokens"]
     assert replies > 0
     assert price["evaluations"] == pytest.approx((2 * prompts + 10 * replies) / 1e6)
@@ -256,7 +251,8 @@ def test_the_cost_is_tokens_times_prices(run: Path, tmp_path: Path, capsys: pyte
         sum(2 * (row["tokens"] - row["reply_tokens"]) + 10 * row["reply_tokens"] for row in asked) / len(asked) / 1000
     )
     assert price["identity, 1,000 questions"] == pytest.approx(cost)
-    assert section_of(run / "report.html", "calls")["price"] is None
+    assert "1,000 questions" in texts_of(path)
+    assert "1,000 questions" not in texts_of(run / "report.html")
     capsys.readouterr()
     assert qm("report", run, "-o", path, "--price-in", "2") == 2
     assert "both --price-in and --price-out" in capsys.readouterr().err
@@ -280,9 +276,9 @@ def test_secrets_in_settings_and_the_environment_are_not_on_the_page(
     (run / "evaluation.jsonl").write_text(json.dumps({name: row[name] for name in row if name != "crc"}) + "\n")
     path = tmp_path / "page.html"
     assert qm("report", run, "-o", path) == 0
-    assert KEY not in json.dumps(messages_of(path)) + path.read_text()
+    assert KEY not in whole_page(path)
     assert "it is ***, or ***" in texts_of(path)
-    shown = section_of(path, "reproduce")
+    shown = RunReader(run).origin
     assert shown["flags"]["openai_url"] == "http://***@host/v1?api_key=***"
     assert shown["resumed"][0]["command_line"] == "train --token=*** --target-max-tokens 256"
 
@@ -300,14 +296,13 @@ def test_a_damaged_row_is_named_and_nothing_is_written(
 def test_an_interrupted_run_has_a_page_without_a_verdict(run: Path, tmp_path: Path) -> None:
     (run / "summary.json").unlink()
     path = tmp_path / "page.html"
-    assert qm("report", run, "-o", path) == 0
-    answer = section_of(path, "answer")
-    assert (answer["state"], bool(answer["verdict"])) == ("interrupted", True)  # from the rows that are there
-    (run / "evaluation.jsonl").unlink()
-    assert qm("report", run, "-o", path, "--force") == 0
-    answer = section_of(path, "answer")
-    assert (answer["methods"], answer["verdict"]) == ([], None)
-    assert section_of(path, "policy")["source"] == "training"
+    for questions in (True, False):
+        assert qm("report", run, "-o", path, "--force") == 0
+        found = RunReader(run)
+        assert (found.state, found.results["methods"], found.is_greedy) == ("interrupted", {}, questions)
+        assert "No comparison with the baselines yet" in texts_of(path)
+        assert bool(found.questions) is questions
+        (run / "evaluation.jsonl").unlink(missing_ok=True)
 
 
 ROWS = {

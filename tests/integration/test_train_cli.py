@@ -41,13 +41,12 @@ def test_run_leaves_everything_behind(
     assert run.name.endswith("-demo")
     assert {path.name for path in run.iterdir()} == {
         "config.json", "metrics.jsonl", "tensorboard", "transcripts.jsonl", "resume.pt", "summary.json",
-        "evaluation.jsonl", "learning_curve.png", "replies.sqlite", "report.html", "policy.qm", "resume.previous.pt",
+        "evaluation.jsonl", "replies.sqlite", "report.html", "policy.qm", "resume.previous.pt",
     }  # fmt: skip
     first = [place for place, path in enumerate(synced) if ".resume.next.pt" in path][1]
     assert {str(run / name) for name in ("transcripts.jsonl", "metrics.jsonl")} <= set(synced[:first])
     out = capsys.readouterr().out
     assert str(run) in out
-    assert "learning_curve.png" in out
     assert "best_of_k" in out
 
 

@@ -149,7 +149,7 @@ import sys
 sys.modules |= {"pydantic": None, "websockets": None}
 from query_mutator.cli.registry import COMMANDS
 from query_mutator.errors import UsageError
-import query_mutator.report.curve, query_mutator.report.benchmark, query_mutator.lab.analysis.runs
+import query_mutator.report.table, query_mutator.report.benchmark, query_mutator.lab.analysis.runs
 for name, command in COMMANDS.items():
     try:
         command.run

@@ -1,12 +1,11 @@
 """The page of a run: what it learned, as one self-contained HTML file. Never imports torch.
 
-A page is a list of messages, applied in order by the JavaScript of `assets/`; `messages` describes them and removes
-secrets. `run_reader` turns the rows of a run folder into messages, `build` writes the file, and `watch`
-serves the pages of a folder of runs. The sections: `results` (the comparison with the baselines), `usage` (what the
-policy does), `figures` (learning, calls and their cost). `questions`
-has the rows of an evaluation, also of run next to run.
+`run_reader` reads a run folder, `build` writes the page from the jinja2 templates in `assets`, and `watch` serves the
+pages of a folder of runs. The parts: `results` (the comparison with the baselines), `usage` (what the policy does),
+`figures` (learning, calls and their cost), and `questions` (what was said, step by step). `charts` has the numbers as
+text and the geometry of the SVG charts.
 
-Imports stats, cli, runs, rewards, data, the HTML page of lab.analysis, and the pure functions of evaluation.
+Imports stats, runs, and the HTML page of lab.analysis, and the pure functions of evaluation.
 """
 
-__all__ = ["build", "messages", "run_reader", "watch"]
+__all__ = ["build", "run_reader", "watch"]

@@ -1,24 +1,27 @@
-"""Write the page of one or several runs: the sections first, then what was said, compressed block by block.
+"""Write the page of one or several runs from the templates in `assets`.
 
-The blocks of texts go through a temporary file, so the memory does not grow with the length of a run.
+What was said step by step is in blocks of compressed HTML, which the page's script unpacks.
 """
 
 from __future__ import annotations
 
+import base64
+import functools
+import gzip
 import logging
-import shutil
-import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader
 
 from query_mutator.errors import reason_of
-from query_mutator.files import atomic_write
+from query_mutator.files import atomic_write, encode
 from query_mutator.lab.analysis.html_page import html_document
-from query_mutator.report.page.figures import Price
-from query_mutator.report.page.messages import Message, as_block
-from query_mutator.report.page.questions import pairs_of
+from query_mutator.report.page import charts, questions
+from query_mutator.report.page.figures import CALLS, LEARNING, Price, curves_of
 from query_mutator.report.page.run_reader import RunReader
+from query_mutator.types import wire_text
 
 logger = logging.getLogger(__name__)
 
@@ -29,11 +32,14 @@ POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; "
     "form-action 'none'"
 )
+MAX_CHARS = 20_000  # of a text
+_BLOCK_ROWS = 50
 _ASSETS = Path(__file__).with_name("assets")
-_FIRST, _LAST = ("dom.js", "store.js"), "boot.js"  # scripts in this order, the others by name between them
-_SMALL = ("section", "metrics")  # kinds of messages that the page shows first
-_SPOOL_BYTES = 1 << 20
-_BLOCKS = "<!-- blocks -->"
+_RUN_COLORS = (2, 1, 5, 3, 4, 7, 6, 8)
+_OUTCOMES = {
+    "right": "right", "wrong": "wrong", "refused": "refused", "unscored": "unscored",
+    "kept": "refused, as it should", "leaked": "answered, should be refused", "missing": "not asked",
+}  # fmt: skip
 
 
 def write_report(folder: Path) -> Path | None:
@@ -52,41 +58,120 @@ def write_report(folder: Path) -> Path | None:
 
 def write_page(folders: Sequence[str | Path], path: str | Path, *, price: Price | None = None) -> None:
     """Write the page of run folders to `path`; UsageError for another folder."""
-    readers = [RunReader(folder, run=run, price=price) for run, folder in enumerate(folders)]
-    with tempfile.SpooledTemporaryFile(max_size=_SPOOL_BYTES) as large:
-        small = [message for reader in readers for message in _drain(reader, large)]
-        if len(readers) > 1:
-            small.append(pairs_of([(reader.name, reader.evaluation) for reader in readers]))
-        before, after = page_parts(" · ".join(reader.name for reader in readers))
-        large.seek(0)
-        with atomic_write(path) as file:
-            file.write(before)
-            file.writelines(map(as_block, small))
-            shutil.copyfileobj(large, file)
-            file.write(after)
+    page = page_of([RunReader(folder, price=price) for folder in folders])
+    with atomic_write(path) as file:
+        file.write(wire_text(page).encode())
 
 
-def _drain(reader: RunReader, large: IO[bytes]) -> list[Message]:
-    """Return the small messages of a run as it is now; write the blocks of the others."""
-    small: list[Message] = []
-    for message in reader.messages():
-        if message["kind"] in _SMALL:
-            small.append(message)
-        else:
-            large.write(as_block(message))
-    return small
+def page_of(readers: Sequence[RunReader]) -> str:
+    """Return the page of runs, next to each other where there are several."""
+    labels = [reader.name for reader in readers]
+    labels = [f"{name} ({n})" if labels.count(name) > 1 else name for n, name in enumerate(labels, 1)]
+    colors = [f"var(--c{_RUN_COLORS[run % len(_RUN_COLORS)]})" for run in range(len(readers))]
+    named = [(label, color, each.figures) for label, color, each in zip(labels, colors, readers, strict=True)]
+    if len(readers) == 1:
+        named = [(labels[0], "var(--accent)", readers[0].figures)]
+    lines = next((reader.lines for reader in readers if reader.lines), [])
+    operators = list(dict.fromkeys(name for reader in readers for name in reader.operators))
+    sides, rows = _question_rows(readers)
+    macros = _environment().get_template("transcript.html").module
+    timed = any(reader.is_timed for reader in readers)
+    held_out = [macros.question(row, sides, operators, timed) for row in rows]  # type: ignore[attr-defined]
+    episodes = [{"run": run, **row} for run, reader in enumerate(readers) for row in reader.episode_rows]
+    facts = [{"outcome": row["outcome"], "operator": row["operators"]} for row in episodes]
+    ways = [macros.episode(row, operators) for row in episodes]  # type: ignore[attr-defined]
+    body = _environment().get_template("page.html").render(
+        runs=[*zip(labels, colors, readers, strict=True)],
+        learning=curves_of(LEARNING, named, lines),
+        calls=curves_of(CALLS, [each for each, reader in zip(named, readers, strict=True) if reader.is_timed]),
+        pairs=questions.pairs_of([(label, each.evaluation) for label, each in zip(labels, readers, strict=True)]),
+        operators=operators,
+        sides=sides,
+        default_sides=_default_sides(sides),
+        rows=rows,
+        held_out=[*_blocks([_data(row) for row in rows]), *_blocks(held_out)],
+        episodes=episodes,
+        ways=[*_blocks(facts), *_blocks(ways)],
+    )  # fmt: skip
+    style, script = (_ASSETS.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    scripts = f'<script>\n"use strict";\n{script}</script>\n'
+    title = f"{' and '.join(labels)} · Query Mutator"
+    return html_document(title=title, style=f"{MARK}\n{style}", body=body, scripts=scripts, policy=POLICY)
 
 
-def page_parts(title: str) -> tuple[bytes, bytes]:
-    """Return the page before and after its blocks of messages."""
-    style = f"{MARK}\n{_asset('page.css')}"
-    body = f"{_asset('page.html')}\n{_BLOCKS}"
-    names = sorted(path.name for path in _ASSETS.glob("*.js"))
-    ordered = sorted(names, key=lambda name: (name == _LAST, name not in _FIRST))
-    scripts = "\n".join(["<script>", '"use strict";', *map(_asset, ordered), "</script>", ""])
-    before, after = html_document(title=title, style=style, body=body, scripts=scripts, policy=POLICY).split(_BLOCKS)
-    return before.encode(), after.encode()
+@functools.cache
+def _environment() -> Environment:
+    """Return the templates, which escape every text."""
+    found = Environment(loader=FileSystemLoader(_ASSETS), autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    found.add_extension("jinja2.ext.do")
+    helpers = {name: value for name, value in vars(charts).items() if callable(value) and not name.startswith("_")}
+    found.filters |= helpers
+    found.filters["place"] = lambda value, axis: axis.at(value)
+    found.filters["middle"] = lambda band, axis: axis.at((band[1] + band[2]) / 2)
+    found.filters["twice"] = lambda value: (value, value)
+    found.filters["dashed"] = lambda line: f"{line['name']} on {line['of']} questions"
+    found.globals |= {
+        "percent0": lambda share: charts.percent(share, 0),
+        "signed2": lambda value: charts.signed(value, 2),
+    }
+    found.globals |= helpers | {"max_chars": MAX_CHARS, "outcomes": _OUTCOMES, "methods": charts.METHODS}
+    found.globals["word_diff"] = questions.word_diff
+    return found
 
 
-def _asset(name: str) -> str:
-    return (_ASSETS / name).read_text(encoding="utf-8")
+def _question_rows(readers: Sequence[RunReader]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the sides, which are methods of runs, and the questions of all runs with what each side did."""
+    sides: list[dict[str, Any]] = []
+    for run, reader in enumerate(readers):
+        names = list(dict.fromkeys(name for question in reader.questions for name in question["ways"]))
+        names.sort(key=lambda name: [*charts.METHODS, name].index(name))
+        letter = f" {chr(65 + run % 26)}" if len(readers) > 1 else ""
+        for name in names:
+            shown = {"place": len(sides), "shown": run == 0 or name == "policy"}
+            sides.append({"run": run, "method": name, "name": f"{name}{letter}", **shown})
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    for run, reader in enumerate(readers):
+        for question in reader.questions:
+            row = rows.setdefault((question["set"], question["id"]), {**question, "in_runs": {}})
+            row["in_runs"][run] = question["ways"]
+    for row in rows.values():
+        row["ways"] = [row["in_runs"].get(side["run"], {}).get(side["method"]) for side in sides]
+        row["outcomes"] = [way["outcome"] if way else "missing" for way in row["ways"]]
+    return sides, [*rows.values()]
+
+
+def _default_sides(sides: Sequence[dict[str, Any]]) -> tuple[int, int]:
+    """Return the sides compared first: the original question and the policy, or the policies of two runs."""
+    places = {(side["run"], side["method"]): place for place, side in enumerate(sides)}
+    runs = [side["run"] for side in sides] or [0]
+    first, last = runs[0], runs[-1]
+
+    def of(run: int, *names: str) -> int:
+        return next((places[run, name] for name in names if (run, name) in places), runs.index(run) if sides else 0)
+
+    return of(first, "identity" if first == last else "policy"), of(last, "policy", "best_plan")
+
+
+def _data(row: dict[str, Any]) -> dict[str, Any]:
+    """Return what filters and sorting need of a question, for each side."""
+    ways = [way or {"score": None, "calls": None, "steps": []} for way in row["ways"]]
+    return {
+        "set": row["set"],
+        "tag": row["tags"],
+        "outcomes": row["outcomes"],
+        "scores": [way["score"] for way in ways],
+        "calls": [way["calls"] for way in ways],
+        "operators": [[step["name"] for step in way["steps"] if step["name"]] for way in ways],
+    }
+
+
+def _blocks(items: Sequence[Any]) -> Iterator[str]:
+    """Yield the items as compressed JSON in base64, some in each block: first facts of rows, then their HTML."""
+    size = _BLOCK_ROWS if items and isinstance(items[0], str) else max(1, len(items))
+    for start in range(0, len(items), size):
+        packed = gzip.compress(encode([*map(_plain, items[start : start + size])]), mtime=0)
+        yield base64.b64encode(packed).decode()
+
+
+def _plain(item: Any) -> Any:
+    return str(item) if isinstance(item, str) else item

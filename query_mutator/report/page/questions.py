@@ -1,199 +1,182 @@
-"""The rows of evaluation.jsonl: grouped by question for the page, and as outcomes for the comparison."""
+"""What was said, step by step: held-out questions under each method, and a sample of the training episodes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from difflib import SequenceMatcher
+from functools import lru_cache
 from itertools import combinations
-from typing import Any, Literal
+from typing import Any
 
-from query_mutator.data.split import target_key
-from query_mutator.evaluation.outcomes import Outcome
-from query_mutator.evaluation.summary import POLICY, Results, summarize
 from query_mutator.forms import FORMS
-from query_mutator.report.page.messages import Message, TextTable, chunks, section
-from query_mutator.rewards import is_not_sure, is_refusal
+from query_mutator.report.page.charts import fixed, signed
 from query_mutator.runs.pairs import pair_rows, paired_json
-from query_mutator.types import AS_IS, UNDO, ErrorInfo, Question, success_in
+from query_mutator.types import AS_IS, ASK, SUBMIT, UNDO, success_in
 
-_ALL_RUNS = -1
-SHORTEST_CALL_S = 1e-3  # of a model; a lookup takes less
-
-Verdict = Literal["right", "wrong", "refused", "not_sure", "none"]
-
-_SHOWN = ("success", "score", "refused", "calls", "tokens", "reply_tokens", "seconds")
-_NOT_THERE = ErrorInfo(kind="not_asked", message="the file has no row for it")
+MAX_QUESTIONS = 1000  # of a set on the page; the others are in its figures only
+MAX_EPISODES = 200  # on the page
+_COMPARED = (
+    "question_id", "question", "accepted", "target", "success", "tokens", "reply_tokens", "seconds", "error",
+)  # fmt: skip
+_WORDS = re.compile(r"\s+|\w+|[^\w\s]")
+_MAX_CELLS = 1_000_000  # of words against words; longer texts count as replaced whole
+_SHOWN = ("success", "score", "refused", "calls", "tokens", "seconds", "error")
+Row = Mapping[str, Any]
 
 
 class Evaluation:
-    """The rows of an evaluation; `texts` gets what was said."""
+    """The rows of an evaluation: what was said on the first questions of each set, and figures of all."""
 
-    def __init__(self, texts: TextTable) -> None:
-        self._texts = texts
-        self._rows: dict[tuple[str, str], dict[str, Any]] = {}  # by set and id, as the page gets them
-        self._questions: dict[tuple[str, str], Question] = {}
-        self._outcomes: dict[str, dict[tuple[str, str], Outcome]] = {}  # by method
+    def __init__(self) -> None:
+        self.shown: dict[tuple[str, str], dict[str, Any]] = {}  # by set and id, with the way of each method
+        self.left_out: set[tuple[str, str]] = set()  # the other questions
+        self.held_out: dict[str, list[Row]] = defaultdict(list)  # by method, without what was said
+        self._in_set: Counter[str] = Counter()
 
-    def __bool__(self) -> bool:
-        """Return whether there is a row."""
-        return bool(self._rows)
-
-    def add(self, row: Mapping[str, Any]) -> None:
+    def add(self, row: Row) -> None:
         """Add a row."""
         place, method = (str(row["set"]), str(row["question_id"])), str(row["method"])
-        if place not in self._rows:
-            accept, tags = tuple(row["accepted"]), tuple(row["tags"])
-            self._rows[place] = {
-                "id": place[1],
-                "q": self._texts.number(row["question"]),
-                "tags": row["tags"],
-                "set": place[0],
-                "accepted": self._texts.numbers(accept),
-                "methods": {},
-            }
-            about, text = row["target"], row["question"]
-            self._questions[place] = Question(id=place[1], text=text, accept=accept, tags=tags, about=about)
-        found = self._rows[place]
-        found["methods"][method] = self._method(row)
-        self._outcomes.setdefault(method, {})[place] = _outcome(row)
+        if place not in self.shown and self._in_set[place[0]] < MAX_QUESTIONS:
+            self._in_set[place[0]] += 1
+            question = {"text": row["question"], "accepted": row["accepted"], "tags": row["tags"], "ways": {}}
+            self.shown[place] = {"set": place[0], "id": place[1], **question}
+        if place in self.shown:
+            way = {name: row[name] for name in _SHOWN}
+            self.shown[place]["ways"][method] = way | {"outcome": _outcome_of(row), "steps": way_of(row)}
+        else:
+            self.left_out.add(place)
+        if place[0] == "test":
+            self.held_out[method].append({name: row[name] for name in _COMPARED})
 
-    def _method(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what the page shows of a method on a question."""
-        error = row.get("error")
-        return {
-            **{name: row.get(name) for name in _SHOWN},
-            "steps": row["steps"],
-            "forms": row["forms"],
-            "step_forms": step_forms(row["steps"], row["forms"]),
-            **{name: self._texts.numbers(row[name]) for name in ("rewrites", "asked", "answers")},
-            **{name: row[name] or [None] * len(row["answers"]) for name in ("parts", "scores", "fits")},
-            "verdicts": _verdicts(row),
-            "submitted": row.get("submitted"),
-            "why": row.get("why", ""),
-            "error": f"{error['kind']}: {error['message']}" if error else None,
-        }
-
-    def messages(self, run: int) -> Iterator[Message]:
-        """Yield the messages with all rows."""
-        for part in chunks(self._rows.values()):
-            yield {"kind": "questions", "run": run, "rows": part}
-
-    @property
-    def methods(self) -> list[str]:
-        """Return the methods, in the order of the file."""
-        return list(self._outcomes)
-
-    def report(self) -> dict[str, Any]:
-        """Return the report of the rows, as summary.json has it; an interrupted run has rows and no summary."""
-        sets = {label: [place for place in self._rows if place[0] == label] for label in ("test", "guard")}
-        results = Results(
-            questions=[self._questions[place] for place in sets["test"]],
-            outcomes={name: self._column(name, sets["test"]) for name in self._outcomes},
-            guard=[self._questions[place] for place in sets["guard"]],
-            guarded={name: self._column(name, sets["guard"]) for name in self._outcomes},
-        )
-        return summarize(results)
-
-    def held_out(self, method: str) -> list[dict[str, Any]]:
-        """Return what `pair_rows` compares of a method's rows on held-out questions."""
-        found = []
-        for place, outcome in self._outcomes.get(method, {}).items():
-            if place[0] == "test":
-                row: dict[str, Any] = {"question_id": place[1], "success": None if outcome.error else outcome.success}
-                question = self._questions[place]
-                row |= {"question": question.text, "accepted": question.accept, "target": target_key(question)}
-                found.append(row)
-        return found
-
-    def seconds(self, method: str) -> float | None:
-        """Return the mean seconds of the calls for a question, over those that no cache and no recording answered."""
-        took = [
-            outcome.seconds
-            for place, outcome in self._outcomes.get(method, {}).items()
-            if place[0] == "test" and outcome.seconds >= SHORTEST_CALL_S
-        ]
-        return sum(took) / len(took) if took else None
-
-    def tokens(self, method: str) -> tuple[float, float | None] | None:
-        """Return the mean tokens of a held-out question, and the replies' part where the rows have it."""
-        rows = [way for _, way in self.rows_of(method) if not way["error"]]
-        if not rows:
-            return None
-        replies = [way["reply_tokens"] for way in rows]
-        reply = None if None in replies else sum(replies) / len(rows)
-        return sum(way["tokens"] for way in rows) / len(rows), reply
-
-    @property
-    def has_policy(self) -> bool:
-        """Return whether there are rows of the policy."""
-        return POLICY in self._outcomes
-
-    def rows_of(self, method: str, label: str = "test") -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-        """Yield the questions of a set, each with what a method did."""
-        for place, row in self._rows.items():
-            if place[0] == label and method in row["methods"]:
-                yield row, row["methods"][method]
-
-    def _column(self, method: str, places: Sequence[tuple[str, str]]) -> list[Outcome]:
-        found = self._outcomes[method]
-        return [found.get(place) or Outcome(question_id=place[1], error=_NOT_THERE) for place in places]
+    def mean(self, method: str, name: str, *, least: float = 0.0) -> float | None:
+        """Return the mean of a figure over the held-out questions where it is at least `least`, None without any."""
+        found = [row[name] for row in self.held_out[method] if not row["error"] and row[name] >= least]
+        return sum(found) / len(found) if found else None
 
 
-def step_forms(steps: Sequence[str], asked: Sequence[str]) -> list[str]:
-    """Return the form after each step; `asked` are forms in which the target was asked, plugins' among them."""
-    form, found = AS_IS, []
-    for name in steps:
-        if name == UNDO:
-            form = AS_IS
-        elif name in asked or name in FORMS.registered():
-            form = name
-        found.append(form)
-    return found
+def _outcome_of(row: Row) -> str:
+    """Return the name of what became of a question."""
+    if row["error"]:
+        return "unscored"
+    if row["set"] == "guard":
+        return "kept" if row["refused"] else "leaked"
+    return "right" if row["success"] >= 0.5 else "refused" if row["refused"] else "wrong"
 
 
-def _verdicts(row: Mapping[str, Any]) -> list[Verdict | None]:
-    """Return the verdict on each answer."""
-    rights: list[bool | None] = [success_in(parts) >= 0.5 for parts in row["parts"]]
-    rights = rights or [None] * len(row["answers"])
-    return [verdict_of(str(answer), right) for answer, right in zip(row["answers"], rights, strict=True)]
-
-
-def verdict_of(answer: str, is_right: bool | None) -> Verdict | None:
-    """Return the verdict on an answer, None where only its gold could tell and is not known."""
-    if is_refusal(answer):
-        return "refused"
-    if is_not_sure(answer):
-        return "not_sure"
-    return None if is_right is None else "right" if is_right else "wrong"
-
-
-def _outcome(row: Mapping[str, Any]) -> Outcome:
-    """Return the outcome of a row, without its texts."""
-    if row.get("error"):
-        error = ErrorInfo(kind=str(row["error"]["kind"]), message=str(row["error"]["message"]))
-        return Outcome(question_id=str(row["question_id"]), error=error)
-    return Outcome(
-        question_id=str(row["question_id"]),
-        success=float(row["success"]),
-        score=float(row["score"]),
-        refused=bool(row["refused"]),
-        calls=int(row["calls"]),
-        tokens=int(row["tokens"]),
-        seconds=float(row["seconds"]),
-        asked=("",) * len(row["asked"]),
-    )
-
-
-def pairs_of(runs: Sequence[tuple[str, Evaluation]]) -> Message:
-    """Return the message that compares every two runs, given by name, method by method: the second minus the first.
-
-    Questions are paired as `qm compare` does.
-    """
+def pairs_of(runs: Sequence[tuple[str, Evaluation]]) -> list[dict[str, Any]]:
+    """Compare every two runs, given by name, method by method, as `qm compare` does: the second minus the first."""
     rows: list[dict[str, Any]] = []
-    names = [name for name, _ in runs]
-    numbered = [(f"{name} ({n})" if names.count(name) > 1 else name, rows) for n, (name, rows) in enumerate(runs, 1)]
-    for (a, ours), (b, theirs) in combinations(numbered, 2):
-        for method in ours.methods:
-            if method in theirs.methods:
-                found, left_out = pair_rows(theirs.held_out(method), ours.held_out(method))
-                rows.append({"a": a, "b": b, "method": method, **paired_json(found), "left_out": left_out.total()})
-    return section(_ALL_RUNS, "pairs", {"rows": rows})
+    for (a, ours), (b, theirs) in combinations(runs, 2):
+        for method in ours.held_out:
+            if method in theirs.held_out:
+                found, _ = pair_rows(theirs.held_out[method], ours.held_out[method])
+                rows.append({"title": f"{b} against {a}", "method": method, **paired_json(found)})
+    return rows
+
+
+# --- the way of a question -------------------------------------------------------------------------------------------
+
+
+def way_of(row: Row) -> list[dict[str, Any]]:
+    """Return the steps of a row of an evaluation with the answers that each led to; the first one has no name.
+
+    An answer belongs to the first step, in order, that asks its wording in its form.
+    """
+    original, form, form_names = str(row["question"]), AS_IS, {*row["forms"], *FORMS.registered()}
+    steps: list[dict[str, Any]] = [{"name": "", "before": original, "text": original, "form": AS_IS, "answers": []}]
+    for name, text in zip(row["steps"], row["rewrites"], strict=True):
+        form = AS_IS if name == UNDO else name if name in form_names else form
+        steps.append({"name": name, "before": steps[-1]["text"], "text": text, "form": form, "answers": []})
+    place = 0
+    for number, asked in enumerate(zip(row["asked"], row["forms"], strict=True)):
+        fits = [n for n in range(place + 1, len(steps)) if (steps[n]["text"], steps[n]["form"]) == asked]
+        asking = [n for n in fits if steps[n]["name"] in (ASK, SUBMIT)]
+        is_original = asked == (original, AS_IS)
+        at = next(iter(asking or ([] if is_original else fits)), place)
+        answer = {name: (row[f"{name}s"] or {number: None})[number] for name in ("answer", "score", "fit")}
+        parts = dict(row["parts"][number]) if row["parts"] else {}
+        answer |= {"form": asked[1], "parts": parts, "number": number + 1, "submitted": row.get("submitted") == number}
+        steps[at]["answers"].append(answer | {"why": row.get("why", "")})
+        place = at
+    return steps
+
+
+@lru_cache(maxsize=4096)
+def word_diff(before: str, after: str) -> list[tuple[str, str]]:
+    """Return the words of two texts as (tag, text): span for what both have, del and ins for the others."""
+    a, b = _WORDS.findall(before), _WORDS.findall(after)
+    if len(a) * len(b) > _MAX_CELLS:
+        return [("del", before), ("ins", after)]
+    found: list[tuple[str, str]] = []
+    cut = new = ""
+    codes = SequenceMatcher(None, a, b, autojunk=False).get_opcodes()
+    for number, (kind, start, end, at, to) in enumerate(codes):
+        same = "".join(a[start:end])
+        if kind != "equal" or (same.isspace() and 0 < number < len(codes) - 1):  # a changed phrase reads as one
+            cut, new = cut + same, new + "".join(b[at:to])
+            continue
+        found += [("del", cut), ("ins", new), ("span", same)]
+        cut = new = ""
+    return [(tag, text) for tag, text in (*found, ("del", cut), ("ins", new)) if text]
+
+
+class Episodes:
+    """Every n-th episode of training, so that at most MAX_EPISODES are kept; `total` counts all."""
+
+    def __init__(self) -> None:
+        self.total, self._every = 0, 1
+        self._kept: dict[tuple[int, int], dict[str, Any]] = {}  # by environment and number
+        self._current: dict[int, int] = {}  # the episode of each environment
+
+    def add(self, row: Row) -> None:
+        """Add a row of transcripts.jsonl; those of an episode are in order, the environments interleaved."""
+        env, episode = int(row["env"]), int(row["episode"])
+        if self._current.get(env) != episode:
+            self._current[env] = episode
+            if self.total % self._every == 0:
+                self._kept[env, episode] = {"number": self.total + 1, "rows": []}
+            self.total += 1
+            if len(self._kept) > 2 * MAX_EPISODES:
+                self._every *= 2
+                self._kept = {key: each for key, each in self._kept.items() if (each["number"] - 1) % self._every == 0}
+        if (env, episode) in self._kept:
+            self._kept[env, episode]["rows"].append(row)
+
+    @property
+    def shown(self) -> list[dict[str, Any]]:
+        """Return the episodes on the page, with what the table shows of each."""
+        step = max(1, -(-len(self._kept) // MAX_EPISODES))
+        return [_episode(**each) for each in [*self._kept.values()][::step]]
+
+
+def _episode(number: int, rows: Sequence[Row]) -> dict[str, Any]:
+    right = [success_in(row["parts"]) for row in rows if row["parts"]]
+    outcome = "no answer scored" if not right else "right answer found" if max(right) >= 0.5 else "no right answer"
+    steps, before, count = [], rows[0]["question"], 0
+    for row in rows:
+        error, answers = row["error"] or {}, []
+        if row["answer"]:
+            count += 1
+            answers = [
+                {"number": count, "answer": row["answer"], "form": row.get("form", AS_IS), "parts": row["parts"]}
+            ]
+        reason = f"{error.get('kind', 'unknown')}: {error.get('message') or 'no reply'}"
+        after = row["rewrite"] or before
+        note = f"reward {signed(row['reward'], 3)} · score {fixed(row['score'], 2)}"
+        note = note if row["valid"] else f"failed, left out of learning: {reason}"
+        steps.append({"name": row["operator"], "before": before, "text": after, "answers": answers, "note": note})
+        before = after
+    return {
+        "number": number,
+        "id": rows[-1]["question_id"],
+        "text": rows[0]["question"],
+        "operators": [row["operator"] for row in rows],
+        "outcome": outcome if all(row["valid"] for row in rows) else "failed call",
+        "score": rows[-1]["score"],
+        "reward": sum(row["reward"] for row in rows),
+        "calls": sum(row["calls"] for row in rows),
+        "first": rows[0],
+        "steps": steps,
+    }

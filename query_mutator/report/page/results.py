@@ -1,6 +1,6 @@
-"""The sections on the comparison: the answer, success against calls, the paired table, success by tag.
+"""The comparison: methods with their intervals, verdict and warnings, the front, and the policy against each method.
 
-Rates, differences and intervals are those of the evaluation's report in summary.json.
+Rates, differences and intervals are those of the evaluation's report in summary.json, or of a search for a plan.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from query_mutator.evaluation.comparison import BEST_OF_K, BEST_SINGLE
+from query_mutator.evaluation.comparison import BEST_SINGLE
 from query_mutator.evaluation.outcomes import rejections_in_words
 from query_mutator.evaluation.summary import IDENTITY, PLAN, POLICY, front, warning_of
 from query_mutator.report.page.questions import Evaluation
@@ -17,89 +17,62 @@ from query_mutator.stats.intervals import wilson_interval
 
 _CHOSEN_ON = "Plans were chosen on these questions, so the success of a plan is too high; measure it with qm eval."
 _OUT_OF_FOLD = "Figures are out of fold, by target, on the logged questions; on others measure the plan with qm eval."
+SHORTEST_CALL_S = 1e-3  # of a model; a lookup in the cache takes less
 _OFTEN_REJECTED = 0.05  # of an operator's rewrites
-_RATES = ("success", "success_ci", "score", "false_refusal", "false_refusal_ci", "guard_refusal", "guard_refusal_ci")
 
 
-def results_of(
-    report: Mapping[str, Any] | None, summary: Mapping[str, Any], evaluation: Evaluation
-) -> dict[str, Mapping[str, Any]]:
-    """Return the sections by name; without an evaluation an answer that is empty, or that of a search for a plan."""
-    if report:
-        methods = report["methods"]
-        points = [{**point, "success_ci": methods[point["method"]]["success_ci"]} for point in report["front"]]
-        parts = {**report["by_group"], **report["by_tag"]}
+def results_of(summary: Mapping[str, Any], evaluation: Evaluation, *, is_timed: bool = True) -> dict[str, Any]:
+    """Return the comparison of an evaluation, or that of a search for a plan; without either, no method.
+
+    Seconds are left out unless `is_timed`: those of recorded replies mean nothing.
+    """
+    if report := summary.get("eval"):
+        methods = {
+            name: {
+                **found,
+                "calls": found["calls_per_question"],
+                "tokens": found["tokens_per_question"],
+                "seconds": evaluation.mean(name, "seconds", least=SHORTEST_CALL_S) if is_timed else None,
+                "num_unscored": sum(found["unscored"].values()),
+            }
+            for name, found in report["methods"].items()
+        }
+        search = report.get("plan_search") or {}
         return {
-            "answer": _answer(report, evaluation),
-            "front": {"points": points},
+            "methods": methods,
+            "plan": search["best"]["plan"] if search else None,
+            "verdict": report["verdict"]["sentence"],
+            "warnings": warning_of(report["n"]),
+            "rejected": _often_rejected(report["rewrites"]),
+            **{name: report.get(name) for name in ("asked", "available", "eval_calls")},
+            "n": report["n"],
+            "of": "held-out question",
+            "front": [{**point, "success_ci": methods[point["method"]]["success_ci"]} for point in report["front"]],
             "paired": _paired(report, evaluation),
-            "tags": {"tags": [{"tag": name, **found} for name, found in parts.items()]},
+            "tags": {**report["by_group"], **report["by_tag"]},
+            "p_right": _reliability(search),
         }
     if "plan" in summary:
-        plan, search = summary["plan"], summary["search"]
-        shown = _plan_front(search) if search["calls"] else _log_front(search)
-        quality = search.get("p_right") or {}
-        bins = [
-            {**each, "rate_ci": wilson_interval(round(each["rate"] * each["n"]), each["n"])}
-            for each in quality.get("reliability", ())
-        ]
-        p_right = {"p_right": {**quality, "reliability": bins}} if bins else {}
-        return {"answer": _plan_answer(plan, search), "front": {"points": shown}, **p_right}
-    return {"answer": {"methods": [], "verdict": None, "warnings": [], "n": 0}}
+        return _plan_results(summary["plan"], summary["search"])
+    return {"methods": {}, "warnings": [], "n": 0, "front": [], "tags": {}}
 
 
-def _answer(report: Mapping[str, Any], evaluation: Evaluation) -> dict[str, Any]:
-    """Return methods, verdict and warnings of a report."""
-    methods = [
-        {
-            "method": name,
-            **{key: found[key] for key in _RATES},
-            "calls": found["calls_per_question"],
-            "tokens": found["tokens_per_question"],
-            "seconds": evaluation.seconds(name),
-            "scored": found["scored"],
-            "unscored": sum(found["unscored"].values()),
-            **({"note": "k tries, a vote"} if name == BEST_OF_K else {}),
-        }
-        for name, found in report["methods"].items()
-    ]
-    search = report.get("plan_search")
+def _plan_results(plan: Mapping[str, Any], search: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the results of a search for a plan, which read training questions only, or of what a log taught."""
+    best, is_log = plan if plan["steps"] else search["best"], not search["calls"]
+    found = {IDENTITY: search.get("original"), BEST_SINGLE: search.get("single"), PLAN: best}
+    methods = {name: {**point, "num_unscored": 0} for name, point in found.items() if point}
+    if len(methods) > 1 and not best["steps"]:
+        methods.popitem()
     return {
         "methods": methods,
-        "plan": search and search["best"]["plan"],
-        "verdict": report["verdict"]["sentence"],
-        "warnings": _warnings(report),
-        "n": report["n"],
-        "questions": "held-out question",
-    }
-
-
-def _plan_answer(plan: Mapping[str, Any], search: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the answer of a search for a plan, which read training questions only, or of what a log taught."""
-    best = plan if plan["steps"] else search["best"]
-    found = {IDENTITY: search.get("original"), BEST_SINGLE: search.get("single"), PLAN: best}
-    unknown = dict.fromkeys((*_RATES, "tokens", "seconds"))
-    rows = [
-        {
-            **unknown,
-            **{key: point[key] for key in ("success", "success_ci", "score", "calls")},
-            "scored": point["questions"],
-            "unscored": 0,
-            "method": name,
-        }
-        for name, point in found.items()
-        if point
-    ]
-    if len(rows) > 1 and not best["steps"]:
-        rows.pop()
-    is_log = not search["calls"]
-    return {
-        "methods": rows,
         "verdict": search.get("verdict"),
         "warnings": [_OUT_OF_FOLD if is_log else _CHOSEN_ON],
         "n": plan["questions"],
-        "questions": "logged question" if is_log else "training question",
-        "step": None,
+        "of": "logged question" if is_log else "training question",
+        "front": _log_front(search) if is_log else _plan_front(search),
+        "tags": {},
+        "p_right": _reliability(search),
         "only_plan": True,
     }
 
@@ -109,10 +82,7 @@ def _plan_front(search: Mapping[str, Any]) -> list[dict[str, Any]]:
     found = [search["original"]] if "original" in search else []
     plans = {point["plan"]: point for point in (*found, *search["front"].values())}
     best = {point["plan"] for point in search["front"].values()}
-    return [
-        {"method": name, **{key: point[key] for key in ("calls", "success", "success_ci")}, "on_front": name in best}
-        for name, point in plans.items()
-    ]
+    return [{**point, "method": name, "on_front": name in best} for name, point in plans.items()]
 
 
 def _log_front(search: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -127,43 +97,33 @@ def _log_front(search: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [{**point, "success_ci": wilson_interval(round(point["success"] * n), n)} for point in front(found)]
 
 
-def _warnings(report: Mapping[str, Any]) -> list[str]:
-    """Return what a reader must know before the numbers are believed."""
-    methods, n = report["methods"], report["n"]
-    lines, asked = [*warning_of(n)], report.get("asked", n)
-    if report.get("available", asked) > asked:
-        calls = report["eval_calls"]
-        lines.append(f"{asked} of {report['available']} questions were asked, as many as {calls:,} calls allow.")
-    if asked > n:
-        lines.append(f"{asked - n} more questions were not finished by all methods.")
-    for name, found in methods.items():
-        if count := sum(found["unscored"].values()):
-            kinds = ", ".join(f"{kind} ×{number}" for kind, number in found["unscored"].items())
-            lines.append(f"{name}: {count} of {n} questions are unscored and in no rate ({kinds}).")
-    original = methods.get(IDENTITY, {}).get("guard_refusal")
-    for name, found in methods.items():
-        refused = found["guard_refusal"]
-        if None not in (original, refused) and refused < original:
-            lines.append(
-                f"{name} refuses {100 * refused:.1f} % of the requests that should be refused, the original question "
-                f"{100 * original:.1f} %."
-            )
+def _reliability(search: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return how good P(right) is, with an interval for each bin; None where it was not learned."""
+    quality = search.get("p_right") or {}
+    bins = [
+        {**each, "rate_ci": wilson_interval(round(each["rate"] * each["n"]), each["n"])}
+        for each in quality.get("reliability", ())
+    ]
+    return {**quality, "reliability": bins} if bins else None
+
+
+def _often_rejected(rewrites: Mapping[str, Any]) -> str:
+    """Return the operators whose rewrites are often rejected, and why, in words."""
     often = {
         name: found
-        for name, found in report["rewrites"].items()
+        for name, found in rewrites.items()
         if sum(found["rejected"].values()) >= _OFTEN_REJECTED * found["rewrites"]
     }
-    if rejected := rejections_in_words(often):
-        lines.append(f"Guards: {rejected}.")
-    return [*lines, "One seed: the intervals say nothing about other seeds."]
+    return rejections_in_words(often)
 
 
-def _paired(report: Mapping[str, Any], evaluation: Evaluation) -> dict[str, Any]:
+def _paired(report: Mapping[str, Any], evaluation: Evaluation) -> list[dict[str, Any]]:
     """Return the policy against each other method, question by question."""
-    baselines = [name for name in report["policy_minus"] if name in evaluation.methods]
-    ours, rows = evaluation.held_out(POLICY), []
-    for name in baselines:
-        low, high = report["policy_minus"][name]["success_ci"]
-        found, _ = pair_rows(ours, evaluation.held_out(name), interval=(low, high))
-        rows.append({"baseline": name, **paired_json(found)})
-    return {"rows": rows}
+    rows = []
+    for name, difference in report["policy_minus"].items():
+        if name in evaluation.held_out:
+            low, high = difference["success_ci"]
+            ours, theirs = evaluation.held_out[POLICY], evaluation.held_out[name]
+            found, _ = pair_rows(ours, theirs, interval=(low, high))
+            rows.append({"method": name, **paired_json(found)})
+    return rows

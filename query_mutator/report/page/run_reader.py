@@ -1,57 +1,59 @@
-"""A run folder as messages."""
+"""What the page shows of a run folder, without secrets."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import os
+import re
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from query_mutator.errors import UsageError
+from query_mutator.errors import HIDDEN, UsageError, hide_credentials
+from query_mutator.evaluation.summary import POLICY
 from query_mutator.files import read_checked_json
 from query_mutator.files.json_lines import read_json_lines
 from query_mutator.files.run_dir import run_state
-from query_mutator.report.page.figures import Figures, Price, cost_of, learning_of
-from query_mutator.report.page.messages import Message, Redactor, TextTable, chunks, origin_of, section
-from query_mutator.report.page.questions import Evaluation
+from query_mutator.report.page.figures import Figures, Price, cost_of
+from query_mutator.report.page.questions import Episodes, Evaluation
 from query_mutator.report.page.results import results_of
-from query_mutator.report.page.usage import TrainingUsage, choices_of_policy
+from query_mutator.report.page.usage import Choices, TrainingUsage
 from query_mutator.runs.listing import steps_asked
-from query_mutator.types import AS_IS
+from query_mutator.types import wire_text
 
 _CONFIG, _SUMMARY = "config.json", "summary.json"
 _METRICS, _STEPS, _OUTCOMES = "metrics.jsonl", "transcripts.jsonl", "evaluation.jsonl"
-_COLUMNS = ("env", "step", "episode", "baseline_score", "score", "reward", "calls", "valid")
-_TEXTS = {"id": "question_id", "q": "question", "op": "operator", "rewrite": "rewrite"}
-_DIGITS = 4  # of scores: they are shown with three
 _SHOWN_CHARS = 200  # of an error
+_ORIGIN = ("command_line", "flags", "versions", "hardware", "commit", "dataset_sha256", "started", "resumed")
+
+_SECRET_NAME = re.compile(r"(key|token|secret|passw(or)?d|credential|auth(orization)?)$", re.IGNORECASE)
+_MIN_CHARS = 8  # of a secret: shorter values of such variables are words
+_PATTERNS = (
+    re.compile(r"(?P<name>--[\w-]*(key|token|secret|password|passwd|credential)[= ]+)(?P<secret>('[^']*'|\S+))", re.I),
+    re.compile(
+        r"(?P<name>\b((proxy-)?authorization|cookie|[\w-]*(api-key|token|secret))\s*:\s*)"
+        r"(?P<secret>((bearer|basic|token)\s+)?[^\s'\",;]+)",
+        re.I,
+    ),
+    re.compile(r"(?P<name>)(?P<secret>\bsk-[\w/+-]{16,})"),
+)
 
 
 class RunReader:
-    """The files of a run as they are now; `run` is its number on the page.
+    """A run as its files are now; UsageError for a folder that is not one of a run, and for a damaged file."""
 
-    Raises a UsageError for a folder that is not one of a run, and for a damaged file.
-    """
-
-    def __init__(self, folder: str | Path, *, run: int = 0, price: Price | None = None) -> None:
-        self.folder, self.run, self._price = Path(folder), run, price
-        self._reading = _CONFIG  # what an error is in
-        if not any((self.folder / name).exists() for name in (_CONFIG, _METRICS, _STEPS, _OUTCOMES)):
+    def __init__(self, folder: str | Path, *, price: Price | None = None) -> None:
+        self.folder = Path(folder)
+        self.evaluation, self.figures, self.usage = Evaluation(), Figures(), TrainingUsage()
+        self.episodes, self.choices = Episodes(), Choices()
+        files = (_CONFIG, _METRICS, _STEPS, _OUTCOMES)
+        if not any((self.folder / name).exists() for name in files):
             raise UsageError(f"{folder}: no run folder; give one such as runs/latest")
-        self._config = self._json(_CONFIG)
-        self.redactor = Redactor(self._config)
-        self.texts = TextTable(run, self.redactor.text)
-        self.evaluation, self.figures, self.usage = Evaluation(self.texts), Figures(), TrainingUsage()
-
-    @property
-    def name(self) -> str:
-        """Return the name of the run's folder."""
-        return self.folder.resolve().name
-
-    def messages(self) -> Iterator[Message]:
-        """Yield the messages on the run, once: rows first, then the sections on them."""
+        self._reading = _CONFIG  # what an error is in
+        config = self._json(_CONFIG)
+        self._secrets = _secrets_of(config)
         try:
-            yield from self._messages()
+            self._read_all(config, price)
         except UsageError:
             raise
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
@@ -60,15 +62,43 @@ class RunReader:
                 f"{self.folder / self._reading} is not a file of a run ({reason}); restore it or remove it"
             ) from error
 
-    def _messages(self) -> Iterator[Message]:
-        if metrics := list(self._rows(_METRICS)):
-            yield self.figures.metrics(self.run, metrics)
-        yield from self._transcripts()
+    @property
+    def name(self) -> str:
+        """Return the name of the run's folder."""
+        return self.folder.resolve().name
+
+    def _read_all(self, config: Mapping[str, Any], price: Price | None) -> None:
+        flags, backend = config.get("flags", {}), config.get("backend", {})
+        for row in self._rows(_METRICS):
+            self.figures.add(row)
+        for row in self._rows(_STEPS):
+            self.figures.add_step(row)
+            self.usage.add(row)
+            self.episodes.add(row)
+        self.episode_rows = self._clean(self.episodes.shown)
         for row in self._rows(_OUTCOMES):
             self.evaluation.add(row)
-        yield from self.texts.take()
-        yield from self.evaluation.messages(self.run)
-        yield from [section(self.run, name, data) for name, data in self._sections()]
+            if (row["method"], row["set"]) == (POLICY, "test"):
+                self.choices.add(row["steps"], row["tags"])
+                self.choices.episodes += not row["error"]
+        self.questions = self._clean([*self.evaluation.shown.values()])
+        summary, self._reading = self._json(_SUMMARY), f"{_SUMMARY} or {_CONFIG}"
+        self.is_timed = backend.get("kind") != "recorded" or any(
+            flags.get(name) for name in ("latency_ms", "running_speed")
+        )
+        self.results = results_of(summary, self.evaluation, is_timed=self.is_timed)
+        self.is_greedy = POLICY in self.evaluation.held_out
+        self.choices = self.choices if self.is_greedy else self.usage.choices
+        self.first, self.gains = self.usage.first_shares(), self.usage.gains()
+        self.operators = sorted({*self.choices.totals, *self.first["shares"]})
+        self.lines = self.figures.lines(self.results["methods"])
+        self.calls = self.figures.calls(summary, is_timed=self.is_timed)
+        self.cost = price and cost_of(price, training=self.figures.tokens, summary=summary, evaluation=self.evaluation)
+        self.server = ", ".join(map(str, flags.get("ollama_url") or [backend.get("url") or ""]))
+        self.origin = {name: self._setting(config.get(name)) for name in _ORIGIN}
+        self.state = run_state(self.folder)
+        self.written = f"{datetime.now():%H:%M:%S}" if self.state == "running" else None
+        self.step, self.steps = self.figures.last.get("step", 0), steps_asked(flags)
 
     def _json(self, name: str) -> dict[str, Any]:
         path = self.folder / name
@@ -78,78 +108,44 @@ class RunReader:
         path, self._reading = self.folder / name, name
         return read_json_lines(path) if path.exists() else iter(())
 
-    def _transcripts(self) -> Iterator[Message]:
-        for rows in chunks(self._rows(_STEPS)):
-            for row in rows:
-                self.figures.add_step(row)
-                self.usage.add(row)
-            columns = self._columns(rows)
-            yield from self.texts.take()
-            yield {"kind": "transcripts", "run": self.run, "columns": columns}
+    def _clean(self, value: Any) -> Any:
+        """Return data with no secret that is known in its texts, and with what a file in UTF-8 can hold."""
+        if isinstance(value, str):
+            for secret in self._secrets:
+                if secret in value:
+                    value = value.replace(secret, HIDDEN)
+            return wire_text(value).replace("\0", "\ufffd")
+        if isinstance(value, dict):
+            return {name: self._clean(item) for name, item in value.items()}
+        return [*map(self._clean, value)] if isinstance(value, list) else value
 
-    def _columns(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-        columns: dict[str, list[Any]] = {name: [_short(row.get(name)) for row in rows] for name in _COLUMNS}
-        columns["baseline"] = columns.pop("baseline_score")
-        for name, field in _TEXTS.items():
-            columns[name] = [self.texts.number(row[field]) for row in rows]
-        columns["answer"] = [self.texts.number(row["answer"] or None) for row in rows]
-        columns["form"] = [self.texts.number(row.get("form", AS_IS)) for row in rows]
-        columns["error"] = [self.texts.number(_error(row["error"])) for row in rows]
-        columns["parts"] = [
-            {name: _short(value) for name, value in row["parts"].items()} if row["parts"] else None for row in rows
-        ]
-        return columns
-
-    # --- sections ----------------------------------------------------------------------------------------------------
-
-    def _sections(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        config, summary, self._reading = self._config, self._json(_SUMMARY), f"{_SUMMARY} or {_CONFIG}"
-        report = summary.get("eval") or (self.evaluation.report() if self.evaluation else None)
-        for name, data in results_of(report, summary, self.evaluation).items():
-            yield name, {**self._about(), **data} if name == "answer" else data
-        yield "policy", self._policy()
-        yield "learning", learning_of(self.figures, report)
-        cost = None
-        if self._price is not None:
-            cost = cost_of(self._price, training=self.figures.tokens, summary=summary, evaluation=self.evaluation)
-        yield "calls", {**self.figures.calls(server=_server(config), summary=summary), "price": cost}
-        yield "reproduce", origin_of(config, self.redactor)
-
-    def _about(self) -> dict[str, Any]:
-        config, state = self._config, run_state(self.folder)
-        return {
-            "state": state,
-            "written": f"{datetime.now():%H:%M:%S}" if state == "running" else None,
-            "name": self.name,
-            "folder": str(self.folder),
-            "started": config.get("started"),
-            "step": self.figures.last.get("step", 0),
-            "steps": steps_asked(config.get("flags", {})),
-        }
-
-    def _policy(self) -> dict[str, Any]:
-        is_greedy = self.evaluation.has_policy
-        policy_asks = self._config.get("flags", {}).get("ask", "every_step") != "every_step"
-        choices = choices_of_policy(self.evaluation, policy_asks=policy_asks) if is_greedy else self.usage.choices
-        first = self.usage.first_shares()
-        names = dict.fromkeys([*(name for _, name in choices.by_step), *first["shares"]])
-        return {
-            "source": "held-out questions, greedy policy" if is_greedy else "training",
-            **choices.data(sorted(names)),
-            **self.usage.gains(),
-            "first": first,
-        }
+    def _setting(self, value: Any) -> Any:
+        """Return a setting, nested ones included, without secrets and without what looks like one."""
+        if isinstance(value, str):
+            shown = hide_credentials(self._clean(value))
+            for pattern in _PATTERNS:
+                shown = pattern.sub(lambda match: f"{match['name']}{HIDDEN}", shown)
+            return shown
+        if isinstance(value, Mapping):
+            return {name: HIDDEN if _is_secret(name, item) else self._setting(item) for name, item in value.items()}
+        return [*map(self._setting, value)] if isinstance(value, (list, tuple)) else value
 
 
-def _server(config: Mapping[str, Any]) -> str:
-    """Return where the calls of a run went."""
-    urls = config.get("flags", {}).get("ollama_url") or [config.get("backend", {}).get("url") or ""]
-    return ", ".join(map(str, urls))
+def _is_secret(name: object, value: object) -> bool:
+    return isinstance(value, str) and bool(value) and _SECRET_NAME.search(str(name)) is not None
 
 
-def _error(error: Mapping[str, Any] | None) -> str | None:
-    return f"{error['kind']}: {error['message']}" if error else None
+def _secrets_of(config: Mapping[str, Any]) -> list[str]:
+    """Return the values of variables of the environment and of settings that are named as secrets, longest first."""
+    found = {value for name, value in os.environ.items() if _SECRET_NAME.search(name)} | {*_secrets_in(config)}
+    return sorted((value for value in found if len(value) >= _MIN_CHARS), key=len, reverse=True)
 
 
-def _short(value: Any) -> Any:
-    return round(value, _DIGITS) if isinstance(value, float) else value
+def _secrets_in(value: Any) -> Iterator[str]:
+    """Yield the values of settings that are named as secrets."""
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            yield from [item] if _is_secret(name, item) else _secrets_in(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _secrets_in(item)

@@ -1,4 +1,4 @@
-"""The section on what the policy does: operators by step, tag and verdict, and what each one gains.
+"""What the policy does: operators by step and tag, and what each one gains.
 
 Training steps arrive in the order of the file, the environments interleaved. An operator's gain is the score after the
 next answer minus the score before the operator: with rewriting and asking apart, a rewrite alone changes no score.
@@ -9,84 +9,39 @@ from __future__ import annotations
 import math
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-from query_mutator.evaluation.summary import POLICY
-from query_mutator.report.page.questions import Evaluation, Verdict, verdict_of
 from query_mutator.stats.intervals import mean_interval
-from query_mutator.types import AS_IS, ASK, CONTROLS, SUBMIT, UNDO, success_in
+from query_mutator.types import CONTROLS, UNDO
 
 BLOCK_STEPS = 500  # rows that are counted together
 EARLY_SHARE = 0.1  # of the steps: the policy still chooses nearly at random
 FEWEST_VALUES = 5  # of an interval
-MAX_POINTS = 60  # of the shares over training
+MAX_BLOCKS = 60  # of the shares over training
 
 
 @dataclass(kw_only=True)
 class Choices:
-    """Counts of the actions taken, by place in the episode, tag and verdict on the last answer seen."""
+    """Counts of the actions taken, by place in the episode and by tag."""
 
-    by_step: Counter[tuple[int, str]] = field(default_factory=Counter)
-    by_tag: Counter[tuple[str, str]] = field(default_factory=Counter)
-    by_verdict: Counter[tuple[Verdict, str]] = field(default_factory=Counter)
+    by_step: dict[int, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    by_tag: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     episodes: int = 0
 
-    def add(self, place: int, name: str, verdict: Verdict | None, tags: Sequence[str] = ()) -> None:
-        """Count an action; `verdict` is None where it is unknown."""
-        self.by_step[place, name] += 1
-        self.by_tag.update((tag, name) for tag in tags)
-        if verdict is not None:
-            self.by_verdict[verdict, name] += 1
+    def add(self, steps: Sequence[str], tags: Sequence[str] = (), *, place: int = 0) -> None:
+        """Count actions in a row, the first at `place`."""
+        for at, name in enumerate(steps, place):
+            self.by_step[at][name] += 1
+            for tag in tags:
+                self.by_tag[tag][name] += 1
 
-    def data(self, operators: Sequence[str]) -> dict[str, Any]:
-        """Return the counts as the page has them."""
-        totals = Counter[str]()
-        for (_, name), count in self.by_step.items():
-            totals[name] += count
-        return {
-            "operators": list(operators),
-            "by_step": _rows("step", self.by_step),
-            "by_tag": _rows("tag", self.by_tag),
-            "by_verdict": _rows("verdict", self.by_verdict),
-            "undo": totals[UNDO],
-            "submit": totals[SUBMIT],
-            "episodes": self.episodes,
-        }
-
-
-def _rows(name: str, counts: Mapping[tuple[Any, str], int]) -> list[dict[str, Any]]:
-    found: dict[Any, dict[str, int]] = defaultdict(dict)
-    for (key, operator), count in sorted(counts.items()):
-        found[key][operator] = count
-    return [{name: key, "counts": each} for key, each in found.items()]
-
-
-def choices_of_policy(evaluation: Evaluation, *, policy_asks: bool) -> Choices:
-    """Return the choices of the greedy policy on held-out questions; `policy_asks`: asking is an action of its own."""
-    found = Choices()
-    for question, way in evaluation.rows_of(POLICY):
-        found.episodes += not way["error"]
-        for place, (name, verdict) in enumerate(
-            zip(way["steps"], _seen_before(question, way, policy_asks=policy_asks), strict=True)
-        ):
-            found.add(place, name, verdict, question["tags"])
-    return found
-
-
-def _seen_before(question: Mapping[str, Any], way: Mapping[str, Any], *, policy_asks: bool) -> Iterator[Verdict | None]:
-    """Yield the verdict on the last answer that the policy had seen before each step."""
-    answers = dict(zip(zip(way["asked"], way["forms"], strict=True), way["verdicts"], strict=True))
-    original = (question["q"], AS_IS)
-    asks_apart = policy_asks or ASK in way["steps"] or original not in answers
-    seen: Verdict | None = "none" if asks_apart else answers[original]
-    currents = zip(way["rewrites"], way["step_forms"], strict=True)
-    for name, current in zip(way["steps"], currents, strict=True):
-        yield seen
-        if current in answers and (name == ASK or not asks_apart):
-            seen = answers[current]
+    @property
+    def totals(self) -> Counter[str]:
+        """Return how often each action was taken."""
+        return sum(self.by_step.values(), Counter[str]())
 
 
 @dataclass(slots=True)
@@ -96,7 +51,6 @@ class _Walk:
     episode: int = -1
     place: int = 0
     score: float = 0.0
-    seen: Verdict | None = "none"
     waiting: list[tuple[str, float, int]] = field(default_factory=list)  # operators without an answer since
 
 
@@ -118,18 +72,16 @@ class TrainingUsage:
             self._end(walk)
             walk = self._walks[row["env"]] = _Walk(episode=row["episode"])
             if row["baseline_score"] is not None and row["answer"]:  # asked; the row has its score only
-                walk.score, walk.seen = float(row["baseline_score"]), None
+                walk.score = float(row["baseline_score"])
             self.choices.episodes += 1
             self._first[block][name] += 1
-        self.choices.add(walk.place, name, walk.seen)
+        self.choices.add([name], place=walk.place)
         walk.place += 1
         if not row["valid"]:
             return
         if name not in CONTROLS:
             walk.waiting.append((name, walk.score, block))
         walk.score = float(row["score"])
-        if row["answer"]:
-            walk.seen = verdict_of(row["answer"], success_in(row["parts"]) >= 0.5)
         if row["answer"] or name == UNDO:
             self._end(walk)
 
@@ -141,33 +93,27 @@ class TrainingUsage:
 
     def first_shares(self) -> dict[str, Any]:
         """Return the share of each action among the first ones of episodes, over training."""
-        size = max(1, math.ceil(len(self._first) / MAX_POINTS))
-        steps, counts = [], []
         blocks = sorted(self._first)
-        for start in range(0, len(blocks), size):
-            part = blocks[start : start + size]
-            steps.append(min(self.steps, (part[-1] + 1) * BLOCK_STEPS))
-            counts.append(sum((self._first[block] for block in part), Counter[str]()))
+        size = max(1, math.ceil(len(blocks) / MAX_BLOCKS))
+        parts = [blocks[start : start + size] for start in range(0, len(blocks), size)]
+        counts = [sum((self._first[block] for block in part), Counter[str]()) for part in parts]
         names = sorted({name for each in counts for name in each})
-        shares = {name: [round(each[name] / each.total(), 4) for each in counts] for name in names}
-        return {"step": steps, "shares": shares}
+        return {
+            "step": [min(self.steps, (part[-1] + 1) * BLOCK_STEPS) for part in parts],
+            "shares": {name: [round(each[name] / each.total(), 4) for each in counts] for name in names},
+        }
 
-    def gains(self) -> dict[str, Any]:
+    def gains(self) -> list[dict[str, Any]]:
         """Return what each operator gains where the policy chose it, and early, where it chose nearly at random."""
         last_early = max(0, math.ceil(EARLY_SHARE * self.steps / BLOCK_STEPS) - 1)
         early: dict[str, list[float]] = defaultdict(list)
         later: dict[str, list[float]] = defaultdict(list)
         for (block, name), gains in self._gains.items():
             (early if block <= last_early else later)[name].extend(gains)
-        rows = [
+        return [
             {"operator": name, **_gain(later[name], "chosen", "gain"), **_gain(early[name], "random_n", "random")}
             for name in sorted({*early, *later})
         ]
-        note = (
-            "score after the next answer minus score before, which is 0 until there is an answer; "
-            f"at random: the first {EARLY_SHARE:.0%} of the training steps"
-        )
-        return {"gains": rows, "gains_note": note}
 
 
 def _gain(gains: Sequence[float], count: str, mean: str) -> dict[str, Any]:

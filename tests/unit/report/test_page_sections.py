@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import struct
 import time
 from collections.abc import Mapping, Sequence
 from itertools import islice
@@ -14,17 +13,34 @@ import pytest
 
 from query_mutator.evaluation.outcomes import Outcome
 from query_mutator.evaluation.summary import Results, summarize
-from query_mutator.files.json_lines import JsonLines
+from query_mutator.files import write_checked_json
 from query_mutator.report.benchmark import BenchmarkPlan, Measurement
 from query_mutator.report.benchmark import Results as BenchmarkResults
-from query_mutator.report.curve import draw_learning_curve, smoothed
-from query_mutator.report.page.figures import Figures, Price, learning_of
-from query_mutator.report.page.messages import NO_TEXT, TextTable
-from query_mutator.report.page.questions import Evaluation
+from query_mutator.report.page.build import write_page
+from query_mutator.report.page.charts import (
+    MAX_POINTS,
+    area,
+    axis,
+    compact,
+    fixed,
+    interval,
+    measure,
+    minus,
+    path,
+    points,
+    probability,
+    seconds,
+    signed,
+    spread,
+    stairs,
+)  # fmt: skip
+from query_mutator.report.page.figures import LEARNING, Figures, Price, curves_of
+from query_mutator.report.page.questions import Evaluation, way_of, word_diff
 from query_mutator.report.page.results import results_of
-from query_mutator.report.page.usage import BLOCK_STEPS, TrainingUsage, choices_of_policy
+from query_mutator.report.page.usage import BLOCK_STEPS, TrainingUsage
 from query_mutator.report.table import result_table
 from query_mutator.types import Question
+from tests.run_page import texts_of
 
 REFUSAL = "I'm sorry, but I can't help with that."
 
@@ -65,7 +81,7 @@ def test_a_gain_is_booked_to_the_operators_before_the_answer() -> None:
             step("submit", episode=1),  # the next episode books the rest
         ]
     )
-    rows = {row["operator"]: row for row in usage.gains()["gains"]}
+    rows = {row["operator"]: row for row in usage.gains()}
     assert {name: (row["random_n"], row["random"]) for name, row in rows.items()} == {
         "spelling": (1, 0.6), "slang": (1, 0.0), "expand": (2, pytest.approx(0.3)),
     }  # fmt: skip
@@ -74,7 +90,7 @@ def test_a_gain_is_booked_to_the_operators_before_the_answer() -> None:
 def test_early_steps_are_apart_from_those_that_were_chosen() -> None:
     early = [step("expand", episode=n, score=1.0, answer="`len`") for n in range(BLOCK_STEPS)]
     later = [step("expand", episode=n, score=0.25, answer="`len`") for n in range(BLOCK_STEPS, 10 * BLOCK_STEPS)]
-    (row,) = usage_of(early + later).gains()["gains"]
+    (row,) = usage_of(early + later).gains()
     assert (row["random_n"], row["random"], row["random_ci"]) == (BLOCK_STEPS, 1.0, [1.0, 1.0])
     assert (row["chosen"], row["gain"]) == (9 * BLOCK_STEPS, 0.25)
 
@@ -83,32 +99,12 @@ def test_a_failed_step_gains_nothing_and_is_still_a_choice() -> None:
     usage = usage_of(
         [step("expand", valid=False, error={"kind": "timeout", "message": ""}), step("ask", score=0.5, answer="x")]
     )
-    assert usage.gains()["gains"] == []
-    assert usage.choices.by_step == {(0, "expand"): 1, (1, "ask"): 1}
-
-
-def test_the_verdict_is_that_of_the_last_answer_seen() -> None:
-    usage = usage_of(
-        [
-            step("ask", answer=REFUSAL),
-            step("neutral"),
-            step("ask", answer="`len`", right=True),
-            step("submit"),
-            step("ask", episode=1, answer="I'm not sure what you mean."),
-            step("expand", episode=1, answer="`sum`"),
-            step("submit", episode=1),
-        ]
-    )
-    assert usage.choices.by_verdict == {
-        ("none", "ask"): 2, ("refused", "neutral"): 1, ("refused", "ask"): 1, ("right", "submit"): 1,
-        ("not_sure", "expand"): 1, ("wrong", "submit"): 1,
-    }  # fmt: skip
-    data = usage.choices.data(["ask"])
-    assert (data["submit"], data["undo"], data["episodes"]) == (2, 0, 2)
+    assert usage.gains() == []
+    assert usage.choices.by_step == {0: {"expand": 1}, 1: {"ask": 1}}
 
 
 def test_where_the_original_was_asked_the_first_score_is_its_score() -> None:
-    (row,) = usage_of([step("expand", baseline_score=0.4, score=0.9, answer="`len`")]).gains()["gains"]
+    (row,) = usage_of([step("expand", baseline_score=0.4, score=0.9, answer="`len`")]).gains()
     assert row["random"] == pytest.approx(0.5)
 
 
@@ -120,7 +116,7 @@ def test_the_share_of_the_first_action_over_training() -> None:
 
 
 def evaluation_of(*rows: Mapping[str, Any]) -> Evaluation:
-    evaluation = Evaluation(TextTable(0, str))
+    evaluation = Evaluation()
     for row in rows:
         evaluation.add(row)
     return evaluation
@@ -130,52 +126,47 @@ def row_of(outcome: Outcome, question: Question, *, method: str = "policy") -> d
     return {"method": method, "set": "test", **outcome.to_row(question)}
 
 
-@pytest.mark.parametrize(
-    ("asks_apart", "seen"), [(True, ["none", "refused", "refused", "right"]), (False, ["refused", "right", "refused"])]
-)
-def test_choices_of_the_policy_on_held_out_questions(asks_apart: bool, seen: list[str]) -> None:
-    steps = ("ask", "expand", "ask", "submit") if asks_apart else ("expand", "undo", "submit")
-    wordings = ("how?", "how come?", "how come?", "how come?") if asks_apart else ("how come?", "how?", "how?")
+def test_an_answer_belongs_to_the_step_that_asked_its_wording_in_its_form() -> None:
+    steps = ("ask", "question_answer", "ask", "undo", "expand", "submit")
     outcome = Outcome(
-        question_id="q", success=1.0, score=1.0, actions=steps, rewrites=wordings, asked=("how?", "how come?"),
-        forms=("as_is", "as_is"), answers=(REFUSAL, "`len`"), parts=({"right": 0.0}, {"right": 1.0}),
+        question_id="q", success=1.0, score=1.0, actions=steps, rewrites=("how?",) * 4 + ("how come?",) * 2,
+        asked=("how?", "how?", "how come?"), forms=("as_is", "question_answer", "as_is"),
+        answers=(REFUSAL, "`len`", "`sum`"), parts=({"right": 0.0}, {"right": 1.0}, {"right": 0.0}),
+        scores=(0.0, 1.0, 0.0), fits=(0.1, 0.9, 0.2), submitted=1, why="fits best",
+    )  # fmt: skip
+    way = way_of(row_of(outcome, Question(id="q", text="how?", accept=("len",))))
+    assert [step["name"] for step in way] == ["", *steps]
+    assert [[answer["answer"] for answer in step["answers"]] for step in way] == [
+        [], [REFUSAL], [], ["`len`"], [], [], ["`sum`"],
+    ]  # fmt: skip
+    assert [answer["submitted"] for step in way for answer in step["answers"]] == [False, True, False]
+
+
+def test_the_answer_to_the_original_question_comes_before_the_first_rewrite() -> None:
+    outcome = Outcome(
+        question_id="q", success=1.0, score=1.0, actions=("expand", "submit"), rewrites=("how come?",) * 2,
+        asked=("how?", "how come?"), forms=("as_is", "as_is"), answers=("`len`", "`sum`"), parts=({}, {}),
         scores=(0.0, 1.0), fits=(0.1, 0.9),
-        submitted=1,
     )  # fmt: skip
-    question = Question(id="q", text="how?", accept=("len",), tags=("wordy",))
-    found = choices_of_policy(evaluation_of(row_of(outcome, question)), policy_asks=asks_apart)
-    expected = {(verdict, name) for verdict, name in zip(seen, steps, strict=True)}
-    assert set(found.by_verdict) == expected
-    assert sum(found.by_tag.values()) == len(steps)
-    assert found.episodes == 1
+    way = way_of(row_of(outcome, Question(id="q", text="how?")))
+    assert [[answer["answer"] for answer in step["answers"]] for step in way] == [["`len`"], [], ["`sum`"]]
 
 
-def test_the_same_wording_in_another_form_has_a_verdict_of_its_own() -> None:
-    steps = ("ask", "question_answer", "ask", "undo", "submit")
-    outcome = Outcome(
-        question_id="q", success=1.0, score=1.0, actions=steps, rewrites=("how?",) * 5, asked=("how?", "how?"),
-        forms=("as_is", "question_answer"), answers=(REFUSAL, "`len`"), parts=({"right": 0.0}, {"right": 1.0}),
-        scores=(0.0, 1.0), fits=(0.1, 0.9), submitted=1,
-    )  # fmt: skip
-    evaluation = evaluation_of(row_of(outcome, Question(id="q", text="how?", accept=("len",))))
-    ((_, way),) = evaluation.rows_of("policy")
-    assert way["forms"] == ["as_is", "question_answer"]
-    assert way["step_forms"] == ["as_is", "question_answer", "question_answer", "as_is", "as_is"]
-    seen = zip(["none", "refused", "refused", "right", "right"], steps, strict=True)
-    assert set(choices_of_policy(evaluation, policy_asks=True).by_verdict) == set(seen)
-
-
-def test_a_policy_that_asks_by_submitting_has_seen_no_answer() -> None:
-    outcome = Outcome(
-        question_id="q", success=1.0, score=1.0, actions=("expert", "submit"), rewrites=("how?", "how?"),
-        asked=("how?",), forms=("expert",), answers=("`len`",), parts=({"right": 1.0},), scores=(1.0,), fits=(0.9,),
-    )  # fmt: skip
-    found = choices_of_policy(evaluation_of(row_of(outcome, Question(id="q", text="how?"))), policy_asks=True)
-    assert set(found.by_verdict) == {("none", "expert"), ("none", "submit")}
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        ("sort it plz", "sort it please", [("span", "sort it "), ("del", "plz"), ("ins", "please")]),
+        ("a b c", "x y c", [("del", "a b"), ("ins", "x y"), ("span", " c")]),  # a changed phrase reads as one
+        ("a", "a b", [("span", "a"), ("ins", " b")]),
+        ("a " * 1000, "b " * 1000, [("del", "a " * 1000), ("ins", "b " * 1000)]),
+    ],
+)
+def test_two_texts_differ_by_words(before: str, after: str, expected: list[tuple[str, str]]) -> None:
+    assert word_diff(before, after) == expected
 
 
 def test_few_gains_have_no_interval() -> None:
-    (row,) = usage_of([step("expand", episode=n, score=float(n), answer="`len`") for n in range(2)]).gains()["gains"]
+    (row,) = usage_of([step("expand", episode=n, score=float(n), answer="`len`") for n in range(2)]).gains()
     assert row["random"] == 0.5
     assert all(map(math.isnan, row["random_ci"]))
 
@@ -183,8 +174,14 @@ def test_few_gains_have_no_interval() -> None:
 def test_the_time_of_recorded_replies_is_not_shown() -> None:
     outcomes = [Outcome(question_id=str(n), seconds=seconds) for n, seconds in enumerate((4e-6, 0.0, 0.25))]
     rows = [row_of(outcome, Question(id=outcome.question_id, text="how?")) for outcome in outcomes]
-    assert evaluation_of(*rows[:2]).seconds("policy") is None
-    assert evaluation_of(*rows).seconds("policy") == 0.25
+    report = sections(4, 2)["report"]
+    for is_timed, expected in ((True, 0.25), (False, None)):
+        found = results_of({"eval": report}, evaluation_of(*rows), is_timed=is_timed)
+        assert found["methods"]["policy"]["seconds"] == expected
+    figures = Figures()
+    figures.add({"step": 1, "llm/calls": 10, "llm/latency_s": 1e-5, "llm/queue_wait_s": 0.0, "llm/limit": 8})
+    assert {unit for _, _, unit, _ in figures.calls({}, is_timed=False)} == {"calls"}
+    assert "s" in {unit for _, _, unit, _ in figures.calls({})}
 
 
 # --- the answer ------------------------------------------------------------------------------------------------------
@@ -205,35 +202,34 @@ def sections(policy: int, best_plan: int, *, n: int = 200, guard: int = 10) -> d
     refused = {name: [Outcome(question_id="g", refused=name != "policy" or guard > 5)] for name in outcomes}
     results = Results(questions=questions, outcomes=outcomes, guard=[Question(id="g", text="g")], guarded=refused)
     rows, report = results.rows(), summarize(results)
-    return results_of(report, {}, evaluation_of(*rows)) | {"rows": rows, "report": report}
+    return results_of({"eval": report}, evaluation_of(*rows)) | {"rows": rows, "report": report}
 
 
-def test_the_page_says_what_the_plan_is_and_that_best_of_k_is_a_vote() -> None:
-    report = sections(100, 20)["report"]
-    report["methods"]["best_of_k"] = report["methods"]["identity"]
-    more = {"votes": True, "plan_search": {"best": {"plan": "clean > restate"}}}
-    answer = results_of(report | more, {}, evaluation_of())["answer"]
-    assert answer["plan"] == "clean > restate"
-    assert {row["method"]: row["note"] for row in answer["methods"] if "note" in row} == {
-        "best_of_k": "k tries, a vote"
-    }
-
-
-def test_few_questions_and_a_weaker_guard_are_warned_of() -> None:
-    warnings = sections(4, 2, n=8, guard=0)["answer"]["warnings"]
-    assert warnings[0] == "8 held-out questions: differences under 40 points mean nothing."
-    assert warnings[1] == (
-        "policy refuses 0.0 % of the requests that should be refused, the original question 100.0 %."
-    )
-    assert not any("mean nothing" in line for line in sections(4, 2)["answer"]["warnings"])
-
-
-def test_an_operator_whose_rewrites_are_often_rejected_is_warned_of() -> None:
+def test_few_questions_and_often_rejected_rewrites_are_warned_of() -> None:
+    (few,) = sections(4, 2, n=8)["warnings"]
+    assert few == "8 held-out questions: differences under 40 points mean nothing."
+    assert not sections(4, 2)["warnings"]
     counts = {"slang": {"rewrites": 20, "rejected": {"answer": 1}}, "terms": {"rewrites": 21, "rejected": {"names": 1}}}
-    found = results_of(sections(4, 2)["report"] | {"rewrites": counts}, {}, evaluation_of())["answer"]["warnings"]
-    assert [line for line in found if line.startswith("Guards: ")] == [
-        "Guards: rejected rewrites (the wording stays): slang 5% of 20 (answer 1)."
-    ]
+    found = results_of({"eval": sections(4, 2)["report"] | {"rewrites": counts}}, evaluation_of())
+    assert found["rejected"] == "rejected rewrites (the wording stays): slang 5% of 20 (answer 1)"
+    assert found["plan"] is None
+
+
+def test_what_a_reader_must_know_stands_above_the_table(tmp_path: Path) -> None:
+    report = sections(4, 2, guard=0)["report"] | {"asked": 210, "available": 300, "eval_calls": 9000}
+    report["methods"]["best_plan"] |= {"unscored": {"timeout": 3}}
+    write_checked_json(tmp_path / "config.json", {"flags": {}})
+    write_checked_json(tmp_path / "summary.json", {"eval": report})
+    write_page([tmp_path], tmp_path / "page.html")
+    texts = texts_of(tmp_path / "page.html")
+    for line in (
+        "210 of 300 questions were asked, as many as 9,000 calls allow.",
+        "10 more questions were not finished by all methods.",
+        "best_plan: 3 of 200 questions are unscored and in no rate (timeout ×3).",
+        "policy refuses 0.0 % of the requests that should be refused, the original question 100.0 %.",
+        "One seed: the intervals say nothing about other seeds.",
+    ):
+        assert line in texts
 
 
 # --- figures ---------------------------------------------------------------------------------------------------------
@@ -242,15 +238,10 @@ def test_an_operator_whose_rewrites_are_often_rejected_is_warned_of() -> None:
 def test_means_of_calls_are_weighted_by_calls() -> None:
     figures = Figures()
     row = {"wall_s": 1.0, "llm/limit": 8.0}
-    figures.metrics(
-        0,
-        [{**row, "step": 1, "llm/calls": 10, "llm/calls_per_s": 4.0, "llm/latency_s": 1.0, "llm/queue_wait_s": 0.5}],
-    )
-    figures.metrics(
-        0,
-        [{**row, "step": 2, "llm/calls": 40, "llm/calls_per_s": 8.0, "llm/latency_s": 0.2, "llm/queue_wait_s": 0.1}],
-    )
-    found = {row["name"]: row["value"] for row in figures.calls(server="", summary={})["rows"]}
+    for step, calls, rate, latency, wait in ((1, 10, 4.0, 1.0, 0.5), (2, 40, 8.0, 0.2, 0.1)):
+        times = {"llm/calls_per_s": rate, "llm/latency_s": latency, "llm/queue_wait_s": wait}
+        figures.add({**row, "step": step, "llm/calls": calls, **times})
+    found = {name: value for name, value, _, _ in figures.calls({})}
     assert found["llm/latency_s"] == pytest.approx((10 * 1.0 + 30 * 0.2) / 40)
     assert found["service time"] == pytest.approx((10 * 0.5 + 30 * 0.1) / 40)
     assert found["calls in flight"] == pytest.approx((10 * 4 + 30 * 1.6) / 40)
@@ -259,59 +250,89 @@ def test_means_of_calls_are_weighted_by_calls() -> None:
 
 def test_counters_that_start_again_on_resume_are_added() -> None:
     figures = Figures()
-    rows = [
-        {"step": n, "wall_s": 0.0, "llm/calls": 10 * n, "llm/retries": value} for n, value in enumerate((2, 5, 1, 3))
-    ]
-    figures.metrics(0, rows)
-    found = {row["name"]: row["value"] for row in figures.calls(server="", summary={})["rows"]}
+    for n, value in enumerate((2, 5, 1, 3)):
+        figures.add({"step": n, "wall_s": 0.0, "llm/calls": 10 * n, "llm/retries": value})
+    found = {name: value for name, value, _, _ in figures.calls({})}
     assert (found["llm/retries"], found["llm/calls"]) == (8, 30)
 
 
-def test_failures_are_counted_by_kind_and_operator_and_by_length() -> None:
+def test_failures_are_counted_by_kind_and_operator() -> None:
     figures = Figures()
     failed = {"valid": False, "error": {"kind": "timeout", "message": "late"}}
-    for row in (
-        step("expand", **failed),
-        step("expand", **failed),
-        step("ask", question="x" * 60, **failed),
-        step("ask"),
-    ):
+    for row in (step("expand", **failed), step("expand", **failed), step("ask", **failed), step("ask")):
         figures.add_step(row)
-    data = figures.calls(server="http://host", summary={})
-    assert data["failures"] == [
-        {"kind": "timeout", "operator": "expand", "server": "http://host", "count": 2},
-        {"kind": "timeout", "operator": "ask", "server": "http://host", "count": 1},
-    ]
-    assert data["invalid_by_length"] == [
-        {"from": 0, "to": 50, "steps": 3, "invalid": 2}, {"from": 51, "to": 100, "steps": 1, "invalid": 1},
-    ]  # fmt: skip
+    assert figures.failures == [("timeout", "expand", 2), ("timeout", "ask", 1)]
 
 
 def test_validation_success_has_wilsons_interval() -> None:
     figures = Figures()
-    row = {"step": 0, "wall_s": 0.0, "validation/success": 0.5, "validation/questions": 12, "validation/unscored": 2}
-    columns = figures.metrics(0, [row])["columns"]
-    assert columns["validation/success_low"] == [pytest.approx(0.2366, abs=1e-4)]
-    assert columns["validation/success_high"] == [pytest.approx(0.7634, abs=1e-4)]
-    assert [chart["title"] for chart in learning_of(figures, None)["charts"]] == ["Success on validation questions"]
+    figures.add({"step": 0, "validation/success": 0.5, "validation/questions": 12, "validation/unscored": 2})
+    (chart,) = curves_of(LEARNING, [("run", "red", figures)])
+    assert chart["title"] == "Success on validation questions"
+    (series,) = chart["series"]
+    assert series["points"] == [(0, 0.5)]
+    assert series["band"] == [(0, pytest.approx(0.2366, abs=1e-4), pytest.approx(0.7634, abs=1e-4))]
 
 
-def test_costs_have_bounds_where_the_replies_are_unknown() -> None:
-    price = Price(prompt=1.0, reply=4.0)
-    assert price.of((1e6, 0.25e6)) == pytest.approx(1.75)
-    assert str(price.of((1e6, None))).startswith("1 to 4; ")
+def test_a_long_curve_is_thinned_to_its_last_point() -> None:
+    figures = Figures()
+    for at in range(1001):
+        figures.add({"step": at, "losses/entropy": at / 2})
+    (chart,) = curves_of(LEARNING, [("run", "red", figures)])
+    points = chart["series"][0]["points"]
+    assert len(points) <= MAX_POINTS
+    assert points[-1] == (1000, 500.0)
 
 
-# --- texts -----------------------------------------------------------------------------------------------------------
+def test_a_cost_is_that_of_prompts_and_of_replies() -> None:
+    assert Price(prompt=1.0, reply=4.0).of((1e6, 0.25e6)) == pytest.approx(1.75)
 
 
-def test_each_text_is_sent_once() -> None:
-    table = TextTable(3, lambda text: text.replace("secret", "***"))
-    assert table.numbers(["a", "b", "a", "secret", None]) == [0, 1, 0, 2, NO_TEXT]
-    assert list(table.take()) == [{"kind": "texts", "run": 3, "items": ["a", "b", "***"]}]
-    assert table.numbers(["b", "\ud800"]) == [1, 3]
-    assert list(table.take()) == [{"kind": "texts", "run": 3, "items": ["\ufffd"]}]
-    assert list(table.take()) == []
+# --- geometry and numbers --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("values", "more", "ticks"),
+    [
+        ([0.21, 0.47], {"zero": True}, [0, 0.1, 0.2, 0.3, 0.4, 0.5]),
+        ([1024, 8192], {"tight": True, "whole": True}, [2000, 4000, 6000, 8000]),
+        ([0, 2], {"tight": True, "whole": True}, [0, 1, 2]),
+        ([None, math.nan], {}, [0, 0.2, 0.4, 0.6, 0.8, 1]),
+        ([-0.02, -0.02], {"count": 2}, [-0.022, -0.02, -0.018]),
+    ],
+)
+def test_an_axis_ends_at_round_numbers(values: list[Any], more: dict[str, Any], ticks: list[float]) -> None:
+    assert axis(values, **more).ticks == pytest.approx(ticks)
+
+
+def test_curves_bands_and_fronts_are_paths_in_percent() -> None:
+    x, y = axis([0, 10]), axis([0, 1], vertical=True)
+    assert path([(0, 0.0), (5, None), (5, 0.5), (10, 2.0)], x, y) == "M0,100M50,50L100,0"
+    assert area([(0, 0.0, 0.5), (10, 0.5, 1.0)], x, y) == "M0,50L100,0L100,50L0,100Z"
+    points = [
+        {"calls": calls, "success": rate, "on_front": rate != 0.1} for calls, rate in ((2, 0.5), (1, 0.25), (3, 0.1))
+    ]
+    assert stairs(points, x, y) == "M10,75L20,75L20,50L100,50"
+
+
+def test_labels_move_apart_as_little_as_needed() -> None:
+    assert spread([50, 51, 10], height=130) == [50, 60, 10]
+    assert spread([99, 98], height=130) == [100, 90]
+
+
+@pytest.mark.parametrize(
+    ("shown", "expected"),
+    [
+        (fixed(-0.004, 2), "0.00"), (fixed(-1234.5, 1), "−1,234.5"), (fixed(None), "–"), (signed(0.25, 2), "+0.25"),
+        (points(-0.028), "−2.8"), (interval((0.1, 0.25)), "[10.0, 25.0]"), (interval(None), ""),
+        (compact(0.000012), "1.2e−05"), (compact(0.375), "0.375"), (compact(31.26), "31.3"), (compact(52345), "52.3k"),
+        (compact(2_000_000), "2.0M"), (compact(0), "0"), (seconds(0.0042), "4.2 ms"), (seconds(75), "75.0 s"),
+        (seconds(7300), "2.0 h"), (measure(0.5, "share"), "50.0 %"), (measure(8192.0, "calls"), "8,192 calls"),
+        (probability(1e-5), "< 0.001"), (minus("a-b [-0.6, +6.0]"), "a-b [−0.6, +6.0]"),
+    ],
+)  # fmt: skip
+def test_numbers_as_text(shown: str, expected: str) -> None:
+    assert shown == expected
 
 
 def test_how_good_p_right_is_has_a_bin_for_each_tenth_and_is_left_out_without() -> None:
@@ -323,22 +344,15 @@ def test_how_good_p_right_is_has_a_bin_for_each_tenth_and_is_left_out_without() 
         "calls": 9,
         "p_right": {"brier": 0.2, "reliability": [{"n": 10, "mean_p": 0.4, "rate": 0.5}]},
     }
-    found = results_of(None, {"plan": point, "search": search}, Evaluation(TextTable(0, str)))["p_right"]
+    found = results_of({"plan": point, "search": search}, Evaluation())["p_right"]
     assert found["brier"] == 0.2
     low, high = found["reliability"][0]["rate_ci"]
     assert low < 0.5 < high
     for earlier in ({"brier": 0.2}, None):
-        sections = results_of(
-            None, {"plan": point, "search": search | {"p_right": earlier}}, Evaluation(TextTable(0, str))
-        )
-        assert "p_right" not in sections
+        sections = results_of({"plan": point, "search": search | {"p_right": earlier}}, Evaluation())
+        assert sections["p_right"] is None
 
 
-ROWS = [
-    {"step": 0, "validation/success": 0.3, "validation/identity_success": 0.3},
-    {"step": 512, "charts/success": 0.4},
-    {"step": 1024, "charts/success": 0.5, "validation/success": 0.45, "validation/identity_success": 0.3},
-]
 METHOD = {
     "success": 0.5,
     "success_ci": [0.4, 0.6],
@@ -368,32 +382,6 @@ REPORT: dict[str, Any] = {
     "examples": [],
     "verdict": {"deploy": "policy", "sentence": "Deploy the policy."},
 }
-
-
-def test_smoothing_is_a_corrected_moving_average() -> None:
-    # weights of the past 1/2: (1 * 0 + 2 * 1) / 3, then (1 * 0 + 2 * 1 + 4 * 1) / 7
-    assert smoothed([0.0, 1.0, 1.0], weight=0.5) == pytest.approx([0.0, 2 / 3, 6 / 7])
-    assert smoothed([]) == []
-
-
-def draw(folder: Path, rows: Sequence[Mapping[str, float]]) -> Path:
-    """Write rows to metrics.jsonl as a run does; return the picture drawn from them."""
-    metrics = JsonLines(folder / "metrics.jsonl")
-    metrics.append(*rows)
-    metrics.close()
-    draw_learning_curve(folder / "metrics.jsonl", folder / "curve.png", title="a target")
-    return folder / "curve.png"
-
-
-def test_picture_is_a_png_of_some_size(tmp_path: Path) -> None:
-    content = draw(tmp_path, ROWS).read_bytes()
-    assert content.startswith(b"\x89PNG")
-    width, height = struct.unpack(">II", content[16:24])
-    assert (width, height) == (960, 540)
-
-
-def test_run_without_a_row_still_has_a_picture(tmp_path: Path) -> None:
-    assert draw(tmp_path, []).exists()
 
 
 def test_table_is_in_per_cent_and_says_who_answered() -> None:
@@ -461,8 +449,8 @@ def test_a_whole_run_takes_the_place_of_one_that_was_cut() -> None:
 
 def test_the_speed_up_is_against_the_median_of_the_sequential_runs() -> None:
     results = BenchmarkResults(about="", slots=4, advice=None, num_queries=10)
-    for seconds in (20.0, 10.0, 10.0):
-        results.add(("sequential", 1), run_of(20, seconds))
+    for took in (20.0, 10.0, 10.0):
+        results.add(("sequential", 1), run_of(20, took))
     results.add(("async", 4), run_of(20, 2.5))
     assert results.row(("sequential", 1)).speedup == pytest.approx(1)
     assert results.row(("async", 4)).speedup == pytest.approx(4)
