@@ -29,9 +29,9 @@ import numpy as np
 import requests
 
 from query_mutator.apply import Rewriter
-from query_mutator.apply.proxy.app import ProxyApp, ProxyServer
+from query_mutator.apply.proxy.app import Proxy
 from query_mutator.apply.proxy.chat import virtual_name
-from query_mutator.apply.proxy.server import listen
+from query_mutator.apply.proxy.server import ProxyServer, listen
 from query_mutator.commands.policy_flags import open_policy
 from query_mutator.commands.serve import ServeFlags, serving
 from query_mutator.data import guard_questions, validation_split
@@ -50,10 +50,10 @@ Asked = tuple[list[Outcome], list[Outcome]]  # of questions, and of requests tha
 
 
 @contextmanager
-def running(app: ProxyApp) -> Iterator[str]:
+def running(proxy: Proxy) -> Iterator[str]:
     """Serve in a thread and yield the address."""
     with listen("127.0.0.1", 0) as listening:
-        server = ProxyServer(app, listening)
+        server = ProxyServer(proxy.application(), listening, proxy.limits)
         thread = threading.Thread(target=server.run, daemon=True)
         thread.start()
         try:

@@ -19,7 +19,7 @@ from query_mutator.session.policy_file import SavedPolicy
 from query_mutator.settings.calls import DIRECT
 
 if TYPE_CHECKING:
-    from query_mutator.apply.proxy.app import ProxyApp
+    from query_mutator.apply.proxy.app import Proxy
 
 KEY_VARIABLE = "QM_API_KEY"
 UPSTREAM_TIMEOUT_S = 600.0  # of a client's own calls, which may be long
@@ -76,21 +76,20 @@ class ServeFlags(RunFlags):
 
 def serve(flags: ServeFlags) -> None:
     """Serve until SIGTERM or Ctrl-C; requests that are open then may finish."""
-    from query_mutator.apply.proxy.app import ProxyServer, run_frozen
-    from query_mutator.apply.proxy.server import listen
+    from query_mutator.apply.proxy.server import ProxyServer, listen, run_frozen
 
     key = flags.api_key or os.environ.get(KEY_VARIABLE) or None
     if key is None and not is_loopback(flags.host):
         raise UsageError(f"--host {flags.host} can be reached from other machines; give a key with --api-key")
     listening = listen(flags.host, flags.port)
     with listening, open_policy(flags) as rewriter:
-        app = serving(flags, rewriter, key)
+        proxy = serving(flags, rewriter, key)
         host, port = listening.getsockname()[:2]
         note(f"{rewriter.models.url} is served on http://{host}:{port}; {rewriter.target_model}+qm is rewritten")
         note(mode_line(flags, rewriter.saved, blind="blind" in rewriter.modes))
         note(limit_line(flags, rewriter))
         print(f"listening on http://{host}:{port}", flush=True)
-        run_frozen(ProxyServer(app, listening))
+        run_frozen(ProxyServer(proxy.application(), listening, proxy.limits))
 
 
 def mode_line(flags: ServeFlags, saved: SavedPolicy, *, blind: bool) -> str:
@@ -124,10 +123,10 @@ def limit_line(flags: ServeFlags, rewriter: Rewriter) -> str:
     return f"answers: at most {limit} tokens ({why}--max-tokens), where a client of +qm sets no limit"
 
 
-def serving(flags: ServeFlags, rewriter: Rewriter, key: str | None) -> ProxyApp:
-    """Return the application of a policy in front of the model server of its target."""
+def serving(flags: ServeFlags, rewriter: Rewriter, key: str | None) -> Proxy:
+    """Return the proxy of a policy in front of the model server of its target."""
     from query_mutator.apply.proxy.answers import Episodes, PolicyAnswerer, Rules
-    from query_mutator.apply.proxy.app import ProxyApp
+    from query_mutator.apply.proxy.app import Proxy
     from query_mutator.apply.proxy.metrics import Metrics
     from query_mutator.apply.proxy.server import Access, ClientLimits
     from query_mutator.apply.proxy.upstream import Address, Upstream
@@ -161,7 +160,7 @@ def serving(flags: ServeFlags, rewriter: Rewriter, key: str | None) -> ProxyApp:
         timeout_s=flags.timeout_s if "timeout_s" in flags.given else UPSTREAM_TIMEOUT_S,
         max_reply_bytes=round(flags.max_reply_mb * 1e6),
     )
-    return ProxyApp(
+    return Proxy(
         upstream,
         PolicyAnswerer(upstream, episodes, metrics, rules),
         metrics,

@@ -18,7 +18,7 @@ from query_mutator import operators
 from query_mutator.apply import Limits as RewriteLimits
 from query_mutator.apply import rewrite_flow
 from query_mutator.apply.proxy.answers import Episodes, Mode, PolicyAnswerer, Rules
-from query_mutator.apply.proxy.app import ProxyApp
+from query_mutator.apply.proxy.app import Proxy
 from query_mutator.apply.proxy.metrics import Metrics
 from query_mutator.apply.proxy.server import Access, ClientLimits
 from query_mutator.apply.proxy.upstream import Address, Upstream
@@ -89,7 +89,7 @@ def proxy(
     upstream = Upstream(addresses, timeout_s=30, max_reply_bytes=max_reply_bytes)
     rules = Rules(mode=mode, max_tokens=max_tokens)
     answerer = PolicyAnswerer(upstream, episodes, metrics, rules)
-    app = ProxyApp(upstream, answerer, metrics, access=Access(api_key=api_key), limits=limits or ClientLimits())
+    app = Proxy(upstream, answerer, metrics, access=Access(api_key=api_key), limits=limits or ClientLimits())
     with running(app) as url:
         yield url
     client.close()

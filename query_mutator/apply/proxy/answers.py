@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import orjson
-from aiohttp import ClientResponse
+from aiohttp import ClientResponse, web
 from multidict import CIMultiDict
 
 from query_mutator.apply import Limits, Rewrite, Rewriter
@@ -187,7 +187,7 @@ class PolicyAnswerer:
     """Answers requests to virtual models with a policy."""
 
     def __init__(self, upstream: Upstream, episodes: Episodes, metrics: Metrics, rules: Rules) -> None:
-        self._upstream, self.episodes, self._metrics, self._rules = upstream, episodes, metrics, rules
+        self._upstream, self._episodes, self._metrics, self._rules = upstream, episodes, metrics, rules
         self._asks_logprobs = episodes.reads_logprobs  # until an upstream refuses them
 
     async def answer(self, exchange: Exchange) -> Reply:
@@ -200,7 +200,7 @@ class PolicyAnswerer:
             exchange.decision, exchange.asked = f"passed; {reason}", exchange.question
             reply = await self._ask(exchange, exchange.call.body)
         elif exchange.mode == "blind":
-            found = await self.episodes.rewrite(exchange.call)
+            found = await self._episodes.rewrite(exchange.call)
             self._decide(exchange, found)
             reply = await self._ask(exchange, exchange.call.asking(found.framed))
         elif exchange.mode == "gate":
@@ -219,10 +219,10 @@ class PolicyAnswerer:
         A form that is more than one text is not used.
         """
         reason = self._skip_reason(exchange)
-        problem = reason if reason is not None or self.episodes.can_be_blind else "policy"
+        problem = reason if reason is not None or self._episodes.can_be_blind else "policy"
         if problem is not None:
             return {"question": exchange.question, "operators": [], "form": AS_IS, "calls": 0, "problem": problem}
-        found = await self.episodes.rewrite(exchange.call, usable=lambda framed: framed.text is not None)
+        found = await self._episodes.rewrite(exchange.call, usable=lambda framed: framed.text is not None)
         self._count(found)
         return {
             "question": found.framed.text,
@@ -231,6 +231,10 @@ class PolicyAnswerer:
             "calls": found.calls,
             "problem": found.problem,
         }
+
+    async def close(self, _: web.Application) -> None:
+        """Start no more calls."""
+        self._episodes.close()
 
     def _skip_reason(self, exchange: Exchange) -> str | None:
         return (
@@ -280,7 +284,7 @@ class PolicyAnswerer:
                 answers[key] = chat.answer_of(api, replies[key])
             return answers[key]
 
-        found = await self.episodes.answer(call, ask, first_answer=first)
+        found = await self._episodes.answer(call, ask, first_answer=first)
         self._decide(exchange, found)
         key = call.key(found.framed)
         if key not in replies:

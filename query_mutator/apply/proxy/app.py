@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import gc
+import logging
 import re
-import signal
-import socket
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, aclosing, contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing
 from importlib import resources
-from types import FrameType
 from urllib.parse import quote
 
 import orjson
@@ -20,16 +17,7 @@ from multidict import CIMultiDict
 from query_mutator.apply.proxy import chat
 from query_mutator.apply.proxy.answers import Exchange, PolicyAnswerer
 from query_mutator.apply.proxy.metrics import Metrics
-from query_mutator.apply.proxy.server import (
-    BACKLOG,
-    Access,
-    Bodies,
-    ClientLimits,
-    HttpError,
-    Server,
-    cors_headers,
-    is_preflight,
-)
+from query_mutator.apply.proxy.server import Access, ClientLimits, cors_headers, is_preflight
 from query_mutator.apply.proxy.upstream import (
     Content,
     Headers,
@@ -41,7 +29,10 @@ from query_mutator.apply.proxy.upstream import (
 )
 from query_mutator.types import MAX_NAME_CHARS, Json
 
-_JSON = {"Content-Type": "application/json"}
+logger = logging.getLogger(__name__)
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
 _METRICS = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
 _PAGE = {
     "Content-Type": "text/html; charset=utf-8",
@@ -50,7 +41,7 @@ _PAGE = {
     ),
 }
 _ONE_MODEL, _REWRITE = "/v1/models/", "/qm/rewrite"
-_OWN = ("/metrics", "/healthz", _REWRITE)
+_INSTANT = ("/metrics", "/healthz")
 _APIS, _UPLOADS = ("/api/", "/v1/"), "/api/blobs/"
 #: Path of a list of models -> the field that has the rows, the fields of a row that name the model.
 LISTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
@@ -58,229 +49,242 @@ LISTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "/api/ps": ("models", ("name", "model")),
     "/v1/models": ("data", ("id",)),
 }
+_CORS = web.RequestKey("cors", dict[str, str])  # what lets the page that asked read the reply
 _CORS_PREFIX = "access-control-"
 _EMBEDS = re.compile(r"embed|minilm|\bbge\b|\be5\b|rerank|whisper|clip\b", re.IGNORECASE)
 
 
-class ProxyApp:
-    """The handler of requests."""
+class Proxy:
+    """The handlers of requests; `application` has their routes."""
 
     def __init__(
         self, upstream: Upstream, answerer: PolicyAnswerer, metrics: Metrics, *, access: Access, limits: ClientLimits
     ) -> None:
-        self.upstream, self.answerer, self.metrics = upstream, answerer, metrics
-        self.access, self.limits, self.bodies = access, limits, Bodies(limits)
-        self.open = 0  # requests being answered
+        self._upstream, self._answerer, self._metrics = upstream, answerer, metrics
+        self._access, self.limits = access, limits
+        self._open = 0  # requests being answered
 
-    async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Serve one request, whose body may still be on its way."""
-        found = _Request(self, request)
-        with suppress(ConnectionError):  # the client has left, or reads nothing
-            await found.respond()
-        return found.response
+    def application(self) -> web.Application:
+        """Return the routes, with the checks that every request passes."""
+        app = web.Application(middlewares=[self._explain, self._admit], client_max_size=self.limits.body_bytes)
+        own: Mapping[str, Handler] = {
+            "/metrics": self._show_metrics,
+            "/healthz": self._show_health,
+            "/": self._show_page,
+            **dict.fromkeys(LISTS, self._list),
+            _ONE_MODEL + "{name:.+}": self._one_model,
+        }
+        for path, handler in own.items():
+            app.router.add_get(path, handler, allow_head=False)
+        app.router.add_post(_REWRITE, self._rewrite)
+        app.router.add_route("*", _UPLOADS + "{digest:.*}", self._upload)
+        app.router.add_route("*", "/{path:.*}", self._forward_or_rewrite)
+        app.on_response_prepare.append(self._sign)
+        app.cleanup_ctx.append(self._upstream.connected)
+        app.on_cleanup.append(self._answerer.close)
+        return app
 
-    @contextmanager
-    def answering(self) -> Iterator[None]:
-        """Count a request that has arrived; HttpError 503 if too many are being answered."""
-        if self.open >= self.limits.requests:
-            raise HttpError(503, f"{self.limits.requests} requests are being answered; try again later")
-        self.open += 1
+    # --- what every request passes -----------------------------------------------------------------------------------
+
+    @web.middleware
+    async def _explain(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Reply to a failure in the form of the API that was called."""
         try:
-            yield
-        finally:
-            self.open -= 1
-
-    async def close(self) -> None:
-        """Start no more calls and close the connections to the upstream."""
-        self.answerer.episodes.close()
-        await self.upstream.close()
-
-
-class _Request:
-    """One request and its reply."""
-
-    def __init__(self, app: ProxyApp, request: web.BaseRequest) -> None:
-        self._app, self._request, self.response = app, request, web.StreamResponse()
-        self._cors: dict[str, str] = {}  # of replies to a page that may call
-        self._method, self._path, self._target = request.method, request.path, _origin_form(request)
-
-    async def respond(self) -> None:
-        """Reply; cancelled when the client is gone."""
-        try:
-            self._app.access.check(self._request)
-            self._cors = cors_headers(self._request)
-            if is_preflight(self._request) or self._target == "*":
-                await self._whole(204, b"", {})
-            elif not self._target.startswith("/"):
-                raise HttpError(400, "malformed request target")
-            elif not await self._own_route():
-                await self._forward_or_rewrite()
-        except HttpError as error:
-            await self._error(error.status, str(error))
+            return await handler(request)
+        except web.HTTPException as error:
+            status, message = error.status, error.text or error.reason
         except UpstreamError as error:
-            await self._whole(error.status, error.body, error.headers)
+            return await self._whole(request, error.status, error.body, error.headers)
         except UpstreamGone as error:
-            if not self.response.prepared:
-                await self._error(502, f"upstream {error}")
-            elif self._request.transport is not None:  # the client sees an incomplete reply
-                self._request.transport.close()
+            status, message = 502, f"upstream {error}"
+        except TimeoutError:
+            status, message = 408, "the request did not arrive in time"
+        except web.RequestPayloadError:
+            status, message = 400, "malformed request body"
+        except ConnectionError:  # the client has left, or reads nothing
+            raise
+        except Exception:
+            logger.exception("the handler of %s %s failed", request.method, request.path)
+            status, message = 500, "internal error of the proxy; its log says more"
+        if request.writer.output_size > 0 and request.transport is not None:  # the client sees an incomplete reply
+            request.transport.abort()
+            raise ConnectionResetError(message)
+        about: object = {"message": message, "type": "api_error", "param": None, "code": None}
+        return _json({"error": about if request.path.startswith("/v1/") else message}, status)
+
+    @web.middleware
+    async def _admit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Check who calls, wait for the body, and bound the requests at once: half a body takes nobody's place."""
+        self._access.check(request)
+        request[_CORS] = cors_headers(request)
+        if is_preflight(request):
+            return web.Response(status=204)
+        if request.path in _INSTANT or request.path.startswith(_UPLOADS):
+            return await handler(request)
+        if (request.content_length or 0) > self.limits.body_bytes:
+            raise web.HTTPRequestEntityTooLarge(self.limits.body_bytes, request.content_length or 0)
+        async with asyncio.timeout(self.limits.timeout_s):
+            await request.read()
+        if self._open >= self.limits.requests:
+            raise web.HTTPServiceUnavailable(text=f"{self._open} requests are being answered; try again later")
+        self._open += 1
+        try:
+            return await handler(request)
+        finally:
+            self._open -= 1
+
+    async def _sign(self, request: web.Request, response: web.StreamResponse) -> None:
+        """Count a reply, and let the page that asked read it."""
+        self._metrics.count("qm_requests_total", route=_route(request.path), code=str(response.status))
+        if cors := request.get(_CORS):
+            for name in [name for name in response.headers if name.lower().startswith(_CORS_PREFIX)]:
+                del response.headers[name]
+            response.headers.update(cors)
 
     # --- the proxy's own routes --------------------------------------------------------------------------------------
 
-    async def _own_route(self) -> bool:
-        """Answer a route of the proxy itself; False for the others."""
-        if self._method != "GET":
-            return False
-        if self._path == "/metrics":
-            await self._whole(200, self._app.metrics.prometheus().encode(), _METRICS)
-        elif self._path == "/healthz":
-            await self._whole(200, b'{"status":"ok"}', _JSON)
-        elif self._path == "/" and "text/html" in self._request.headers.get("Accept", ""):
-            page = resources.files("query_mutator.apply.proxy").joinpath("page.html").read_bytes()
-            await self._whole(200, page, _PAGE)
-        else:
-            return False
-        return True
+    async def _show_metrics(self, _: web.Request) -> web.Response:
+        return web.Response(body=self._metrics.prometheus().encode(), headers=_METRICS)
 
-    # --- what goes to the upstream -----------------------------------------------------------------------------------
+    async def _show_health(self, _: web.Request) -> web.Response:
+        return _json({"status": "ok"})
 
-    async def _forward_or_rewrite(self) -> None:
-        has_body = self._request.body_exists
-        if self._path.startswith(_UPLOADS):
-            await self._forward(self._app.bodies.pieces(self._request) if has_body else None)
-            return
-        async with self._app.bodies.whole(self._request) as content:
-            with self._app.answering():  # not before: half a body takes nobody's place
-                if self._method == "GET" and self._path in LISTS:
-                    await self._list()
-                elif self._method == "GET" and self._path.startswith(_ONE_MODEL):
-                    await self._one_model(self._path.removeprefix(_ONE_MODEL))
-                elif self._method == "POST" and self._path == _REWRITE:
-                    await self._rewrite(content)
-                elif self._method in ("POST", "DELETE") and self._path.startswith(_APIS):
-                    await self._post(content)
-                else:
-                    await self._forward(content if has_body else None)
+    async def _show_page(self, request: web.Request) -> web.StreamResponse:
+        if "text/html" not in request.headers.get("Accept", ""):
+            return await self._forward_or_rewrite(request)
+        page = resources.files("query_mutator.apply.proxy").joinpath("page.html").read_bytes()
+        return web.Response(body=page, headers=_PAGE)
 
-    async def _post(self, content: bytearray) -> None:
-        """Forward a request; one to a virtual model is rewritten, or forwarded under the upstream's name."""
-        body = chat.parsed(content) if chat.is_small(content) else None
-        call = chat.read_call(self._path, body)
-        if call is not None:
-            exchange = Exchange(call=call, path=self._path, headers=self._sent())
-            exchange.skips, exchange.wants_field = self._wants("X-QM-Skip"), self._wants("X-QM-Body")
-            reply = await self._app.answerer.answer(exchange)
-            async with reply.stack:
-                await self._stream(200, reply.headers, reply.body)
-            return
-        alias = chat.virtual_in(body)
-        if body is None or alias is None:
-            await self._forward(content, model=chat.model_of(body))
-        else:
-            await self._forward(
-                orjson.dumps(chat.upstream_body(body)),
-                model=chat.upstream_name(chat.model_of(body) or alias),
-                alias=alias,
-            )
-
-    async def _rewrite(self, content: bytearray) -> None:
+    async def _rewrite(self, request: web.Request) -> web.Response:
+        content = await request.read()
         body = chat.parsed(content) if chat.is_small(content) else None
         messages = body.get("messages") if body is not None else None
         call = chat.read_call("/api/chat", {"model": chat.virtual_name(""), "messages": messages})
         if call is None or not messages:
-            raise HttpError(400, 'send {"messages": [{"role": "user", "content": "..."}]}')
-        exchange = Exchange(call=call, path=self._path, headers=self._sent(), skips=self._wants("X-QM-Skip"))
-        await self._whole(200, orjson.dumps(await self._app.answerer.rewrite(exchange)), _JSON)
+            raise web.HTTPBadRequest(text='send {"messages": [{"role": "user", "content": "..."}]}')
+        exchange = Exchange(call=call, path=request.path, headers=self._sent(request))
+        exchange.skips = _wants(request, "X-QM-Skip")
+        return _json(await self._answerer.rewrite(exchange))
 
-    async def _list(self) -> None:
+    # --- what goes to the upstream -----------------------------------------------------------------------------------
+
+    async def _forward_or_rewrite(self, request: web.Request) -> web.StreamResponse:
+        """Forward a request; one to a virtual model is rewritten, or forwarded under the upstream's name."""
+        content, path = await request.read(), request.path
+        reads = request.method in ("POST", "DELETE") and path.startswith(_APIS) and chat.is_small(content)
+        body = chat.parsed(content) if reads else None
+        call, alias = chat.read_call(path, body), chat.virtual_in(body)
+        if call is not None:
+            exchange = Exchange(call=call, path=path, headers=self._sent(request))
+            exchange.skips, exchange.wants_field = _wants(request, "X-QM-Skip"), _wants(request, "X-QM-Body")
+            reply = await self._answerer.answer(exchange)
+            async with reply.stack:
+                return await self._stream(request, 200, reply.headers, reply.body)
+        if body is None or alias is None:
+            model = chat.model_of(body)
+            return await self._forward(request, content if request.body_exists else None, model=model)
+        real = chat.upstream_name(chat.model_of(body) or alias)
+        if path not in chat.NAMED_PATHS:
+            name, real = alias[:MAX_NAME_CHARS], chat.upstream_name(alias)[:MAX_NAME_CHARS]
+            raise web.HTTPBadRequest(
+                text=f"{name!r} is {real!r} with rewriting, not a model of the server; name {real!r}"
+            )
+        return await self._forward(request, orjson.dumps(chat.upstream_body(body)), model=real, alias=alias)
+
+    async def _upload(self, request: web.Request) -> web.StreamResponse:
+        """Forward a request as it arrives."""
+
+        async def pieces() -> AsyncIterator[bytes]:
+            while not request.content.at_eof():
+                async with asyncio.timeout(self.limits.timeout_s):
+                    piece = await request.content.readany()
+                yield piece
+
+        return await self._forward(request, pieces() if request.body_exists else None)
+
+    async def _list(self, request: web.Request) -> web.StreamResponse:
         """Forward a list of models, of all servers that can be reached, with the virtual ones in it."""
-        replies = await self._app.upstream.lists(self._target, self._sent("accept-encoding"))
+        replies = await self._upstream.lists(request.rel_url.raw_path_qs, self._sent(request, "accept-encoding"))
         response, content = next((each for each in replies if each[0].status == 200), replies[0])
         found = [body for each, text in replies if each.status == 200 and (body := chat.parsed(text)) is not None]
-        merged = orjson.dumps(with_virtual(self._path, found)) if found else content
-        await self._whole(response.status, merged, end_to_end(response.headers))
+        merged = orjson.dumps(with_virtual(request.path, found)) if found else content
+        return await self._whole(request, response.status, merged, end_to_end(response.headers))
 
-    async def _one_model(self, name: str) -> None:
+    async def _one_model(self, request: web.Request) -> web.StreamResponse:
         """Describe one model of OpenAI's list; a virtual one as the upstream's, under its own name."""
-        real, headers = chat.upstream_name(name), self._sent("accept-encoding")
+        name, headers = request.match_info["name"], self._sent(request, "accept-encoding")
+        real = chat.upstream_name(name)
         target = _ONE_MODEL + quote(real, safe="/:")
-        async with self._app.upstream.send("GET", target, headers, None, model=real) as response:
-            content = await self._app.upstream.read(response)
+        async with self._upstream.send("GET", target, headers, None, model=real) as response:
+            content = await self._upstream.read(response)
             body = chat.parsed(content) if chat.is_virtual(name) and response.status == 200 else None
             if body is not None:
                 content = orjson.dumps({**body, "id": name})
-            await self._whole(response.status, content, end_to_end(response.headers))
+            return await self._whole(request, response.status, content, end_to_end(response.headers))
 
-    async def _forward(self, content: Content, *, model: str | None = None, alias: str | None = None) -> None:
+    async def _forward(
+        self, request: web.Request, content: Content, *, model: str | None = None, alias: str | None = None
+    ) -> web.StreamResponse:
         """Forward a request and its reply as they are; with `alias` in the place of the model's name in the reply."""
-        if alias is not None and self._path not in chat.NAMED_PATHS:
-            name, real = alias[:MAX_NAME_CHARS], chat.upstream_name(alias)[:MAX_NAME_CHARS]
-            raise HttpError(400, f"{name!r} is {real!r} with rewriting, not a model of the server; name {real!r}")
-        headers, upstream = self._sent() if alias is None else self._sent("accept-encoding"), self._app.upstream
+        headers = self._sent(request, *(() if alias is None else ("accept-encoding",)))
         async with AsyncExitStack() as stack:
-            if model is not None and self._path in chat.MODEL_PATHS:
-                stack.enter_context(self._app.metrics.calling(model))
-            sending = upstream.send(self._method, self._target, headers, content, model=model)
+            if model is not None and request.path in chat.MODEL_PATHS:
+                stack.enter_context(self._metrics.calling(model))
+            sending = self._upstream.send(request.method, request.rel_url.raw_path_qs, headers, content, model=model)
             response = await stack.enter_async_context(sending)
-            kept, chunks = end_to_end(response.headers), upstream.pieces(response, bounded=alias is not None)
+            kept, pieces = end_to_end(response.headers), self._upstream.pieces(response, bounded=alias is not None)
             if alias is not None:
                 kept.popall("Content-Length", None)
-                chunks = chat.renamed_lines(chat.read_lines(chunks), alias)
-            await self._stream(response.status, kept, chunks)
+                pieces = chat.renamed_lines(chat.read_lines(pieces), alias)
+            return await self._stream(request, response.status, kept, pieces)
 
-    def _sent(self, *without: str) -> CIMultiDict[str]:
+    def _sent(self, request: web.Request, *without: str) -> CIMultiDict[str]:
         """Return the client's headers for the upstream, without those for the proxy."""
-        own = ("host", "expect", "origin", *(("authorization",) if self._app.access.has_key else ()))
-        kept = end_to_end(self._request.headers, *own, *without)
+        own = ("host", "expect", "origin", *(("authorization",) if self._access.has_key else ()))
+        kept = end_to_end(request.headers, *own, *without)
         return CIMultiDict(each for each in kept.items() if not each[0].lower().startswith(("x-qm-", _CORS_PREFIX)))
-
-    def _wants(self, name: str) -> bool:
-        return self._request.headers.get(name, "").lower() not in ("", "0", "false")
 
     # --- replies -----------------------------------------------------------------------------------------------------
 
-    async def _whole(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
+    async def _whole(self, request: web.Request, status: int, body: bytes, headers: Headers) -> web.StreamResponse:
         sent = CIMultiDict(headers)
-        if status == 204:
-            sent.popall("Content-Length", None)
-        else:
-            sent["Content-Length"] = str(len(body))
-        await self._stream(status, sent, slices(b"" if self._method == "HEAD" else body))
+        sent["Content-Length"] = str(len(body))
+        return await self._stream(request, status, sent, slices(body))
 
-    async def _stream(self, status: int, headers: Headers, body: AsyncIterator[bytes]) -> None:
-        self._app.metrics.count("qm_requests_total", route=_route(self._path), code=str(status))
-        response, cors = self.response, self._cors
-        response.set_status(status)
-        response.headers.extend(
-            each for each in headers.items() if not (cors and each[0].lower().startswith(_CORS_PREFIX))
-        )
-        response.headers.update({"Server": headers.get("Server", "qm"), **cors})
-        is_framed = self._request.version >= HttpVersion11 or "Content-Length" in headers
-        if not (is_framed and self._request.content.is_eof()):
-            response.force_close()
-        await response.prepare(self._request)
-        async with aclosing(body) as chunks:  # type: ignore[type-var]
-            async for chunk in chunks:
-                await response.write(chunk)
-        await response.write_eof()
-        await self._request.writer.drain()
-
-    async def _error(self, status: int, message: str) -> None:
-        error: object = {"message": message, "type": "api_error", "param": None, "code": None}
-        body = {"error": error if self._path.startswith("/v1/") else message}
-        await self._whole(status, orjson.dumps(body), _JSON)
+    async def _stream(
+        self, request: web.Request, status: int, headers: Headers, body: AsyncIterator[bytes]
+    ) -> web.StreamResponse:
+        """Send a reply as it arrives; TimeoutError where the client reads nothing for the time limit."""
+        response, transport = web.StreamResponse(status=status, headers={"Server": "qm"}), request.transport
+        if transport is None:
+            raise ConnectionResetError("the client has left")
+        response.headers.update(headers)
+        if request.version < HttpVersion11 and "Content-Length" not in headers:
+            response.force_close()  # which ends the reply
+        transport.set_write_buffer_limits(high=0)  # or what a client does not read stays behind unseen
+        await response.prepare(request)
+        async with aclosing(body) as pieces:  # type: ignore[type-var]
+            async for piece in pieces:
+                async with asyncio.timeout(self.limits.timeout_s):
+                    await response.write(piece)
+        async with asyncio.timeout(self.limits.timeout_s):
+            await response.write_eof()
+            await request.writer.drain()
+        return response
 
 
-def _origin_form(request: web.BaseRequest) -> str:
-    """Return the path and query of a request as they were sent, where its target may be a whole URL (RFC 9112, 3.2)."""
-    target = request.raw_path
-    _, is_absolute, rest = target.partition("://")
-    return target if target.startswith("/") or not is_absolute else "/" + rest.partition("/")[2]
+def _json(body: object, status: int = 200) -> web.Response:
+    headers = {"Content-Type": "application/json", "Server": "qm"}
+    return web.Response(status=status, body=orjson.dumps(body), headers=headers)
+
+
+def _wants(request: web.Request, name: str) -> bool:
+    return request.headers.get(name, "").lower() not in ("", "0", "false")
 
 
 def _route(path: str) -> str:
     """Return the path as a label: those of the two APIs, and one word for all others."""
-    return path if path in chat.CHAT_PATHS or path in LISTS or path in _OWN else "other"
+    return path if path in chat.CHAT_PATHS or path in LISTS or path in (*_INSTANT, _REWRITE) else "other"
 
 
 # --- lists of models -------------------------------------------------------------------------------------------------
@@ -315,65 +319,3 @@ def _writes_text(row: Json) -> bool:
     if isinstance(capabilities, list) and capabilities:
         return "completion" in capabilities
     return _EMBEDS.search(str(row.get("name") or row.get("id") or "")) is None
-
-
-# --- running ---------------------------------------------------------------------------------------------------------
-
-
-class ProxyServer:
-    """Serves requests on a listening socket."""
-
-    def __init__(self, app: ProxyApp, listening: socket.socket) -> None:
-        self._app, self._listening = app, listening
-        self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
-        self._loop = self._runner.get_loop()
-        self._stopped = asyncio.Event()
-
-    def run(self) -> None:
-        """Serve until `stop`; then open requests may finish, `drain_s` at most."""
-        with self._runner:
-            self._runner.run(self._serve())
-
-    def stop(self) -> None:
-        """Stop from another thread or a signal handler."""
-        self._loop.call_soon_threadsafe(self._stopped.set)
-
-    async def _serve(self) -> None:
-        server = Server(self._app, self._app.limits)
-        listener = await self._loop.create_server(server, sock=self._listening, backlog=BACKLOG)
-        await self._stopped.wait()
-        listener.close()
-        await server.drain()
-        await self._app.close()
-
-
-def run_frozen(server: ProxyServer) -> None:
-    """Serve until SIGTERM or Ctrl-C, and raise the signal again afterwards; a second one acts at once.
-
-    All that is loaded is left out of garbage collections: one that visits a policy and an encoder stops every request
-    for 55 ms.
-    """
-    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
-    caught: list[int] = []
-
-    def restore() -> None:
-        for each, handler in before.items():
-            signal.signal(each, handler)
-
-    def stop(number: int, _frame: FrameType | None) -> None:
-        caught.append(number)
-        restore()
-        server.stop()
-
-    for number, handler in before.items():
-        if handler is not signal.SIG_IGN:
-            signal.signal(number, stop)
-    gc.collect()
-    gc.freeze()
-    try:
-        server.run()
-    finally:
-        gc.unfreeze()
-        restore()
-    for again in caught:
-        signal.raise_signal(again)

@@ -103,7 +103,7 @@ def upstream_body(body: Json) -> Json:
 # --- requests --------------------------------------------------------------------------------------------------------
 
 
-def is_small(content: bytes | bytearray) -> bool:
+def is_small(content: bytes) -> bool:
     """Return whether a request is parsed; nobody else is served in that time."""
     return len(content) <= MAX_PARSED_BYTES and (
         len(content) <= MAX_PARSED_VALUES or count_values(content) <= MAX_PARSED_VALUES
@@ -343,7 +343,7 @@ async def read_lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[list[bytes]]
         yield [bytes(rest)]
 
 
-def parsed(line: bytes | bytearray) -> Json | None:
+def parsed(line: bytes) -> Json | None:
     """Return the JSON object in a line of a stream, None for blank lines, comments, `[DONE]` and too many values."""
     if not (line := line.strip()) or (len(line) > MAX_REPLY_VALUES and count_values(line) > MAX_REPLY_VALUES):
         return None

@@ -6,17 +6,17 @@ A request goes to the first address whose server lists its model; what belongs t
 from __future__ import annotations
 
 import asyncio
+import io
 import sys
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
 import orjson
-from aiohttp import ClientResponse
+from aiohttp import ClientResponse, web
 from aiohttp.http import HttpProcessingError
 from multidict import CIMultiDict, MultiMapping
 from yarl import URL
@@ -26,7 +26,7 @@ from query_mutator.llm.connection import MAX_REPLY_BYTES, tls_context
 from query_mutator.llm.ollama import with_tag
 
 Headers = MultiMapping[str]
-Content = AsyncIterator[bytes] | bytes | bytearray | None
+Content = AsyncIterator[bytes] | bytes | None
 
 MAX_REPLY_VALUES = 1_000_000  # parsed in a tenth of a second, in which no other client is served
 MODELS_PATH = "/v1/models"  # which Ollama has too
@@ -82,14 +82,9 @@ class Upstream:
     ) -> None:
         self._addresses = tuple(addresses)
         self._timeout_s, self._max_reply_bytes = timeout_s, max_reply_bytes
-        self._session: aiohttp.ClientSession | None = None
+        self._session: aiohttp.ClientSession
         self._homes: dict[str, Address] = {}  # of models, by their names with a tag
         self._listed_at, self._listing = -FRESH_S, asyncio.Lock()
-
-    async def close(self) -> None:
-        """Close all connections."""
-        if self._session is not None:
-            await self._session.close()
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
@@ -125,10 +120,16 @@ class Upstream:
         self, address: Address, method: str, target: str, headers: Headers, content: Content
     ) -> AsyncIterator[ClientResponse]:
         sent = address.sent(headers)
-        if isinstance(content, bytes | bytearray):
+        if isinstance(content, bytes):
             sent["Content-Length"] = str(len(content))
         try:
-            reply = await self._reply(method, address.url + target, sent, content)
+            reply = await self._session.request(
+                method,
+                URL(address.url + target, encoded=True),
+                headers=sent,
+                data=io.BytesIO(content) if isinstance(content, bytes) else content,
+                allow_redirects=False,
+            )
             try:
                 if reply.status < 200:  # no server may send it, and no client would take it
                     raise UpstreamGone(f"{address.url}: answered with the status {reply.status}")
@@ -138,44 +139,18 @@ class Upstream:
         except _ERRORS as error:
             raise UpstreamGone(f"{address.url}: {str(error) or type(error).__name__}") from error
 
-    async def _reply(self, method: str, url: str, headers: CIMultiDict[str], content: Content) -> ClientResponse:
-        """Return the reply; where the server has just closed a kept connection, ask again, as aiohttp does for GET."""
-        connection: dict[str, bool] = {}
-        is_large = isinstance(content, bytes | bytearray) and len(content) > _PIECE_BYTES
-        while True:
-            try:
-                return await self._opened().request(
-                    method,
-                    URL(url, encoded=True),
-                    headers=headers,
-                    data=slices(content) if is_large else content,  # type: ignore[arg-type]
-                    allow_redirects=False,
-                    trace_request_ctx=connection,
-                )
-            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
-                if not connection.pop("is_kept", False) or not isinstance(content, bytes | bytearray | None):
-                    raise
-
-    def _opened(self) -> aiohttp.ClientSession:
-        """Return the session, which needs a running event loop to be made; a proxy of the environment is not used."""
-        if self._session is None:
-
-            async def kept(_: Any, context: SimpleNamespace, __: Any) -> None:
-                context.trace_request_ctx["is_kept"] = True
-
-            watching = aiohttp.TraceConfig()
-            watching.on_connection_reuseconn.append(kept)
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S, ssl=tls_context()),
-                timeout=aiohttp.ClientTimeout(total=None, connect=10.0, sock_read=self._timeout_s),
-                trace_configs=[watching],
-                cookie_jar=aiohttp.DummyCookieJar(),  # cookies are the clients'
-                skip_auto_headers=("accept", "accept-encoding", "content-type", "user-agent"),
-                auto_decompress=False,
-                max_line_size=_MAX_HEADER_BYTES,
-                max_field_size=_MAX_HEADER_BYTES,
-            )
-        return self._session
+    async def connected(self, _: web.Application) -> AsyncIterator[None]:
+        """Keep connections open while an application runs; a proxy of the environment is not used."""
+        async with aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S, ssl=tls_context()),
+            timeout=aiohttp.ClientTimeout(total=None, connect=10.0, sock_read=self._timeout_s),
+            cookie_jar=aiohttp.DummyCookieJar(),  # cookies are the clients'
+            skip_auto_headers=("accept", "accept-encoding", "content-type", "user-agent"),
+            auto_decompress=False,
+            max_line_size=_MAX_HEADER_BYTES,
+            max_field_size=_MAX_HEADER_BYTES,
+        ) as self._session:
+            yield
 
     # --- bodies of replies -------------------------------------------------------------------------------------------
 
@@ -249,7 +224,7 @@ def end_to_end(headers: Headers, *without: str) -> CIMultiDict[str]:
     return CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in dropped)
 
 
-async def slices(content: bytes | bytearray) -> AsyncIterator[bytes]:
+async def slices(content: bytes) -> AsyncIterator[bytes]:
     """Yield a body in small pieces, without a copy of the whole."""
     view = memoryview(content)
     for start in range(0, len(content), _PIECE_BYTES):
