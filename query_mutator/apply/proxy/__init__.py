@@ -1,6 +1,6 @@
 """The proxy that rewrites questions on their way to a model server.
 
-`server` is aiohttp's with bounds on what clients may take, `app` has the routes, `chat` reads requests and replies of
+`server` says who may call and runs until a signal, `app` has the routes, `chat` reads requests and replies of
 Ollama's and OpenAI's APIs, `answers` asks in one of three modes, `upstream` forwards to the server that has the model,
 `metrics` counts.
 """
