@@ -1,7 +1,7 @@
 """Measure the speed-up from batching on a server: four ways to make the same calls, at several batch sizes.
 
     python benchmark_batching.py                                       the test server, 100 ms a call, 64 slots
-    python benchmark_batching.py --latency-sigma 1.0 --figure out.png
+    python benchmark_batching.py --latency-sigma 1.0
     python benchmark_batching.py --ollama-url http://gpu-box:11434 --target-model llama3.2 --batch-sizes 1,4,8
 
 Each query is one rewrite and then one answer:
@@ -55,7 +55,6 @@ from query_mutator.report.benchmark import (
     Measurement,
     Mode,
     Results,
-    draw_speedup,
     make_plan,
     recommend,
 )
@@ -68,7 +67,7 @@ NO_RETRIES = RetryPolicy(max_retries=0)
 
 
 def main(argv: Sequence[str]) -> int:
-    """Plan, measure within the budget, print table and recommendation, write the requested files; return 0."""
+    """Plan, measure within the budget, print table and recommendation, write the requested file; return 0."""
     config = parse_flags(BenchmarkConfig, argv, prog=PROG, table="benchmark")
     with connect(config) as system:
         note(system.about)
@@ -77,14 +76,14 @@ def main(argv: Sequence[str]) -> int:
         try:
             measure(system, plan, results, budget_s=config.budget_s)
         except KeyboardInterrupt:
-            report(config, results, is_whole=False)
+            report(config, results)
             raise
-    report(config, results, is_whole=True)
+    report(config, results)
     return 0
 
 
-def report(config: BenchmarkConfig, results: Results, *, is_whole: bool) -> None:
-    """Print what was measured and write the requested files; without the picture if the run was interrupted."""
+def report(config: BenchmarkConfig, results: Results) -> None:
+    """Print what was measured and write the requested file."""
     rows = results.rows()
     if not rows:
         raise BackendError(f"no call was answered within --budget-s {config.budget_s:g}; see qm doctor")
@@ -100,9 +99,6 @@ def report(config: BenchmarkConfig, results: Results, *, is_whole: bool) -> None
     show(config, data, "\n".join(filter(None, lines)))
     if config.json not in (None, "-"):
         print(config.json)
-    if config.picture is not None and is_whole:
-        draw_speedup(rows, Path(config.picture), slots=results.slots, title=results.about)
-        print(config.picture)
 
 
 # ---------------------------------------------------------------- the server and the calls
@@ -115,7 +111,7 @@ class System:
     stack: ClientStack
     recorder: Recorder
     calls: CallSettings
-    about: str  # one line for title and picture
+    about: str  # one line for the title
 
     def measurement(self) -> Measurement:
         """Return the figures of the calls since the recorder started."""

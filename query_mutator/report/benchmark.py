@@ -1,4 +1,4 @@
-"""Settings, plan, rows and figure of `benchmark_batching.py`, and the flags that it recommends."""
+"""Settings, plan and rows of `benchmark_batching.py`, and the flags that it recommends."""
 
 from __future__ import annotations
 
@@ -7,17 +7,14 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass, field
-from pathlib import Path
 from statistics import median
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le
-from tyro.conf import arg
 
 from query_mutator.bounds import Million, Seconds, Sigma, Wait
 from query_mutator.cli.flags import JsonTo
-from query_mutator.cli.outputs import FIGURE, OutputFlags
-from query_mutator.lab.analysis.figures import new_figure, save_figure
+from query_mutator.cli.outputs import OutputFlags
 from query_mutator.lab.sizing.collecting import CALLS_PER_STEP, ENVIRONMENTS_PER_CALL
 from query_mutator.llm.backends import ServerFlags
 from query_mutator.llm.probe import PROBE_WIDTH
@@ -25,13 +22,10 @@ from query_mutator.settings.models import ADDRESS_FLAGS
 from query_mutator.types import Completion
 
 Mode = Literal["sequential", "phase", "pipelined", "async"]
-BATCHED: tuple[Mode, ...] = ("phase", "pipelined", "async")
 HEADER = (
     "mode", "batch", "calls", "wall s", "calls/s", "speed-up", "efficiency", "p50 s", "p95 s", "queue wait s", "failed",
 )  # fmt: skip
 WORTHWHILE = 0.95  # of the best rate: a larger batch that gains less is not recommended
-_COLORS: dict[Mode, str] = {"phase": "#c1666b", "pipelined": "#7aa6c2", "async": "#1b4965"}
-_IDEAL = "#888888"
 Case = tuple[Mode, int]  # mode, batch size
 CALLS_PER_QUERY = 2  # a rewrite, then an answer
 NUM_QUERIES = 64
@@ -66,15 +60,11 @@ class BenchmarkConfig(OutputFlags, ServerFlags):
     """Measurements of each row, in turns; the table has their medians."""
     budget_s: Seconds = 120.0
     """Seconds for all measurements, once models are loaded; the plan that is printed first says what is left out."""
-    picture: Annotated[str | None, arg(name="figure", aliases=["--picture"]), FIGURE] = None
-    """Write the speed-up against the batch size as a PNG to this file."""
     json: JsonTo = None
     """Write table, slots and recommendation as JSON to FILE; without FILE, or with -, print them in place of text."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.picture is not None and Path(self.picture).suffix.lower() != ".png":
-            raise ValueError(f"--figure {self.picture} must end in .png")
         self._check_sizes()
         self._check_server()
 
@@ -231,27 +221,6 @@ def recommend(rows: Sequence[Row], *, slots: int | None) -> dict[str, Any] | Non
     }
 
 
-def draw_speedup(rows: Sequence[Row], path: Path, *, slots: int | None, title: str) -> None:
-    """Draw the speed-up over sequential against batch size, and the ideal, which is bounded by the server's slots."""
-    figure = new_figure(8, 4.5)
-    axes = figure.add_subplot()
-    sizes = sorted({row.batch_size for row in rows if row.mode in BATCHED})
-    axes.plot(sizes, [min(size, slots or size) for size in sizes], "--", color=_IDEAL, label="ideal")
-    for mode in BATCHED:
-        found = [row for row in rows if row.mode == mode]
-        points = [row.batch_size for row in found], [row.speedup for row in found]
-        axes.plot(*points, "o-", color=_COLORS[mode], label=mode)
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log", base=2)
-    axes.set_xticks(sizes, [str(size) for size in sizes])
-    axes.yaxis.set_major_formatter("{x:g}")
-    axes.set(xlabel="batch size (calls in flight)", ylabel="speed-up over sequential")
-    axes.set_title(title, fontsize="medium")
-    axes.grid(alpha=0.3)
-    axes.legend(loc="upper left")
-    save_figure(figure, path)
-
-
 # --- plan -------------------------------------------------------------------------------------------------------------
 
 
@@ -289,54 +258,33 @@ def make_plan(
     """Return what fits into `budget_s` when one query takes `query_s` alone and the server has this many slots.
 
     What does not fit goes in this order: repeats; queries, as long as the largest batch is full; all modes but
-    sequential and async; then further queries. The recommendation needs sequential and async, so these come first.
+    sequential and async; then further queries.
     """
-    every = _cases(sizes, ("async", "pipelined", "phase"))
-    needed = [_cases(sizes, ("async",))]
-    needed.append([case for case in needed[0] if case[1] <= 4 * (slots or case[1])] or needed[0][:1])
-
-    def run_s(size: int, queries: int) -> float:
-        return queries * query_s / min(size, slots or size, queries)
-
-    def seconds(cases: Sequence[Case], queries: int) -> float:
-        return sum(run_s(size, queries) for _, size in cases)
+    every, needed = _cases(sizes, ("async", "pipelined", "phase")), _cases(sizes, ("async",))
 
     def planned(cases: Sequence[Case], queries: int, times: int) -> BenchmarkPlan:
+        left_out = [
+            f"{repeats - times} of {repeats} repeats" if times < repeats else "",
+            f"{num_queries - queries} queries of each run" if queries < num_queries else "",
+            "the modes phase and pipelined" if cases is needed else "",
+        ]
         return BenchmarkPlan(
             cases=tuple(cases),
-            case_s=tuple(run_s(size, queries) for _, size in cases),
+            case_s=tuple(queries * query_s / min(size, slots or size, queries) for _, size in cases),
             num_queries=queries,
             repeats=times,
-            left_out=_left_out(every, cases, queries=num_queries - queries, times=repeats - times, of=repeats),
+            left_out=", ".join(filter(None, left_out)),
         )
 
-    for times in range(repeats, 0, -1):
-        if times * seconds(every, num_queries) <= budget_s:
-            return planned(every, num_queries, times)
-    for cases in (every, *needed):
-        fewest = min(num_queries, max(size for _, size in cases))
-        for queries in range(num_queries, fewest - 1, -1):
-            if seconds(cases, queries) <= budget_s:
-                return planned(cases, queries, 1)
-    cases = needed[-1]
-    queries = next((n for n in range(num_queries, 1, -1) if seconds(cases, n) <= budget_s), 1)
-    return planned(cases, queries, 1)
+    fewest = min(num_queries, max(sizes))
+    tries = [(every, num_queries, times) for times in range(repeats, 0, -1)]
+    tries += [(cases, queries, 1) for cases in (every, needed) for queries in range(num_queries, fewest - 1, -1)]
+    tries += [(needed, queries, 1) for queries in range(fewest - 1, 0, -1)]
+    return next((plan for each in tries if (plan := planned(*each)).seconds <= budget_s), planned(needed, 1, 1))
 
 
 def _cases(sizes: Sequence[int], modes: Sequence[Mode]) -> list[Case]:
     return [("sequential", 1), *((mode, size) for mode in modes for size in sizes)]
-
-
-def _left_out(every: Sequence[Case], cases: Sequence[Case], *, queries: int, times: int, of: int) -> str:
-    modes = [mode for mode in BATCHED if mode not in dict(cases)]
-    sizes = sorted({size for mode, size in every if mode in dict(cases)} - {size for _, size in cases})
-    parts = [
-        f"{times} of {of} repeats" if times else "",
-        f"{queries} queries of each run" if queries else "",
-        f"the modes {' and '.join(modes)}" if modes else "",
-        f"the batch sizes {', '.join(map(str, sizes))}" if sizes else "",
-    ]
-    return ", ".join(filter(None, parts))
 
 
 @dataclass(kw_only=True)

@@ -59,8 +59,8 @@ def is_rewrite(prompt: str) -> bool:
 
 
 def test_json_has_every_row_and_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out, picture = tmp_path / "out.json", tmp_path / "speedup.png"
-    assert benchmark(*QUICK, "--latency-ms", "5", "--json", str(out), "--picture", str(picture)) == 0
+    out = tmp_path / "out.json"
+    assert benchmark(*QUICK, "--latency-ms", "5", "--json", str(out)) == 0
     report: dict[str, Any] = json.loads(out.read_text())
     assert set(report) == {"written_by", "rows", "inferred_slots", "recommended"}
     assert set(report["recommended"]) == {"batch_size", "num_processes", "steps_per_s", "why"}
@@ -76,7 +76,6 @@ def test_json_has_every_row_and_key(tmp_path: Path, capsys: pytest.CaptureFixtur
         assert row["calls_per_s"] == pytest.approx(row["calls"] / row["wall_s"])
         assert row["p50_s"] >= 0.005
     assert report["rows"][0]["speedup"] == 1
-    assert picture.read_bytes().startswith(b"\x89PNG")
     assert "efficiency" in capsys.readouterr().out
 
 
@@ -150,7 +149,6 @@ def test_recommended_is_the_smallest_batch_near_the_best() -> None:
         (["--num-queries", "0"], "num_queries=0 must be at least 1"),
         (["--latency-ms", "-1"], "latency_ms=-1.0 must be at least 0"),
         (["--latency-sigma", "nan"], "latency_sigma=nan must be at least 0"),
-        (["--picture", "x.txt"], "--figure x.txt must end in .png"),
         (["--ollama-url", "localhost", "--latency-ms", "5"], "--latency-ms is for the test server"),
         (["--mutator-model", "llama3.2"], "--mutator-model is for an Ollama server"),
         (["--ollama-url", "http://127.0.0.1:9", "--target-model", "llama3.2"], "nothing answers at"),
@@ -226,7 +224,7 @@ def test_an_interrupted_benchmark_prints_what_it_has(number: signal.Signals, tmp
     assert json.loads((tmp_path / "out.json").read_text())["rows"][0]["mode"] == "sequential"
 
 
-def test_the_plan_gives_up_repeats_then_queries_then_modes_then_sizes() -> None:
+def test_the_plan_gives_up_repeats_then_queries_then_modes() -> None:
     def planned(query_s: float, slots: int | None = None) -> BenchmarkPlan:
         return make_plan([1, 2, 32], num_queries=64, repeats=3, budget_s=100, query_s=query_s, slots=slots)
 
@@ -239,8 +237,6 @@ def test_the_plan_gives_up_repeats_then_queries_then_modes_then_sizes() -> None:
     fewer = planned(1.0)
     assert {mode for mode, _ in fewer.cases} == {"sequential", "async"}
     assert "the modes phase and pipelined" in str(fewer)
-    fewer = planned(5.0, slots=1)
-    assert max(size for _, size in fewer.cases) == 2
-    assert "the batch sizes 32" in str(fewer)
+    assert planned(5.0, slots=1).num_queries < 32
     assert all(planned(query_s, 1).seconds <= 100 for query_s in (0.1, 0.5, 2.0, 5.0))
     assert planned(1e6, 1).num_queries == 1  # the budget then ends it

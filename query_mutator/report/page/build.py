@@ -34,12 +34,8 @@ POLICY = (
 )
 MAX_CHARS = 20_000  # of a text
 _BLOCK_ROWS = 50
-_ASSETS = Path(__file__).with_name("assets")
+ASSETS = Path(__file__).with_name("assets")
 _RUN_COLORS = (2, 1, 5, 3, 4, 7, 6, 8)
-_OUTCOMES = {
-    "right": "right", "wrong": "wrong", "refused": "refused", "unscored": "unscored",
-    "kept": "refused, as it should", "leaked": "answered, should be refused", "missing": "not asked",
-}  # fmt: skip
 
 
 def write_report(folder: Path) -> Path | None:
@@ -87,13 +83,12 @@ def page_of(readers: Sequence[RunReader]) -> str:
         pairs=questions.pairs_of([(label, each.evaluation) for label, each in zip(labels, readers, strict=True)]),
         operators=operators,
         sides=sides,
-        default_sides=_default_sides(sides),
         rows=rows,
-        held_out=[*_blocks([_data(row) for row in rows]), *_blocks(held_out)],
+        held_out=_blocks([_data(row) for row in rows], held_out),
         episodes=episodes,
-        ways=[*_blocks(facts), *_blocks(ways)],
+        ways=_blocks(facts, ways),
     )  # fmt: skip
-    style, script = (_ASSETS.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    style, script = (ASSETS.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     scripts = f'<script>\n"use strict";\n{script}</script>\n'
     title = f"{' and '.join(labels)} · Query Mutator"
     return html_document(title=title, style=f"{MARK}\n{style}", body=body, scripts=scripts, policy=POLICY)
@@ -102,7 +97,7 @@ def page_of(readers: Sequence[RunReader]) -> str:
 @functools.cache
 def _environment() -> Environment:
     """Return the templates, which escape every text."""
-    found = Environment(loader=FileSystemLoader(_ASSETS), autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    found = Environment(loader=FileSystemLoader(ASSETS), autoescape=True, trim_blocks=True, lstrip_blocks=True)
     found.add_extension("jinja2.ext.do")
     helpers = {name: value for name, value in vars(charts).items() if callable(value) and not name.startswith("_")}
     found.filters |= helpers
@@ -114,7 +109,7 @@ def _environment() -> Environment:
         "percent0": lambda share: charts.percent(share, 0),
         "signed2": lambda value: charts.signed(value, 2),
     }
-    found.globals |= helpers | {"max_chars": MAX_CHARS, "outcomes": _OUTCOMES, "methods": charts.METHODS}
+    found.globals |= helpers | {"max_chars": MAX_CHARS}
     found.globals["word_diff"] = questions.word_diff
     return found
 
@@ -140,18 +135,6 @@ def _question_rows(readers: Sequence[RunReader]) -> tuple[list[dict[str, Any]], 
     return sides, [*rows.values()]
 
 
-def _default_sides(sides: Sequence[dict[str, Any]]) -> tuple[int, int]:
-    """Return the sides compared first: the original question and the policy, or the policies of two runs."""
-    places = {(side["run"], side["method"]): place for place, side in enumerate(sides)}
-    runs = [side["run"] for side in sides] or [0]
-    first, last = runs[0], runs[-1]
-
-    def of(run: int, *names: str) -> int:
-        return next((places[run, name] for name in names if (run, name) in places), runs.index(run) if sides else 0)
-
-    return of(first, "identity" if first == last else "policy"), of(last, "policy", "best_plan")
-
-
 def _data(row: dict[str, Any]) -> dict[str, Any]:
     """Return what filters and sorting need of a question, for each side."""
     ways = [way or {"score": None, "calls": None, "steps": []} for way in row["ways"]]
@@ -165,13 +148,8 @@ def _data(row: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _blocks(items: Sequence[Any]) -> Iterator[str]:
-    """Yield the items as compressed JSON in base64, some in each block: first facts of rows, then their HTML."""
-    size = _BLOCK_ROWS if items and isinstance(items[0], str) else max(1, len(items))
-    for start in range(0, len(items), size):
-        packed = gzip.compress(encode([*map(_plain, items[start : start + size])]), mtime=0)
-        yield base64.b64encode(packed).decode()
-
-
-def _plain(item: Any) -> Any:
-    return str(item) if isinstance(item, str) else item
+def _blocks(facts: Sequence[dict[str, Any]], details: Sequence[str]) -> Iterator[str]:
+    """Yield JSON in compressed blocks, in base64: the facts of rows first, then the HTML of some rows in each."""
+    parts = [[*map(str, details[start : start + _BLOCK_ROWS])] for start in range(0, len(details), _BLOCK_ROWS)]
+    for part in (facts, *parts):
+        yield base64.b64encode(gzip.compress(encode(part), mtime=0)).decode()

@@ -19,10 +19,7 @@ _SIZES = (1, 2, 2.5, 5, 10)  # between two ticks, times a power of 10
 _LABEL_PX = 13  # between two labels
 Point = tuple[float, float]
 
-METHODS = {
-    "identity": "the original question", "random": "random rewrites", "best_single": "one fixed rewrite",
-    "best_of_k": "k tries, a vote", "best_plan": "fixed plan of rewrites", "policy": "what was trained",
-}  # fmt: skip
+METHODS = ("identity", "random", "best_single", "best_of_k", "best_plan", "policy")
 _CONTROLS = ("ask", "undo", "submit")
 _NUM_COLORS = 16
 

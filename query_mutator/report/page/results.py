@@ -13,7 +13,7 @@ from query_mutator.evaluation.outcomes import rejections_in_words
 from query_mutator.evaluation.summary import IDENTITY, PLAN, POLICY, front, warning_of
 from query_mutator.report.page.questions import Evaluation
 from query_mutator.runs.pairs import pair_rows, paired_json
-from query_mutator.stats.intervals import wilson_interval
+from query_mutator.stats.intervals import Interval, wilson_interval
 
 _CHOSEN_ON = "Plans were chosen on these questions, so the success of a plan is too high; measure it with qm eval."
 _OUT_OF_FOLD = "Figures are out of fold, by target, on the logged questions; on others measure the plan with qm eval."
@@ -27,25 +27,15 @@ def results_of(summary: Mapping[str, Any], evaluation: Evaluation, *, is_timed: 
     Seconds are left out unless `is_timed`: those of recorded replies mean nothing.
     """
     if report := summary.get("eval"):
-        methods = {
-            name: {
-                **found,
-                "calls": found["calls_per_question"],
-                "tokens": found["tokens_per_question"],
-                "seconds": evaluation.mean(name, "seconds", least=SHORTEST_CALL_S) if is_timed else None,
-                "num_unscored": sum(found["unscored"].values()),
-            }
-            for name, found in report["methods"].items()
-        }
-        search = report.get("plan_search") or {}
+        methods, search = report["methods"], report.get("plan_search") or {}
+        timed = methods if is_timed else ()
         return {
-            "methods": methods,
+            **report,
+            "seconds": {name: evaluation.mean(name, "seconds", least=SHORTEST_CALL_S) for name in timed},
             "plan": search["best"]["plan"] if search else None,
             "verdict": report["verdict"]["sentence"],
             "warnings": warning_of(report["n"]),
             "rejected": _often_rejected(report["rewrites"]),
-            **{name: report.get(name) for name in ("asked", "available", "eval_calls")},
-            "n": report["n"],
             "of": "held-out question",
             "front": [{**point, "success_ci": methods[point["method"]]["success_ci"]} for point in report["front"]],
             "paired": _paired(report, evaluation),
@@ -61,7 +51,7 @@ def _plan_results(plan: Mapping[str, Any], search: Mapping[str, Any]) -> dict[st
     """Return the results of a search for a plan, which read training questions only, or of what a log taught."""
     best, is_log = plan if plan["steps"] else search["best"], not search["calls"]
     found = {IDENTITY: search.get("original"), BEST_SINGLE: search.get("single"), PLAN: best}
-    methods = {name: {**point, "num_unscored": 0} for name, point in found.items() if point}
+    methods = {name: point for name, point in found.items() if point}
     if len(methods) > 1 and not best["steps"]:
         methods.popitem()
     return {
@@ -87,34 +77,30 @@ def _plan_front(search: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _log_front(search: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return submissions by P(right) and by plain votes, as far as the table of a log goes."""
-    n, rows = search["best"]["questions"], search["by_calls"]
-    by_p = {f"by P(right), {row['calls']:g}": (row["learned_calls"], row["learned"]) for row in rows}
-    votes = {f"vote of {row['calls']:g}": (row["learned_calls"], row["vote"]) for row in rows if row["calls"] >= 2}
-    found = {
-        name: {"calls_per_question": calls, "success": rate, "scored": n}
-        for name, (calls, rate) in (by_p | votes).items()
-    }
-    return [{**point, "success_ci": wilson_interval(round(point["success"] * n), n)} for point in front(found)]
+    n, found = search["best"]["questions"], {}
+    for row in search["by_calls"]:
+        shared = {"calls_per_question": row["learned_calls"], "scored": n}
+        found[f"by P(right), {row['calls']:g}"] = {"success": row["learned"], **shared}
+        if row["calls"] >= 2:
+            found[f"vote of {row['calls']:g}"] = {"success": row["vote"], **shared}
+    return [{**point, "success_ci": _wilson(point["success"], n)} for point in front(found)]
+
+
+def _wilson(rate: float, n: int) -> Interval:
+    return wilson_interval(round(rate * n), n)
 
 
 def _reliability(search: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return how good P(right) is, with an interval for each bin; None where it was not learned."""
     quality = search.get("p_right") or {}
-    bins = [
-        {**each, "rate_ci": wilson_interval(round(each["rate"] * each["n"]), each["n"])}
-        for each in quality.get("reliability", ())
-    ]
+    bins = [{**each, "rate_ci": _wilson(each["rate"], each["n"])} for each in quality.get("reliability", ())]
     return {**quality, "reliability": bins} if bins else None
 
 
 def _often_rejected(rewrites: Mapping[str, Any]) -> str:
     """Return the operators whose rewrites are often rejected, and why, in words."""
-    often = {
-        name: found
-        for name, found in rewrites.items()
-        if sum(found["rejected"].values()) >= _OFTEN_REJECTED * found["rewrites"]
-    }
-    return rejections_in_words(often)
+    shares = {name: sum(found["rejected"].values()) / found["rewrites"] for name, found in rewrites.items()}
+    return rejections_in_words({name: rewrites[name] for name, share in shares.items() if share >= _OFTEN_REJECTED})
 
 
 def _paired(report: Mapping[str, Any], evaluation: Evaluation) -> list[dict[str, Any]]:

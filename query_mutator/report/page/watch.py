@@ -20,26 +20,14 @@ from urllib.parse import quote, unquote
 
 from query_mutator.errors import UsageError
 from query_mutator.lab.analysis.html_page import html_document
-from query_mutator.report.page.build import MARK, POLICY, REPORT_FILE
+from query_mutator.report.page.build import ASSETS, MARK, POLICY, REPORT_FILE
 
 HOST = "127.0.0.1"
 REQUEST_S = 30.0  # in which a client sends its request
 _HOSTS = re.compile(r"(127\.0\.0\.1|localhost)(:\d{1,5})?")  # else a page of another site asks, by DNS rebinding
 _MISSING = "0"  # the tag of a page that is not there yet
-_STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); margin: 3rem auto;
-  max-width: 50rem; padding: 0 1rem; }
-a { color: var(--accent); }
-""".strip()
-_RELOAD = """<script>
-"use strict";
-setInterval(async () => {
-  const reply = await fetch(location.pathname, { method: "HEAD", cache: "no-store" }).catch(() => null);
-  const tag = reply?.headers.get("ETag");
-  if (tag && tag !== '"%s"') location.reload();
-}, 1000);
-</script>
-</body>"""
+_STYLE = "body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); margin: 3rem; }"
+_RELOAD = f'<script>\n"use strict";\n{ASSETS.joinpath("reload.js").read_text(encoding="utf-8")}</script>\n</body>'
 
 
 def serve_pages(folder: Path, *, port: int, on_listening: Callable[[str], object]) -> None:
@@ -91,7 +79,7 @@ class _Handler(BaseHTTPRequestHandler):
         if with_body:
             body = page().replace(html.escape(POLICY).encode(), html.escape(f"{POLICY}; {own}").encode(), 1)
             start, _, end = body.rpartition(b"</body>")
-            body = start + (_RELOAD % tag).encode() + end
+            body = start + _RELOAD.replace("TAG", tag).encode() + end
         self._send(200, body, "text/html", tag=tag, policy=f"{POLICY}; {own}; frame-ancestors 'none'")
 
     def _send(self, status: int, body: bytes, kind: str, *, tag: str = "", policy: str = "default-src 'none'") -> None:
@@ -121,9 +109,9 @@ def _page(runs: Path, name: str) -> tuple[str, Page]:
     """Return the tag and the page of a run; where there is none yet, one that waits for it."""
     path = runs / name / REPORT_FILE
     tag = _tag(path)
-    if tag != _MISSING:
-        return tag, lambda: _own(path) or _text(f"{name}: {REPORT_FILE} is not a page of a run")
-    return tag, lambda: _text(f"Waiting for {runs / name}: there is no page yet")
+    if tag == _MISSING:
+        return tag, lambda: _text(f"Waiting for {runs / name}: there is no page yet")
+    return tag, lambda: _own(path) or _text(f"{name}: {REPORT_FILE} is not a page of a run")
 
 
 def _own(path: Path) -> bytes | None:
