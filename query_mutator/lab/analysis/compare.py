@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from query_mutator.errors import UsageError
-from query_mutator.lab.analysis.curves import UNITS, Curve, UnknownDivisorError, curves_of, reduced
+from query_mutator.lab.analysis.curves import UNITS, Curve, Reading, UnknownDivisorError, curves_of, reduced
 from query_mutator.lab.analysis.groups import Group, config_diff, confounder_report
 from query_mutator.lab.analysis.results import Analysis, Comparison, GroupValue, MetricResult, OverTasks, Verdict
 from query_mutator.lab.analysis.spec import MetricSpec, Spec
@@ -104,12 +104,14 @@ def _all_curves(
 
 
 def _result(groups: Sequence[Group], metric: MetricSpec, task: str, curves: list[tuple[str, Curve]]) -> MetricResult:
-    low, high = max(curve.x[0] for _, curve in curves), min(curve.x[-1] for _, curve in curves)
+    # A diverged run may have been stopped early: it does not shorten the window of the others.
+    whole = [curve for _, curve in curves if curve.diverged_at is None] or [curve for _, curve in curves]
+    low, high = max(curve.x[0] for curve in whole), min(curve.x[-1] for curve in whole)
     values = []
     for group in groups:
-        of_group = [curve.until(high) for name, curve in curves if name == group.name]
+        of_group = [curve for name, curve in curves if name == group.name]
         if of_group:
-            values.append(_group_value(group.name, metric, of_group))
+            values.append(_group_value(group.name, metric, of_group, until=high))
     return MetricResult(
         metric=metric,
         task=task,
@@ -120,13 +122,18 @@ def _result(groups: Sequence[Group], metric: MetricSpec, task: str, curves: list
     )
 
 
-def _group_value(name: str, metric: MetricSpec, curves: Sequence[Curve]) -> GroupValue:
-    values = tuple(reduced(curve, metric) for curve in curves)
-    has_best = metric.direction != "-"
+def _group_value(name: str, metric: MetricSpec, whole: Sequence[Curve], *, until: float) -> GroupValue:
+    diverged = [curve.diverged_at is not None for curve in whole]
+    curves = [curve.until(until) for curve in whole]
+    read = [
+        (one.nothing(), one.nothing()) if is_lost else (reduced(one, metric), _best(one, metric))
+        for one, is_lost in zip(curves, diverged, strict=True)
+    ]
     value = GroupValue(
         group=name,
-        values=values,
-        best=tuple(reduced(c, metric, reducer="best_so_far") if has_best else c.nothing() for c in curves),
+        values=tuple(reading for reading, _ in read),
+        best=tuple(best for _, best in read),
+        diverged=sum(diverged),
         mean=math.nan,
         interval=WHOLE_LINE,
         sample=_distinct_questions(curves),
@@ -136,6 +143,10 @@ def _group_value(name: str, metric: MetricSpec, curves: Sequence[Curve]) -> Grou
         return value
     interval = mean_interval(numbers, bounds=metric.bounds) if len(numbers) > 1 else WHOLE_LINE
     return replace(value, mean=float(np.mean(numbers)), interval=interval)
+
+
+def _best(curve: Curve, metric: MetricSpec) -> Reading:
+    return curve.nothing() if metric.direction == "-" else reduced(curve, metric, reducer="best_so_far")
 
 
 def _distinct_questions(curves: Sequence[Curve]) -> int | None:
@@ -166,7 +177,7 @@ def _compared(results: Sequence[MetricResult], groups: Sequence[Group], base: st
         compared[at] = replace(compared[at], p=p, p_equivalent=p_equivalent)
     comparisons: dict[str, list[Comparison]] = {}
     for (result, ours, theirs), one in zip(pairs, compared, strict=True):
-        if one.permutation:
+        if one.permutation and not one.why:
             verdict, why = _verdict(one, result.metric)
             one = replace(one, verdict=verdict, why=why + _on_questions(ours, theirs))
         comparisons.setdefault(result.name, []).append(one)
@@ -204,6 +215,10 @@ def _comparison(result: MetricResult, ours: GroupValue, theirs: GroupValue, *, s
     )
     if comparison.why:
         return comparison
+    if ours.diverged or theirs.diverged:
+        one_alone: Verdict = "worse" if ours.diverged else "better"
+        verdict = "inconclusive" if ours.diverged and theirs.diverged else one_alone
+        return replace(comparison, verdict=verdict, why=_diverged(ours, theirs))
     low, high = result.metric.bounds
     interval = welch_interval(a, b, noise=_least_noise(ours, theirs))
     if interval != WHOLE_LINE and low <= min(a + b) <= max(a + b) <= high:
@@ -217,8 +232,15 @@ def _comparison(result: MetricResult, ours: GroupValue, theirs: GroupValue, *, s
     )
 
 
+def _diverged(*values: GroupValue) -> str:
+    lost = [value for value in values if value.diverged]
+    return " and ".join(f"{value.diverged} of {len(value.values)} runs of {value.group} diverged" for value in lost)
+
+
 def _too_few(result: MetricResult, ours: GroupValue, theirs: GroupValue, seeds: Mapping[str, int]) -> str:
     """Return why two groups cannot be compared, "" where they can."""
+    if ours.diverged or theirs.diverged:
+        return ""
     if not ours.numbers or not theirs.numbers:
         return "there is no number to compare" if result.overlaps else "the runs have no step in common"
     if min(seeds[ours.group], seeds[theirs.group]) < 2:
@@ -352,6 +374,9 @@ def _remarks(groups: Sequence[Group], results: Sequence[MetricResult]) -> list[s
     if not any(result.metric.role == "performance" for result in results):
         lines.append("these runs have no known performance metric, so nothing decides which group is better")
     for result in results:
+        for name, curve in result.curves:
+            if (at := curve.diverged_at) is not None and result.metric.direction != "-":
+                lines.append(f"{curve.run} ({name}) diverged: {curve.tag} is not finite from {at:,.10g} on")
         tags = {curve.tag for _, curve in result.curves}
         if len(tags) > 1:
             lines.append(f"{result.name}: runs log it under different tags ({', '.join(sorted(tags))})")

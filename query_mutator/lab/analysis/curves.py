@@ -64,6 +64,13 @@ class Curve:
     def __len__(self) -> int:
         return len(self.x)
 
+    @property
+    def diverged_at(self) -> float | None:
+        """Return the x from which on no value is finite, None for a curve that ends in a number."""
+        sound = np.flatnonzero(np.isfinite(self.y))
+        first = int(sound[-1]) + 1 if len(sound) else 0
+        return float(self.x[first]) if first < len(self) else None
+
     def finite(self) -> Curve:
         """Return the curve without values that are not finite."""
         sound = np.isfinite(self.y) & np.isfinite(self.x)

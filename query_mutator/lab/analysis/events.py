@@ -28,6 +28,7 @@ EVENTS = "*tfevents*"
 _HEADER = struct.Struct("<QI")
 _FOOTER_BYTES = 4
 _SESSION_START = 1
+_SAME_SCALE = 2  # how far the last steps of two tags that count the same may be apart
 Columns = tuple[Any, Any, Any]  # of one tag: arrays of steps, wall times and numbers
 
 _SCALARS = ("", "scalars")  # plugins of scalars
@@ -85,7 +86,8 @@ def merged(files: Sequence[EventFile], tag: str) -> Series:
     """Return the points of a tag in all files, one per step, the latest of those that share it.
 
     A file that begins after another has ended resumed from a checkpoint: the points the other logged from that step on
-    are dropped. Files that overlap in time were written in parallel, and only equal steps conflict.
+    are dropped, those of tags that the resumed run did not write again included. Files that overlap in time were
+    written in parallel, and only equal steps conflict.
     """
     files = sorted(files, key=lambda file: file.first_wall)
     kept = []
@@ -93,11 +95,31 @@ def merged(files: Sequence[EventFile], tag: str) -> Series:
         if tag not in file.scalars:
             continue
         series, later = file.scalars[tag], files[number + 1 :]
-        after = (other for other in later if other.first_wall >= file.last_wall and tag in other.scalars)
-        cuts = [int(other.scalars[tag].step.min()) for other in after]
+        later_files = enumerate(later, number + 1)
+        after = [(other, files[:at]) for at, other in later_files if other.first_wall >= file.last_wall]
+        cuts = [int(other.scalars[tag].step.min()) for other, _ in after if tag in other.scalars]
+        cuts += [step for other, before in after for step in _resumed_at(other, before, tag)]
         cuts += [step for other in later for step in other.restarts]
         kept.append(series.take(series.step < min(cuts)) if cuts else series)
     return Series.joined(kept).by_step()
+
+
+def _resumed_at(file: EventFile, before: Sequence[EventFile], tag: str) -> list[int]:
+    """Return the first steps of the tags that a file continues and that count steps as `tag` does.
+
+    A tag that files have one point of each, as hyperparameters at step 0 of every start, continues nothing; one whose
+    last step was far from that of `tag` counts something else, as epochs.
+    """
+    last: dict[str, int] = {}
+    for other in before:
+        for name, series in other.scalars.items():
+            if len(series) > 1 or name == tag:
+                last[name] = max(last.get(name, 0), int(series.step.max()))
+    return [
+        int(series.step.min())
+        for name, series in file.scalars.items()
+        if name in last and last[tag] <= _SAME_SCALE * last[name] and last[name] <= _SAME_SCALE * last[tag]
+    ]
 
 
 def _records(path: Path) -> Iterator[bytes]:

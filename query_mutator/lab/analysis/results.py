@@ -35,6 +35,7 @@ class GroupValue:
     mean: float
     interval: Interval
     sample: int | None = None  # questions that the mean is a share of
+    diverged: int = 0  # runs that end in NaN or infinity; they have no number
 
     @property
     def numbers(self) -> list[float]:

@@ -8,6 +8,7 @@ t0                 the earliest event of any kind in all files
 from __future__ import annotations
 
 import glob
+import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
@@ -22,6 +23,8 @@ from query_mutator.errors import UsageError
 from query_mutator.lab.analysis.events import EVENTS, EventFile, merged, read_event_file
 from query_mutator.lab.analysis.series import Floats, Series
 from query_mutator.lab.analysis.tables import TABLES, flat, number_or_text, read_mapping, read_table
+
+logger = logging.getLogger(__name__)
 
 __all__ = ["Run", "add_settings", "find_runs", "load_run", "load_runs", "newest_run"]
 
@@ -217,7 +220,13 @@ def _config(folder: Path, files: Sequence[EventFile]) -> tuple[dict[str, Any], d
     """Return settings and hardware from a config file in the folder, else from a table logged as text."""
     path = next((folder / name for name in _CONFIGS if (folder / name).exists()), None)
     if path is not None:
-        data = read_mapping(path)
+        try:
+            data = read_mapping(path)
+        except UsageError as error:
+            if path.suffix == ".json":
+                raise
+            logger.warning("%s; the run is read without its settings", error)
+            data = {}
         hardware = data.get("hardware")
         flags = data["flags"] if isinstance(data.get("flags"), Mapping) else data
         return dict(flat(flags, ".")), dict(hardware) if isinstance(hardware, Mapping) else {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ _STEP_COLUMNS = ("step", "global_step", "_step", "env_steps", "time/total_timest
                 "Step", "steps")  # fmt: skip
 #: names of the column of seconds since the run began
 _TIME_COLUMNS = ("wall_s", "time/time_elapsed", "time_elapsed", "_runtime", "relative_time", "Relative Time (Wall)")
+_DECIMAL_COMMA = re.compile(r"([+-]?\d+(?:\.\d{3})*),(\d+(?:[eE][+-]?\d+)?)")
 #: names of the column of seconds since 1970
 _CLOCK_COLUMNS = ("wall_time", "_timestamp", "timestamp", "Wall time")
 
@@ -62,13 +64,26 @@ def _json_rows(path: Path) -> Iterator[dict[str, float]]:
 
 
 def _csv_rows(path: Path) -> Iterator[dict[str, float]]:
+    """Yield the numbers of each row; a file whose columns `;` or tabs separate may have decimal commas."""
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            for row in csv.DictReader(file):
-                values = {name: number_or_text(str(text)) for name, text in row.items()}
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            header = file.readline()
+            file.seek(0)
+            delimiter = max(",;\t", key=header.count)
+            for row in csv.DictReader(file, delimiter=delimiter):
+                texts = {name: str(text) for name, text in row.items()}
+                if delimiter != ",":
+                    texts = {name: _with_point(text) for name, text in texts.items()}
+                values = {name: number_or_text(text) for name, text in texts.items()}
                 yield {name: _as_float(value) for name, value in values.items() if not isinstance(value, str)}
     except (UnicodeDecodeError, csv.Error) as error:
         raise UsageError(f"{path}: not a CSV file ({error})") from None
+
+
+def _with_point(text: str) -> str:
+    """Return a number with a decimal comma as one with a point, where dots group its thousands without them."""
+    found = _DECIMAL_COMMA.fullmatch(text.strip())
+    return text if found is None else f"{found[1].replace('.', '')}.{found[2]}"
 
 
 def _as_float(value: float) -> float:
@@ -99,11 +114,24 @@ def flat(data: Mapping[str, Any], separator: str, prefix: str = "") -> Iterator[
             yield f"{prefix}{name}", value
 
 
+class _PlainLoader(yaml.SafeLoader):
+    """Reads YAML as plain data: tags such as `!!python/tuple` are left out, and run no code."""
+
+
+def _plain(loader: yaml.SafeLoader, suffix: str, node: yaml.Node) -> Any:
+    if isinstance(node, yaml.MappingNode):
+        return loader.construct_mapping(node, deep=True)
+    return loader.construct_sequence(node, deep=True) if isinstance(node, yaml.SequenceNode) else node.value
+
+
+_PlainLoader.add_multi_constructor("", _plain)
+
+
 def read_mapping(path: Path) -> dict[str, Any]:
     """Return a JSON or YAML file that holds one object; UsageError when it holds something else."""
     try:
         text = path.read_text(encoding="utf-8")
-        data = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+        data = json.loads(text) if path.suffix == ".json" else yaml.load(text, _PlainLoader)
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from None
     except (ValueError, yaml.YAMLError, RecursionError) as error:

@@ -149,7 +149,8 @@ class Sweep:
         """Run settings; return the mean of each over its seeds, None where no trial has a number."""
         batch = trials_of(settings, self.flags.trial_seeds)
         self._run(batch)
-        means = {tuple(result.setting.items()): result.mean for result in self._results(batch)}
+        results = [result for result in self._results(batch) if not result.diverged]
+        means = {tuple(result.setting.items()): result.mean for result in results}
         return [means.get(tuple(setting.items())) for setting in settings]
 
     def _extend_grid(self) -> bool:

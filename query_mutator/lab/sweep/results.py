@@ -43,6 +43,7 @@ class Measured:
     performance: float | None
     throughput: float | None
     source: str
+    has_diverged: bool = False  # its metric ends in NaN or infinity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +57,7 @@ class SettingResult:
     throughput: float
     folds: int = 1
     on_front: bool = False
+    diverged: int = 0  # trials whose metric ends in NaN or infinity
 
     @property
     def name(self) -> str:
@@ -65,9 +67,10 @@ class SettingResult:
     @property
     def repeats(self) -> str:
         """Return what its values come from, in words."""
+        lost = f", {self.diverged} more diverged" if self.diverged else ""
         if self.folds > 1:
-            return f"{len(self.values)} runs over {self.folds} validation folds"
-        return f"{len(self.values)} seed{'s' if len(self.values) > 1 else ''}"
+            return f"{len(self.values)} runs over {self.folds} validation folds{lost}"
+        return f"{len(self.values)} seed{'s' if len(self.values) > 1 else ''}{lost}"
 
 
 def measure(folder: SweepFolder, trials: Sequence[Trial], spec: Spec, flags: SweepFlags) -> list[Measured]:
@@ -78,13 +81,15 @@ def measure(folder: SweepFolder, trials: Sequence[Trial], spec: Spec, flags: Swe
     metric = spec.metric(flags.metric)
     speeds = [m for m in spec.metrics if (m.name == flags.throughput if flags.throughput else m.role == "throughput")]
     curves = {trial.name: _curves(folder.folder_of(trial), [metric, *speeds], spec, flags.axis) for trial in trials}
-    end = min((found[metric.name].x[-1] for found in curves.values() if metric.name in found), default=math.inf)
+    logged = [found[metric.name] for found in curves.values() if metric.name in found]
+    end = min((curve.x[-1] for curve in logged if curve.diverged_at is None), default=math.inf)
 
     def value(trial: Trial, metrics: Sequence[MetricSpec]) -> float | None:
         """Return the first of the metrics that the trial logged, else the first that it printed."""
         found, printed = curves[trial.name], _printed(folder.folder_of(trial))
         logged = next((_reading(found[m.name], m, end) for m in metrics if m.name in found), None)
-        return next((printed[m.name] for m in metrics if m.name in printed), None) if logged is None else logged
+        shown = next((printed[m.name] for m in metrics if m.name in printed), None) if logged is None else logged
+        return shown if shown is not None and abs(shown) < _MOST else None  # NaN is not below
 
     return [
         Measured(
@@ -92,31 +97,48 @@ def measure(folder: SweepFolder, trials: Sequence[Trial], spec: Spec, flags: Swe
             performance=value(trial, [metric]),
             throughput=value(trial, speeds),
             source=f"{curve.run} {curve.tag}" if (curve := curves[trial.name].get(metric.name)) else PRINTED,
+            has_diverged=_has_diverged(curve, _printed(folder.folder_of(trial)).get(metric.name)),
         )
         for trial in trials
     ]
 
 
+def _has_diverged(curve: Curve | None, printed: float | None) -> bool:
+    """Return whether the logged metric, or the printed one where none was logged, ends in NaN or infinity."""
+    if curve is not None:
+        return curve.diverged_at is not None
+    return printed is not None and not abs(printed) < _MOST
+
+
 def by_setting(measured: Sequence[Measured], *, maximize: bool, bounds: Interval = WHOLE_LINE) -> list[SettingResult]:
     """Return the result of each setting with a number, those on the Pareto front against throughput marked.
+
+    A setting in which a trial diverged is never on it.
 
     Intervals of several trials stay within `bounds`.
     """
     rows_of: dict[tuple[tuple[str, Value], ...], list[Measured]] = {}
     for row in measured:
         rows = rows_of.setdefault(tuple(row.trial.setting.items()), [])
-        rows.extend([row] if row.performance is not None else [])
-    results = [_setting_result(dict(key), rows, bounds) for key, rows in rows_of.items() if rows]
-    if not all(math.isfinite(result.throughput) for result in results):
+        rows.append(row)
+    results = [
+        _setting_result(dict(key), rows, bounds)
+        for key, rows in rows_of.items()
+        if any(row.performance is not None or row.has_diverged for row in rows)
+    ]
+    sound = [result for result in results if not result.diverged]
+    if not all(math.isfinite(result.throughput) for result in sound):
         return results
     sign = 1.0 if maximize else -1.0
-    front = pareto_front([sign * result.mean for result in results], [result.throughput for result in results])
-    return [replace(result, on_front=place in front) for place, result in enumerate(results)]
+    front = pareto_front([sign * result.mean for result in sound], [result.throughput for result in sound])
+    on_front = [sound[place] for place in front]
+    return [replace(result, on_front=any(result is one for one in on_front)) for result in results]
 
 
 def optimum_of(measured: Sequence[Measured], *, maximize: bool) -> Optimum | str:
-    """Return the optimum over the numeric settings, or why there is none."""
-    rows = [row for row in measured if row.performance is not None]
+    """Return the optimum over the numeric settings in which no trial diverged, or why there is none."""
+    lost = [row.trial.setting for row in measured if row.has_diverged]
+    rows = [row for row in measured if row.performance is not None and row.trial.setting not in lost]
     names = list(rows[0].trial.setting) if rows else []
     levels = {name: {row.trial.setting[name] for row in rows} for name in names}
     varied = [name for name in names if len(levels[name]) > 1]
@@ -135,8 +157,12 @@ def optimum_of(measured: Sequence[Measured], *, maximize: bool) -> Optimum | str
 
 def best_setting(results: Sequence[SettingResult], found: Optimum | str, *, maximize: bool) -> SettingResult:
     """Return the setting next to the optimum, else (as on a coarse grid) the best mean; UsageError for no result."""
+    results = [result for result in results if not result.diverged]
     if not results:
-        raise UsageError("no trial has a number for the metric; see the trials' stderr.txt, or name another --metric")
+        raise UsageError(
+            "no setting has a finite number for the metric from each trial; see the trials' stderr.txt, or name "
+            "another --metric"
+        )
     sign = 1.0 if maximize else -1.0
     if isinstance(found, str):
         return max(results, key=lambda result: sign * result.mean)
@@ -199,15 +225,16 @@ def _octaves(setting: Setting, name: str, to: float) -> float:
 
 
 def _setting_result(setting: Setting, rows: Sequence[Measured], bounds: Interval) -> SettingResult:
-    values = [row.performance for row in rows if row.performance is not None]
+    values = [row.performance for row in rows if row.performance is not None and not row.has_diverged]
     speeds = [row.throughput for row in rows if row.throughput is not None]
     return SettingResult(
         setting=setting,
         values=tuple(values),
-        mean=float(np.mean(values)),
-        interval=mean_interval(values, bounds=bounds if len(values) > 1 else WHOLE_LINE),
+        mean=float(np.mean(values)) if values else math.nan,
+        interval=mean_interval(values, bounds=bounds if len(values) > 1 else WHOLE_LINE) if values else WHOLE_LINE,
         throughput=float(np.mean(speeds)) if speeds else math.nan,
         folds=len({row.trial.fold for row in rows}),
+        diverged=sum(row.has_diverged for row in rows),
     )
 
 
@@ -215,7 +242,7 @@ def _setting_result(setting: Setting, rows: Sequence[Measured], bounds: Interval
 
 
 def _curves(folder: Path, metrics: Sequence[MetricSpec], spec: Spec, axis: str) -> dict[str, Curve]:
-    """Return metric -> curve of the newest run under a trial's folder, without those that end in NaN or infinity."""
+    """Return metric -> curve of the newest run under a trial's folder."""
     path = newest_run(folder)
     if path is None:
         return {}
@@ -223,8 +250,8 @@ def _curves(folder: Path, metrics: Sequence[MetricSpec], spec: Spec, axis: str) 
     found = {}
     for metric in metrics:
         curve = next(iter(curves_of(run, metric, spec, axis=axis).values()), None)
-        if curve is not None and len(curve) and math.isfinite(curve.y[-1]):
-            found[metric.name] = curve.finite()
+        if curve is not None and len(curve):
+            found[metric.name] = curve
     return found
 
 
@@ -236,9 +263,12 @@ def _printed(folder: Path) -> Mapping[str, float]:
     except (OSError, ValueError, RecursionError):
         return {}
     pairs = data.items() if isinstance(data, dict) else ()
-    return {key: float(value) for key, value in pairs if isinstance(value, (int, float)) and abs(value) < _MOST}
+    numbers = {key: value for key, value in pairs if isinstance(value, (int, float))}
+    return {key: float(value) if abs(value) < _MOST else math.nan for key, value in numbers.items()}
 
 
 def _reading(curve: Curve, metric: MetricSpec, end: float) -> float | None:
+    if curve.diverged_at is not None:
+        return math.nan
     value = reduced(curve.until(end), metric).value
     return value if math.isfinite(value) else None

@@ -244,14 +244,36 @@ def test_runs_without_a_common_step_are_not_called_one_seed(tmp_path: Path) -> N
     assert "no step in common" in comparison.why
 
 
-def test_a_seed_without_a_number_is_named(tmp_path: Path) -> None:
-    for name, lasts in (("a", [600, 600]), ("b", [600, 900])):
-        for seed, last in enumerate(lasts):
-            rows = [(last - 100 * (5 - at), 10.0 * at, {"rollout/ep_rew_mean": 0.1 * at + seed}) for at in range(6)]
-            nan = [(step, wall, {"rollout/ep_rew_mean": math.nan}) for step, wall, _ in rows]
-            write_events(tmp_path / f"{name}-s{seed}", nan if last == 900 else rows)
-    (comparison,) = compared(tmp_path).of_role("performance")[0].comparisons
-    assert comparison.why == "only one seed of b has a number here"
+@pytest.mark.parametrize(
+    ("lost", "sick", "verdict", "why"),
+    [
+        ("b", 2, "worse", "2 of 3 runs of b diverged"),
+        ("a", 1, "better", "1 of 3 runs of a diverged"),
+        ("ab", 1, "inconclusive", "1 of 3 runs of b diverged and 1 of 3 runs of a diverged"),
+    ],
+)
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("first", [0, 12])
+def test_a_run_that_diverged_loses_and_says_so(
+    lost: str, sick: int, verdict: str, why: str, value: float, first: int, tmp_path: Path
+) -> None:
+    """Its best value before does not count, and it does not shorten the window of the others."""
+    for name in "ab":
+        for seed in range(3):
+            points = np.linspace(0, 1, 20) + 0.01 * seed + (5.0 if name in lost and seed < sick else 0.0)
+            if name in lost and seed < sick:
+                points = np.append(points[:first], [value] * 3)
+            rows = [(100 * at, 10.0 * at, {"rollout/ep_rew_mean": point}) for at, point in enumerate(points)]
+            write_events(tmp_path / f"{name}-s{seed}", rows)
+    analysis = compared(tmp_path)
+    (result,) = analysis.of_role("performance")
+    (comparison,) = result.comparisons
+    assert (comparison.verdict, comparison.why) == (verdict, why)
+    assert result.window[1] == 1900
+    assert all(value.mean < 2 for value in result.groups if value.numbers)
+    said = [line for line in analysis.remarks if "diverged" in line]
+    assert len(said) == sick * len(lost)
+    assert all(f"diverged: rollout/ep_rew_mean is not finite from {100 * first:,} on" in line for line in said)
 
 
 def test_only_the_common_window_counts(tmp_path: Path) -> None:

@@ -196,6 +196,26 @@ def test_a_resumed_run_counts_once_from_the_step_it_was_resumed_at(tmp_path: Pat
     assert loss.wall[7] == 4000.0
 
 
+def test_a_resumed_step_cuts_every_tag_whatever_the_number_of_resumes(tmp_path: Path) -> None:
+    """Also a tag that the last run did not write again, but not one that counts epochs or the starts themselves."""
+
+    def part(first: int, last: int, value: float) -> list[tuple[int, float, dict[str, float]]]:
+        steps = [(step, float(step), {"loss": value}) for step in range(first, last, 10)]
+        evals = [(step, float(step), {"eval": value}) for step in range(first, last) if step % 50 == 25]
+        epochs = [(step // 100, float(step), {"epoch/loss": value}) for step in range(first, last) if step % 100 == 99]
+        return [(0, float(first), {"hp_metric": value}), *sorted(steps + evals + epochs, key=lambda row: row[1])]
+
+    write_events(tmp_path, part(0, 500, 1.0), name="0", began=1000.0)
+    write_events(tmp_path, part(260, 460, 2.0), name="1", began=5000.0)
+    write_events(tmp_path, part(210, 222, 3.0), name="2", began=9000.0)
+    series = load_run(tmp_path).series
+    assert series["loss"].step.tolist() == list(range(0, 230, 10))
+    assert series["loss"].value.tolist() == [1.0] * 21 + [3.0] * 2
+    assert series["eval"].step.tolist() == [25, 75, 125, 175]
+    assert series["epoch/loss"].step.tolist()[:2] == [0, 1]
+    assert series["hp_metric"].step.tolist() == [0]
+
+
 def test_files_written_side_by_side_clash_at_equal_steps_only(tmp_path: Path) -> None:
     write_events(tmp_path, rows(0, 60, 1.0), name="0", began=1000.0)
     write_events(tmp_path, rows(5, 60, 2.0), name="1", began=1010.0)
@@ -507,3 +527,40 @@ def test_a_text_is_never_a_formula_and_a_number_stays_one(value: object, cell: s
     out = io.StringIO()
     write_csv(out, [("name", value)])
     assert list(csv.reader(io.StringIO(out.getvalue()))) == [["name", cell]]
+
+
+@pytest.mark.parametrize(
+    ("text", "loss"),
+    [
+        ("\ufeffstep,loss\r\n1,0.5\r\n2,0.25\r\n", [0.5, 0.25]),
+        ("\ufeffstep;loss;note\r\n1;0,5;a,b\r\n2;2,5e-1;c\r\n", [0.5, 0.25]),
+        ("step;loss\n1;1.234,5\n2;-0,25\n", [1234.5, -0.25]),
+        ("step\tloss\n1\t0.5\n2\t0,25\n", [0.5, 0.25]),
+    ],
+    ids=["a byte order mark", "decimal commas", "thousands", "tabs"],
+)
+def test_csv_files_are_read_as_spreadsheets_write_them(text: str, loss: list[float], tmp_path: Path) -> None:
+    (tmp_path / "metrics.csv").write_bytes(text.encode())
+    series = load_run(tmp_path).series
+    assert series["loss"].step.tolist() == [1, 2]
+    assert series["loss"].value.tolist() == loss
+
+
+def test_settings_with_tags_of_python_are_read_as_text_and_run_no_code(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tags = "!!python/object/apply:os.mkdir [ran]"
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "hparams.yaml").write_text(
+        "lr: 0.1\nsizes: !!python/tuple\n- 1\n- 2\nact: !!python/name:torch.nn.ReLU ''\n"
+        f"net: !mine.Net {{depth: 3}}\nmade: {tags}\n"
+    )
+    write_run(tmp_path / "one", {"loss": [1.0, 2.0]})
+    (tmp_path / "two").mkdir()
+    (tmp_path / "two" / "hparams.yaml").write_text("lr: [0.1\n")
+    write_run(tmp_path / "two", {"loss": [1.0, 2.0]})
+    one, two = load_runs([tmp_path / "one", tmp_path / "two"])
+    assert one.config == {"lr": 0.1, "sizes": [1, 2], "act": "", "net.depth": 3, "made": ["ran"]}
+    assert not Path("ran").exists()
+    assert two.config == {}
+    assert "the run is read without its settings" in caplog.text

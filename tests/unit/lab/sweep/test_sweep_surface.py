@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from query_mutator.errors import UsageError
 from query_mutator.lab.sweep.cells import Cells
-from query_mutator.lab.sweep.results import _printed
+from query_mutator.lab.sweep.plan import Trial
+from query_mutator.lab.sweep.results import Measured, _printed, best_setting, by_setting, optimum_of
 from query_mutator.lab.sweep.surface import Optimum, find_optimum, pareto_front
 from query_mutator.stats.intervals import Floats
 
@@ -130,12 +133,29 @@ def test_pareto_front() -> None:
     assert pareto_front([], []) == []
 
 
+def test_a_setting_in_which_a_seed_diverged_is_shown_and_not_recommended() -> None:
+    def row(lr: float, seed: int, performance: float | None) -> Measured:
+        trial = Trial(setting={"lr": lr}, seed=seed)
+        lost = performance is None
+        return Measured(trial=trial, performance=performance, throughput=lr, source="", has_diverged=lost)
+
+    rows = [row(lr, seed, 0.1 * place + 0.01 * seed) for place, lr in enumerate((1, 2, 4, 8)) for seed in range(3)]
+    rows += [row(16, seed, None if seed == 2 else 0.9) for seed in range(3)]
+    results = by_setting(rows, maximize=True)
+    best = best_setting(results, optimum_of(rows, maximize=True), maximize=True)
+    assert best.setting == {"lr": 8}
+    sick = next(result for result in results if result.setting == {"lr": 16})
+    assert (sick.diverged, sick.repeats, sick.on_front) == (1, "2 seeds, 1 more diverged", False)
+    with pytest.raises(UsageError, match="no setting has a finite number"):
+        best_setting([sick], "no surface", maximize=True)
+
+
 @pytest.mark.parametrize(
     ("line", "numbers"),
     [
         (
             '{"success": 0.5, "loss": NaN, "return": Infinity, "steps": 1' + "0" * 400 + ', "name": "x"}',
-            {"success": 0.5},
+            {"success": 0.5, "loss": math.nan, "return": math.nan, "steps": math.nan},
         ),
         ("[" * 100_000, {}),
         ("[1, 2]", {}),
@@ -143,9 +163,9 @@ def test_pareto_front() -> None:
     ],
     ids=["odd", "deep", "list", "empty"],
 )
-def test_a_trial_s_last_line_gives_its_finite_numbers(line: str, numbers: dict[str, float], tmp_path: Path) -> None:
+def test_a_trial_s_last_line_gives_its_numbers(line: str, numbers: dict[str, float], tmp_path: Path) -> None:
     (tmp_path / "stdout.txt").write_text(f"some text\n{line}\n")
-    assert _printed(tmp_path) == numbers
+    assert _printed(tmp_path) == pytest.approx(numbers, nan_ok=True)
 
 
 def test_more_settings_than_a_mesh_has_room_for_are_an_error_in_words() -> None:
