@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import socket
+import ssl
 import struct
 import threading
 from collections.abc import Sequence
@@ -29,8 +30,9 @@ class ScriptedServer:
     A step is bytes that are sent as they are, one of the words above, or an event that is waited for.
     """
 
-    def __init__(self, *script: Step | tuple[Step, ...]) -> None:
+    def __init__(self, *script: Step | tuple[Step, ...], tls: ssl.SSLContext | None = None) -> None:
         self.script = script
+        self._tls = tls
         self.requests: list[bytes] = []
         self.accepted = 0
         self.asked = threading.Semaphore(0)  # released once a request is there
@@ -54,7 +56,12 @@ class ScriptedServer:
             self._threads[-1].start()
 
     def _serve(self, sock: socket.socket) -> None:
-        with contextlib.suppress(ConnectionError), sock, sock.makefile("rb") as stream:
+        with contextlib.suppress(ConnectionError, ssl.SSLError), sock:
+            self._answer(sock if self._tls is None else self._tls.wrap_socket(sock, server_side=True))
+        self.gone.release()
+
+    def _answer(self, sock: socket.socket) -> None:
+        with sock, sock.makefile("rb") as stream:
             sock.settimeout(20)
             while (request := self._read(stream)) and not self._closing.is_set():
                 self.requests.append(request)
@@ -63,7 +70,6 @@ class ScriptedServer:
                 steps = entry if isinstance(entry, tuple) else (entry,)
                 if not all(self._act(sock, step) for step in steps):
                     break
-        self.gone.release()
 
     @staticmethod
     def _read(stream: Any) -> bytes:

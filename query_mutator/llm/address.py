@@ -1,12 +1,10 @@
-"""The address of a server: the forms a user may type, and the route to it, perhaps through a proxy."""
+"""The address of a server, in the forms that a user may type."""
 
 from __future__ import annotations
 
-import base64
 import ipaddress
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from query_mutator.errors import UsageError
 
@@ -81,64 +79,3 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host.lower() == "localhost" or host.lower().endswith(".localhost")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Route:
-    """How to reach one server: where to connect, and what to send so that `url` answers."""
-
-    url: str  # normalised, without a trailing slash
-    host: str  # to connect to: the server's, or the proxy's
-    port: int
-    server_host: str  # whose certificate must match
-    secure: bool
-    target: str  # precedes the path in a request line: the server's path, or behind a proxy its whole URL
-    host_header: str
-    tunnel: str | None = None  # host:port to CONNECT to, for https through a proxy
-    proxy_authorization: str | None = field(default=None, repr=False)
-
-
-def route_to(text: str) -> Route:
-    """Return the route to a server: direct for loopback, else through the proxy in HTTP_PROXY."""
-    url = server_url(text)
-    parts = urlsplit(url)
-    host, port, secure = parts.hostname or "", parts.port or DEFAULT_PORT, parts.scheme == "https"
-    authority = f"{_bracketed(host)}:{port}"
-    direct = Route(
-        url=url, host=host, port=port, server_host=host, secure=secure, target=parts.path, host_header=authority
-    )
-    proxy = None if is_loopback(host) else proxy_for(url)
-    if proxy is None:
-        return direct
-    return replace(
-        direct,
-        host=proxy.hostname or "",
-        port=proxy.port or 80,
-        target=parts.path if secure else url,
-        tunnel=authority if secure else None,
-        proxy_authorization=_basic_authorization(proxy),
-    )
-
-
-def proxy_for(url: str) -> SplitResult | None:
-    """Return the proxy that `requests` finds for a URL in HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and NO_PROXY, or None.
-
-    UsageError for another kind than http://.
-    """
-    from requests.utils import get_environ_proxies, select_proxy  # a slow import that loopback servers never need
-
-    spec = select_proxy(url, get_environ_proxies(url))
-    if not spec:
-        return None
-    proxy = urlsplit(spec if "://" in spec else f"http://{spec}")
-    if proxy.scheme != "http" or not proxy.hostname:
-        host = urlsplit(url).hostname
-        raise UsageError(f"a {proxy.scheme} proxy is not supported; use an http:// one, or list {host} in NO_PROXY")
-    return proxy
-
-
-def _basic_authorization(proxy: SplitResult) -> str | None:
-    if proxy.username is None:
-        return None
-    pair = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}"
-    return "Basic " + base64.b64encode(pair.encode()).decode()

@@ -1,4 +1,4 @@
-"""Cancel a call that runs in another thread: its connection is cut, at which the server stops working on the reply.
+"""Calls in flight that end at their deadline, or when another thread cuts them: the server then stops working on them.
 
     await complete_in_thread(client, request)     cancelling the task cancels the call
 
@@ -8,60 +8,112 @@ A call that waits for its turn makes no request once it is cancelled. A model in
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import Executor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from typing import Self
 
 from query_mutator.llm.client import Client
-from query_mutator.llm.connection import Connection
 from query_mutator.types import ChatRequest, Completion
 
 
+class Call:
+    """One call of this thread, from connecting to the last byte of the reply; any thread may cut it."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._ends_at = time.monotonic() + timeout_s
+        self._socket: socket.socket | None = None  # another handle of the one in use
+        self._lock = threading.Lock()  # guards the one above and `is_cut`
+        self.is_cut = False
+        self.is_first = True  # on its connection
+        self.is_answered = False  # a byte of the reply has arrived
+
+    def __enter__(self) -> Self:
+        self._token = _call.set(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _call.reset(self._token)
+        self.release()
+
+    def left_s(self) -> float:
+        """Return the seconds left; TimeoutError when there are none."""
+        left_s = self._ends_at - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError
+        return left_s
+
+    def hold(self, sock: socket.socket) -> None:
+        """Let `cut` shut down this socket from now on; ConnectionAbortedError if the call was cut."""
+        self.release()
+        with self._lock:
+            if self.is_cut:
+                raise ConnectionAbortedError("the call was cut")
+            self._socket = socket.socket(fileno=os.dup(sock.fileno()))
+
+    def release(self) -> None:
+        """Leave the socket alone from now on: another call may use it."""
+        with self._lock:
+            if self._socket is not None:
+                self._socket.close()
+                self._socket = None
+
+    def cut(self) -> None:
+        """End from another thread whatever the call waits for; idempotent."""
+        with self._lock, suppress(OSError):
+            self.is_cut = True
+            if self._socket is not None:
+                self._socket.shutdown(socket.SHUT_RDWR)
+
+
 class Cancellation:
-    """The calls of one thread, which `cancel` ends from any other."""
+    """Calls that `cancel` ends from any thread: those of a task, or those to a server."""
 
     def __init__(self) -> None:
         self.is_set = False
-        self._connections: set[Connection] = set()
-        self._lock = threading.Lock()  # guards the two above
+        self._calls: set[Call] = set()  # without a lock, which a fork might leave locked: each step is atomic
 
     def cancel(self) -> None:
         """Cut the calls in flight, and those that start later; idempotent."""
-        with self._lock:
-            self.is_set = True
-            for connection in self._connections:
-                connection.cut()
+        self.is_set = True
+        for call in list(self._calls):
+            call.cut()
 
     @contextmanager
-    def covering(self, connection: Connection) -> Iterator[None]:
-        """Cut a connection when cancelled; one that was cut is closed, so that no later call gets it."""
-        with self._lock:
-            self._connections.add(connection)
-            if self.is_set:
-                connection.cut()
+    def covering(self, call: Call) -> Iterator[None]:
+        """Cut a call when cancelled."""
+        self._calls.add(call)
+        if self.is_set:
+            call.cut()
         try:
             yield
         finally:
-            with self._lock:
-                self._connections.discard(connection)
-                if self.is_set:
-                    connection.close()
+            self._calls.discard(call)
 
 
-_current: ContextVar[Cancellation | None] = ContextVar("cancellation", default=None)
+_call: ContextVar[Call] = ContextVar("call")
+_current: ContextVar[Cancellation] = ContextVar("cancellation", default=Cancellation())  # noqa: B039, never cancelled
 
 
-def current_cancellation() -> Cancellation | None:
-    """Return what cancels the calls of this thread, None if nothing does."""
+def current_call() -> Call:
+    """Return the call that this thread makes."""
+    return _call.get()
+
+
+def current_cancellation() -> Cancellation:
+    """Return what cancels the calls of this thread."""
     return _current.get()
 
 
 @contextmanager
 def uncancelled() -> Iterator[None]:
     """Make calls for others too, which the cancellation of the one that is made does not end."""
-    token = _current.set(None)
+    token = _current.set(Cancellation())
     try:
         yield
     finally:

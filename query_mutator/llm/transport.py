@@ -1,9 +1,4 @@
-"""JSON over pooled connections to one server; a failed call returns an ErrorInfo in place of an object.
-
-The connections are our own: on urllib3, the engine of `requests`, a call takes 3.5 times the processor time, and a
-training at zero latency makes 43 % fewer calls a second (docs/log.md, 2026-11-23). `requests` finds the
-proxy of a server in the environment, and the certificate authorities.
-"""
+"""JSON over pooled connections to one server; a failed call returns an ErrorInfo in place of an object."""
 
 from __future__ import annotations
 
@@ -12,23 +7,28 @@ import json
 import math
 import os
 import re
-import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from email.utils import parsedate_to_datetime
-from typing import Any, TypeVar
+from http.client import IncompleteRead, RemoteDisconnected
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from query_mutator.errors import HIDDEN, TOO_MANY_FILES, disk_advice
 from query_mutator.files import count_values, decode, encode
-from query_mutator.llm.address import route_to
-from query_mutator.llm.cancellation import current_cancellation
-from query_mutator.llm.connection import MAX_REPLY_BYTES, BadReply, Connection, NoReply, Reply
+from query_mutator.llm.address import server_url
+from query_mutator.llm.cancellation import Call, Cancellation, current_cancellation
 from query_mutator.settings.calls import Calls
 from query_mutator.types import ErrorInfo, Json
 
+if TYPE_CHECKING:  # slow to import
+    from requests import Response
+
 T = TypeVar("T")
+
+MAX_REPLY_BYTES = round(Calls.max_reply_mb * 1e6)
+_ERROR_BYTES = 65_536  # read of a reply whose status is an error: it may never end
+_PIECE_BYTES = 65_536
 
 _SERVER_CHARS = 220  # of a server's message, so that ours fits into an ErrorInfo's too
 _READ_CHARS = 4000  # of an error page, to find its kind
@@ -48,37 +48,57 @@ _NO_SUCH_MODEL = re.compile(r"model\b.*\bnot found|no such model|does not exist"
 Text = TypeVar("Text", str, bytes)
 
 _CANCELLED = ErrorInfo(kind="cancelled", message="the call was cancelled from this side")
-_DRAIN_S = 1.0  # how long `close` waits for the calls it has cut
-_CUT_AGAIN_S = 0.02
 _CARRIES_SECRET = re.compile("auth|key|token|secret|password|cookie", re.IGNORECASE)  # in a header's name
 _SECRET_CHARS = 8  # fewer are a scheme, as Bearer, or a word of the language
 _FEW_BYTES = 2_000_000  # of JSON, whatever it holds
 _MAX_VALUES = 2_000_000  # in longer JSON: 4,000 embeddings of 512 numbers
 
 
-def error_from_exception(error: Exception, *, url: str, timeout_s: float) -> ErrorInfo:
-    """Return why a call without a complete reply failed; `error` is an OSError or a BadReply."""
+class BadReply(ValueError):
+    """A reply that cannot be read; the message continues a sentence about the server."""
+
+
+def error_from_exception(error: BaseException, *, url: str, timeout_s: float) -> ErrorInfo:
+    """Return why a call without a complete reply failed."""
+    error = _cause(error)
     if isinstance(error, TimeoutError):
         return ErrorInfo(kind="timeout", message=f"no complete reply from {url} within {timeout_s:g} s")
     if isinstance(error, BadReply):
         return ErrorInfo(kind="malformed", message=f"{url} {error}")
-    if isinstance(error, NoReply) and error.errno is None:  # closed, not reset
+    if isinstance(error, RemoteDisconnected):
         return ErrorInfo(kind="connect", message=f"{url} closed the connection without a reply")
-    if isinstance(error, OSError) and error.errno in TOO_MANY_FILES:  # the server is not away
+    if isinstance(error, IncompleteRead):
+        return ErrorInfo(kind="malformed", message=f"{url} sent a truncated reply")
+    if not isinstance(error, OSError) or _is_of_requests(error):
+        return ErrorInfo(kind="malformed", message=f"{url} did not answer in HTTP: {_start(str(error) or repr(error))}")
+    if error.errno in TOO_MANY_FILES:  # the server is not away
         return ErrorInfo(kind="server", message=f"cannot reach {url}: {disk_advice(error)}")
-    reason = (error.strerror if isinstance(error, OSError) else None) or str(error) or repr(error)
-    return ErrorInfo(kind="connect", message=f"cannot reach {url}: {reason}")
+    return ErrorInfo(kind="connect", message=f"cannot reach {url}: {error.strerror or str(error) or repr(error)}")
 
 
-def error_from_status(reply: Reply, body: bytes) -> ErrorInfo:
+def _cause(error: BaseException) -> BaseException:
+    """Return what is beneath the errors of requests and urllib3."""
+    while _is_of_requests(error):
+        inner = next((arg for arg in error.args if isinstance(arg, Exception)), error.__cause__ or error.__context__)
+        if inner is None:
+            break
+        error = inner
+    return error
+
+
+def _is_of_requests(error: BaseException) -> bool:
+    return type(error).__module__.partition(".")[0] in ("requests", "urllib3")
+
+
+def error_from_status(reply: Response, body: bytes) -> ErrorInfo:
     """Return why a reply with a status other than 2xx is a failure."""
-    status, headers = reply.status, reply.headers
+    status, headers = reply.status_code, reply.headers
     text = _server_text(status, body)
     kind, message = _kind_of_status(status, text), _start(text)
     if kind == "memory":
         message += "; use a smaller model, or fewer slots (OLLAMA_NUM_PARALLEL)"
     if status in range(300, 400):
-        message = f"redirected to {headers.get('location')}: use that as the server's address"
+        message = f"redirected to {headers.get('Location')}: use that as the server's address"
     return ErrorInfo(kind=kind, message=message, status=status, retry_after_s=_retry_after_s(headers))
 
 
@@ -129,7 +149,7 @@ def _start(text: str) -> str:
 
 def _retry_after_s(headers: Mapping[str, str]) -> float | None:
     """Return the seconds of a Retry-After header, which holds a number or a date (RFC 9110, 10.2.3)."""
-    value = headers.get("retry-after")
+    value = headers.get("Retry-After")
     if value is None:
         return None
     for read in (float, _seconds_until):
@@ -144,11 +164,10 @@ def _seconds_until(date: str) -> float:
 
 
 class Transport:
-    """Calls to one server over at most `pool_size` kept connections; safe from many threads.
+    """Calls to one server over at most `pool_size` kept connections of `requests`; safe from many threads.
 
     `timeout_s` bounds a call from connecting to the last byte, `max_reply_bytes` the length of a reply. Threads beyond
-    `pool_size` get connections that are not kept. Loopback is never reached through a proxy, other servers through that
-    of HTTP_PROXY. All requests carry `headers`.
+    `pool_size` get connections that are not kept. All requests carry `headers`.
     """
 
     def __init__(
@@ -164,18 +183,19 @@ class Transport:
             raise ValueError(f"pool_size={pool_size} must be at least 1")
         if timeout_s <= 0:
             raise ValueError(f"timeout_s={timeout_s} must be above 0")
-        self._route = route_to(url)
-        self.url = self._route.url
-        self._headers = dict(headers or {})
-        self._secrets = _secrets({**self._headers, "Authorization (proxy)": self._route.proxy_authorization or ""})
-        self._max_reply_bytes = max_reply_bytes
+        self.url = server_url(url)
         self.pool_size = pool_size
         self.timeout_s = timeout_s
-        self._idle: list[Connection] = []  # last in, first out: the warmest connection is used
-        self._in_flight: set[Connection] = set()
-        self._lock = threading.Lock()  # guards the two above and `_closed`
-        self._given_back = threading.Condition(self._lock)
-        self._closed = False
+        self._headers = dict(headers or {})
+        self._max_reply_bytes = max_reply_bytes
+        self._cancellation = Cancellation()  # of all calls
+        self._open()
+        self._secrets = _secrets({**self._headers, **self._session.proxy_headers})
+
+    def _open(self) -> None:
+        from query_mutator.llm.connection import Session  # requests takes a tenth of a second to import
+
+        self._session = Session(self.url, pool_size=self.pool_size, headers=self._headers)
         self._owner = os.getpid()
 
     def get(self, path: str, *, timeout_s: float | None = None) -> Json | ErrorInfo:
@@ -185,7 +205,10 @@ class Transport:
     def post(
         self, path: str, payload: Json, *, timeout_s: float | None = None, retry_count: int | None = None
     ) -> Json | ErrorInfo:
-        """Return the JSON object that answers `payload`, or why there is none."""
+        """Return the JSON object that answers `payload`, or why there is none.
+
+        `retry_count` says how often the same call failed before, in the header that OpenAI's client sends.
+        """
         return self._call("POST", path, payload, self._parse, timeout_s=timeout_s, retry_count=retry_count)
 
     def stream(
@@ -202,8 +225,8 @@ class Transport:
         Once `take` returns False the connection is closed, at which the server stops working on the reply.
         """
 
-        def read(reply: Reply) -> None:
-            _take_lines(reply, lambda line: take(self.without_secrets(line)))
+        def read(reply: Response) -> None:
+            _take_lines(self._pieces(reply), lambda line: take(self.without_secrets(line)))
 
         return self._call("POST", path, payload, read, retry_count=retry_count, timeout_s=timeout_s)
 
@@ -218,81 +241,61 @@ class Transport:
 
     def close(self) -> None:
         """Cancel calls in flight (error kind "cancelled") and close all connections; idempotent."""
-        with self._lock:
-            self._closed = True
-            while self._idle:
-                self._idle.pop().close()
-            give_up_at = time.monotonic() + _DRAIN_S
-            while self._in_flight and time.monotonic() < give_up_at:
-                for connection in self._in_flight:  # repeatedly: one may be between two sockets just now
-                    connection.cut()
-                self._given_back.wait(_CUT_AGAIN_S)
+        self._cancellation.cancel()
+        self._session.close()
 
     def _call(
         self,
         method: str,
         path: str,
         payload: Json | None,
-        read: Callable[[Reply], T],
+        read: Callable[[Response], T],
         *,
         timeout_s: float | None = None,
         retry_count: int | None = None,
     ) -> T | ErrorInfo:
         timeout_s = timeout_s or self.timeout_s
+        body = None if payload is None else encode(payload)
+        headers = {} if body is None else {"Content-Type": "application/json"}
+        if retry_count is not None:
+            headers["X-Stainless-Retry-Count"] = str(retry_count)
+        if self._owner != os.getpid():  # after a fork; the kept connections are those of the parent
+            self._open()
         result: T | ErrorInfo
-        cancellation = current_cancellation()
-        try:
-            connection = self._take()
+        with Call(timeout_s) as call, self._cancellation.covering(call), current_cancellation().covering(call):
             try:
-                deadline = time.monotonic() + timeout_s
-                body = None if payload is None else encode(payload)
-                with (
-                    nullcontext() if cancellation is None else cancellation.covering(connection),
-                    connection.request(method, path, body, deadline=deadline, retry_count=retry_count) as reply,
-                ):
-                    result = read(reply) if reply.is_ok else self._error(reply)
-            finally:
-                self._give_back(connection)
-        except (OSError, BadReply, _Closed) as error:
-            result = error_from_exception(error, url=self.url, timeout_s=timeout_s)
-        is_cancelled = self._closed or (cancellation is not None and cancellation.is_set)
-        return _CANCELLED if is_cancelled and isinstance(result, ErrorInfo) else result
+                with self._session.ask(method, self.url + path, body, headers) as reply:
+                    is_ok = reply.status_code in range(200, 300)
+                    result = read(reply) if is_ok else self._error(reply)
+            except Exception as error:  # whatever a reply makes `requests` and what it stands on raise
+                result = error_from_exception(error, url=self.url, timeout_s=timeout_s)
+        return _CANCELLED if call.is_cut and isinstance(result, ErrorInfo) else result
 
-    def _parse(self, reply: Reply) -> Json | ErrorInfo:
-        body = self.without_secrets(reply.read())
+    def _pieces(self, reply: Response) -> Iterator[bytes]:
+        """Yield the body as it arrives, decompressed; BadReply when it is too large."""
+        announced, size = reply.raw.length_remaining or 0, 0
+        while max(announced, size) <= self._max_reply_bytes:
+            piece = reply.raw.read1(_PIECE_BYTES, decode_content=True)
+            if not piece:
+                return
+            size += len(piece)
+            yield piece
+        limit_mb = self._max_reply_bytes / 1e6
+        raise BadReply(f"sent a reply of more than {limit_mb:g} MB; --max-reply-mb allows larger ones")
+
+    def _parse(self, reply: Response) -> Json | ErrorInfo:
+        body = self.without_secrets(b"".join(self._pieces(reply)))
         payload = parsed(lambda: json_object(body), what="JSON")
-        return malformed(reply.status, body) if isinstance(payload, ErrorInfo) else payload
+        return malformed(reply.status_code, body) if isinstance(payload, ErrorInfo) else payload
 
-    def _error(self, reply: Reply) -> ErrorInfo:
-        error = error_from_status(reply, self.without_secrets(reply.read()))
+    def _error(self, reply: Response) -> ErrorInfo:
+        body = bytearray()
+        for piece in self._pieces(reply):
+            body += piece
+            if len(body) >= _ERROR_BYTES:
+                break
+        error = error_from_status(reply, self.without_secrets(bytes(body)))
         return replace(error, message=self.without_secrets(error.message))  # of a header
-
-    def _take(self) -> Connection:
-        with self._lock:
-            if self._closed:
-                raise _Closed
-            if self._owner != os.getpid():  # after a fork; the kept connections are those of the parent
-                self._owner, self._idle, self._in_flight = os.getpid(), [], set()
-            connection = self._idle.pop() if self._idle else self._new_connection()
-            self._in_flight.add(connection)
-            return connection
-
-    def _new_connection(self) -> Connection:
-        return Connection(self._route, headers=self._headers, max_reply_bytes=self._max_reply_bytes)
-
-    def _give_back(self, connection: Connection) -> None:
-        with self._lock:
-            self._in_flight.discard(connection)
-            if connection.is_open and not self._closed and len(self._idle) < self.pool_size:
-                self._idle.append(connection)
-            else:
-                connection.close()
-            if self._closed:
-                self._given_back.notify_all()
-
-
-class _Closed(Exception):
-    """The transport was closed before the call started."""
 
 
 def _secrets(headers: Mapping[str, str]) -> tuple[str, ...]:
@@ -316,10 +319,10 @@ def json_object(text: bytes) -> Json:
     return payload
 
 
-def _take_lines(reply: Reply, take: Callable[[bytes], bool]) -> None:
+def _take_lines(pieces: Iterator[bytes], take: Callable[[bytes], bool]) -> None:
     """Split a reply into lines for `take` as it arrives."""
     rest: list[bytes] = []  # of a line whose end has not arrived
-    for piece in reply.pieces():
+    for piece in pieces:
         *lines, end = piece.split(b"\n")
         if lines:
             lines[0] = b"".join([*rest, lines[0]])

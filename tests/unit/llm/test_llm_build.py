@@ -21,15 +21,17 @@ from query_mutator.encoder import resolve_encoder
 from query_mutator.errors import BackendError, ModelMissingError, ServerDownError, UsageError
 from query_mutator.files.gguf_file import gguf_path
 from query_mutator.files.replies import RepliesHead, reply_key, write_replies
-from query_mutator.llm.address import is_loopback, proxy_for, route_to, server_url
+from query_mutator.llm.address import is_loopback, server_url
 from query_mutator.llm.backends import open_servers, resolve_backend
 from query_mutator.llm.coalesce import Coalesce, is_repeatable, join, request_key
+from query_mutator.llm.connection import Session
 from query_mutator.llm.limit import Limit
 from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.openai import OpenAIBackend
 from query_mutator.llm.probe import Probe, infer_slots, measure_calls, slots_advice
 from query_mutator.llm.recorded import BUNDLED_RECORDINGS, RecordedBackend
 from query_mutator.llm.stack import build_client
+from query_mutator.llm.transport import Transport
 from query_mutator.operators.base import DEFAULT_REFUSAL, clean_rewrite
 from query_mutator.rewards.matching import is_refusal
 from query_mutator.session.models import open_models
@@ -243,10 +245,12 @@ def test_loopback_is_known_by_name_and_by_number() -> None:
 def test_a_proxy_is_taken_from_the_environment_unless_no_proxy_names_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "proxy.test:3128")
     monkeypatch.setenv("no_proxy", "inside.test,10.0.0.0/8")
-    assert route_to("http://outside.test").host == "proxy.test"
-    assert route_to("http://inside.test").host == "inside.test"
-    assert route_to("http://10.1.2.3").host == "10.1.2.3"
-    assert route_to("localhost").host == "localhost"
+
+    def proxy_of(url: str) -> str | None:
+        return Session(url, pool_size=1, headers={})._settings["proxies"].get("http")
+
+    assert proxy_of("http://outside.test:80") == "proxy.test:3128"
+    assert {proxy_of(url) for url in ("http://inside.test:80", "http://10.1.2.3:80", "http://localhost:80")} == {None}
 
 
 def test_a_proxy_of_another_kind_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,7 +258,7 @@ def test_a_proxy_of_another_kind_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.delenv("no_proxy", raising=False)
     monkeypatch.delenv("NO_PROXY", raising=False)
     with pytest.raises(UsageError, match="socks5 proxy is not supported"):
-        proxy_for("http://outside.test")
+        Transport("http://outside.test")
 
 
 QUESTION = "How do I copy a file?"
