@@ -34,7 +34,8 @@ from pathlib import Path
 from ollama_utils import BatchOptions, batch_mutate_queries, batch_query_target_model
 from query_mutator import operators
 from query_mutator.cli.console import closing_on_interrupt, note, run_cli, table
-from query_mutator.cli.flags import parse_flags, show
+from query_mutator.cli.flags import parse_flags
+from query_mutator.cli.outputs import show
 from query_mutator.data.loaders import general
 from query_mutator.encoder import resolve_encoder
 from query_mutator.env.flow import Call, Flow

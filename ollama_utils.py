@@ -19,7 +19,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING, Literal, TypedDict, Unpack, overload
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from query_mutator import operators as operator_registry
 from query_mutator.errors import UsageError
@@ -81,29 +81,15 @@ class BatchOptions(CallOptions, total=False):
 # ---------------------------------------------------------------- the target model
 
 
-@overload
-def query_target_model(
-    query: str, *, return_errors: Literal[False] = False, **settings: Unpack[CallOptions]
-) -> str: ...
-@overload
-def query_target_model(query: str, *, return_errors: Literal[True], **settings: Unpack[CallOptions]) -> Outcome: ...
-def query_target_model(query: str, *, return_errors: bool = False, **settings: Unpack[CallOptions]) -> str | Outcome:
+def query_target_model(query: str, *, return_errors: bool = False, **settings: Unpack[CallOptions]) -> Any:
     """Return the target model's answer to one query, DEFAULT_REFUSAL when the call failed."""
     [outcome] = batch_query_target_model([query], batch_size=1, return_errors=True, **settings)
     return outcome if return_errors else outcome[0]
 
 
-@overload
-def batch_query_target_model(
-    queries: Sequence[str], *, return_errors: Literal[False] = False, **settings: Unpack[BatchOptions]
-) -> list[str]: ...
-@overload
-def batch_query_target_model(
-    queries: Sequence[str], *, return_errors: Literal[True], **settings: Unpack[BatchOptions]
-) -> list[Outcome]: ...
 def batch_query_target_model(
     queries: Sequence[str], *, return_errors: bool = False, **settings: Unpack[BatchOptions]
-) -> list[str] | list[Outcome]:
+) -> list[Any]:
     """Return the target model's answers in the order of `queries`, with `batch_size` (8) calls in flight.
 
     A failed call returns DEFAULT_REFUSAL. `max_workers` is another name for `batch_size`. ValueError for sizes below 1.
@@ -119,45 +105,19 @@ def batch_query_target_model(
 # ---------------------------------------------------------------- the mutator model
 
 
-@overload
-def mutate_query(
-    query: str, operator: str, *, return_errors: Literal[False] = False, **settings: Unpack[CallOptions]
-) -> str: ...
-@overload
-def mutate_query(
-    query: str, operator: str, *, return_errors: Literal[True], **settings: Unpack[CallOptions]
-) -> Outcome: ...
-def mutate_query(
-    query: str, operator: str, *, return_errors: bool = False, **settings: Unpack[CallOptions]
-) -> str | Outcome:
+def mutate_query(query: str, operator: str, *, return_errors: bool = False, **settings: Unpack[CallOptions]) -> Any:
     """Return one query rewritten by the operator, or the query itself when the call failed."""
     [outcome] = batch_mutate_queries([query], operator, batch_size=1, return_errors=True, **settings)
     return outcome if return_errors else outcome[0]
 
 
-@overload
-def batch_mutate_queries(
-    queries: Sequence[str],
-    operators: str | Sequence[str],
-    *,
-    return_errors: Literal[False] = False,
-    **settings: Unpack[BatchOptions],
-) -> list[str]: ...
-@overload
-def batch_mutate_queries(
-    queries: Sequence[str],
-    operators: str | Sequence[str],
-    *,
-    return_errors: Literal[True],
-    **settings: Unpack[BatchOptions],
-) -> list[Outcome]: ...
 def batch_mutate_queries(
     queries: Sequence[str],
     operators: str | Sequence[str],
     *,
     return_errors: bool = False,
     **settings: Unpack[BatchOptions],
-) -> list[str] | list[Outcome]:
+) -> list[Any]:
     """Return the queries rewritten, in order, by one operator or by one per query, `batch_size` (8) calls at once.
 
     A failed call returns the query unchanged, and so does a rewrite that fails a guard of its operator. `max_workers`

@@ -115,7 +115,7 @@ def parse(argv: Sequence[str], stack: ExitStack, *, prog: str = PROG) -> tuple[T
     if config.resumes_folder and not config.dry_run:
         stack.enter_context(locked(Path(config.resume).resolve(), break_lock=config.break_lock))
     checkpoint = read_checkpoint(config.resume)
-    config = parse_config(argv, base=resumed_flags(config, checkpoint), base_name=str(checkpoint.path))
+    config = parse_config(argv, base=lambda _: (resumed_flags(config, checkpoint), str(checkpoint.path)))
     check_resumption(config, checkpoint)
     note(*fold_remarks(config, checkpoint))
     return config, checkpoint

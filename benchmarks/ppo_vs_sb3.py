@@ -17,11 +17,11 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
-import tyro
+from cyclopts import Parameter, run
 
 from ppo.__main__ import make_envs
 from ppo.algorithm import PPO
@@ -67,9 +67,8 @@ class Args:
     """File for the figures as JSON."""
 
 
-def main() -> None:
+def main(args: Annotated[Args, Parameter(name="*")] = Args()) -> None:
     """Parse, measure row by row, print the table, write the JSON."""
-    args = tyro.cli(Args, prog="python benchmarks/ppo_vs_sb3.py", description=__doc__)
     rows = []
     for name in args.settings:
         for threads in args.threads:
@@ -196,4 +195,4 @@ def machine() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

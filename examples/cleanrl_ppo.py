@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import gymnasium as gym
 import numpy as np
 import torch
-import tyro
+from cyclopts import Parameter, run
 from gymnasium.vector import VectorEnv
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
 from torch import Tensor, nn
@@ -159,9 +159,8 @@ def loss(agent: Agent, mb: Rollout, args: Args) -> Tensor:
     return policy_loss + args.vf_coef * 0.5 * errors.mean() - args.ent_coef * entropy.mean()
 
 
-def main() -> None:
+def main(args: Annotated[Args, Parameter(name="*")] = Args()) -> None:
     """Parse, build, train."""
-    args = tyro.cli(Args, description=__doc__)
     envs = gym.make_vec(
         "rl_query_mutator_env:QueryMutation-v0",
         num_envs=args.num_envs,
@@ -175,4 +174,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

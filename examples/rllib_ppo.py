@@ -10,9 +10,10 @@ bootstraps from the last observation of a truncated episode, so `on_failure="tru
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import ray
-import tyro
+from cyclopts import Parameter, run
 from ray import tune
 from ray.rllib.algorithms.ppo import PPOConfig
 
@@ -33,9 +34,8 @@ class Args:
     seed: int = 1
 
 
-def main() -> None:
+def main(args: Annotated[Args, Parameter(name="*")] = Args()) -> None:
     """Parse, register the environment, train, print the mean return of each iteration."""
-    args = tyro.cli(Args, description=__doc__)
     tune.register_env("query-mutation", lambda settings: make_env(**settings))
     config = (
         PPOConfig()
@@ -59,4 +59,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import logging
 import re
@@ -15,11 +13,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import tyro
 from annotated_types import Ge, Le
+from cyclopts import App, CycloptsError, Parameter
 
 from ppo.config import PPOConfig
 from ppo.fields import defaults
+from ppo.flags import DEFAULTS, docs_of, function_of, whole_numbers
 
 if TYPE_CHECKING:
     from ppo.algorithm import PPO
@@ -38,13 +37,13 @@ class Args(PPOConfig):
     The value's change is not clipped by default: returns in the hundreds, as CartPole's, change a lot.
     """
 
-    env: Annotated[str, tyro.conf.arg(aliases=["--env-id", "--env-name"])] = "CartPole-v1"
+    env: Annotated[str, Parameter(alias=("--env-id", "--env-name"))] = "CartPole-v1"
     """Environment, as gymnasium registers it."""
     torch_threads: Annotated[int, Ge(1), Le(1024)] = 1
     """Threads of torch; networks this small are fastest with one."""
     eval_episodes: Annotated[int, Ge(1), Le(10**6)] = 100
     """Episodes in which the trained policy is evaluated, greedily."""
-    save: Annotated[Path | None, tyro.conf.arg(aliases=["--out"])] = None
+    save: Annotated[Path | None, Parameter(alias="--out")] = None
     """Checkpoint to write after training."""
     resume: Path | None = None
     """Checkpoint to resume from; environments start new episodes."""
@@ -78,21 +77,22 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def parse(argv: Sequence[str] | None = None) -> Args:
     """Return the flags of a command line; ValueError of one line for invalid ones."""
-    argv = sys.argv[1:] if argv is None else argv
-    if "--version" in argv:
-        print(version("query-mutator"))
-        raise SystemExit(0)
-    box = io.StringIO()
+    app = App(
+        "python -m ppo",
+        help=Args.__doc__,
+        help_format="plaintext",
+        version=version("query-mutator"),
+        config=whole_numbers,
+        default_parameter=DEFAULTS,
+    )
+    app.default(function_of(Args, {name: {"help": text} for name, (text, _) in docs_of(Args).items()}))
     try:
-        with contextlib.redirect_stderr(box):
-            return tyro.cli(Args, args=argv, prog="python -m ppo", description=Args.__doc__)
-    except SystemExit:
-        if not box.getvalue():  # --help, which goes to stdout
-            raise
-    # tyro draws a box around the error: its frame goes, its lines become one.
-    _title, *lines, _border = box.getvalue().splitlines()
-    stripped = (line.strip("│─ ") for line in lines)
-    raise ValueError(" ".join(line or ";" for line in stripped).replace(" ;", ";"))
+        given = app(argv, exit_on_error=False, print_error=False, result_action="return_value")
+    except CycloptsError as error:
+        raise ValueError(str(error)) from None
+    if given is None:  # of --help or --version
+        raise SystemExit(0)
+    return Args(**given)
 
 
 def run(args: Args) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from annotated_types import Ge, Gt, Le
-from tyro.conf import arg
+from cyclopts import Parameter
 
 from ppo.fields import Matches, check_fields
 
@@ -39,13 +39,13 @@ class ComputeConfig:
 class LearnerConfig(ComputeConfig):
     """Settings that every learner has."""
 
-    num_env_steps: Annotated[int, Ge(1), Le(10**12), arg(aliases=["--total-timesteps", "--total-steps"])] = 10_000
+    num_env_steps: Annotated[int, Ge(1), Le(10**12), Parameter(alias=("--total-timesteps", "--total-steps"))] = 10_000
     """Environment steps to train for; on-policy, rounded up to whole rollouts."""
-    num_processes: Annotated[int, Ge(1), Le(10**5), arg(aliases=["--num-envs"])] = 16
+    num_processes: Annotated[int, Ge(1), Le(10**5), Parameter(alias="--num-envs")] = 16
     """Parallel environments; each has its own random stream."""
-    lr: Annotated[float, Gt(0), Le(10), arg(aliases=["--learning-rate"])] = 3e-4
+    lr: Annotated[float, Gt(0), Le(10), Parameter(alias="--learning-rate")] = 3e-4
     """Adam's step size at the start."""
-    use_linear_lr_decay: Annotated[bool, arg(aliases=["--anneal-lr"])] = True
+    use_linear_lr_decay: Annotated[bool, Parameter(alias="--anneal-lr")] = True
     """Lower the step size linearly towards 0 over the run."""
     gamma: Share = 0.99
     """Discount of a reward one step later."""
@@ -71,21 +71,21 @@ class PPOConfig(LearnerConfig):
 
     num_steps: Annotated[int, Ge(1), Le(10**5)] = 32
     """Steps of each environment in a rollout."""
-    ppo_epoch: Annotated[int, Ge(1), Le(10**4), arg(aliases=["--update-epochs"])] = 4
+    ppo_epoch: Annotated[int, Ge(1), Le(10**4), Parameter(alias="--update-epochs")] = 4
     """Passes over each rollout."""
-    num_mini_batch: Annotated[int, Ge(1), Le(10**8), arg(aliases=["--num-minibatches"])] = 4
+    num_mini_batch: Annotated[int, Ge(1), Le(10**8), Parameter(alias="--num-minibatches")] = 4
     """Minibatches a pass is split into; must divide num_processes * num_steps."""
     gae_lambda: Share = 0.95
     """Lambda of generalized advantage estimation: 0 relies on the critic, 1 on the rewards."""
-    clip_param: Annotated[float, Gt(0), Le(1e6), arg(aliases=["--clip-coef"])] = 0.2
+    clip_param: Annotated[float, Gt(0), Le(1e6), Parameter(alias="--clip-coef")] = 0.2
     """Clip range of the probability ratio, and with --clip-vloss of the value."""
     clip_vloss: bool = True
     """Clip the change of the value as well."""
     norm_adv: bool = True
     """Normalize advantages to mean 0 and standard deviation 1 in each minibatch."""
-    entropy_coef: Annotated[Weight, arg(aliases=["--ent-coef"])] = 0.01
+    entropy_coef: Annotated[Weight, Parameter(alias="--ent-coef")] = 0.01
     """Weight of the entropy bonus."""
-    value_loss_coef: Annotated[Weight, arg(aliases=["--vf-coef"])] = 0.5
+    value_loss_coef: Annotated[Weight, Parameter(alias="--vf-coef")] = 0.5
     """Weight of the value loss (half the squared error)."""
     target_kl: Annotated[float, Gt(0), Le(1e6)] | None = None
     """Stop an update when the approximate KL divergence of a pass exceeds this."""

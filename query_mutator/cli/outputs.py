@@ -14,13 +14,14 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise, takewhile
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, get_type_hints
 
 from query_mutator.errors import UsageError
-from query_mutator.files import LOCK, write_json
+from query_mutator.files import LOCK, encode, write_json
 from query_mutator.version import __version__
 
 WRITTEN_BY = "written_by"
@@ -73,8 +74,33 @@ def readable(load: Callable[[Path], object]) -> Callable[[Path], bool]:
 
 #: A JSON report of `write_report`.
 REPORT = Output(holding(f'"{WRITTEN_BY}": "query-mutator '.encode()))
+#: Annotation of a flag that takes a FILE or nothing.
+TAKES_FILE = "takes a FILE or nothing"
+#: Type of `json: JsonTo = None`: the FILE to write the result to, `-` for standard output.
+JsonTo = Annotated[str | None, TAKES_FILE, REPORT]
 #: A picture of matplotlib, which names itself in PNG and SVG files.
 FIGURE = Output(holding(b"Matplotlib"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class JsonFlags(OutputFlags):
+    """Base of the flags of every command that reports something."""
+
+    json: JsonTo = None
+    """Write the result as JSON to FILE; without FILE, or with -, print it in place of text."""
+
+
+def show(flags: JsonFlags, data: Mapping[str, Any], text: str) -> None:
+    """Print a result as `text`, or with `--json -` as one JSON object; `--json FILE` also writes the object."""
+    print(encode(data).decode() if flags.json == "-" else text)
+    if flags.json not in (None, "-"):
+        write_report(flags.json, data)
+
+
+def rows_of(pairs: Mapping[str, object]) -> str:
+    """Return names and values as lines in two columns."""
+    width = max(map(len, pairs))
+    return "\n".join(f"{name.ljust(width)}  {value}" for name, value in pairs.items())
 
 
 def write_report(path: str | Path, data: Mapping[str, Any]) -> None:
@@ -85,6 +111,34 @@ def write_report(path: str | Path, data: Mapping[str, Any]) -> None:
 def marked(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return a report with the mark by which it is recognized."""
     return {WRITTEN_BY: f"query-mutator {__version__}", **data}
+
+
+def outputs_of(cls: type[Any]) -> Mapping[str, Output]:
+    """Return by field how an earlier output of it is recognized."""
+    found = {name: [item for item in items if isinstance(item, Output)] for name, items in _annotations(cls).items()}
+    return {name: outputs[-1] for name, outputs in found.items() if outputs}
+
+
+def with_dash(cls: type[Any], argv: Sequence[str]) -> list[str]:
+    """Return the words with `-` as cyclopts takes it: `--json=-`, also for `--json` alone, and arguments after `--`."""
+    before = list(takewhile(lambda word: word != "--", argv))
+    words, after = [], [*argv[len(before) + 1 :]]
+    for word in before:
+        if word != "-":
+            words.append(word)
+        elif words and words[-1].startswith("-"):
+            words[-1] += "=-"
+        else:
+            after.insert(0, word)
+    takes_file = any(TAKES_FILE in items for items in _annotations(cls).values())
+    is_alone = [takes_file and word == "--json" and later[:2] == "--" for word, later in pairwise([*words, "--"])]
+    words = [f"{word}=-" if alone else word for word, alone in zip(words, is_alone, strict=True)]
+    return [*words, "--", *after] if after else words
+
+
+def _annotations(cls: type[Any]) -> dict[str, tuple[Any, ...]]:
+    hints = get_type_hints(cls, include_extras=True)
+    return {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
 
 
 def check_outputs(flags: Any, outputs: Mapping[str, tuple[str, Output]]) -> None:

@@ -4,31 +4,36 @@
     [train]                          flags of one command; [train.sft] is `qm train sft`
     num-env-steps = 2000
 
-Later ones win: qm.toml, the run that --resume names, the file of --config, the command line.
+Later ones win: the preset, qm.toml, the run that --resume names, the file of --config, the command line.
 """
 
 from __future__ import annotations
 
+import itertools
+import os
 import tomllib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
-from itertools import chain
+from collections.abc import Callable, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from cyclopts import App
+from cyclopts.argument import ArgumentCollection
+from cyclopts.config import Dict
+
+from query_mutator.cli.console import note
 from query_mutator.cli.registry import COMMANDS
 from query_mutator.errors import UsageError
 from query_mutator.files import file_sha256, parse_json, verified
 from query_mutator.registry import nearest
 from query_mutator.settings.calls import Calls, Connection
 from query_mutator.settings.episode import CallRules, Operators
-from query_mutator.settings.models import ADDRESS_FLAGS, Address, Encoding, Models, Sampling
+from query_mutator.settings.learner import PRESETS
+from query_mutator.settings.models import ADDRESS_FLAGS, PLACES, Address, Encoding, Models, Sampling
 from query_mutator.settings.output import Plugins, RunFolder
 from query_mutator.settings.questions import Questions, Reward
 
 PROJECT = "qm.toml"
-
-_ADDRESSES = set(ADDRESS_FLAGS)
 
 #: Command lines that read qm.toml: those of `qm`, and benchmark_batching.py.
 TABLES = (*COMMANDS, "benchmark")
@@ -38,16 +43,10 @@ MODEL_GROUPS = (Connection, Calls, Address, Models, Sampling, Plugins)
 QUESTION_GROUPS = (Questions, Operators, CallRules, Reward, Encoding, RunFolder)
 SHARED_GROUPS = (*MODEL_GROUPS, *QUESTION_GROUPS)
 
+#: Returns the flags of the run that --resume names, and the file that they are from.
+Base = Callable[[str], tuple[Mapping[str, Any], str]]
+
 _read: dict[str, str] = {}  # path -> SHA-256 of the files of flags that this process used
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """A flag's value in a file: under which key, and in which file."""
-
-    key: str
-    value: Any
-    source: str
 
 
 def files_read() -> dict[str, str]:
@@ -55,7 +54,38 @@ def files_read() -> dict[str, str]:
     return dict(_read)
 
 
-def remember(path: str | Path) -> bool:
+def fill_from_files(
+    cls: type[Any], app: App, arguments: ArgumentCollection, *, base: Base | None = None, table: str = ""
+) -> None:
+    """Give the arguments that the command line leaves out their values in files; what is set first, stays."""
+
+    def known() -> dict[str, str]:
+        return {one.field_info.name: one.tokens[-1].value for one in arguments if one.tokens}
+
+    def fill(values: Mapping[str, Any], source: str) -> None:
+        names = {_key(name) for one in arguments for name in one.names}
+        for key in (key for key in values if _key(key) not in names):
+            near = nearest(_key(key), names)
+            raise UsageError(f"{source}: unknown key {key!r}; " + (f"did you mean {near!r}?" if near else "see --help"))
+        Dict(dict(values), source=source, use_commands_as_keys=False)(app, (), arguments)
+
+    if path := known().get("config"):
+        fill(_read_config(path, table), path)
+        _remember(path)
+    resume = known().get("resume")
+    if base is not None and resume:
+        fill(*base(resume))
+    if table:
+        project = _read_project(table, cls, known())
+        fill({key: value for key, value in project.items() if not resume or _key(key) in PLACES}, PROJECT)
+        used = dict.fromkeys(token.keyword for one in arguments for token in one.tokens if token.source == PROJECT)
+        if used and _remember(PROJECT):
+            note(f"settings: {PROJECT} ({', '.join(str(key).strip('[]') for key in used)})")
+    if preset := PRESETS.get(known().get("preset", "")):
+        fill(preset, "--preset")
+
+
+def _remember(path: str | Path) -> bool:
     """Keep a file of flags for `files_read`; return whether it is new."""
     name, digest = str(Path(path).absolute()), file_sha256(path)
     is_new = _read.get(name) != digest
@@ -63,54 +93,8 @@ def remember(path: str | Path) -> bool:
     return is_new
 
 
-def spelled(word: str) -> str:
-    """Return the flag that a word or a key of a file names, spelled with `-`."""
-    return word.partition("=")[0].replace("_", "-")
-
-
-def merged(layers: Iterable[tuple[Mapping[str, Any], str]], fields: Mapping[str, str]) -> dict[str, Setting]:
-    """Return the settings by field; a later layer wins. UsageError for a key that is not a flag.
-
-    `fields` has the field of each spelling, without dashes in front. A layer is a mapping and the name of its file.
-    """
-    found: dict[str, Setting] = {}
-    for values, source in layers:
-        for key, value in values.items():
-            field = fields.get(spelled(key).lstrip("-"))
-            if field is None:
-                near = nearest(spelled(key), fields)
-                hint = f"did you mean {near.replace('-', '_')!r}?" if near else "see --help"
-                raise UsageError(f"{source}: unknown key {key!r}; {hint}")
-            found[field] = Setting(key, value, source)
-    return found
-
-
-# --- qm.toml ---------------------------------------------------------------------------------------------------------
-
-
-def read_project(table: str, usable: Mapping[str, str], elsewhere: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what ./qm.toml sets for a command, {} without the file.
-
-    `usable` are the `shared_fields` of the command, `elsewhere` has the values of fields that the command line or
-    --config sets: a server named there replaces that of the file, whatever its kind.
-    """
-    path = Path(PROJECT)
-    if not path.is_symlink() and not path.exists():
-        return {}
-    data = _parse(path)
-    shared = {key: value for key, value in data.items() if not isinstance(value, dict)}
-    for key in shared:
-        _check_shared(key)
-    values = {key: value for key, value in shared.items() if _key(key) in usable} | table_values(data, table, str(path))
-    if any(elsewhere.get(field) for field in _ADDRESSES):
-        replaced = {
-            "backend",
-            *_ADDRESSES,
-            *(("target_model", "mutator_model") if elsewhere.get("gguf") or elsewhere.get("recording") else ()),
-        }
-    else:
-        replaced = _ADDRESSES if elsewhere.get("backend") == "recorded" else set()
-    return {key: value for key, value in values.items() if usable.get(_key(key)) not in replaced}
+def _key(key: str) -> str:
+    return key.lstrip("-").replace("-", "_")
 
 
 def shared_fields(*classes: type[Any]) -> Mapping[str, str]:
@@ -122,36 +106,48 @@ def shared_fields(*classes: type[Any]) -> Mapping[str, str]:
         names = {one.name for group in groups for one in fields(group)}
         for name, hint in get_type_hints(cls, include_extras=True).items():
             if name in names:
-                aliases = (getattr(item, "aliases", ()) or () for item in getattr(hint, "__metadata__", ()))
-                found |= {_key(key): name for key in (name, *chain(*aliases))}
+                aliases = (getattr(item, "alias", ()) or () for item in getattr(hint, "__metadata__", ()))
+                found |= {_key(key): name for key in (name, *itertools.chain(*aliases))}
     return found
 
 
-def table_values(data: Mapping[str, Any], table: str, source: str) -> dict[str, Any]:
+def _read_project(table: str, cls: type[Any], elsewhere: Mapping[str, str]) -> dict[str, Any]:
+    """Return what ./qm.toml sets for a command, {} without the file.
+
+    `elsewhere` has the fields that the command line or --config sets: a server named there replaces that of the file,
+    whatever its kind.
+    """
+    if not os.path.lexists(PROJECT):
+        return {}
+    data, usable = _parse(Path(PROJECT)), shared_fields(cls)
+    shared = {key: value for key, value in data.items() if not isinstance(value, dict)}
+    for key in shared:
+        _check_shared(key)
+    values = {key: value for key, value in shared.items() if _key(key) in usable} | _of_table(data, table, PROJECT)
+    replaced: set[str] = set()
+    if any(elsewhere.get(field) for field in ADDRESS_FLAGS):
+        has_models = elsewhere.get("gguf") or elsewhere.get("recording")
+        replaced = {"backend", *ADDRESS_FLAGS, *(("target_model", "mutator_model") if has_models else ())}
+    elif elsewhere.get("backend") == "recorded":
+        replaced = {*ADDRESS_FLAGS}
+    return {key: value for key, value in values.items() if usable.get(_key(key)) not in replaced}
+
+
+def _of_table(data: Mapping[str, Any], table: str, source: str) -> dict[str, Any]:
     """Return the values of a command's table, and raise a UsageError for a table that no command has."""
-    words = {tuple(name.split()) for name in TABLES}
-    tops = list(dict.fromkeys(name[0] for name in sorted(words)))
-    for key, value in data.items():
-        if isinstance(value, dict) and key not in tops:
-            near = nearest(key, tops)
-            raise UsageError(f"{source}: unknown table [{key}]; " + (f"did you mean [{near}]?" if near else _KNOWN))
+    start, names = table.split(), [name.split() for name in TABLES]
+    tops = {name[0] for name in names}
+    for key in (key for key, value in data.items() if isinstance(value, dict) and key not in tops):
+        near = nearest(key, tops)
+        hint = f"did you mean [{near}]?" if near else "tables are named after commands, as [train]"
+        raise UsageError(f"{source}: unknown table [{key}]; {hint}")
     node: Any = data
-    for word in table.split():
+    for word in start:
         node = node.get(word, {})
         if not isinstance(node, dict):
-            raise UsageError(
-                f"{source}: {word} must be a table; write its flags under a line [{table.replace(' ', '.')}]"
-            )
-    start = tuple(table.split())
-    deeper = {name[len(start)] for name in words if name[: len(start)] == start and len(name) > len(start)}
+            raise UsageError(f"{source}: {word} must be a table; write its flags under a line [{'.'.join(start)}]")
+    deeper = {name[len(start)] for name in names if name[: len(start)] == start and len(name) > len(start)}
     return {key: value for key, value in node.items() if not (isinstance(value, dict) and key in deeper)}
-
-
-_KNOWN = "tables are named after commands, as [train]"
-
-
-def _key(key: str) -> str:
-    return spelled(key).lstrip("-").replace("-", "_")
 
 
 def _check_shared(key: str) -> None:
@@ -162,14 +158,18 @@ def _check_shared(key: str) -> None:
     if key in {name.split()[0] for name in TABLES}:
         raise UsageError(f"{PROJECT}: {key} must be a table; write its flags under a line [{key}]")
     near = nearest(_key(key), known)
+    hint = "above the tables are only keys that commands share; write it under the command's name, as in [train]"
     if near:
         hint = f"did you mean {near.replace('_', '-')!r}?"
-    else:
-        hint = "above the tables are only keys that commands share; write it under the command's name, as in [train]"
     raise UsageError(f"{PROJECT}: unknown key {key!r}; {hint}")
 
 
-# --- files -----------------------------------------------------------------------------------------------------------
+def _read_config(path: str, table: str) -> dict[str, Any]:
+    """Return what the file of --config sets: flags, or those of a command in a file like qm.toml."""
+    data = read_base(path)
+    if not table or not any(isinstance(value, dict) for value in data.values()):
+        return data
+    return {key: value for key, value in data.items() if not isinstance(value, dict)} | _of_table(data, table, path)
 
 
 def read_base(path: str | Path) -> dict[str, Any]:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
+from cyclopts import Parameter
 from filelock import FileLock, Timeout
-from tyro.conf import Positional, arg
 
 from query_mutator.apply.batch_files import (
     Ask,
@@ -28,6 +28,7 @@ from query_mutator.apply.batch_files import (
 )
 from query_mutator.bounds import defaults
 from query_mutator.cli.console import note, progress
+from query_mutator.cli.flags import Positional
 from query_mutator.cli.outputs import Output, OutputFlags, holding
 from query_mutator.commands.policy_flags import PolicyFlags, open_policy, system_settings
 from query_mutator.env.flow import Flow
@@ -63,7 +64,7 @@ class BatchFlags(PolicyFlags, Sampling, OutputFlags):
     )  # fmt: skip
     questions: Positional[str]
     """The file of questions, one JSON object per line."""
-    out: Annotated[str, arg(aliases=["-o"]), Output(holding(b'"response":{', b'"answer":'))]
+    out: Annotated[str, Parameter(alias="-o"), Output(holding(b'"response":{', b'"answer":'))]
     """File for the answers; lines without one are in a file next to it, as out.errors.jsonl."""
     checkpoint: str = ""
     """A run folder or a .qm file, whose policy first rewrites each prompt; by default prompts are sent as they are."""

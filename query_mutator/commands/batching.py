@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import numpy as np
-from tyro.conf import arg
+from cyclopts import Parameter
 
 from query_mutator.batching import (
     BatchWriter,
@@ -24,10 +24,10 @@ from query_mutator.batching import (
 from query_mutator.batching.generation.token_store import is_batch_store
 from query_mutator.batching.records import settings_errors
 from query_mutator.batching.tokenizers import load_tokenizer, pad_id_of
+from query_mutator.batching.training.config import parse_edges
 from query_mutator.bounds import Count, Million, Parallel, Threads
 from query_mutator.cli.console import progress
-from query_mutator.cli.flags import JsonFlags, JsonTo, parse_edges, rows_of, show
-from query_mutator.cli.outputs import Output, readable
+from query_mutator.cli.outputs import JsonFlags, JsonTo, Output, readable, rows_of, show
 from query_mutator.errors import UsageError
 
 OVERFLOW_MAX = 2048
@@ -41,7 +41,7 @@ PERCENTILES = (10, 25, 50, 75, 90, 95, 99)
 class CacheFlags(JsonFlags):
     """Base of the commands that read a length cache."""
 
-    cache: Annotated[str, arg(aliases=["-c"])]
+    cache: Annotated[str, Parameter(alias="-c")]
     """Length cache, as `qm data lengths build` writes it."""
 
     def load(self) -> LengthCache:
@@ -53,7 +53,7 @@ class CacheFlags(JsonFlags):
 class BatchPlanFlags(JsonFlags):
     """Base of the commands that read a batch plan."""
 
-    plan: Annotated[str, arg(aliases=["-p"])]
+    plan: Annotated[str, Parameter(alias="-p")]
     """Folder of the plan."""
 
 
@@ -61,7 +61,7 @@ class BatchPlanFlags(JsonFlags):
 class TokenizerFlags(JsonFlags):
     """Base of the commands that tokenize."""
 
-    tokenizer: Annotated[str, arg(aliases=["-t"])]
+    tokenizer: Annotated[str, Parameter(alias="-t")]
     """Tokenizer: a folder, a hub id, or bytes."""
 
 
@@ -109,7 +109,7 @@ class AnalyzeFlags(CacheFlags, EdgeFlags):
 
     token_budget: Count | None = None
     """Tokens of a batch; by default eight of the longest rows."""
-    json: Annotated[JsonTo, arg(aliases=["--out", "--output", "-o"])] = None
+    json: Annotated[JsonTo, Parameter(alias=("--out", "--output", "-o"))] = None
     """Write the report as JSON to FILE; without FILE, or with -, print it in place of text."""
 
 
@@ -117,9 +117,9 @@ class AnalyzeFlags(CacheFlags, EdgeFlags):
 class SuggestFlags(CacheFlags):
     """Suggest bucket edges."""
 
-    num_buckets: Annotated[Parallel, arg(aliases=["-n"])] = 4
+    num_buckets: Annotated[Parallel, Parameter(alias="-n")] = 4
     """Number of buckets."""
-    goal: Annotated[Literal["waste", "balance", "memory"], arg(aliases=["-g"])] = "waste"
+    goal: Annotated[Literal["waste", "balance", "memory"], Parameter(alias="-g")] = "waste"
     """Least padding, equal shares, or the smallest attention scores."""
     max_length: Count = 2048
     """Longest length that fits a bucket."""
@@ -158,9 +158,9 @@ def suggest_edges(flags: SuggestFlags) -> None:
 class LengthsBuildFlags(TokenizerFlags):
     """Tokenize a dataset and store the length of each row."""
 
-    dataset: Annotated[str, arg(aliases=["-d"])]
+    dataset: Annotated[str, Parameter(alias="-d")]
     """JSONL file with text, messages, instruction and response, or input_ids in every row."""
-    output: Annotated[str, arg(name="out", aliases=["--output", "-o"]), Output(readable(LengthCache.load_sync))]
+    output: Annotated[str, Parameter(name=("--out", "--output", "-o")), Output(readable(LengthCache.load_sync))]
     """File to write: .jsonl as text, anything else binary."""
     skip_bad: bool = False
     """Count rows without tokens instead of stopping at the first."""
@@ -223,10 +223,10 @@ def show_length_stats(flags: LengthsStatsFlags) -> None:
 class GenerateFlags(BatchPlanFlags, TokenizerFlags):
     """Write the tokens of a plan's batches; rerun the command to resume an interrupted run."""
 
-    dataset: Annotated[str, arg(aliases=["-d"])]
+    dataset: Annotated[str, Parameter(alias="-d")]
     """JSONL file that the plan was built for."""
     output: Annotated[
-        str, arg(name="out", aliases=["--output", "-o"]), Output(is_batch_store, is_folder=True, resumes=True)
+        str, Parameter(name=("--out", "--output", "-o")), Output(is_batch_store, is_folder=True, resumes=True)
     ]
     """Folder of the batches."""
     mask_prompt: bool = True

@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from tyro.conf import arg
+from cyclopts import Parameter
 
 from query_mutator.batching import (
     BatchingConfig,
@@ -29,8 +29,7 @@ from query_mutator.batching import (
 from query_mutator.batching.planning.plan_files import is_batch_plan
 from query_mutator.batching.records import settings_errors
 from query_mutator.bounds import Count, CountOrNone, Few, FewOrNone, Million, Seed, Steps
-from query_mutator.cli.flags import rows_of, show
-from query_mutator.cli.outputs import Output
+from query_mutator.cli.outputs import Output, rows_of, show
 from query_mutator.commands.batching import BatchPlanFlags, EdgeFlags
 from query_mutator.errors import UsageError
 from query_mutator.files import atomic_folder
@@ -46,19 +45,19 @@ IDS_SHOWN = 8
 class BuildFlags(EdgeFlags):
     """Assign samples to batches for every epoch."""
 
-    lengths: Annotated[str, arg(aliases=["-l"])]
+    lengths: Annotated[str, Parameter(alias="-l")]
     """Length cache, as `qm data lengths build` writes it."""
-    output: Annotated[str, arg(name="out", aliases=["--output", "-o"]), Output(is_batch_plan, is_folder=True)]
+    output: Annotated[str, Parameter(name=("--out", "--output", "-o")), Output(is_batch_plan, is_folder=True)]
     """Folder of the plan; NAME.jsonl holds its epochs as text."""
-    epochs: Annotated[Few, arg(aliases=["-e"])] = 1
+    epochs: Annotated[Few, Parameter(alias="-e")] = 1
     """Epochs to plan, each in its own order."""
-    token_budget: Annotated[Count, arg(aliases=["-b"])] = 4096
+    token_budget: Annotated[Count, Parameter(alias="-b")] = 4096
     """Most tokens of a batch, padding included."""
-    predictable: Annotated[bool, arg(aliases=["-p"])] = False
+    predictable: Annotated[bool, Parameter(alias="-p")] = False
     """Few fixed shapes: every batch is padded to its bucket."""
-    seed: Annotated[Seed, arg(aliases=["-s"])] = 42
+    seed: Annotated[Seed, Parameter(alias="-s")] = 42
     """Seed of the order."""
-    dataset: Annotated[str | None, arg(aliases=["-d"])] = None
+    dataset: Annotated[str | None, Parameter(alias="-d")] = None
     """JSONL file that the lengths come from; the plan records a hash of its content."""
     dataset_hash: str = ""
     """That hash, if it is already known."""
@@ -209,11 +208,11 @@ def _are_shards(path: Path) -> bool:
 class InfoFlags(BatchPlanFlags):
     """Show a plan's inputs and how full its batches are."""
 
-    show_batches: Annotated[CountOrNone, arg(aliases=["-n"])] = 0
+    show_batches: Annotated[CountOrNone, Parameter(alias="-n")] = 0
     """Number of microbatches to list for every epoch."""
-    rank: Annotated[FewOrNone | None, arg(aliases=["-r"])] = None
+    rank: Annotated[FewOrNone | None, Parameter(alias="-r")] = None
     """Show this rank's part; needs --world-size."""
-    world_size: Annotated[Few | None, arg(aliases=["-w"])] = None
+    world_size: Annotated[Few | None, Parameter(alias="-w")] = None
     """Number of ranks."""
 
     def __post_init__(self) -> None:
@@ -227,9 +226,9 @@ class InfoFlags(BatchPlanFlags):
 class VerifyFlags(BatchPlanFlags):
     """Rebuild a plan from its lengths and settings and compare; exit code 1 if it differs."""
 
-    lengths: Annotated[str, arg(aliases=["-l"])]
+    lengths: Annotated[str, Parameter(alias="-l")]
     """Length cache that the plan should come from."""
-    dataset: Annotated[str | None, arg(aliases=["-d"])] = None
+    dataset: Annotated[str | None, Parameter(alias="-d")] = None
     """JSONL file that the plan should come from; its hash is compared too."""
 
 
@@ -237,9 +236,9 @@ class VerifyFlags(BatchPlanFlags):
 class ShardFlags(BatchPlanFlags):
     """Write the part of a plan that each rank runs, as DIR/rank_0, DIR/rank_1 and so on."""
 
-    world_size: Annotated[Few, arg(aliases=["-w"])]
+    world_size: Annotated[Few, Parameter(alias="-w")]
     """Number of ranks."""
-    output: Annotated[str, arg(name="out", aliases=["--output", "-o"]), Output(_are_shards, is_folder=True)]
+    output: Annotated[str, Parameter(name=("--out", "--output", "-o")), Output(_are_shards, is_folder=True)]
     """Folder of the parts."""
     equal_steps: bool = False
     """Give every rank the same number of steps, each of one bucket and nearly equal cost."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
-from tyro.conf import arg
+from cyclopts import Parameter
 
 from query_mutator.batching import (
     BatchingConfig,
@@ -21,9 +21,10 @@ from query_mutator.batching import (
 )
 from query_mutator.batching.records import settings_errors
 from query_mutator.batching.tokenizers import load_tokenizer
+from query_mutator.batching.training.config import parse_edges
 from query_mutator.bounds import Count, Seed, Steps
 from query_mutator.cli.console import progress, table
-from query_mutator.cli.flags import JsonFlags, parse_edges, show
+from query_mutator.cli.outputs import JsonFlags, show
 from query_mutator.errors import UsageError
 
 if TYPE_CHECKING:
@@ -38,11 +39,11 @@ REPEATS = 3
 class BenchFlags(JsonFlags):
     """Compare buckets, sorted windows and packs on a dataset: batches, padding, time to plan."""
 
-    dataset: Annotated[str | None, arg(aliases=["-d"])] = None
+    dataset: Annotated[str | None, Parameter(alias="-d")] = None
     """JSONL file; by default random log-normal lengths."""
-    cache: Annotated[str | None, arg(aliases=["-c"])] = None
+    cache: Annotated[str | None, Parameter(alias="-c")] = None
     """Length cache in place of a file."""
-    tokenizer: Annotated[str, arg(aliases=["-t"])] = "gpt2"
+    tokenizer: Annotated[str, Parameter(alias="-t")] = "gpt2"
     """Tokenizer for --dataset: a folder, a hub id, or bytes."""
     bucket_edges: str = "128,256,512"
     """Longest length of each bucket, as a,b,c."""

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from tyro.conf import Positional, arg
+from cyclopts import Parameter
 
-from query_mutator.cli.flags import JsonFlags, show
-from query_mutator.cli.outputs import Output, OutputFlags, holding
+from query_mutator.cli.flags import Positional
+from query_mutator.cli.outputs import JsonFlags, Output, OutputFlags, holding, show
 from query_mutator.errors import UsageError
 from query_mutator.files import atomic_write, encode
 from query_mutator.session.policy_file import read_policy, write_policy_file
@@ -23,7 +23,7 @@ class ExportFlags(ExportRules, Plugins, JsonFlags):
 
     run: str = "runs/latest"
     """Run folder, or a transcripts.jsonl."""
-    output: Annotated[str, arg(name="out", aliases=["--output", "-o"]), Output(holding(b'"baseline_score":'))]
+    output: Annotated[str, Parameter(name=("--out", "--output", "-o")), Output(holding(b'"baseline_score":'))]
     """JSONL file to write: question, the rewrite that won, its score and how it was made."""
 
 
@@ -50,7 +50,7 @@ class ExportRepliesFlags(Plugins, JsonFlags):
     """Run folder."""
     dataset: str | None = None
     """Data file of the run, where that is not in this folder."""
-    output: Annotated[str, arg(name="out", aliases=["--output", "-o"]), Output(holding(b'"label":'))]
+    output: Annotated[str, Parameter(name=("--out", "--output", "-o")), Output(holding(b'"label":'))]
     """JSONL file to write: question, form, reply, whether it is right."""
 
 
@@ -81,7 +81,7 @@ class ExportPolicyFlags(OutputFlags):
 
     run: Positional[str] = "runs/latest"
     """A run folder."""
-    output: Annotated[str, arg(name="out", aliases=["--output", "-o"]), Output(holding(b'{"__metadata__":{"policy":'))]
+    output: Annotated[str, Parameter(name=("--out", "--output", "-o")), Output(holding(b'{"__metadata__":{"policy":'))]
     """File to write, as policy.qm."""
 
 

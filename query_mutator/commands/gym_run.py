@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Annotated, Any, Literal
 
-from tyro.conf import arg
+from cyclopts import Parameter
 
 from query_mutator.batching import (
     GymConfig,
@@ -23,8 +23,7 @@ from query_mutator.batching.records import settings_errors
 from query_mutator.batching.tokenizers import load_tokenizer
 from query_mutator.bounds import Count, Few, Port, Retries, Seconds, Seed, Share, Steps
 from query_mutator.cli.console import progress
-from query_mutator.cli.flags import JsonFlags, rows_of, show
-from query_mutator.cli.outputs import Output, readable
+from query_mutator.cli.outputs import JsonFlags, Output, readable, rows_of, show
 from query_mutator.commands.batching import TokenizerFlags
 
 
@@ -54,7 +53,7 @@ class GymRunFlags(TokenizerFlags):
     """Hardest episode, from 0 to 1."""
     max_samples: Steps | None = None
     """Number of samples after which to stop."""
-    output: Annotated[str | None, arg(name="out", aliases=["--output", "-o"]), Output(readable(ReplayBuffer.load))] = (
+    output: Annotated[str | None, Parameter(name=("--out", "--output", "-o")), Output(readable(ReplayBuffer.load))] = (
         None
     )
     """File to save the samples to: .json as text, anything else binary."""

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
-from tyro.conf import Positional
-
+from query_mutator.cli.flags import Positional
 from query_mutator.cli.settings import PROJECT
 from query_mutator.errors import UsageError
 from query_mutator.files import write_text

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
-from tyro.conf import arg
+from cyclopts import Parameter
 
 from ppo.__main__ import evaluate, make_envs, report
 from query_mutator.bounds import Million, Threads, defaults
 from query_mutator.cli.console import note, progress
-from query_mutator.cli.flags import JsonFlags, parse_flags
-from query_mutator.cli.outputs import Output, holding, write_report
+from query_mutator.cli.flags import parse_flags
+from query_mutator.cli.outputs import JsonFlags, Output, holding, write_report
 from query_mutator.errors import UsageError
 from query_mutator.files import disk_errors, encode
 from query_mutator.learners.learner import Steps
@@ -37,13 +37,13 @@ PROG = "python -m query_mutator.learners.iqn"
 class Args(IQNConfig, JsonFlags):
     """Train IQN on any gymnasium environment with discrete actions; the defaults solve CartPole-v1."""
 
-    env: Annotated[str, arg(aliases=["--env-id", "--env-name"])] = "CartPole-v1"
+    env: Annotated[str, Parameter(alias=("--env-id", "--env-name"))] = "CartPole-v1"
     """Environment, as gymnasium registers it."""
     torch_threads: Threads = 1
     """Threads of torch; networks this small are fastest with one."""
     eval_episodes: Million = 100
     """Episodes in which the trained policy is evaluated, greedily."""
-    save: Annotated[str | None, arg(aliases=["--out"]), Output(holding(b"/data.pkl"))] = None
+    save: Annotated[str | None, Parameter(alias="--out"), Output(holding(b"/data.pkl"))] = None
     """Checkpoint to write after training."""
 
 

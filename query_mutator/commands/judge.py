@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from tyro.conf import Positional
-
 from query_mutator.bounds import Threads, group_of
 from query_mutator.cli.console import progress, table
-from query_mutator.cli.flags import JsonFlags, show
+from query_mutator.cli.flags import Positional
+from query_mutator.cli.outputs import JsonFlags, show
 from query_mutator.data.readers import read_rows
 from query_mutator.errors import DatasetError, TooManyFailuresError
 from query_mutator.llm.backends import ServerFlags
@@ -41,7 +40,7 @@ class JudgeCheckFlags(ServerFlags, Judging, JsonFlags):
     FIRST: ClassVar[tuple[str, ...]] = ("file", "judge_model", "judge_rubric", "backend", "ollama_url", "openai_url")
     file: Positional[str]
     """The labelled answers: .jsonl, .json, .csv or .parquet."""
-    judge_model: str
+    judge_model: str = field()  # required, which an inherited default would hide
     """The model that judges."""
     batch_size: Threads = 8
     """Calls in flight at once."""

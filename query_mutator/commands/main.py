@@ -16,20 +16,24 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from cyclopts import App
+
 from query_mutator.cli.console import run_cli
-from query_mutator.cli.flags import HELP, flags_of, parse_flags, written
+from query_mutator.cli.flags import HELP, app_of, parse_flags
 from query_mutator.cli.settings import read_base
 from query_mutator.commands import COMMANDS, GROUPS, Command
-from query_mutator.commands.completion import complete, completion_script
 from query_mutator.errors import UsageError
 from query_mutator.llm.address import check_addresses
 from query_mutator.registry import nearest
 from query_mutator.version import __version__
 
 PROG = "qm"
+SHELLS = ("bash", "zsh", "fish")
 
 
 def run() -> None:
@@ -45,10 +49,7 @@ def main(argv: Sequence[str]) -> int:
         print(__version__)
         return 0
     if argv[0] == "--completion":
-        print(completion_script("".join(argv[1:])), end="")
-        return 0
-    if argv[0] == "--complete":  # asked for by those scripts
-        print("\n".join(complete(argv[1:])))
+        print(_completion("".join(argv[1:])))
         return 0
     name, words = _command(argv)
     if name is None:
@@ -58,8 +59,8 @@ def main(argv: Sequence[str]) -> int:
     command = COMMANDS[name]
     if command.takes_words:
         return command.run(words) or 0
-    base, base_name = _resumed(command.flags, words)
-    flags = parse_flags(command.flags, words, prog=f"{PROG} {name}", base=base, base_name=base_name, table=name)
+    base = partial(_resumed, command.flags, words)
+    flags = parse_flags(command.flags, words, prog=f"{PROG} {name}", base=base, table=name)
     check_addresses(**{key: value for key, value in vars(flags).items() if key.endswith("_url")})
     return command.run(flags) or 0
 
@@ -89,21 +90,33 @@ def _within(group: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(part[size] for part in parts if part[:size] == words and len(part) > size))
 
 
-def _resumed(flags_class: type[Any], argv: Sequence[str]) -> tuple[dict[str, Any], str]:
-    """Return the flags of the run that --resume names, for a command that has it, and the file they are from."""
-    flag = flags_of(flags_class).get("resume")
-    _, values = written(flag, argv) if flag else ("", [])
-    if not values:
-        return {}, ""
-    resumed = Path(values[0])
+def _resumed(flags_class: type[Any], argv: Sequence[str], resume: str) -> tuple[Mapping[str, Any], str]:
+    """Return the flags of the run that --resume names, and the file they are from."""
+    resumed = Path(resume)
     if not resumed.exists():
         raise UsageError(f"--resume {resumed}: no such file; give an output folder, or a checkpoint in it")
     if hasattr(flags_class, "resumed_base"):
-        return flags_class.resumed_base(resumed, parse_flags(flags_class, argv, prog=PROG)), str(
-            resumed / "config.json"
-        )
+        named = parse_flags(flags_class, argv, prog=PROG)
+        return flags_class.resumed_base(resumed, named), str(resumed / "config.json")
     path = (resumed if resumed.is_dir() else resumed.parent.parent) / "config.json"
     return read_base(path), str(path)
+
+
+def _completion(shell: str) -> str:
+    """Return what a shell sources to complete `qm`."""
+    if shell not in SHELLS:
+        raise UsageError(f"--completion must be one of {', '.join(SHELLS)}, not {shell or 'nothing'!r}")
+    root = App(PROG)
+    for name, command in COMMANDS.items():
+        *groups, last = name.split()
+        parent = root
+        for group in groups:
+            if group not in parent:
+                parent.command(App(group))
+            parent = parent[group]
+        with suppress(UsageError):  # a command whose packages are not installed
+            parent.command(app_of(command.flags, last, help="all"))
+    return root.generate_completion(shell=shell)  # type: ignore[arg-type]
 
 
 def _help(argv: Sequence[str]) -> int:

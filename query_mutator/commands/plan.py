@@ -17,7 +17,7 @@ import numpy as np
 
 from query_mutator.bounds import group_of
 from query_mutator.cli.console import note, progress, table
-from query_mutator.cli.flags import rows_of, show
+from query_mutator.cli.outputs import rows_of, show
 from query_mutator.commands.plan_run import PlanFlags, plan_run
 from query_mutator.data import Split
 from query_mutator.data.logs import read_logged_replies

@@ -17,7 +17,7 @@ from annotated_types import Gt, Le
 
 from query_mutator.bounds import Count, defaults
 from query_mutator.cli.console import note
-from query_mutator.cli.flags import JsonFlags
+from query_mutator.cli.outputs import JsonFlags
 from query_mutator.confidence import ConfidenceModel
 from query_mutator.errors import TooManyFailuresError, UsageError
 from query_mutator.files import atomic_write, write_checked_json

@@ -17,8 +17,8 @@ from typing import Annotated, Any
 
 from query_mutator.bounds import Seed
 from query_mutator.cli.console import note
-from query_mutator.cli.flags import JsonFlags, show, words_of
-from query_mutator.cli.outputs import Output, holding, write_report
+from query_mutator.cli.flags import flags_of
+from query_mutator.cli.outputs import JsonFlags, Output, holding, show, write_report
 from query_mutator.commands.policy_flags import RunFlags, max_failure_rate, system_settings
 from query_mutator.data import BUNDLED, QuestionSet
 from query_mutator.data.split import target_key
@@ -104,7 +104,7 @@ def evaluate_models(flags: EvalFlags, policy: Path, dataset: str) -> None:
     }
     if len({trial.name for trial in trials.values()}) < len(trials):
         raise UsageError(f"--target-model {' '.join(trials)}: two of them make one folder name; evaluate them apart")
-    words = words_of(flags, without=_OWN)
+    words = _words(flags)
     if flags.dataset is None and os.path.isfile(dataset):
         words += ["--dataset", os.path.abspath(dataset)]
     about = {"command": hide_credentials(shlex.join(["qm", "eval", *words])), "policy": file_sha256(policy)}
@@ -123,6 +123,19 @@ def evaluate_models(flags: EvalFlags, policy: Path, dataset: str) -> None:
     show(flags, results, models_table(found))
     note(str(out / "results.json"))
     _check({model: ended[trial.name] for model, trial in trials.items() if trial.name in ended})
+
+
+def _words(flags: EvalFlags) -> list[str]:
+    """Return the words that give a trial these flags."""
+    words = []
+    for name in sorted(flags.given - _OWN):
+        flag, value = flags_of(EvalFlags)[name], getattr(flags, name)
+        if isinstance(value, bool):
+            words.append(flag.positives[0] if value else flag.negatives[0])
+        else:
+            values = value if isinstance(value, tuple) else (value,)
+            words += [f"{flag.name}={one}" for one in values if one is not None]
+    return words
 
 
 def _check(ended: Mapping[str, Ended]) -> None:

@@ -8,11 +8,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
-from tyro.conf import Positional
-
 from query_mutator.apply import Rewriter
 from query_mutator.bounds import Device
 from query_mutator.cli.console import note
+from query_mutator.cli.flags import Positional
 from query_mutator.plugins import absolute
 from query_mutator.session.loading import acting_settings, load_saved
 from query_mutator.session.models import ResolvedModels, open_models

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Annotated
 from urllib.parse import quote
 
-from tyro.conf import Positional, arg
+from cyclopts import Parameter
 
 from query_mutator.bounds import Port, Weight
 from query_mutator.cli.console import note
+from query_mutator.cli.flags import Positional
 from query_mutator.cli.outputs import Output, OutputFlags, holding
 from query_mutator.errors import DiskError, UsageError
 from query_mutator.files.run_dir import run_state
@@ -30,7 +31,7 @@ class ReportFlags(OutputFlags):
 
     runs: Positional[tuple[str, ...]] = ()
     """Run folders."""
-    output: Annotated[str, arg(aliases=["-o"]), Output(holding(MARK.encode()))] = REPORT_FILE
+    output: Annotated[str, Parameter(alias="-o"), Output(holding(MARK.encode()))] = REPORT_FILE
     """File to write."""
     price_in: Weight | None = None
     """Price of a million prompt tokens, in any currency: the page then says what training and each method cost."""

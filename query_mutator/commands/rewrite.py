@@ -7,12 +7,10 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
-from tyro.conf import Positional
-
 from query_mutator.apply import Limits, Mode, Rewrite
 from query_mutator.bounds import Count, Prose, Seconds
-from query_mutator.cli.flags import JsonTo
-from query_mutator.cli.outputs import Output, OutputFlags, holding
+from query_mutator.cli.flags import Positional
+from query_mutator.cli.outputs import JsonTo, Output, OutputFlags, holding
 from query_mutator.commands.policy_flags import PolicyFlags, is_policy, max_failure_rate, open_policy, take_run
 from query_mutator.errors import UsageError
 from query_mutator.files import encode, write_text

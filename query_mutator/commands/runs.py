@@ -13,10 +13,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from tyro.conf import Positional
-
 from query_mutator.cli.console import table
-from query_mutator.cli.flags import JsonFlags, show
+from query_mutator.cli.flags import Positional
+from query_mutator.cli.outputs import JsonFlags, show
 from query_mutator.errors import UsageError
 from query_mutator.report.table import MOST_RUNS, compare_entries, paired_text, read_entry
 from query_mutator.runs.listing import list_runs

@@ -8,12 +8,13 @@ from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le
-from tyro.conf import Positional, arg
+from cyclopts import Parameter
 
 from ppo.fields import Matches
 from query_mutator.bounds import CountOrNone, Few, Size, Wait
 from query_mutator.cli.console import table
-from query_mutator.cli.flags import JsonFlags, show
+from query_mutator.cli.flags import Positional
+from query_mutator.cli.outputs import JsonFlags, show
 from query_mutator.errors import UsageError
 from query_mutator.lab.sizing.cards import MIB, Calibration, read_calibration, vram_bytes
 from query_mutator.lab.sizing.collecting import PROCESS_BYTES, replay_bytes, rollout_bytes
@@ -212,7 +213,7 @@ class SizeReplayFlags:
     """Transitions that the replay buffer keeps."""
     one_copy: bool = False
     """Keep each observation once, without its successor (optimize_memory_usage of Stable-Baselines3)."""
-    prioritized: Annotated[bool, arg(aliases=["--prioritised"])] = False
+    prioritized: Annotated[bool, Parameter(alias="--prioritised")] = False
     """Keep a sum tree of priorities too."""
     action_numbers: Size = 1
     """Numbers in an action."""

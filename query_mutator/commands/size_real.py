@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
-from tyro.conf import arg
+from cyclopts import Parameter
 
 from query_mutator.bounds import Seconds, Size, defaults
 from query_mutator.cli.console import note, table
@@ -36,7 +36,7 @@ class RealFlags(DeviceFlags):
     """As --what-if of `qm size`: bf16, checkpointing, accumulate:4, joined by +."""
     batch: tuple[Size, ...] = (8,)
     """Batch sizes to measure."""
-    timeout_s: Annotated[Seconds, arg(aliases=["--timeout"])] = 300.0
+    timeout_s: Annotated[Seconds, Parameter(alias="--timeout")] = 300.0
     """Seconds after which a measurement is stopped."""
 
 

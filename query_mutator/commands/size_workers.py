@@ -12,7 +12,7 @@ from annotated_types import Ge, Le
 
 from query_mutator.bounds import Parallel, Seconds
 from query_mutator.cli.console import note
-from query_mutator.cli.flags import JsonFlags, show
+from query_mutator.cli.outputs import JsonFlags, show
 from query_mutator.lab.sizing.budget import Budget, machine_budget
 from query_mutator.lab.sizing.lerobot import read_times, verdict
 from query_mutator.lab.sizing.loading import LoadTrial, profile_items

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from query_mutator.cli.settings import spelled
 from query_mutator.commands.main import main as qm
 from query_mutator.training.config import TrainConfig  # noqa: F401  cli.registry reads the flags here
 
@@ -13,7 +12,7 @@ FROM_LOGS = "--from-logs"
 
 def train(argv: Sequence[str]) -> int:
     """Train with the flags of `argv`, or learn from logs as `qm plan` does; return the exit code."""
-    if any(spelled(word) == FROM_LOGS for word in argv):
+    if any(word.partition("=")[0].replace("_", "-") == FROM_LOGS for word in argv):
         return qm(["plan", *argv])
     from train_query_mutator import main  # at the top it would cost `qm train sft` half a second
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from query_mutator.batching.distributed.config import DistributedConfig
 from query_mutator.batching.training.config import SftFlags
 from query_mutator.cli.console import note
-from query_mutator.cli.flags import rows_of, show
+from query_mutator.cli.outputs import rows_of, show
 
 
 def train_sft(flags: SftFlags) -> None:

@@ -13,8 +13,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Le
 
 from query_mutator.bounds import Million, Seconds, Sigma, Wait
-from query_mutator.cli.flags import JsonTo
-from query_mutator.cli.outputs import OutputFlags
+from query_mutator.cli.outputs import JsonTo, OutputFlags
 from query_mutator.lab.sizing.collecting import CALLS_PER_STEP, ENVIRONMENTS_PER_CALL
 from query_mutator.llm.backends import ServerFlags
 from query_mutator.llm.probe import PROBE_WIDTH

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from tyro.conf import arg
+from cyclopts import Parameter
 
 from query_mutator.bounds import Duration, Group, Megabytes, Parallel, Retries, Seconds, Tokens, Wait
 
@@ -24,7 +24,7 @@ class Context(Group):
 class Connection(Context):
     """One call to a server."""
 
-    timeout_s: Annotated[Seconds, arg(aliases=["--timeout"])] = 120.0
+    timeout_s: Annotated[Seconds, Parameter(alias="--timeout")] = 120.0
     """Seconds to wait for one reply, from connecting to its last byte."""
     max_reply_mb: Megabytes = 16.0
     """Longest reply that is read, in MB; a longer one is a failed call."""
@@ -40,15 +40,15 @@ class Calls(Connection):
 
     batch_size: Parallel = 8
     """Model calls in flight at once, of all kinds together; --train-batch-size is the batch of a gradient step."""
-    use_batching: Annotated[bool, arg(aliases=["--batching"])] = True
+    use_batching: Annotated[bool, Parameter(alias="--batching")] = True
     """Make calls concurrently; --no-batching makes one at a time and ignores --batch-size."""
     adaptive: bool = False
     """Find how many concurrent calls the server can sustain, from 1 to --batch-size, by the times it reports."""
-    deadline_s: Annotated[Seconds | None, arg(aliases=["--deadline"])] = None
+    deadline_s: Annotated[Seconds | None, Parameter(alias="--deadline")] = None
     """Seconds after the first attempt at a call in which a retry may start; by default only --max-retries limits."""
     max_retries: Retries = 4
     """Retries after transient failures; a timeout is retried once."""
-    wait_for_server_s: Annotated[Wait, arg(aliases=["--wait-for-server"])] = 600.0
+    wait_for_server_s: Annotated[Wait, Parameter(alias="--wait-for-server")] = 600.0
     """Seconds to wait for a server that stopped answering, as in a restart, before calls fail; 0 for no wait."""
     cache: CacheMode = "auto"
     """Calls whose replies are shared with other runs: none (off), those of evaluation, or all. auto: all, but none of

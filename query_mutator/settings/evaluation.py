@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from annotated_types import Ge, Le
-from tyro.conf import arg
+from cyclopts import Parameter
 
 from query_mutator.bounds import Count, CountOrNone, Group, Share
 
@@ -33,9 +33,9 @@ class CallBudget(Group):
 class PeriodicEvaluation(Group):
     """Evaluations during training."""
 
-    eval_interval: Annotated[CountOrNone | None, arg(aliases=["--validation-interval"])] = None
+    eval_interval: Annotated[CountOrNone | None, Parameter(alias="--validation-interval")] = None
     """Updates between two evaluations on validation questions; by default about ten per run, 0 for none."""
-    eval_questions: Annotated[Count, arg(aliases=["--validation-questions"])] = 120
+    eval_questions: Annotated[Count, Parameter(alias="--validation-questions")] = 120
     """Most validation questions of a periodic evaluation; the same ones each time."""
     evaluate: bool = True
     """Compare the policy with the baselines on all held-out questions at the end."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from annotated_types import Gt, Le
-from tyro.conf import arg
+from cyclopts import Parameter
 
 from ppo.config import LearnerConfig
 from query_mutator.bounds import (
@@ -21,10 +21,28 @@ from query_mutator.bounds import (
     defaults,
 )
 
+#: Defaults of --preset by its name: a file of flags and the command line replace them.
+PRESETS: dict[str, dict[str, Any]] = {
+    "frugal": {
+        "algo": "direct",
+        "num_env_steps": 1000,
+        "num_processes": 8,
+        "max_asks": 2,
+        "budget": 1.5,
+        "answer_calls": 600,
+        "plan_calls": 600,
+        "eval_calls": 2000,
+        "eval_questions": 40,
+    }
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Learning(Group):
     """Which learner."""
+
+    preset: Literal["frugal"] | None = None
+    """Other defaults; frugal, for expensive calls: --algo direct, and fewer calls to learn from and per question."""
 
     algo: str = "ppo"
     """The learner: ppo, iqn (off-policy, with a replay buffer), direct (boosted trees fitted to all steps so far, for
@@ -35,7 +53,7 @@ class Learning(Group):
 class CollectorConfig(Group):
     """The thread that collects for an off-policy learner."""
 
-    max_pending_updates: Annotated[CountOrNone, arg(aliases=["--max-update-debt"])] = 8
+    max_pending_updates: Annotated[CountOrNone, Parameter(alias="--max-update-debt")] = 8
     """Gradient steps that may be due before the collector waits for the learner; large numbers let the achieved replay
     ratio fall below --replay-ratio."""
 

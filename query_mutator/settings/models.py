@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from annotated_types import Ge, Le
-from tyro.conf import arg
+from cyclopts import Parameter
 
 from ppo.config import ComputeConfig
 from query_mutator.bounds import Group, Sigma, Tokens, Wait
@@ -69,7 +69,7 @@ class Sampling(Group):
 
     mutator_max_tokens: Tokens = 128
     """Most tokens of a rewrite."""
-    target_max_tokens: Annotated[Tokens, arg(aliases=["--max-tokens"])] = 256
+    target_max_tokens: Annotated[Tokens, Parameter(alias="--max-tokens")] = 256
     """Most tokens of an answer."""
     temperature: Annotated[float, Ge(0), Le(100)] = 0.0
     """Sampling temperature of both models."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from tyro.conf import arg
+from cyclopts import Parameter
 
 from query_mutator.bounds import Count, Group
 
@@ -22,7 +22,7 @@ class Plugins(Group):
 class RunFolder(Plugins):
     """The run folder."""
 
-    save_dir: Annotated[str, arg(aliases=["--out"])] = "runs"
+    save_dir: Annotated[str, Parameter(alias="--out")] = "runs"
     """Folder of the run folders."""
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from ppo.config import PPOConfig
 from query_mutator.bounds import defaults
 from query_mutator.cli.flags import parse_flags
+from query_mutator.cli.settings import Base
 from query_mutator.env.task import EpisodeRules
 from query_mutator.files.gguf_file import gguf_address
 from query_mutator.files.run_dir import check_name
@@ -131,11 +132,9 @@ class TrainConfig(
         return max(1, round(self.num_updates / EVAL_POINTS))
 
 
-def parse_config(
-    argv: Sequence[str], *, base: Mapping[str, Any] | None = None, base_name: str = "", prog: str = PROG
-) -> TrainConfig:
+def parse_config(argv: Sequence[str], *, base: Base | None = None, prog: str = PROG) -> TrainConfig:
     """Return the trainer's flags: the command line over --config over `base` or ./qm.toml over the defaults."""
-    return parse_flags(TrainConfig, argv, prog=prog, base=base, base_name=base_name, table="train")
+    return parse_flags(TrainConfig, argv, prog=prog, base=base, table="train")
 
 
 def remarks(config: TrainConfig) -> list[str]:

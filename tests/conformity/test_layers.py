@@ -37,7 +37,7 @@ ALLOWED: dict[str, set[str]] = {
     "settings": {"bounds", "types", "ppo"},
     "stats": VOCABULARY,
     "files": VOCABULARY | {"stats"},
-    "cli": VOCABULARY | {"bounds", "files", "settings"},
+    "cli": VOCABULARY | {"bounds", "files", "ppo", "settings"},
     "encoder": VOCABULARY | {"files"},
     "testing": VOCABULARY | {"bounds", "files", "settings", "stats"},
     "runs": BASE,

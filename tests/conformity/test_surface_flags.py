@@ -43,10 +43,9 @@ def surface() -> str:
         **{f"qm {name}": command.flags for name, command in COMMANDS.items() if not command.takes_words},
     }
     lines = [
-        f"{program}: {' '.join(flag.spellings) or flag.field}"
+        f"{program}: {' '.join(flag.names) if flag.index is None else field}"
         for program, flags in programs.items()
-        for flag in flags_of(flags).values()
-        if not flag.in_file
+        for field, flag in flags_of(flags).items()
     ]
     return "\n".join(sorted(lines)) + "\n"
 

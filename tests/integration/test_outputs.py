@@ -12,15 +12,15 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 from query_mutator.batching import LengthCache, load_batch_plan
-from query_mutator.cli.flags import Flag, flags_of, parse_flags
+from query_mutator.cli import outputs
+from query_mutator.cli.flags import flags_of, parse_flags
 from query_mutator.cli.outputs import Output, OutputFlags, check_outputs
 from query_mutator.commands import COMMANDS
-from query_mutator.commands.completion import SCRIPTS, complete
 from query_mutator.errors import UsageError
 from tests.qm_command import qm
 
@@ -39,14 +39,31 @@ OUTPUT_NAMES = {"output", "json", "csv", "markdown", "rst", "html", "figure", "p
 SUFFIXES = {"figure": ".png", "picture": ".png"}
 
 
+class Flag(NamedTuple):
+    """A flag of a command: its field, its type, how it is spelled, and the output that it names."""
+
+    field: str
+    type: Any
+    names: tuple[str, ...]
+    output: Output | None
+
+
+def flags_by_field(name: str) -> dict[str, Flag]:
+    declared = outputs.outputs_of(COMMANDS[name].flags)
+    return {
+        field: Flag(field, one.hint, one.names if one.index is None else (), declared.get(field))
+        for field, one in flags_of(COMMANDS[name].flags).items()
+    }
+
+
 def outputs_of(name: str) -> list[Flag]:
-    return [flag for flag in flags_of(COMMANDS[name].flags).values() if flag.output is not None]
+    return [flag for flag in flags_by_field(name).values() if flag.output is not None]
 
 
 def paths_of(name: str) -> list[Flag]:
     """Return the flags that may name an input: texts, and tuples of them."""
     text = {str, str | None, tuple[str, ...]}
-    return [flag for flag in flags_of(COMMANDS[name].flags).values() if flag.output is None and flag.type in text]
+    return [flag for flag in flags_by_field(name).values() if flag.output is None and flag.type in text]
 
 
 def spelled(flag: Flag, value: str) -> list[str]:
@@ -56,7 +73,7 @@ def spelled(flag: Flag, value: str) -> list[str]:
 def words(name: str, data: Path, /, **given: str) -> list[str]:
     """Return a command line with these values, and with what the command cannot do without."""
     declared = {field.name: field for field in dataclasses.fields(COMMANDS[name].flags)}
-    flags = flags_of(COMMANDS[name].flags)
+    flags = flags_by_field(name)
     found = {field: spelled(flag, given[field]) for field, flag in flags.items() if field in given}
     for field, flag in flags.items():
         if declared[field].default is dataclasses.MISSING and field not in given:
@@ -181,7 +198,7 @@ FOREIGN: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_flag_that_names_an_output_is_declared(name: str) -> None:
     declared = {flag.field for flag in outputs_of(name)}
-    assert OUTPUT_NAMES & {*flags_of(COMMANDS[name].flags)} - {"json"} <= declared
+    assert OUTPUT_NAMES & {*flags_by_field(name)} - {"json"} <= declared
     if declared:
         assert issubclass(COMMANDS[name].flags, OutputFlags)
 
@@ -311,29 +328,6 @@ def test_a_longest_length_below_the_last_edge_is_refused(
     assert qm(*argv) == 0
 
 
-@pytest.mark.parametrize(
-    ("line", "offered"),
-    [
-        ("tr", ["train"]),
-        ("he", ["help"]),
-        ("train ", ["sft"]),
-        ("data batch", ["batchplan", "batching", "batch"]),
-        ("data batchplan ", ["build", "info", "verify", "shard"]),
-        ("train --target-m", ["--target-model", "--target-max-tokens"]),
-        ("train sft --lora-r", ["--lora-rank"]),
-        ("train --answer vo", ["vote"]),
-        ("train --validation-fold n", ["none"]),
-        ("rewrite --cache ", ["auto", "off", "eval", "all"]),
-        ("--completion z", ["zsh"]),
-        ("nothing ", []),
-        ("report runs/la", []),
-    ],
-)
-def test_tab_offers(line: str, offered: list[str]) -> None:
-    words = line.split() + ([""] if line.endswith(" ") else [])
-    assert complete(words) == offered
-
-
 def need(shell: str) -> None:
     """Skip where a shell is not installed; CI installs all of them."""
     if shutil.which(shell) is None and "CI" not in os.environ:
@@ -353,7 +347,7 @@ def run_shell(shell: str, code: str, folder: Path) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("shell", list(SCRIPTS))
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_a_shell_accepts_the_script(shell: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     need(shell)
     assert qm("--completion", shell) == 0
@@ -368,17 +362,10 @@ def test_bash_completes(tmp_path: Path) -> None:
     assert run_shell("bash", code, tmp_path) == "verify\n"
 
 
-def test_zsh_completes(tmp_path: Path) -> None:
-    stubs = "compdef() { :; }; compadd() { print -l -- ${(P)2}; }; _files() { print files; }"
-    code = (
-        f'{stubs}; eval "$(qm --completion zsh)"; words=(qm doc); CURRENT=2; _qm; words=(qm report x); CURRENT=3; _qm'
-    )
-    assert run_shell("zsh", code, tmp_path) == "doctor\nfiles\n"
-
-
 def test_fish_completes(tmp_path: Path) -> None:
     code = 'qm --completion fish | source; complete -C "qm doct"; complete -C "qm train --target-mo"'
-    assert run_shell("fish", code, tmp_path).split() == ["doctor", "--target-model"]
+    offered = [line.split()[0] for line in run_shell("fish", code, tmp_path).splitlines()]
+    assert offered == ["doctor", "--target-model"]
 
 
 def test_another_shell_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

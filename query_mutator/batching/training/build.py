@@ -26,12 +26,11 @@ from query_mutator.batching.streaming.offline_stream import OfflineDatasetStream
 from query_mutator.batching.streaming.replay_buffer import ReplayBuffer
 from query_mutator.batching.streaming.replay_types import ReplayBufferConfig
 from query_mutator.batching.streaming.rolling_window import RollingBatchPlanWindow, WindowConfig
-from query_mutator.batching.training.config import SftFlags
+from query_mutator.batching.training.config import SftFlags, parse_edges
 from query_mutator.batching.training.data import TokenData, read_tokens
 from query_mutator.batching.training.microbatch import Microbatch
 from query_mutator.batching.training.sources import Dealer, OnlineSource, PlanSource, Source, StreamSource
 from query_mutator.cli.console import progress
-from query_mutator.cli.flags import parse_edges
 from query_mutator.errors import UsageError
 
 __all__ = ["eval_microbatches", "joined_ranks", "make_source", "pick_device", "uses_bf16"]

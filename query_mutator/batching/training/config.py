@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Ge, Le
-from tyro.conf import arg
+from cyclopts import Parameter
 
 from query_mutator.bounds import Count, Few, Parallel, Port, Rate, Retries, Seed, Share, Steps, Weight, check_values
-from query_mutator.cli.flags import JsonFlags, parse_edges
-from query_mutator.cli.outputs import Output, holding
+from query_mutator.cli.outputs import JsonFlags, Output, holding
 from query_mutator.settings.output import Lock
 
-__all__ = ["SftFlags"]
+__all__ = ["SftFlags", "parse_edges"]
+
+LONGEST_EDGE = 10**9  # tokens, as every other length on a command line
+
+
+def parse_edges(text: str) -> tuple[int, ...]:
+    """Return the numbers of `128,256,512`; ValueError unless they are whole, above 0 and increasing."""
+    try:
+        edges = tuple(int(part) for part in text.replace(",", " ").split())
+    except ValueError:
+        edges = ()
+    if not edges or edges[0] < 1 or any(left >= right for left, right in pairwise(edges)):
+        raise ValueError(f"--bucket-edges {text!r} must be increasing whole numbers, as in 128,256,512")
+    if edges[-1] > LONGEST_EDGE:
+        raise ValueError(f"--bucket-edges {text!r}: the last number must be at most {LONGEST_EDGE}")
+    return edges
 
 
 def _is_run(path: Path) -> bool:
@@ -39,11 +54,11 @@ class SftFlags(JsonFlags, Lock):
 
     model: str
     """Folder or hub id of a model for AutoModelForCausalLM, a GGUF file of a llama model, or smollm2."""
-    data: Annotated[str | None, arg(name="dataset", aliases=["--data"])] = None
+    data: Annotated[str | None, Parameter(name=("--dataset", "--data"))] = None
     """JSONL file to learn from; not with --online."""
-    eval_data: Annotated[str | None, arg(name="eval-dataset", aliases=["--eval-data"])] = None
+    eval_data: Annotated[str | None, Parameter(name=("--eval-dataset", "--eval-data"))] = None
     """JSONL file to measure the loss on."""
-    output: Annotated[str, arg(name="out", aliases=["--output"]), Output(_is_run, is_folder=True, resumes=True)] = (
+    output: Annotated[str, Parameter(name=("--out", "--output")), Output(_is_run, is_folder=True, resumes=True)] = (
         "runs/sft"
     )
     """Folder for checkpoints, metrics and the finished model."""
@@ -55,7 +70,7 @@ class SftFlags(JsonFlags, Lock):
     """Optimizer steps to stop after; required for a stream or a gym."""
     batch_size: Parallel = 4
     """Most samples (with --pack rows) in a batch; --token-budget limits tokens instead."""
-    learning_rate: Annotated[Rate, arg(name="lr", aliases=["--learning-rate"])] = 1e-5
+    learning_rate: Annotated[Rate, Parameter(name=("--lr", "--learning-rate"))] = 1e-5
     """Learning rate of AdamW after the warm-up."""
     max_length: Count = 512
     """Longest sample in tokens."""

@@ -6,11 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from tyro.conf import Positional
-
 from query_mutator.bounds import Count, Norm, Prose
-from query_mutator.cli.flags import JsonTo
-from query_mutator.cli.outputs import FIGURE, Output, OutputFlags, holding
+from query_mutator.cli.flags import Positional
+from query_mutator.cli.outputs import FIGURE, JsonTo, Output, OutputFlags, holding
 
 __all__ = ["AnalyzeFlags", "ExtractFlags", "RunFlags"]
 

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Ge, Le
-from tyro.conf import Positional, arg
+from cyclopts import Parameter
 
 from query_mutator.bounds import Count, Few, FewOrNone, Positive, Prose, Retries, Seed, Threads
-from query_mutator.cli.flags import JsonTo
-from query_mutator.cli.outputs import FIGURE, Output, OutputFlags
+from query_mutator.cli.flags import Positional
+from query_mutator.cli.outputs import FIGURE, JsonTo, Output, OutputFlags
 from query_mutator.lab.analysis.series import Reducer
 from query_mutator.settings.output import Lock
 
@@ -33,13 +33,13 @@ class EngineFlags(OutputFlags, Lock):
     """Where trials run: local, in processes of this machine; ray, as tasks of a Ray cluster."""
     ray_address: str | None = None
     """Address HOST:PORT of the cluster; by default RAY_ADDRESS, else a cluster that runs here, else a new local one."""
-    task_cpus: Annotated[Annotated[float, Ge(0), Le(10000)], arg(aliases=["--trial-cpus"])] = 1.0
+    task_cpus: Annotated[Annotated[float, Ge(0), Le(10000)], Parameter(alias="--trial-cpus")] = 1.0
     """CPUs that --engine ray reserves for a trial."""
-    task_gpus: Annotated[Annotated[float, Ge(0), Le(10000)], arg(aliases=["--trial-gpus"])] = 0.0
+    task_gpus: Annotated[Annotated[float, Ge(0), Le(10000)], Parameter(alias="--trial-gpus")] = 0.0
     """GPUs that --engine ray reserves for a trial, which sees no others; 0.5 lets two share one."""
-    task_resources: Annotated[tuple[str, ...], arg(aliases=["--trial-resources"])] = ()
+    task_resources: Annotated[tuple[str, ...], Parameter(alias="--trial-resources")] = ()
     """NAME=AMOUNT of the cluster's custom resources that --engine ray reserves for a trial."""
-    task_retries: Annotated[Retries, arg(aliases=["--trial-retries"])] = 3
+    task_retries: Annotated[Retries, Parameter(alias="--trial-retries")] = 3
     """How often --engine ray restarts a trial whose node or worker was lost; a trial that fails is not restarted."""
     retry_failed: bool = False
     """Rerun trials that failed before."""
@@ -88,7 +88,7 @@ class SweepFlags(EngineFlags):
     share most of their environments and are not independent repeats."""
     timeout_min: Positive | None = None
     """Minutes after which a trial is killed and counted as failed."""
-    dir: Annotated[str, arg(name="out", aliases=["--dir"]), Output(is_sweep, is_folder=True, resumes=True)] = (
+    dir: Annotated[str, Parameter(name=("--out", "--dir")), Output(is_sweep, is_folder=True, resumes=True)] = (
         "sweeps/sweep"
     )
     """Folder of the sweep; the trials write under it."""
@@ -110,7 +110,7 @@ class SweepFlags(EngineFlags):
     """Fresh seeds for the best setting, for a figure without the selection bias of choosing it."""
     json: JsonTo = None
     """File for the results, by default results.json in --out; without FILE, or with -, print them in place of text."""
-    picture: Annotated[str | None, arg(name="figure", aliases=["--picture"]), FIGURE] = None
+    picture: Annotated[str | None, Parameter(name=("--figure", "--picture")), FIGURE] = None
     """File for the heat map (.png or .svg); by default heatmap.png in --out."""
 
     def __post_init__(self) -> None:

@@ -12,9 +12,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-import tyro
 
-from ppo.__main__ import main, make_envs
+from ppo.__main__ import Args, main, make_envs, parse
 from ppo.collect import NotFiniteError, require_finite
 from ppo.config import PPOConfig
 
@@ -46,7 +45,7 @@ def test_a_run_can_be_saved_and_gone_on_with(tmp_path: Path, capsys: pytest.Capt
         (["--env", "Pendulum-v1"], "needed are Discrete actions"),
         (["--env", "NoSuchThing-v1"], "cannot make the environment"),
         (["--num-minibatches", "7"], "must divide num_processes*num_steps=512; try 4 or 8"),
-        (["--totaltimesteps", "7"], "Perhaps you meant: --total-timesteps"),
+        (["--totaltimesteps", "7"], "Did you mean --total-timesteps"),
         (["--resume", "nowhere.pt"], "no checkpoint at nowhere.pt"),
         (["--device", "toaster"], "--device toaster cannot be used"),
         (["--env", ":9"], "cannot make the environment ':9'"),
@@ -124,7 +123,7 @@ def test_the_other_families_names_set_the_same_fields() -> None:
     cleanrl += " --clip-coef 0.1 --ent-coef 0.5 --vf-coef 0.25"
     ours = "--num-env-steps 999 --num-processes 4 --ppo-epoch 3 --num-mini-batch 2 --lr 0.1 --no-use-linear-lr-decay"
     ours += " --clip-param 0.1 --entropy-coef 0.5 --value-loss-coef 0.25"
-    assert tyro.cli(PPOConfig, args=cleanrl.split()) == tyro.cli(PPOConfig, args=ours.split()) != PPOConfig()
+    assert parse(cleanrl.split()) == parse(ours.split()) != Args()
 
 
 class Broken(gym.Env[Any, Any]):
