@@ -53,6 +53,7 @@ OTHER_MEANING: dict[str, set[str]] = {
     "BenchmarkConfig": {"latency_ms", "latency_sigma", "mutator_model"},
     "DoctorConfig": {"batch_size", "mutator_model", "target_model"},
     "EvalFlags": {"dataset", "local_server_url", "seed", "target_model"},
+    "ExportRepliesFlags": {"dataset"},
     "PlanFlags": {"answer"},
     "PolicyFlags": {"device", "encoder"},
     # the judge of labelled answers, which is required
