@@ -1,14 +1,13 @@
 """What each mode of `qm serve` does to success, refusals, calls and the time to the first byte.
 
     python benchmarks/proxy_modes.py RUN                           questions of the validation fold
-    python benchmarks/proxy_modes.py RUN --min-meaning 0,.1,.2,.3  the same at each threshold
     python benchmarks/proxy_modes.py RUN --held-out                the held-out questions: choose nothing by them
     python benchmarks/proxy_modes.py RUN --ollama-url URL          models that run already, such as `qm test-server`
     python -m benchmarks.proxy_modes RUN --gguf smollm2 --modes full --held-out --questions 100 --clients 1
 
 RUN is a run on a model server, or on recorded replies with --gguf, their model. Every question, and
 every request that should be refused, goes through the proxy over HTTP as a stream, to the plain model name (identity)
-and to the virtual one in each mode that the policy allows. Intervals resample what questions are about; seconds
+and to the virtual one in each mode. Intervals resample what questions are about; seconds
 depend on the machine's load.
 """
 
@@ -64,12 +63,11 @@ def running(proxy: Proxy) -> Iterator[str]:
 
 
 def main() -> None:
-    """Print a line of JSON per mode and threshold."""
+    """Print a line of JSON per mode."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run")
     parser.add_argument("--held-out", action="store_true")
-    parser.add_argument("--modes", default="blind,gate,full")
-    parser.add_argument("--min-meaning", default="0")
+    parser.add_argument("--modes", default="gate,full")
     parser.add_argument("--ollama-url", nargs="*", default=[])
     parser.add_argument("--gguf", nargs="*", default=[])
     parser.add_argument("--questions", type=int, default=None, help="a random sample of so many")
@@ -84,11 +82,9 @@ def main() -> None:
         questions = [questions[at] for at in order]
         guard = guard_questions()
         found = {IDENTITY: ask_all(flags, rewriter, questions, guard, rewriter.target_model, arguments.clients)}
-        for mode in (mode for mode in arguments.modes.split(",") if mode in ("gate", *rewriter.modes)):
-            for threshold in map(float, arguments.min_meaning.split(",")):
-                served = replace(flags, mode=mode, min_meaning=threshold)
-                name = virtual_name(rewriter.target_model)
-                found[f"{mode} {threshold:g}"] = ask_all(served, rewriter, questions, guard, name, arguments.clients)
+        for mode in arguments.modes.split(","):
+            served, name = replace(flags, mode=mode), virtual_name(rewriter.target_model)
+            found[mode] = ask_all(served, rewriter, questions, guard, name, arguments.clients)
     for name in found:
         print(json.dumps(row(name, found, questions, guard)), flush=True)
 

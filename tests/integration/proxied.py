@@ -17,7 +17,7 @@ from benchmarks.proxy_modes import running
 from query_mutator import operators
 from query_mutator.apply import Limits as RewriteLimits
 from query_mutator.apply import rewrite_flow
-from query_mutator.apply.proxy.answers import Episodes, Mode, PolicyAnswerer, Rules
+from query_mutator.apply.proxy.answers import Mode, PolicyAnswerer
 from query_mutator.apply.proxy.app import Proxy
 from query_mutator.apply.proxy.metrics import Metrics
 from query_mutator.apply.proxy.server import Access, ClientLimits
@@ -46,11 +46,10 @@ BANK = (Question(id="b", text="what counts things", accept=("Counter",)),)
 class PlanRewriter:
     """Acts as a `Rewriter` that loaded the checkpoint of a plan."""
 
-    modes = ("full", "blind")
-
     def __init__(self, plan: Plan, encoder: Encoder, client: Client, chosen: Sequence[Form] = ()) -> None:
         calls = SimpleNamespace(eval_client=client)
         settings = SimpleNamespace(batch_size=8)
+        self.modes = ("full", "blind")
         self.models = SimpleNamespace(calls=calls, encoder=encoder, retry_policy=DEFAULT_POLICY, settings=settings)
         self.task = plan_task(plan, _task(encoder, chosen))
         self._policy = plan_policy(plan, self.task)
@@ -68,27 +67,25 @@ def proxy(
     plan: Plan | None = None,
     calls: int = 3,
     seconds: float = 20.0,
-    lowest_meaning: float = -1.0,
     api_key: str | None = None,
     limits: ClientLimits | None = None,
     upstream_headers: Mapping[str, str] | None = None,
     others: Sequence[str] = (),
     max_reply_bytes: int = MAX_REPLY_BYTES,
-    max_tokens: int = 0,
     chosen: Sequence[Form] = (),
     logprobs: bool = False,
+    asks_once: bool = True,
 ) -> Iterator[str]:
     """Serve a plan in front of an upstream and yield the proxy's address."""
     client = Limit(OllamaBackend(upstream_url, timeout_s=20, pool_size=8), limit=8)
     rewriter: Any = PlanRewriter(plan or Plan(steps=("neutral",)), encoder, client, chosen)
     rewriter.task = replace(rewriter.task, calls=replace(rewriter.task.calls, logprobs=logprobs))
+    rewriter.modes = rewriter.modes if asks_once else ("full",)
     bounds = RewriteLimits(max_calls=calls, deadline_s=seconds)
     metrics = Metrics()
-    episodes = Episodes(rewriter, metrics, limits=bounds, lowest_meaning=lowest_meaning)
     addresses = [Address(url=each, headers=upstream_headers or {}) for each in (upstream_url, *others)]
     upstream = Upstream(addresses, timeout_s=30, max_reply_bytes=max_reply_bytes)
-    rules = Rules(mode=mode, max_tokens=max_tokens)
-    answerer = PolicyAnswerer(upstream, episodes, metrics, rules)
+    answerer = PolicyAnswerer(rewriter, upstream, metrics, mode=mode, limits=bounds)
     app = Proxy(upstream, answerer, metrics, access=Access(api_key=api_key), limits=limits or ClientLimits())
     with running(app) as url:
         yield url

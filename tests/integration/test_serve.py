@@ -174,8 +174,8 @@ def test_every_reply_has_the_model_name_that_the_client_sent(gate: str, stream: 
 # --- the modes --------------------------------------------------------------------------------------------------------
 
 
-def test_a_blind_rewrite_makes_one_rewrite_and_one_answer(tiny_server: StubServer, hash_encoder: Encoder) -> None:
-    with proxy(tiny_server.url, hash_encoder, mode="blind") as url:
+def test_a_policy_that_asks_once_makes_two_calls(tiny_server: StubServer, hash_encoder: Encoder) -> None:
+    with proxy(tiny_server.url, hash_encoder, mode="full") as url:
         reply = chat(url, SORT)
     assert (reply.headers["x-qm-calls"], reply.headers["x-qm-operators"]) == ("2", "neutral")
 
@@ -197,18 +197,11 @@ def test_after_the_deadline_the_original_is_asked(hash_encoder: Encoder) -> None
 
     with (
         start_server([Librarian(), Slow()], num_parallel=4) as server,
-        proxy(server.url, hash_encoder, mode="blind", seconds=0.3) as url,
+        proxy(server.url, hash_encoder, mode="full", seconds=0.3) as url,
     ):
         reply = chat(url, SORT)
     assert reply.headers["x-qm-decision"] == "kept"
     assert answer(reply) == "`sorted` is what you want."
-
-
-def test_a_rewrite_that_means_something_else_is_not_asked(tiny_server: StubServer, hash_encoder: Encoder) -> None:
-    with proxy(tiny_server.url, hash_encoder, mode="blind", lowest_meaning=1.1) as url:
-        reply = chat(url, SORT)
-    assert reply.headers["x-qm-decision"] == "guarded; meaning"
-    assert reply.headers["x-qm-operators"] == ""
 
 
 def test_a_rewrite_that_answers_is_not_asked_and_is_counted(hash_encoder: Encoder) -> None:
@@ -216,7 +209,7 @@ def test_a_rewrite_that_answers_is_not_asked_and_is_counted(hash_encoder: Encode
         def reply(self, prompt: str) -> str:
             return "The answer is to call sorted."
 
-    with start_server([Librarian(), Answering()]) as server, proxy(server.url, hash_encoder, mode="blind") as url:
+    with start_server([Librarian(), Answering()]) as server, proxy(server.url, hash_encoder, mode="full") as url:
         reply, counted = chat(url, SORT), requests.get(f"{url}/metrics", timeout=10).text
     assert reply.headers["x-qm-decision"] == "guarded; answer"
     assert answer(reply) == "`sorted` is what you want."
@@ -252,7 +245,7 @@ def test_what_is_not_a_plain_question_passes_under_the_upstreams_name(gate: str)
 
 def test_options_and_earlier_turns_reach_the_upstream_unchanged(hash_encoder: Encoder) -> None:
     seen: list[dict[str, Any]] = []
-    with recording(seen) as upstream, proxy(upstream, hash_encoder, mode="blind") as url:
+    with recording(seen) as upstream, proxy(upstream, hash_encoder, mode="full") as url:
         messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": SORT}]
         body = {
             "model": VIRTUAL,
@@ -266,10 +259,9 @@ def test_options_and_earlier_turns_reach_the_upstream_unchanged(hash_encoder: En
     assert final == {**body, "model": MODEL, "messages": [messages[0], {"role": "user", "content": "sort my list"}]}
 
 
-@pytest.mark.parametrize("mode", ["blind", "full"])
-def test_calls_of_the_clients_model_have_its_runner_options(hash_encoder: Encoder, mode: Mode) -> None:
+def test_calls_of_the_clients_model_have_its_runner_options(hash_encoder: Encoder) -> None:
     seen: list[dict[str, Any]] = []
-    with recording(seen) as upstream, proxy(upstream, hash_encoder, mode=mode) as url:
+    with recording(seen) as upstream, proxy(upstream, hash_encoder, mode="full", asks_once=False) as url:
         chat(url, SORT, model="softener+qm", options={"num_ctx": 512, "temperature": 0.5})  # which is the mutator too
         chat(url, SORT, options={"num_ctx": 512})
     same, other = seen[:2], seen[2:4]
@@ -343,7 +335,7 @@ def test_many_clients_get_their_own_answers(tiny_server: StubServer, hash_encode
 
     with (
         start_server([Parrot(), Softener()], num_parallel=16) as server,
-        proxy(server.url, hash_encoder, mode="blind") as url,
+        proxy(server.url, hash_encoder, mode="full") as url,
         ThreadPoolExecutor(16) as pool,
     ):
         assert all(pool.map(one, range(200)))
@@ -440,7 +432,7 @@ CHOSEN = (*forms.select("question_answer,examples,examples_text"), BRIEF)
 
 
 def plan(form: str) -> dict[str, Any]:
-    return {"mode": "blind", "plan": Plan(steps=("neutral", form)), "chosen": CHOSEN}
+    return {"mode": "full", "plan": Plan(steps=("neutral", form)), "chosen": CHOSEN}
 
 
 @pytest.fixture
@@ -503,15 +495,15 @@ def test_examples_are_turns_before_the_question_and_a_header_names_the_form(
         {"messages": [{"role": "user", "content": SORT}], "options": {"stop": ["."]}},
     ],
 )
-@pytest.mark.parametrize("mode", ["blind", "full"])
+@pytest.mark.parametrize("asks_once", [True, False])
 def test_in_a_conversation_only_a_text_is_framed(
-    upstream: str, seen: list[dict[str, Any]], hash_encoder: Encoder, conversation: dict[str, Any], mode: Mode
+    upstream: str, seen: list[dict[str, Any]], hash_encoder: Encoder, conversation: dict[str, Any], asks_once: bool
 ) -> None:
     *before, last = conversation["messages"]
     wording = last["content"].replace("plz ", "")
     for form, text in (("examples_text", wording), ("brief", wording), ("question_answer", None)):
         seen.clear()
-        with proxy(upstream, hash_encoder, **{**plan(form), "mode": mode}) as url:
+        with proxy(upstream, hash_encoder, **plan(form), asks_once=asks_once) as url:
             body = {"model": VIRTUAL, "stream": False, **conversation}
             reply = requests.post(f"{url}/api/chat", json=body, timeout=20)
         (asked,) = (body for body in seen if body["model"] == MODEL)
@@ -556,7 +548,7 @@ def test_a_rewrite_alone_is_a_text_to_send(tiny_server: StubServer, hash_encoder
 def test_log_probabilities_are_asked_for_until_an_upstream_refuses_them(
     upstream: str, seen: list[dict[str, Any]], hash_encoder: Encoder
 ) -> None:
-    chosen = {**plan("question_answer"), "mode": "full"}
+    chosen = {**plan("question_answer"), "asks_once": False}
     with proxy(upstream, hash_encoder, logprobs=True, **chosen) as url:
         for _ in range(2):
             assert chat(url, SORT).status_code == 200
@@ -626,11 +618,11 @@ def test_the_gate_reads_what_is_said(hash_encoder: Encoder, stream: bool) -> Non
     assert empty == ("kept", f"<think>{REFUSAL}")
 
 
-@pytest.mark.parametrize("mode", ["blind", "full"])
-def test_a_rewrite_has_no_thought(hash_encoder: Encoder, mode: str) -> None:
+@pytest.mark.parametrize("asks_once", [True, False])
+def test_a_rewrite_has_no_thought(hash_encoder: Encoder, asks_once: bool) -> None:
     with (
         start_server([Thinker(), ThoughtfulSoftener()], num_parallel=4) as server,
-        proxy(server.url, hash_encoder, mode=mode) as url,  # type: ignore[arg-type]
+        proxy(server.url, hash_encoder, mode="full", asks_once=asks_once) as url,
     ):
         reply = chat(url, KILL)
     assert reply.headers["x-qm-decision"] == "rewritten"

@@ -23,7 +23,6 @@ import requests
 from langchain_ollama import ChatOllama
 from pydantic import BaseModel
 
-from query_mutator.apply.proxy.answers import Mode
 from query_mutator.apply.proxy.server import ClientLimits
 from query_mutator.encoder import Encoder, resolve_encoder
 from query_mutator.testing import StubServer, start_server
@@ -405,40 +404,6 @@ def test_litellm_gets_the_same_and_the_rewritten_answer(gate: str, tiny_server: 
         assert through_gate == direct
         assert rewritten[0] == rewritten[1] == STOPPED
     assert found[2][3] == ["rewritten"]  # the other provider of LiteLLM drops headers
-
-
-@pytest.mark.parametrize("mode", ["gate", "blind", "full"])
-def test_an_answer_without_a_limit_of_the_client_has_that_of_the_proxy(
-    mode: Mode, tiny_server: StubServer, hash_encoder: Encoder
-) -> None:
-    with proxy(tiny_server.url, hash_encoder, mode=mode, max_tokens=2) as url:
-        theirs, ours = ollama.Client(url), openai.OpenAI(base_url=f"{url}/v1", api_key="x").chat.completions
-        for question in (SORT, KILL):
-            messages: Any = [{"role": "user", "content": question}]
-            ends = [theirs.chat(VIRTUAL, messages, options=options).done_reason for options in (None, {"seed": 1})]
-            ends += [list(theirs.chat(VIRTUAL, messages, stream=True))[-1].done_reason]
-            ends += [theirs.generate(VIRTUAL, question).done_reason]
-            ends += [ours.create(model=VIRTUAL, messages=messages).choices[0].finish_reason]
-            ends += [list(ours.create(model=VIRTUAL, messages=messages, stream=True))[-1].choices[0].finish_reason]
-            assert set(ends) == {"length"}
-
-
-def test_a_limit_of_the_client_and_a_forwarded_request_are_left_alone(
-    tiny_server: StubServer, hash_encoder: Encoder
-) -> None:
-    with proxy(tiny_server.url, hash_encoder, max_tokens=2) as url:
-        theirs, ours = ollama.Client(url), openai.OpenAI(base_url=f"{url}/v1", api_key="x").chat.completions
-        messages: Any = [{"role": "user", "content": SORT}]
-        for limit, end in ((1, "length"), (90, "stop"), (-1, "stop")):
-            assert theirs.chat(VIRTUAL, messages, options={"num_predict": limit}).done_reason == end
-            assert theirs.generate(VIRTUAL, SORT, options={"num_predict": limit}).done_reason == end
-        fields: list[dict[str, Any]] = [{"max_tokens": 90}, {"max_completion_tokens": 90}]
-        whole = [ours.create(model=VIRTUAL, messages=messages, **field) for field in fields]
-        whole.append(ours.create(model=MODEL, messages=messages))
-        assert {one.choices[0].finish_reason for one in whole} == {"stop"}
-        assert theirs.chat(MODEL, messages).done_reason == "stop"
-        passed: Any = [*messages, {"role": "assistant", "content": "sorted"}, {"role": "user", "content": "list it"}]
-        assert theirs.chat(VIRTUAL, passed).done_reason == "stop"  # goes to the upstream's model
 
 
 class Answer(BaseModel):

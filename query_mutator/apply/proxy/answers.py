@@ -1,8 +1,8 @@
-"""Answer a request to a virtual model in one of three modes.
+"""Answer a request to a virtual model in one of two modes.
 
-blind   rewrite without asking, then ask once: that answer streams as it arrives
 gate    ask the question; an answer that does not refuse streams on from its first sentence, else the policy rewrites
-full    the policy rewrites and asks as it was trained to, and the answer that it submits is sent whole
+full    the policy rewrites and asks as it was trained to; the answer that it submits is sent whole, that of a policy
+        that asks once streams as it arrives
 
 Every answer comes from the client's own request with another question in it, so that its options, its system prompt and
 its loaded model stay what they are. A form that is more than one text is used only where there is no conversation.
@@ -33,7 +33,7 @@ from query_mutator.forms import Framed
 from query_mutator.llm.cancellation import complete_in_thread
 from query_mutator.llm.early_stop import first_sentence
 from query_mutator.llm.http_server import REFUSALS
-from query_mutator.rewards import OPENING_CHARS, cosine, is_not_sure, is_refusal
+from query_mutator.rewards import OPENING_CHARS, is_refusal
 from query_mutator.types import (
     AS_IS,
     CONTROLS,
@@ -46,25 +46,10 @@ from query_mutator.types import (
     without_thought,
 )
 
-Mode = Literal["blind", "gate", "full"]
+Mode = Literal["gate", "full"]
 Ask = Callable[[Framed], Awaitable[Completion]]  # asks the target; raises if the upstream fails
 
 MAX_HELD_LINES = 100_000  # of a stream that begins without text; a line is a token
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
-    """How requests to virtual models are answered."""
-
-    mode: Mode = "gate"
-    gates_not_sure: bool = False  # whether "not sure" is rewritten too, next to refusals
-    max_question_tokens: int = chat.MAX_QUESTION_TOKENS
-    max_tokens: int = 0  # of an answer where the client sets no limit; 0: none
-    token_field: str = "max_tokens"  # of a request to OpenAI's API
-
-    def is_bad(self, text: str) -> bool:
-        """Return whether an answer, or its first sentence, is to be replaced."""
-        return is_refusal(text) or (self.gates_not_sure and is_not_sure(text))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -113,100 +98,43 @@ class Rewritten:
     framed: Framed  # messages and options that ask it
     operators: tuple[str, ...] = ()
     calls: int = 0  # to the mutator
-    problem: str | None = None  # the guard that the rewrites failed, or "meaning"
+    problem: str | None = None  # the guard that the rewrites failed
     rejected: tuple[tuple[str, str], ...] = ()  # operator and guard of rewrites that were not used
 
 
-class Episodes:
-    """Runs episodes of one policy. `lowest_meaning`: a rewrite whose cosine with the question is lower is not used."""
+class PolicyAnswerer:
+    """Answers requests to virtual models with a policy; questions of more than `max_question_tokens` pass."""
 
-    def __init__(self, rewriter: Rewriter, metrics: Metrics, *, limits: Limits, lowest_meaning: float) -> None:
-        self._rewriter, self._metrics, self._limits, self._lowest_meaning = rewriter, metrics, limits, lowest_meaning
+    def __init__(
+        self,
+        rewriter: Rewriter,
+        upstream: Upstream,
+        metrics: Metrics,
+        *,
+        mode: Mode,
+        limits: Limits,
+        max_question_tokens: int = chat.MAX_QUESTION_TOKENS,
+    ) -> None:
+        self._rewriter, self._upstream, self._metrics = rewriter, upstream, metrics
+        self._mode, self._limits, self._max_question_tokens = mode, limits, max_question_tokens
         # Of its own: that of asyncio has a thread or two for each core, and encodes.
         self._callers = ThreadPoolExecutor(rewriter.models.settings.batch_size, thread_name_prefix="qm-rewrite")
-        self.can_be_blind = "blind" in rewriter.modes  # whether the policy rewrites without looking at an answer
-        self.reads_logprobs = rewriter.task.calls.logprobs  # whether its P(right) reads those of an answer
+        self._asks_once = "blind" in rewriter.modes  # without looking at an answer
+        self._asks_logprobs = rewriter.task.calls.logprobs  # that P(right) reads, until an upstream refuses them
 
-    def close(self) -> None:
+    async def close(self, _: web.Application) -> None:
         """Start no more calls; those in flight end with the client."""
         self._callers.shutdown(wait=False, cancel_futures=True)
-
-    async def rewrite(self, call: ChatCall, *, usable: Callable[[Framed], bool] | None = None) -> Rewritten:
-        """Return the wording that a blind policy would ask in place of a call's question, or that if it must not be.
-
-        `usable` are the requests to ask with, by default those that the call takes.
-        """
-        return await self._run(call, _never, mode="blind", asks_at_end=False, usable=usable or call.takes)
-
-    async def answer(self, call: ChatCall, ask: Ask, *, first_answer: str | None = None) -> Rewritten:
-        """Return the wording whose answer the policy submits to a call's question.
-
-        `first_answer` is to the question, if it is known. A policy that decides when to ask does not see it: it would
-        submit it in the place of asking what it rewrote.
-        """
-        known = None if self._rewriter.task.rules.policy_asks else first_answer
-        return await self._run(call, ask, first_answer=known, usable=call.takes)
-
-    async def _run(self, call: ChatCall, ask: Ask, **settings: Any) -> Rewritten:
-        question, calls, models = call.question or "", 0, self._rewriter.models
-        flow: Flow = await asyncio.to_thread(self._rewriter.flow, question, limits=self._limits, **settings)
-
-        async def complete(request: ChatRequest) -> Completion:
-            nonlocal calls
-            if request.purpose == "target":
-                return await ask(self._framed(request.messages, request.options, request.temperature))
-            calls += 1
-            if options := call.runner_options(request.model):
-                request = replace(request, options={**request.options, **options})
-            with self._metrics.calling(request.model):
-                return await complete_in_thread(models.calls.eval_client, request, self._callers)
-
-        found: Rewrite = await run_flow_async(
-            flow, complete=complete, encoder=models.encoder, retry_policy=models.retry_policy
-        )
-        framed = self._framed(found.messages, found.options, found.temperature)
-        form = AS_IS if framed.text == found.text else found.form  # a form that is not usable leaves the wording
-        kept = Rewritten(text=question, framed=Framed.user(question), calls=calls, rejected=found.rejected)
-        if (found.text, form) == (question, AS_IS):
-            return replace(kept, problem=found.rejected[0][1] if found.rejected else None)
-        if self._lowest_meaning > -1:
-            vectors = await asyncio.to_thread(models.encoder.encode, [question, found.text])
-            if cosine(*vectors) < self._lowest_meaning:
-                return replace(kept, problem="meaning")
-        others = {*CONTROLS, *(each.name for each in self._rewriter.task.forms)}
-        used = tuple(name for name in found.operators if name not in others)
-        return replace(kept, text=found.text, form=form, framed=framed, operators=used)
-
-    def _framed(self, messages: Sequence[Message], options: Mapping[str, Any], temperature: float) -> Framed:
-        """Return what a form asks for; omit the temperature unless the form overrides that of training."""
-        is_own = temperature != self._rewriter.task.calls.temperature
-        return Framed(messages=tuple(messages), options=options, temperature=temperature if is_own else None)
-
-
-class PolicyAnswerer:
-    """Answers requests to virtual models with a policy."""
-
-    def __init__(self, upstream: Upstream, episodes: Episodes, metrics: Metrics, rules: Rules) -> None:
-        self._upstream, self._episodes, self._metrics, self._rules = upstream, episodes, metrics, rules
-        self._asks_logprobs = episodes.reads_logprobs  # until an upstream refuses them
 
     async def answer(self, exchange: Exchange) -> Reply:
         """Return the reply; UpstreamError or UpstreamGone if the upstream gives none."""
         reason = self._skip_reason(exchange)
-        if reason is None:
-            exchange.call = exchange.call.limited(self._rules.max_tokens, openai_field=self._rules.token_field)
-            exchange.mode = self._rules.mode
         if reason is not None:
             exchange.decision, exchange.asked = f"passed; {reason}", exchange.question
             reply = await self._ask(exchange, exchange.call.body)
-        elif exchange.mode == "blind":
-            found = await self._episodes.rewrite(exchange.call)
-            self._decide(exchange, found)
-            reply = await self._ask(exchange, exchange.call.asking(found.framed))
-        elif exchange.mode == "gate":
-            reply = await self._gate(exchange)
         else:
-            reply = await self._full(exchange)
+            exchange.mode = self._mode
+            reply = await (self._gate(exchange) if self._mode == "gate" else self._full(exchange))
         self._metrics.count("qm_decisions_total", decision=exchange.decision.partition(";")[0], mode=exchange.mode)
         for operator in (*exchange.operators, *(() if exchange.form == AS_IS else (exchange.form,))):
             self._metrics.count("qm_rewrites_total", operator=operator)
@@ -219,10 +147,10 @@ class PolicyAnswerer:
         A form that is more than one text is not used.
         """
         reason = self._skip_reason(exchange)
-        problem = reason if reason is not None or self._episodes.can_be_blind else "policy"
+        problem = reason if reason is not None or self._asks_once else "policy"
         if problem is not None:
             return {"question": exchange.question, "operators": [], "form": AS_IS, "calls": 0, "problem": problem}
-        found = await self._episodes.rewrite(exchange.call, usable=lambda framed: framed.text is not None)
+        found = await self._rewritten(exchange.call, usable=lambda framed: framed.text is not None)
         self._count(found)
         return {
             "question": found.framed.text,
@@ -232,14 +160,8 @@ class PolicyAnswerer:
             "problem": found.problem,
         }
 
-    async def close(self, _: web.Application) -> None:
-        """Start no more calls."""
-        self._episodes.close()
-
     def _skip_reason(self, exchange: Exchange) -> str | None:
-        return (
-            "asked" if exchange.skips else chat.skip_reason(exchange.call, max_tokens=self._rules.max_question_tokens)
-        )
+        return "asked" if exchange.skips else chat.skip_reason(exchange.call, max_tokens=self._max_question_tokens)
 
     async def _timed(self, body: AsyncIterator[bytes], exchange: Exchange) -> AsyncIterator[bytes]:
         async with aclosing(body) as chunks:  # type: ignore[type-var]
@@ -260,7 +182,7 @@ class PolicyAnswerer:
             else:
                 whole = await self._upstream.read_object(response)
                 text = without_thought(chat.text_of(call.api, whole))
-            if not self._rules.is_bad(text):
+            if not is_refusal(text):
                 exchange.decision, exchange.asked = "kept", exchange.question
                 if whole is None:
                     return self._streamed(exchange, response, held, lines, stack.pop_all())
@@ -269,8 +191,15 @@ class PolicyAnswerer:
         return await self._full(exchange, first=text, whole=whole)
 
     async def _full(self, exchange: Exchange, *, first: str | None = None, whole: Json | None = None) -> Reply:
-        """Answer with what the policy submits; `first` is the answer to the question, if known, `whole` its reply."""
+        """Answer with what the policy submits; `first` is the answer to the question, if known, `whole` its reply.
+
+        A policy that asks once rewrites, and its one answer streams; it would submit `first` in the place of asking.
+        """
         call, api = exchange.call, exchange.call.api
+        if first is None and self._asks_once:
+            found = await self._rewritten(call, usable=call.takes)
+            self._decide(exchange, found)
+            return await self._ask(exchange, call.asking(found.framed))
         original = call.key(Framed.user(exchange.question))
         answers = {} if first is None else {original: Completion(text=first)}
         replies = {} if whole is None else {original: whole}
@@ -284,13 +213,57 @@ class PolicyAnswerer:
                 answers[key] = chat.answer_of(api, replies[key])
             return answers[key]
 
-        found = await self._episodes.answer(call, ask, first_answer=first)
+        known = None if self._rewriter.task.rules.policy_asks else first
+        found = await self._act(call, ask, first_answer=known, usable=call.takes)
         self._decide(exchange, found)
         key = call.key(found.framed)
         if key not in replies:
             return await self._ask(exchange, call.asking(found.framed))
         exchange.overhead_s = sent_s[key]
         return self._finished(exchange, replies[key])
+
+    async def _rewritten(self, call: ChatCall, *, usable: Callable[[Framed], bool]) -> Rewritten:
+        """Return the wording that a policy that asks once would ask, in a request that is `usable`."""
+        return await self._act(call, _never, mode="blind", asks_at_end=False, usable=usable)
+
+    async def _act(self, call: ChatCall, ask: Ask, **settings: Any) -> Rewritten:
+        """Return the wording whose answer the policy submits to a call's question."""
+        question, calls, models = call.question or "", 0, self._rewriter.models
+        flow: Flow = await asyncio.to_thread(self._rewriter.flow, question, limits=self._limits, **settings)
+
+        async def complete(request: ChatRequest) -> Completion:
+            nonlocal calls
+            if request.purpose == "target":
+                return await ask(self._framed(request.messages, request.options, request.temperature))
+            calls += 1
+            if options := call.runner_options(request.model):
+                request = replace(request, options={**request.options, **options})
+            with self._metrics.calling(request.model):
+                return await complete_in_thread(models.calls.eval_client, request, self._callers)
+
+        found: Rewrite = await run_flow_async(
+            flow, complete=complete, encoder=models.encoder, retry_policy=models.retry_policy
+        )
+        framed = self._framed(found.messages, found.options, found.temperature)
+        form = AS_IS if framed.text == found.text else found.form  # a form that is not usable leaves the wording
+        if (found.text, form) == (question, AS_IS):
+            problem = found.rejected[0][1] if found.rejected else None
+            framed = Framed.user(question)
+            return Rewritten(text=question, framed=framed, calls=calls, problem=problem, rejected=found.rejected)
+        others = {*CONTROLS, *(each.name for each in self._rewriter.task.forms)}
+        return Rewritten(
+            text=found.text,
+            form=form,
+            framed=framed,
+            operators=tuple(name for name in found.operators if name not in others),
+            calls=calls,
+            rejected=found.rejected,
+        )
+
+    def _framed(self, messages: Sequence[Message], options: Mapping[str, Any], temperature: float) -> Framed:
+        """Return what a form asks for; omit the temperature unless the form overrides that of training."""
+        is_own = temperature != self._rewriter.task.calls.temperature
+        return Framed(messages=tuple(messages), options=options, temperature=temperature if is_own else None)
 
     def _decide(self, exchange: Exchange, found: Rewritten) -> None:
         exchange.operators, exchange.asked, exchange.form = found.operators, found.text, found.form
@@ -397,7 +370,7 @@ def _headers(exchange: Exchange) -> dict[str, str]:
 
 
 async def _never(framed: Framed) -> Completion:
-    raise AssertionError(f"a blind policy asked {framed!r}")
+    raise AssertionError(f"a policy that asks once asked {framed!r}")
 
 
 async def _opening(lines: AsyncIterator[list[bytes]], call: ChatCall) -> tuple[list[list[bytes]], str]:

@@ -48,12 +48,6 @@ _MAX_LINE_BYTES = 64 * 1024  # of a parsed line of a stream; a longer one is a v
 _CHARS_PER_TOKEN = 4
 _RUNNER_OPTIONS = ("num_ctx", "num_batch", "num_gpu", "main_gpu", "use_mmap", "num_thread")  # Ollama's api.Runner
 _NAMES = ("model", "name", "source")  # fields that name a model; older clients send `name`
-#: Where a client limits the tokens of an answer; Ollama has it in `options`.
-_LIMITS: Mapping[Api, tuple[str, ...]] = {
-    "ollama_chat": ("num_predict",),
-    "ollama_generate": ("num_predict",),
-    "openai_chat": ("max_tokens", "max_completion_tokens", "n_predict"),  # n_predict is llama.cpp's
-}
 #: Fields that a request with a plain question does not have, per API.
 _SPECIAL: Mapping[Api, tuple[str, ...]] = {
     "ollama_chat": ("tools", "format", "logprobs"),
@@ -195,16 +189,6 @@ class ChatCall:
         if self.api == "openai_chat":
             return {**body, **{name: value for name, value in options.items() if body.get(name) is None}}
         return {**body, "options": {**options, **(body.get("options") or {})}}
-
-    def limited(self, max_tokens: int, *, openai_field: str) -> ChatCall:
-        """Return the call with a limit on the tokens of the answer, unless the client set one; 0 sets none."""
-        is_openai = self.api == "openai_chat"
-        fields = self.body if is_openai else self.body.get("options") or {}
-        has_limit = not isinstance(fields, dict) or any(fields.get(name) is not None for name in _LIMITS[self.api])
-        if has_limit or not max_tokens:
-            return self
-        fields = {**fields, openai_field if is_openai else "num_predict": max_tokens}
-        return replace(self, body=fields if is_openai else {**self.body, "options": fields})
 
 
 def read_call(path: str, body: object) -> ChatCall | None:

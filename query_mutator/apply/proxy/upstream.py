@@ -114,11 +114,6 @@ class Upstream:
                 raise UpstreamError(reply.status, end_to_end(reply.headers), await self.read(reply))
             yield reply
 
-    async def post_json(self, path: str, body: Mapping[str, Any], headers: Headers) -> dict[str, Any]:
-        """Return the whole JSON reply; UpstreamGone if it is not a JSON object."""
-        async with self.post(path, body, headers) as reply:
-            return await self.read_object(reply)
-
     @asynccontextmanager
     async def _asked(
         self, address: Address, method: str, target: str, headers: Headers, content: Content
