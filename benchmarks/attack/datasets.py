@@ -17,7 +17,7 @@ from pathlib import Path
 import train_query_mutator
 from benchmarks.attack.damage import damage
 from benchmarks.attack.harness import Finished, Outcome, run_cli, run_qm, unchanged
-from query_mutator.apply.batch_files import parse_line, read_again, scan_input
+from query_mutator.apply.batch_files import parse_line, read_input
 from query_mutator.batching import BatchReader, OfflineDatasetStream, ReplayBuffer, load_samples, save_samples
 from query_mutator.batching.samples.schema import Sample, SampleMeta
 from query_mutator.batching.training.data import read_tokens
@@ -210,7 +210,7 @@ def _tokens(folder: Path) -> int:
 def _ask(folder: Path) -> int:
     """Return how many lines of a batch are asked or refused."""
     count = 0
-    for number, line in read_again(scan_input(folder / "batch.jsonl")):
+    for number, line in enumerate(read_input(folder / "batch.jsonl"), 1):
         with contextlib.suppress(ValueError):
             parse_line(number, line)
         count += bool(line.strip())

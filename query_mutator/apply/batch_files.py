@@ -11,12 +11,9 @@ are there. A resumed command makes no call again that was answered, and asks tho
 
 from __future__ import annotations
 
-import hashlib
 import time
-import zlib
-from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -75,57 +72,16 @@ class Ask:
         return self.messages[0].content if [message.role for message in self.messages] == ["user"] else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InputFile:
-    """An input file as it is: its checksums and size, and the number of blank lines."""
-
-    path: Path
-    sha256: str
-    num_bytes: int
-    crcs: array[int]  # of the lines
-    num_blank: int
-
-    @property
-    def num_lines(self) -> int:
-        """Return the number of lines."""
-        return len(self.crcs)
-
-
-def scan_input(path: str | Path) -> InputFile:
-    """Read a file once; UsageError when it cannot be read or has no line."""
-    digest, size, crcs, blank = hashlib.sha256(), 0, array("L"), 0
-    for _, line in read_lines(path):
-        digest.update(line)
-        size += len(line)
-        crcs.append(zlib.crc32(line))
-        blank += not line.strip()
-    if len(crcs) == blank:
-        raise UsageError(f"{path} has no lines; give one JSON object per line")
-    return InputFile(path=Path(path), sha256=digest.hexdigest(), num_bytes=size, crcs=crcs, num_blank=blank)
-
-
-def read_again(known: InputFile) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines of a file as it was scanned, without what was appended since; UsageError if it changed."""
-    left = known.num_bytes
-    for number, line in read_lines(known.path):
-        if not left:
-            return
-        line = line[:left]
-        if zlib.crc32(line) != known.crcs[number - 1]:
-            break
-        left -= len(line)
-        yield number, line
-    if left:
-        raise UsageError(f"{known.path} changed while it was answered; restore it and repeat the command")
-
-
-def read_lines(path: str | Path) -> Iterator[tuple[int, bytes]]:
-    """Yield number, from 1, and bytes of each line; UsageError when the file cannot be read."""
+def read_input(path: str | Path) -> tuple[bytes, ...]:
+    """Return the lines of a file; UsageError when it cannot be read or has no line."""
     try:
         with Path(path).open("rb") as file:
-            yield from enumerate(file, 1)
+            lines = tuple(file)
     except OSError as error:
         raise UsageError(f"{path}: cannot be read ({error.strerror})") from None
+    if not any(map(bytes.strip, lines)):
+        raise UsageError(f"{path} has no lines; give one JSON object per line")
+    return lines
 
 
 def parse_line(number: int, line: bytes) -> Ask:
@@ -262,11 +218,9 @@ def bad_line_row(number: int, reason: str) -> dict[str, Any]:
 class BatchRows:
     """The rows of one output until all are there, next to the replies that they are made of."""
 
-    def __init__(self, store: Store, header: Mapping[str, Any]) -> None:
+    def __init__(self, store: Store, header: Mapping[str, Any], *, num_lines: int) -> None:
         """Begin, or go on; UsageError for a store that was begun with another `header`."""
         self._store = store
-        columns = "line INTEGER PRIMARY KEY, row BLOB, kind TEXT, checksum INTEGER"
-        store.execute(f"CREATE TABLE IF NOT EXISTS rows ({columns})")
         before = store.fact("header")
         if before is not None and before != encode(header):
             raise UsageError(
@@ -274,40 +228,38 @@ class BatchRows:
                 "resume it, or remove the file to start again"
             )
         store.set_fact("header", encode(header))
-        store.execute(f"DELETE FROM rows WHERE kind IN ({', '.join('?' * len(TRANSIENT))})", [*TRANSIENT])
-        [(self.num_done, self.num_failed)] = store.execute("SELECT count(*), count(kind) FROM rows")
-
-    def is_done(self, line: int) -> bool:
-        """Return whether a line is done."""
-        return bool(self._store.execute("SELECT 1 FROM rows WHERE line = ?", (line,)))
+        rows = {line: row for line in range(1, num_lines + 1) if (row := self._row(line)) is not None}
+        #: Line -> kind of its error, of the lines that are done.
+        self.done = {line: row["error"] for line, row in rows.items() if row["error"] not in TRANSIENT}
+        self.num_failed = sum(kind is not None for kind in self.done.values())
 
     def add(self, line: int, row: Mapping[str, Any], kind: str | None = None) -> None:
         """Write the row of a line that is done; `kind` is that of its error."""
-        text = encode(row)
-        values = (line, text, kind, zlib.crc32(text, line))
-        self._store.execute("INSERT OR REPLACE INTO rows VALUES (?, ?, ?, ?)", values)
-        self.num_done += 1
+        self._store.set_fact(f"line {line}", encode({"error": kind, "row": row}))
+        self.done[line] = kind
         self.num_failed += kind is not None
 
     def write_outputs(self, answers: Path, errors: Path) -> None:
         """Write the rows of all lines in order, those without an answer to a file of their own."""
-        if self.num_failed:
-            self._write(errors, "IS NOT NULL")
+        failed = [line for line, kind in sorted(self.done.items()) if kind is not None]
+        if failed:
+            self._write(errors, failed)
         else:
             errors.unlink(missing_ok=True)
-        self._write(answers, "IS NULL")
+        self._write(answers, sorted(self.done.keys() - failed))
 
-    def _write(self, path: Path, condition: str) -> None:
-        last = 0
+    def _write(self, path: Path, lines: Sequence[int]) -> None:
         with atomic_write(path) as file:
-            while rows := self._store.execute(
-                f"SELECT * FROM rows WHERE line > ? AND kind {condition} ORDER BY line LIMIT 1000", (last,)
-            ):
-                for last, text, _, checksum in rows:
-                    if zlib.crc32(text, last) != checksum:
-                        self._store.execute("DELETE FROM rows WHERE line = ?", (last,))
-                        raise UsageError(f"{self._store.path}: line {last} is damaged; repeat the command to answer it")
-                    file.write(text + b"\n")
+            for line in lines:
+                row = self._row(line)
+                if row is None:
+                    raise UsageError(f"{self._store.path}: line {line} is damaged; repeat the command to answer it")
+                file.write(encode(row["row"]) + b"\n")
+
+    def _row(self, line: int) -> dict[str, Any] | None:
+        """Return the kind of a line's error and its row; None for one that is not there, or damaged."""
+        found = self._store.fact(f"line {line}")
+        return None if found is None else decode_object(found)
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
@@ -354,7 +306,7 @@ def metered(flow: Flow, tokens: Counter[str]) -> Flow:
 
 
 def answer_file(
-    known: InputFile,
+    lines: Sequence[bytes],
     rows: BatchRows,
     scheduler: Scheduler,
     start: Callable[[Ask], Flow],
@@ -365,10 +317,9 @@ def answer_file(
 ) -> None:
     """Answer all lines of a file that are not done; `start` returns the flow of a line, with its Answer.
 
-    Raises TooManyFailuresError when calls fail too often, and UsageError when the file changes; the command can be
-    resumed.
+    Raises TooManyFailuresError when calls fail too often; the command can be resumed.
     """
-    asks = _asks(known, rows, on_bad_line, shown)
+    asks = _asks(lines, rows, on_bad_line, shown)
     in_progress: dict[int, Ask] = {}
     while True:
         while len(in_progress) < AHEAD * scheduler.batch_size and (ask := next(asks, None)) is not None:
@@ -391,10 +342,12 @@ def _finish(rows: BatchRows, ask: Ask, completion: Completion, more: dict[str, o
         rows.add(ask.number, error_row(ask, error), error.kind)
 
 
-def _asks(known: InputFile, rows: BatchRows, on_bad_line: Callable[[int, str], None], shown: Shown) -> Iterator[Ask]:
+def _asks(
+    lines: Sequence[bytes], rows: BatchRows, on_bad_line: Callable[[int, str], None], shown: Shown
+) -> Iterator[Ask]:
     """Yield what the lines ask that are not done; lines that ask nothing are done at once."""
-    for number, line in read_again(known):
-        if not line.strip() or rows.is_done(number):
+    for number, line in enumerate(lines, 1):
+        if not line.strip() or number in rows.done:
             continue
         try:
             ask = parse_line(number, line)

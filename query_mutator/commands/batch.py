@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -17,14 +18,12 @@ from filelock import FileLock, Timeout
 from query_mutator.apply.batch_files import (
     Ask,
     BatchRows,
-    InputFile,
     answer_file,
     ask_once,
     metered,
     parse_line,
-    read_lines,
+    read_input,
     request_of,
-    scan_input,
 )
 from query_mutator.bounds import defaults
 from query_mutator.cli.console import note, progress
@@ -84,32 +83,31 @@ def answer(flags: BatchFlags) -> int:
     questions, out = Path(flags.questions), Path(flags.out)
     errors, path = out.with_suffix(f".errors{out.suffix}"), out.with_name(f"{out.name}.replies.sqlite")
     _check_files(flags, questions, errors, path)
-    known = scan_input(questions)
+    lines = read_input(questions)
     with ExitStack() as stack:
         stack.enter_context(_alone(path))
-        work = stack.enter_context(_policy_work(flags) if flags.checkpoint else _plain_work(flags))
+        work = stack.enter_context(_policy_work(flags) if flags.checkpoint else _plain_work(flags, lines))
         store = Store(path)
         stack.callback(store.close)
-        rows = BatchRows(store, {"input": known.sha256, **work.about})
+        header = {"input": hashlib.sha256(b"".join(lines)).hexdigest(), **work.about}
+        rows = BatchRows(store, header, num_lines=len(lines))
         work.models.keep_in(store)
         try:
-            _answer_all(flags, work, rows, known)
+            _answer_all(flags, work, rows, lines)
         except (KeyboardInterrupt, TooManyFailuresError):
-            note(f"{rows.num_done} lines are done; repeat the command to resume it")
+            note(f"{len(rows.done)} lines are done; repeat the command to resume it")
             raise
         rows.write_outputs(out, errors)
         store.close()
         path.unlink()
-    print(f"{out}: {rows.num_done - rows.num_failed} answers")
+    print(f"{out}: {len(rows.done) - rows.num_failed} answers")
     if rows.num_failed:
         note(f"{errors}: lines without an answer: {rows.num_failed}")
     return EXIT_FAILURES if rows.num_failed else 0
 
 
 def _check_files(flags: BatchFlags, questions: Path, errors: Path, store: Path) -> None:
-    """Raise a UsageError for files that cannot be read twice, or must not be replaced."""
-    if questions.exists() and not questions.is_file():
-        raise UsageError(f"{questions} is not a file; it is read more than once, so write it to a file first")
+    """Raise a UsageError for files that must not be replaced."""
     if Path(flags.out).exists() and not Path(flags.out).is_file():
         raise UsageError(f"--out {flags.out} is not a file; replies are kept next to it, so name a file")
     for path in (errors, store):
@@ -137,7 +135,7 @@ def _alone(store: Path) -> Iterator[None]:
         raise UsageError(f"{store} is being written by another process; wait for it, or choose another --out") from None
 
 
-def _answer_all(flags: BatchFlags, work: Work, rows: BatchRows, known: InputFile) -> None:
+def _answer_all(flags: BatchFlags, work: Work, rows: BatchRows, lines: Sequence[bytes]) -> None:
     calls = work.models.calls
     scheduler = PooledScheduler(
         client=calls.eval_client,
@@ -147,9 +145,9 @@ def _answer_all(flags: BatchFlags, work: Work, rows: BatchRows, known: InputFile
     )
     rate = flags.max_failure_rate
     try:
-        with _Bar(known.num_lines - known.num_blank, rows, calls.eval_counted) as bar:
+        with _Bar(sum(map(bool, map(bytes.strip, lines))), rows, calls.eval_counted) as bar:
             answer_file(
-                known,
+                lines,
                 rows,
                 scheduler,
                 work.start,
@@ -167,7 +165,7 @@ class _Bar:
     def __init__(self, total: int, rows: BatchRows, counted: Counted) -> None:
         self._rows, self._counted, self._began = rows, counted, time.perf_counter()
         self._bar = progress("answering", total, unit="line")
-        self._bar.initial = self._bar.n = rows.num_done
+        self._bar.initial = self._bar.n = len(rows.done)
 
     def update(self) -> None:
         """Count a line."""
@@ -201,10 +199,10 @@ class _BadLines:
 
 
 @contextmanager
-def _plain_work(flags: BatchFlags) -> Iterator[Work]:
+def _plain_work(flags: BatchFlags, lines: Sequence[bytes]) -> Iterator[Work]:
     """Yield the work of sending each line as it is."""
     base = ResolvedModels(encoder="hash", cache="off")  # nothing is embedded
-    first = flags.target_model or _first_model(flags.questions)
+    first = flags.target_model or _first_model(lines)
     with open_models(system_settings(flags, base, target_model=first)) as models:
 
         def start(ask: Ask) -> Flow:
@@ -219,9 +217,9 @@ def _plain_work(flags: BatchFlags) -> Iterator[Work]:
         yield Work(models=models, start=start, about={"checkpoint": None, **about})
 
 
-def _first_model(path: str) -> str | None:
+def _first_model(lines: Sequence[bytes]) -> str | None:
     """Return the model of the first line that names one, so that a missing model is found before anything starts."""
-    for number, line in read_lines(path):
+    for number, line in enumerate(lines, 1):
         with contextlib.suppress(ValueError):
             if (model := parse_line(number, line).model) is not None:
                 return model
