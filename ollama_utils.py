@@ -180,13 +180,14 @@ def batch_encode_queries(
 @functools.lru_cache(maxsize=4)
 def _encoder(model: str | None, url: str) -> Encoder:
     """Return the encoder, loaded once; one on a server opens a connection per call and keeps none."""
-    from query_mutator.encoder import DEFAULT_ENCODER, resolve_encoder
+    from query_mutator.encoder import DEFAULT_ENCODER
+    from query_mutator.llm.embeddings import encoder_named
 
     def embed(name: str, texts: Sequence[str], keep: Callable[[FloatArray], None]) -> FloatArray:
         with closing(build_client(url, batch_size=1)) as stack:
             return stack.embed(name, texts, keep)
 
-    return resolve_encoder(model or DEFAULT_ENCODER, embed=embed)
+    return encoder_named(model or DEFAULT_ENCODER, embed)
 
 
 # ---------------------------------------------------------------- shared

@@ -42,11 +42,10 @@ from query_mutator.cli.console import table
 from query_mutator.confidence import Attempt, ConfidenceModel
 from query_mutator.data.loaders import GENERAL_2, load_questions
 from query_mutator.data.split import target_key
-from query_mutator.encoder.cached import cache_dir
 from query_mutator.env.task import Task
 from query_mutator.evaluation.methods import Found, Job, by_policy
 from query_mutator.evaluation.validation import price_for_budget
-from query_mutator.files import write_json
+from query_mutator.files import user_cache_folder, write_json
 from query_mutator.learners.plan import Plan, plan_policy, plan_task
 from query_mutator.llm.stack import build_client
 from query_mutator.plan.choose import PlanChoice, PlanPoint
@@ -312,7 +311,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = parser.parse_args(argv)
     torch.set_num_threads(1)
     settings = group_of(ModelSettings, config_of(flags_of(arguments)))
-    world = World(settings, cache_dir() / "general")
+    world = World(settings, user_cache_folder() / "general")
     with world.system:
         found = run(world, arguments)
     print(in_words(found))

@@ -37,12 +37,12 @@ import torch
 from benchmarks.memoised import memoised_system
 from query_mutator.bounds import group_of
 from query_mutator.data.split import ValidationFold
-from query_mutator.encoder.cached import cache_dir
 from query_mutator.env.episode import QuestionMemory
 from query_mutator.env.task import Task
 from query_mutator.errors import TooFewAnswersError
 from query_mutator.evaluation.methods import Evaluator, MakePlayer, always, by_policy
 from query_mutator.evaluation.outcomes import Outcome
+from query_mutator.files import user_cache_folder
 from query_mutator.learners.learner import InferencePolicy
 from query_mutator.learners.named import LEARNERS
 from query_mutator.llm.client import Client
@@ -367,7 +367,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--no-skip", action="store_true", help="chains request rewrites that change nothing as well")
     parser.add_argument("--only", default="", help="names of candidates, with commas")
     parser.add_argument("--add", action="append", default=[], metavar="NAME:FLAGS", help="one more candidate")
-    parser.add_argument("--store", type=Path, default=cache_dir() / "learning", help="folder of replies and embeddings")
+    parser.add_argument(
+        "--store", type=Path, default=user_cache_folder() / "learning", help="folder of replies and embeddings"
+    )
     parser.add_argument("--prove", nargs="?", const="--ask form", metavar="FLAGS")
     arguments = parser.parse_args(argv)
     torch.set_num_threads(1)

@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from recorded_requests import MAX_TOKENS, SAMPLES, answers_to_rewrites, requests_of, rewriting, task_of, versions_of
 
 from query_mutator import forms
-from query_mutator.encoder.weights import DEFAULT_ENCODER
+from query_mutator.encoder import DEFAULT_ENCODER
 from query_mutator.env.task import CallSettings, Task
 from query_mutator.errors import EXIT_FAILURES, EXIT_INTERRUPTED, QueryMutatorError, UsageError
 from query_mutator.files import read_checked_json, write_checked_json

@@ -1,4 +1,4 @@
-"""Encode the replies of a recording and write their rows beside it, 32 bytes each (see `query_mutator.encoder.known`).
+"""Encode the replies of a recording and write their rows beside it, 32 bytes each (see `query_mutator.llm.embeddings`).
 
     python scripts/reply_vectors.py query_mutator/data/recorded/smollm2-135m.jsonl.xz \
         --dataset query_mutator/data/questions/general.jsonl query_mutator/data/questions/general_2.jsonl
@@ -9,6 +9,7 @@ Rewrites are left out: guards compare them with the question, to the last digit.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -24,10 +25,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 from recorded_requests import rewriting, task_of
 
 from query_mutator.encoder import resolve_encoder
-from query_mutator.encoder.known import recorded_texts, vectors_path, write_rows
-from query_mutator.encoder.weights import DEFAULT_ENCODER
 from query_mutator.env.task import CallSettings
+from query_mutator.files import atomic_write
 from query_mutator.files.replies import Recording
+from query_mutator.llm.embeddings import FORMAT, recorded_texts, vectors_path
 from query_mutator.types import FloatArray, read_part
 
 KEPT, PIECES, TYPICAL = 256, 32, 256
@@ -44,11 +45,13 @@ def main() -> None:
     rewrites = rewrites_in(recording, arguments.dataset)
     texts = recorded_texts(recording)
     places = np.array([place for place, text in enumerate(texts) if text not in rewrites], np.uint32)
-    encoder = resolve_encoder(DEFAULT_ENCODER)
+    encoder = resolve_encoder()
     rows = encoded(encoder.inner, [texts[place] for place in places])
     quantized = quantize(rows, places)
     path = vectors_path(arguments.recording)
-    write_rows(path, quantized, recording=recording.sha256, encoder=encoder.fingerprint)
+    about = json.dumps({"format": FORMAT, "recording": recording.sha256, "encoder": encoder.fingerprint})
+    with atomic_write(path) as file:
+        np.savez(file, about=np.array(about), **quantized)
     print(f"{path}: {len(rows):,} rows, {path.stat().st_size / 1e6:.2f} MB")
 
 

@@ -16,9 +16,9 @@ from typing import Any
 from benchmarks.attack.behaviors import BEHAVIORS, GOOD, LARGE, UNCHECKED, embeddings
 from benchmarks.attack.harness import Finished, Outcome, run_cli, run_qm
 from benchmarks.attack.hostile import MODEL, HostileServer, answer_to
-from query_mutator.encoder import resolve_encoder
 from query_mutator.errors import QueryMutatorError
 from query_mutator.llm.client import ModelServer
+from query_mutator.llm.embeddings import encoder_named
 from query_mutator.llm.stack import ClientStack, build_client
 from query_mutator.types import MAX_ERROR_CHARS, ChatRequest, Completion
 from train_query_mutator import main as train_main
@@ -122,7 +122,7 @@ def _embeddings(rng: random.Random, folder: Path, name: str) -> Outcome:
     server = HostileServer(behavior, rng=rng, share=rng.choice([1.0, 0.3]), embeds=True)
     stack = build_client(server.url, backend="ollama", timeout_s=TIMEOUT_S, max_retries=0)
     try:
-        encoder = resolve_encoder(f"ollama:{MODEL}", embed=stack.embed)
+        encoder = encoder_named(f"ollama:{MODEL}", stack.embed)
         for _ in range(5):
             try:
                 rows = encoder.encode([str(rng.random()), "text"])

@@ -173,7 +173,7 @@ class Rewriter:
         saved = load_saved(path, plugins)
         given = {"cache": DIRECT.cache, "wait_for_server_s": DIRECT.wait_for_server_s, **settings}
         given = {name: value for name, value in given.items() if value is not None}
-        models = open_models(acting_settings(saved.system, given, saved=saved), light=True)
+        models = open_models(acting_settings(saved.system, given, saved=saved))
         try:
             return cls(saved, models, call_price=call_price)
         except BaseException:

@@ -52,7 +52,7 @@ def check_judge(flags: JudgeCheckFlags) -> None:
     settings = group_of(
         ModelSettings, flags, target_model=flags.judge_model, mutator_model=flags.judge_model, encoder="hash"
     )
-    with open_models(settings, light=True) as models:
+    with open_models(settings) as models:
         judge = make_judge(models.calls, flags, seed=0)
         assert judge is not None
         client = Retry(models.calls.eval_client, models.retry_policy)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,6 @@ from query_mutator.cli.outputs import rows_of, show
 from query_mutator.commands.plan_run import PlanFlags, plan_run
 from query_mutator.data import Split
 from query_mutator.data.logs import read_logged_replies
-from query_mutator.encoder import english_words
 from query_mutator.env.task import CallSettings, EpisodeRules, build_task
 from query_mutator.errors import UsageError
 from query_mutator.evaluation.cost import power_in_words
@@ -33,6 +32,7 @@ from query_mutator.forms import ALL, FORMS
 from query_mutator.forms import select as select_forms
 from query_mutator.llm.backends import BACKENDS, choose_backend
 from query_mutator.operators import NONE
+from query_mutator.operators.english import english_words
 from query_mutator.plan.choose import LearnedArms, PlanChoice, choose_from_log
 from query_mutator.plan.race import MAX_CALLS, MIN_CALLS, find_plan, questions_searched
 from query_mutator.plan.table import grade_log
@@ -181,9 +181,8 @@ def _read_log(flags: PlanFlags, path: Path) -> None:
         if not missing:
             settings = replace(settings, forms=",".join(found.saved.plan.operators))
             acting = split or Split(train=(_STAND_IN,))
-            with closing(encoder_of(flags, None, light=True)) as encoder:
-                run.can_play(_unasked_task(settings, acting, encoder), _system(flags), settings, acting)
-                run.finish(found)
+            run.can_play(_unasked_task(settings, acting, encoder_of(flags, None)), _system(flags), settings, acting)
+            run.finish(found)
         else:
             run.finish(found)
         folder = run.run_dir.path

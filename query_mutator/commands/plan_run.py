@@ -80,7 +80,7 @@ class PlanFlags(
     )  # fmt: skip
     IN_FILE: ClassVar[tuple[str, ...]] = (
         "adaptive", "allow_mixed", "call_price", "deadline_s", "deterministic", "device", "domain", "early_stop",
-        "encoder_max_tokens", "judge_form", "keep_alive", "max_reply_mb", "skip_unchanged",
+        "judge_form", "keep_alive", "max_reply_mb", "skip_unchanged",
     )  # fmt: skip
 
     minutes: Annotated[float, Gt(0), Le(10_000)] = 5.0

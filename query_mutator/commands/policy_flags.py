@@ -81,7 +81,7 @@ def open_policy(flags: PolicyFlags) -> Iterator[Rewriter]:
     """Yield the policy of --checkpoint with the models of its training, or those that flags name."""
     saved = load_saved(flags.checkpoint, flags.plugin)
     settings = system_settings(flags, flags.of_training(saved.system), saved)
-    with open_models(settings, light=True) as models:
+    with open_models(settings) as models:
         if settings.backend == AUTO:  # no model is known from training, as after --from-logs
             note(models.choice.reason)
         with Rewriter(saved, models) as rewriter:

@@ -19,7 +19,7 @@ from query_mutator.confidence.answer_keys import AnswerKind, Attempt, LoggedAnsw
 from query_mutator.confidence.features import CLOSENESS, FEATURES, FORM, feature_row
 from query_mutator.confidence.scorers import BothScorer, Candidate, Scorer
 from query_mutator.confidence.submission import combined
-from query_mutator.encoder.base import Encoder
+from query_mutator.encoder import Encoder
 from query_mutator.errors import TooFewAnswersError, UsageError
 from query_mutator.types import BoolArray, DoubleArray, IntArray
 

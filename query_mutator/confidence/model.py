@@ -38,7 +38,7 @@ from query_mutator.confidence.features import FEATURES, LOGPROB
 from query_mutator.confidence.scorers import SCORERS, Candidate, Scorer
 from query_mutator.confidence.stored import VERSION, FitReport, read_stored
 from query_mutator.confidence.submission import combined, submitted
-from query_mutator.encoder.base import Encoder
+from query_mutator.encoder import Encoder
 from query_mutator.errors import UsageError
 from query_mutator.registry import check_known
 from query_mutator.stats.agreement import reliability

@@ -10,7 +10,7 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ from typing import Any
 import huggingface_hub  # loads its parts when they are used
 
 from query_mutator.cli.console import note
-from query_mutator.encoder.weights import hub_cache_folder
 from query_mutator.errors import DatasetError, hide_credentials, reason_of
 from query_mutator.files import file_sha256
 
@@ -140,6 +139,14 @@ def _snapshot(wanted: HubName, revision: str, names: Iterable[str], *, local: bo
             local_files_only=local,
         )
     )
+
+
+def hub_cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
+    """Return the hub's cache folder, from the hub client's own environment variables."""
+    for variable, tail in (("HF_HUB_CACHE", ""), ("HF_HOME", "hub"), ("XDG_CACHE_HOME", "huggingface/hub")):
+        if environ.get(variable):
+            return Path(environ[variable]).expanduser() / tail
+    return Path.home() / ".cache" / "huggingface" / "hub"
 
 
 def _endpoint() -> str | None:

@@ -1,29 +1,11 @@
-"""The sentence encoder: texts to unit vectors [n, dim], cached, from wherever its weights are found.
+"""The sentence encoder: texts to unit vectors [n, dim], each encoded once.
 
-`resolve_encoder(name)` returns a `CachedEncoder`; `embed_documents` adds a cache on disk for texts that are the same in
-every run, and `english_ranks` is the word list that comes with the default weights. Importing this package loads numpy
-only: torch and sentence-transformers are imported when weights are loaded. It imports `files`, `types` and `errors`.
+`resolve_encoder(name)` returns a `CachedEncoder`. The bundled encoder needs numpy only; sentence-transformers is
+imported when another model is loaded. The room imports `types` and `errors`.
 """
 
-from query_mutator.encoder.base import Encoder, HashEncoder, RemoteEncoder, unit_rows
-from query_mutator.encoder.cached import CachedEncoder, cache_dir, embed_documents, resolve_encoder, sha256_of
-from query_mutator.encoder.weights import DEFAULT_ENCODER, PACKAGE, english_ranks, english_words, packaged_folder
-from query_mutator.errors import EncoderError
+from query_mutator.encoder.base import Encoder, HashEncoder, unit_rows
+from query_mutator.encoder.cached import CachedEncoder, resolve_encoder
+from query_mutator.encoder.minilm import DEFAULT_ENCODER, vocabulary
 
-__all__ = [
-    "DEFAULT_ENCODER",
-    "PACKAGE",
-    "CachedEncoder",
-    "Encoder",
-    "EncoderError",
-    "HashEncoder",
-    "RemoteEncoder",
-    "cache_dir",
-    "embed_documents",
-    "english_ranks",
-    "english_words",
-    "packaged_folder",
-    "resolve_encoder",
-    "sha256_of",
-    "unit_rows",
-]
+__all__ = ["DEFAULT_ENCODER", "CachedEncoder", "Encoder", "HashEncoder", "resolve_encoder", "unit_rows", "vocabulary"]

@@ -1,32 +1,21 @@
-"""What every sentence encoder offers, and two without weights here: feature hashing, and a model server."""
+"""What every sentence encoder offers, and two of them: feature hashing, and the sentence-transformers library."""
 
 from __future__ import annotations
 
 import hashlib
-import itertools
+import os
 import re
+import threading
 import zlib
-from collections.abc import Callable, Sequence
-from functools import lru_cache
-from typing import Protocol
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 
-from query_mutator.errors import BackendError, EncoderError
 from query_mutator.types import FloatArray
 
-READ_CHARS = 100_000  # of one text: more than any encoder's context; tokenizing megabytes takes gigabytes
-
-HASH_DIM = 384
-CACHED_WORDS = 65_536
 _END = zlib.crc32(b"\0")  # keeps an empty text off the zero vector
-
-#: (model, texts, keep) -> rows [n, dim]; calls `keep` with the rows while the call still counts as in flight
-Embed = Callable[[str, Sequence[str], Callable[[FloatArray], None]], FloatArray]
-
-TEXTS_AT_ONCE = 256  # in a request: a server's replies are bounded
-
-PROBE = "What does this encoder make of a plain sentence?"
 
 
 class Encoder(Protocol):
@@ -41,15 +30,6 @@ class Encoder(Protocol):
         """Return one unit row per text, [n, dim]; thread-safe."""
         ...
 
-    def close(self) -> None:
-        """Release what the encoder holds; idempotent."""
-        ...
-
-
-def readable(texts: Sequence[str]) -> list[str]:
-    """Return the beginning of each text, as much as an encoder may read."""
-    return [text[:READ_CHARS] for text in texts]
-
 
 def unit_rows(rows: FloatArray) -> FloatArray:
     """Return the rows [n, dim] scaled to length one; rows of zeros stay."""
@@ -58,84 +38,65 @@ def unit_rows(rows: FloatArray) -> FloatArray:
 
 
 class HashEncoder:
-    """Feature hashing of words and character trigrams: deterministic, instant, no torch, no meaning beyond spelling."""
+    """Feature hashing of words and character trigrams: deterministic, instant, no meaning beyond spelling."""
 
-    def __init__(self, dim: int = HASH_DIM) -> None:
-        self.name = "hash"
+    name, source = "hash", "feature hashing, no weights"
+
+    def __init__(self, dim: int = 384) -> None:
         self.dim = dim
-        self.source = "feature hashing, no weights"
         self.fingerprint = f"hash-{dim}"
-
-    def __repr__(self) -> str:
-        return f"HashEncoder(dim={self.dim})"
 
     def encode(self, texts: Sequence[str]) -> FloatArray:
         """Return one unit row per text, [n, dim]."""
         rows = np.zeros((len(texts), self.dim), np.float32)
-        for row, text in zip(rows, readable(texts), strict=True):
+        for row, text in zip(rows, texts, strict=True):
             words = re.findall(r"\w+", text.lower())
-            hashes = np.array([_END, *itertools.chain.from_iterable(map(_word_hashes, words))], np.uint32)
+            padded = (f"<{word}>" for word in words)
+            features = [*words, *(word[i : i + 3] for word in padded for i in range(len(word) - 2))]
+            hashes = np.array([_END, *(zlib.crc32(feature.encode()) for feature in features)], np.uint32)
             signs = np.where(hashes >> np.uint32(31), np.float32(1), np.float32(-1))
             np.add.at(row, hashes % np.uint32(self.dim), signs)
         return unit_rows(rows)
 
-    def close(self) -> None:
-        """Do nothing; there are no weights to release."""
 
+class LibraryEncoder:
+    """Runs a folder or a model of the hub with sentence-transformers; `deterministic` encodes one text at a time."""
 
-@lru_cache(maxsize=CACHED_WORDS)
-def _word_hashes(word: str) -> tuple[int, ...]:
-    """Return the hashes of a word and of its character trigrams."""
-    padded = f"<{word}>"
-    features = [word, *(padded[i : i + 3] for i in range(len(padded) - 2))]
-    return tuple(zlib.crc32(feature.encode()) for feature in features)
-
-
-class RemoteEncoder:
-    """Normalizes the embeddings of a model server; `embed(model, texts, keep)` makes the call."""
-
-    def __init__(self, model: str, embed: Embed) -> None:
-        self.name = f"ollama:{model}"
-        self.source = f"model {model} on the Ollama server"
-        self._model = model
-        self._embed = embed
-        #: Callback for texts and their unit rows [n, dim], called before they are used.
-        self.on_encoded: Callable[[Sequence[str], FloatArray], None] = lambda texts, rows: None
-        self.dim = 0  # unknown until the first row
-        probe = self._encode([PROBE])
-        self.dim = int(probe.shape[1])
-        # A server may serve other weights under the same name: the vector of one sentence tells them apart.
-        self.fingerprint = hashlib.sha256(f"{model}:{np.round(probe, 3).tolist()}".encode()).hexdigest()
-
-    def __repr__(self) -> str:
-        return f"RemoteEncoder({self._model})"
+    def __init__(self, spec: str, *, device: str, deterministic: bool) -> None:
+        self.name = spec.rstrip("/").rpartition("/")[2]
+        self.source = f"local folder {spec}" if Path(spec).is_dir() else f"{spec} of the hub"
+        self._rows = 1 if deterministic else 64
+        self._model = _load(spec, device)
+        self.dim = int(self._model.get_embedding_dimension())
+        self._lock = threading.Lock()
+        digest = hashlib.sha256(repr(sorted(self._model.tokenizer.get_vocab().items())).encode())
+        for name, tensor in self._model.state_dict().items():
+            digest.update(name.encode() + tensor.float().cpu().numpy().tobytes())
+        self.fingerprint = digest.hexdigest() + (":one-row" if deterministic else "")
 
     def encode(self, texts: Sequence[str]) -> FloatArray:
-        """Return one unit row per text, [n, dim]; BackendError for rows of another length than the first ones."""
-        starts = range(0, len(texts), TEXTS_AT_ONCE)
-        rows = [self._encode(texts[start : start + TEXTS_AT_ONCE]) for start in starts]
-        return np.concatenate(rows) if rows else np.empty((0, self.dim), np.float32)
+        """Return one unit row per text, [n, dim]."""
+        import torch
 
-    def _encode(self, texts: Sequence[str]) -> FloatArray:
-        kept: list[FloatArray] = []
+        with self._lock:
+            if self._rows == 1:
+                torch.set_num_threads(1)  # a setting of each calling thread
+            settings = {"batch_size": self._rows, "normalize_embeddings": True, "show_progress_bar": False}
+            return np.asarray(self._model.encode(list(texts), **settings), np.float32)
 
-        def keep(rows: FloatArray) -> None:
-            kept.append(self._unit(np.asarray(rows, np.float32), count=len(texts)))
-            self.on_encoded(texts, kept[-1])
 
-        self._embed(self._model, [text or " " for text in readable(texts)], keep)  # servers reject ""
-        return kept[-1]
+def _load(spec: str, device: str) -> Any:
+    """Load a model, without a request to the hub if it is on this machine; no code or pickle of a model is run."""
+    from sentence_transformers import SentenceTransformer
+    from transformers.utils import logging
 
-    def _unit(self, rows: FloatArray, *, count: int) -> FloatArray:
-        if rows.ndim != 2 or rows.shape[1] == 0 or not (self.dim or rows.any()):
-            raise EncoderError(f"model {self._model!r} gave no embeddings; choose another, such as ollama:all-minilm")
-        if rows.shape != (count, self.dim or rows.shape[1]):
-            shape = " x ".join(map(str, rows.shape))
-            raise BackendError(f"model {self._model!r} gave {shape} embeddings in place of {count} x {self.dim}")
-        if not np.isfinite(rows).all():
-            raise BackendError(f"model {self._model!r} gave embeddings that are not finite numbers")
-        with np.errstate(over="ignore"):  # beyond 1e19 a row's norm is infinite, and the row becomes zero
-            return unit_rows(rows)
-
-    def close(self) -> None:
-        """Do nothing; the client owns the connection."""
+    settings = {"device": device, "trust_remote_code": False, "model_kwargs": {"use_safetensors": True}}
+    logging.disable_progress_bar()
+    try:
+        return SentenceTransformer(spec, local_files_only=True, **settings)
+    except Exception:
+        if Path(spec).is_dir() or os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
+            raise
+        return SentenceTransformer(spec, **settings)
+    finally:
+        logging.enable_progress_bar()

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Collection, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
+from zipfile import BadZipFile
 
 import numpy as np
+from tqdm import tqdm
 
 from ppo.frozen import InferencePolicy
 from query_mutator.cli.console import note
 from query_mutator.data.split import target_key
-from query_mutator.encoder import CachedEncoder, Encoder, embed_documents
+from query_mutator.encoder import CachedEncoder, Encoder
 from query_mutator.env.task import Task
+from query_mutator.errors import DiskError
 from query_mutator.evaluation.comparison import Comparison, Method, QuestionTasks, standard_methods
 from query_mutator.evaluation.cost import PLAN_CALLS, EvaluationCost
 from query_mutator.evaluation.methods import Evaluator, by_policy
 from query_mutator.evaluation.summary import PLAN, Results, summarize
+from query_mutator.files import atomic_write, encode, user_cache_folder
 from query_mutator.files.json_lines import JsonLines
 from query_mutator.learners.plan import Plan, plan_policy, plan_task
 from query_mutator.plan.choose import PlanChoice
@@ -27,14 +32,29 @@ from query_mutator.session.models import OpenModels
 from query_mutator.types import Question
 
 SEEN, UNSEEN = "targets of training", "other targets"
+TEXTS_AT_ONCE = 64  # between two updates of the progress bar
 SAMPLE_SEED = 0  # the same questions in every run, whatever its seed
 
 
 def embed_questions(encoder: Encoder, questions: Sequence[Question]) -> None:
     """Put questions and references into the encoder's cache, from the cache folder if they were embedded before."""
     texts = sorted({text for question in questions for text in (question.text, question.reference) if text})
-    if isinstance(encoder, CachedEncoder) and texts:
-        encoder.put(texts, embed_documents(texts, encoder, what="embedding questions"))
+    if not isinstance(encoder, CachedEncoder) or not texts:
+        return
+    path = (
+        user_cache_folder() / f"embeddings-{hashlib.sha256(encode([encoder.fingerprint, *texts])).hexdigest()[:24]}.npz"
+    )
+    with suppress(OSError, ValueError, KeyError, EOFError, BadZipFile), np.load(path, allow_pickle=False) as saved:
+        rows = saved["rows"]
+        if rows.shape == (len(texts), encoder.dim) and rows.dtype == np.float32 and np.isfinite(rows).all():
+            encoder.put(texts, rows)
+            return
+    with tqdm(total=len(texts), desc="embedding questions", unit="text", disable=None) as bar:
+        for start in range(0, len(texts), TEXTS_AT_ONCE):
+            encoder.encode(chunk := texts[start : start + TEXTS_AT_ONCE])
+            bar.update(len(chunk))
+    with suppress(DiskError, OSError), atomic_write(path) as file:
+        np.savez(file, rows=encoder.encode(texts))
 
 
 def fixed_sample(questions: Sequence[Question], size: int) -> tuple[Question, ...]:

@@ -8,7 +8,7 @@ from functools import cache
 from importlib import resources
 from typing import NamedTuple
 
-from query_mutator.encoder import english_ranks
+from query_mutator.encoder import vocabulary
 from query_mutator.operators.guards import LANGUAGES
 
 MAX_CHARS = 4_000  # longer texts are documents
@@ -34,6 +34,19 @@ _CODE = re.compile(
 
 _SENTENCE_END = re.compile(r"(?<=[.!?…])[\"')\]]*\s+(?=[^\s])|\n+")
 _ABBREVIATIONS = ("e.g.", "i.e.", "etc.", "vs.", "approx.")
+
+
+@cache
+def english_ranks() -> dict[str, int]:
+    """Return the whole words of the encoder's vocabulary by rank; 0 is the most frequent."""
+    words = (word for word in vocabulary() if re.fullmatch(r"[a-z]+", word))
+    return {word: rank for rank, word in enumerate(words)}
+
+
+@cache
+def english_words() -> frozenset[str]:
+    """Return the words of `english_ranks`."""
+    return frozenset(english_ranks())
 
 
 @cache

@@ -13,9 +13,18 @@ from collections.abc import Iterable
 from functools import lru_cache
 from importlib import resources
 
-from query_mutator.encoder import english_ranks
 from query_mutator.errors import UsageError
-from query_mutator.operators.english import forms, grammar, like, pieces, plural, split_word, stems, words_of
+from query_mutator.operators.english import (
+    english_ranks,
+    forms,
+    grammar,
+    like,
+    pieces,
+    plural,
+    split_word,
+    stems,
+    words_of,
+)
 from query_mutator.operators.guards import LANGUAGES
 
 MIN_LETTERS = 3

@@ -15,9 +15,7 @@ from threadpoolctl import threadpool_limits
 
 from query_mutator.bounds import group_of
 from query_mutator.cli.console import closing_on_interrupt, show_status
-from query_mutator.encoder import CachedEncoder, resolve_encoder
-from query_mutator.encoder.base import Embed, RemoteEncoder
-from query_mutator.encoder.known import known_rows
+from query_mutator.encoder import CachedEncoder
 from query_mutator.errors import UsageError
 from query_mutator.llm.backends import (
     BACKENDS,
@@ -28,6 +26,7 @@ from query_mutator.llm.backends import (
     resolve_backend,
 )
 from query_mutator.llm.client import ModelServer
+from query_mutator.llm.embeddings import Embed, ServerEncoder, encoder_named, known_rows
 from query_mutator.llm.retry import RetryPolicy
 from query_mutator.llm.stack import ClientStack, build_client
 from query_mutator.llm.store import Store
@@ -97,7 +96,7 @@ class OpenModels:
         """Look into the store of a run first from now on, and write every reply and a server's embeddings there."""
         self.calls.keep(store)
         inner = self.encoder.inner
-        if not isinstance(inner, RemoteEncoder):
+        if not isinstance(inner, ServerEncoder):
             return
         if known := store.vectors():
             rows = np.stack([np.frombuffer(row, dtype="<f4") for row in known.values()])
@@ -123,7 +122,7 @@ class OpenModels:
         }
 
     def close(self) -> None:
-        """Close connections, server and encoder; idempotent."""
+        """Close connections and server; idempotent."""
         self.resources.close()
 
     def __enter__(self) -> Self:
@@ -133,11 +132,11 @@ class OpenModels:
         self.close()
 
 
-def open_models(settings: ModelSettings, *, dataset: str | None = None, light: bool = False) -> OpenModels:
+def open_models(settings: ModelSettings, *, dataset: str | None = None) -> OpenModels:
     """Start and connect what `settings` name; UsageError or BackendError for a model that no server has.
 
-    Without a server, recorded replies answer the questions of `dataset` if it is the bundled set. `light` encodes
-    without torch where that gives the same rows. The files of ResolvedModels must have their digests.
+    Without a server, recorded replies answer the questions of `dataset` if it is the bundled set. The files of
+    ResolvedModels must have their digests.
     """
     with ExitStack() as stack:
         # Calls search and encode from many threads at once: BLAS threads beside each would outnumber the cores.
@@ -150,9 +149,8 @@ def open_models(settings: ModelSettings, *, dataset: str | None = None, light: b
         if isinstance(settings, ResolvedModels):
             check_files(calls.servers, settings.file_digests)
         calls.require_models([target, mutator])
-        encoder = encoder_of(settings, calls.embed, light=light)
+        encoder = encoder_of(settings, calls.embed)
         encoder.gathers = not settings.deterministic and any(server.runs_files for server in calls.servers)
-        stack.callback(encoder.close)
         if choice.recording is not None:
             encoder.known = known_rows(choice.recording, encoder.fingerprint)
         stack.enter_context(closing_on_interrupt(calls.close))
@@ -255,16 +253,9 @@ def check_open_files(settings: ModelSettings, *, servers: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
-def encoder_of(settings: ModelSettings, embed: Embed | None, *, light: bool = False) -> CachedEncoder:
+def encoder_of(settings: ModelSettings, embed: Embed | None) -> CachedEncoder:
     """Return the encoder that the settings name; `embed` makes the calls of one on a server."""
-    return resolve_encoder(
-        settings.encoder,
-        device=settings.device,
-        deterministic=settings.deterministic,
-        max_tokens=settings.encoder_max_tokens,
-        embed=embed,
-        light=light,
-    )
+    return encoder_named(settings.encoder, embed, device=settings.device, deterministic=settings.deterministic)
 
 
 def check_files(servers: Sequence[ModelServer], digests: Sequence[str]) -> None:

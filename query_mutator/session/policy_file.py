@@ -36,8 +36,7 @@ from query_mutator.confidence import ConfidenceModel
 from query_mutator.data import BUNDLED
 from query_mutator.data.hub import PREFIX as HUB
 from query_mutator.data.split import Split, target_key
-from query_mutator.encoder import Encoder, sha256_of
-from query_mutator.encoder.weights import DEFAULT_ENCODER
+from query_mutator.encoder import DEFAULT_ENCODER, Encoder
 from query_mutator.env.observation import Projection
 from query_mutator.env.task import Task, can_be_shown, rewrite_settings
 from query_mutator.errors import CheckpointError, UsageError
@@ -122,7 +121,7 @@ def background_of(task: Task, split: Split, *, dataset: str) -> Background:
 
 def text_digest(text: str) -> str:
     """Return a short digest of a text."""
-    return sha256_of(text)[:_DIGEST_CHARS]
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:_DIGEST_CHARS]
 
 
 def digest_of(one: Operator | Form) -> str:

@@ -27,7 +27,6 @@ from query_mutator.data import (
     validation_split,
 )
 from query_mutator.data.loaders import GENERAL_2, GRADED_BY, OPENED_BY
-from query_mutator.encoder import english_words
 from query_mutator.env.observation import Projection
 from query_mutator.env.task import CallSettings, EpisodeRules, Task, build_task
 from query_mutator.errors import DatasetError, KeywordError, UsageError
@@ -35,6 +34,7 @@ from query_mutator.forms import Form
 from query_mutator.llm.checkup import JudgeForm
 from query_mutator.llm.stack import ClientStack
 from query_mutator.operators import Operator, PromptOperator, local_rewrite
+from query_mutator.operators.english import english_words
 from query_mutator.registry import nearest
 from query_mutator.rewards import DEFAULT_RUBRIC, Judge, WeightedReward
 from query_mutator.session.models import OpenModels, ResolvedModels, open_models

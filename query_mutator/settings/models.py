@@ -98,8 +98,6 @@ class Encoding(Group):
 
     encoder: str = "all-MiniLM-L6-v2"
     """Sentence encoder: a folder, a hub name, ollama:NAME, or hash (instant, for benchmarks)."""
-    encoder_max_tokens: Annotated[int, Ge(8), Le(10**6)] | None = None
-    """Tokens of a text that the sentence encoder reads; by default as many as the model allows."""
 
 
 @dataclass(frozen=True, kw_only=True)

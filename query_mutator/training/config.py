@@ -67,7 +67,7 @@ class TrainConfig(
         "mutator_model", "dataset", "algo", "seed", "lr", "save_dir", "resume", "dry_run",
     )  # fmt: skip
     IN_FILE: ClassVar[tuple[str, ...]] = (
-        "encoder_max_tokens", "kappa", "max_pending_updates", "num_cosines", "num_eval_quantiles", "num_models",
+        "kappa", "max_pending_updates", "num_cosines", "num_eval_quantiles", "num_models",
         "num_quantiles", "per_alpha", "per_beta", "random_share", "sync_every", "target_tau",
     )  # fmt: skip
 

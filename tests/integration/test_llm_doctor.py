@@ -17,6 +17,7 @@ from query_mutator.env.scheduling import PooledScheduler
 from query_mutator.errors import BackendError, ServerDownError, UsageError
 from query_mutator.llm.checkup import context_sentence, schema_sentence
 from query_mutator.llm.client import ModelServer
+from query_mutator.llm.embeddings import encoder_named
 from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.openai import OpenAIBackend
 from query_mutator.llm.retry import DEFAULT_POLICY
@@ -316,7 +317,7 @@ def test_a_text_beyond_the_context_fails_alone_among_those_sent_with_it(server: 
         return (yield Encode((text,)))
 
     stack = build_client(server.url, num_ctx=128)
-    encoder = resolve_encoder("ollama:all-minilm", embed=stack.embed)
+    encoder = encoder_named("ollama:all-minilm", stack.embed)
     scheduler = PooledScheduler(client=stack.client, encoder=encoder, retry_policy=DEFAULT_POLICY, batch_size=4)
     for text in ("one", "two", LONG, "four"):
         scheduler.start(text, flow(text))

@@ -14,7 +14,7 @@ import pytest
 from benchmarks.attack.policies import packed, parts_of
 from query_mutator import operators
 from query_mutator.data.loaders import FOLDER
-from query_mutator.encoder.weights import DEFAULT_ENCODER
+from query_mutator.encoder import DEFAULT_ENCODER
 from query_mutator.env.task import CallSettings, Task
 from query_mutator.files.replies import RepliesHead, read_replies, reply_key, write_replies
 from query_mutator.llm.llama import LlamaBackend

@@ -42,7 +42,7 @@ def test_a_run_whose_replies_end_by_themselves_says_nothing_of_limits(
 
 @pytest.fixture(autouse=True)
 def no_known_embeddings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("QUERY_MUTATOR_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 @pytest.fixture

