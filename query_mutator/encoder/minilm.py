@@ -69,7 +69,8 @@ class MiniLM:
 
         def matrix(found: re.Match[bytes]) -> NDArray[Any]:
             scale = _array(file, file.index(b"_scaleJ", found.end()) + len(b"_scaleJ"))
-            return _array(file, found.end(), np.int8).reshape(-1, len(scale)) * scale
+            weight: NDArray[Any] = _array(file, found.end(), np.int8).reshape(-1, len(scale)) * scale
+            return weight
 
         words, positions = "embeddings.word_embeddings.weight", "embeddings.position_embeddings.weight"
         self._words = named(f"{words}_q", np.int8).reshape(-1, HIDDEN), named(f"{words}_scale").reshape(-1, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable, Collection, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
@@ -31,6 +32,8 @@ from query_mutator.plan.race import find_plan
 from query_mutator.session.models import OpenModels
 from query_mutator.types import Question
 
+logger = logging.getLogger(__name__)
+
 SEEN, UNSEEN = "targets of training", "other targets"
 TEXTS_AT_ONCE = 64  # between two updates of the progress bar
 SAMPLE_SEED = 0  # the same questions in every run, whatever its seed
@@ -53,8 +56,11 @@ def embed_questions(encoder: Encoder, questions: Sequence[Question]) -> None:
         for start in range(0, len(texts), TEXTS_AT_ONCE):
             encoder.encode(chunk := texts[start : start + TEXTS_AT_ONCE])
             bar.update(len(chunk))
-    with suppress(DiskError, OSError), atomic_write(path) as file:
-        np.savez(file, rows=encoder.encode(texts))
+    try:
+        with atomic_write(path) as file:
+            np.savez(file, rows=encoder.encode(texts))
+    except (DiskError, OSError) as error:
+        logger.warning("cache cannot be written: %s", error)
 
 
 def fixed_sample(questions: Sequence[Question], size: int) -> tuple[Question, ...]:

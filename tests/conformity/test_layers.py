@@ -38,7 +38,7 @@ ALLOWED: dict[str, set[str]] = {
     "stats": VOCABULARY,
     "files": VOCABULARY | {"stats"},
     "cli": VOCABULARY | {"bounds", "files", "ppo", "settings"},
-    "encoder": VOCABULARY | {"files"},
+    "encoder": VOCABULARY,
     "testing": VOCABULARY | {"bounds", "files", "settings", "stats"},
     "runs": BASE,
     "llm": BASE - {"cli"} | {"encoder"},
