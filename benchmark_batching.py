@@ -27,7 +27,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
@@ -49,13 +49,14 @@ from query_mutator.llm.stack import ClientStack, build_client
 from query_mutator.operators import OperatorContext
 from query_mutator.operators.base import clean_rewrite
 from query_mutator.report.benchmark import (
-    HEADER,
+    COLUMNS,
     BenchmarkConfig,
     BenchmarkPlan,
     Case,
     Measurement,
     Mode,
     Results,
+    cells,
     make_plan,
     recommend,
 )
@@ -90,13 +91,13 @@ def report(config: BenchmarkConfig, results: Results) -> None:
         raise BackendError(f"no call was answered within --budget-s {config.budget_s:g}; see qm doctor")
     recommended = recommend(rows, slots=results.slots)
     title = f"{results.num_queries} queries; {results.about}"
-    lines = [table(title, HEADER, [row.cells() for row in rows]), results.advice, results.remark]
+    lines = [table(title, [name for name, _ in COLUMNS.values()], [*map(cells, rows)]), results.advice, results.remark]
     if recommended is None:
         lines.append("no recommendation, as no asynchronous run was measured")
     else:
         flags = "--batch-size {batch_size} --num-processes {num_processes}: {steps_per_s:.3g} steps/s ({why})"
         lines.append(f"recommended: {flags.format_map(recommended)}")
-    data = {"rows": [asdict(row) for row in rows], "inferred_slots": results.slots, "recommended": recommended}
+    data = {"rows": rows, "inferred_slots": results.slots, "recommended": recommended}
     show(config, data, "\n".join(filter(None, lines)))
     if config.json not in (None, "-"):
         print(config.json)

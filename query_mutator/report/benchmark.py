@@ -6,7 +6,7 @@ import math
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Annotated, Any, Literal
 
@@ -21,9 +21,12 @@ from query_mutator.settings.models import ADDRESS_FLAGS
 from query_mutator.types import Completion
 
 Mode = Literal["sequential", "phase", "pipelined", "async"]
-HEADER = (
-    "mode", "batch", "calls", "wall s", "calls/s", "speed-up", "efficiency", "p50 s", "p95 s", "queue wait s", "failed",
-)  # fmt: skip
+COLUMNS = {
+    "mode": ("mode", ""), "batch_size": ("batch", ""), "calls": ("calls", ""), "wall_s": ("wall s", ".2f"),
+    "calls_per_s": ("calls/s", ".1f"), "speedup": ("speed-up", ".2f"), "efficiency": ("efficiency", ".2f"),
+    "p50_s": ("p50 s", ".3f"), "p95_s": ("p95 s", ".3f"), "queue_wait_s": ("queue wait s", ".3f"),
+    "failed": ("failed", ""),
+}  # fmt: skip
 WORTHWHILE = 0.95  # of the best rate: a larger batch that gains less is not recommended
 Case = tuple[Mode, int]  # mode, batch size
 CALLS_PER_QUERY = 2  # a rewrite, then an answer
@@ -154,44 +157,25 @@ class Measurement:
         return (self.calls - self.failed) / self.wall_s
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One row of the table: medians over several runs."""
+Row = dict[str, Any]  # of the table: a value for each of COLUMNS, medians over several runs
 
-    mode: Mode
-    batch_size: int
-    calls: int
-    wall_s: float
-    calls_per_s: float
-    speedup: float  # over sequential
-    efficiency: float  # shortest possible wall time with this many slots, over the measured one
-    p50_s: float
-    p95_s: float
-    queue_wait_s: float
 
-    failed: int  # calls of all runs
+def row_of(runs: Sequence[Measurement], case: Case, *, slots: int, sequential: float) -> Row:
+    """Return the row of the runs of a case; `sequential` is the calls/s to compare with.
 
-    @classmethod
-    def of(cls, runs: Sequence[Measurement], *, mode: Mode, batch_size: int, slots: int, sequential: float) -> Row:
-        """Return the medians over the runs of one mode and batch size; `sequential` is the calls/s to compare with."""
-        at_once = min(batch_size, slots)
-        shared = ("wall_s", "calls_per_s", "p50_s", "p95_s", "queue_wait_s")
-        medians = {name: median(getattr(run, name) for run in runs) for name in shared}
-        return cls(
-            mode=mode,
-            batch_size=batch_size,
-            calls=runs[0].calls,
-            speedup=medians["calls_per_s"] / sequential if sequential else math.nan,
-            efficiency=median(run.service_s / at_once / run.wall_s for run in runs),
-            failed=sum(run.failed for run in runs),
-            **medians,
-        )
+    Its efficiency is the shortest possible wall time with this many slots over the measured one.
+    """
+    (mode, size), names = case, ("wall_s", "calls_per_s", "p50_s", "p95_s", "queue_wait_s")
+    found = {name: median(getattr(run, name) for run in runs) for name in names}
+    found |= {"mode": mode, "batch_size": size, "calls": runs[0].calls, "failed": sum(run.failed for run in runs)}
+    found["speedup"] = found["calls_per_s"] / sequential if sequential else math.nan
+    found["efficiency"] = median(run.service_s / min(size, slots) / run.wall_s for run in runs)
+    return {name: found[name] for name in COLUMNS}
 
-    def cells(self) -> list[str]:
-        """Return the row as the table shows it, under HEADER."""
-        forms = ("", "", "", ".2f", ".1f", ".2f", ".2f", ".3f", ".3f", ".3f", "")
-        values = zip(astuple(self), forms, strict=True)
-        return ["-" if value != value else format(value, form) for value, form in values]
+
+def cells(row: Row) -> list[str]:
+    """Return a row as the table shows it."""
+    return ["-" if row[name] != row[name] else format(row[name], form) for name, (_, form) in COLUMNS.items()]
 
 
 def recommend(rows: Sequence[Row], *, slots: int | None) -> dict[str, Any] | None:
@@ -200,23 +184,22 @@ def recommend(rows: Sequence[Row], *, slots: int | None) -> dict[str, Any] | Non
     With two environments per call in flight, one is nearly always ready when a reply arrives. `slots` is the number of
     calls that the server processes at the same time, None when unknown. None without an asynchronous row.
     """
-    candidates = sorted((row for row in rows if row.mode == "async"), key=lambda row: row.batch_size)
+    candidates = sorted((row for row in rows if row["mode"] == "async"), key=lambda row: row["batch_size"])
     if not candidates:
         return None
-    best = max(row.calls_per_s for row in candidates)
-    chosen = next(row for row in candidates if row.calls_per_s >= WORTHWHILE * best)
-    if slots is not None and slots < candidates[-1].batch_size:
+    best = max(row["calls_per_s"] for row in candidates)
+    chosen = next(row for row in candidates if row["calls_per_s"] >= WORTHWHILE * best)
+    if slots is not None and slots < candidates[-1]["batch_size"]:
         reason = f"the server answers about {slots} call{'s' if slots > 1 else ''} at a time"
     elif chosen is candidates[-1]:
         reason = "the largest size measured; a larger one may be faster still"
     else:
         reason = f"larger sizes gain less than {1 - WORTHWHILE:.0%}"
-    rate = f"{chosen.calls_per_s:.1f} calls/s, {chosen.speedup:.1f} times sequential"
     return {
-        "batch_size": chosen.batch_size,
-        "num_processes": ENVIRONMENTS_PER_CALL * chosen.batch_size,
-        "steps_per_s": chosen.calls_per_s / CALLS_PER_STEP,
-        "why": f"{rate}; {reason}",
+        "batch_size": chosen["batch_size"],
+        "num_processes": ENVIRONMENTS_PER_CALL * chosen["batch_size"],
+        "steps_per_s": chosen["calls_per_s"] / CALLS_PER_STEP,
+        "why": f"{chosen['calls_per_s']:.1f} calls/s, {chosen['speedup']:.1f} times sequential; {reason}",
     }
 
 
@@ -324,8 +307,7 @@ class Results:
     def row(self, case: Case) -> Row:
         """Return the row of one case, compared with the sequential one."""
         alone = median(run.calls_per_s for run in self.runs.get(("sequential", 1), self.runs[case]))
-        mode, size = case
-        return Row.of(self.runs[case], mode=mode, batch_size=size, slots=self.slots or size, sequential=alone)
+        return row_of(self.runs[case], case, slots=self.slots or case[1], sequential=alone)
 
     def line(self, case: Case) -> str:
         """Return the row of one case on one line."""
@@ -333,5 +315,5 @@ class Results:
         if case not in self.runs:
             return f"{name}: no call was made"
         row = self.row(case)
-        took = f"{row.calls} calls in {row.wall_s:.2f} s, {row.calls_per_s:.1f} calls/s, speed-up {row.speedup:.2f}"
-        return f"{name}: {took}" + (f", {row.failed} failed" if row.failed else "")
+        took = "{calls} calls in {wall_s:.2f} s, {calls_per_s:.1f} calls/s, speed-up {speedup:.2f}".format_map(row)
+        return f"{name}: {took}" + (f", {row['failed']} failed" if row["failed"] else "")

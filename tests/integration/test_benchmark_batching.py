@@ -14,7 +14,7 @@ import pytest
 
 from benchmark_batching import BenchmarkConfig, connect, main, make_queries, run_mode
 from query_mutator.cli.console import exit_code
-from query_mutator.report.benchmark import BenchmarkPlan, Measurement, Mode, Row, make_plan, recommend
+from query_mutator.report.benchmark import BenchmarkPlan, Measurement, Mode, Row, make_plan, recommend, row_of
 from query_mutator.testing import Echo, FaultPlan, start_server
 from tests.patience import measured
 
@@ -124,16 +124,16 @@ def test_sequential_goes_from_rewrite_to_answer() -> None:
 
 def test_efficiency_is_the_share_of_the_least_wall_time() -> None:
     run = Measurement(calls=8, wall_s=0.5, service_s=0.8, p50_s=0.1, p95_s=0.1, queue_wait_s=0.0)
-    four = Row.of([run], mode="async", batch_size=4, slots=64, sequential=8.0)
-    assert four.efficiency == pytest.approx(0.8 / 4 / 0.5)
-    assert (four.speedup, four.calls_per_s) == (2.0, 16.0)
-    assert Row.of([run], mode="async", batch_size=4, slots=2, sequential=8.0).efficiency == pytest.approx(0.8)
+    four = row_of([run], ("async", 4), slots=64, sequential=8.0)
+    assert four["efficiency"] == pytest.approx(0.8 / 4 / 0.5)
+    assert (four["speedup"], four["calls_per_s"]) == (2.0, 16.0)
+    assert row_of([run], ("async", 4), slots=2, sequential=8.0)["efficiency"] == pytest.approx(0.8)
 
 
 def test_recommended_is_the_smallest_batch_near_the_best() -> None:
     def row(size: int, wall_s: float) -> Row:
         run = Measurement(calls=100, wall_s=wall_s, service_s=10.0, p50_s=0.1, p95_s=0.1, queue_wait_s=0.0)
-        return Row.of([run], mode="async", batch_size=size, slots=64, sequential=10.0)
+        return row_of([run], ("async", size), slots=64, sequential=10.0)
 
     found = recommend([row(1, 10.0), row(4, 2.6), row(8, 1.3), row(16, 1.27)], slots=64)
     assert found is not None

@@ -148,7 +148,7 @@ def test_whatever_a_model_said_stays_a_text(run: Path, tmp_path: Path, text: str
     assert qm("report", run, "-o", path) == 0
     assert text.replace("\ud800", "\ufffd")[:MAX_CHARS] in texts_of(path)
     assert text not in whole_page(path) or "<" not in text
-    assert path.stat().st_size < 500_000
+    assert len(whole_page(path)) < 1_000_000
 
 
 def test_the_page_of_a_long_run_is_bounded(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,7 +157,7 @@ def test_the_page_of_a_long_run_is_bounded(run: Path, tmp_path: Path, monkeypatc
     found = RunReader(run)
     assert [row["set"] for row in found.questions].count("test") == 2
     assert len(found.evaluation.left_out) == 1
-    assert found.episodes.total > len(found.episode_rows) > 1
+    assert found.episodes.total > 3 >= len(found.episode_rows) > 1
     numbers = [each["number"] for each in found.episode_rows]
     assert numbers[0] == 1
     assert len({later - earlier for earlier, later in pairwise(numbers)}) == 1

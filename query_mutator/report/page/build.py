@@ -17,6 +17,7 @@ from jinja2 import Environment, FileSystemLoader
 
 from query_mutator.errors import reason_of
 from query_mutator.files import atomic_write, encode
+from query_mutator.files.metrics import METRICS
 from query_mutator.lab.analysis.html_page import html_document
 from query_mutator.report.page import charts, questions
 from query_mutator.report.page.figures import CALLS, LEARNING, Price, curves_of
@@ -110,7 +111,7 @@ def _environment() -> Environment:
         "signed2": lambda value: charts.signed(value, 2),
     }
     found.globals |= helpers | {"max_chars": MAX_CHARS}
-    found.globals["word_diff"] = questions.word_diff
+    found.globals |= {"word_diff": questions.word_diff, "metrics": METRICS}
     return found
 
 

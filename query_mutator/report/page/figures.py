@@ -77,24 +77,18 @@ class Figures:
             kind = (row["error"] or {}).get("kind", "unknown")
             self._failures[str(kind), str(row["operator"])] += 1
 
-    def calls(self, summary: Mapping[str, Any], *, is_timed: bool = True) -> list[tuple[str, float, str, str]]:
-        """Return name, value, unit and meaning of the figures on calls; without times unless `is_timed`."""
+    def calls(self, *, is_timed: bool = True) -> dict[str, float]:
+        """Return the figures on calls; without times unless `is_timed`."""
         found = {key: self.last[key] + self._before[key] for key in _TOTALS if key in self.last}
         for key in _MEANS if is_timed else _MEANS[:-_NUM_TIMES]:
             if (mean := self._mean(key)) is not None:
                 found[key] = mean
-        rows = [(key, value, METRICS[key].unit, _meaning(key)) for key, value in found.items()]
         if "llm/latency_s" in found and "llm/queue_wait_s" in found:
-            service = found["llm/latency_s"] - found["llm/queue_wait_s"]
-            rows.append(("service time", service, "s", "mean latency of a call less its wait in the queue"))
+            found["service time"] = found["llm/latency_s"] - found["llm/queue_wait_s"]
         if is_timed and self._calls and "llm/limit" in self.last:
-            busy = self._in_flight / self._calls
-            rows.append(("calls in flight", busy, "calls", "mean, by Little's law: calls per second times latency"))
-            rows.append(("share of the limit", busy / self.last["llm/limit"], "share", "calls in flight / limit"))
-        if "eval_llm_calls" in summary:
-            meaning = "periodic and final, those of the cache apart"
-            rows.append(("calls of evaluations", summary["eval_llm_calls"], "calls", meaning))
-        return rows
+            found["calls in flight"] = self._in_flight / self._calls
+            found["share of the limit"] = found["calls in flight"] / self.last["llm/limit"]
+        return found
 
     @property
     def failures(self) -> list[tuple[str, str, int]]:
@@ -165,10 +159,6 @@ def _band(row: Mapping[str, Any]) -> tuple[float, float, float] | tuple[()]:
     """Return step and Wilson's interval of the success on validation questions."""
     n = int(row.get("validation/questions", 0) - row.get("validation/unscored", 0))
     return (row["step"], *wilson_interval(min(n, round(row[VALIDATION] * n)), n)) if n > 0 else ()
-
-
-def _meaning(key: str) -> str:
-    return METRICS[key].meaning.replace("since the last row", "over the run")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,10 +44,10 @@ class RunReader:
 
     def __init__(self, folder: str | Path, *, price: Price | None = None) -> None:
         self.folder = Path(folder)
+        self.name = self.folder.resolve().name
         self.evaluation, self.figures, self.usage = Evaluation(), Figures(), TrainingUsage()
         self.episodes, self.choices = Episodes(), Choices()
-        files = (_CONFIG, _METRICS, _STEPS, _OUTCOMES)
-        if not any((self.folder / name).exists() for name in files):
+        if not any((self.folder / name).exists() for name in (_CONFIG, _METRICS, _STEPS, _OUTCOMES)):
             raise UsageError(f"{folder}: no run folder; give one such as runs/latest")
         self._reading = _CONFIG  # what an error is in
         config = self._json(_CONFIG)
@@ -61,11 +61,6 @@ class RunReader:
             raise UsageError(
                 f"{self.folder / self._reading} is not a file of a run ({reason}); restore it or remove it"
             ) from error
-
-    @property
-    def name(self) -> str:
-        """Return the name of the run's folder."""
-        return self.folder.resolve().name
 
     def _read_all(self, config: Mapping[str, Any], price: Price | None) -> None:
         flags, backend = config.get("flags", {}), config.get("backend", {})
@@ -92,7 +87,8 @@ class RunReader:
         self.first, self.gains = self.usage.first_shares(), self.usage.gains()
         self.operators = sorted({*self.choices.totals, *self.first["shares"]})
         self.lines = self.figures.lines(self.results["methods"])
-        self.calls = self.figures.calls(summary, is_timed=self.is_timed)
+        self.calls = self.figures.calls(is_timed=self.is_timed)
+        self.eval_calls = summary.get("eval_llm_calls")
         self.cost = price and cost_of(price, training=self.figures.tokens, summary=summary, evaluation=self.evaluation)
         self.server = ", ".join(map(str, flags.get("ollama_url") or [backend.get("url") or ""]))
         self.origin = {name: self._setting(config.get(name)) for name in _ORIGIN}
