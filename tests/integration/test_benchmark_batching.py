@@ -156,7 +156,7 @@ def test_recommended_is_the_smallest_batch_near_the_best() -> None:
         (["--openai-url", "http://h", "--ollama-url", "http://h", "--target-model", "x"], "name servers of two kinds"),
         (["--num-ctx", "2048"], "--num-ctx is for an Ollama server"),
         (["--budget-s", "0"], "budget_s=0.0 must be above 0"),
-        (["--batch-size", "4"], "unknown flag --batch-size; did you mean --batch-sizes?"),
+        (["--batch-size", "4"], "--batch-size. Did you mean --batch-sizes?"),
     ],
 )
 def test_bad_input_is_one_line(flags: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
