@@ -155,7 +155,8 @@ def test_a_trainer_that_is_killed_resumes_from_its_stores(
 def test_the_error_of_a_worker_ends_the_run_with_its_line(
     ray_cluster: RayCluster, flags: list[str], tmp_path: Path
 ) -> None:
-    more = ["--engine", "ray", "--local-server-url", "http://127.0.0.1:9", "--wait-for-server", "0"]
+    (tmp_path / "down.json").write_text('{"local_server_url": "http://127.0.0.1:9"}')
+    more = ["--engine", "ray", "--config", str(tmp_path / "down.json"), "--wait-for-server", "0"]
     with pytest.raises(ServerDownError, match=r"nothing answers at http://127\.0\.0\.1:9"):
         trained(flags, tmp_path / "down", *more)
 
@@ -164,7 +165,6 @@ def test_the_error_of_a_worker_ends_the_run_with_its_line(
     ("given", "message"),
     [
         ("--num-workers 2", "--num-workers needs --engine ray"),
-        ("--local-server-url http://127.0.0.1:1", "--local-server-url needs --engine ray"),
         ("--engine ray --algo iqn", "--engine ray is for on-policy learners"),
         ("--engine ray --num-workers 5", "--num-workers 5 is more than --num-processes 4"),
         ("--engine ray --num-workers 4 --no-batching", "more than the 1 calls in flight of --no-batching"),

@@ -106,7 +106,8 @@ def test_a_mutator_without_a_usable_reply_leaves_the_rows_without_rewrites(
 ) -> None:
     server = serve(Librarian(), Mute())
     flags = [*flags, "--ollama-url", server.url, "--eval-interval", "0", "--max-failure-rate", "1"]
-    assert train(*flags, "--no-skip-unchanged") == 0
+    (tmp_path / "all.json").write_text('{"skip_unchanged": false}')
+    assert train(*flags, "--config", str(tmp_path / "all.json")) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "no replies: empty ×" in next(line for line in lines if line.startswith("best_single"))
     assert "no replies" not in next(line for line in lines if line.startswith("identity"))

@@ -256,12 +256,13 @@ def test_wrong_flags_cost_one_line(
 @pytest.fixture
 def flags(file: Path, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.chdir(tmp_path)
+    Path("short.json").write_text('{"mutator_max_tokens": 16}')
     return [
         *("--gguf", str(file), "--encoder", "hash", "--dataset", str(dataset), "--embedding-dims", "4"),
         *("--operators", "spelling,neutral,filler", "--save-interval", "1", "--num-processes", "4"),
         *EVERY_STEP,
         *("--num-steps", "4", "--batch-size", "4", "--num-mini-batch", "2", "--num-env-steps", "48"),
-        *("--target-max-tokens", "16", "--mutator-max-tokens", "16", "--no-evaluate"),
+        *("--target-max-tokens", "16", "--config", "short.json", "--no-evaluate"),
         *("--deterministic", "--cache", "off"),
     ]
 

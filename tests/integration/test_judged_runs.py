@@ -96,7 +96,8 @@ def test_a_run_with_a_judge_counts_and_bounds_its_calls(tiny_flags: list[str], t
 def test_a_reply_without_a_verdict_is_an_invalid_step_and_never_a_score(tiny_flags: list[str], tmp_path: Path) -> None:
     with served(Muttering()) as server:
         more = ("--reward", "judge", "--judge-model", "muttering", "--no-evaluate", "--max-failure-rate", "1")
-        words = ("--judge-form", "words", "--eval-interval", "0")
+        Path("words.json").write_text('{"judge_form": "words"}')
+        words = ("--config", "words.json", "--eval-interval", "0")
         assert main(flags_for(server, tiny_flags, *more, *words)) == 0
     run = (tmp_path / "runs" / "latest").resolve()
     rows = list(read_json_lines(run / "transcripts.jsonl"))

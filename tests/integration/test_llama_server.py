@@ -136,7 +136,7 @@ def flags(dataset: Path, tmp_path: Path) -> list[str]:
         *EVERY_STEP,
         *("--num-processes", "8", "--num-steps", "4", "--batch-size", "8", "--num-mini-batch", "2"),
         *("--num-env-steps", str(STEPS), "--eval-questions", "3", "--target-max-tokens", "32"),
-        *("--mutator-max-tokens", "24", "--cache", "eval"),  # the advice on slots comes after enough calls
+        *("--cache", "eval"),  # the advice on slots comes after enough calls
     ]
 
 

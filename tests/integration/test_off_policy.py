@@ -111,7 +111,7 @@ def test_checkpoint_of_another_algorithm_is_refused(
     ("flags", "wanted"),
     [
         (["--deterministic"], "--algo iqn has no deterministic mode"),
-        (["--learning-starts", "200", "--replay-size", "100"], "try --replay-size 200"),
+        (["--learning-starts", "200000"], "try --replay-size 200000"),
     ],
 )
 def test_flags_that_do_not_fit_are_one_line(

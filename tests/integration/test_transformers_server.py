@@ -50,8 +50,9 @@ def test_a_training_that_is_killed_and_resumed_and_an_evaluation(
         *("--dataset", str(dataset), "--embedding-dims", "4", "--operators", "neutral,filler"),
         *("--save-dir", str(tmp_path / "runs"), "--save-interval", "1", "--no-evaluate", "--eval-interval", "0"),
         *("--num-processes", "4", "--num-steps", "4", "--batch-size", "4", "--num-mini-batch", "2"),
-        *("--num-env-steps", "48", "--target-max-tokens", "8", "--mutator-max-tokens", "8", *EVERY_STEP),
+        *("--num-env-steps", "48", "--target-max-tokens", "8", "--config", "short.json", *EVERY_STEP),
     ]
+    (tmp_path / "short.json").write_text('{"mutator_max_tokens": 8}')
     run = tmp_path / "runs" / "latest"
     assert kill_when(start(flags, tmp_path), (run / "resume.previous.pt").exists)
     train(["--resume", str(run), "--openai-url", server.url, "--dataset", str(dataset)], tmp_path)

@@ -30,7 +30,7 @@ from query_mutator.errors import UsageError
 from query_mutator.lab.analysis.config import ExtractFlags
 from query_mutator.llm.backends import ServerFlags
 from query_mutator.settings.calls import Calls
-from query_mutator.settings.learner import IQNConfig
+from query_mutator.settings.learner import PRESETS, IQNConfig
 from query_mutator.training.config import TrainConfig, parse_config
 from tests.qm_command import qm
 from train_query_mutator import main
@@ -112,6 +112,19 @@ def test_command_line_wins_over_config_file_over_table_over_shared_keys(project:
     assert {str(project), str(project.parent / "more.toml")} <= files_read().keys()
 
 
+def test_a_preset_is_between_the_fields_and_the_files(project: Path) -> None:
+    project.write_text("[train]\nbudget = 3\n")
+    config = parse_config(["--preset", "frugal", "--plan-calls", "50"])
+    assert (config.algo, config.max_asks, config.budget, config.plan_calls) == ("direct", 2, 3.0, 50)
+    project.write_text('[train]\npreset = "frugal"\n')
+    assert (parse_config([]).algo, parse_config(["--algo", "ppo"]).algo) == ("direct", "ppo")
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_is_valid(name: str) -> None:
+    assert parse_config(["--preset", name]).given == {"preset", *PRESETS[name]}
+
+
 def test_the_file_is_named_once(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     project.write_text("[train]\nseed = 5\nlr = 0.5\n")
     assert [parse_config(["--lr", "0.1"]).seed for _ in range(2)] == [5, 5]
@@ -169,6 +182,7 @@ def test_a_config_file_may_have_the_tables_of_a_project(project: Path) -> None:
         ("[train]\nuse-batching = 'x'", "Invalid value for [use-batching] from qm.toml"),
         ("[train.seed]\na = 1", 'Unknown option: "[seed][a]" from qm.toml'),
         ("[train]\nseed = ", "qm.toml: not TOML (Invalid value (at end of document)); write `name = value` lines"),
+        ("keep-alive = 'forever'", "keep_alive 'forever' is not a time; try 30m"),
         ("batch-size = 0", "batch_size=0 must be at least 1; the default is 8"),
     ],
 )
@@ -329,8 +343,6 @@ def test_every_number_flag_has_bounds(name: str) -> None:
         (["--ollama-url", "ftp://there"], "--ollama-url: 'ftp://there' is not an address of a server"),
         (["--openai-url", "localhost:8000/v1"], "--openai-url localhost:8000/v1 has no scheme"),
         (["--device", "."], "--device '.' is not a device of torch"),
-        (["--question-column", "nope"], "--question-column is for a file; general has its own columns"),
-        (["--keep-alive", "forever"], "--keep-alive 'forever' is not a time; try 30m"),
         (["--target-model", ""], "--target-model '' is empty; give a value, or leave the flag out"),
         (["--name", "a\x1bb"], r"--name 'a\x1bb' has a control character"),
         (["--dataset", "x" * 5000], "is longer than 4096 characters"),
@@ -391,8 +403,9 @@ def test_too_little_memory_is_one_line(capsys: pytest.CaptureFixture[str]) -> No
 
 def test_server_flags_have_the_names_types_and_defaults_of_the_trainer() -> None:
     ours, trainer = flags_of(ServerFlags), flags_of(TrainConfig)
-    assert {name: (flag.names, flag.hint) for name, flag in ours.items()} == {
-        name: (trainer[name].names, trainer[name].hint) for name in ours
+    shared = ours.keys() - {*TrainConfig.IN_FILE}
+    assert {name: (ours[name].names, ours[name].hint) for name in shared} == {
+        name: (trainer[name].names, trainer[name].hint) for name in shared
     }
     defaults = {field.name: field.default for field in dataclasses.fields(TrainConfig)}
     assert all(field.default == defaults[field.name] for field in dataclasses.fields(ServerFlags))
