@@ -12,7 +12,6 @@ are there. A resumed command makes no call again that was answered, and asks tho
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from query_mutator.data.loaders import QUESTION_COLUMNS
-from query_mutator.env.flow import Call, Flow, Need, map_needs
+from query_mutator.env.flow import Call, Flow
 from query_mutator.env.scheduling import Scheduler
 from query_mutator.errors import UsageError
 from query_mutator.files import atomic_write, decode_object, encode, parse_json_object
@@ -291,18 +290,6 @@ def ask_once(ask: Ask, request: ChatRequest, more: dict[str, object] | None = No
     """Yield the one call of a line; return its Answer."""
     completion = yield Call(request)
     return completion, more
-
-
-def metered(flow: Flow, tokens: Counter[str]) -> Flow:
-    """Yield the needs of a flow and return its result; count the tokens of its calls."""
-
-    def count(need: Need) -> Flow:
-        result = yield need
-        if isinstance(need, Call):
-            tokens.update(prompt_tokens=result.prompt_tokens, completion_tokens=result.completion_tokens)
-        return result
-
-    return map_needs(flow, count)
 
 
 def answer_file(

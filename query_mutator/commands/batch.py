@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
@@ -20,7 +19,6 @@ from query_mutator.apply.batch_files import (
     BatchRows,
     answer_file,
     ask_once,
-    metered,
     parse_line,
     read_input,
     request_of,
@@ -256,15 +254,14 @@ def _policy_work(flags: BatchFlags) -> Iterator[Work]:
 
 def _rewritten(episode: Flow, *, model: str) -> Flow:
     """Yield the needs of an episode; return the Answer that it submitted, with what was done to the prompt."""
-    tokens: Counter[str] = Counter()
-    outcome: Outcome = yield from metered(episode, tokens)
+    outcome: Outcome = yield from episode
     if outcome.error is not None:
         return Completion(error=outcome.error), None
     completion = Completion(
         text=outcome.answer,
         model=model,
-        prompt_tokens=tokens["prompt_tokens"],
-        completion_tokens=tokens["completion_tokens"],
+        prompt_tokens=outcome.tokens - outcome.reply_tokens,
+        completion_tokens=outcome.reply_tokens,
         hit_limit=outcome.is_cut,
     )
     rejected = [{"operator": operator, "guard": guard} for operator, guard in outcome.rejected]

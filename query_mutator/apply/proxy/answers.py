@@ -14,7 +14,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, aclosing
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -48,6 +48,7 @@ from query_mutator.types import (
 
 Mode = Literal["gate", "full"]
 Ask = Callable[[Framed], Awaitable[Completion]]  # asks the target; raises if the upstream fails
+Send = Callable[[Headers, AsyncIterator[bytes]], Awaitable[web.StreamResponse]]
 
 MAX_HELD_LINES = 100_000  # of a stream that begins without text; a line is a token
 
@@ -59,6 +60,7 @@ class Exchange:
     call: ChatCall
     path: str
     headers: Headers  # of the client, for the upstream
+    send: Send  # headers and body of the reply
     skips: bool = False  # whether the client asks to pass
     wants_field: bool = False  # whether it asks for the field `qm`
     mode: str = "passed"
@@ -66,7 +68,7 @@ class Exchange:
     decision: str = "passed"
     operators: Sequence[str] = ()
     calls: int = 0
-    asked: str = ""  # the question, or the rewrite
+    asked: str = ""  # the wording; "" is the question's
     form: str = AS_IS  # in which it was asked
     overhead_s: float = 0.0  # until the request that answers was sent
 
@@ -78,28 +80,6 @@ class Exchange:
     def elapsed_s(self) -> float:
         """Return the seconds since the request came."""
         return time.perf_counter() - self.started
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
-    """The beginning of a reply, and the body as it arrives; `stack` is closed after it."""
-
-    headers: Headers
-    body: AsyncIterator[bytes]
-    stack: AsyncExitStack = field(default_factory=AsyncExitStack)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rewritten:
-    """The wording to ask, or whose answer to return, in its form; `problem` says why it is the original one."""
-
-    text: str
-    form: str = AS_IS
-    framed: Framed  # messages and options that ask it
-    operators: tuple[str, ...] = ()
-    calls: int = 0  # to the mutator
-    problem: str | None = None  # the guard that the rewrites failed
-    rejected: tuple[tuple[str, str], ...] = ()  # operator and guard of rewrites that were not used
 
 
 class PolicyAnswerer:
@@ -126,56 +106,41 @@ class PolicyAnswerer:
         """Start no more calls; those in flight end with the client."""
         self._callers.shutdown(wait=False, cancel_futures=True)
 
-    async def answer(self, exchange: Exchange) -> Reply:
-        """Return the reply; UpstreamError or UpstreamGone if the upstream gives none."""
+    async def answer(self, exchange: Exchange) -> web.StreamResponse:
+        """Send the reply; UpstreamError or UpstreamGone if the upstream gives none."""
         reason = self._skip_reason(exchange)
         if reason is not None:
-            exchange.decision, exchange.asked = f"passed; {reason}", exchange.question
-            reply = await self._ask(exchange, exchange.call.body)
-        else:
-            exchange.mode = self._mode
-            reply = await (self._gate(exchange) if self._mode == "gate" else self._full(exchange))
-        self._metrics.count("qm_decisions_total", decision=exchange.decision.partition(";")[0], mode=exchange.mode)
-        for operator in (*exchange.operators, *(() if exchange.form == AS_IS else (exchange.form,))):
-            self._metrics.count("qm_rewrites_total", operator=operator)
-        self._metrics.observe("qm_first_byte_seconds", exchange.elapsed_s(), mode=exchange.mode)
-        return replace(reply, body=self._timed(reply.body, exchange))
+            exchange.decision = f"passed; {reason}"
+            return await self._ask(exchange, exchange.call.body)
+        exchange.mode = self._mode
+        return await (self._gate(exchange) if self._mode == "gate" else self._full(exchange))
 
     async def rewrite(self, exchange: Exchange) -> Json:
         """Return what would be asked in the place of a question, its operators and form, and why it stays as it is.
 
         A form that is more than one text is not used.
         """
-        reason = self._skip_reason(exchange)
-        problem = reason if reason is not None or self._asks_once else "policy"
-        if problem is not None:
-            return {"question": exchange.question, "operators": [], "form": AS_IS, "calls": 0, "problem": problem}
-        found = await self._rewritten(exchange.call, usable=lambda framed: framed.text is not None)
-        self._count(found)
+        question = exchange.question
+        problem = self._skip_reason(exchange) or (None if self._asks_once else "policy")
+        if problem is None:
+            framed = await self._rewritten(exchange, usable=lambda framed: framed.text is not None)
+            question, problem = framed.text or question, exchange.decision.partition("; ")[2] or None
+        facts = _facts(exchange)
         return {
-            "question": found.framed.text,
-            "operators": list(found.operators),
-            "form": found.form,
-            "calls": found.calls,
-            "problem": found.problem,
+            "question": question,
+            **{name: facts[name] for name in ("operators", "form", "calls")},
+            "problem": problem,
         }
 
     def _skip_reason(self, exchange: Exchange) -> str | None:
         return "asked" if exchange.skips else chat.skip_reason(exchange.call, max_tokens=self._max_question_tokens)
 
-    async def _timed(self, body: AsyncIterator[bytes], exchange: Exchange) -> AsyncIterator[bytes]:
-        async with aclosing(body) as chunks:  # type: ignore[type-var]
-            async for chunk in chunks:
-                yield chunk
-        self._metrics.observe("qm_request_seconds", exchange.elapsed_s(), mode=exchange.mode)
-
     # --- the modes ---------------------------------------------------------------------------------------------------
 
-    async def _gate(self, exchange: Exchange) -> Reply:
+    async def _gate(self, exchange: Exchange) -> web.StreamResponse:
         call, whole = exchange.call, None
         exchange.overhead_s = exchange.elapsed_s()
-        async with AsyncExitStack() as stack:
-            response = await self._open(stack, exchange, call.body)
+        async with self._opened(exchange, call.body) as response:
             if call.streams:
                 lines = chat.read_lines(self._upstream.pieces(response))
                 held, text = await _opening(lines, call)
@@ -183,23 +148,23 @@ class PolicyAnswerer:
                 whole = await self._upstream.read_object(response)
                 text = without_thought(chat.text_of(call.api, whole))
             if not is_refusal(text):
-                exchange.decision, exchange.asked = "kept", exchange.question
+                exchange.decision = "kept"
                 if whole is None:
-                    return self._streamed(exchange, response, held, lines, stack.pop_all())
-                return self._finished(exchange, whole)
-        # Here the slot is free again: a refusal that was streaming is cut.
+                    return await self._send_stream(exchange, response, lines, held)
+                return await self._send_whole(exchange, whole)
+        # Here the call has ended: a refusal that was streaming is cut.
         return await self._full(exchange, first=text, whole=whole)
 
-    async def _full(self, exchange: Exchange, *, first: str | None = None, whole: Json | None = None) -> Reply:
+    async def _full(
+        self, exchange: Exchange, *, first: str | None = None, whole: Json | None = None
+    ) -> web.StreamResponse:
         """Answer with what the policy submits; `first` is the answer to the question, if known, `whole` its reply.
 
         A policy that asks once rewrites, and its one answer streams; it would submit `first` in the place of asking.
         """
         call, api = exchange.call, exchange.call.api
         if first is None and self._asks_once:
-            found = await self._rewritten(call, usable=call.takes)
-            self._decide(exchange, found)
-            return await self._ask(exchange, call.asking(found.framed))
+            return await self._ask(exchange, call.asking(await self._rewritten(exchange, usable=call.takes)))
         original = call.key(Framed.user(exchange.question))
         answers = {} if first is None else {original: Completion(text=first)}
         replies = {} if whole is None else {original: whole}
@@ -214,29 +179,28 @@ class PolicyAnswerer:
             return answers[key]
 
         known = None if self._rewriter.task.rules.policy_asks else first
-        found = await self._act(call, ask, first_answer=known, usable=call.takes)
-        self._decide(exchange, found)
-        key = call.key(found.framed)
+        framed = await self._act(exchange, ask, first_answer=known, usable=call.takes)
+        key = call.key(framed)
         if key not in replies:
-            return await self._ask(exchange, call.asking(found.framed))
+            return await self._ask(exchange, call.asking(framed))
         exchange.overhead_s = sent_s[key]
-        return self._finished(exchange, replies[key])
+        return await self._send_whole(exchange, replies[key])
 
-    async def _rewritten(self, call: ChatCall, *, usable: Callable[[Framed], bool]) -> Rewritten:
-        """Return the wording that a policy that asks once would ask, in a request that is `usable`."""
-        return await self._act(call, _never, mode="blind", asks_at_end=False, usable=usable)
+    async def _rewritten(self, exchange: Exchange, *, usable: Callable[[Framed], bool]) -> Framed:
+        """Return what a policy that asks once would ask, in a request that is `usable`."""
+        return await self._act(exchange, _never, mode="blind", asks_at_end=False, usable=usable)
 
-    async def _act(self, call: ChatCall, ask: Ask, **settings: Any) -> Rewritten:
-        """Return the wording whose answer the policy submits to a call's question."""
-        question, calls, models = call.question or "", 0, self._rewriter.models
+    async def _act(self, exchange: Exchange, ask: Ask, **settings: Any) -> Framed:
+        """Let the policy act on a question, note what it did, and return what asks for the answer that it submits."""
+        question, models = exchange.question, self._rewriter.models
         flow: Flow = await asyncio.to_thread(self._rewriter.flow, question, limits=self._limits, **settings)
 
         async def complete(request: ChatRequest) -> Completion:
-            nonlocal calls
             if request.purpose == "target":
                 return await ask(self._framed(request.messages, request.options, request.temperature))
-            calls += 1
-            if options := call.runner_options(request.model):
+            exchange.calls += 1
+            self._metrics.count("qm_calls_total", purpose="rewrite")
+            if options := exchange.call.runner_options(request.model):
                 request = replace(request, options={**request.options, **options})
             with self._metrics.calling(request.model):
                 return await complete_in_thread(models.calls.eval_client, request, self._callers)
@@ -244,50 +208,33 @@ class PolicyAnswerer:
         found: Rewrite = await run_flow_async(
             flow, complete=complete, encoder=models.encoder, retry_policy=models.retry_policy
         )
+        for operator, guard in found.rejected:
+            self._metrics.count("qm_rejected_rewrites_total", operator=operator, guard=guard)
         framed = self._framed(found.messages, found.options, found.temperature)
         form = AS_IS if framed.text == found.text else found.form  # a form that is not usable leaves the wording
         if (found.text, form) == (question, AS_IS):
-            problem = found.rejected[0][1] if found.rejected else None
-            framed = Framed.user(question)
-            return Rewritten(text=question, framed=framed, calls=calls, problem=problem, rejected=found.rejected)
+            exchange.decision = f"guarded; {found.rejected[0][1]}" if found.rejected else "kept"
+            return Framed.user(question)
         others = {*CONTROLS, *(each.name for each in self._rewriter.task.forms)}
-        return Rewritten(
-            text=found.text,
-            form=form,
-            framed=framed,
-            operators=tuple(name for name in found.operators if name not in others),
-            calls=calls,
-            rejected=found.rejected,
-        )
+        exchange.decision, exchange.asked, exchange.form = "rewritten", found.text, form
+        exchange.operators = [name for name in found.operators if name not in others]
+        return framed
 
     def _framed(self, messages: Sequence[Message], options: Mapping[str, Any], temperature: float) -> Framed:
         """Return what a form asks for; omit the temperature unless the form overrides that of training."""
         is_own = temperature != self._rewriter.task.calls.temperature
         return Framed(messages=tuple(messages), options=options, temperature=temperature if is_own else None)
 
-    def _decide(self, exchange: Exchange, found: Rewritten) -> None:
-        exchange.operators, exchange.asked, exchange.form = found.operators, found.text, found.form
-        exchange.calls += found.calls
-        self._count(found)
-        if found.problem is not None:
-            exchange.decision = f"guarded; {found.problem}"
-        else:
-            is_kept = (found.text, found.form) == (exchange.question, AS_IS)
-            exchange.decision = "kept" if is_kept else "rewritten"
-
-    def _count(self, found: Rewritten) -> None:
-        self._metrics.count("qm_calls_total", found.calls, purpose="rewrite")
-        for operator, guard in found.rejected:
-            self._metrics.count("qm_rejected_rewrites_total", operator=operator, guard=guard)
-
     # --- calls and replies -------------------------------------------------------------------------------------------
 
-    async def _open(self, stack: AsyncExitStack, exchange: Exchange, body: Json) -> ClientResponse:
-        """Send a request of the client's form to the upstream, which `stack` closes."""
-        stack.enter_context(self._metrics.calling(exchange.call.upstream_model))
+    @asynccontextmanager
+    async def _opened(self, exchange: Exchange, body: Json) -> AsyncIterator[ClientResponse]:
+        """Send a request of the client's form to the upstream, and yield the reply before its body."""
         exchange.calls += 1
         self._metrics.count("qm_calls_total", purpose="answer")
-        return await stack.enter_async_context(self._upstream.post(exchange.path, body, exchange.headers))
+        with self._metrics.calling(exchange.call.upstream_model):
+            async with self._upstream.post(exchange.path, body, exchange.headers) as response:
+                yield response
 
     async def _reply(self, exchange: Exchange, framed: Framed) -> Json:
         """Return the upstream's whole reply to a form of the question, with log probabilities if it gives them."""
@@ -302,29 +249,25 @@ class PolicyAnswerer:
         return await self._read(exchange, body)
 
     async def _read(self, exchange: Exchange, body: Json) -> Json:
-        async with AsyncExitStack() as stack:
-            return await self._upstream.read_object(await self._open(stack, exchange, body))
+        async with self._opened(exchange, body) as response:
+            return await self._upstream.read_object(response)
 
-    async def _ask(self, exchange: Exchange, body: Json) -> Reply:
-        """Return the upstream's answer as it arrives."""
+    async def _ask(self, exchange: Exchange, body: Json) -> web.StreamResponse:
+        """Send the upstream's answer as it arrives."""
         exchange.overhead_s = exchange.elapsed_s()
         if not exchange.call.streams:
-            return self._finished(exchange, await self._read(exchange, body))
-        async with AsyncExitStack() as stack:
-            response = await self._open(stack, exchange, body)
-            return self._streamed(
-                exchange, response, [], chat.read_lines(self._upstream.pieces(response)), stack.pop_all()
-            )
+            return await self._send_whole(exchange, await self._read(exchange, body))
+        async with self._opened(exchange, body) as response:
+            return await self._send_stream(exchange, response, chat.read_lines(self._upstream.pieces(response)))
 
-    def _streamed(
+    async def _send_stream(
         self,
         exchange: Exchange,
         response: ClientResponse,
-        held: Iterable[list[bytes]],
         lines: AsyncIterator[list[bytes]],
-        stack: AsyncExitStack,
-    ) -> Reply:
-        """Return the reply of lines held back and those that follow, under the client's model name."""
+        held: Iterable[list[bytes]] = (),
+    ) -> web.StreamResponse:
+        """Send lines held back and those that follow, under the client's model name."""
         model = exchange.call.model
 
         async def body() -> AsyncIterator[bytes]:
@@ -334,20 +277,32 @@ class PolicyAnswerer:
             async for piece in chat.renamed_lines(lines, model):
                 yield piece
 
-        headers = end_to_end(response.headers, "content-length")
-        headers.update(_headers(exchange))
-        return Reply(headers=headers, body=body(), stack=stack)
+        return await self._send(exchange, end_to_end(response.headers, "content-length"), body())
 
-    def _finished(self, exchange: Exchange, reply: Json) -> Reply:
-        """Return a whole reply, as a stream if the client wants one."""
+    async def _send_whole(self, exchange: Exchange, reply: Json) -> web.StreamResponse:
+        """Send a whole reply, as a stream if the client wants one."""
         call = exchange.call
         if call.streams:
             content_type, content = chat.STREAM_TYPES[call.api], b"".join(chat.as_stream(call, reply))
         else:
             field_qm = {"qm": _facts(exchange)} if exchange.wants_field else {}
             content_type, content = "application/json", orjson.dumps({**reply, "model": call.model, **field_qm})
-        headers = CIMultiDict({"Content-Type": content_type, **_headers(exchange)})
-        return Reply(headers=headers, body=slices(content))
+        return await self._send(exchange, CIMultiDict({"Content-Type": content_type}), slices(content))
+
+    async def _send(
+        self, exchange: Exchange, headers: CIMultiDict[str], body: AsyncIterator[bytes]
+    ) -> web.StreamResponse:
+        """Send a reply that says in its headers what was done, without the question."""
+        facts = {**_facts(exchange), "operators": ",".join(exchange.operators)}
+        del facts["question"]
+        headers.update({f"X-QM-{name.replace('_', '-').title()}": str(value) for name, value in facts.items()})
+        self._metrics.count("qm_decisions_total", decision=exchange.decision.partition(";")[0], mode=exchange.mode)
+        for operator in (*exchange.operators, *(() if exchange.form == AS_IS else (exchange.form,))):
+            self._metrics.count("qm_rewrites_total", operator=operator)
+        self._metrics.observe("qm_first_byte_seconds", exchange.elapsed_s(), mode=exchange.mode)
+        response = await exchange.send(headers, body)
+        self._metrics.observe("qm_request_seconds", exchange.elapsed_s(), mode=exchange.mode)
+        return response
 
 
 def _facts(exchange: Exchange) -> Json:
@@ -358,15 +313,8 @@ def _facts(exchange: Exchange) -> Json:
         "form": exchange.form,
         "calls": exchange.calls,
         "overhead_ms": round(1000 * exchange.overhead_s, 1),
-        "question": exchange.asked,
+        "question": exchange.asked or exchange.question,
     }
-
-
-def _headers(exchange: Exchange) -> dict[str, str]:
-    """Return what was done as headers, without the question."""
-    facts = {**_facts(exchange), "operators": ",".join(exchange.operators)}
-    del facts["question"]
-    return {f"X-QM-{name.replace('_', '-').title()}": str(value) for name, value in facts.items()}
 
 
 async def _never(framed: Framed) -> Completion:

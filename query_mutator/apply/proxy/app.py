@@ -7,6 +7,7 @@ import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
+from functools import partial
 from importlib import resources
 from urllib.parse import quote
 
@@ -162,9 +163,11 @@ class Proxy:
         call = chat.read_call("/api/chat", {"model": chat.virtual_name(""), "messages": messages})
         if call is None or not messages:
             raise web.HTTPBadRequest(text='send {"messages": [{"role": "user", "content": "..."}]}')
-        exchange = Exchange(call=call, path=request.path, headers=self._sent(request))
-        exchange.skips = _wants(request, "X-QM-Skip")
-        return _json(await self._answerer.rewrite(exchange))
+        return _json(await self._answerer.rewrite(self._exchange(request, call)))
+
+    def _exchange(self, request: web.Request, call: chat.ChatCall) -> Exchange:
+        send, skips = partial(self._stream, request, 200), _wants(request, "X-QM-Skip")
+        return Exchange(call=call, path=request.path, headers=self._sent(request), send=send, skips=skips)
 
     # --- what goes to the upstream -----------------------------------------------------------------------------------
 
@@ -175,11 +178,9 @@ class Proxy:
         body = chat.parsed(content) if reads else None
         call, alias = chat.read_call(path, body), chat.virtual_in(body)
         if call is not None:
-            exchange = Exchange(call=call, path=path, headers=self._sent(request))
-            exchange.skips, exchange.wants_field = _wants(request, "X-QM-Skip"), _wants(request, "X-QM-Body")
-            reply = await self._answerer.answer(exchange)
-            async with reply.stack:
-                return await self._stream(request, 200, reply.headers, reply.body)
+            exchange = self._exchange(request, call)
+            exchange.wants_field = _wants(request, "X-QM-Body")
+            return await self._answerer.answer(exchange)
         if body is None or alias is None:
             model = chat.model_of(body)
             return await self._forward(request, content if request.body_exists else None, model=model)
