@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -267,13 +267,6 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     return ", ".join(found) or "other settings"
 
 
-class Shown(Protocol):
-    """A progress bar."""
-
-    def update(self) -> object:
-        """Count a line."""
-
-
 def request_of(ask: Ask, *, model: str, max_tokens: int, temperature: float) -> ChatRequest:
     """Return the request of a line; what it leaves open is as given."""
     return ChatRequest(
@@ -299,7 +292,7 @@ def answer_file(
     start: Callable[[Ask], Flow],
     *,
     failures: FailureWindow,
-    shown: Shown,
+    shown: Callable[[], object],
     on_bad_line: Callable[[int, str], None],
 ) -> None:
     """Answer all lines of a file that are not done; `start` returns the flow of a line, with its Answer.
@@ -318,7 +311,7 @@ def answer_file(
         assert isinstance(number, int)
         _finish(rows, in_progress.pop(number), completion, more)
         failures.add(np.array([completion.ok]))
-        shown.update()
+        shown()
 
 
 def _finish(rows: BatchRows, ask: Ask, completion: Completion, more: dict[str, object] | None) -> None:
@@ -330,7 +323,7 @@ def _finish(rows: BatchRows, ask: Ask, completion: Completion, more: dict[str, o
 
 
 def _asks(
-    lines: Sequence[bytes], rows: BatchRows, on_bad_line: Callable[[int, str], None], shown: Shown
+    lines: Sequence[bytes], rows: BatchRows, on_bad_line: Callable[[int, str], None], shown: Callable[[], object]
 ) -> Iterator[Ask]:
     """Yield what the lines ask that are not done; lines that ask nothing are done at once."""
     for number, line in enumerate(lines, 1):
@@ -341,6 +334,6 @@ def _asks(
         except ValueError as error:
             on_bad_line(number, str(error))
             rows.add(number, bad_line_row(number, str(error)), "invalid_line")
-            shown.update()
+            shown()
             continue
         yield ask

@@ -150,7 +150,7 @@ def _answer_all(flags: BatchFlags, work: Work, rows: BatchRows, lines: Sequence[
                 scheduler,
                 work.start,
                 failures=FailureWindow(rate, unit="lines"),
-                shown=bar,
+                shown=bar.update,
                 on_bad_line=_BadLines(flags.questions),
             )
     finally:

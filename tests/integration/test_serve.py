@@ -491,7 +491,6 @@ def test_examples_are_turns_before_the_question_and_a_header_names_the_form(
     "conversation",
     [
         {"messages": [{"role": "system", "content": "Be kind."}, {"role": "user", "content": SORT}]},
-        {"messages": [*TURNS, {"role": "user", "content": f"hello there, {SORT}"}]},
         {"messages": [{"role": "user", "content": SORT}], "options": {"stop": ["."]}},
     ],
 )

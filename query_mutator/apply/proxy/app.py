@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
 from functools import partial
@@ -52,7 +51,6 @@ LISTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 }
 _CORS = web.RequestKey("cors", dict[str, str])  # what lets the page that asked read the reply
 _CORS_PREFIX = "access-control-"
-_EMBEDS = re.compile(r"embed|minilm|\bbge\b|\be5\b|rerank|whisper|clip\b", re.IGNORECASE)
 
 
 class Proxy:
@@ -292,7 +290,7 @@ def _route(path: str) -> str:
 
 
 def with_virtual(path: str, replies: Sequence[Json]) -> Json:
-    """Return the lists of several servers as one, in which each model that writes text is followed by its virtual one.
+    """Return the lists of several servers as one, in which each model is followed by its virtual one.
 
     A model that several servers have is listed once.
     """
@@ -307,16 +305,8 @@ def with_virtual(path: str, replies: Sequence[Json]) -> Json:
             continue
         seen.add(name)
         listed.append(row)
-        if isinstance(row, dict) and _writes_text(row):
+        if isinstance(row, dict):
             listed.append(
                 {**row, **{key: chat.virtual_name(row[key]) for key in names if isinstance(row.get(key), str)}}
             )
     return {**replies[0], field: listed}
-
-
-def _writes_text(row: Json) -> bool:
-    """Return whether a listed model writes text: by its capabilities where the list has them, else by its name."""
-    capabilities = row.get("capabilities")
-    if isinstance(capabilities, list) and capabilities:
-        return "completion" in capabilities
-    return _EMBEDS.search(str(row.get("name") or row.get("id") or "")) is None

@@ -230,18 +230,6 @@ _UI_TASK = re.compile(
 )
 _CHAT_HISTORY = re.compile(r"<chat_history>|<context>|<source\b|Chat History:", re.IGNORECASE)
 _CODE = re.compile(r"```|~~~|^(?: {4}|\t)\S", re.MULTILINE)
-#: Words by which a question points at what was said before it.
-_POINTING = re.compile(
-    r"""\A\s*(?:and|but|so|or|then|also|why\s+not|what\s+about|how\s+about|what\s+else|same|again|continue|go\s+on
-      |more|another|yes|no|ok(?:ay)?|sure|thanks|thank\s+you)\b
-    |\b(?:it|its|it's|that|this|these|those|they|them|their|he|she|him|her|above|previous|earlier|before|last\s+one
-      |first\s+one|second\s+one|former|latter|you\s+(?:said|mentioned|wrote|suggested|gave)|your\s+(?:answer|code|example))\b""",
-    re.IGNORECASE | re.VERBOSE,
-)
-#: `it`, `that` and `this` that point at something within the question itself.
-_WITHIN = re.compile(
-    r"\b(?:that|which|who)\s+(?:is|are|has|have|was|were|can|do|does)\b|\bis\s+it\s+possible\b", re.IGNORECASE
-)
 
 
 def skip_reason(call: ChatCall, *, max_tokens: int = MAX_QUESTION_TOKENS) -> str | None:
@@ -264,14 +252,7 @@ def skip_reason(call: ChatCall, *, max_tokens: int = MAX_QUESTION_TOKENS) -> str
         return "code"
     if len(text) > max_chars:
         return "length"
-    if call.has_earlier_turns and depends_on_earlier_turns(text):
-        return "context"
-    return None
-
-
-def depends_on_earlier_turns(text: str) -> bool:
-    """Return whether a question seems to need what was said before it: it is very short, or points there."""
-    return len(text.split()) < 4 or _POINTING.search(_WITHIN.sub(" ", text)) is not None
+    return "context" if call.has_earlier_turns else None  # whoever rewrites does not see them
 
 
 # --- replies ---------------------------------------------------------------------------------------------------------

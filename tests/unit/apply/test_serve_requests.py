@@ -18,7 +18,6 @@ from query_mutator.apply.proxy.chat import (
     MAX_PARSED_VALUES,
     ChatCall,
     as_stream,
-    depends_on_earlier_turns,
     is_small,
     read_call,
     read_lines,
@@ -109,9 +108,7 @@ def test_a_task_in_the_metadata_passes_untouched() -> None:
     ("call", "reason"),
     [
         (chat(QUESTION), None),
-        (chat("hello", "hi", QUESTION), None),
         (chat("hello", "hi", "and how do i sort it"), "context"),
-        (chat("hello", "hi", "why?"), "context"),
         (chat(" \n"), "empty"),
         (chat(QUESTION, tools=[{"type": "function"}]), "tools"),
         (chat(QUESTION, tools=[]), None),
@@ -142,29 +139,13 @@ def test_images_of_a_message_pass_untouched() -> None:
     assert skip_reason(call) == "images"
 
 
-@pytest.mark.parametrize(
-    ("text", "depends"),
-    [
-        ("how do i join two paths that have different separators", False),
-        ("which function returns the length of a list", False),
-        ("is it possible to sort a list of names", False),
-        ("what about tuples and sets then", True),
-        ("explain your answer in more detail", True),
-        ("yes please do", True),
-    ],
-)
-def test_a_question_that_points_at_earlier_turns_depends_on_them(text: str, depends: bool) -> None:
-    assert depends_on_earlier_turns(text) is depends
-
-
-def test_lists_have_each_model_twice_but_those_that_write_no_text() -> None:
+def test_lists_have_each_model_twice() -> None:
     rows = [
         {"name": "a:1", "model": "a:1"},
-        {"name": "nomic-embed-text:latest"},
-        {"name": "b", "capabilities": ["embedding"]},
+        {"name": "b"},
     ]
     listed = with_virtual("/api/tags", [{"models": rows}])["models"]
-    assert [row["name"] for row in listed] == ["a:1", "a:1+qm", "nomic-embed-text:latest", "b"]
+    assert [row["name"] for row in listed] == ["a:1", "a:1+qm", "b", "b+qm"]
     assert listed[1]["model"] == "a:1+qm"
     models = with_virtual("/v1/models", [{"object": "list", "data": [{"id": "a"}]}])
     assert [row["id"] for row in models["data"]] == ["a", "a+qm"]
