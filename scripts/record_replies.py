@@ -4,7 +4,7 @@
     python scripts/record_replies.py --gguf smollm2 --dataset query_mutator/data/questions/general.jsonl \
         --out query_mutator/data/recorded/smollm2-135m.jsonl.xz
 
-Each reply is appended to the journal when it arrives: a run that was killed asks only what is neither there nor in the
+Each reply is kept in a store when it arrives: a run that was killed asks only what is neither there nor in the
 recording. It is packed from both at the end, and by --pack at any time. Exit code 3 when calls failed: run it again.
 """
 
@@ -18,7 +18,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -33,13 +33,11 @@ from query_mutator import forms
 from query_mutator.encoder import DEFAULT_ENCODER
 from query_mutator.env.task import CallSettings, Task
 from query_mutator.errors import EXIT_FAILURES, EXIT_INTERRUPTED, QueryMutatorError, UsageError
-from query_mutator.files import read_checked_json, write_checked_json
-from query_mutator.files.json_lines import JsonLines, read_json_lines
-from query_mutator.files.lock import locked
 from query_mutator.files.replies import RepliesHead, read_replies, reply_key, write_replies
 from query_mutator.llm.backends import open_servers
 from query_mutator.llm.client import Client, ModelServer
-from query_mutator.types import ChatRequest, Completion
+from query_mutator.llm.store import Store
+from query_mutator.types import ChatRequest, Completion, ErrorInfo
 
 CONTEXT = 1024  # tokens of a slot
 MOST_FAILURES = 20  # in a row: then the server is gone
@@ -72,7 +70,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--target-model", help="by default that of the file")
     parser.add_argument("--dataset", nargs="+", required=True, help="JSON-lines files of questions")
     parser.add_argument("--out", type=Path, required=True, help="the recording, a .jsonl.xz file")
-    parser.add_argument("--journal", type=Path, default="build/recorded", help="a folder for the replies so far")
+    parser.add_argument("--store", type=Path, default="build/recorded.sqlite", help="a file for the replies so far")
     parser.add_argument("--encoder", default=DEFAULT_ENCODER, help="chooses the examples that forms show")
     parser.add_argument("--forms", default=forms.ALL, help="A,B,... to ask in; the examples are those of general")
     parser.add_argument("--cleaned-by", nargs="*", default=[], help="local operators whose texts are asked as well")
@@ -102,7 +100,7 @@ def opened(arguments: argparse.Namespace) -> list[ModelServer]:
 
 
 def run(arguments: argparse.Namespace, servers: Sequence[ModelServer], stack: ExitStack) -> int:
-    """Ask what is not in the journal, pack the recording and return the exit code."""
+    """Ask what is not kept yet, pack the recording and return the exit code."""
     names = servers[0].default_models()
     model = arguments.target_model or (names[0] if names else "")
     servers[0].require_model(model)
@@ -114,35 +112,31 @@ def run(arguments: argparse.Namespace, servers: Sequence[ModelServer], stack: Ex
         model=model,
         model_sha256=servers[0].digest(model),
         made_with=f"{servers[0].title} {servers[0].version()}",
-        command=shlex.join(["python", *sys.argv]).replace(f" --journal {arguments.journal}", ""),
+        command=shlex.join(["python", *sys.argv]).replace(f" --store {arguments.store}", ""),
         date="",
         operators=tuple(arguments.rewritten_by),
     )
-    stack.enter_context(locked(arguments.journal))
-    journal = Journal(arguments.journal, head, recording=arguments.out)
-    stack.callback(journal.close)
-    failed = ask(wanted, servers, journal, arguments)
+    replies = Replies(stack.enter_context(closing(Store(arguments.store))), head, recording=arguments.out)
+    failed = ask(wanted, servers, replies, arguments)
     wanted |= without_repeats(
         request
         for task in tasks.values()
-        for request in answers_to_rewrites(
-            task, arguments.rewritten_by, lambda request: journal.replies.get((reply_key(request), 0))
-        )
+        for request in answers_to_rewrites(task, arguments.rewritten_by, replies.find)
     )
-    failed += ask(wanted, servers, journal, arguments)
-    pack(arguments.out, head, wanted, journal)
+    failed += ask(wanted, servers, replies, arguments)
+    pack(arguments.out, head, wanted, replies)
     return EXIT_FAILURES if failed else 0
 
 
 def ask(
-    wanted: dict[Asked, ChatRequest], servers: Sequence[ModelServer], journal: Journal, arguments: argparse.Namespace
+    wanted: dict[Asked, ChatRequest], servers: Sequence[ModelServer], replies: Replies, arguments: argparse.Namespace
 ) -> int:
-    """Ask what is not in the journal, at most --most requests; return how many failed."""
+    """Ask what is not kept yet, at most --most requests; return how many failed."""
     if arguments.pack:
         return 0
-    left = [request for asked, request in wanted.items() if asked not in journal.replies]
+    left = [request for request in wanted.values() if replies.find(request) is None]
     todo = [replace(request, logprobs=not arguments.no_logprobs) for request in left[: arguments.most]]
-    return record(todo, servers, journal, slots=arguments.slots, total=len(wanted))
+    return record(todo, servers, replies, slots=arguments.slots, total=len(wanted))
 
 
 def task_for(dataset: str, calls: CallSettings, arguments: argparse.Namespace) -> Task:
@@ -165,46 +159,40 @@ def without_repeats(requests: Iterator[ChatRequest]) -> dict[Asked, ChatRequest]
     return found
 
 
-class Journal:
-    """The replies so far: those of a recording, if it exists, and of a folder.
+class Replies:
+    """The replies so far of one model: those of a recording, if it exists, and of a store.
 
-    Both belong to one model; UsageError for another's or a damaged one.
+    UsageError for a recording of another model, and a damaged one.
     """
 
-    def __init__(self, folder: Path, head: RepliesHead, *, recording: Path) -> None:
-        about, rows = folder / "about.json", folder / "replies.jsonl"
-        made_by = {
-            name: value for name, value in asdict(head).items() if name in ("model", "model_sha256", "made_with")
-        }
-        if about.exists() and (found := read_checked_json(about)) != made_by:
-            raise UsageError(f"{folder} has replies of {found}, not of {made_by}; give another --journal")
-        if not about.exists():
-            write_checked_json(about, made_by)
-        self.replies: dict[Asked, Completion] = {}
+    def __init__(self, store: Store, head: RepliesHead, *, recording: Path) -> None:
+        self._store, self._made_by = store, f"{head.model_sha256} {head.made_with}"
+        self._recorded: dict[str, tuple[Completion, ...]] = {}
         if recording.exists():
-            before, replies = read_replies(recording)
+            before, self._recorded = read_replies(recording)
             if (before.model, before.model_sha256) != (head.model, head.model_sha256):
                 raise UsageError(f"{recording} has replies of {before.model}; give another --out")
-            for key, samples in replies.items():
-                self.replies |= {(key, number): reply for number, reply in enumerate(samples)}
-        for row in read_json_lines(rows) if rows.exists() else ():
-            self.replies[row["key"], row["sample"]] = Completion.from_json(row["outcome"])
-        self._rows = JsonLines(rows)
-        self.date = datetime.now(UTC).date().isoformat()
+
+    def find(self, request: ChatRequest) -> Completion | None:
+        """Return the reply to a request, None for one that was not asked."""
+        recorded, sample = self._recorded.get(reply_key(request), ()), request.sample or 0
+        if sample < len(recorded):
+            return recorded[sample]
+        found = self._store.find(self._key(request), request)
+        if found is None or found[0].text:
+            return None if found is None else found[0]
+        return replace(found[0], error=ErrorInfo(kind="empty", message="the reply has no text"))
 
     def add(self, request: ChatRequest, reply: Completion) -> None:
-        """Append a reply."""
-        key, sample = reply_key(request), request.sample or 0
-        self._rows.append({"key": key, "sample": sample, "outcome": reply.to_json()})
-        self.replies[key, sample] = reply
+        """Keep a reply; one without text is not a failure here: a model that says nothing says so every time."""
+        self._store.put(self._key(request), request, replace(reply, error=None))
 
-    def close(self) -> None:
-        """Close the file."""
-        self._rows.close()
+    def _key(self, request: ChatRequest) -> str:
+        return f"{self._made_by} {reply_key(request)} {request.sample or 0}"
 
 
 def record(
-    requests: Sequence[ChatRequest], servers: Sequence[Client], journal: Journal, *, slots: int, total: int
+    requests: Sequence[ChatRequest], servers: Sequence[Client], replies: Replies, *, slots: int, total: int
 ) -> int:
     """Ask each request once, `slots` at a time at each server; return how many failed. UsageError if all do."""
     todo, lock, ends = iter(requests), threading.Lock(), threading.Event()
@@ -222,8 +210,8 @@ def record(
             seed = None if request.temperature == 0 else 1 + (request.sample or 0)
             reply = server.complete(replace(request, seed=seed))
             with lock:
-                if reply.error is None or reply.error.kind == "empty":  # a model that says nothing says so every time
-                    journal.add(request, reply)
+                if reply.error is None or reply.error.kind == "empty":
+                    replies.add(request, reply)
                     in_row = 0
                     bar.update()
                     continue
@@ -247,13 +235,13 @@ def record(
     return len(failures)
 
 
-def pack(out: Path, head: RepliesHead, wanted: dict[Asked, ChatRequest], journal: Journal) -> None:
+def pack(out: Path, head: RepliesHead, wanted: dict[Asked, ChatRequest], kept: Replies) -> None:
     """Write the recording of the requests that have a reply, in their order."""
     replies: dict[str, list[Completion]] = {}
-    for key, sample in wanted:
-        if (key, sample) in journal.replies:
-            replies.setdefault(key, []).append(journal.replies[key, sample])
-    write_replies(out, replace(head, date=journal.date), replies)
+    for (key, _), request in wanted.items():
+        if (reply := kept.find(request)) is not None:
+            replies.setdefault(key, []).append(reply)
+    write_replies(out, replace(head, date=datetime.now(UTC).date().isoformat()), replies)
     count = sum(map(len, replies.values()))
     print(f"{out}: {count:,} of {len(wanted):,} replies, {out.stat().st_size / 1e6:.2f} MB")
 

@@ -68,12 +68,12 @@ def test_requests_come_form_by_form_and_random_ones_last(dataset: Path) -> None:
 
 @pytest.mark.slow
 def test_a_killed_recording_is_resumed_without_asking_twice(dataset: Path, tmp_path: Path) -> None:
-    out, journal = tmp_path / "own.jsonl.xz", tmp_path / "journal"
+    out, store = tmp_path / "own.jsonl.xz", tmp_path / "replies.sqlite"
     model = Slow()
     with start_server([model], num_parallel=SLOTS) as server:
         command = [
             sys.executable, "scripts/record_replies.py", "--ollama-url", server.url, "--target-model", "slow",
-            "--dataset", dataset, "--out", out, "--journal", journal, "--encoder", "hash", "--sampled", AS_IS,
+            "--dataset", dataset, "--out", out, "--store", store, "--encoder", "hash", "--sampled", AS_IS,
             "--slots", str(SLOTS), "--no-logprobs",
         ]  # fmt: skip
         process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE)
