@@ -168,7 +168,7 @@ def _training(rng: random.Random, folder: Path, name: str) -> Outcome:
         "encoder": f"ollama:{MODEL}" if remote else "hash", "cache-path": "replies.sqlite",
     }  # fmt: skip
     argv = [word for flag, value in flags.items() for word in (f"--{flag}", str(value))]
-    argv += ["--no-evaluate", *(["--early-stop"] if rng.random() < 0.5 else [])]
+    argv += ["--no-evaluate"]
     try:
         done = run_cli(train_main, argv, folder)
     finally:

@@ -79,7 +79,7 @@ class PlanFlags(
         "target_model", "target_max_tokens", "batch_size", "seed", "save_dir", "resume", "dry_run", "json",
     )  # fmt: skip
     IN_FILE: ClassVar[tuple[str, ...]] = (
-        "adaptive", "allow_mixed", "call_price", "deadline_s", "deterministic", "device", "domain", "early_stop",
+        "adaptive", "allow_mixed", "call_price", "deadline_s", "deterministic", "device", "domain",
         "judge_form", "keep_alive", "max_reply_mb", "skip_unchanged",
     )  # fmt: skip
 

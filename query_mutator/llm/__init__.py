@@ -6,6 +6,6 @@ this package loads none of them. It imports `types`, `errors`, `registry` and `f
 """
 
 __all__ = [
-    "backends", "client", "coalesce", "early_stop", "http_server", "limit", "ollama", "openai", "pool", "probe",
+    "backends", "client", "coalesce", "http_server", "limit", "ollama", "openai", "pool", "probe",
     "retry", "stack", "store",
 ]  # fmt: skip

@@ -1,14 +1,14 @@
 """The seams between the product and its models: everything that answers a ChatRequest is a Client.
 
 Client             Retry, Limit, Coalesce, Cache, ...: wrappers around a client
-└── Backend        makes embeddings too: Pool, EarlyStop
+└── Backend        makes embeddings too: Pool
     └── ModelServer    one server of `--backend NAME`: Ollama, OpenAI, and what users register (backends.py)
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Protocol, Self
 
 from query_mutator.errors import ModelMissingError, UsageError
@@ -19,7 +19,6 @@ from query_mutator.types import ChatRequest, Completion, ErrorInfo, FloatArray
 
 MAX_EXAMINED = 50  # models whose capabilities are asked for a message
 _SHOWN_NAMES = 20
-BEGINNING_CHARS = 4096  # of a reply: no refusal is recognized later
 INFO_TIMEOUT_S = 10.0  # versions and lists of models come from the server's memory
 
 
@@ -265,25 +264,10 @@ class ModelServer(Backend, Protocol):
         """Return the reply to a request for JSON of a schema; without `think` the model is told not to think first."""
         return Completion.failed("request", f"{self.title} cannot be asked for JSON of a schema")
 
-    def count_tokens(self, model: str, text: str) -> int | None:
-        """Return the tokens of a text; None when the server does not offer its tokenizer."""
-        return None
-
     @property
     def recording(self) -> Recording | None:
         """Return the recorded replies, beyond which nothing can be asked; None where any prompt is answered."""
         return None
-
-    def complete_until(self, request: ChatRequest, is_enough: Callable[[str], bool]) -> Completion:
-        """Return the reply, or its beginning once `is_enough(text)` is true: then the connection is closed.
-
-        `is_enough` is asked while the text is shorter than BEGINNING_CHARS.
-        A beginning has counts of what arrived (a piece is a token) and no times: the server reports them at the end.
-        Without streaming the whole reply is read.
-        """
-        completion = self.complete(request)
-        is_enough(completion.text)
-        return completion
 
     def embed(self, model: str, texts: Sequence[str]) -> FloatArray | ErrorInfo:
         """Return an error, as there are no embeddings by default."""

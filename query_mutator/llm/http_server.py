@@ -13,7 +13,7 @@ from typing import Any, ClassVar, TypeVar
 
 from query_mutator.errors import BackendError, ServerDownError
 from query_mutator.llm.address import server_url
-from query_mutator.llm.client import BEGINNING_CHARS, INFO_TIMEOUT_S, ModelServer
+from query_mutator.llm.client import INFO_TIMEOUT_S, ModelServer
 from query_mutator.llm.transport import Transport, parsed
 from query_mutator.settings.calls import Calls
 from query_mutator.types import MAX_NAME_CHARS, ChatRequest, Completion, ErrorInfo, FloatArray, Json, wire_text
@@ -22,8 +22,6 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-_MAX_LINES = 100_000  # of a streamed reply: a line is a token
-_TOO_MANY_LINES = ErrorInfo(kind="malformed", message=f"the reply has more than {_MAX_LINES:,} lines")
 REFUSALS = (400, 422, 501)  # of a field that a server does not support
 _TOP_LOGPROBS = 20  # the most that OpenAI and Ollama give
 _NO_LOGPROBS = "the reply has no log probabilities; use a server that gives them (Ollama 0.12.11, vLLM, llama-server)"
@@ -33,65 +31,12 @@ TEMPLATE_TOKENS = 64  # what a chat template adds to a prompt, generously
 USUAL_CONTEXT = 2048  # tokens; no server has less by default
 
 
-class StreamedText:
-    """Gathers the pieces of a streamed reply and asks `is_enough` after each; a subclass reads the lines."""
-
-    def __init__(self, is_enough: Callable[[str], bool]) -> None:
-        self._is_enough = is_enough
-        self._texts: list[str] = []
-        self._beginning = ""
-        self._lines = 0
-        self.was_cut = False
-        self.was_interrupted = False  # the server ended the reply for another request
-        self.error: ErrorInfo | None = None
-
-    @property
-    def text(self) -> str:
-        """Return the text so far."""
-        return "".join(self._texts)
-
-    @property
-    def pieces(self) -> int:
-        """Return the number of pieces with text."""
-        return len(self._texts)
-
-    def take(self, line: bytes) -> bool:
-        """Take one line of the reply; False to stop."""
-        self._lines += 1
-        what = f"a line of the reply is not a JSON object of a chat reply: {line[:80]!r}"
-        taken = parsed(lambda: self.read(line), what=what)
-        if isinstance(taken, ErrorInfo) or self._lines > _MAX_LINES:
-            self.error = taken if isinstance(taken, ErrorInfo) else _TOO_MANY_LINES
-            return False
-        return taken
-
-    def read(self, line: bytes) -> bool:
-        """Read one line and return False to stop; any exception means that it is malformed."""
-        raise NotImplementedError
-
-    def whole(self) -> Json:
-        """Return the reply as it would have arrived in one piece."""
-        raise NotImplementedError
-
-    def add(self, piece: object) -> bool:
-        """Take the next piece of text, which must be a text or None; False to stop."""
-        if not (text := wire_text(piece)):
-            return True
-        self._texts.append(text)
-        if len(self._beginning) < BEGINNING_CHARS:
-            self._beginning += text[:BEGINNING_CHARS]
-            self.was_cut = self._is_enough(self._beginning)
-        return not self.was_cut
-
-
 class HttpServer(ModelServer):
     """A model server behind HTTP. Never reaches loopback through a proxy; `headers` go with every request."""
 
     default_url = ""
     chat_path: ClassVar[str]
     embed_path: ClassVar[str]
-    stream_fields: ClassVar[Mapping[str, Any]] = {"stream": True}  # added to the body of a streamed call
-    reader: ClassVar[type[StreamedText]]  # reads a streamed reply
     start_advice: ClassVar[str] = "check the address"
 
     def __init__(
@@ -111,7 +56,6 @@ class HttpServer(ModelServer):
         self.url = self._transport.url
         self._contexts: dict[str, int | None] = {}  # of loaded models
         self._gives_logprobs = True  # until it refuses
-        self._streams = True  # until the server interrupts a stream
 
     @classmethod
     def address(cls, given: str | None = None, *, environ: Mapping[str, str] = os.environ) -> str:
@@ -179,29 +123,6 @@ class HttpServer(ModelServer):
         if request.think:
             body.pop("think", None)
         return body
-
-    def complete_until(self, request: ChatRequest, is_enough: Callable[[str], bool]) -> Completion:
-        """Return the reply, or its beginning once `is_enough(text)` is true: then the connection is closed."""
-        if not self._streams:
-            return super().complete_until(request, is_enough)
-        started = time.perf_counter()
-        reader = self.reader(is_enough if self._surely_fits(request) else lambda text: False)
-        body = {**self.chat_body(request), **self.stream_fields}
-        left_s = self._left_s(request)
-        if left_s is not None and left_s <= 0:
-            return Completion.failed("timeout", "the deadline passed before the call started")
-        error = self._transport.stream(
-            self.chat_path, body, reader.take, retry_count=request.attempt - 1, timeout_s=left_s
-        )
-        latency_s = time.perf_counter() - started
-        if reader.was_cut:
-            text, count = self._transport.without_secrets(reader.text.strip()), reader.pieces
-            return Completion(text=text, model=request.model, completion_tokens=count, latency_s=latency_s)
-        if reader.was_interrupted and reader.error and self._streams:
-            self._streams = False
-            logger.warning("%s: %s; from now on replies are read whole", self.url, reader.error.message)
-        error = error or reader.error
-        return self._completion(request, self._explained(error) if error else reader.whole(), latency_s=latency_s)
 
     def embed(self, model: str, texts: Sequence[str]) -> FloatArray | ErrorInfo:
         """Return the embeddings of texts [n, dim] (zeros for an empty text), or why there are none."""
@@ -297,15 +218,6 @@ class HttpServer(ModelServer):
             except BackendError:
                 self._contexts[model] = None
         return self._contexts[model]
-
-    def _surely_fits(self, request: ChatRequest) -> bool:
-        """Return whether a prompt fits the context even with a token for each byte.
-
-        The count of its tokens comes at the end of a stream, so a reply to a longer one is read to the end.
-        """
-        context = self._contexts.get(request.model, USUAL_CONTEXT)
-        longest = sum(len(message.content.encode("utf-8", "replace")) for message in request.messages)
-        return context is None or longest + TEMPLATE_TOKENS < context
 
 
 def _probabilities(tokens: Sequence[Json], choices: Sequence[str]) -> dict[str, float]:

@@ -264,10 +264,6 @@ class LlamaBackend(ModelServer):
         """Return the context of a loaded model, None before its first call."""
         return self.context(model) if model in self._running else None
 
-    def count_tokens(self, model: str, text: str) -> int | None:
-        """Return the tokens of a text."""
-        return self._loaded(model).count_tokens(model, text)
-
     # --- calls -----------------------------------------------------------------------------------------------------
 
     def complete(self, request: ChatRequest) -> Completion:
@@ -277,10 +273,6 @@ class LlamaBackend(ModelServer):
     def complete_json(self, request: ChatRequest, schema: Mapping[str, Any], *, think: bool = False) -> Completion:
         """Return the reply to a request for JSON of a schema."""
         return self._call(request, lambda client: client.complete_json(request, schema, think=think))
-
-    def complete_until(self, request: ChatRequest, is_enough: Callable[[str], bool]) -> Completion:
-        """Return the reply, or its beginning once `is_enough(text)` is true: then the call is cancelled."""
-        return self._call(request, lambda client: client.complete_until(request, is_enough))
 
     def close(self) -> None:
         """Cancel the calls in flight and end the processes; idempotent."""

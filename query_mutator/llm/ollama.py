@@ -3,41 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from query_mutator.errors import ModelMissingError
 from query_mutator.llm.address import DEFAULT_URL
 from query_mutator.llm.client import INFO_TIMEOUT_S, shown_names
-from query_mutator.llm.http_server import HttpServer, StreamedText, names_in, rows_in
-from query_mutator.llm.transport import json_object
+from query_mutator.llm.http_server import HttpServer, names_in, rows_in
 from query_mutator.registry import nearest
 from query_mutator.types import ChatRequest, Completion, ErrorInfo, Json, wire_text
 
 _SHORT_CHARS = 100  # of a version or digest
 _MAX_CAPABILITIES = 20
-
-
-class _JsonLines(StreamedText):
-    """Reads lines of JSON, each with a piece of the text; the last one has the counts and times."""
-
-    def __init__(self, is_enough: Callable[[str], bool]) -> None:
-        super().__init__(is_enough)
-        self._last: Json = {}
-
-    def read(self, line: bytes) -> bool:
-        """Read one line; False to stop."""
-        if self._last.get("done") is True:
-            raise ValueError("the reply continues after its end")
-        self._last = json_object(line)
-        if self._last.get("error"):
-            return False
-        message = self._last.get("message") or {}
-        return self.add(message.get("content")) or self._last.get("done") is True
-
-    def whole(self) -> Json:
-        """Return the last line with the whole text."""
-        return {**self._last, "message": {"content": self.text}}
 
 
 class OllamaBackend(HttpServer):
@@ -61,7 +38,6 @@ class OllamaBackend(HttpServer):
     start_advice = "start it with `ollama serve`, or give --ollama-url, --openai-url or --gguf FILE (smollm2 to try)"
     chat_path = "/api/chat"
     embed_path = "/api/embed"
-    reader = _JsonLines
 
     def version(self, *, timeout_s: float = INFO_TIMEOUT_S) -> str:
         """Return the server's version; ServerDownError when nothing answers there."""

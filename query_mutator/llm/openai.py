@@ -6,7 +6,7 @@ The key comes from the environment and goes into one header; no message, log or 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 from query_mutator.errors import BackendError, ModelMissingError, ServerDownError, UsageError
 from query_mutator.llm.address import server_url
 from query_mutator.llm.client import INFO_TIMEOUT_S
-from query_mutator.llm.http_server import HttpServer, StreamedText, names_in, rows_in
-from query_mutator.llm.transport import Transport, json_object
+from query_mutator.llm.http_server import HttpServer, names_in, rows_in
+from query_mutator.llm.transport import Transport
 from query_mutator.types import (
     MAX_NAME_CHARS,
     ChatRequest,
@@ -27,52 +27,8 @@ from query_mutator.types import (
     wire_text,
 )
 
-#: llama_cpp.server (of llama-cpp-python) does so with its default settings.
-_INTERRUPTED = (
-    "the server ends a stream when another request arrives: start llama_cpp.server with --interrupt_requests false, "
-    "or leave out --early-stop"
-)
 #: Hosts whose newer models refuse the older name of this field; other servers know the older one only.
 _NEW_TOKEN_FIELD = {"api.openai.com": "max_completion_tokens"}
-
-
-class _ServerSentEvents(StreamedText):
-    """Reads server-sent events, each with a piece of the text; usage and the reason for the end come last."""
-
-    def __init__(self, is_enough: Callable[[str], bool]) -> None:
-        super().__init__(is_enough)
-        self._about: Json = {}
-        self._finish_reason: str | None = None
-        self._is_over = False
-
-    def read(self, line: bytes) -> bool:
-        """Read one line; False to stop."""
-        if not line.startswith(b"data:"):  # comments, event names
-            return True
-        data = line.removeprefix(b"data:").strip()
-        if self._is_over:
-            raise ValueError("the reply continues after its end")
-        if data == b"[DONE]":
-            return self._end()
-        event = json_object(data)
-        self._about |= {name: event[name] for name in ("error", "model", "usage", "timings") if event.get(name)}
-        choice = (event.get("choices") or [{}])[0]
-        self._finish_reason = choice.get("finish_reason") or self._finish_reason
-        return self.add((choice.get("delta") or {}).get("content"))
-
-    def _end(self) -> bool:
-        """Take the end of the stream; without a reason for it, the server has turned to another request."""
-        self._is_over = True
-        if self._finish_reason or "error" in self._about:
-            return True
-        self.was_interrupted = True
-        self.error = ErrorInfo(kind="incomplete", message=_INTERRUPTED)
-        return False
-
-    def whole(self) -> Json:
-        """Return the reply as it would have arrived in one piece."""
-        choice = {"message": {"content": self.text}, "finish_reason": self._finish_reason}
-        return {**self._about, "choices": [choice]}
 
 
 class OpenAIBackend(HttpServer):
@@ -91,8 +47,6 @@ class OpenAIBackend(HttpServer):
     start_advice = "check --openai-url"
     chat_path = "/chat/completions"
     embed_path = "/embeddings"
-    stream_fields: ClassVar[Mapping[str, Any]] = {"stream": True, "stream_options": {"include_usage": True}}
-    reader = _ServerSentEvents
 
     def __init__(
         self,

@@ -21,7 +21,6 @@ from query_mutator.llm.backends import DEFAULT_BACKEND, open_servers
 from query_mutator.llm.checkup import JudgeForm, judge_form
 from query_mutator.llm.client import Backend, Client, ModelServer
 from query_mutator.llm.coalesce import Coalesce, Deliver, JoiningClient, Work
-from query_mutator.llm.early_stop import EarlyStop
 from query_mutator.llm.limit import AdaptiveLimit, Limit
 from query_mutator.llm.pool import Pool, error_of, require_same_models
 from query_mutator.llm.retry import Retry, RetryPolicy
@@ -130,7 +129,6 @@ class ClientStack:
     coalesced: tuple[Coalesce, ...]
     identity: Identity  # of the models, for the store
     cache: Store | None  # replies that all runs share
-    early_stops: tuple[EarlyStop, ...] = ()  # one per server, none without early stopping
     away: WaitForServer | None = None  # waits while no server answers
     allow_mixed: bool = False
 
@@ -138,11 +136,6 @@ class ClientStack:
     def backend_class(self) -> type[ModelServer]:
         """Return the class of the servers, which holds what they report and what advice to give about them."""
         return type(self.servers[0])
-
-    @property
-    def tokens_saved(self) -> int:
-        """Return the estimate of tokens that early stopping kept from being written."""
-        return sum(stop.tokens_saved for stop in self.early_stops)
 
     @property
     def shared_calls(self) -> int:
@@ -189,10 +182,6 @@ class ClientStack:
         contexts = [server.context(model) for server in self.servers]
         return None if None in contexts else max(filter(None, contexts))
 
-    def count_tokens(self, model: str, text: str) -> int | None:
-        """Return the tokens of a text; None when no tokenizer is offered."""
-        return self.servers[0].count_tokens(model, text)
-
     def judge_form(self, model: str) -> tuple[JudgeForm, bool]:
         """Return the most reliable way to get a yes/no verdict, and whether the model must think first."""
         return judge_form(self.servers[0], model)
@@ -233,13 +222,12 @@ def build_client(
     settings: Calls = DIRECT,
     *,
     backend: str = DEFAULT_BACKEND,
-    is_refusal: Callable[[str], bool] | None = None,
     show: Callable[[str], None] = lambda line: None,
     **changes: Any,
 ) -> ClientStack:
     """Return the composed client for one server or several; `changes` are fields of `settings`.
 
-    `cache="auto"` is `all` here. With `is_refusal`, target replies that start with a refusal are cut. `show` is called
+    `cache="auto"` is `all` here. `show` is called
     with a line while no server answers (`wait_for_server_s`). A default `cache_path` that cannot be used costs a
     warning and the cache, a named one is a UsageError.
     """
@@ -254,20 +242,11 @@ def build_client(
         runner_options=options,
         max_reply_mb=settings.max_reply_mb,
     )
-    early_stops = tuple(EarlyStop(server, is_refusal=is_refusal) for server in servers) if is_refusal else ()
-    away, edge = _edge(early_stops or servers, servers, settings.wait_for_server_s, show)
-    extra = f"{sorted(options.items())} early-stop={bool(early_stops)}"
-    stack = _wrapped(servers, edge, Identity(servers, extra=extra), settings)
-    return replace(stack, early_stops=early_stops, away=away)
-
-
-def _edge(
-    backends: Sequence[Backend], servers: Sequence[ModelServer], wait_s: float, show: Callable[[str], None]
-) -> tuple[WaitForServer | None, Backend]:
-    """Return the layer that waits for a server, None when it is not wanted, and the outermost one."""
-    pool = backends[0] if len(backends) == 1 else Pool(backends)
+    pool: Backend = servers[0] if len(servers) == 1 else Pool(servers)
+    wait_s = settings.wait_for_server_s
     away = WaitForServer(pool, servers, wait_s=wait_s, show=show) if wait_s else None
-    return away, away or pool
+    identity = Identity(servers, extra=str(sorted(options.items())))
+    return replace(_wrapped(servers, away or pool, identity, settings), away=away)
 
 
 def _wrapped(servers: tuple[ModelServer, ...], backend: Backend, identity: Identity, settings: Calls) -> ClientStack:

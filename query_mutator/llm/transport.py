@@ -211,25 +211,6 @@ class Transport:
         """
         return self._call("POST", path, payload, self._parse, timeout_s=timeout_s, retry_count=retry_count)
 
-    def stream(
-        self,
-        path: str,
-        payload: Json,
-        take: Callable[[bytes], bool],
-        *,
-        retry_count: int | None = None,
-        timeout_s: float | None = None,
-    ) -> ErrorInfo | None:
-        """Pass the lines of a streamed reply to `take` as they arrive; return the error that ended them early, if any.
-
-        Once `take` returns False the connection is closed, at which the server stops working on the reply.
-        """
-
-        def read(reply: Response) -> None:
-            _take_lines(self._pieces(reply), lambda line: take(self.without_secrets(line)))
-
-        return self._call("POST", path, payload, read, retry_count=retry_count, timeout_s=timeout_s)
-
     def without_secrets(self, text: Text) -> Text:
         """Return `text` without what authorizes our requests: some servers repeat what they were sent."""
         for secret in self._secrets:
@@ -317,18 +298,3 @@ def json_object(text: bytes) -> Json:
     if not isinstance(payload, dict):
         raise ValueError("not an object")
     return payload
-
-
-def _take_lines(pieces: Iterator[bytes], take: Callable[[bytes], bool]) -> None:
-    """Split a reply into lines for `take` as it arrives."""
-    rest: list[bytes] = []  # of a line whose end has not arrived
-    for piece in pieces:
-        *lines, end = piece.split(b"\n")
-        if lines:
-            lines[0] = b"".join([*rest, lines[0]])
-            rest = []
-            if not all(take(line) for line in lines if line.strip()):
-                return
-        rest.append(end)
-    if (last := b"".join(rest)).strip():
-        take(last)

@@ -8,7 +8,7 @@ and is sent their Completions.
 
 from query_mutator.rewards import committed as _committed  # noqa: F401  registers its part
 from query_mutator.rewards.judge import DEFAULT_RUBRIC, Judge
-from query_mutator.rewards.matching import OPENING_CHARS, is_not_sure, is_refusal
+from query_mutator.rewards.matching import OPENING_CHARS, first_sentence, is_not_sure, is_refusal
 from query_mutator.rewards.parts import (
     DEFAULT_WEIGHTS,
     PARTS,
@@ -23,5 +23,5 @@ from query_mutator.rewards.parts import (
 
 __all__ = [
     "DEFAULT_RUBRIC", "DEFAULT_WEIGHTS", "OPENING_CHARS", "PARTS", "Evidence", "Judge", "NoReward", "Part",
-    "Scoring", "Unscored", "WeightedReward", "cosine", "is_not_sure", "is_refusal",
+    "Scoring", "Unscored", "WeightedReward", "cosine", "first_sentence", "is_not_sure", "is_refusal",
 ]  # fmt: skip

@@ -39,6 +39,7 @@ _MARKED = re.compile(r"####|\\boxed\{|\banswer\s*(?:is|:|=|equals)", re.IGNORECA
 _DECIDED = re.compile(r"(?:^|\n)[^\w\n]*(?:final\s+)?answer\W*:|####|\bthe (?:final )?answer is\b", re.IGNORECASE)
 _CLOSE = 1e-6  # relative difference of equal numbers
 
+_SENTENCE_END = re.compile(r"[.!?](?=\s)|[。！？]|\n")
 OPENING_CHARS = 240  # a refusal says so at once; later "I can't" is usually part of an answer
 
 _REFUSAL = re.compile(
@@ -131,6 +132,13 @@ def _number(match: re.Match[str]) -> Number | None:
         value *= _SCALES[match["scale"].lower()]
     is_negative = (match["sign"] or "").strip() in ("-", "−")
     return Number(value=-value if is_negative else value, is_percent=match["percent"] is not None)
+
+
+def first_sentence(text: str) -> str | None:
+    """Return the first sentence once it is complete: something follows its end, unless that is `。`, `！` or `？`."""
+    text = text.lstrip()
+    end = _SENTENCE_END.search(text)
+    return text[: end.end()] if end else None
 
 
 def is_refusal(text: str) -> bool:

@@ -30,7 +30,6 @@ from query_mutator.llm.embeddings import Embed, ServerEncoder, encoder_named, kn
 from query_mutator.llm.retry import RetryPolicy
 from query_mutator.llm.stack import ClientStack, build_client
 from query_mutator.llm.store import Store
-from query_mutator.rewards import is_refusal
 from query_mutator.settings.calls import CacheMode, Calls
 from query_mutator.settings.models import ADDRESS_FLAGS, ModelSettings
 from query_mutator.settings.questions import RECORDED_SET
@@ -187,7 +186,6 @@ def _client(settings: ModelSettings, choice: BackendChoice, stack: ExitStack) ->
         urls,
         group_of(Calls, settings, cache=_cache_mode(settings, choice)),
         backend=backend,
-        is_refusal=is_refusal if settings.early_stop else None,
         show=show_status,
     )
 

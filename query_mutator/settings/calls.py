@@ -55,8 +55,6 @@ class Calls(Connection):
     a recording. A run always finds its own replies."""
     cache_path: str | None = None
     """File of the cache; by default one in the user's cache folder."""
-    early_stop: bool = False
-    """Stream answers, and cancel those that begin with a refusal after their first sentence."""
 
     @property
     def calls_in_flight(self) -> int:

@@ -125,7 +125,6 @@ class RunLog:
             "llm/limit": self._calls.limit.limit,
             "llm/shared_calls": self._calls.shared_calls,
             "llm/cache_hits": self._calls.cache_hits,
-            "llm/tokens_saved": self._calls.tokens_saved,
         }
 
     def next_row(self, learner: Learner) -> None:

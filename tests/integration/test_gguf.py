@@ -112,13 +112,6 @@ def test_a_prompt_that_does_not_fit_is_not_sent(backend: LlamaBackend) -> None:
     assert f"a prompt of {5 * CONTEXT} tokens does not fit the context of {CONTEXT} tokens" in error.message
 
 
-def test_a_reply_is_cut_once_its_beginning_is_enough(backend: LlamaBackend) -> None:
-    whole = backend.complete(ask("a long one", max_tokens=1500))
-    cut = backend.complete_until(ask("a long one", max_tokens=1500), lambda text: len(text) >= 3)
-    assert whole.text.startswith(cut.text)
-    assert 3 <= len(cut.text) < max(16, len(whole.text))
-
-
 def test_close_cancels_calls_in_flight_and_ends_the_process(backend: LlamaBackend, file: Path) -> None:
     assert backend.complete(ask("load it")).ok
     with ThreadPoolExecutor(4) as pool:

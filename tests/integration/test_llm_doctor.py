@@ -263,13 +263,9 @@ def ollama(server: StubServer) -> Iterator[OllamaBackend]:
     client.close()
 
 
-@pytest.mark.parametrize("streamed", [False, True])
-def test_a_prompt_beyond_the_context_is_a_failed_call_that_names_the_flag(
-    ollama: OllamaBackend, *, streamed: bool
-) -> None:
+def test_a_prompt_beyond_the_context_is_a_failed_call_that_names_the_flag(ollama: OllamaBackend) -> None:
     def ask(text: str) -> Completion:
-        request = ChatRequest.user(text, model="upper")
-        return ollama.complete_until(request, lambda text: len(text) > 20) if streamed else ollama.complete(request)
+        return ollama.complete(ChatRequest.user(text, model="upper"))
 
     assert ask("fits").ok
     reply = ask(LONG)
@@ -362,11 +358,3 @@ def test_a_prompt_goes_to_the_server_that_has_the_context(server: StubServer) ->
         stack.close()
         assert small.stats()["routes"]["/api/chat"] >= 2
     assert all(reply.ok and reply.text.startswith("BEGIN") for reply in replies)
-
-
-def test_the_first_streamed_reply_to_a_long_prompt_is_not_cut_early(server: StubServer) -> None:
-    ours = OllamaBackend(server.url)
-    request = ChatRequest.user("word " * 5000, model="upper")
-    errors = [ours.complete_until(request, lambda text: True).error for _ in range(2)]
-    ours.close()
-    assert [error and error.kind for error in errors] == ["prompt_too_long"] * 2

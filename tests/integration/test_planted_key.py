@@ -127,7 +127,7 @@ def run(flags: Sequence[str], tmp_path: Path, dataset: Path) -> None:
         *("--max-failure-rate", "1", "--target-model", "m", "--max-retries", "1"),
     ]
     named = [*flags, "--dataset", str(dataset)]
-    words = [*common, "--num-env-steps", "16", "--early-stop", "--no-use-linear-lr-decay"]
+    words = [*common, "--num-env-steps", "16", "--no-use-linear-lr-decay"]
     assert exit_code(train, words, prog="train") == 0
     latest = str(tmp_path / "runs" / "latest")
     transcript = (tmp_path / "runs" / "latest" / "transcripts.jsonl").read_text()

@@ -31,9 +31,8 @@ from query_mutator.env.flow import Flow
 from query_mutator.env.scheduling import run_flow_async
 from query_mutator.forms import Framed
 from query_mutator.llm.cancellation import complete_in_thread
-from query_mutator.llm.early_stop import first_sentence
 from query_mutator.llm.http_server import REFUSALS
-from query_mutator.rewards import OPENING_CHARS, is_refusal
+from query_mutator.rewards import OPENING_CHARS, first_sentence, is_refusal
 from query_mutator.types import (
     AS_IS,
     CONTROLS,

@@ -32,9 +32,9 @@ CALLS = {"Calls per second": ("llm/calls_per_s",), "Latency of a call": ("llm/la
 _LINES = (IDENTITY, RANDOM, BEST_SINGLE, PLAN)
 _TOTALS = (
     "llm/calls", "llm/failed_calls", "llm/retries", "llm/invalid_steps", "llm/cut_replies", "llm/prompts_too_long",
-    "counters/tokens", "llm/tokens_saved", "llm/shared_calls", "llm/cache_hits", "llm/limit",
+    "counters/tokens", "llm/shared_calls", "llm/cache_hits", "llm/limit",
 )  # fmt: skip
-_RESTARTED = ("llm/failed_calls", "llm/retries", "llm/shared_calls", "llm/cache_hits", "llm/tokens_saved")
+_RESTARTED = ("llm/failed_calls", "llm/retries", "llm/shared_calls", "llm/cache_hits")
 _MEANS = ("llm/tokens_per_call", "llm/reply_tokens_per_call", "llm/calls_per_s", "llm/latency_s", "llm/queue_wait_s")
 _NUM_TIMES = 3  # of the means, the last ones
 _MILLION = 1e6

@@ -1,12 +1,11 @@
-"""Backends of Ollama's and OpenAI's routes: what they send, how replies are read, cut early and rid of thoughts."""
+"""Backends of Ollama's and OpenAI's routes: what they send, how replies are read, and rid of thoughts."""
 
 from __future__ import annotations
 
 import json
 import logging
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -18,17 +17,14 @@ from query_mutator.confidence import Attempt
 from query_mutator.encoder import resolve_encoder
 from query_mutator.errors import BackendError, ModelMissingError, ServerDownError, UsageError
 from query_mutator.llm.backends import resolve_backend
-from query_mutator.llm.client import ModelServer
-from query_mutator.llm.early_stop import EarlyStop, first_sentence
 from query_mutator.llm.http_server import HttpServer
 from query_mutator.llm.ollama import OllamaBackend, chat_payload, with_tag
 from query_mutator.llm.openai import OpenAIBackend, base_url, completion_of
 from query_mutator.llm.openai import chat_payload as openai_payload
-from query_mutator.rewards import is_refusal
 from query_mutator.testing import FaultPlan, StubServer, start_server
 from query_mutator.types import ChatRequest, Completion, ErrorInfo, Message, without_thought
 from tests.conftest import Librarian, Upper
-from tests.scripted_server import chunks, http
+from tests.scripted_server import http
 
 
 @pytest.fixture(scope="module")
@@ -66,32 +62,20 @@ def each(request: pytest.FixtureRequest, server: StubServer) -> Iterator[HttpSer
         ("incomplete", "incomplete"),
     ],
 )
-@pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("make", [OllamaBackend, OpenAIBackend])
-def test_a_faulty_reply_is_an_error_of_its_kind_and_never_text(
-    make: type[HttpServer], streamed: bool, fault: str, kind: str
-) -> None:
+def test_a_faulty_reply_is_an_error_of_its_kind_and_never_text(make: type[HttpServer], fault: str, kind: str) -> None:
     with start_server([Upper()], faults=FaultPlan(1.0, kinds=(fault,))) as faulty:
         backend = make(faulty.url, timeout_s=0.3 if fault == "stall" else 20.0)
-        request = ChatRequest.user("why?", model="upper")
-        reply = backend.complete_until(request, lambda text: False) if streamed else backend.complete(request)
+        reply = backend.complete(ChatRequest.user("why?", model="upper"))
         backend.close()
     assert reply.error is not None
     assert (reply.error.kind, reply.text) == (kind, "")
 
 
-def test_a_streamed_reply_read_to_its_end_is_the_whole_one(each: HttpServer) -> None:
-    request = ChatRequest.user("one two three four", model="upper")
-    streamed, whole = each.complete_until(request, lambda text: False), each.complete(request)
-    assert streamed.text == whole.text
-    assert (streamed.prompt_tokens, streamed.completion_tokens) == (whole.prompt_tokens, whole.completion_tokens)
-
-
 def test_a_model_that_is_not_there_is_an_error_of_the_call(each: HttpServer) -> None:
     request = ChatRequest.user("why?", model="nowhere")
-    errors = [each.complete(request).error, each.complete_until(request, lambda text: False).error]
-    errors.append(each.embed("nowhere", ["text"]))
-    assert [(error.kind, error.status) for error in errors if error is not None] == [("model_missing", 404)] * 3
+    errors = [each.complete(request).error, each.embed("nowhere", ["text"])]
+    assert [(error.kind, error.status) for error in errors if error is not None] == [("model_missing", 404)] * 2
 
 
 def test_embeddings_are_rows_in_the_order_of_the_texts(each: HttpServer) -> None:
@@ -300,17 +284,6 @@ def test_the_key_is_in_no_repr_and_a_bad_one_is_refused_unseen(keyed: OpenAIBack
     assert KEY not in str(caught.value)
 
 
-@pytest.mark.parametrize("line", ['{"error": {"message": "the key %s is not valid"}}', "the key %s is not valid"])
-def test_a_key_that_a_stream_repeats_is_in_no_error(serve: Any, line: str) -> None:
-    server, _ = serve(chunks(f"data: {line % KEY}\n\ndata: [DONE]\n\n".encode()) + b"0\r\n\r\n")
-    keyed = OpenAIBackend(server.url, environ={"OPENAI_API_KEY": KEY})
-    error = keyed.complete_until(ChatRequest.user("why?", model="m"), lambda text: False).error
-    keyed.close()
-    assert error is not None
-    assert "the key" in error.message
-    assert KEY[:12] not in error.message
-
-
 @pytest.mark.parametrize(
     ("environ", "advice"),
     [({}, "; set OPENAI_API_KEY"), ({"OPENAI_API_KEY": KEY}, "refuses the key in OPENAI_API_KEY")],
@@ -361,29 +334,6 @@ def test_replies_of_a_server_that_refuses_log_probabilities_have_none(caplog: py
     assert caplog.text.count("no log probabilities") == 1
 
 
-REST = " Here is some more text that nobody needs, and then some." * 6
-#: (reply, is it a refusal, is it one that can be cut)
-LABELLED = [
-    (f"I'm sorry, but I can't help with that.{REST}", True, True),
-    (f"I cannot assist with this request!{REST}", True, True),
-    (f"  I am unable to answer that.\n\n{REST}", True, True),
-    (f"Sorry, I won't be able to do that.{REST}", True, True),
-    (f"I must decline.\nUse another tool.{REST}", True, True),
-    (f"This is against my guidelines. Ask me something else.{REST}", True, True),
-    (f"I’m afraid I can’t help you with that.{REST}", True, True),
-    ("I'm sorry, but I can't help with that.", True, False),  # nothing follows that could be saved
-    (f"Hello. I can't help with that.{REST}", True, False),  # not in the first sentence: read to the end
-    (f"1. I can't help with that.{REST}", True, False),
-    (f"That kind of loop can't do it, so use `sorted`.{REST}", False, False),
-    (f"Use `os.kill`. It sends a signal.{REST}", False, False),
-    (f"I'm not sure what you mean. Could you rephrase?{REST}", False, False),
-    (f"A file that can't be opened raises OSError.{REST}", False, False),
-    (f"{'word ' * 80}I can't help with that. {REST}", False, False),  # too late to count as one
-    (f"Sorry for the wait. `len` returns the length.{REST}", False, False),
-    ("`sorted`", False, False),
-]
-REFUSAL = "I'm sorry, but I can't help with that."
-MORE = " There is more to say about it." * 5
 REPLIES = [
     ("Paris.", "Paris."),
     ("<think>Is it Rome?</think>\n\nParis.", "Paris."),
@@ -401,126 +351,6 @@ REPLIES = [
     ("a <thi<think></think>nk> b", "a <thi nk> b"),
     ("1 < 2, <thinker>", "1 < 2, <thinker>"),
 ]
-# --- streams ---------------------------------------------------------------------------------------------------------
-
-THOUGHTS = [
-    (f"<think>{REFUSAL} So I refuse.{MORE}</think>It is Paris.{MORE}", False),
-    (f"<think>It is Paris. Sure.{MORE}</think>\n\n{REFUSAL}{MORE}", True),
-    (f"<think>{MORE}</think><think>{MORE}</think>{REFUSAL}{MORE}", True),
-    (f"{REFUSAL}\n<think>It is Paris.{MORE}", True),
-    (f"so, well, {REFUSAL[:-1]} </think>It is Paris.{MORE}", False),
-    (f"<think>{REFUSAL}{MORE}", False),
-]
-
-
-class Labelled:
-    name = "labelled"
-
-    def reply_many(self, prompts: Sequence[str]) -> list[str]:
-        return [LABELLED[int(prompt)][0] for prompt in prompts]
-
-
-@pytest.fixture(scope="module")
-def readable() -> Iterator[StubServer]:
-    with start_server([Labelled(), Thinker()], latency_ms=20) as running:
-        yield running
-
-
-@pytest.fixture(params=[OllamaBackend, OpenAIBackend])
-def reader(request: pytest.FixtureRequest, readable: StubServer) -> Iterator[ModelServer]:
-    made = request.param(readable.url, timeout_s=20.0)
-    yield made
-    made.close()
-
-
-def ask(number: int, **fields: object) -> ChatRequest:
-    return ChatRequest.user(str(number), model="labelled", max_tokens=400, **fields)
-
-
-@pytest.mark.parametrize("number", range(len(LABELLED)))
-def test_the_verdict_on_what_was_read_is_that_on_the_full_text(reader: ModelServer, number: int) -> None:
-    _, refused, _ = LABELLED[number]
-    full = reader.complete(ask(number))
-    read = EarlyStop(reader, is_refusal=is_refusal).complete(ask(number))
-    assert (is_refusal(full.text), is_refusal(read.text)) == (refused, refused)
-    assert full.text.startswith(read.text)
-
-
-def test_refusals_are_cut_and_all_else_is_read_to_its_end(reader: ModelServer) -> None:
-    early = EarlyStop(reader, is_refusal=is_refusal)
-    for number, (text, _, can_be_cut) in enumerate(LABELLED):
-        reply = early.complete(ask(number))
-        expected = first_sentence(text) if can_be_cut else text
-        assert expected is not None
-        assert reply.text == expected.strip()
-    assert early.cut_replies == sum(can_be_cut for _, _, can_be_cut in LABELLED)
-
-
-def test_saved_tokens_are_estimated_from_replies_read_to_their_end(reader: ModelServer) -> None:
-    early = EarlyStop(reader, is_refusal=is_refusal)
-    cut = early.complete(ask(0))
-    assert early.tokens_saved == 400 - cut.completion_tokens  # at most
-    whole = early.complete(ask(11))
-    assert early.tokens_saved == whole.completion_tokens - cut.completion_tokens > 0
-
-
-def test_leaving_early_frees_the_servers_slot_and_the_next_call_works() -> None:
-    with start_server([Labelled()], num_parallel=1, latency_ms=5000) as readable:
-        reader = OllamaBackend(readable.url, timeout_s=60.0)
-        early = EarlyStop(reader, is_refusal=is_refusal)
-        assert early.complete(ask(0)).ok
-        assert early.complete(ask(1)).ok
-        reader.close()
-        give_up_at = time.monotonic() + 10.0
-        while (stats := readable.stats())["cancelled"] < 2 and time.monotonic() < give_up_at:
-            pass  # the readable learns of a closed connection a moment later
-    assert (stats["cancelled"], early.cut_replies) == (2, 2)
-    assert stats["service_s"] < 5.0
-
-
-@pytest.mark.parametrize("kind", [OllamaBackend, OpenAIBackend])
-def test_a_deadline_ends_a_reply_that_is_streamed_slowly(kind: type[HttpServer]) -> None:
-    seen: list[str] = []
-    with start_server([Labelled()], latency_ms=20_000) as slow:
-        reader = kind(slow.url, timeout_s=60.0)
-        began = time.monotonic()
-        request = ask(11, deadline=began + 2.0)
-        reply = reader.complete_until(request, lambda text: seen.append(text) is not None)
-        took_s = time.monotonic() - began
-        late = EarlyStop(reader, is_refusal=is_refusal).complete(request)
-        reader.close()
-    assert seen
-    assert reply.error is not None
-    assert (reply.error.kind, reply.text) == ("timeout", "")
-    assert 1.0 < took_s < 10.0
-    assert late.error is not None
-    assert (late.error.kind, late.error.message) == ("timeout", "the deadline passed before the call started")
-
-
-@pytest.mark.parametrize("asked", [{"purpose": "mutate"}, {"logprobs": True}])
-def test_a_rewrite_or_a_reply_whose_log_probability_is_asked_for_is_read_whole(
-    reader: ModelServer, asked: dict[str, Any]
-) -> None:
-    early = EarlyStop(reader, is_refusal=is_refusal)
-    assert early.complete(ask(0, **asked)).text == LABELLED[0][0].strip()
-    assert early.cut_replies == 0
-
-
-@pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
-        ("I can't", None),
-        ("I can't.", None),  # "3." could become "3.14"
-        ("I can't. So", "I can't."),
-        ("我不能。So", "我不能。"),
-        ("私にはできません", None),
-        ("不行！", "不行！"),
-        ("pi is 3.14 and so on", None),
-        (" \n Title\nText", "Title\n"),
-    ],
-)
-def test_a_first_sentence_is_one_that_something_follows(text: str, sentence: str | None) -> None:
-    assert first_sentence(text) == sentence
 
 
 def from_ollama(text: str) -> Completion:
@@ -565,26 +395,6 @@ def test_a_thought_in_a_field_of_its_own_is_not_the_answer(field: str) -> None:
 
 def test_logged_answers_are_read_without_their_thought() -> None:
     assert Attempt(text="<think>7</think>The answer is 4.").text == "The answer is 4."
-
-
-class Thinker:
-    name = "thinker"
-
-    def reply_many(self, prompts: Sequence[str]) -> list[str]:
-        return [THOUGHTS[int(prompt)][0] for prompt in prompts]
-
-
-@pytest.mark.parametrize("number", range(len(THOUGHTS)))
-def test_a_reply_is_cut_at_a_refusal_that_is_said_and_not_at_one_that_is_thought(
-    reader: ModelServer, number: int
-) -> None:
-    _, is_cut = THOUGHTS[number]
-    early = EarlyStop(reader, is_refusal=is_refusal)
-    reply = early.complete(ChatRequest.user(str(number), model="thinker", max_tokens=900))
-    whole = reader.complete(ChatRequest.user(str(number), model="thinker", max_tokens=900))
-    assert early.cut_replies == int(is_cut)
-    assert is_refusal(reply.text) == is_refusal(whole.text) == is_cut
-    assert reply.text == (REFUSAL if is_cut else whole.text)
 
 
 # --- scripts ---------------------------------------------------------------------------------------------------------

@@ -103,9 +103,8 @@ def test_every_layer_that_is_asked_for_is_printed(server: StubServer, tmp_path: 
         adaptive=True,
         cache="all",
         cache_path=tmp_path / "c",
-        is_refusal=lambda text: False,
     )
-    servers = f"Pool([EarlyStop(Ollama('{server.url}')), EarlyStop(Ollama('http://127.0.0.1:1'))])"
+    servers = f"Pool([Ollama('{server.url}'), Ollama('http://127.0.0.1:1')])"
     assert repr(stack.retry) == f"Retry(AdaptiveLimit({servers}))"
     assert repr(stack.client) == repr(stack.eval_client) == f"Cache(Coalesce(Counted(AdaptiveLimit({servers}))))"
     stack.close()

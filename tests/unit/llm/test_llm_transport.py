@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import logging
 import socket
 import ssl
 import subprocess
@@ -20,7 +19,6 @@ from typing import Any
 import pytest
 
 from query_mutator.errors import BackendError, ModelMissingError
-from query_mutator.llm.early_stop import EarlyStop
 from query_mutator.llm.http_server import HttpServer
 from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.openai import OpenAIBackend
@@ -140,46 +138,6 @@ def test_a_connection_the_server_closed_meanwhile_is_replaced(serve: Any) -> Non
 def test_a_deadline_covers_the_whole_call_however_often_a_byte_comes(serve: Any, begun: bytes) -> None:
     _, transport = serve((OK + begun, DRIBBLE), timeout_s=0.3)
     assert failure(transport.get("/")).kind == "timeout"
-
-
-def test_a_deadline_covers_a_stream_that_trickles(serve: Any) -> None:
-    head = b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n"
-    _, transport = serve((head + b'{"a": 1}\n', DRIBBLE), timeout_s=0.3)
-    lines: list[bytes] = []
-    assert failure(transport.stream("/", {}, lambda line: lines.append(line) is None)).kind == "timeout"
-    assert lines == [b'{"a": 1}']
-
-
-def test_a_stream_is_handed_on_line_by_line_however_it_is_cut_and_the_connection_kept(serve: Any) -> None:
-    server, transport = serve(chunks(b"on", b"e\n\ntw", b"o\nthree\nfo", b"ur") + b"0\r\n\r\n")
-    lines: list[bytes] = []
-    for _ in range(2):
-        assert transport.stream("/", {}, lambda line: lines.append(line) is None) is None
-    assert lines == [b"one", b"two", b"three", b"four"] * 2
-    assert server.accepted == 1
-
-
-def test_a_stream_left_early_closes_its_connection_and_the_next_call_opens_one(serve: Any) -> None:
-    server, transport = serve((chunks(b"one\n", b"two\n"), STALL), http('{"a": 1}'))
-    lines: list[bytes] = []
-
-    def take(line: bytes) -> bool:
-        lines.append(line)
-        return False
-
-    assert transport.stream("/", {}, take) is None
-    assert lines == [b"one"]
-    assert transport.get("/") == {"a": 1}
-    assert server.accepted == 2
-
-
-def test_close_ends_a_stream(serve: Any) -> None:
-    server, transport = serve((chunks(b"one\n"), STALL), timeout_s=300.0)
-    with ThreadPoolExecutor(1) as pool:
-        call = pool.submit(transport.stream, "/", {}, lambda line: True)
-        assert server.asked.acquire(timeout=10)
-        transport.close()
-        assert failure(call.result(10)).kind == "cancelled"
 
 
 @pytest.mark.parametrize(
@@ -434,13 +392,6 @@ def test_an_endless_error_page_is_read_to_its_beginning(serve: Any) -> None:
     assert (error.kind, error.status) == ("server", 500)
 
 
-def test_a_line_in_many_pieces_is_put_together_in_linear_time(serve: Any) -> None:
-    _, transport = serve(chunks(*[b"x"] * 200_000, b"\nend") + b"0\r\n\r\n")
-    lines: list[bytes] = []
-    assert transport.stream("/", {}, lambda line: lines.append(line) is None) is None
-    assert lines == [b"x" * 200_000, b"end"]
-
-
 ASK = ChatRequest.user("why?", model="m")
 Connect = Callable[..., tuple[ScriptedServer, Any]]
 
@@ -571,73 +522,6 @@ def test_a_list_of_models_is_read_as_far_as_it_holds_names(connect: Connect, kin
 def test_what_is_said_about_a_model_may_be_anything(connect: Connect, path_reply: str) -> None:
     _, backend = connect(OllamaBackend, http(path_reply))
     assert backend.model_info("m") == {}
-
-
-# --- streamed --------------------------------------------------------------------------------------------------------
-
-
-def stream(*lines: object) -> bytes:
-    return chunks(*[json.dumps(line).encode() + b"\n" for line in lines]) + b"0\r\n\r\n"
-
-
-def events(*lines: object) -> bytes:
-    encoded = [line.encode() if isinstance(line, str) else json.dumps(line).encode() for line in lines]
-    return chunks(*[b"data: " + line + b"\n\n" for line in encoded]) + b"0\r\n\r\n"
-
-
-PIECE = {"message": {"content": "be"}}
-DELTA = {"choices": [{"delta": {"content": "be"}}]}
-STOP = {"choices": [{"delta": {}, "finish_reason": "stop"}]}
-
-
-@pytest.mark.parametrize(
-    ("kind", "answer", "error"),
-    [
-        (OllamaBackend, stream(PIECE, ollama(), PIECE, ollama()), "malformed"),
-        (OllamaBackend, stream(PIECE, {"error": "out of slots"}, ollama()), "server"),
-        (OllamaBackend, stream(PIECE, {"message": {"content": ["x"]}}, ollama()), "malformed"),
-        (OllamaBackend, stream(PIECE, {"message": "x"}, ollama()), "malformed"),
-        (OllamaBackend, stream(PIECE, ollama(eval_count=HUGE)), "malformed"),
-        (OllamaBackend, stream([PIECE]), "malformed"),
-        (OllamaBackend, chunks(b'{"a":' * 100_000 + b"\n") + b"0\r\n\r\n", "malformed"),
-        (OllamaBackend, chunks(b"{}\n" * 300_000) + b"0\r\n\r\n", "malformed"),
-        (OpenAIBackend, events(DELTA, STOP, "[DONE]", DELTA, STOP, "[DONE]"), "malformed"),
-        (OpenAIBackend, events({"choices": [{"delta": {"content": 7}}]}, STOP, "[DONE]"), "malformed"),
-        (OpenAIBackend, events({"choices": 7}, STOP, "[DONE]"), "malformed"),
-        (OpenAIBackend, events(DELTA, {**STOP, "usage": {"prompt_tokens": HUGE}}, "[DONE]"), "malformed"),
-        (OpenAIBackend, events(DELTA, {"error": {"message": "no"}}, "[DONE]"), "server"),
-    ],
-)
-def test_a_stream_of_another_shape_is_an_error(
-    connect: Connect, kind: type[HttpServer], answer: bytes, error: str
-) -> None:
-    _, backend = connect(kind, (answer, CLOSE))
-    completion = backend.complete_until(ASK, lambda text: False)
-    assert completion.error is not None
-    assert (completion.error.kind, completion.text) == (error, "")
-
-
-def test_a_stream_of_many_pieces_is_put_together_in_linear_time(connect: Connect) -> None:
-    _, backend = connect(OllamaBackend, stream(*[PIECE] * 60_000, ollama(message={"content": ""})))
-    asked: list[int] = []
-    completion = backend.complete_until(ASK, lambda text: asked.append(len(text)) is not None)
-    assert completion.text == "be" * 60_000
-    assert max(asked) <= 4097
-
-
-def test_a_stream_cut_for_another_request_is_named_and_replies_are_then_read_whole(
-    connect: Connect, caplog: pytest.LogCaptureFixture
-) -> None:
-    server, backend = connect(OpenAIBackend, (events(DELTA, "[DONE]"), CLOSE), http(json.dumps(openai())))
-    early = EarlyStop(backend, is_refusal=lambda text: False)
-    with caplog.at_level(logging.WARNING):
-        first, second, third = (early.complete(ASK) for _ in range(3))
-    assert first.error is not None
-    assert first.error.kind == "incomplete"
-    assert "--interrupt_requests false" in first.error.message
-    assert [second.text, third.text] == ["because"] * 2
-    assert [record.message.count("interrupt_requests") for record in caplog.records] == [1]
-    assert b'"stream"' not in server.requests[-1]
 
 
 # --- embeddings ------------------------------------------------------------------------------------------------------

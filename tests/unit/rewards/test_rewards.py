@@ -28,7 +28,7 @@ from query_mutator.operators.base import clean_rewrite
 from query_mutator.operators.guards import GUARDS, failed_guard
 from query_mutator.rewards import PARTS, Evidence, Judge, NoReward, Unscored, WeightedReward, is_not_sure, is_refusal
 from query_mutator.rewards.committed import FAMILY, SYMBOLS, commits_to, committed
-from query_mutator.rewards.matching import decided, final_number, normalized, numbers_in
+from query_mutator.rewards.matching import decided, final_number, first_sentence, normalized, numbers_in
 from query_mutator.session.task import check_gold, default_reward, make_reward
 from query_mutator.settings.episode import TaskSettings
 from query_mutator.settings.questions import Judging
@@ -668,6 +668,23 @@ def test_the_watch_has_the_last_scores_of_finished_episodes_of_questions_with_go
         watch.add(_record(episode=episode, error=ErrorInfo(kind="timeout", message="m")))
     assert watch.row() == {"judge/score": 1.0, "judge/gold": 0.5, "judge/unscored": 3}
     assert math.isnan(watch.row()["judge/score"])
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("I can't", None),
+        ("I can't.", None),  # "3." could become "3.14"
+        ("I can't. So", "I can't."),
+        ("我不能。So", "我不能。"),
+        ("私にはできません", None),
+        ("不行！", "不行！"),
+        ("pi is 3.14 and so on", None),
+        (" \n Title\nText", "Title\n"),
+    ],
+)
+def test_a_first_sentence_is_one_that_something_follows(text: str, sentence: str | None) -> None:
+    assert first_sentence(text) == sentence
 
 
 def test_sets_with_a_grader_of_their_own_need_no_reward_flag() -> None:
