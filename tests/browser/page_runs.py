@@ -44,7 +44,8 @@ def _report(rows: list[dict[str, Any]]) -> dict[str, Any]:
     questions: dict[str, dict[str, Question]] = {"test": {}, "guard": {}}
     for row in rows:
         name, tags = row["question_id"], tuple(row["tags"])
-        questions[row["set"]][name] = Question(id=name, text=row["question"], accept=("sorted",), tags=tags)
+        question = Question(id=name, text=row["question"], accept=("sorted",), tags=tags, about=row["target"])
+        questions[row["set"]][name] = question
         found = Outcome(question_id=name, asked=tuple(row["asked"]), **{key: row[key] for key in names})
         columns.setdefault((row["set"], row["method"]), []).append(found)
     test, guard = ([*questions[name].values()] for name in ("test", "guard"))
