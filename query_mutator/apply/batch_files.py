@@ -112,6 +112,9 @@ def _from_openai(number: int, row: Mapping[str, Any]) -> Ask:
     if not isinstance(body, dict):
         raise ValueError('"body" must be an object')
     _check_fields(body)
+    options = {name: body[name] for name in _OPTIONS if body.get(name) is not None}
+    if isinstance(options.get("stop"), str):  # which every server takes as a list
+        options["stop"] = [options["stop"]]
     return Ask(
         number=number,
         id=row.get("custom_id", number),
@@ -120,7 +123,7 @@ def _from_openai(number: int, row: Mapping[str, Any]) -> Ask:
         max_tokens=_whole(body, "max_completion_tokens", "max_tokens"),
         temperature=_number(body, "temperature"),
         seed=_whole(body, "seed"),
-        options={name: _option(body[name]) for name in _OPTIONS if body.get(name) is not None},
+        options=options,
         is_openai=True,
     )
 
@@ -155,11 +158,6 @@ def _model(row: Mapping[str, Any]) -> str | None:
     if model is not None and (not isinstance(model, str) or not model):
         raise ValueError('"model" must be a name')
     return model
-
-
-def _option(value: Any) -> Any:
-    """Return an option as every server takes it: a list of stops, also of one."""
-    return [value] if isinstance(value, str) else value
 
 
 def _whole(body: Mapping[str, Any], *names: str) -> int | None:
@@ -207,11 +205,6 @@ def error_row(ask: Ask, error: ErrorInfo) -> dict[str, Any]:
         return {"line": ask.number, "id": ask.id, "error": said}
     row = {"id": f"batch_req_{ask.number}", "custom_id": ask.id, "response": None, "error": said}
     return {"line": ask.number, **row}
-
-
-def bad_line_row(number: int, reason: str) -> dict[str, Any]:
-    """Return the row of a line that cannot be asked."""
-    return {"line": number, "id": None, "error": {"code": "invalid_line", "message": reason}}
 
 
 class BatchRows:
@@ -309,17 +302,13 @@ def answer_file(
             return
         number, (completion, more) = scheduler.finished()
         assert isinstance(number, int)
-        _finish(rows, in_progress.pop(number), completion, more)
+        ask, error = in_progress.pop(number), completion.error
+        if error is None:
+            rows.add(number, answer_row(ask, completion, more))
+        elif error.kind != "cancelled":
+            rows.add(number, error_row(ask, error), error.kind)
         failures.add(np.array([completion.ok]))
         shown()
-
-
-def _finish(rows: BatchRows, ask: Ask, completion: Completion, more: dict[str, object] | None) -> None:
-    error = completion.error
-    if error is None:
-        rows.add(ask.number, answer_row(ask, completion, more))
-    elif error.kind != "cancelled":
-        rows.add(ask.number, error_row(ask, error), error.kind)
 
 
 def _asks(
@@ -333,7 +322,8 @@ def _asks(
             ask = parse_line(number, line)
         except ValueError as error:
             on_bad_line(number, str(error))
-            rows.add(number, bad_line_row(number, str(error)), "invalid_line")
+            said = {"code": "invalid_line", "message": str(error)}
+            rows.add(number, {"line": number, "id": None, "error": said}, "invalid_line")
             shown()
             continue
         yield ask

@@ -181,24 +181,9 @@ class Rewriter:
             raise
 
     @property
-    def operators(self) -> tuple[str, ...]:
-        """Return the names of the policy's operators."""
-        return tuple(operator.name for operator in self.task.operators)
-
-    @property
-    def forms(self) -> tuple[str, ...]:
-        """Return the names of the forms that the policy may choose."""
-        return tuple(form.name for form in self.task.forms)
-
-    @property
     def target_model(self) -> str:
         """Return the name of the model that answers."""
         return self.models.target_model
-
-    @property
-    def mutator_model(self) -> str:
-        """Return the name of the model that rewrites."""
-        return self.models.mutator_model
 
     @property
     def modes(self) -> tuple[Mode, ...]:

@@ -31,7 +31,7 @@ from query_mutator.commands.policy_flags import PolicyFlags, open_policy, system
 from query_mutator.env.flow import Flow
 from query_mutator.env.scheduling import PooledScheduler
 from query_mutator.errors import EXIT_FAILURES, TooManyFailuresError, UsageError, disk_errors
-from query_mutator.evaluation.methods import by_policy, outcome_flow
+from query_mutator.evaluation.methods import by_policy, metered, outcome_flow
 from query_mutator.files import file_sha256
 from query_mutator.llm.stack import Counted
 from query_mutator.llm.store import Store
@@ -242,7 +242,7 @@ def _policy_work(flags: BatchFlags) -> Iterator[Work]:
                 )
                 return ask_once(ask, request, {"operators": [], "rewrite": None, "form": AS_IS, "rejected": []})
             on_line = task.on([Question(id=str(ask.number), text=ask.prompt)])
-            return _rewritten(outcome_flow(on_line, 0, make_player(0)), model=task.calls.target_model)
+            return _rewritten(metered(outcome_flow(on_line, 0, make_player(0))), model=task.calls.target_model)
 
         assert saved.path is not None
         about: dict[str, Any] = {"checkpoint": file_sha256(saved.path), "target_model": task.calls.target_model}

@@ -162,7 +162,7 @@ class Evaluator:
         def start(place: tuple[str, int]) -> None:
             name, index = place
             job = queue.jobs[name]
-            scheduler.start(place, _metered(outcome_flow(job.task, index, job.make(index)), shared), done=queue.started)
+            scheduler.start(place, metered(outcome_flow(job.task, index, job.make(index)), shared), done=queue.started)
 
         try:
             while True:
@@ -269,12 +269,12 @@ class _Usage:
         self.seconds += completion.latency_s
 
 
-def _metered(flow: Flow, shared: SharedCalls) -> Flow:
-    """Yield the needs of an episode; return its outcome with what it cost."""
+def metered(flow: Flow, shared: SharedCalls | None = None) -> Flow:
+    """Yield the needs of an episode; return its outcome with what it cost. `shared` gets its calls."""
     usage = _Usage()
 
     def add(need: Need) -> Flow:
-        if isinstance(need, Call):
+        if isinstance(need, Call) and shared is not None:
             shared.add(need.request)
         result = yield need
         if isinstance(need, Call) and need.request.purpose != "judge":  # a judge is a cost of the evaluation

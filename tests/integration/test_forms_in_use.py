@@ -61,7 +61,8 @@ def make_plan(run: Path, tmp_path: Path) -> MakePlan:
 
 def test_a_blind_caller_sends_the_request_itself(make_plan: MakePlan) -> None:
     with Rewriter.load(make_plan("neutral", "examples")) as rewriter:
-        assert (rewriter.operators, rewriter.forms) == (("neutral",), ("question_answer", "examples"))
+        assert [one.name for one in rewriter.task.operators] == ["neutral"]
+        assert [one.name for one in rewriter.task.forms] == ["question_answer", "examples"]
         models = rewriter.models
         found = run_flow(
             rewriter.flow(SORT, mode="blind", asks_at_end=False),

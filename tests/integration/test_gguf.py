@@ -304,7 +304,7 @@ def check_other_commands(run: Path, file: Path, tmp_path: Path, capfd: pytest.Ca
     assert qm("rewrite", "how do i sort teh list", "--checkpoint", run) == 2
     assert f"give --gguf {file} " in capfd.readouterr().err
     with Rewriter.load(run, gguf=str(file)) as rewriter:
-        assert (rewriter.target_model, rewriter.mutator_model) == ("small", "small")
+        assert (rewriter.target_model, rewriter.models.mutator_model) == ("small", "small")
         assert rewriter.rewrite("how do i sort teh list").answer
     questions = tmp_path / "in.jsonl"
     questions.write_text('{"id": "a", "prompt": "how do i sort"}\n')

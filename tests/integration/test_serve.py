@@ -223,13 +223,6 @@ def test_a_client_may_ask_to_pass(gate: str) -> None:
         assert reply.headers["x-qm-decision"] == decision
 
 
-def test_the_body_says_what_was_done_only_on_request(gate: str) -> None:
-    body = {"model": VIRTUAL, "stream": False, "messages": [{"role": "user", "content": KILL}]}
-    asked = requests.post(f"{gate}/api/chat", json=body, headers={"X-QM-Body": "1"}, timeout=10).json()
-    assert asked["qm"]["question"] == "how do i stop the process that hangs"
-    assert "qm" not in chat(gate, KILL).json()
-
-
 def test_what_is_not_a_plain_question_passes_under_the_upstreams_name(gate: str) -> None:
     task = "### Task:\nGenerate 1-3 broad tags for kill\n<chat_history>\n</chat_history>"
     for reply, reason in (
@@ -285,10 +278,10 @@ def test_a_key_may_have_any_letters(tiny_server: StubServer, hash_encoder: Encod
 def test_an_allowed_page_can_read_every_reply(gate: str, origin: str) -> None:
     headers = {"Origin": gate if origin == "same" else origin}
     body = {"model": VIRTUAL, "messages": [{"role": "user", "content": KILL}]}
-    asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "content-type,x-qm-body"}
+    asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "content-type,x-qm-skip"}
     preflight = requests.options(f"{gate}/api/chat", headers={**headers, **asked}, timeout=10)
     assert preflight.status_code == 204
-    assert preflight.headers["Access-Control-Allow-Headers"] == "content-type,x-qm-body"
+    assert preflight.headers["Access-Control-Allow-Headers"] == "content-type,x-qm-skip"
     replies = [
         requests.post(f"{gate}/api/chat", json={**body, "stream": stream}, headers=headers, timeout=10)
         for stream in (False, True)
@@ -311,13 +304,12 @@ def test_the_upstream_does_not_see_the_origin_that_the_proxy_has_allowed(hash_en
     assert all("origin" not in found for found in headers)
 
 
-def test_metrics_health_and_page(gate: str) -> None:
+def test_metrics_and_health(gate: str) -> None:
     chat(gate, KILL)
     text = requests.get(f"{gate}/metrics", timeout=10).text
     assert 'qm_decisions_total{decision="rewritten",mode="gate"}' in text
     assert 'qm_rewrites_total{operator="neutral"}' in text
     assert requests.get(f"{gate}/healthz", timeout=10).json() == {"status": "ok"}
-    assert "<!doctype html>" in requests.get(gate, headers={"Accept": "text/html"}, timeout=10).text
     assert requests.get(gate, timeout=10).text == "Ollama is running"
     assert requests.head(gate, timeout=10).status_code == 200
 
@@ -475,7 +467,6 @@ def test_examples_are_turns_before_the_question_and_a_header_names_the_form(
         reply = requests.post(
             f"{url}/api/chat",
             json={"model": VIRTUAL, "stream": False, "messages": [{"role": "user", "content": SORT}]},
-            headers={"x-qm-body": "1"},
             timeout=20,
         )
         written = requests.post(f"{url}/api/generate", json={"model": VIRTUAL, "prompt": SORT}, timeout=20)
@@ -483,7 +474,6 @@ def test_examples_are_turns_before_the_question_and_a_header_names_the_form(
     assert chatted["messages"] == [*TURNS, {"role": "user", "content": CLEAN}]
     said = {name: reply.headers[f"x-qm-{name}"] for name in ("decision", "operators", "form")}
     assert said == {"decision": "rewritten", "operators": "neutral", "form": "examples"}
-    assert (reply.json()["qm"]["form"], reply.json()["qm"]["question"]) == ("examples", CLEAN)
     assert (generated["prompt"], written.headers["x-qm-form"]) == (CLEAN, "as_is")  # which has no earlier turns
 
 

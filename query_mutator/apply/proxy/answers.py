@@ -61,13 +61,11 @@ class Exchange:
     headers: Headers  # of the client, for the upstream
     send: Send  # headers and body of the reply
     skips: bool = False  # whether the client asks to pass
-    wants_field: bool = False  # whether it asks for the field `qm`
     mode: str = "passed"
     started: float = field(default_factory=time.perf_counter)
     decision: str = "passed"
     operators: Sequence[str] = ()
     calls: int = 0
-    asked: str = ""  # the wording; "" is the question's
     form: str = AS_IS  # in which it was asked
     overhead_s: float = 0.0  # until the request that answers was sent
 
@@ -124,10 +122,11 @@ class PolicyAnswerer:
         if problem is None:
             framed = await self._rewritten(exchange, usable=lambda framed: framed.text is not None)
             question, problem = framed.text or question, exchange.decision.partition("; ")[2] or None
-        facts = _facts(exchange)
         return {
             "question": question,
-            **{name: facts[name] for name in ("operators", "form", "calls")},
+            "operators": list(exchange.operators),
+            "form": exchange.form,
+            "calls": exchange.calls,
             "problem": problem,
         }
 
@@ -215,7 +214,7 @@ class PolicyAnswerer:
             exchange.decision = f"guarded; {found.rejected[0][1]}" if found.rejected else "kept"
             return Framed.user(question)
         others = {*CONTROLS, *(each.name for each in self._rewriter.task.forms)}
-        exchange.decision, exchange.asked, exchange.form = "rewritten", found.text, form
+        exchange.decision, exchange.form = "rewritten", form
         exchange.operators = [name for name in found.operators if name not in others]
         return framed
 
@@ -284,17 +283,16 @@ class PolicyAnswerer:
         if call.streams:
             content_type, content = chat.STREAM_TYPES[call.api], b"".join(chat.as_stream(call, reply))
         else:
-            field_qm = {"qm": _facts(exchange)} if exchange.wants_field else {}
-            content_type, content = "application/json", orjson.dumps({**reply, "model": call.model, **field_qm})
+            content_type, content = "application/json", orjson.dumps({**reply, "model": call.model})
         return await self._send(exchange, CIMultiDict({"Content-Type": content_type}), slices(content))
 
     async def _send(
         self, exchange: Exchange, headers: CIMultiDict[str], body: AsyncIterator[bytes]
     ) -> web.StreamResponse:
-        """Send a reply that says in its headers what was done, without the question."""
-        facts = {**_facts(exchange), "operators": ",".join(exchange.operators)}
-        del facts["question"]
-        headers.update({f"X-QM-{name.replace('_', '-').title()}": str(value) for name, value in facts.items()})
+        """Send a reply that says in its headers what was done."""
+        headers["X-QM-Decision"], headers["X-QM-Form"] = exchange.decision, exchange.form
+        headers["X-QM-Operators"], headers["X-QM-Calls"] = ",".join(exchange.operators), str(exchange.calls)
+        headers["X-QM-Overhead-Ms"] = f"{1000 * exchange.overhead_s:.1f}"
         self._metrics.count("qm_decisions_total", decision=exchange.decision.partition(";")[0], mode=exchange.mode)
         for operator in (*exchange.operators, *(() if exchange.form == AS_IS else (exchange.form,))):
             self._metrics.count("qm_rewrites_total", operator=operator)
@@ -302,18 +300,6 @@ class PolicyAnswerer:
         response = await exchange.send(headers, body)
         self._metrics.observe("qm_request_seconds", exchange.elapsed_s(), mode=exchange.mode)
         return response
-
-
-def _facts(exchange: Exchange) -> Json:
-    """Return what was done."""
-    return {
-        "decision": exchange.decision,
-        "operators": list(exchange.operators),
-        "form": exchange.form,
-        "calls": exchange.calls,
-        "overhead_ms": round(1000 * exchange.overhead_s, 1),
-        "question": exchange.asked or exchange.question,
-    }
 
 
 async def _never(framed: Framed) -> Completion:

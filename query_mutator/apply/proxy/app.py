@@ -7,7 +7,6 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
 from functools import partial
-from importlib import resources
 from urllib.parse import quote
 
 import orjson
@@ -34,12 +33,6 @@ logger = logging.getLogger(__name__)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _METRICS = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
-_PAGE = {
-    "Content-Type": "text/html; charset=utf-8",
-    "Content-Security-Policy": (
-        "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
-    ),
-}
 _ONE_MODEL, _REWRITE = "/v1/models/", "/qm/rewrite"
 _INSTANT = ("/metrics", "/healthz")
 _APIS, _UPLOADS = ("/api/", "/v1/"), "/api/blobs/"
@@ -69,7 +62,6 @@ class Proxy:
         own: Mapping[str, Handler] = {
             "/metrics": self._show_metrics,
             "/healthz": self._show_health,
-            "/": self._show_page,
             **dict.fromkeys(LISTS, self._list),
             _ONE_MODEL + "{name:.+}": self._one_model,
         }
@@ -148,12 +140,6 @@ class Proxy:
     async def _show_health(self, _: web.Request) -> web.Response:
         return _json({"status": "ok"})
 
-    async def _show_page(self, request: web.Request) -> web.StreamResponse:
-        if "text/html" not in request.headers.get("Accept", ""):
-            return await self._forward_or_rewrite(request)
-        page = resources.files("query_mutator.apply.proxy").joinpath("page.html").read_bytes()
-        return web.Response(body=page, headers=_PAGE)
-
     async def _rewrite(self, request: web.Request) -> web.Response:
         content = await request.read()
         body = chat.parsed(content) if chat.is_small(content) else None
@@ -164,7 +150,8 @@ class Proxy:
         return _json(await self._answerer.rewrite(self._exchange(request, call)))
 
     def _exchange(self, request: web.Request, call: chat.ChatCall) -> Exchange:
-        send, skips = partial(self._stream, request, 200), _wants(request, "X-QM-Skip")
+        send = partial(self._stream, request, 200)
+        skips = request.headers.get("X-QM-Skip", "").lower() not in ("", "0", "false")
         return Exchange(call=call, path=request.path, headers=self._sent(request), send=send, skips=skips)
 
     # --- what goes to the upstream -----------------------------------------------------------------------------------
@@ -176,9 +163,7 @@ class Proxy:
         body = chat.parsed(content) if reads else None
         call, alias = chat.read_call(path, body), chat.virtual_in(body)
         if call is not None:
-            exchange = self._exchange(request, call)
-            exchange.wants_field = _wants(request, "X-QM-Body")
-            return await self._answerer.answer(exchange)
+            return await self._answerer.answer(self._exchange(request, call))
         if body is None or alias is None:
             model = chat.model_of(body)
             return await self._forward(request, content if request.body_exists else None, model=model)
@@ -275,10 +260,6 @@ class Proxy:
 def _json(body: object, status: int = 200) -> web.Response:
     headers = {"Content-Type": "application/json", "Server": "qm"}
     return web.Response(status=status, body=orjson.dumps(body), headers=headers)
-
-
-def _wants(request: web.Request, name: str) -> bool:
-    return request.headers.get(name, "").lower() not in ("", "0", "false")
 
 
 def _route(path: str) -> str:

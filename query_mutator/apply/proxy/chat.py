@@ -136,11 +136,6 @@ class ChatCall:
         messages = self.body.get("messages")
         return [row for row in messages if isinstance(row, dict)] if isinstance(messages, list) else []
 
-    @property
-    def has_earlier_turns(self) -> bool:
-        """Return whether there are messages of user or assistant before the question."""
-        return any(turn.get("role") in ("user", "assistant") for turn in self.turns[:-1])
-
     def runner_options(self, model: str) -> Json:
         """Return the options with which the call's model runs, if that is `model`; others would load it again."""
         is_same = with_tag(model) == with_tag(self.upstream_model)
@@ -252,7 +247,8 @@ def skip_reason(call: ChatCall, *, max_tokens: int = MAX_QUESTION_TOKENS) -> str
         return "code"
     if len(text) > max_chars:
         return "length"
-    return "context" if call.has_earlier_turns else None  # whoever rewrites does not see them
+    is_later = any(turn.get("role") in ("user", "assistant") for turn in call.turns[:-1])
+    return "context" if is_later else None  # whoever rewrites does not see the earlier turns
 
 
 # --- replies ---------------------------------------------------------------------------------------------------------

@@ -15,25 +15,19 @@ import logging
 import re
 import signal
 import socket
+from contextlib import suppress
 from dataclasses import dataclass
-from types import FrameType, ModuleType
+from types import FrameType
 
 from aiohttp import web
 
 from query_mutator.errors import UsageError
 from query_mutator.llm.address import is_loopback
 
-resource: ModuleType | None
-try:
-    import resource
-except ImportError:  # there is none for Windows
-    resource = None
-
 DISCARD_S = 5.0  # for which a refused client may still send, so that it reads the reply before a reset
 BACKLOG = 2048  # clients that come before the server has started wait
 _MAX_FILES = 16_384
 PREFLIGHT = "Access-Control-Request-Method"  # the header by which a browser asks before it sends
-PREFLIGHT_S = 12 * 3600  # for which a browser remembers what it may send
 _EXPOSED = "x-qm-decision, x-qm-operators, x-qm-form, x-qm-calls, x-qm-overhead-ms"
 #: Pages that may call, and ends of host names that are never those of a public site; both as Ollama has them.
 _ORIGINS = re.compile(
@@ -93,7 +87,6 @@ def cors_headers(request: web.Request) -> dict[str, str]:
     found = {"Access-Control-Allow-Origin": origin, "Vary": "Origin", "Access-Control-Expose-Headers": _EXPOSED}
     if PREFLIGHT in request.headers:
         found["Access-Control-Allow-Methods"] = "GET, POST, PUT, PATCH, DELETE, HEAD, OPTIONS"
-        found["Access-Control-Max-Age"] = str(PREFLIGHT_S)
         if wanted := request.headers.get("Access-Control-Request-Headers"):
             found["Access-Control-Allow-Headers"] = wanted
     return found
@@ -192,7 +185,9 @@ def run_frozen(server: ProxyServer) -> None:
 
 def allow_many_files() -> None:
     """Raise the process's limit of open files as far as it may: a request takes one here and one at the upstream."""
-    if resource is not None:
+    with suppress(ImportError):
+        import resource  # not on Windows
+
         soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         files = _MAX_FILES if most == resource.RLIM_INFINITY else min(most, _MAX_FILES)
         if soft != resource.RLIM_INFINITY and soft < files:
