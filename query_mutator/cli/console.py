@@ -19,15 +19,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn, TextIO, cast
+from typing import Any, NoReturn, TextIO, cast
 from weakref import WeakSet
+
+from tqdm import tqdm
 
 from query_mutator.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_USAGE, QueryMutatorError, hide_credentials
 from query_mutator.files import disk_advice
 from query_mutator.plugins import fault_of
-
-if TYPE_CHECKING:
-    from query_mutator.cli.bar import FiguresBar
 
 #: Controls except tab and line feed, and the characters that change the direction of text.
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
@@ -36,6 +35,21 @@ _CURSOR_UP = re.compile(r"(\x1b\[A)+")  # tqdm moves between several bars by it
 SHUTDOWN_S = 1.8  # from the first signal to the end of the process, even if something hangs
 MESSAGE_CHARACTERS = 1000  # of the line that an error prints
 EXIT_BROKEN_PIPE = 141  # what a shell reports for a process that SIGPIPE ended
+
+BAR_FORMAT = "{desc}{percentage:3.0f}%|{bar}| {remaining} left{postfix}"
+
+
+class FiguresBar(tqdm):  # type: ignore[type-arg]
+    """tqdm with `figures`, the most important first; a postfix, as a server that is waited for, takes their place."""
+
+    figures: Callable[[], Sequence[str]] | None = None
+
+    def __str__(self) -> str:
+        """Return the line, which tqdm draws."""
+        if self.figures is None or not self.total:
+            return super().__str__()
+        shown = self.postfix or ", ".join(self.figures())
+        return self.format_meter(**{**self.format_dict, "bar_format": BAR_FORMAT, "postfix": shown})
 
 
 _on_interrupt: list[Callable[[], None]] = []
@@ -171,8 +185,6 @@ def progress(
     name: str, total: int | None, *, unit: str = "it", terminal_only: bool = False, initial: int = 0
 ) -> FiguresBar:
     """Return a progress bar on stderr; without a terminal it appears late and is redrawn rarely, or not at all."""
-    from query_mutator.cli.bar import FiguresBar
-
     in_terminal = sys.stderr.isatty()
     bar = FiguresBar(
         total=total,

@@ -27,13 +27,13 @@ from ppo.flags import DEFAULTS, docs_of, function_of, whole_numbers
 from query_mutator.bounds import check_values
 from query_mutator.cli.console import styled_output
 from query_mutator.cli.outputs import check_outputs, outputs_of, with_dash
+from query_mutator.cli.registry import HELP
 from query_mutator.cli.settings import PROJECT, Base, fill_from_files, shared_fields
 from query_mutator.errors import UsageError
 from query_mutator.version import __version__
 
 C = TypeVar("C")
 
-HELP = {"-h", "--help", "--help-all"}
 _POSITIONAL = "positional"
 #: Type of a field without a flag.
 Positional = Annotated[C, _POSITIONAL]

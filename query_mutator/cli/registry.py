@@ -12,6 +12,7 @@ from typing import Any
 
 from query_mutator.errors import UsageError
 
+HELP = {"-h", "--help", "--help-all"}
 _TOOLKITS = ("pydantic", "websockets")  # packages that a plain install does without
 
 

@@ -21,14 +21,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cyclopts import App
-
 from query_mutator.cli.console import run_cli
-from query_mutator.cli.flags import HELP, app_of, parse_flags
-from query_mutator.cli.settings import read_base
+from query_mutator.cli.registry import HELP
 from query_mutator.commands import COMMANDS, GROUPS, Command
 from query_mutator.errors import UsageError
-from query_mutator.llm.address import check_addresses
 from query_mutator.registry import nearest
 from query_mutator.version import __version__
 
@@ -59,6 +55,14 @@ def main(argv: Sequence[str]) -> int:
     command = COMMANDS[name]
     if command.takes_words:
         return command.run(words) or 0
+    return _run(name, words)
+
+
+def _run(name: str, words: Sequence[str]) -> int:
+    from query_mutator.cli.flags import parse_flags  # cyclopts takes longer than `qm --help`
+    from query_mutator.llm.address import check_addresses
+
+    command = COMMANDS[name]
     base = partial(_resumed, command.flags, words)
     flags = parse_flags(command.flags, words, prog=f"{PROG} {name}", base=base, table=name)
     check_addresses(**{key: value for key, value in vars(flags).items() if key.endswith("_url")})
@@ -92,6 +96,9 @@ def _within(group: Sequence[str]) -> list[str]:
 
 def _resumed(flags_class: type[Any], argv: Sequence[str], resume: str) -> tuple[Mapping[str, Any], str]:
     """Return the flags of the run that --resume names, and the file they are from."""
+    from query_mutator.cli.flags import parse_flags
+    from query_mutator.cli.settings import read_base
+
     resumed = Path(resume)
     if not resumed.exists():
         raise UsageError(f"--resume {resumed}: no such file; give an output folder, or a checkpoint in it")
@@ -104,6 +111,10 @@ def _resumed(flags_class: type[Any], argv: Sequence[str], resume: str) -> tuple[
 
 def _completion(shell: str) -> str:
     """Return what a shell sources to complete `qm`."""
+    from cyclopts import App
+
+    from query_mutator.cli.flags import app_of
+
     if shell not in SHELLS:
         raise UsageError(f"--completion must be one of {', '.join(SHELLS)}, not {shell or 'nothing'!r}")
     root = App(PROG)

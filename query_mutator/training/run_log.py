@@ -14,7 +14,7 @@ from query_mutator.cli.console import progress
 from query_mutator.llm.stack import CallTotals, ClientStack
 
 if TYPE_CHECKING:
-    from query_mutator.cli.bar import FiguresBar
+    from query_mutator.cli.console import FiguresBar
 
 #: What `add_steps` reads of an episode's final info -> its metric key.
 EPISODE_FIGURES = {

@@ -17,8 +17,7 @@ import pytest
 from cyclopts import Parameter
 
 from query_mutator import __version__
-from query_mutator.cli.bar import FiguresBar
-from query_mutator.cli.console import Interrupted, closing_on_interrupt, exit_code, note, table
+from query_mutator.cli.console import FiguresBar, Interrupted, closing_on_interrupt, exit_code, note, table
 from query_mutator.cli.flags import Positional, flags_of, parse_flags
 from query_mutator.cli.outputs import JsonTo
 from query_mutator.errors import (

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from query_mutator.cli.bar import FiguresBar
+from query_mutator.cli.console import FiguresBar
 from query_mutator.data.split import FOLDS, fold_of
 from query_mutator.env.task import Task
 from query_mutator.errors import TooManyFailuresError, UsageError
