@@ -24,6 +24,7 @@ import os
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -43,7 +44,7 @@ from query_mutator.env.scheduling import make_scheduler
 from query_mutator.env.task import CallSettings
 from query_mutator.errors import BackendError
 from query_mutator.llm.backends import DEFAULT_BACKEND, resolve_backend
-from query_mutator.llm.probe import Recorder, measure_calls, out_of_time, slots_advice
+from query_mutator.llm.probe import Recorder, measure_calls, slots_advice
 from query_mutator.llm.retry import RetryPolicy
 from query_mutator.llm.stack import ClientStack, build_client
 from query_mutator.operators import OperatorContext
@@ -243,17 +244,22 @@ def measure(system: System, plan: BenchmarkPlan, results: Results, *, budget_s: 
     So a slow minute affects all cases. An interrupted run is added as far as it got.
     """
     queries = make_queries(plan.num_queries)
-    with out_of_time(budget_s, system.stack.close) as is_over:
+    timer = threading.Timer(budget_s, system.stack.close)  # ends the calls in flight
+    timer.daemon = True
+    timer.start()
+    try:
         for case, seconds in plan.runs(ends_at=time.perf_counter() + budget_s):
             try:
                 run_once(system, queries, case, seconds=seconds)
             finally:
                 results.add(case, system.measurement())
             note(results.line(case))
-            if is_over():
+            if timer.finished.is_set():
                 return
             if results.runs and not results.rows():
                 raise BackendError(f"all calls failed ({system.recorder.completions[-1].error}); see qm doctor")
+    finally:
+        timer.cancel()
 
 
 def run_once(

@@ -119,16 +119,18 @@ def resolve_backend(
     except BackendError as error:
         if backend != AUTO or given or models or not has_recording or isinstance(error, ModelMissingError):
             raise
-        where = f"no {servers[0].title} server answers at {servers[0].url}"
-        return _recorded(f"backend: recorded replies, because {where}")
-    found = [
-        f"{f'{server.title} {version}'.strip()} at {', '.join(server.addresses())}"
-        for server, version in zip(servers, versions, strict=True)
-    ]
+        reason = f"backend: recorded replies, because no {servers[0].title} server answers at {servers[0].url}"
+        kind, servers = RECORDED, open_servers(RECORDED)
+    else:
+        found = [
+            f"{f'{server.title} {version}'.strip()} at {', '.join(server.addresses())}"
+            for server, version in zip(servers, versions, strict=True)
+        ]
+        reason = f"backend: {', '.join(found)}"
     return BackendChoice(
         kind=kind,
         urls=tuple(url for server in servers for url in server.addresses()),
-        reason=f"backend: {', '.join(found)}",
+        reason=reason,
         default_models=servers[0].default_models(),
         recording=servers[0].recording,
     )
@@ -157,17 +159,6 @@ def _name_a_model(server: ModelServer) -> str:
         return f"the server at {server.url} has no models: {server.more_models}"
     known = f", one of: {shown_names(models)}" if models else ""
     return f"which model should answer? Give --target-model{known}"
-
-
-def _recorded(reason: str) -> BackendChoice:
-    [server] = open_servers(RECORDED)
-    return BackendChoice(
-        kind=RECORDED,
-        urls=(server.url,),
-        reason=reason,
-        default_models=server.default_models(),
-        recording=server.recording,
-    )
 
 
 def _spelled(flag: str) -> str:

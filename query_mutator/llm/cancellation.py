@@ -8,7 +8,6 @@ A call that waits for its turn makes no request once it is cancelled. A model in
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 import threading
 import time
@@ -27,8 +26,9 @@ class Call:
 
     def __init__(self, timeout_s: float) -> None:
         self._ends_at = time.monotonic() + timeout_s
-        self._socket: socket.socket | None = None  # another handle of the one in use
-        self._lock = threading.Lock()  # guards the one above and `is_cut`
+        self._socket: socket.socket | None = None  # the one in use
+        self._is_copy = False  # of its handle
+        self._lock = threading.Lock()  # guards the two above and `is_cut`
         self.is_cut = False
         self.is_first = True  # on its connection
         self.is_answered = False  # a byte of the reply has arrived
@@ -48,27 +48,31 @@ class Call:
             raise TimeoutError
         return left_s
 
-    def hold(self, sock: socket.socket) -> None:
-        """Let `cut` shut down this socket from now on; ConnectionAbortedError if the call was cut."""
+    def hold(self, sock: socket.socket, *, copy: bool = False) -> None:
+        """Let `cut` shut down this socket from now on; ConnectionAbortedError if the call was cut.
+
+        A TLS handshake moves the handle to another object, so `copy` is needed before.
+        """
         self.release()
         with self._lock:
             if self.is_cut:
                 raise ConnectionAbortedError("the call was cut")
-            self._socket = socket.socket(fileno=os.dup(sock.fileno()))
+            self._socket, self._is_copy = (sock.dup() if copy else sock), copy
 
     def release(self) -> None:
         """Leave the socket alone from now on: another call may use it."""
         with self._lock:
-            if self._socket is not None:
+            if self._socket is not None and self._is_copy:
                 self._socket.close()
-                self._socket = None
+            self._socket = None
 
     def cut(self) -> None:
         """End from another thread whatever the call waits for; idempotent."""
         with self._lock, suppress(OSError):
             self.is_cut = True
             if self._socket is not None:
-                self._socket.shutdown(socket.SHUT_RDWR)
+                # The plain socket's method: that of a TLS socket would pull its state away under the reading thread.
+                socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
 
 class Cancellation:

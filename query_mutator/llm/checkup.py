@@ -15,7 +15,7 @@ from typing import Literal
 from query_mutator.files import decode_object
 from query_mutator.llm.client import ModelServer
 from query_mutator.settings.models import Sampling
-from query_mutator.types import ChatRequest, Completion, Message
+from query_mutator.types import ChatRequest, Completion
 
 #: How a judge's verdict comes: JSON of a schema, probabilities of yes and no as the first token, or a word.
 JudgeForm = Literal["schema", "logprobs", "words"]
@@ -34,29 +34,33 @@ _LOAD_S = 0.3  # a call to a loaded model reports some milliseconds
 
 def schema_sentence(server: ModelServer, model: str) -> str:
     """Return whether the model's replies keep to a JSON schema, which a judge needs."""
-    request = ChatRequest.user(_QUESTION, model=model, max_tokens=_REPLY_TOKENS, seed=0)
-    reply = server.complete_json(request, _SCHEMA)
+    reply, think = _schema_reply(server, model)
+    if _keeps(reply) and think:
+        return "think: false makes the server ignore format: leave think out of calls that need JSON"
     if _keeps(reply):
         return "think: false and format work together" if server.sends_think else "replies keep to a JSON schema"
     if reply.error is not None and reply.error.kind != "empty":
         return f"no JSON of a schema ({reply.error})"
-    if server.sends_think:
-        longer = ChatRequest.user(_QUESTION, model=model, max_tokens=_THOUGHT_TOKENS, seed=0)
-        if _keeps(server.complete_json(longer, _SCHEMA, think=True)):
-            return "think: false makes the server ignore format: leave think out of calls that need JSON"
     return "the server ignores the JSON schema: do not rely on JSON from this model"
 
 
 def judge_form(server: ModelServer, model: str) -> tuple[JudgeForm, bool]:
     """Return the most reliable way to get a yes/no verdict, and whether the model must think first."""
-    request = ChatRequest.user(_QUESTION, model=model, max_tokens=_REPLY_TOKENS, seed=0)
-    if _keeps(server.complete_json(request, _SCHEMA)):
-        return "schema", False
-    longer = replace(request, max_tokens=_THOUGHT_TOKENS)
-    if server.sends_think and _keeps(server.complete_json(longer, _SCHEMA, think=True)):
-        return "schema", True
-    asked = replace(request, messages=(Message(role="user", content=_YES_OR_NO),), max_tokens=1, choices=("yes", "no"))
+    reply, think = _schema_reply(server, model)
+    if _keeps(reply):
+        return "schema", think
+    asked = ChatRequest.user(_YES_OR_NO, model=model, max_tokens=1, seed=0, choices=("yes", "no"))
     return ("logprobs" if _has_choice(server.complete(asked)) else "words"), False
+
+
+def _schema_reply(server: ModelServer, model: str) -> tuple[Completion, bool]:
+    """Return a reply to a request for JSON, and whether the model had to think first for it."""
+    request = ChatRequest.user(_QUESTION, model=model, max_tokens=_REPLY_TOKENS, seed=0)
+    reply = server.complete_json(request, _SCHEMA)
+    if _keeps(reply) or not server.sends_think:
+        return reply, False
+    longer = server.complete_json(replace(request, max_tokens=_THOUGHT_TOKENS), _SCHEMA, think=True)
+    return (longer, True) if _keeps(longer) else (reply, False)
 
 
 def _has_choice(reply: Completion) -> bool:

@@ -72,19 +72,12 @@ class ClientWrapper:
         self._client.close()
 
 
-class BackendWrapper:
+class BackendWrapper(ClientWrapper):
     """A backend around another; what a subclass does not define is the inner backend's."""
 
     def __init__(self, backend: Backend) -> None:
+        super().__init__(backend)
         self._backend = backend
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._backend!r})"
-
-    @property
-    def is_instant(self) -> bool:
-        """Return whether replies come at once."""
-        return getattr(self._backend, "is_instant", False)
 
     @property
     def url(self) -> str:
@@ -94,10 +87,6 @@ class BackendWrapper:
     def embed(self, model: str, texts: Sequence[str]) -> FloatArray | ErrorInfo:
         """Return the inner backend's embeddings of texts [n, dim], or why there are none."""
         return self._backend.embed(model, texts)
-
-    def close(self) -> None:
-        """Close the inner backend; idempotent."""
-        self._backend.close()
 
 
 class ModelServer(Backend, Protocol):

@@ -24,6 +24,7 @@ from query_mutator.llm.address import is_loopback
 from query_mutator.llm.cancellation import Call, current_call
 
 CONNECT_TIMEOUT_S = 10.0
+_SLACK_S = 0.01  # by which a call may outlast its deadline
 
 logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # it warns of every connection beyond the pool
 
@@ -88,7 +89,7 @@ class _Connection(HTTPConnection):
         for family, kind, protocol, _, address in socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM):
             sock = socket.socket(family, kind, protocol)
             try:
-                call.hold(sock)
+                call.hold(sock, copy=True)
                 sock.settimeout(min(CONNECT_TIMEOUT_S, call.left_s()))
                 sock.connect(address)
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -105,7 +106,7 @@ class _Connection(HTTPConnection):
             if self._call is not None:
                 self._call.release()  # its reply was read, perhaps a moment ago
                 call.is_first = False
-            call.hold(self.sock)
+            call.hold(getattr(self.sock, "socket", self.sock))  # TLS within TLS wraps one
         super().request(*args, **settings)
         self._call = call
 
@@ -129,7 +130,9 @@ class _Timed(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int | None:
-        self._sock.settimeout(self._call.left_s())
+        left_s = self._call.left_s()
+        if (self._sock.gettimeout() or 0.0) - left_s > _SLACK_S:  # to set it lets other threads run first
+            self._sock.settimeout(left_s)
         count = self._raw.readinto(buffer)
         self._call.is_answered |= bool(count)
         return count

@@ -96,10 +96,9 @@ class HttpServer(ModelServer):
 
     def complete(self, request: ChatRequest) -> Completion:
         """Return the reply to a chat request, or a Completion that carries the error."""
-        started, left_s = time.perf_counter(), self._left_s(request)
-        if left_s is not None and left_s <= 0:
-            return Completion.failed("timeout", "the deadline passed before the call started")
+        started = time.perf_counter()
         asks_logprobs = request.logprobs and self._gives_logprobs
+        left_s = self._left_s(request)
         reply = self._post(self.chat_path, self._body(request), retry_count=request.attempt - 1, timeout_s=left_s)
         if asks_logprobs and _refuses_logprobs(reply):
             self._gives_logprobs = False
@@ -158,7 +157,7 @@ class HttpServer(ModelServer):
         """Return the time that a request's deadline leaves for the call, None where the usual timeout is shorter."""
         if request.deadline is None:
             return None
-        left_s = request.deadline - time.monotonic()
+        left_s = max(0.0, request.deadline - time.monotonic())
         return left_s if left_s < self._transport.timeout_s else None
 
     def _post(

@@ -38,22 +38,6 @@ _MAX_NOISE = 1.5  # a server counts as slow above this ratio to the fastest one;
 _SHOWN_CHARS = 12  # of a digest, as in `ollama list`
 
 
-def pick(in_flight: Sequence[int], call_s: Sequence[float | None], last_used: Sequence[int]) -> int:
-    """Return the index of the server for the next call: fewest calls in flight, a slow server's weighing more.
-
-    `call_s` is the mean time of a call on each server (None: not known yet); a tie goes to the one used longest ago.
-    """
-    known = [seconds for seconds in call_s if seconds is not None]
-    normal_s = _MAX_NOISE * min(known, default=0.0)
-
-    def load(index: int) -> tuple[float, int]:
-        seconds = call_s[index]
-        slowness = max(1.0, seconds / normal_s) if seconds is not None and normal_s > 0 else 1.0
-        return (in_flight[index] + 1) * slowness, last_used[index]
-
-    return min(range(len(in_flight)), key=load)
-
-
 @dataclass(slots=True)
 class Server:
     """One server of a pool: its backend, its calls in flight, its speed and its breaker."""
@@ -146,7 +130,7 @@ class Pool:
         with self._lock:
             now = self._clock()
             available = [server for server in among if server.is_available(now)]
-            server = _next(available) if available else min(among, key=lambda server: server.open_until)
+            server = soonest(available) if available else min(among, key=lambda server: server.open_until)
             self._turns += 1
             server.last_used = self._turns
             server.calls += 1
@@ -165,13 +149,18 @@ class Pool:
                 server.failed(error.kind, self._clock())
 
 
-def _next(servers: Sequence[Server]) -> Server:
-    index = pick(
-        [server.in_flight for server in servers],
-        [server.call_s for server in servers],
-        [server.last_used for server in servers],
-    )
-    return servers[index]
+def soonest(servers: Sequence[Server]) -> Server:
+    """Return the server for the next call: fewest calls in flight, a slow server's weighing more.
+
+    A tie goes to the one used longest ago.
+    """
+    normal_s = _MAX_NOISE * min((server.call_s for server in servers if server.call_s is not None), default=0.0)
+
+    def load(server: Server) -> tuple[float, int]:
+        slowness = max(1.0, server.call_s / normal_s) if server.call_s is not None and normal_s > 0 else 1.0
+        return (server.in_flight + 1) * slowness, server.last_used
+
+    return min(servers, key=load)
 
 
 def error_of(reply: FloatArray | ErrorInfo) -> ErrorInfo | None:

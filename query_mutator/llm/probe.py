@@ -11,9 +11,8 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from statistics import median
 
@@ -176,21 +175,3 @@ class Recorder(ClientWrapper):
         completion = super().complete(request)
         self.completions.append(completion)  # atomic, so it needs no lock
         return completion
-
-
-@contextmanager
-def out_of_time(seconds: float, end: Callable[[], None]) -> Iterator[Callable[[], bool]]:
-    """Call `end` after some time unless the block is left before; yield a function that says whether it was called."""
-    is_over = threading.Event()
-
-    def stop() -> None:
-        is_over.set()
-        end()
-
-    timer = threading.Timer(seconds, stop)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield is_over.is_set
-    finally:
-        timer.cancel()

@@ -18,7 +18,6 @@ from typing import Any
 from query_mutator.errors import BackendError, UsageError
 from query_mutator.llm.away import WaitForServer
 from query_mutator.llm.backends import DEFAULT_BACKEND, open_servers
-from query_mutator.llm.checkup import JudgeForm, judge_form
 from query_mutator.llm.client import Backend, Client, ModelServer
 from query_mutator.llm.coalesce import Coalesce, Deliver, JoiningClient, Work
 from query_mutator.llm.limit import AdaptiveLimit, Limit
@@ -129,8 +128,8 @@ class ClientStack:
     coalesced: tuple[Coalesce, ...]
     identity: Identity  # of the models, for the store
     cache: Store | None  # replies that all runs share
-    away: WaitForServer | None = None  # waits while no server answers
-    allow_mixed: bool = False
+    away: WaitForServer | None  # waits while no server answers
+    allow_mixed: bool
 
     @property
     def backend_class(self) -> type[ModelServer]:
@@ -158,33 +157,6 @@ class ClientStack:
             self.identity(model)  # now, so that stored replies are found while no server answers
         if self.away is not None:
             self.away.answered()
-
-    def require_text_model(self, model: str) -> str:
-        """Return the full name of a model that answers in words; ModelMissingError if a server lacks it."""
-        names = [server.require_text_model(model) for server in self.servers]
-        return names[0]
-
-    def text_models(self) -> list[str]:
-        """Return the names of the models that answer in words and that every server has, as far as they list them."""
-        first, *others = [[*(server.text_models() or ())] for server in self.servers]
-        return [name for name in first if all(name in names for names in others)]
-
-    def model_info(self, model: str) -> Mapping[str, Any]:
-        """Return the figures a server gives for a model; {} without any."""
-        return self.servers[0].model_info(model)
-
-    def file_digests(self) -> tuple[str, ...]:
-        """Return the sha256 of the files of models that the user gave."""
-        return self.servers[0].file_digests()
-
-    def context(self, model: str) -> int | None:
-        """Return the context of the server with the largest one, to which a prompt goes in the end, if all say it."""
-        contexts = [server.context(model) for server in self.servers]
-        return None if None in contexts else max(filter(None, contexts))
-
-    def judge_form(self, model: str) -> tuple[JudgeForm, bool]:
-        """Return the most reliable way to get a yes/no verdict, and whether the model must think first."""
-        return judge_form(self.servers[0], model)
 
     def embed(
         self, model: str, texts: Sequence[str], keep: Callable[[FloatArray], None] = lambda rows: None
@@ -243,22 +215,17 @@ def build_client(
         max_reply_mb=settings.max_reply_mb,
     )
     pool: Backend = servers[0] if len(servers) == 1 else Pool(servers)
-    wait_s = settings.wait_for_server_s
+    wait_s, size = settings.wait_for_server_s, settings.calls_in_flight
     away = WaitForServer(pool, servers, wait_s=wait_s, show=show) if wait_s else None
-    identity = Identity(servers, extra=str(sorted(options.items())))
-    return replace(_wrapped(servers, away or pool, identity, settings), away=away)
-
-
-def _wrapped(servers: tuple[ModelServer, ...], backend: Backend, identity: Identity, settings: Calls) -> ClientStack:
-    """Return the layers around a backend."""
-    size = settings.calls_in_flight
-    limit = AdaptiveLimit(backend, highest=size) if settings.adaptive else Limit(backend, limit=size)
+    edge = away or pool
+    limit = AdaptiveLimit(edge, highest=size) if settings.adaptive else Limit(edge, limit=size)
     cache = None if settings.cache == "off" else _open_cache(settings.cache_path)
+    identity = Identity(servers, extra=str(sorted(options.items())))
     counted, eval_counted = Counted(limit), Counted(limit)
     shared, eval_shared = Coalesce(counted), Coalesce(eval_counted)
     return ClientStack(
         servers=servers,
-        backend=backend,
+        backend=edge,
         limit=limit,
         retry=Retry(limit, RetryPolicy(max_retries=settings.max_retries, deadline_s=settings.deadline_s)),
         client=Cache(shared, identity=identity, shared=None if settings.cache == "eval" else cache, count=counted.add),
@@ -268,6 +235,7 @@ def _wrapped(servers: tuple[ModelServer, ...], backend: Backend, identity: Ident
         coalesced=(shared, eval_shared),
         identity=identity,
         cache=cache,
+        away=away,
         allow_mixed=settings.allow_mixed,
     )
 

@@ -8,7 +8,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from email.utils import parsedate_to_datetime
 from http.client import IncompleteRead, RemoteDisconnected
@@ -200,7 +200,7 @@ class Transport:
 
     def get(self, path: str, *, timeout_s: float | None = None) -> Json | ErrorInfo:
         """Return the JSON object at `path`, or why there is none."""
-        return self._call("GET", path, None, self._parse, timeout_s=timeout_s)
+        return self._call("GET", path, None, {}, timeout_s)
 
     def post(
         self, path: str, payload: Json, *, timeout_s: float | None = None, retry_count: int | None = None
@@ -209,7 +209,10 @@ class Transport:
 
         `retry_count` says how often the same call failed before, in the header that OpenAI's client sends.
         """
-        return self._call("POST", path, payload, self._parse, timeout_s=timeout_s, retry_count=retry_count)
+        headers = {"Content-Type": "application/json"}
+        if retry_count is not None:
+            headers["X-Stainless-Retry-Count"] = str(retry_count)
+        return self._call("POST", path, encode(payload), headers, timeout_s)
 
     def without_secrets(self, text: Text) -> Text:
         """Return `text` without what authorizes our requests: some servers repeat what they were sent."""
@@ -226,57 +229,37 @@ class Transport:
         self._session.close()
 
     def _call(
-        self,
-        method: str,
-        path: str,
-        payload: Json | None,
-        read: Callable[[Response], T],
-        *,
-        timeout_s: float | None = None,
-        retry_count: int | None = None,
-    ) -> T | ErrorInfo:
-        timeout_s = timeout_s or self.timeout_s
-        body = None if payload is None else encode(payload)
-        headers = {} if body is None else {"Content-Type": "application/json"}
-        if retry_count is not None:
-            headers["X-Stainless-Retry-Count"] = str(retry_count)
+        self, method: str, path: str, body: bytes | None, headers: Mapping[str, str], timeout_s: float | None
+    ) -> Json | ErrorInfo:
+        timeout_s = self.timeout_s if timeout_s is None else timeout_s
         if self._owner != os.getpid():  # after a fork; the kept connections are those of the parent
             self._open()
-        result: T | ErrorInfo
         with Call(timeout_s) as call, self._cancellation.covering(call), current_cancellation().covering(call):
             try:
                 with self._session.ask(method, self.url + path, body, headers) as reply:
-                    is_ok = reply.status_code in range(200, 300)
-                    result = read(reply) if is_ok else self._error(reply)
+                    result = self._read(reply)
             except Exception as error:  # whatever a reply makes `requests` and what it stands on raise
                 result = error_from_exception(error, url=self.url, timeout_s=timeout_s)
         return _CANCELLED if call.is_cut and isinstance(result, ErrorInfo) else result
 
-    def _pieces(self, reply: Response) -> Iterator[bytes]:
-        """Yield the body as it arrives, decompressed; BadReply when it is too large."""
-        announced, size = reply.raw.length_remaining or 0, 0
-        while max(announced, size) <= self._max_reply_bytes:
+    def _read(self, reply: Response) -> Json | ErrorInfo:
+        """Return the object in a reply, or the error; BadReply when it is too large, as announced or decompressed."""
+        is_ok = reply.status_code in range(200, 300)
+        received = bytearray()
+        while is_ok or len(received) < _ERROR_BYTES:
+            if len(received) + (reply.raw.length_remaining or 0) > self._max_reply_bytes:
+                limit_mb = self._max_reply_bytes / 1e6
+                raise BadReply(f"sent a reply of more than {limit_mb:g} MB; --max-reply-mb allows larger ones")
             piece = reply.raw.read1(_PIECE_BYTES, decode_content=True)
             if not piece:
-                return
-            size += len(piece)
-            yield piece
-        limit_mb = self._max_reply_bytes / 1e6
-        raise BadReply(f"sent a reply of more than {limit_mb:g} MB; --max-reply-mb allows larger ones")
-
-    def _parse(self, reply: Response) -> Json | ErrorInfo:
-        body = self.without_secrets(b"".join(self._pieces(reply)))
+                break
+            received += piece
+        body = self.without_secrets(bytes(received))
+        if not is_ok:
+            error = error_from_status(reply, body)
+            return replace(error, message=self.without_secrets(error.message))  # of a header
         payload = parsed(lambda: json_object(body), what="JSON")
         return malformed(reply.status_code, body) if isinstance(payload, ErrorInfo) else payload
-
-    def _error(self, reply: Response) -> ErrorInfo:
-        body = bytearray()
-        for piece in self._pieces(reply):
-            body += piece
-            if len(body) >= _ERROR_BYTES:
-                break
-        error = error_from_status(reply, self.without_secrets(bytes(body)))
-        return replace(error, message=self.without_secrets(error.message))  # of a header
 
 
 def _secrets(headers: Mapping[str, str]) -> tuple[str, ...]:

@@ -104,7 +104,7 @@ def acting_task(saved: SavedPolicy, models: OpenModels, *, train: Sequence[Quest
         bank=bank,
         confidence=saved.confidence_model(),
     )
-    digests = models.calls.file_digests()
+    digests = models.calls.servers[0].file_digests()
     if saved.system.target_model == models.target_model and (saved.system.file_digests or digests) != digests:
         logger.warning("%s is another file than in training; results may differ", models.target_model)
     check_actions(saved.actions, task.actions, forms=saved.task.forms, path=saved.path)

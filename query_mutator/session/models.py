@@ -86,7 +86,7 @@ class OpenModels:
             backend=self.choice.kind,
             batch_size=self.settings.calls_in_flight,
             cache=_cache_mode(self.settings, self.choice),
-            file_digests=self.calls.file_digests(),
+            file_digests=self.calls.servers[0].file_digests(),
             target_model=self.target_model,
             mutator_model=self.mutator_model,
         )

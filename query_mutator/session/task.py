@@ -31,7 +31,7 @@ from query_mutator.env.observation import Projection
 from query_mutator.env.task import CallSettings, EpisodeRules, Task, build_task
 from query_mutator.errors import DatasetError, KeywordError, UsageError
 from query_mutator.forms import Form
-from query_mutator.llm.checkup import JudgeForm
+from query_mutator.llm.checkup import JudgeForm, judge_form
 from query_mutator.llm.stack import ClientStack
 from query_mutator.operators import Operator, PromptOperator, local_rewrite
 from query_mutator.operators.english import english_words
@@ -107,7 +107,7 @@ def make_judge(calls: ClientStack, settings: Judging, *, seed: int | None) -> Ju
         return None
     calls.require_models([model])
     if form == "auto":
-        form, think = calls.judge_form(model)
+        form, think = judge_form(calls.servers[0], model)
         note(f"judge: {model}, {JUDGE_FORMS[form]}")
     return Judge(model=model, rubric=settings.judge_rubric or DEFAULT_RUBRIC, form=form, think=think, seed=seed)
 

@@ -414,7 +414,7 @@ def test_a_run_replays_a_file_without_naming_the_model(recording: Path) -> None:
         assert models.calls.client.complete(RECORDED).text == "Paris."
         assert models.calls.cache is None  # a disk cache gains nothing
         assert models.resolved.recording == str(recording)
-        assert models.resolved.file_digests == models.calls.file_digests() != ()
+        assert models.resolved.file_digests == models.calls.servers[0].file_digests() != ()
 
 
 def test_equal_requests_in_flight_are_one_call(recording: Path) -> None:

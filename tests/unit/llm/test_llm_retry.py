@@ -21,7 +21,7 @@ from query_mutator.llm.client import Client
 from query_mutator.llm.coalesce import Coalesce
 from query_mutator.llm.limit import AdaptiveLimit, Limit, next_limit
 from query_mutator.llm.ollama import OllamaBackend
-from query_mutator.llm.pool import Pool, Server, pick, require_same_models
+from query_mutator.llm.pool import Pool, Server, require_same_models, soonest
 from query_mutator.llm.retry import DEFAULT_POLICY, Retry, RetryPolicy
 from query_mutator.llm.stack import ClientStack, Counted, build_client
 from query_mutator.testing import Echo, StubServer, start_server
@@ -159,7 +159,11 @@ def test_calls_of_other_kinds_are_tried_again_too() -> None:
 def test_the_next_call_goes_where_it_is_done_soonest(
     in_flight: list[int], call_s: list[float | None], last_used: list[int], chosen: int
 ) -> None:
-    assert pick(in_flight, call_s, last_used) == chosen
+    servers = [
+        Server(Scripted(None), in_flight=calls, mean_s=seconds or 0.0, replies=100 if seconds else 0, last_used=turn)
+        for calls, seconds, turn in zip(in_flight, call_s, last_used, strict=True)
+    ]
+    assert soonest(servers) is servers[chosen]
 
 
 class Scripted:
