@@ -7,6 +7,7 @@ is an error.
 from __future__ import annotations
 
 import itertools
+import json
 from array import array
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -209,6 +210,12 @@ def general() -> list[Question]:
 def general_bank() -> list[Question]:
     """Return plain questions about other things than those of `general`, as examples to show a model."""
     return load_questions(FOLDER / "general_bank.jsonl")
+
+
+def recorded_examples() -> dict[str, list[int]]:
+    """Return which questions of the bank recorded requests show: sha256 of a question's text, 12 digits -> places."""
+    found: dict[str, list[int]] = json.loads((FOLDER / "general_examples.json").read_text(encoding="utf-8"))
+    return found
 
 
 def guard_questions() -> list[Question]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Sequence
+import hashlib
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, get_args
@@ -12,6 +13,7 @@ import numpy as np
 from query_mutator import forms as form_registry
 from query_mutator.confidence import Attempt as Reply
 from query_mutator.confidence import ConfidenceModel, Submission, plain_vote
+from query_mutator.data.loaders import general_bank, recorded_examples
 from query_mutator.data.split import target_key
 from query_mutator.encoder import Encoder
 from query_mutator.env.episode import Attempt
@@ -80,6 +82,7 @@ class Bank:
 
     questions: tuple[Question, ...]
     vectors: FloatArray
+    recorded: Mapping[str, Sequence[int]] = field(default_factory=dict)  # digest of a text -> places, not the nearest
 
     def nearest(self, questions: Sequence[Question], vectors: FloatArray) -> tuple[tuple[Example, ...], ...]:
         """Return for each question [Q] with its embedding [Q, D] the nearest others, the nearest last.
@@ -93,7 +96,7 @@ class Bank:
             some = slice(start, start + ROWS_AT_ONCE)
             order = np.argsort(-(vectors[some] @ self.vectors.T), axis=1, kind="stable")
             found += [
-                self._examples(question, targets, row.tolist())
+                self._examples(question, targets, self.recorded.get(_digest(question.text), row.tolist()))
                 for question, row in zip(questions[some], order, strict=True)
             ]
         return tuple(found)
@@ -115,9 +118,14 @@ def can_be_shown(question: Question) -> bool:
 
 
 def bank_of(questions: Sequence[Question], encoder: Encoder) -> Bank:
-    """Return the bank of those questions that can be shown."""
+    """Return the bank of those questions that can be shown; of the bundled one, requests are as they were recorded."""
     shown = tuple(filter(can_be_shown, questions))
-    return Bank(shown, encoder.encode([question.text for question in shown]))
+    recorded = recorded_examples() if shown == tuple(general_bank()) else {}
+    return Bank(shown, encoder.encode([question.text for question in shown]), recorded)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:12]
 
 
 def operator_names(actions: Sequence[str]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""examples/: the loop of cleanrl_ppo.py, and rows of reasoning_gym_questions.py whose gold the reward reads."""
+"""examples/: the loop of cleanrl_ppo.py, the verdict of mini_qm.py, the rows of reasoning_gym_questions.py."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from examples import cleanrl_ppo
+from examples import cleanrl_ppo, mini_qm
 from query_mutator.data import load_questions
 from tests.qm_command import qm
 
@@ -67,6 +67,16 @@ def test_it_learns_which_action_is_right() -> None:
 
 
 SCRIPT = Path(__file__).resolve().parents[3] / "examples" / "reasoning_gym_questions.py"
+
+
+def test_the_idea_in_one_file_learns_when_to_stop_and_what_to_submit(capsys: pytest.CaptureFixture[str]) -> None:
+    mini_qm.main(["--size", "300", "--budget", "1.8"])
+    *table, last = capsys.readouterr().out.splitlines()
+    rows = {line.split()[0]: line.split() for line in table}
+    assert last.startswith("learned against the question as it is: ")
+    assert float(rows["learned"][-1]) < float(rows["vote"][-1]) == 3.0
+    assert float(rows["learned"][1]) >= float(rows["as_is"][1])
+    assert len(Path(mini_qm.__file__).read_text(encoding="utf-8").splitlines()) <= 200
 
 
 def test_entries_are_questions_with_gold(tmp_path: Path) -> None:
