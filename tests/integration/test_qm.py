@@ -106,7 +106,7 @@ def test_help_has_eight_commands_and_help_all_the_others_in_groups(capsys: pytes
     assert qm("help", "evla") == 2
     with pytest.raises(SystemExit):
         qm("help", "eval")
-    assert capsys.readouterr().out.startswith("usage: qm eval")
+    assert capsys.readouterr().out.startswith("Usage: qm eval")
 
 
 @pytest.fixture
@@ -188,7 +188,7 @@ def test_the_same_seed_finds_the_same_plan(flags: list[str], capsys: pytest.Capt
         (["--max-calls", "19"], "max_calls=19 is too few to search for a plan; use 20 or more"),
         (["--operators", "spelin"], "unknown operator 'spelin' (did you mean 'spelling'?)"),
         (["--budget", "0.5"], "budget=0.5 must be at least 1"),
-        (["--algo", "ppo"], "unknown flag --algo"),
+        (["--algo", "ppo"], "Unknown option: --algo"),
         (["--name", "../x"], "name='../x' must be usable in a folder's name"),
     ],
 )

@@ -126,11 +126,14 @@ def test_batches_are_generated_from_the_right_data_alone(
         (["data"], "data needs a command: export, lengths, batchplan, batching, batch"),
         (["data", "batchplan"], "data batchplan needs a command: build, info, verify, shard"),
         (["data", "lengths", "bild"], "unknown command 'data lengths bild'; did you mean data lengths build?"),
-        (["data", "lengths", "build", "-d", "x"], "--tokenizer is missing; see --help"),
+        (["data", "lengths", "build", "-d", "x"], "Parameter --tokenizer requires an argument"),
         (["data", "lengths", "stats", "-c", "none.bin"], "cannot read none.bin"),
         (["data", "batchplan", "info", "-p", "none"], "cannot read none/meta.json"),
         (["data", "batchplan", "info", "-p", "x", "-r", "0"], "--rank and --world-size go together"),
-        (["data", "batching", "suggest", "-c", "x", "-g", "best"], "-g must be one of waste, balance, memory"),
+        (
+            ["data", "batching", "suggest", "-c", "x", "-g", "best"],
+            'Invalid value "best" for -g. Choose from: "waste", "balance", "memory"',
+        ),
         (["data", "batchplan", "build", "-l", "x", "-o", "y", "--bucket-edges", "9,4"], "--bucket-edges '9,4' must be"),
         (
             ["data", "batchplan", "build", "-l", "x", "-o", "y", "--bucket-edges", "9,10000000000"],
@@ -176,8 +179,8 @@ def test_gym_run_plays_generated_puzzles(tmp_path: Path, capsys: pytest.CaptureF
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--transport", "http"], "--transport must be one of telnet, tcp, websocket, not 'http'"),
-        (["--output-mode", "binary"], "--output-mode must be one of normal, agent, json, not 'binary'"),
+        (["--transport", "http"], 'Invalid value "http" for --transport. Choose from: "telnet", "tcp"'),
+        (["--output-mode", "binary"], 'Invalid value "binary" for --output-mode'),
         (["--difficulty-min", "0.9", "--difficulty-max", "0.1"], "difficulty_range=(0.9, 0.1)"),
         (["--success-rate", "7", "--mock"], "success_rate=7.0 must be between 0 and 1"),
         (["--port", "1", "--retries", "0"], "nothing answers at telnet://localhost:1"),

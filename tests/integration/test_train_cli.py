@@ -287,7 +287,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     [
         (["--operators", "spelling,slang"], "operators: then spelling,neutral,filler, now spelling,slang"),
         (["--num-processes", "8"], "num_processes: then 4, now 8"),
-        (["--embedding-dims", "x"], "--embedding-dims must be a whole number"),
+        (["--embedding-dims", "x"], "Invalid value for --embedding-dims"),
         ([], "give a larger --num-env-steps"),
     ],
 )
