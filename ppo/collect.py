@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import NDArray
 
 from ppo.frozen import FloatArray, InferencePolicy
 
 if TYPE_CHECKING:
+    from gymnasium.vector import VectorEnv
+
     from ppo.algorithm import PPO
     from ppo.rollout import RolloutBuffer
 
@@ -50,6 +51,8 @@ class RolloutCollector:
     """Collects rollouts. Holds the current observations and unfinished episodes."""
 
     def __init__(self, envs: VectorEnv[Any, Any, Any], *, seed: int | None = None) -> None:
+        from gymnasium.vector import AutoresetMode
+
         mode = envs.metadata.get("autoreset_mode")
         if mode not in (AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP):
             raise ValueError(

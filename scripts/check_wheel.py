@@ -23,7 +23,17 @@ ROOT = Path(__file__).resolve().parents[1]
 TORCH = "torch==2.13.0"  # the one tested version
 STEP_S = 600
 
-#: The commands of the smoke test, and what each has to print.
+#: What using takes: the commands of an install without an extra, which has no torch.
+LIGHT: tuple[tuple[str, str], ...] = (
+    ("qm --help", "qm COMMAND"),
+    ("qm init", "wrote qm.toml"),
+    ("qm doctor --backend recorded --no-probe", "model:"),
+    ("qm plan --backend recorded --max-calls 600", "plan"),
+    ("qm rewrite runs/latest 'What country is Beijing the capital of?'", "answer"),
+    ("qm train 2>&1 | grep -F 'query-mutator[train]'", "pip install"),
+    ("python -c 'import torch' 2>&1 | tail -1", "No module named"),
+)
+#: The commands of the smoke test with the extra `train`, and what each has to print.
 COMMANDS: tuple[tuple[str, str], ...] = (
     ("qm --version", ""),
     ("qm init", "wrote qm.toml"),
@@ -46,24 +56,25 @@ def timed(words: Sequence[str], folder: Path, *, wanted: str = "", environ: dict
         sys.exit(f"exit code {done.returncode}, {wanted!r} expected\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}")
 
 
-def install(python: Path, wheel: Path, *, lowest: bool) -> None:
-    """Install torch, then the wheel with its dependencies, and check that they fit together."""
+def install(python: Path, wheel: Path, *, extra: str, lowest: bool) -> None:
+    """Install the wheel with its dependencies, with torch before the extra `train`; check that they fit together."""
     uv = [sys.executable, "-m", "uv", "pip"]
     where = ["--quiet", "--python", str(python)]
     environ = {"UV_FIND_LINKS": os.environ.get("PIP_FIND_LINKS", ""), **os.environ}
     index = ["--index-url", os.environ["TORCH_INDEX"]] if "TORCH_INDEX" in os.environ else []
-    timed([*uv, "install", *where, *index, TORCH], python.parent, environ=environ)
+    if extra:
+        timed([*uv, "install", *where, *index, TORCH], python.parent, environ=environ)
     resolution = "lowest-direct" if lowest else "highest"
-    timed([*uv, "install", *where, "--resolution", resolution, str(wheel)], python.parent, environ=environ)
+    timed([*uv, "install", *where, "--resolution", resolution, f"{wheel}{extra}"], python.parent, environ=environ)
     timed([*uv, "check", *where], python.parent)
 
 
-def smoke(bin_folder: Path, folder: Path) -> None:
-    """Run the commands of a new user with nothing else on the path or in the folder."""
+def smoke(bin_folder: Path, folder: Path, commands: Sequence[tuple[str, str]]) -> None:
+    """Run commands of a new user with nothing else on the path or in the folder."""
     environ = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "VIRTUAL_ENV"))}
     environ |= {"PATH": f"{bin_folder}:/usr/bin:/bin", "HOME": str(folder), "HF_HUB_OFFLINE": "1"}
     folder.mkdir()
-    for line, wanted in COMMANDS:
+    for line, wanted in commands:
         timed(["bash", "-c", line], folder, wanted=wanted, environ=environ)
 
 
@@ -78,8 +89,9 @@ def main() -> None:
         timed(build, folder)
         (wheel,) = folder.glob("*.whl")
         venv.create(folder / "venv")
-        install(folder / "venv" / "bin" / "python", wheel, lowest=flags.lowest)
-        smoke(folder / "venv" / "bin", folder / "project")
+        for extra, commands in (("", LIGHT), ("[train]", COMMANDS)):
+            install(folder / "venv" / "bin" / "python", wheel, extra=extra, lowest=flags.lowest)
+            smoke(folder / "venv" / "bin", folder / f"project{extra}", commands)
     print("the wheel works in an empty environment and an empty folder")
 
 

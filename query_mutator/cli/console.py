@@ -116,6 +116,14 @@ class Interrupted(KeyboardInterrupt):
         self.exit_code = exit_code
 
 
+#: Packages that a plain install does without -> the extra that has them.
+_EXTRAS = {
+    **dict.fromkeys(("torch", "gymnasium", "transformers", "sentence_transformers", "tensorboard"), "train"),
+    **dict.fromkeys(("pydantic", "websockets"), "batching"),
+    **dict.fromkeys(("matplotlib", "yaml"), "lab"),
+}
+
+
 def run_cli(main: Callable[[Sequence[str]], int], *, prog: str) -> NoReturn:
     """Run a command line's `main(argv)` and end the process with its exit code."""
     log_to_stderr("%(message)s")
@@ -151,6 +159,11 @@ def _exit_code(main: Callable[[Sequence[str]], int], argv: Sequence[str], *, pro
         return code
     except QueryMutatorError as error:
         return _print_error(prog, str(error), error.exit_code)
+    except ModuleNotFoundError as error:
+        extra = _EXTRAS.get((error.name or "").partition(".")[0])
+        if extra is None:
+            raise
+        return _print_error(prog, f'this needs {error.name}: pip install "query-mutator[{extra}]"', EXIT_USAGE)
     except KeyboardInterrupt as error:
         code = error.exit_code if isinstance(error, Interrupted) else EXIT_INTERRUPTED
         return _print_error(prog, "interrupted" if code == EXIT_INTERRUPTED else "terminated", code)

@@ -10,10 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from query_mutator.errors import UsageError
-
 HELP = {"-h", "--help", "--help-all"}
-_TOOLKITS = ("pydantic", "websockets")  # packages that a plain install does without
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +35,7 @@ class Command:
 
     def _load(self, part: int) -> Any:
         module, *names = self.target.split(":")
-        try:
-            return getattr(importlib.import_module(f"query_mutator.commands.{module}"), names[part - 1])
-        except ModuleNotFoundError as error:
-            if error.name not in _TOOLKITS:
-                raise
-            raise UsageError(f"this command needs {error.name}: pip install 'query-mutator[toolkits]'") from None
+        return getattr(importlib.import_module(f"query_mutator.commands.{module}"), names[part - 1])
 
 
 #: The commands of `qm --help`, in the order in which a project needs them.

@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import huggingface_hub  # loads its parts when they are used
-
 from query_mutator.cli.console import note
 from query_mutator.errors import DatasetError, hide_credentials, reason_of
 from query_mutator.files import file_sha256
@@ -82,6 +80,15 @@ def fetch(text: str) -> tuple[list[Path], dict[str, Any]]:
     return paths, {**about, "files": files}
 
 
+def _hub() -> Any:
+    """Return the hub's client, which a plain install does without."""
+    try:
+        import huggingface_hub
+    except ModuleNotFoundError:
+        raise DatasetError('hf: needs huggingface_hub; run `pip install "query-mutator[parquet]"`') from None
+    return huggingface_hub
+
+
 _Found = tuple[Path, str, str, str, list[str]]  # snapshot, revision, configuration, split, files in it
 
 
@@ -92,7 +99,7 @@ def _in_cache(wanted: HubName) -> _Found | None:
             repository = hub_cache_folder() / f"datasets--{wanted.name.replace('/', '--')}"
             if not (repository / "refs" / revision).is_file():
                 continue
-            tree = huggingface_hub.get_cached_repo_tree(
+            tree = _hub().get_cached_repo_tree(
                 wanted.name, repo_type="dataset", revision=revision, cache_dir=hub_cache_folder()
             )
             config, split, names = wanted.choose(file.path for file in tree)
@@ -104,18 +111,21 @@ def _in_cache(wanted: HubName) -> _Found | None:
 
 def _from_hub(wanted: HubName, text: str) -> _Found:
     """Download the files; DatasetError that says what the hub said."""
-    from huggingface_hub.errors import RevisionNotFoundError
-
+    missing = _hub().errors.RevisionNotFoundError
     if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
         raise _unreachable(text, "HF_HUB_OFFLINE forbids a download")
     try:
         for revision in (CONVERTED, MAIN):
             try:
-                about = huggingface_hub.HfApi(endpoint=_endpoint()).dataset_info(  # which is not retried
-                    wanted.name, revision=revision, files_metadata=True, timeout=_TIMEOUT_S
+                about = (
+                    _hub()
+                    .HfApi(endpoint=_endpoint())
+                    .dataset_info(  # which is not retried
+                        wanted.name, revision=revision, files_metadata=True, timeout=_TIMEOUT_S
+                    )
                 )
                 sizes = {file.rfilename: file.size or 0 for file in about.siblings or ()}
-            except RevisionNotFoundError:
+            except missing:
                 continue
             config, split, names = wanted.choose(sizes)
             note(f"{text}: {len(names)} files, {sum(sizes[name] for name in names) / 1e6:.1f} MB of {config}@{split}")
@@ -129,7 +139,7 @@ def _from_hub(wanted: HubName, text: str) -> _Found:
 
 def _snapshot(wanted: HubName, revision: str, names: Iterable[str], *, local: bool = False) -> Path:
     return Path(
-        huggingface_hub.snapshot_download(
+        _hub().snapshot_download(
             wanted.name,
             repo_type="dataset",
             revision=revision,
@@ -155,11 +165,10 @@ def _endpoint() -> str | None:
 
 def _explained(text: str, error: Exception) -> DatasetError:
     """Return what to do about an error of the hub client."""
-    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
-
-    if isinstance(error, GatedRepoError):
+    errors = _hub().errors
+    if isinstance(error, errors.GatedRepoError):
         return DatasetError(f"{text}: its owner grants access one by one; ask on its page, then run `hf auth login`")
-    if isinstance(error, RepositoryNotFoundError):
+    if isinstance(error, errors.RepositoryNotFoundError):
         return DatasetError(f"{text}: the hub has no such set (or it is private: run `hf auth login`); check the name")
     return _unreachable(text, reason_of(error))
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 
 from query_mutator.env.engine import EpisodeEngine
@@ -89,6 +88,8 @@ def as_arrays(info: Mapping[str, Any]) -> dict[str, Any]:
 
 def infos_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return one dict of arrays [n] for n infos; `_key` [n] says which of them have the key, as gymnasium does."""
+    from gymnasium.vector import VectorEnv
+
     vector, infos = VectorEnv[Any, Any, Any](), dict[str, Any]()
     vector.num_envs = len(rows)
     for index, info in enumerate(rows):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import importlib.util
 import math
 import socket
 import time
@@ -56,7 +57,8 @@ class MetricsWriter:
 
     def __init__(self, folder: Path, *, cut_at: int | None = None, first_step: int = 0) -> None:
         self.rows = JsonLines(folder / METRICS_FILE, cut_at=cut_at)
-        self._events = EventWriter(folder / "tensorboard", first_step=first_step)
+        installed = importlib.util.find_spec("tensorboard") is not None  # a plain install writes the rows alone
+        self._events = EventWriter(folder / "tensorboard", first_step=first_step) if installed else None
 
     def write(self, values: Mapping[str, float], *, step: int, wall_s: float) -> None:
         """Write one row; DiskError when it cannot be written."""
@@ -65,12 +67,14 @@ class MetricsWriter:
             raise KeyError(f"no metric {names}; add it to files/metrics.tsv")
         numbers = {key: float(value) for key, value in values.items() if math.isfinite(value)}
         self.rows.append({"step": step, "wall_s": round(wall_s, 3), **numbers})
-        self._events.write(numbers, step=step)
+        if self._events is not None:
+            self._events.write(numbers, step=step)
 
     def close(self) -> None:
         """Close the files; idempotent."""
         self.rows.close()
-        self._events.close()
+        if self._events is not None:
+            self._events.close()
 
 
 class EventWriter:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
 from query_mutator.errors import UsageError
 from query_mutator.files import verified
@@ -114,27 +113,33 @@ def flat(data: Mapping[str, Any], separator: str, prefix: str = "") -> Iterator[
             yield f"{prefix}{name}", value
 
 
-class _PlainLoader(yaml.SafeLoader):
-    """Reads YAML as plain data: tags such as `!!python/tuple` are left out, and run no code."""
+def _yaml(text: str) -> Any:
+    """Return YAML as plain data: tags such as `!!python/tuple` are left out, and run no code."""
+    import yaml  # not in a plain install
 
+    class Loader(yaml.SafeLoader):
+        pass
 
-def _plain(loader: yaml.SafeLoader, suffix: str, node: yaml.Node) -> Any:
-    if isinstance(node, yaml.MappingNode):
-        return loader.construct_mapping(node, deep=True)
-    return loader.construct_sequence(node, deep=True) if isinstance(node, yaml.SequenceNode) else node.value
+    def plain(loader: yaml.SafeLoader, suffix: str, node: yaml.Node) -> Any:
+        if isinstance(node, yaml.MappingNode):
+            return loader.construct_mapping(node, deep=True)
+        return loader.construct_sequence(node, deep=True) if isinstance(node, yaml.SequenceNode) else node.value
 
-
-_PlainLoader.add_multi_constructor("", _plain)
+    Loader.add_multi_constructor("", plain)
+    try:
+        return yaml.load(text, Loader)
+    except yaml.YAMLError as error:
+        raise ValueError(" ".join(str(error).split())) from None
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
     """Return a JSON or YAML file that holds one object; UsageError when it holds something else."""
     try:
         text = path.read_text(encoding="utf-8")
-        data = json.loads(text) if path.suffix == ".json" else yaml.load(text, _PlainLoader)
+        data = json.loads(text) if path.suffix == ".json" else _yaml(text)
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from None
-    except (ValueError, yaml.YAMLError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{path}: cannot be read ({' '.join(str(error).split())})") from None
     data = verified(path, data)
     if not isinstance(data, dict):
