@@ -102,7 +102,7 @@ def planned(policy: SavedPolicy, plan: Plan, task: Task, confidence: ConfidenceM
     rules = acting.rules
     return replace(
         policy,
-        weights=plan_policy(plan, task).state_dict()["policy"],
+        weights=dict(plan_policy(plan, task).weights),
         updates_done=0,
         actions=acting.actions,
         task=replace(
