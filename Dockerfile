@@ -13,7 +13,7 @@ ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 RUN pip install --no-cache-dir --index-url "$TORCH_INDEX" torch==2.13.0
 COPY requirements.txt /dist/
 COPY --from=build /dist /dist
-RUN pip install --no-cache-dir --constraint /dist/requirements.txt /dist/*.whl
+RUN pip install --no-cache-dir --constraint /dist/requirements.txt "$(ls /dist/*.whl)[train]"
 RUN useradd --create-home --uid 1000 qm && install --directory --owner qm --group qm /work
 USER qm
 WORKDIR /work

@@ -155,7 +155,7 @@ def check_fresh(peer: str, wheel: Path, folder: Path) -> None:
     venv.create(folder / peer, with_pip=True)
     python = str(folder / peer / "bin" / "python")
     pip = [python, "-I", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    subprocess.run([*pip, str(wheel), *PEERS[peer][0]], check=True)
+    subprocess.run([*pip, f"{wheel}[train]", *PEERS[peer][0]], check=True)
     check = [python, "-I", str(Path(__file__).resolve()), "--here", peer]
     subprocess.run(check, cwd=folder, check=True)
     print(f"{peer}: passed in a venv with {', '.join((wheel.name, *PEERS[peer][0]))}", flush=True)
