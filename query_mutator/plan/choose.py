@@ -215,8 +215,21 @@ class PlanChoice:
 
     @property
     def chosen(self) -> PlanPoint:
-        """Return the best plan, within the budget if there is one."""
-        return self.best if self.budget is None else self.best_plan_at(self.budget)
+        """Return the best plan, within the budget if there is one.
+
+        A searched plan is the best of many, so its figures are too high by chance: by as much as its success is above
+        that of plans chosen on other folds. One of several arms that does as well as what is left is preferred.
+        """
+        best = self.best if self.budget is None else self.best_plan_at(self.budget)
+        learned = self.best_learned if self.calls and best.fitted is None else None
+        if learned is None:
+            return best
+        too_high = max(0.0, best.success - self.searched[0])
+        if self.budget is None:
+            ahead = learned.value(self.price) - (best.value(self.price) - too_high)
+        else:
+            ahead = learned.reliable_success - (best.success - too_high)
+        return learned if ahead >= 0 else best
 
     @property
     def best_learned(self) -> PlanPoint | None:

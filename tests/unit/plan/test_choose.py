@@ -179,6 +179,21 @@ def test_a_plan_counts_at_most_what_rules_of_other_folds_bring() -> None:
         assert PlanChoice.of([replace(several, fitted=None), alone], bar=alone, price=0.0).best.success == 0.6
 
 
+@pytest.mark.parametrize(("searched", "is_learned"), [(0.5, True), (0.52, False)])
+@pytest.mark.parametrize("budget", [None, 2.0])
+def test_a_searched_plan_counts_what_plans_chosen_on_other_folds_bring(
+    budget: float | None, searched: float, is_learned: bool
+) -> None:
+    row = CallsRow(calls=2, learned=0.51, learned_calls=2, vote=0.5, single=0.5, lead=0.0, lead_ci=(0.0, 0.0))
+    best = PlanPoint(
+        plan=Plan(steps=("a",)), success=0.55, success_ci=(0.4, 0.7), score=0.55, calls=1.0, questions=90
+    )  # fmt: skip
+    learned = replace(best, plan=Plan(steps=("a", "ask", "b"), answer="learned"), success=0.53, score=0.53, fitted=row)
+    found = PlanChoice.of([best, learned], bar=best, price=0.0, budget=budget, calls=9, searched=(searched, 0.1))
+    assert found.chosen == (learned if is_learned else best)
+    assert replace(found, calls=0).chosen == best  # of a log, whose prompts were not searched
+
+
 def test_a_threshold_above_1_asks_all() -> None:
     paths = AnswerPaths(order=("a", "b"), p=[[1.0, 1.0]], right=np.eye(2)[:1], scores=np.eye(2)[:1])
     point = paths.point(StoppingRule(threshold=1.5, max_calls=2))
