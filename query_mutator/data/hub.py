@@ -83,7 +83,7 @@ def fetch(text: str) -> tuple[list[Path], dict[str, Any]]:
 def _hub() -> Any:
     """Return the hub's client, which a plain install does without."""
     try:
-        import huggingface_hub
+        import huggingface_hub.errors
     except ModuleNotFoundError:
         raise DatasetError('hf: needs huggingface_hub; run `pip install "query-mutator[parquet]"`') from None
     return huggingface_hub

@@ -130,7 +130,7 @@ def test_exchanged_row_files_are_found(run: Path) -> None:
     (run / "transcripts.jsonl").rename(run / "x")
     (run / "metrics.jsonl").rename(run / "transcripts.jsonl")
     (run / "x").rename(run / "metrics.jsonl")
-    refused(run, "transcripts.jsonl:1: damaged, it does not match its checksum")
+    refused(run, "transcripts.jsonl:2: damaged, its whole lines take")
 
 
 def test_a_damaged_config_is_named_and_nothing_changes(run: Path) -> None:

@@ -317,7 +317,7 @@ def test_policy_is_saved_whole(tmp_path: Path) -> None:
     [
         (["--env", "NoSuch-v0"], "cannot make the environment"),
         (["--env", "Pendulum-v1"], "Discrete"),
-        (["--train-batch", "3"], "did you mean --train-batch-size?"),
+        (["--train-batch", "3"], "Did you mean --train-batch-size?"),
         (["--num-quantiles", "5"], "must be even"),
     ],
 )
