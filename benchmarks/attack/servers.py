@@ -42,16 +42,15 @@ def attack(rng: random.Random, folder: Path) -> Outcome:
 
 def _calls(rng: random.Random, folder: Path, name: str) -> Outcome:
     """Make calls through the whole client; every answer must be the one its request asked for."""
-    backend, streamed = rng.choice(["ollama", "openai"]), rng.random() < 0.5
+    backend = rng.choice(["ollama", "openai"])
     share, threads = rng.choice([1.0, 0.4]), rng.choice([1, 3])
-    case = f"{name}: {backend}, {'streamed' if streamed else 'whole'}, share {share}, {threads} threads"
+    case = f"{name}: {backend}, share {share}, {threads} threads"
     server = HostileServer(BEHAVIORS[name], rng=rng, share=share, limit=1 if name in LARGE else 1000)
     stack = build_client(
         server.url,
         backend=backend,
         batch_size=threads,
         timeout_s=SLOW_S if name in GOOD else TIMEOUT_S,
-        is_refusal=(lambda text: False) if streamed else None,
     )
     requests = [ChatRequest.user(f"question {number} {rng.random()}", model=MODEL) for number in range(6)]
     try:

@@ -113,7 +113,7 @@ def test_a_trial_that_times_out_is_killed_with_all_it_started(
     sleeper = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
     child = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {sleeper!r}])"
     command = ["sweep", "--grid", "x=1", "--seeds", "1", "--timeout-min", "0.05", "--dir", str(tmp_path / "s")]
-    with pytest.raises(UsageError, match="no trial has a number"):
+    with pytest.raises(UsageError, match="no setting has a finite number"):
         main([*command, "--", sys.executable, "-c", child])
     assert "timed out" in capsys.readouterr().err
     grandchild = (tmp_path / "s" / "trials" / "x=1,seed=1" / "stdout.txt").read_text().strip()
