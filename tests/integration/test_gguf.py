@@ -355,12 +355,6 @@ def test_qm_serve_forwards_to_the_file(flags: list[str], file: Path, dataset: Pa
             mine = {"Authorization": "Bearer of-the-client"}  # which the file's process does not know
             reply = requests.post(f"{url}/v1/chat/completions", json=body, headers=mine, timeout=30).json()
             texts.append(reply["choices"][0]["message"]["content"])
-        lengths = []
-        for question in ("how do i sort teh list", "what is a queue", "how do i join two paths"):
-            body = {"model": "small+qm", "messages": [{"role": "user", "content": question}]}
-            reply = requests.post(f"{url}/v1/chat/completions", json=body, timeout=30).json()
-            lengths.append(reply["usage"]["completion_tokens"])
-        assert max(lengths) <= 4 * 8  # the client sets no limit
         process.kill()
     assert all(texts)
     assert_none_left(file)
