@@ -110,6 +110,11 @@ class _Connection(HTTPConnection):
         super().request(*args, **settings)
         self._call = call
 
+    def getresponse(self) -> Any:
+        if self.sock is None:  # urllib3 passes over a connection that broke while the request was sent
+            raise ConnectionResetError("the connection was closed without a reply")
+        return super().getresponse()
+
     def response_class(self, sock: socket.socket, *args: Any, **settings: Any) -> HTTPResponse:  # type: ignore[override]
         response = HTTPResponse(sock, *args, **settings)
         response.fp = io.BufferedReader(_Timed(sock, response.fp.detach()))

@@ -50,6 +50,7 @@ _ERROR_TYPES = {400: "invalid_request_error", 404: "not_found_error"}
 
 _HOST = "127.0.0.1"
 _BACKLOG = 2048  # clients that connect within one turn of the event loop; more than that have to try again
+_TURNS = 5  # of the loop
 
 
 class Routes:
@@ -389,10 +390,14 @@ class StubServer(AbstractContextManager["StubServer"]):
         routes = Routes(self._models, self._calls, faults=self._faults)
         runner = web.AppRunner(routes.application(), access_log=None, handler_cancellation=True, shutdown_timeout=0.01)
         await runner.setup()
-        await web.TCPSite(runner, _HOST, port, backlog=_BACKLOG).start()
+        self._listening = socket.create_server((_HOST, port), backlog=_BACKLOG)
+        await web.SockSite(runner, self._listening, backlog=_BACKLOG).start()
         return runner
 
     async def _stop(self) -> None:
+        self._loop.remove_reader(self._listening)
+        for _ in range(_TURNS):  # one that asyncio has just accepted is no connection yet, and would stay open
+            await asyncio.sleep(0)
         for connection in self._runner.server.connections if self._runner.server else ():
             if connection.transport is not None:
                 connection.transport.abort()  # which cancels its call
