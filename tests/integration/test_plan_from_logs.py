@@ -220,7 +220,7 @@ def test_a_dry_run_says_what_is_in_a_log(tmp_path: Path, capsys: pytest.CaptureF
 def test_the_replies_that_a_run_paid_for_become_a_log(
     trained: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run, log = trained("--no-evaluate", "--eval-interval", "0", "--forms", "few_words,steps"), tmp_path / "log.jsonl"
+    run, log = trained("--eval-interval", "0", "--forms", "few_words,steps"), tmp_path / "log.jsonl"
     assert qm("export", "replies", run, "--out", log) == 0
     said = capsys.readouterr().out
     rows = [json.loads(line) for line in log.read_text().splitlines()]
