@@ -19,6 +19,8 @@ from typing import Any
 import pytest
 
 from query_mutator.errors import BackendError, ModelMissingError
+from query_mutator.llm.cancellation import Call
+from query_mutator.llm.connection import _Timed
 from query_mutator.llm.http_server import HttpServer
 from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.openai import OpenAIBackend
@@ -133,6 +135,17 @@ def test_a_connection_the_server_closed_meanwhile_is_replaced(serve: Any) -> Non
     assert server.gone.acquire(timeout=10)
     assert transport.get("/") == {"a": 2}
     assert server.accepted == 2
+
+
+def test_a_wait_for_bytes_is_as_long_as_the_call_has_left() -> None:
+    """A byte that comes late does not start the time-out of a stalled server anew."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs, Call(5.0):
+        ours.settimeout(60.0)
+        timed = _Timed(ours, socket.SocketIO(ours, "r"))
+        theirs.send(b"x")
+        assert timed.readinto(bytearray(1)) == 1
+        assert 0 < (ours.gettimeout() or 0) <= 5.0
 
 
 @pytest.mark.parametrize("begun", [b"Content-Length: 1000000\r\n\r\n", b"Server:"])
