@@ -141,7 +141,8 @@ def run(flags: Sequence[str], tmp_path: Path, dataset: Path) -> None:
     assert exit_code(qm, ["doctor", *place, "--target-model", "m", "--batch-size", "2"], prog="qm") in (0, 2)
     _Parrot.fails_always = True
     try:
-        assert exit_code(train, [*common, "--num-env-steps", "16", "--max-failure-rate", "0.1"], prog="train") in (2, 3)
+        asked_anew = ["--num-env-steps", "16", "--max-failure-rate", "0.1", "--cache", "off"]
+        assert exit_code(train, [*common, *asked_anew], prog="train") in (2, 3)
         assert exit_code(qm, ["doctor", *place, "--target-model", "m"], prog="qm") == 2
     finally:
         _Parrot.fails_always = False
