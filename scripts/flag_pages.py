@@ -29,13 +29,7 @@ QM_PAGES = {
 OTHER_PAGES = {
     "train.md": ("qm train", {"qm train, python train_query_mutator.py": "train_query_mutator"}),
     "benchmark.md": ("benchmark_batching.py", {"python benchmark_batching.py": "benchmark_batching"}),
-    "modules.md": (
-        "modules that run by themselves",
-        {
-            "python -m ppo": "ppo.__main__",
-            "python -m query_mutator.learners.iqn": "query_mutator.commands.iqn",
-        },
-    ),
+    "modules.md": ("python -m ppo", {"python -m ppo": "ppo.__main__"}),
 }
 
 

@@ -155,8 +155,6 @@ def _entry(program: str) -> Callable[[Sequence[str]], int | None] | None:
         return importlib.import_module("benchmark_batching").main
     if program == "python -m ppo":
         return importlib.import_module("ppo.__main__").main
-    if program == "python -m query_mutator.learners.iqn":
-        return importlib.import_module("query_mutator.commands.iqn").main
     return None
 
 

@@ -42,10 +42,6 @@ QUICK: dict[str, tuple[str, ...]] = {
         *("--num-env-steps", "32", "--num-processes", "2", "--num-steps", "8"),
         *("--num-mini-batch", "1", "--eval-episodes", "1"),
     ),
-    "python -m query_mutator.learners.iqn": (
-        *("--total-steps", "32", "--num-processes", "2", "--learning-starts", "8", "--replay-size", "64"),
-        *("--train-batch-size", "4", "--eval-episodes", "1"),
-    ),
     "qm plan": (
         *("--backend", "recorded", "--encoder", "hash", "--max-calls", "40"),
         *("--operators", "clean", "--forms", "question_answer"),
@@ -125,7 +121,7 @@ def programs() -> tuple[Program, ...]:
     import benchmark_batching
     import train_query_mutator
     from ppo import __main__ as ppo
-    from query_mutator.commands import COMMANDS, analyze, iqn
+    from query_mutator.commands import COMMANDS, analyze
     from query_mutator.commands.main import main as qm
     from query_mutator.lab.analysis.config import ExtractFlags
     from query_mutator.training.config import TrainConfig
@@ -138,7 +134,6 @@ def programs() -> tuple[Program, ...]:
         ("benchmark_batching.py", benchmark_batching.main, (), benchmark_batching.BenchmarkConfig),
         ("extract_tensorboard_data.py", analyze.extract, (), ExtractFlags),
         ("python -m ppo", ppo_main, (), ppo.Args),
-        ("python -m query_mutator.learners.iqn", iqn.main, (), iqn.Args),
         *(
             (f"qm {name}", qm, tuple(name.split()), command.flags)
             for name, command in COMMANDS.items()

@@ -1,41 +1,26 @@
-"""`qm eval`: compare a trained policy with the baselines, with the models of its training or those that flags name.
-
-With several --target-model, each is a trial of an engine:
-
-OUT/trials/NAME/report.json, evaluation.jsonl     the result of a model; a rerun evaluates the models without one
-OUT/results.json                                  all of them
-"""
+"""`qm eval`: compare a trained policy with the baselines, with the models of its training or those that flags name."""
 
 from __future__ import annotations
 
-import os
-import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 from query_mutator.bounds import Seed
 from query_mutator.cli.console import note
-from query_mutator.cli.flags import flags_of
-from query_mutator.cli.outputs import JsonFlags, Output, holding, show, write_report
+from query_mutator.cli.outputs import JsonFlags, Output, holding, show
 from query_mutator.commands.policy_flags import RunFlags, max_failure_rate, system_settings
 from query_mutator.data import BUNDLED, QuestionSet
 from query_mutator.data.split import target_key
-from query_mutator.errors import TooManyFailuresError, UsageError, hide_credentials
+from query_mutator.errors import UsageError
 from query_mutator.evaluation.comparison import QuestionTasks
 from query_mutator.evaluation.heldout import Baselines, compare, embed_questions, write_rows
 from query_mutator.evaluation.methods import Evaluator
 from query_mutator.evaluation.outcomes import check_report
 from query_mutator.evaluation.summary import Results
-from query_mutator.files import decode_object, file_sha256
-from query_mutator.files.lock import locked
-from query_mutator.lab.sweep.config import EngineFlags, is_sweep
-from query_mutator.lab.sweep.engines import Ended
-from query_mutator.lab.sweep.plan import Trial
-from query_mutator.lab.sweep.runner import Runner, SweepFolder
 from query_mutator.learners.named import LEARNERS
-from query_mutator.report.table import models_table, result_table
+from query_mutator.report.table import result_table
 from query_mutator.rewards import WeightedReward
 from query_mutator.session.checkpoint import run_settings
 from query_mutator.session.loading import acting_task, load_policy, load_saved
@@ -47,34 +32,17 @@ from query_mutator.settings.evaluation import Comparison
 from query_mutator.settings.questions import Columns, Reward
 from query_mutator.types import Question
 
-_COMMAND = ("{python}", "-m", "query_mutator", "eval", "--json", "{dir}/report.json", "--evaluation",
-            "{dir}/evaluation.jsonl", "--force")  # fmt: skip
-#: Of the comparison and of each trial, but not of the command that all trials share.
-_OWN = {one.name for cls in (EngineFlags, JsonFlags) for one in fields(cls)} | {
-    "checkpoint", "run", "target_model", "seed", "evaluation", "out",
-}  # fmt: skip
-
 _REWARD = {one.name for one in fields(Reward)}
 _NONE_LEFT = "it has no held-out questions"
 _ALL_TRAINED = "the policy was trained on all its questions"
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvalFlags(RunFlags, Comparison, Columns, Reward, JsonFlags, EngineFlags):
+class EvalFlags(RunFlags, Comparison, Columns, Reward, JsonFlags):
     """Compare a trained policy with baselines: the original question, random rewrites, fixed rewrites.
 
     Answers are scored as in training, or by --reward.
-
-    With several models after --target-model, evaluate each and print a row for each; --engine says where. Rerun the
-    command to resume.
     """
-
-    target_model: tuple[str, ...] = ()  # type: ignore[assignment]  # other commands take one
-    """The model that answers, or several to compare."""
-    out: Annotated[str | None, Output(is_sweep, is_folder=True, resumes=True)] = None
-    """Folder of the comparison of several models; by default evaluations/NAME after the policy."""
-    local_server_url: str | None = None
-    """Address of the model server on each machine that evaluates, as http://127.0.0.1:11434, for --ollama-url."""
 
     dataset: str | None = None
     """Questions to ask: a file, or the name of a bundled set; by default those of the run, of which it was
@@ -84,85 +52,11 @@ class EvalFlags(RunFlags, Comparison, Columns, Reward, JsonFlags, EngineFlags):
     evaluation: Annotated[str | None, Output(holding(b'{"method":'))] = None
     """File for a JSON row per method and question: steps, answers, which was submitted, calls, tokens, seconds."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        EngineFlags.__post_init__(self)
-        if self.local_server_url:
-            if self.ollama_url not in ((), (self.local_server_url,)):
-                raise ValueError("--ollama-url and --local-server-url both name the servers; give one of them")
-            object.__setattr__(self, "ollama_url", (self.local_server_url,))
-        if self.evaluation and len(self.target_model) > 1:
-            raise ValueError(
-                "--evaluation names one file; with several models each has an evaluation.jsonl of its own in --out"
-            )
-
-
-def evaluate_models(flags: EvalFlags, policy: Path, dataset: str) -> None:
-    """Run the missing evaluations, then print a row for each model; `policy` is the file that holds the policy."""
-    trials = {
-        model: Trial(setting={"target_model": model}, seed=flags.seed) for model in dict.fromkeys(flags.target_model)
-    }
-    if len({trial.name for trial in trials.values()}) < len(trials):
-        raise UsageError(f"--target-model {' '.join(trials)}: two of them make one folder name; evaluate them apart")
-    words = _words(flags)
-    if flags.dataset is None and os.path.isfile(dataset):
-        words += ["--dataset", os.path.abspath(dataset)]
-    about = {"command": hide_credentials(shlex.join(["qm", "eval", *words])), "policy": file_sha256(policy)}
-    if os.path.isfile(dataset):
-        about["dataset"] = file_sha256(dataset)
-    out = Path(flags.out or Path("evaluations") / Path(flags.checkpoint).resolve().name)
-    command = [*_COMMAND, "--checkpoint", str(Path(flags.checkpoint).resolve()), *words]
-    from query_mutator.commands.sweep import open_engine  # needs pydantic, which an evaluation of one model does not
-
-    with open_engine(flags, str(out)) as engine, locked(out, break_lock=flags.break_lock):
-        folder = SweepFolder(out, **about)
-        ended = Runner(folder, engine, command=command).run([*trials.values()], retry_failed=flags.retry_failed)
-        found = {model: _report(folder.folder_of(trial) / "report.json") for model, trial in trials.items()}
-        results = {"models": {model: report for model, report in found.items() if report}}
-        write_report(out / "results.json", results)
-    show(flags, results, models_table(found))
-    note(str(out / "results.json"))
-    _check({model: ended[trial.name] for model, trial in trials.items() if trial.name in ended})
-
-
-def _words(flags: EvalFlags) -> list[str]:
-    """Return the words that give a trial these flags."""
-    words = []
-    for name in sorted(flags.given - _OWN):
-        flag, value = flags_of(EvalFlags)[name], getattr(flags, name)
-        if isinstance(value, bool):
-            words.append(flag.positives[0] if value else flag.negatives[0])
-        else:
-            values = value if isinstance(value, tuple) else (value,)
-            words += [f"{flag.name}={one}" for one in values if one is not None]
-    return words
-
-
-def _check(ended: Mapping[str, Ended]) -> None:
-    """Print why evaluations failed; raise TooManyFailuresError for any."""
-    failed = {model: one for model, one in ended.items() if one.status != "done"}
-    for model, one in failed.items():
-        note(f"{model}: {one.status} (exit code {one.exit_code}): {one.says or 'stderr is empty'}")
-    if failed:
-        raise TooManyFailuresError(f"{len(failed)} of {len(ended)} evaluations failed; --retry-failed runs them again")
-
-
-def _report(path: Path) -> Mapping[str, Any] | None:
-    try:
-        return decode_object(path.read_bytes())
-    except FileNotFoundError:
-        return None
-
 
 def evaluate_policy(flags: EvalFlags) -> None:
-    """Print the table of all methods, or with several models a row for each, or write the report with --json."""
+    """Print the table of all methods, or write the report with --json."""
     saved = _judged(flags, load_saved(flags.checkpoint, flags.plugin))
-    target = flags.target_model[0] if len(flags.target_model) == 1 else None
-    settings = system_settings(flags, saved.system, saved, target_model=target)
-    if len(flags.target_model) > 1:
-        assert saved.path is not None
-        evaluate_models(flags, saved.path, flags.dataset or _own_dataset(flags.checkpoint, saved))
-        return
+    settings = system_settings(flags, saved.system, saved)
     asked, failures = _asked(flags, saved), max_failure_rate(flags, saved)
     with open_models(settings) as models:
         report = _compared(flags, saved, asked, models, max_failure_rate=failures)

@@ -12,14 +12,13 @@ from urllib.parse import quote
 
 from cyclopts import Parameter
 
-from query_mutator.bounds import Port, Weight
+from query_mutator.bounds import Port
 from query_mutator.cli.console import note
 from query_mutator.cli.flags import Positional
 from query_mutator.cli.outputs import Output, OutputFlags, holding
 from query_mutator.errors import DiskError, UsageError
 from query_mutator.files.run_dir import run_state
 from query_mutator.report.page.build import MARK, REPORT_FILE, write_page
-from query_mutator.report.page.figures import Price
 from query_mutator.report.page.watch import serve_pages
 
 LATEST = "runs/latest"
@@ -33,24 +32,11 @@ class ReportFlags(OutputFlags):
     """Run folders."""
     output: Annotated[str, Parameter(alias="-o"), Output(holding(MARK.encode()))] = REPORT_FILE
     """File to write."""
-    price_in: Weight | None = None
-    """Price of a million prompt tokens, in any currency: the page then says what training and each method cost."""
-    price_out: Weight | None = None
-    """Price of a million reply tokens."""
 
     def __post_init__(self) -> None:
         if not self.runs and not Path(LATEST).is_dir():
             raise ValueError("no run is named; give run folders such as runs/latest")
         object.__setattr__(self, "runs", self.runs or (LATEST,))
-        if (self.price_in is None) != (self.price_out is None):
-            raise ValueError("a cost needs both --price-in and --price-out; give both")
-
-    @property
-    def price(self) -> Price | None:
-        """Return the prices, None if they were not given."""
-        if self.price_in is None or self.price_out is None:
-            return None
-        return Price(prompt=self.price_in, reply=self.price_out)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +49,7 @@ class ShowFlags:
 
 def report(flags: ReportFlags) -> None:
     """Write the page, and print where it is."""
-    write_page(flags.runs, flags.output, price=flags.price)
+    write_page(flags.runs, flags.output)
     print(flags.output)
 
 

@@ -17,13 +17,12 @@ from query_mutator.cli.console import table
 from query_mutator.cli.flags import Positional
 from query_mutator.cli.outputs import JsonFlags, show
 from query_mutator.errors import UsageError
-from query_mutator.report.table import MOST_RUNS, compare_entries, paired_text, read_entry
+from query_mutator.report.table import compare_entries, paired_text, read_entry
 from query_mutator.runs.listing import list_runs
 
 _HEADER = ("run", "state", "steps", "valid", "held-out", "calls", "age")
 _AGES = ((86_400.0, "d"), (3600.0, "h"), (60.0, "min"))
-
-_NUMBER = f"runs named: {{}}; give 2 to {MOST_RUNS}, one may be given twice"
+MOST_RUNS = 26  # letters
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,38 +79,30 @@ class CompareFlags(JsonFlags):
     """
 
     runs: Positional[tuple[str, ...]] = ()
-    """Run folders (or their names in runs/), or files of `qm eval --evaluation`: 2 or more."""
+    """Run folders, or files of `qm eval --evaluation`: 2 or more."""
     method: tuple[str, ...] = ("policy",)
     """Method of the evaluation to compare, as policy, best_plan or identity: one for all runs, or one for each."""
 
     def __post_init__(self) -> None:
         if not 2 <= len(self.runs) <= MOST_RUNS:
-            raise ValueError(_NUMBER.format(len(self.runs)))
+            raise ValueError(f"runs named: {len(self.runs)}; give 2 to {MOST_RUNS}, one may be given twice")
         if len(self.method) not in (1, len(self.runs)):
             raise ValueError(
                 f"--method has {len(self.method)} names for {len(self.runs)} runs; give one, or one for each"
             )
-        both = list(zip((str(_path(run).resolve()) for run in self.runs), self._methods(), strict=True))
-        if len(set(both)) < len(both):
+        if len({(Path(run).resolve(), method) for run, method in self.named()}) < len(self.runs):
             raise ValueError("a run is compared with itself; give another run, or a --method for each")
 
-    def _methods(self) -> tuple[str, ...]:
-        return self.method if len(self.method) > 1 else self.method * len(self.runs)
-
     def named(self) -> list[tuple[Path, str]]:
-        """Return path and method of each run; UsageError for a path that does not exist."""
-        for run in self.runs:
-            if not _path(run).exists():
-                raise UsageError(f"{run}: no such run; give a run folder, or its name in runs/ (qm runs lists them)")
-        return [(_path(run), method) for run, method in zip(self.runs, self._methods(), strict=True)]
+        """Return path and method of each run."""
+        methods = self.method if len(self.method) > 1 else self.method * len(self.runs)
+        return [(Path(run), method) for run, method in zip(self.runs, methods, strict=True)]
 
 
 def compare_runs(flags: CompareFlags) -> None:
     """Print the paired table, or write it with --json."""
+    for path, _ in flags.named():
+        if not path.exists():
+            raise UsageError(f"{path}: no such run; give a run folder (qm runs lists them)")
     report = compare_entries([read_entry(path, method) for path, method in flags.named()])
     show(flags, report, paired_text(report))
-
-
-def _path(run: str) -> Path:
-    """Return the folder or file of a run, which may be named by its name in runs/."""
-    return Path("runs") / run if not Path(run).exists() and (Path("runs") / run).exists() else Path(run)

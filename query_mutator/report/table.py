@@ -18,7 +18,6 @@ from query_mutator.files.json_lines import read_json_lines
 from query_mutator.plan.choose import MIN_QUESTIONS
 from query_mutator.registry import check_known
 from query_mutator.runs.pairs import pair_rows, paired_json, read_held_out, shown_p
-from query_mutator.stats.significance import holm
 
 _HEADER = (
     "",
@@ -35,7 +34,6 @@ _HEADER = (
 
 _SHOWN_CHARS = 100  # of a question or an answer
 _VALIDATION = "validation/"  # metrics of the periodic evaluations
-MOST_RUNS = len(ascii_uppercase)
 
 
 def result_table(report: Mapping[str, Any]) -> str:
@@ -67,35 +65,7 @@ def _questions(report: Mapping[str, Any]) -> str:
 
 def _of(report: Mapping[str, Any]) -> str:
     dataset = report.get("dataset")
-    questions = "question" if report["n"] == report.get("available") == 1 else "questions"
-    return f"{questions} of {dataset} that training did not have" if dataset else f"held-out {questions}"
-
-
-def models_table(reports: Mapping[str, Mapping[str, Any] | None]) -> str:
-    """Return the table of one policy's evaluations by model, None where there is none."""
-    largest = max((report for report in reports.values() if report), key=lambda report: int(report["n"]), default=None)
-    asked = _questions(largest) if largest else "no questions"
-    title = f"{asked}, the policy with each model; percent with 95 % intervals"
-    header = ("", "success", "original question", "policy minus it", *_HEADER[3:6])
-    return table(title, header, [_model_row(name, report) for name, report in reports.items()])
-
-
-def _model_row(name: str, report: Mapping[str, Any] | None) -> Sequence[str]:
-    if report is None or "policy" not in report["methods"]:
-        return (name, "no result", "", "", "", "", "")
-    policy, original = report["methods"]["policy"], report["methods"].get("identity", {"success": None})
-    difference = report["policy_minus"].get("identity", {"success": None})
-    low, high = policy["calls_per_question_ci"]
-    calls = policy["calls_per_question"]
-    return (
-        name,
-        _rate(policy["success"], policy["success_ci"]) or "no replies",
-        _rate(original["success"], original.get("success_ci", ())),
-        _rate(difference["success"], difference.get("success_ci", ()), signed=True),
-        _rate(policy["false_refusal"], policy["false_refusal_ci"]),
-        _rate(policy["guard_refusal"], policy["guard_refusal_ci"]),
-        "" if calls is None else f"{calls:.1f} [{low:.1f}, {high:.1f}]",
-    )
+    return f"questions of {dataset} that training did not have" if dataset else "held-out questions"
 
 
 def _notes(report: Mapping[str, Any]) -> list[str]:
@@ -130,11 +100,11 @@ def _group_table(groups: Mapping[str, Any]) -> list[str]:
 
 def _examples(examples: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the lines of answers none of which was right."""
-    lines = ["no method gave a right answer; compare the answers with what is accepted:"] if examples else []
-    for example in examples:
-        accepted = " | ".join(map(_short, example["accepted"]))
-        lines.append(f"  {_short(example['question'])} -> {_short(example['answer'])} (accepted: {accepted})")
-    return lines
+    lines = [
+        f"  {_short(one['question'])} -> {_short(one['answer'])} (accepted: {' | '.join(map(_short, one['accepted']))})"
+        for one in examples
+    ]
+    return ["no method gave a right answer; compare the answers with what is accepted:", *lines] if lines else []
 
 
 def _short(text: str) -> str:
@@ -214,92 +184,64 @@ def read_entry(path: Path, method: str) -> Entry:
     config = read_checked_json(file) if path.is_dir() and file.exists() else {}
     flags = config.get("flags", {})
     scored = [row["success"] >= 0.5 for row in rows if row["success"] is not None]
-    about = {
+    return rows, {
         "run": str(path),
         "method": method,
-        "seed": flags["seed"] if isinstance(flags.get("seed"), int) else None,
+        "seed": flags.get("seed"),
         "target_model": config.get("backend", {}).get("target_model"),
         "dataset": flags.get("dataset"),
         "scored": len(scored),
         "success": sum(scored) / len(scored) if scored else None,
     }
-    return rows, about
 
 
 def compare_entries(entries: Sequence[Entry]) -> dict[str, Any]:
-    """Return every pair of entries on its common questions; UsageError for a pair without any."""
-    labels = ascii_uppercase[: len(entries)]
+    """Return every pair of entries on its common questions, later minus earlier; UsageError for a pair without any."""
+    named = [*zip(ascii_uppercase, entries, strict=False)]
     pairs = []
-    for (a, first), (b, second) in combinations(zip(labels, entries, strict=True), 2):
-        found, left = pair_rows(second[0], first[0])
+    for (a, (theirs, one)), (b, (ours, other)) in combinations(named, 2):
+        found, left = pair_rows(ours, theirs)
         if not found.questions:
-            raise UsageError(_nothing_in_common(first, second, changed=left["changed"]))
-        left_out = {
-            f"only {a} has": left["theirs"],
-            f"only {b} has": left["ours"],
-            "changed": left["changed"],
-            "unscored": found.unscored,
-        }
-        pair = {"a": a, "b": b, **paired_json(found), "is_clear": found.is_clear, "left_out": left_out}
-        pairs.append(pair)  # b minus a
-    for pair, p in zip(pairs, holm([pair["p"] for pair in pairs]), strict=True):
-        pair["p_holm"] = p
-    runs = [{"label": label, **about} for label, (_, about) in zip(labels, entries, strict=True)]
-    return {"runs": runs, "pairs": pairs, "remarks": _remarks(labels, entries, pairs)}
-
-
-def _nothing_in_common(first: Entry, second: Entry, *, changed: int) -> str:
-    asked = [f"{about['run']} asked {len(rows)} of {about['dataset']}" for rows, about in (first, second)]
-    why = ", ".join(asked) + (f"; {changed} have one id but differ" if changed else "")
-    advice = "evaluate both on one --dataset with qm eval --evaluation, or compare metrics with qm analyze"
-    return f"no held-out question in common: {why}; {advice}"
-
-
-def _remarks(labels: str, entries: Sequence[Entry], pairs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the sentences that say what the table does and does not show."""
-    lines = []
-    for pair in pairs:
-        a, b = pair["a"], pair["b"]
-        how = "better" if pair["difference"] > 0 else "worse"
-        unclear = f"{b} and {a}: no clear difference (the interval includes 0)."
-        lines.append(f"{b} is {how} than {a} on such questions." if pair["is_clear"] else unclear)
-    for what, name in (("target model", "target_model"), ("questions", "dataset")):
-        values = {label: about[name] for label, (_, about) in zip(labels, entries, strict=True)}
-        if len({value for value in values.values() if value is not None}) > 1:
-            named = ", ".join(f"{label} {value}" for label, value in values.items() if value is not None)
-            lines.append(f"Not the same {what} ({named}): a difference may come from that.")
-    for pair in pairs:
-        reasons = [f"{count} {name}" for name, count in pair["left_out"].items() if count]
-        if reasons:
-            lines.append(f"Left out of {pair['b']} and {pair['a']}, questions: {', '.join(reasons)}.")
-    seeds = "One seed" if len({Path(about["run"]).resolve() for _, about in entries}) == 1 else "One seed each"
-    lines.append(f"{seeds}: the intervals say nothing about other seeds (see qm analyze).")
-    return lines
+            why = f"{one['run']} ({one['dataset']}) and {other['run']} ({other['dataset']})"
+            why += f"; {left['changed']} have one id but differ" if left["changed"] else ""
+            raise UsageError(f"no held-out question in common: {why}; evaluate both on one --dataset with qm eval")
+        left_out = {f"only {a} has": left["theirs"], f"only {b} has": left["ours"], "changed": left["changed"]}
+        left_out["unscored"] = found.unscored
+        pairs.append({"a": a, "b": b, **paired_json(found), "is_clear": found.is_clear, "left_out": left_out})
+    return {"runs": [{"label": label, **about} for label, (_, about) in named], "pairs": pairs}
 
 
 def paired_text(report: Mapping[str, Any]) -> str:
     """Return the comparison as text of at most 80 columns, names of runs aside."""
-    runs = [_run_line(run) for run in report["runs"]]
-    several = len(report["pairs"]) > 1
-    header = ("", "questions", "difference", "gained", "lost", "same", "p", *(["p, Holm"] if several else []))
+    header = ("", "questions", "difference", "gained", "lost", "same", "p")
     rows = [
         (
             f"{pair['b']} minus {pair['a']}",
             str(pair["questions"]),
-            "{:+.1f} [{:+.1f}, {:+.1f}]".format(*(100 * value for value in (pair["difference"], *pair["ci"]))),
+            _rate(pair["difference"], pair["ci"], signed=True),
             str(pair["gained"]),
             str(pair["lost"]),
             str(pair["same_right"] + pair["same_wrong"]),
             shown_p(pair["p"]),
-            *([shown_p(pair["p_holm"])] if several else []),
         )
         for pair in report["pairs"]
     ]
     title = "success in points with 95 % intervals; McNemar's exact p"
-    return "\n".join([*runs, table(title, header, rows), *report["remarks"]])
+    lines = [*map(_run_line, report["runs"]), table(title, header, rows), *map(_pair_line, report["pairs"])]
+    return "\n".join([*lines, "The intervals say nothing about other seeds (see qm analyze)."])
 
 
 def _run_line(run: Mapping[str, Any]) -> str:
-    seed = "" if run["seed"] is None else f", seed {run['seed']}"
     rate = "no question scored" if run["success"] is None else f"{100 * run['success']:.1f} % of {run['scored']} right"
-    return f"{run['label']}  {Path(run['run']).resolve().name}: {run['method']}{seed}, {rate}"
+    about = {"seed": run["seed"], "target": run["target_model"], "questions": run["dataset"]}
+    known = [f"{name} {value}" for name, value in about.items() if value is not None]
+    return f"{run['label']}  {Path(run['run']).resolve().name}: {', '.join([run['method'], *known, rate])}"
+
+
+def _pair_line(pair: Mapping[str, Any]) -> str:
+    """Return what the interval says of two methods, and which questions are not in it."""
+    a, b = pair["a"], pair["b"]
+    line = f"{b} is {'better' if pair['difference'] > 0 else 'worse'} than {a} on such questions."
+    line = line if pair["is_clear"] else f"{b} and {a}: no clear difference (the interval includes 0)."
+    reasons = [f"{count} {name}" for name, count in pair["left_out"].items() if count]
+    return f"{line} Left out: {', '.join(reasons)}." if reasons else line

@@ -30,7 +30,6 @@ def surface() -> str:
     from ppo.__main__ import Args as PPOArgs
     from query_mutator.cli.flags import flags_of
     from query_mutator.commands import COMMANDS
-    from query_mutator.commands.iqn import Args as IQNArgs
     from query_mutator.lab.analysis.config import ExtractFlags
     from query_mutator.training.config import TrainConfig
 
@@ -39,7 +38,6 @@ def surface() -> str:
         "benchmark_batching.py": BenchmarkConfig,
         "extract_tensorboard_data.py": ExtractFlags,
         "python -m ppo": PPOArgs,
-        "python -m query_mutator.learners.iqn": IQNArgs,
         **{f"qm {name}": command.flags for name, command in COMMANDS.items() if not command.takes_words},
     }
     lines = [

@@ -12,9 +12,22 @@ from typing import Any, get_args
 
 import pytest
 
-from benchmark_batching import BenchmarkConfig, connect, main, make_queries, run_mode
+from benchmark_batching import (
+    BenchmarkConfig,
+    Measurement,
+    Mode,
+    Plan,
+    Results,
+    Row,
+    connect,
+    main,
+    make_plan,
+    make_queries,
+    recommend,
+    row_of,
+    run_mode,
+)
 from query_mutator.cli.console import exit_code
-from query_mutator.report.benchmark import BenchmarkPlan, Measurement, Mode, Row, make_plan, recommend, row_of
 from query_mutator.testing import Echo, FaultPlan, start_server
 from tests.patience import measured
 
@@ -225,7 +238,7 @@ def test_an_interrupted_benchmark_prints_what_it_has(number: signal.Signals, tmp
 
 
 def test_the_plan_gives_up_repeats_then_queries_then_modes() -> None:
-    def planned(query_s: float, slots: int | None = None) -> BenchmarkPlan:
+    def planned(query_s: float, slots: int | None = None) -> Plan:
         return make_plan([1, 2, 32], num_queries=64, repeats=3, budget_s=100, query_s=query_s, slots=slots)
 
     fewer = planned(0.25)
@@ -240,3 +253,17 @@ def test_the_plan_gives_up_repeats_then_queries_then_modes() -> None:
     assert planned(5.0, slots=1).num_queries < 32
     assert all(planned(query_s, 1).seconds <= 100 for query_s in (0.1, 0.5, 2.0, 5.0))
     assert planned(1e6, 1).num_queries == 1  # the budget then ends it
+
+
+def test_the_speed_up_is_against_the_median_of_the_sequential_runs_that_were_whole() -> None:
+    def run_of(calls: int, seconds: float) -> Measurement:
+        return Measurement(calls=calls, wall_s=seconds, service_s=seconds, p50_s=1.0, p95_s=1.0, queue_wait_s=0.0)
+
+    plan = make_plan([4], num_queries=10, repeats=3, budget_s=100, query_s=1, slots=4)
+    results = Results(plan=plan, about="", slots=4, advice=None)
+    for took in (20.0, 10.0, 10.0):
+        results.add(("sequential", 1), run_of(20, took))
+    results.add(("sequential", 1), run_of(3, 0.1))  # cut by the budget
+    results.add(("async", 4), run_of(20, 2.5))
+    assert results.row(("sequential", 1))["speedup"] == pytest.approx(1)
+    assert results.row(("async", 4))["speedup"] == pytest.approx(4)

@@ -26,7 +26,6 @@ from query_mutator.evaluation.summary import Results, summarize
 from query_mutator.files import write_checked_json
 from query_mutator.files.json_lines import JsonLines, read_json_lines
 from query_mutator.report.page.build import MARK, MAX_CHARS, write_page
-from query_mutator.report.page.figures import Price
 from query_mutator.report.page.questions import pairs_of
 from query_mutator.report.page.run_reader import RunReader
 from query_mutator.runs.pairs import pair_rows, read_held_out
@@ -232,30 +231,6 @@ def test_show_writes_the_page_where_it_is_missing_or_old(
     assert qm("show", run) == 0
     assert "interrupted" in texts_of(path)
     assert qm("show", run / "nothing") == 2
-
-
-def test_the_cost_is_tokens_times_prices(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "page.html"
-    assert qm("report", run, "-o", path, "--price-in", "2", "--price-out", "10") == 0
-    price, summary = RunReader(run, price=Price(prompt=2, reply=10)).cost, summary_of(run)
-    prompts, replies = summary["eval_tokens"] - summary["eval_reply_tokens"], summary["eval_reply_tokens"]
-    assert replies > 0
-    assert price["evaluations"] == pytest.approx((2 * prompts + 10 * replies) / 1e6)
-    total = list(read_json_lines(run / "metrics.jsonl"))[-1]["counters/tokens"]
-    assert 2 * total / 1e6 < price["training"] < 10 * total / 1e6
-    asked = [
-        row for row in read_json_lines(run / "evaluation.jsonl") if (row["method"], row["set"]) == ("identity", "test")
-    ]
-    cost = (
-        sum(2 * (row["tokens"] - row["reply_tokens"]) + 10 * row["reply_tokens"] for row in asked) / len(asked) / 1000
-    )
-    assert price["identity, 1,000 questions"] == pytest.approx(cost)
-    assert "1,000 questions" in texts_of(path)
-    assert "1,000 questions" not in texts_of(run / "report.html")
-    capsys.readouterr()
-    assert qm("report", run, "-o", path, "--price-in", "2") == 2
-    assert "both --price-in and --price-out" in capsys.readouterr().err
-    assert qm("report", run, "-o", path, "--price-in", "-1", "--price-out", "1") == 2
 
 
 KEY = "plantedKEY0123456789"
@@ -536,9 +511,8 @@ def test_runs_are_compared_on_the_same_questions_only(tmp_path: Path, capsys: py
     assert [(run["seed"], run["scored"]) for run in report["runs"]] == [(1, 40), (2, 28)]
     assert qm("compare", a, b) == 0
     out = capsys.readouterr().out
-    assert "B is better than A on such questions." in out
-    assert "Left out of B and A, questions: 12 only A has." in out
-    assert "One seed each: the intervals say nothing about other seeds" in out
+    assert "B is better than A on such questions. Left out: 12 only A has." in out
+    assert "The intervals say nothing about other seeds" in out
     assert max(map(len, out.splitlines())) <= 80
 
 
@@ -547,13 +521,10 @@ def test_an_interval_around_0_is_no_clear_difference(tmp_path: Path, capsys: pyt
     assert qm("compare", *runs) == 0
     out = capsys.readouterr().out
     assert "C and B: no clear difference (the interval includes 0)." in out
-    assert "p, Holm" in out
     assert max(map(len, out.splitlines())) <= 80
 
 
-def test_another_model_another_dataset_and_other_wordings_are_reported(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_models_datasets_and_other_wordings_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = results({"policy": [RIGHT] * 9})
     other = results({"policy": [RIGHT] * 9}, text="request")
     mixed = Results(
@@ -565,8 +536,8 @@ def test_another_model_another_dataset_and_other_wordings_are_reported(
     assert (pair["questions"], pair["left_out"]["changed"]) == (4, 5)
     assert qm("compare", a, b) == 0
     out = capsys.readouterr().out
-    assert "Not the same target model (A llama, B qwen)" in out
-    assert "Not the same questions (A general, B mine.jsonl)" in out
+    assert "target llama, questions general" in out
+    assert "target qwen, questions mine.jsonl" in out
 
 
 def test_the_wording_and_what_is_accepted_make_a_question() -> None:
@@ -588,7 +559,7 @@ def test_the_wording_and_what_is_accepted_make_a_question() -> None:
         (["a", "b", "--method", "policy", "policy", "identity"], "--method has 3 names for 2 runs"),
         (["a", "empty"], "empty has no evaluation.jsonl: its evaluation did not finish"),
         (["a", "other.jsonl"], "other.jsonl has no rows of an evaluation"),
-        (["a", "apart"], "no held-out question in common: a asked 2 of general, apart asked 1 of mine"),
+        (["a", "apart"], "no held-out question in common: a (general) and apart (mine)"),
     ],
 )
 def test_what_cannot_be_compared_is_one_line(
@@ -604,15 +575,6 @@ def test_what_cannot_be_compared_is_one_line(
     err = capsys.readouterr().err
     assert message in err
     assert err.count("\n") == 1
-
-
-def test_a_run_may_be_named_by_its_name_in_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in ("first", "second"):
-        write_results(Path("runs") / name, results({"policy": [RIGHT, WRONG]}))
-    assert [run["run"] for run in report_of(capsys, "first", "second")["runs"]] == ["runs/first", "runs/second"]
 
 
 def test_a_file_of_guard_rows_alone_has_nothing_to_compare(tmp_path: Path) -> None:

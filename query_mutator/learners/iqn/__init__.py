@@ -5,8 +5,7 @@
     replay.py      NStep: steps of each environment -> n-step transitions; Replay: prioritized replay of them
     learner.py     IQN, which holds network, target, replay, optimizer, schedules and random streams
 
-`python -m query_mutator.learners.iqn --env CartPole-v1` trains and evaluates. Importing this package or
-`iqn.frozen` loads no torch.
+Importing this package or `iqn.frozen` loads no torch.
 """
 
 __all__ = ["frozen", "learner", "network", "replay"]

@@ -2,8 +2,7 @@
 
 `run_reader` reads a run folder, `build` writes the page from the jinja2 templates in `assets`, and `watch` serves the
 pages of a folder of runs. The parts: `results` (the comparison with the baselines), `usage` (what the policy does),
-`figures` (learning, calls and their cost), and `questions` (what was said, step by step). `charts` has the numbers as
-text and the geometry of the SVG charts.
+`figures` (learning and calls), `questions` (what was said), and `charts` (numbers as text, geometry of the charts).
 
 Imports stats, runs, and the HTML page of lab.analysis, and the pure functions of evaluation.
 """

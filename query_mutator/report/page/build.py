@@ -20,7 +20,7 @@ from query_mutator.files import atomic_write, encode
 from query_mutator.files.metrics import METRICS
 from query_mutator.lab.analysis.html_page import html_document
 from query_mutator.report.page import charts, questions
-from query_mutator.report.page.figures import CALLS, LEARNING, Price, curves_of
+from query_mutator.report.page.figures import CALLS, LEARNING, curves_of
 from query_mutator.report.page.run_reader import RunReader
 from query_mutator.types import wire_text
 
@@ -53,9 +53,9 @@ def write_report(folder: Path) -> Path | None:
     return path
 
 
-def write_page(folders: Sequence[str | Path], path: str | Path, *, price: Price | None = None) -> None:
+def write_page(folders: Sequence[str | Path], path: str | Path) -> None:
     """Write the page of run folders to `path`; UsageError for another folder."""
-    page = page_of([RunReader(folder, price=price) for folder in folders])
+    page = page_of([RunReader(folder) for folder in folders])
     with atomic_write(path) as file:
         file.write(wire_text(page).encode())
 
@@ -101,17 +101,19 @@ def _environment() -> Environment:
     found = Environment(loader=FileSystemLoader(ASSETS), autoescape=True, trim_blocks=True, lstrip_blocks=True)
     found.add_extension("jinja2.ext.do")
     helpers = {name: value for name, value in vars(charts).items() if callable(value) and not name.startswith("_")}
-    found.filters |= helpers
-    found.filters["place"] = lambda value, axis: axis.at(value)
-    found.filters["middle"] = lambda band, axis: axis.at((band[1] + band[2]) / 2)
-    found.filters["twice"] = lambda value: (value, value)
-    found.filters["dashed"] = lambda line: f"{line['name']} on {line['of']} questions"
-    found.globals |= {
+    found.filters |= helpers | {
+        "place": lambda value, axis: axis.at(value),
+        "middle": lambda band, axis: axis.at((band[1] + band[2]) / 2),
+        "twice": lambda value: (value, value),
+        "dashed": lambda line: f"{line['name']} on {line['of']} questions",
+    }
+    found.globals |= helpers | {
         "percent0": lambda share: charts.percent(share, 0),
         "signed2": lambda value: charts.signed(value, 2),
+        "max_chars": MAX_CHARS,
+        "word_diff": questions.word_diff,
+        "metrics": METRICS,
     }
-    found.globals |= helpers | {"max_chars": MAX_CHARS}
-    found.globals |= {"word_diff": questions.word_diff, "metrics": METRICS}
     return found
 
 

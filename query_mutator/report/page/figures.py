@@ -1,17 +1,15 @@
-"""Learning and calls: metrics.jsonl as curves and totals, the steps that failed, and what tokens cost."""
+"""Learning and calls: metrics.jsonl as curves and totals, and the steps that failed."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from query_mutator.evaluation.comparison import BEST_SINGLE, RANDOM
 from query_mutator.evaluation.summary import IDENTITY, PLAN
 from query_mutator.files.metrics import METRICS
 from query_mutator.report.page.charts import axis, compact, thin
-from query_mutator.report.page.questions import Evaluation
 from query_mutator.stats.intervals import wilson_interval
 
 VALIDATION = "validation/success"
@@ -37,9 +35,6 @@ _TOTALS = (
 _RESTARTED = ("llm/failed_calls", "llm/retries", "llm/shared_calls", "llm/cache_hits")
 _MEANS = ("llm/tokens_per_call", "llm/reply_tokens_per_call", "llm/calls_per_s", "llm/latency_s", "llm/queue_wait_s")
 _NUM_TIMES = 3  # of the means, the last ones
-_MILLION = 1e6
-_QUESTIONS = 1000
-Tokens = tuple[float, float]  # of prompts and replies together, of the replies
 
 
 class Figures:
@@ -53,7 +48,7 @@ class Figures:
         self._before: dict[str, float] = defaultdict(float)  # counted by earlier parts of a resumed run
         self._in_flight = 0.0
         self._calls = 0.0
-        self._failures: Counter[tuple[str, str]] = Counter()  # by kind and operator
+        self.failures: Counter[tuple[str, str]] = Counter()  # steps by kind and operator
 
     def add(self, row: Mapping[str, Any]) -> None:
         """Add a row of metrics.jsonl."""
@@ -75,7 +70,7 @@ class Figures:
         """Add a row of transcripts.jsonl."""
         if not row["valid"]:
             kind = (row["error"] or {}).get("kind", "unknown")
-            self._failures[str(kind), str(row["operator"])] += 1
+            self.failures[str(kind), str(row["operator"])] += 1
 
     def calls(self, *, is_timed: bool = True) -> dict[str, float]:
         """Return the figures on calls; without times unless `is_timed`."""
@@ -89,17 +84,6 @@ class Figures:
             found["calls in flight"] = self._in_flight / self._calls
             found["share of the limit"] = found["calls in flight"] / self.last["llm/limit"]
         return found
-
-    @property
-    def failures(self) -> list[tuple[str, str, int]]:
-        """Return kind, operator and number of failed steps."""
-        return [(kind, operator, count) for (kind, operator), count in self._failures.most_common()]
-
-    @property
-    def tokens(self) -> Tokens:
-        """Return the tokens of the training so far."""
-        total, each = self.last.get("counters/tokens", 0.0), self._mean("llm/tokens_per_call")
-        return total, total * (self._mean("llm/reply_tokens_per_call") or 0.0) / each if each else 0.0
 
     def _mean(self, key: str) -> float | None:
         return self._sums[key] / self._weights[key] if self._weights[key] else None
@@ -159,31 +143,3 @@ def _band(row: Mapping[str, Any]) -> tuple[float, float, float] | tuple[()]:
     """Return step and Wilson's interval of the success on validation questions."""
     n = int(row.get("validation/questions", 0) - row.get("validation/unscored", 0))
     return (row["step"], *wilson_interval(min(n, round(row[VALIDATION] * n)), n)) if n > 0 else ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Price:
-    """Prices per million tokens of prompts and of replies, in any currency."""
-
-    prompt: float
-    reply: float
-
-    def of(self, tokens: Tokens) -> float:
-        """Return the cost of tokens."""
-        total, reply = tokens
-        return ((total - reply) * self.prompt + reply * self.reply) / _MILLION
-
-
-def cost_of(price: Price, *, training: Tokens, summary: Mapping[str, Any], evaluation: Evaluation) -> dict[str, float]:
-    """Return the costs by name: the training, its evaluations, and each method for 1,000 questions."""
-    found = {
-        "price of a million prompt tokens": price.prompt,
-        "price of a million reply tokens": price.reply,
-        "training": price.of(training),
-    }
-    if "eval_tokens" in summary:
-        found["evaluations"] = price.of((summary["eval_tokens"], summary["eval_reply_tokens"]))
-    for method in evaluation.held_out:
-        total, reply = (evaluation.mean(method, name) or 0.0 for name in ("tokens", "reply_tokens"))
-        found[f"{method}, 1,000 questions"] = price.of((_QUESTIONS * total, _QUESTIONS * reply))
-    return found

@@ -105,11 +105,9 @@ def _often_rejected(rewrites: Mapping[str, Any]) -> str:
 
 def _paired(report: Mapping[str, Any], evaluation: Evaluation) -> list[dict[str, Any]]:
     """Return the policy against each other method, question by question."""
-    rows = []
+    rows, ours = [], evaluation.held_out[POLICY]
     for name, difference in report["policy_minus"].items():
         if name in evaluation.held_out:
-            low, high = difference["success_ci"]
-            ours, theirs = evaluation.held_out[POLICY], evaluation.held_out[name]
-            found, _ = pair_rows(ours, theirs, interval=(low, high))
+            found, _ = pair_rows(ours, evaluation.held_out[name], interval=difference["success_ci"])
             rows.append({"method": name, **paired_json(found)})
     return rows

@@ -14,7 +14,7 @@ from query_mutator.evaluation.summary import POLICY
 from query_mutator.files import read_checked_json
 from query_mutator.files.json_lines import read_json_lines
 from query_mutator.files.run_dir import run_state
-from query_mutator.report.page.figures import Figures, Price, cost_of
+from query_mutator.report.page.figures import Figures
 from query_mutator.report.page.questions import Episodes, Evaluation
 from query_mutator.report.page.results import results_of
 from query_mutator.report.page.usage import Choices, TrainingUsage
@@ -42,7 +42,7 @@ _PATTERNS = (
 class RunReader:
     """A run as its files are now; UsageError for a folder that is not one of a run, and for a damaged file."""
 
-    def __init__(self, folder: str | Path, *, price: Price | None = None) -> None:
+    def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         self.name = self.folder.resolve().name
         self.evaluation, self.figures, self.usage = Evaluation(), Figures(), TrainingUsage()
@@ -53,7 +53,7 @@ class RunReader:
         config = self._json(_CONFIG)
         self._secrets = _secrets_of(config)
         try:
-            self._read_all(config, price)
+            self._read_all(config)
         except UsageError:
             raise
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
@@ -62,7 +62,7 @@ class RunReader:
                 f"{self.folder / self._reading} is not a file of a run ({reason}); restore it or remove it"
             ) from error
 
-    def _read_all(self, config: Mapping[str, Any], price: Price | None) -> None:
+    def _read_all(self, config: Mapping[str, Any]) -> None:
         flags, backend = config.get("flags", {}), config.get("backend", {})
         for row in self._rows(_METRICS):
             self.figures.add(row)
@@ -89,7 +89,6 @@ class RunReader:
         self.lines = self.figures.lines(self.results["methods"])
         self.calls = self.figures.calls(is_timed=self.is_timed)
         self.eval_calls = summary.get("eval_llm_calls")
-        self.cost = price and cost_of(price, training=self.figures.tokens, summary=summary, evaluation=self.evaluation)
         self.server = ", ".join(map(str, flags.get("ollama_url") or [backend.get("url") or ""]))
         self.origin = {name: self._setting(config.get(name)) for name in _ORIGIN}
         self.state = run_state(self.folder)

@@ -77,13 +77,12 @@ class TrainingUsage:
             self._first[block][name] += 1
         self.choices.add([name], place=walk.place)
         walk.place += 1
-        if not row["valid"]:
-            return
-        if name not in CONTROLS:
-            walk.waiting.append((name, walk.score, block))
-        walk.score = float(row["score"])
-        if row["answer"] or name == UNDO:
-            self._end(walk)
+        if row["valid"]:
+            if name not in CONTROLS:
+                walk.waiting.append((name, walk.score, block))
+            walk.score = float(row["score"])
+            if row["answer"] or name == UNDO:
+                self._end(walk)
 
     def _end(self, walk: _Walk) -> None:
         """Book the gain of the operators since the last answer."""

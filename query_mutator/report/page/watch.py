@@ -12,8 +12,8 @@ import html
 import os
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime
-from hashlib import blake2b
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import quote, unquote
@@ -53,36 +53,29 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = REQUEST_S
 
     def do_GET(self) -> None:
-        """Send a page with the script that loads it again."""
-        self._reply(with_body=True)
-
-    def do_HEAD(self) -> None:
-        """Send the headers of a page."""
-        self._reply(with_body=False)
-
-    def _reply(self, *, with_body: bool) -> None:
+        """Send a page, and of a run the script that loads it again; for HEAD the headers alone."""
         host, origin = self.headers.get("Host", ""), self.headers.get("Origin")
         path = self.path.partition("?")[0]
+        name = unquote(path.strip("/"))
         if not _HOSTS.fullmatch(host) or origin not in (None, f"http://{host}"):
             self._send(403, b"only pages that this server sent, at a name of this machine, may call it\n", "text/plain")
-            return
-        name = unquote(path.strip("/"))
-        if path == "/":
-            tag, page = _index(self.runs)
-        elif path == f"/{quote(name)}/" and "/" not in name and name not in ("", ".", ".."):
-            tag, page = _page(self.runs, name)
-        else:
+        elif path == "/":
+            self._send(200, _index(self.runs), policy=f"{POLICY}; frame-ancestors 'none'")
+        elif path != f"/{quote(name)}/" or "/" in name or name in ("", ".", ".."):
             self._send(404, b"not found; the runs are at /\n", "text/plain")
-            return
-        own = f"connect-src http://{host}{path}"
-        body = b""
-        if with_body:
-            body = page().replace(html.escape(POLICY).encode(), html.escape(f"{POLICY}; {own}").encode(), 1)
-            start, _, end = body.rpartition(b"</body>")
-            body = start + _RELOAD.replace("TAG", tag).encode() + end
-        self._send(200, body, "text/html", tag=tag, policy=f"{POLICY}; {own}; frame-ancestors 'none'")
+        else:
+            own, tag = f"connect-src http://{host}{path}", _tag(self.runs / name / REPORT_FILE)
+            page = _page(self.runs, name, tag) if self.command == "GET" else b""
+            page = page.replace(html.escape(POLICY).encode(), html.escape(f"{POLICY}; {own}").encode(), 1)
+            start, _, end = page.rpartition(b"</body>")
+            page = start + _RELOAD.replace("TAG", tag).encode() + end
+            self._send(200, page, tag=tag, policy=f"{POLICY}; {own}; frame-ancestors 'none'")
 
-    def _send(self, status: int, body: bytes, kind: str, *, tag: str = "", policy: str = "default-src 'none'") -> None:
+    do_HEAD = do_GET
+
+    def _send(
+        self, status: int, body: bytes, kind: str = "text/html", *, tag: str = "", policy: str = "default-src 'none'"
+    ) -> None:
         self.send_response(status)
         for name, value in {
             "Content-Type": f"{kind}; charset=utf-8",
@@ -96,31 +89,22 @@ class _Handler(BaseHTTPRequestHandler):
         }.items():
             self.send_header(name, value)
         self.end_headers()
-        self.wfile.write(body)
+        if self.command == "GET":
+            self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
         """Print nothing for a request."""
 
 
-Page = Callable[[], bytes]
-
-
-def _page(runs: Path, name: str) -> tuple[str, Page]:
-    """Return the tag and the page of a run; where there is none yet, one that waits for it."""
-    path = runs / name / REPORT_FILE
-    tag = _tag(path)
+def _page(runs: Path, name: str, tag: str) -> bytes:
+    """Return the page of a run that `write_page` made; where there is none yet, one that waits for it."""
     if tag == _MISSING:
-        return tag, lambda: _text(f"Waiting for {runs / name}: there is no page yet")
-    return tag, lambda: _own(path) or _text(f"{name}: {REPORT_FILE} is not a page of a run")
-
-
-def _own(path: Path) -> bytes | None:
-    """Return a page that `write_page` made, None for another file."""
-    try:
-        found = path.read_bytes()
-    except OSError:
-        return None
-    return found if MARK.encode() in found else None
+        return _text(f"Waiting for {runs / name}: there is no page yet")
+    with suppress(OSError):
+        found = (runs / name / REPORT_FILE).read_bytes()
+        if MARK.encode() in found:
+            return found
+    return _text(f"{name}: {REPORT_FILE} is not a page of a run")
 
 
 def _tag(path: Path) -> str:
@@ -132,21 +116,15 @@ def _tag(path: Path) -> str:
     return _MISSING if path.is_symlink() else f"{found.st_mtime_ns:x}-{found.st_ino:x}"
 
 
-def _index(runs: Path) -> tuple[str, Page]:
-    """Return the tag and the page that lists the runs with a page."""
-    found = {path.parent.name: path for path in runs.glob(f"*/{REPORT_FILE}") if _tag(path) != _MISSING}
-    newest = sorted(found, key=lambda name: found[name].stat().st_mtime, reverse=True)
-    tag = blake2b("\n".join([*newest, *(_tag(found[name]) for name in newest)]).encode(), digest_size=8).hexdigest()
-
-    def page() -> bytes:
-        rows = [
-            f'<li><a href="/{quote(name)}/">{html.escape(name)}</a> '
-            f"{datetime.fromtimestamp(found[name].stat().st_mtime):%Y-%m-%d %H:%M:%S}</li>"
-            for name in newest
-        ]
-        return _text(f"Runs in {runs}", f"<ul>{''.join(rows)}</ul>" if rows else "<p>There is no page yet.</p>")
-
-    return tag, page
+def _index(runs: Path) -> bytes:
+    """Return the page that lists the runs with a page, the newest first."""
+    found = [path for path in runs.glob(f"*/{REPORT_FILE}") if _tag(path) != _MISSING]
+    rows = [
+        f'<li><a href="/{quote(path.parent.name)}/">{html.escape(path.parent.name)}</a> '
+        f"{datetime.fromtimestamp(path.stat().st_mtime):%Y-%m-%d %H:%M:%S}</li>"
+        for path in sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)
+    ]
+    return _text(f"Runs in {runs}", f"<ul>{''.join(rows)}</ul>" if rows else "<p>There is no page yet.</p>")
 
 
 def _text(title: str, more: str = "") -> bytes:

@@ -1,11 +1,9 @@
-"""The sections of a page by hand, the picture and the table of a run, and the rows of the batching benchmark."""
+"""The sections of a page by hand, and the table of a run."""
 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +12,6 @@ import pytest
 from query_mutator.evaluation.outcomes import Outcome
 from query_mutator.evaluation.summary import Results, summarize
 from query_mutator.files import write_checked_json
-from query_mutator.report.benchmark import BenchmarkPlan, Measurement
-from query_mutator.report.benchmark import Results as BenchmarkResults
 from query_mutator.report.page.build import write_page
 from query_mutator.report.page.charts import (
     MAX_POINTS,
@@ -34,7 +30,7 @@ from query_mutator.report.page.charts import (
     spread,
     stairs,
 )  # fmt: skip
-from query_mutator.report.page.figures import LEARNING, Figures, Price, curves_of
+from query_mutator.report.page.figures import LEARNING, Figures, curves_of
 from query_mutator.report.page.questions import Evaluation, way_of, word_diff
 from query_mutator.report.page.results import results_of
 from query_mutator.report.page.usage import BLOCK_STEPS, TrainingUsage
@@ -262,7 +258,7 @@ def test_failures_are_counted_by_kind_and_operator() -> None:
     failed = {"valid": False, "error": {"kind": "timeout", "message": "late"}}
     for row in (step("expand", **failed), step("expand", **failed), step("ask", **failed), step("ask")):
         figures.add_step(row)
-    assert figures.failures == [("timeout", "expand", 2), ("timeout", "ask", 1)]
+    assert figures.failures == {("timeout", "expand"): 2, ("timeout", "ask"): 1}
 
 
 def test_validation_success_has_wilsons_interval() -> None:
@@ -283,10 +279,6 @@ def test_a_long_curve_is_thinned_to_its_last_point() -> None:
     points = chart["series"][0]["points"]
     assert len(points) <= MAX_POINTS
     assert points[-1] == (1000, 500.0)
-
-
-def test_a_cost_is_that_of_prompts_and_of_replies() -> None:
-    assert Price(prompt=1.0, reply=4.0).of((1e6, 0.25e6)) == pytest.approx(1.75)
 
 
 # --- geometry and numbers --------------------------------------------------------------------------------------------
@@ -432,34 +424,3 @@ def test_answers_none_of_which_is_right_stand_next_to_what_is_accepted() -> None
     example = {"question": "plz sort", "answer": "`len` is what\nyou want.", "accepted": ["sorted", "list.sort"]}
     lines = result_table({**REPORT, "examples": [example]}).splitlines()
     assert "  plz sort -> `len` is what you want. (accepted: sorted | list.sort)" in lines
-
-
-def run_of(calls: int, seconds: float) -> Measurement:
-    return Measurement(calls=calls, wall_s=seconds, service_s=seconds, p50_s=1.0, p95_s=1.0, queue_wait_s=0.0)
-
-
-def test_a_whole_run_takes_the_place_of_one_that_was_cut() -> None:
-    results = BenchmarkResults(about="", slots=4, advice=None, num_queries=10)
-    results.add(("async", 4), run_of(3, 4.0))
-    assert "were cut" in results.remark
-    results.add(("async", 4), run_of(20, 5.0))
-    results.add(("async", 4), run_of(2, 1.0))
-    assert results.runs[("async", 4)] == [run_of(20, 5.0)]
-    assert results.remark == ""
-
-
-def test_the_speed_up_is_against_the_median_of_the_sequential_runs() -> None:
-    results = BenchmarkResults(about="", slots=4, advice=None, num_queries=10)
-    for took in (20.0, 10.0, 10.0):
-        results.add(("sequential", 1), run_of(20, took))
-    results.add(("async", 4), run_of(20, 2.5))
-    assert results.row(("sequential", 1))["speedup"] == pytest.approx(1)
-    assert results.row(("async", 4))["speedup"] == pytest.approx(4)
-
-
-def test_runs_on_schedule_get_the_time_that_was_planned_for_them() -> None:
-    plan = BenchmarkPlan(cases=(("sequential", 1), ("async", 2)), case_s=(8.0, 4.0), num_queries=10, repeats=1)
-    ends_at = time.perf_counter() + 12
-    shares = [share for _, share in islice(plan.runs(ends_at=ends_at), 2)]
-    assert shares[0] == pytest.approx(8, abs=0.5)
-    assert shares[1] == pytest.approx(12, abs=0.5)  # all that is left, since the first took no time

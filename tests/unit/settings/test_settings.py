@@ -23,7 +23,6 @@ from query_mutator.cli.console import exit_code
 from query_mutator.cli.flags import flags_of, parse_flags
 from query_mutator.cli.settings import SHARED_GROUPS, TABLES, files_read, shared_fields
 from query_mutator.commands import COMMANDS
-from query_mutator.commands.iqn import Args as IQNArgs
 from query_mutator.commands.main import main as qm_main
 from query_mutator.data.loaders import load_questions
 from query_mutator.errors import UsageError
@@ -52,7 +51,7 @@ OTHER_MEANING: dict[str, set[str]] = {
     # questions, servers and models that a command takes from elsewhere unless they are named
     "BenchmarkConfig": {"latency_ms", "latency_sigma", "mutator_model"},
     "DoctorConfig": {"batch_size", "mutator_model", "target_model"},
-    "EvalFlags": {"dataset", "local_server_url", "seed", "target_model"},
+    "EvalFlags": {"dataset", "seed"},
     "ExportRepliesFlags": {"dataset"},
     "PlanFlags": {"answer"},
     "PolicyFlags": {"device", "encoder"},
@@ -79,7 +78,7 @@ CLASSES: dict[str, type[Any]] = {
     "train": TrainConfig,
     "benchmark": BenchmarkConfig,
     "extract": ExtractFlags,
-    "iqn": IQNArgs,
+    "iqn": IQNConfig,
     **{name: command.flags for name, command in COMMANDS.items()},
 }
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from ppo.checkpoint import load_checkpoint
-from query_mutator.cli.console import exit_code
-from query_mutator.commands.iqn import main
+from ppo.__main__ import Args, evaluate, make_envs
 from query_mutator.learners.iqn.frozen import FrozenQuantiles, drawn
 from query_mutator.learners.iqn.learner import IQN
 from query_mutator.learners.iqn.network import QuantileNetwork, quantile_huber_loss
@@ -292,40 +288,31 @@ def test_quantiles_of_a_known_distribution_are_learned() -> None:
     assert high == pytest.approx(1.0, abs=0.15)
 
 
-def iqn(*argv: str) -> int:
-    return exit_code(main, argv, prog="iqn")
-
-
-def test_a_short_run_balances_the_pole_far_longer_than_chance(tmp_path: Path) -> None:
-    """Chance keeps it up for 22 steps; the defaults, which solve it, take ten times as long as this run."""
-    flags = ["--total-steps", "4000", "--learning-starts", "200", "--replay-ratio", "16", "--eval-episodes", "20"]
-    result = tmp_path / "result.json"
-    assert iqn("--env", "CartPole-v1", *flags, "--hidden-sizes", "32", "32", "--json", str(result)) == 0
-    told = json.loads(result.read_text())
-    assert told["mean_return"] > 80
-    assert told["gradient_steps"] == pytest.approx(4000 * 16 / 64, abs=10)
-
-
-def test_policy_is_saved_whole(tmp_path: Path) -> None:
-    path = tmp_path / "policy.pt"
-    assert iqn("--total-steps", "64", "--eval-episodes", "1", "--save", str(path)) == 0
-    FrozenQuantiles(load_checkpoint(path)["policy"])
-
-
-@pytest.mark.parametrize(
-    ("flags", "wanted"),
-    [
-        (["--env", "NoSuch-v0"], "cannot make the environment"),
-        (["--env", "Pendulum-v1"], "Discrete"),
-        (["--train-batch", "3"], "Did you mean --train-batch-size?"),
-        (["--num-quantiles", "5"], "must be even"),
-    ],
-)
-def test_a_mistake_is_one_line(flags: list[str], wanted: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert iqn(*flags) == 2
-    err = capsys.readouterr().err
-    assert wanted in err
-    assert err.count("\n") == 1
+def test_a_short_run_balances_the_pole_far_longer_than_chance() -> None:
+    """Chance keeps it up for 22 steps."""
+    config = IQNConfig(
+        num_env_steps=4000, learning_starts=200, replay_ratio=16, train_batch_size=64, lr=2e-3, sync_every=4,
+        per_alpha=0.0, epsilon_fraction=0.2, hidden_sizes=(32, 32),
+    )  # fmt: skip
+    envs, env_ids = make_envs("CartPole-v1", config.num_processes), np.arange(config.num_processes)
+    learner = IQN(4, 2, config)
+    obs = np.array(envs.reset(seed=config.seed)[0], dtype=np.float32)
+    while learner.env_steps < 4000:
+        versions = np.full(len(env_ids), learner.version)
+        actions = learner.act(obs, env_ids.tolist())
+        next_obs, rewards, *ends, infos = envs.step(actions)
+        last = np.array(next_obs, dtype=np.float32)
+        for env in np.flatnonzero(ends[0] | ends[1]):
+            last[env] = infos["final_obs"][env]
+        valid = np.ones(len(env_ids), dtype=np.bool_)
+        learner.observe(Steps(env_ids, obs, actions, rewards, last, *ends, valid, versions, np.zeros_like(env_ids)))
+        obs = np.array(next_obs, dtype=np.float32)
+        while learner.pending_updates:
+            learner.learn()
+    learner.sync_weights()
+    assert learner.gradient_steps == pytest.approx(4000 * 16 / 64, abs=10)
+    args = Args(env="CartPole-v1", eval_episodes=20, num_processes=config.num_processes)
+    assert np.mean(evaluate(learner.frozen, args)) > 80
 
 
 def transition(number: int) -> Transition:
