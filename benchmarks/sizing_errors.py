@@ -23,21 +23,21 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from query_mutator.errors import UsageError
-from query_mutator.lab.sizing.child import run_child
+from query_mutator.lab.sizing.machine import run_child
 from query_mutator.lab.sizing.memory import estimate, measured_peak
-from query_mutator.lab.sizing.real_steps import ModelSpec, measure
-from query_mutator.lab.sizing.scratch import onednn
+from query_mutator.lab.sizing.steps import ModelSpec, measure
+from query_mutator.lab.sizing.tracker import onednn
 from query_mutator.lab.sizing.workload import Batch, Recipe, Workload
 
 __all__ = ["KINDS", "OPTIMIZERS", "Kind", "Row", "compare", "measure_rows", "workload_of"]
 
-OUR_PRESETS = "query_mutator.commands.size_presets"
+OURS = "query_mutator.commands.size_presets"
 THIS = "benchmarks.sizing_errors"  # children import it by this name
 OPTIMIZERS = ("sgd-momentum", "adamw", "adafactor")
 #: Batch sizes of presets on a GPU, and the variants they are tried in.
 PRESETS = {
-    "policy": (64, 1024), "iqn": (64,), "gpt": (8, 32), "resnet18": (8, 64), "act": (8,), "minilm": (64,),
-    "bert-large": (4,), "smollm2-135m": (4,), "qwen2.5-0.5b": (4,), "sb3-ppo-cnn": (64,), "cleanrl-dqn-atari": (64,),
+    f"{OURS}:policy": (64, 1024), f"{OURS}:iqn": (64,), "gpt": (8, 32), "resnet18": (8, 64), "minilm": (64,),
+    "bert-large": (4,), "smollm2-135m": (4,), "qwen2.5-0.5b": (4,),
 }  # fmt: skip
 VARIANTS = ("fp32", "bf16", "bf16+checkpointing", "accumulate:4")
 STEPS, FEATURES, UNITS = 100, 64, 256
@@ -286,7 +286,7 @@ def on_gpu(words: Sequence[str], optimizers: Sequence[str], jobs: int) -> None:
         for variant, optimizer, size in itertools.product(kind.precisions, optimizers, kind.sizes)
     ]
     presets = [
-        (name, ModelSpec(model=name, variant=variant, plugins=(OUR_PRESETS,)), size)
+        (name, ModelSpec(model=name, variant=variant), size)
         for name, sizes in PRESETS.items()
         for variant, size in itertools.product(VARIANTS, sizes)
     ]

@@ -17,7 +17,6 @@ from query_mutator.commands import size_presets  # noqa: F401  registers its pre
 from query_mutator.encoder import Encoder, resolve_encoder
 from query_mutator.env.task import CallSettings, EpisodeRules, Task, build_task
 from query_mutator.forms import FORMS, Form
-from query_mutator.lab.sizing.presets import PRESETS
 from query_mutator.learners.named import LEARNERS
 from query_mutator.llm.backends import BACKENDS
 from query_mutator.llm.client import Client
@@ -32,7 +31,7 @@ from tests import children
 from tests.tiny_lm import save_model, save_tokenizer
 
 #: All of the product's, which tests/conformity/test_surface.py checks.
-REGISTRIES: tuple[Registry[Any], ...] = (operators.OPERATORS, FORMS, PARTS, BACKENDS, LEARNERS, CALLBACKS, PRESETS)
+REGISTRIES: tuple[Registry[Any], ...] = (operators.OPERATORS, FORMS, PARTS, BACKENDS, LEARNERS, CALLBACKS)
 
 QUESTIONS = tuple(
     Question(id=f"q{index}", text=text, accept=(name,), reference=reference)

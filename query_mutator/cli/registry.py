@@ -95,10 +95,9 @@ _LAB = {
         "measure samples per second by batch size", "size_real:SizeThroughputFlags:size_throughput"
     ),
     "size verify": Command("compare the estimate with real steps", "size_real:SizeVerifyFlags:verify"),
-    "size calibrate": Command("fit the estimate to a card's measured memory", "size_real:SizeCalibrateFlags:calibrate"),
     "size replay": Command("estimate the main memory of a replay buffer", "size:SizeReplayFlags:size_replay"),
     "size workers": Command(
-        "measure the worker processes a data loader needs", "size_workers:SizeWorkersFlags:size_workers"
+        "measure the worker processes a data loader needs", "size_real:SizeWorkersFlags:size_workers"
     ),
 }
 #: The commands by title, for `qm help --all`; `qm --help` lists the first group.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le
@@ -16,57 +16,64 @@ from query_mutator.cli.console import table
 from query_mutator.cli.flags import Positional
 from query_mutator.cli.outputs import JsonFlags, show
 from query_mutator.errors import UsageError
-from query_mutator.lab.sizing.cards import MIB, Calibration, read_calibration, vram_bytes
 from query_mutator.lab.sizing.collecting import PROCESS_BYTES, replay_bytes, rollout_bytes
-from query_mutator.lab.sizing.lerobot import smolvla, train_line
-from query_mutator.lab.sizing.real_steps import ModelSpec, pick_device
+from query_mutator.lab.sizing.machine import MIB
+from query_mutator.lab.sizing.sizes import PLAIN, TABLED, room_on, tabled, train_line, vram_bytes
+from query_mutator.lab.sizing.steps import ModelSpec, pick_device
 from query_mutator.lab.sizing.workload import Optimizer
+from query_mutator.registry import check_known
 
-SMOLVLA = "smolvla"
-_PRESETS = "query_mutator.commands.size_presets"  # registers those of the trainer's learners
+#: The trainer's own networks
+_OURS = {name: f"query_mutator.commands.size_presets:{name}" for name in ("policy", "iqn")}
+_POLICIES = ("act", "smolvla")  # that LeRobot trains
 _NOT_COUNTED = {
     "cpu": "all that PyTorch and oneDNN allocate",
     "cuda": "reserved is what a caching allocator may hold; workspaces of cuBLAS and cuDNN are not counted",
 }
-PLAIN = "as it is"  # the variant without --what-if
 TrainingDevice = Annotated[str, Matches(r"auto|cpu|cuda(:\d+)?", "must be auto, cpu, cuda or cuda:N")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFlags:
-    """What to train, and how."""
+    """What to train, how, and where."""
 
     model: Positional[str] = "policy"
     """A preset (a wrong name lists them), or package.module:function that returns a Workload."""
     cameras: Size | None = None
     """Cameras of act and smolvla."""
     resolution: Annotated[str, Matches(r"[1-9]\d*x[1-9]\d*", "must be height and width, as 480x640")] | None = None
-    """Height and width of their images, as 480x640."""
+    """Height and width of act's images, as 480x640."""
     tokens: Size | None = None
     """Tokens of a row, for language models."""
     optimizer: Optimizer = "adamw"
     """The optimizer."""
-
-    def spec(self, variant: str | None = None) -> ModelSpec:
-        """Return the model in a variant, with the sizes that were given."""
-        height_width = tuple(map(int, self.resolution.split("x"))) if self.resolution else None
-        given = {"cameras": self.cameras, "resolution": height_width, "tokens": self.tokens}
-        sizes = {name: value for name, value in given.items() if value is not None}
-        return ModelSpec(model=self.model, sizes=sizes, optimizer=self.optimizer, variant=variant, plugins=(_PRESETS,))
-
-
-@dataclass(frozen=True, kw_only=True)
-class DeviceFlags(ModelFlags):
-    """What to train, how, and where."""
-
     device: TrainingDevice = "auto"
     """cpu, cuda or cuda:1; auto takes a GPU if there is one."""
     onednn: bool = True
     """On a CPU: whether the run leaves oneDNN on, as PyTorch does; it changes what layers allocate."""
 
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """Return the sizes that were given."""
+        height_width = tuple(map(int, self.resolution.split("x"))) if self.resolution else None
+        given = {"cameras": self.cameras, "resolution": height_width, "tokens": self.tokens}
+        return {name: value for name, value in given.items() if value is not None}
+
     def spec(self, variant: str | None = None) -> ModelSpec:
-        """Return the model in a variant, with or without oneDNN."""
-        return replace(super().spec(variant), onednn=self.onednn)
+        """Return the model in a variant; UsageError for one that is only in the table."""
+        from query_mutator.lab.sizing.models import MODELS
+
+        if ":" not in self.model:
+            check_known("preset", self.model, [*_OURS, *MODELS, *TABLED])
+        if self.model in TABLED:
+            raise UsageError(f"{self.model} is in a table alone; name package.module:function of the real model")
+        return ModelSpec(
+            model=_OURS.get(self.model, self.model),
+            sizes=self.sizes,
+            optimizer=self.optimizer,
+            variant=variant,
+            onednn=self.onednn,
+        )
 
     def titled(self, name: str, device: str) -> str:
         """Return the model and where it is trained, in words."""
@@ -74,7 +81,7 @@ class DeviceFlags(ModelFlags):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SizeFlags(DeviceFlags, JsonFlags):
+class SizeFlags(ModelFlags, JsonFlags):
     """Estimate the memory of a training step on a CPU or a GPU, without a GPU, and the batch that fits a card.
 
     The figures are what PyTorch allocates.
@@ -82,7 +89,7 @@ class SizeFlags(DeviceFlags, JsonFlags):
     """
 
     device: TrainingDevice = "auto"
-    """cpu or cuda, which need not be here; auto is cuda with --vram, with --calibration or if there is a GPU."""
+    """cpu or cuda, which need not be here; auto is cuda with --vram or if there is a GPU."""
 
     batch: tuple[Size, ...] = (1, 8, 32)
     """Batch sizes to estimate."""
@@ -92,47 +99,44 @@ class SizeFlags(DeviceFlags, JsonFlags):
     """Variants to estimate too: bf16, fp16, checkpointing, accumulate:4, frozen, frozen:PREFIX, sgd; + joins them."""
     context_mib: Wait = 600.0
     """Memory of the CUDA context; 300 to 1300 by card and version."""
-    calibration: str | None = None
-    """File of `qm size calibrate`: what this card takes in addition to the estimate."""
 
     def __post_init__(self) -> None:
         if self.vram is not None:
             vram_bytes(self.vram)
 
 
-#: The table, the largest batch by variant, how that is known, and all of it as data for --json.
-_Sizes = tuple[str, Mapping[str, int], str, dict[str, Any]]
+#: The table, the rows and the largest batch by variant as data, and how all that is known.
+_Sizes = tuple[str, Sequence[Mapping[str, Any]], Mapping[str, int], str]
 
 
 def size(flags: SizeFlags) -> None:
     """Print memory by batch size and variant, and the largest batch for the card."""
-    calibration = Calibration(context_bytes=int(flags.context_mib * MIB))
-    if flags.calibration is not None:
-        calibration = read_calibration(flags.calibration)
-    room = None if flags.vram is None else calibration.room(vram_bytes(flags.vram))
-    sized = _tabled if flags.model == SMOLVLA else _tracked
-    shown, largest, source, data = sized(flags, calibration.factor, room)
+    room = None if flags.vram is None else room_on(flags.vram, context_bytes=flags.context_mib * MIB)
+    device = flags.device.partition(":")[0]
+    if device == "auto":
+        device = pick_device("auto") if room is None else "cuda"
+    sized = _tabled(flags, room) if flags.model in TABLED else _tracked(flags, device, room)
+    shown, estimates, largest, source = sized
     lines = [shown]
     for name, batch in largest.items():
         found = batch or "none, not even one sample fits"
-        lines.append(f"largest batch on {flags.vram} ({name}): {found} ({source}, {calibration.rests_on})")
+        why = f"{source}, context and fragmentation by rule of thumb"
+        lines.append(f"largest batch on {flags.vram} ({name}): {found} ({why})")
     if any("accumulate" in item for item in flags.what_if):
         lines.append("accumulation at the same micro-batch takes one more gradient buffer; it allows smaller ones")
-    if flags.model in (SMOLVLA, "act") and largest.get(PLAIN):
+    if flags.model in _POLICIES and largest.get(PLAIN):
         half = max(1, largest[PLAIN] // 2)  # to start with
         lines.append(train_line(policy=flags.model, batch_size=half))
     lines.append("the largest batch is not the best: throughput has a knee (qm size throughput), learning an optimum")
+    data = {"model": flags.model, "device": device, "estimates": estimates, "largest_batch": largest}
     show(flags, data, "\n".join(lines))
 
 
-def _tracked(flags: SizeFlags, factor: float, room: float | None) -> _Sizes:
+def _tracked(flags: SizeFlags, device: str, room: float | None) -> _Sizes:
     """Return the sizes of a model whose step is tracked."""
     from query_mutator.lab.sizing.memory import estimate, largest_batch
-    from query_mutator.lab.sizing.scratch import onednn
+    from query_mutator.lab.sizing.tracker import onednn
 
-    device = flags.device.partition(":")[0]
-    if device == "auto":
-        device = "cuda" if room is not None or flags.calibration is not None else pick_device("auto")
     workload = flags.spec().workload()
     recipes = {variant or PLAIN: flags.spec(variant).recipe().on(device) for variant in (None, *flags.what_if)}
     found, largest = [], {}
@@ -150,25 +154,18 @@ def _tracked(flags: SizeFlags, factor: float, room: float | None) -> _Sizes:
         (
             variant,
             str(one.batch),
-            mib_range(factor * one.low, factor * one.peak, digits=0),
-            "" if device == "cpu" else f"{factor * one.reserved / MIB:,.0f}",
+            mib_range(one.low, one.peak, digits=0),
+            "" if device == "cpu" else f"{one.reserved / MIB:,.0f}",
             *(f"{part / MIB:,.0f}" for part in (one.parameters, one.gradients, one.optimizer, one.activations)),
             max(one.phases, key=lambda phase: one.phases[phase]),
-            f"{one.flops / 1e9:,.1f}",
         )
         for variant, one in found
     ]
-    estimates = [{"variant": name, **asdict(one), "activations": one.activations} for name, one in found]
     parts = ("peak", "reserved", "weights", "gradients", "optimizer", "the rest")
     title = f"{flags.titled(workload.name, device)}: MiB of a training step (estimated; {_NOT_COUNTED[device]})"
-    data = {
-        "model": workload.name,
-        "device": device,
-        "onednn": flags.onednn,
-        "estimates": estimates,
-        "largest_batch": largest,
-    }
-    return table(title, ("variant", "batch", *parts, "peak in", "GFLOP"), rows), largest, "estimated", data
+    shown = table(title, ("variant", "batch", *parts, "peak in"), rows)
+    estimates = [{"variant": name, **asdict(one), "activations": one.activations} for name, one in found]
+    return shown, estimates, largest, "estimated"
 
 
 def mib_range(low: float, high: float, *, digits: int) -> str:
@@ -177,23 +174,28 @@ def mib_range(low: float, high: float, *, digits: int) -> str:
     return texts[1] if texts[0] == texts[1] else " to ".join(texts)
 
 
-def _tabled(flags: SizeFlags, factor: float, room: float | None) -> _Sizes:
-    """Return the sizes of SmolVLA, which is in a table."""
-    if set(flags.what_if) - {"unfrozen"}:
-        raise UsageError(f"--what-if {' '.join(flags.what_if)}: the table of smolvla knows unfrozen alone")
-    cameras = flags.cameras or 2
-    variants = {name: smolvla(cameras=cameras, unfrozen=name != PLAIN) for name in (PLAIN, *flags.what_if)}
-    rows = [
-        (name, str(batch), f"{factor * row.fit.at(batch) / MIB:,.0f}", f"{row.fit.slope / MIB:,.0f}")
-        for name, row in variants.items()
+def _tabled(flags: SizeFlags, room: float | None) -> _Sizes:
+    """Return the sizes of a model in the table, of fp32 with AdamW."""
+    if flags.optimizer != "adamw":
+        raise UsageError(f"--optimizer {flags.optimizer}: the table of {flags.model} is of adamw")
+    fits = {variant: tabled(flags.model, variant, **flags.sizes) for variant in (PLAIN, *flags.what_if)}
+    estimates: list[dict[str, Any]] = [
+        {"variant": name, "batch": batch, "peak": round(fit.at(batch))}
+        for name, fit in fits.items()
         for batch in flags.batch
     ]
-    first = variants[PLAIN]
-    largest = {} if room is None else {name: row.fit.largest(room) for name, row in variants.items()}
-    title = f"{first.name}: MiB of a training step ({first.source}); {first.parameters_m} M parameters"
-    fits = {name: asdict(row) for name, row in variants.items()}
-    data = {"model": first.name, "fits": fits, "largest": largest}
-    return table(title, ("variant", "batch", "peak", "a sample"), rows), largest, "from a table", data
+    rows = [
+        (
+            str(row["variant"]),
+            str(row["batch"]),
+            f"{row['peak'] / MIB:,.0f}",
+            f"{fits[row['variant']].slope / MIB:,.4g}",
+        )
+        for row in estimates
+    ]
+    title = f"{flags.model}: MiB of a training step (from a table of tracked steps: fp32, AdamW, on a GPU)"
+    largest = {} if room is None else {name: fit.largest(room) for name, fit in fits.items()}
+    return table(title, ("variant", "batch", "peak", "a sample"), rows), estimates, largest, "from a table"
 
 
 # --- qm size replay --------------------------------------------------------------------------------------------------

@@ -1,12 +1,11 @@
-"""Presets of `qm size` for the trainer's own learners: the policy of PPO, and IQN.
+"""Workloads of `qm size` for the trainer's own learners: the policy of PPO, and IQN.
 
-`ModelSpec.plugins` names this module, which registers them when it is imported.
-
-    B samples, A actions
+B samples, A actions
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 import torch
@@ -14,8 +13,6 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ppo.policy import Policy
-from query_mutator.lab.sizing.networks import WithTarget
-from query_mutator.lab.sizing.presets import PRESETS
 from query_mutator.lab.sizing.workload import Workload
 from query_mutator.learners.iqn.network import QuantileNetwork, quantile_huber_loss
 
@@ -23,7 +20,15 @@ OBS, ACTIONS = 32, 14  # of the trainer, at its default sizes
 IQN_QUANTILES = 8
 
 
-@PRESETS.register("policy")
+class WithTarget(nn.Module):
+    """A network that learns, and its target network that does not."""
+
+    def __init__(self, online: nn.Module) -> None:
+        super().__init__()
+        self.online = online
+        self.target = copy.deepcopy(online).requires_grad_(False)
+
+
 def policy() -> Workload:
     """Return an update of the trainer's own policy: a minibatch of PPO on its default observation."""
 
@@ -41,7 +46,6 @@ def policy() -> Workload:
     )
 
 
-@PRESETS.register("iqn")
 def iqn() -> Workload:
     """Return a gradient step of `--algo iqn`: its own network, target network and loss."""
 

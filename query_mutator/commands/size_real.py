@@ -1,35 +1,31 @@
-"""`qm size throughput`, `verify` and `calibrate`: real steps, compared with the estimate."""
+"""`qm size throughput` and `verify`: real steps; `qm size workers`: the worker processes of a data loader."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+import multiprocessing
+import os
+import time
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
 
+from annotated_types import Ge, Le
 from cyclopts import Parameter
 
-from query_mutator.bounds import Seconds, Size, defaults
+from query_mutator.bounds import Parallel, Seconds, Size, defaults
 from query_mutator.cli.console import note, table
-from query_mutator.cli.outputs import Output, OutputFlags, readable
-from query_mutator.commands.size import DeviceFlags, ModelFlags, mib_range
+from query_mutator.cli.outputs import JsonFlags, show
+from query_mutator.commands.size import ModelFlags, mib_range
 from query_mutator.errors import UsageError
-from query_mutator.lab.sizing.cards import MIB, fit_calibration, read_calibration, vram_bytes, write_calibration
-from query_mutator.lab.sizing.lerobot import logged_memory
-from query_mutator.lab.sizing.real_steps import (
-    ModelSpec,
-    RealStep,
-    bisect,
-    fits_memory,
-    knee_line,
-    measure,
-    pick_device,
-)
+from query_mutator.lab.sizing.machine import MIB, machine_budget
+from query_mutator.lab.sizing.steps import ModelSpec, RealStep, bisect, fits_memory, knee_line, measure, pick_device
+from query_mutator.lab.sizing.workers import LoadTrial, Profile, Tuner, advice_text, log_verdict, run_trial
 
 if TYPE_CHECKING:
     from query_mutator.lab.sizing.memory import MemoryEstimate
 
 
 @dataclass(frozen=True, kw_only=True)
-class RealFlags(DeviceFlags):
+class RealFlags(ModelFlags):
     """What to train, how and where, and at which batch sizes."""
 
     variant: str | None = None
@@ -55,24 +51,6 @@ class SizeVerifyFlags(RealFlags):
 
     largest: bool = False
     """On a GPU: find the largest batch that really fits, each trial in a child process."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SizeCalibrateFlags(ModelFlags, OutputFlags):
-    """Fit what a card takes in addition to the estimate, from memory of real runs, for --calibration of `qm size`."""
-
-    measured: tuple[str, ...] = ()
-    """BATCH=MEMORY, as 8=2.4GB: the peak that PyTorch allocated (max_memory_allocated)."""
-    log: str | None = None
-    """A log of LeRobot with mem_gb; its batch size is --log-batch."""
-    log_batch: Size = 8
-    """Batch size of the run in --log."""
-    totals: bool = False
-    """The figures are those of nvidia-smi, the context included."""
-    variant: str | None = None
-    """How the measured runs trained: bf16, checkpointing, accumulate:4, joined by +."""
-    out: Annotated[str, Output(readable(read_calibration))] = "calibration.json"
-    """File to write."""
 
 
 def size_throughput(flags: SizeThroughputFlags) -> None:
@@ -128,7 +106,7 @@ def verify(flags: SizeVerifyFlags) -> None:
 def _estimated(spec: ModelSpec, batch: int, device: str) -> MemoryEstimate | None:
     """Return the estimate for what is measured, None if it depends on data."""
     from query_mutator.lab.sizing.memory import estimate
-    from query_mutator.lab.sizing.scratch import onednn
+    from query_mutator.lab.sizing.tracker import onednn
 
     workload, recipe = spec.workload(), spec.recipe().on(device)
     try:
@@ -140,29 +118,63 @@ def _estimated(spec: ModelSpec, batch: int, device: str) -> MemoryEstimate | Non
     return None if found.data_dependent else found
 
 
-def calibrate(flags: SizeCalibrateFlags) -> None:
-    """Fit, print and write the calibration."""
-    from query_mutator.lab.sizing.memory import estimate
-
-    points = [_point(item) for item in flags.measured]
-    if flags.log is not None:
-        points.append((flags.log_batch, logged_memory(flags.log)))
-    if not points:
-        raise UsageError("nothing was measured; give --measured BATCH=MEMORY, or --log FILE of a run of LeRobot")
-    spec = flags.spec(flags.variant)
-    workload, recipe = spec.workload(), spec.recipe()
-    estimated = [estimate(workload, batch, recipe).peak for batch, _ in points]
-    found = fit_calibration([size for _, size in points], estimated, totals=flags.totals)
-    write_calibration(flags.out, found)
-    print(f"measured = {found.context_bytes / MIB:,.0f} MiB + {found.factor:.3f} x estimate ({found.rests_on})")
-    note(flags.out)
+# --- qm size workers --------------------------------------------------------------------------------------------------
 
 
-def _point(item: str) -> tuple[int, float]:
-    batch, _, memory = item.partition("=")
-    try:
-        if batch.isdigit() and int(batch):
-            return int(batch), vram_bytes(memory)
-    except UsageError:
-        pass
-    raise UsageError(f"--measured {item} is not a batch size and its memory; write BATCH=MEMORY, as 8=2.4GB")
+@dataclass(frozen=True, kw_only=True)
+class SizeWorkersFlags(JsonFlags):
+    """Measure how many worker processes a data loader needs, so that training steps hardly wait.
+
+    Chooses the smallest number whose steps wait at most 5 % of the time, at the real time of a step.
+    """
+
+    dataset: str | None = None
+    """A folder of files, package.module:name of a data set, lerobot:REPO, synthetic:io, synthetic:cpu or
+    synthetic:bursty."""
+    loader: str | None = None
+    """package.module:function that returns a DataLoader; its batch size and collate function are kept."""
+    batch_size: Parallel | None = None
+    """Items of a batch; by default the loader's, else 8."""
+    step_ms: Seconds | None = None
+    """Milliseconds of a training step; without it and --step, find the fastest loading."""
+    step: str | None = None
+    """package.module:function that is called with each batch instead: the real step."""
+    from_logs: str | None = None
+    """A log of LeRobot, or a run folder with waiting times and step times: the verdict without measuring."""
+    num_workers: Annotated[int, Ge(0), Le(1024)] | None = None
+    """With --from-logs: workers that the run had."""
+    start_method: Literal["fork", "spawn", "forkserver"] | None = None
+    """How workers are started; by default as PyTorch does here."""
+    window_s: Seconds = 1.5
+    """Seconds of each of three windows of a trial."""
+    time_s: Seconds = 100.0
+    """Seconds after which no further trial starts."""
+
+    def __post_init__(self) -> None:
+        given = [name for name in ("dataset", "loader", "from_logs") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError("give one of --dataset, --loader and --from-logs")
+        if self.step is not None and self.step_ms is not None:
+            raise ValueError("give --step or --step-ms, not both")
+
+
+def size_workers(flags: SizeWorkersFlags) -> None:
+    """Print the trials, the number of workers, and command lines."""
+    if flags.from_logs is not None:
+        print(log_verdict(flags.from_logs, workers=flags.num_workers))
+        return
+    ends, budget = time.monotonic() + flags.time_s, machine_budget()
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    if load > budget.cpus:
+        note(f"other programs keep this machine busy (load {load:.1f}), which slows what is measured now")
+    trial = LoadTrial(
+        source=flags.loader or flags.dataset or "",
+        batch_size=flags.batch_size,
+        start_method=flags.start_method or multiprocessing.get_start_method(),
+        step=flags.step,
+        step_s=(flags.step_ms or 0.0) / 1000,
+        window_s=flags.window_s,
+    )
+    profile = Profile(**run_trial(trial))
+    advice = Tuner(trial, profile, budget, time_s=ends - time.monotonic(), say=note).advice()
+    show(flags, asdict(advice), f"machine: {budget}\n{advice_text(advice)}")

@@ -231,15 +231,16 @@ def test_imports_inside_functions_are_rare() -> None:
     assert imports_in_functions() <= 120
 
 
-LAB = "lab", "lab.sizing", "lab.analysis", "lab.sweep", "lab.sizing.budget", "lab.sizing.cards"
-LAB += (
+LAB = (
+    "lab",
+    "lab.sizing",
+    "lab.analysis",
+    "lab.sweep",
     "lab.sizing.collecting",
-    "lab.sizing.lerobot",
-    "lab.sizing.loading",
-    "lab.sizing.real_steps",
-    "lab.sizing.workers",
+    "lab.sizing.machine",
+    "lab.sizing.sizes",
 )
-LAB += "lab.sizing.workers_report", "lab.sizing.workload", "lab.analysis.job", "lab.analysis.runs"
+LAB += "lab.sizing.steps", "lab.sizing.workers", "lab.sizing.workload", "lab.analysis.job", "lab.analysis.runs"
 LAB += "lab.sweep.job", "lab.sweep.processes", "lab.analysis.pages", "lab.analysis.compare"
 HELP = "import contextlib\nwith contextlib.suppress(SystemExit): main(['--help'])"
 

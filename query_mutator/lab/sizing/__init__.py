@@ -2,8 +2,8 @@
 
     workload.py    what to train and how: `Workload`, `Recipe`
     memory.py      `estimate(workload, batch, recipe)` tracks a step on tensors without data; `largest_batch`
-    presets.py     workloads by name, and the registry for your own
-    cards.py       memory of cards, calibration
+    models.py      workloads by name
+    sizes.py       memory of cards, and models from a table (sizes.toml)
     workers.py     `Tuner`: how many processes a data loader needs
     collecting.py  replay buffers, rollouts, model servers
 

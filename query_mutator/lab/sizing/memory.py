@@ -10,7 +10,6 @@ peak(B) = max(floor, base + slope B).
 from __future__ import annotations
 
 import functools
-import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -24,10 +23,18 @@ from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 
 from query_mutator.errors import UsageError, reason_of
-from query_mutator.lab.sizing.cards import Fit
 from query_mutator.lab.sizing.cuda import CudaFullPrecision, reserved_peak
-from query_mutator.lab.sizing.scratch import Probe, onednn, peak_of, recorded_allocations
-from query_mutator.lab.sizing.tracker import BLOCK_BYTES, GUESSES, Ledger, StorageTracker
+from query_mutator.lab.sizing.sizes import Fit
+from query_mutator.lab.sizing.tracker import (
+    BLOCK_BYTES,
+    GUESSES,
+    Ledger,
+    Probe,
+    StorageTracker,
+    onednn,
+    peak_of,
+    recorded_allocations,
+)
 from query_mutator.lab.sizing.workload import Recipe, Workload
 
 __all__ = ["MemoryEstimate", "Trainer", "estimate", "fit", "largest_batch", "measured_peak"]
@@ -57,8 +64,6 @@ class MemoryEstimate:
     buffers: int
     gradients: int
     optimizer: int
-    flops: int
-    seconds: float  # spent on the estimate
 
     @property
     def activations(self) -> int:
@@ -70,9 +75,8 @@ def estimate(
     workload: Workload, batch: int, recipe: Recipe | None = None, *, rounding: int = BLOCK_BYTES
 ) -> MemoryEstimate:
     """Return the memory of a training step without allocating it; UsageError if the model's code needs real data."""
-    recipe, began = recipe or Recipe(), time.perf_counter()
+    recipe = recipe or Recipe()
     step = _track(workload, batch, recipe, rounding)
-    tracked = min(recipe.accumulate, 2)
     return MemoryEstimate(
         batch=batch,
         peak=step.peak,
@@ -80,8 +84,6 @@ def estimate(
         data_dependent=step.guessed and _depends_on_data(workload, batch, recipe),
         reserved=reserved_peak(step.trace),
         phases=step.peaks,
-        flops=step.flops * recipe.accumulate // tracked,
-        seconds=time.perf_counter() - began,
         **step.sizes,
     )
 
@@ -93,7 +95,6 @@ class _Tracked:
     peaks: dict[str, int]
     lows: dict[str, int]
     trace: list[tuple[int, int]]
-    flops: int
     sizes: dict[str, int]
     guessed: bool
 
@@ -112,7 +113,6 @@ def _track(workload: Workload, batch: int, recipe: Recipe, rounding: int, *, gue
         trainer = Trainer(workload, recipe, batch, phase=tracker.phase)
         try:
             trainer.step(micro_batches=1)  # creates the optimizer's state
-            tracker.flops = 0
             trainer.step(micro_batches=min(recipe.accumulate, 2))  # further micro-batches add nothing
         except RuntimeError as error:
             raise UsageError(
@@ -125,19 +125,19 @@ def _track(workload: Workload, batch: int, recipe: Recipe, rounding: int, *, gue
             peaks=dict(ledger.peaks),
             lows=dict(ledger.lows),
             trace=list(ledger.trace),
-            flops=tracker.flops,
             sizes=trainer.sizes(),
             guessed=tracker.guessed,
         )
 
 
 def _depends_on_data(workload: Workload, batch: int, recipe: Recipe) -> bool:
-    """Return whether other guesses of what .item() returns change a phase's peak or the work, as branches do."""
+    """Return whether other guesses of what .item() returns change what is allocated, as branches do."""
     try:
         tracked = [_track(workload, batch, recipe, 1, guess=guess) for guess in range(len(GUESSES))]
     except UsageError:
         return True
-    return any((one.peaks, one.flops) != (tracked[0].peaks, tracked[0].flops) for one in tracked)
+    sizes = [[size for _, size in one.trace] for one in tracked]
+    return any(one != sizes[0] for one in sizes)
 
 
 def measured_peak(workload: Workload, batch: int, recipe: Recipe | None = None) -> int:

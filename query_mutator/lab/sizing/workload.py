@@ -6,7 +6,7 @@ B samples in a (micro) batch
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, get_args
 
@@ -15,7 +15,7 @@ from query_mutator.errors import UsageError
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = ["Batch", "Optimizer", "Recipe", "Workload", "recipe_of", "with_what_if"]
+__all__ = ["Batch", "Optimizer", "Recipe", "Workload", "recipe_of"]
 
 Optimizer = Literal["adamw", "adam", "sgd", "sgd-momentum", "adafactor"]
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -59,9 +59,10 @@ class Recipe:
         return replace(self, foreach=False, autocast="cpu") if device == "cpu" else self
 
 
-def with_what_if(recipe: Recipe, items: Sequence[str]) -> Recipe:
-    """Apply items of --what-if to a recipe: bf16, fp16, checkpointing, accumulate:N, frozen[:PREFIX], sgd."""
-    for item in items:
+def recipe_of(variant: str | None, optimizer: Optimizer = "adamw") -> Recipe:
+    """Return the recipe of a variant: bf16, fp16, checkpointing, accumulate:N, frozen[:PREFIX], sgd, joined by +."""
+    recipe = Recipe(optimizer=optimizer)
+    for item in re.split(r"[+,]", variant) if variant else ():
         name, _, value = item.partition(":")
         if name in get_args(Precision):
             recipe = replace(recipe, precision=name)  # type: ignore[arg-type]
@@ -77,8 +78,3 @@ def with_what_if(recipe: Recipe, items: Sequence[str]) -> Recipe:
             known = "bf16, fp16, checkpointing, accumulate:N, frozen, frozen:PREFIX, " + ", ".join(get_args(Optimizer))
             raise UsageError(f"--what-if {item} is unknown; known are {known}")
     return recipe
-
-
-def recipe_of(variant: str | None, optimizer: Optimizer) -> Recipe:
-    """Return the recipe of a variant, written as `bf16+checkpointing`."""
-    return with_what_if(Recipe(optimizer=optimizer), re.split(r"[+,]", variant) if variant else ())

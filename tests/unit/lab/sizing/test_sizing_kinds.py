@@ -12,7 +12,6 @@ from benchmarks.sizing_errors import KINDS, OPTIMIZERS, compare, workload_of
 from query_mutator.commands.main import main
 from query_mutator.errors import UsageError
 from query_mutator.lab.sizing.memory import estimate, measured_peak
-from query_mutator.lab.sizing.scratch import onednn
 from query_mutator.lab.sizing.workload import Recipe, Workload
 
 pytestmark = pytest.mark.slow
@@ -43,19 +42,8 @@ def test_every_optimizer_is_exact_and_takes_its_state(optimizer: str) -> None:
     assert row.error == pytest.approx(0, abs=0.001)
 
 
-def test_an_lstm_has_the_work_and_the_workspace_of_onednn() -> None:
-    recipe = Recipe().on("cpu")
-    with onednn(False):
-        native = estimate(workload_of("lstm"), 4, recipe)
-    with onednn(True):
-        fused = estimate(workload_of("lstm"), 4, recipe)
-    steps = 2 * 24 * 4 * 4 * 256 * (64 + 256)  # multiply-adds of four gates
-    assert fused.flops == 3 * steps
-    assert native.flops == pytest.approx(fused.flops, rel=0.1)  # there no gradient of the inputs is needed
-
-
 def test_an_operation_too_large_to_run_has_a_range_that_holds_the_truth(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("query_mutator.lab.sizing.scratch.PROBE_BYTES", 2**20)
+    monkeypatch.setattr("query_mutator.lab.sizing.tracker.PROBE_BYTES", 2**20)
     monkeypatch.setattr("query_mutator.lab.sizing.memory._PROBE.known", {})
     row = compare("conv3d", 8, Recipe().on("cpu"), with_onednn=True)
     assert row.low < row.truth <= row.high

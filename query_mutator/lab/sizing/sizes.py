@@ -1,0 +1,107 @@
+"""From an estimate to a card, and sizes from a table: memory of cards, robot policies and small networks (sizes.toml).
+
+peak(B) = max(floor, base + slope B)
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+from query_mutator.errors import UsageError
+from query_mutator.lab.sizing.machine import GIB, MIB
+
+__all__ = ["CONTEXT_BYTES", "PLAIN", "TABLED", "Fit", "room_on", "tabled", "train_line", "vram_bytes"]
+
+CONTEXT_BYTES = 600 * MIB  # a CUDA context with its libraries: 300 to 1300 MiB by card and version
+SLACK = 0.06  # share of the card kept for workspaces and fragmentation
+PLAIN = "as it is"  # the variant without --what-if
+_TABLES = tomllib.loads(Path(__file__).with_name("sizes.toml").read_text(encoding="utf-8"))
+TABLED = tuple(_TABLES["models"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """Peak bytes by batch size; at small batches the optimizer's own temporaries set the floor."""
+
+    floor: float
+    base: float
+    slope: float
+
+    def at(self, batch: int) -> float:
+        """Return the peak at a batch size."""
+        return max(self.floor, self.base + self.slope * batch)
+
+    def largest(self, room: float) -> int:
+        """Return the largest batch whose peak is within `room` bytes; 0 if there is none."""
+        if self.floor > room:
+            return 0
+        return 2**20 if self.slope <= 0 else max(0, int((room - self.base) / self.slope))
+
+
+def room_on(vram: str, *, context_bytes: float = CONTEXT_BYTES) -> float:
+    """Return the largest estimate in bytes that fits a card, next to a context and with some slack."""
+    return vram_bytes(vram) * (1 - SLACK) - context_bytes
+
+
+def vram_bytes(text: str) -> int:
+    """Return the bytes of `12GB`, `12GiB`, `12227MiB` or a card's name; GB counts as GiB, as makers of cards do."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(g|m)(?:i?b)?", text.strip().lower())
+    if match:
+        return int(float(match[1]) * (GIB if match[2] == "g" else MIB))
+    cards, name = _TABLES["cards"], re.sub(r"[\s_]|nvidia|geforce", "", text.lower())
+    if name in cards:
+        return int(cards[name] * GIB)
+    raise UsageError(f"--vram {text} is not an amount or a known card; write 12GB, or one of {', '.join(cards)}")
+
+
+def tabled(
+    name: str,
+    variant: str = PLAIN,
+    *,
+    cameras: int | None = None,
+    resolution: tuple[int, int] | None = None,
+    tokens: int | None = None,
+) -> Fit:
+    """Return the fit of a model of the table; UsageError for a variant, or a size, that it lacks."""
+    model = _TABLES["models"][name]
+    row = model["variants"].get(variant.partition(":")[0])
+    if row is None:
+        raise UsageError(f"--what-if {variant}: the table of {name} knows {', '.join(model['variants'])} alone")
+    for flag, given in (("cameras", cameras), ("resolution", resolution), ("tokens", tokens)):
+        if given is not None and flag not in model:
+            raise UsageError(f"--{flag} is not for {name}")
+    count, (height, width) = cameras or model.get("cameras", 0), resolution or model.get("resolution", (0, 0))
+    if count not in (known := row.get("cameras", [count])):
+        raise UsageError(
+            f"--cameras {count} is not in the table of {name}; it has {' or '.join(map(str, known))} cameras"
+        )
+    images = {
+        "camera": count,
+        "megapixel": count * height * width / 1e6,
+        "kilotoken": (positions := count * math.ceil(height / 32) * math.ceil(width / 32) / 1e3),
+        "square": positions**2,
+    }
+    slope = row["slope"] + sum(row.get(name, 0.0) * amount for name, amount in images.items())
+    return Fit(floor=row["floor"] * MIB, base=row["base"] * MIB, slope=slope * MIB)
+
+
+def train_line(
+    *, policy: str = "act", batch_size: int, workers: int | None = None, prefetch: int = 2, start_method: str = "spawn"
+) -> str:
+    """Return a `lerobot-train` command with options that LeRobot 0.6 has; the data set is left for the reader."""
+    options: dict[str, object] = {
+        "dataset.repo_id": "USER/DATASET",
+        "policy.type": policy,
+        "policy.push_to_hub": "false",
+        "batch_size": batch_size,
+    }
+    if workers is not None:
+        options["num_workers"] = workers
+    if workers:
+        options |= {"prefetch_factor": prefetch, "persistent_workers": "true"}
+        options["dataloader_multiprocessing_context"] = start_method
+    return " ".join(["lerobot-train", *(f"--{name}={value}" for name, value in options.items())])
