@@ -16,8 +16,8 @@ if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_
 
 import contextlib
 import gc
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -37,11 +37,14 @@ from query_mutator.evaluation.validation import NUM_QUESTIONS, price_for_budget
 from query_mutator.files.lock import locked
 from query_mutator.learners.learner import Steps
 from query_mutator.learners.plan import Plan
+from query_mutator.llm.stack import CallTotals
+from query_mutator.llm.store import Store
 from query_mutator.plan.table import learn_confidence
 from query_mutator.report.page.build import write_report
 from query_mutator.report.table import result_table, validation_end
-from query_mutator.session.checkpoint import Checkpoint, read_checkpoint
-from query_mutator.session.models import OpenModels, open_models
+from query_mutator.session.checkpoint import Checkpoint, Progress, read_checkpoint
+from query_mutator.session.models import open_models
+from query_mutator.session.pace import is_instant
 from query_mutator.session.play import cut_line
 from query_mutator.session.task import guard_requests, make_task, split_dataset
 from query_mutator.training.callbacks import (
@@ -53,16 +56,13 @@ from query_mutator.training.callbacks import (
     Validation,
 )
 from query_mutator.training.config import PROG, TrainConfig, parse_config, remarks
-from query_mutator.training.estimate import bounded_start, check_run, foreseen, size_of
+from query_mutator.training.estimate import check_run, estimate
 from query_mutator.training.known_steps import recall
 from query_mutator.training.loop import TrainingLoop
 from query_mutator.training.parts import RunParts, make_loop, server_worked_before
 from query_mutator.training.resume import (
     check_resumption,
-    fold_remarks,
     make_learner,
-    open_store,
-    restore_counts,
     restore_envs,
     resumed_flags,
     resumed_models,
@@ -70,7 +70,6 @@ from query_mutator.training.resume import (
 )
 from query_mutator.training.run_folder import Checkpoints, open_run_dir, write_config, write_summary
 from query_mutator.training.run_log import RunLog
-from query_mutator.types import StepRecord
 from rl_query_mutator_env import BatchedQueryMutationEnv, QueryMutationEnv
 
 BUDGET_SLACK = 1.05  # the mean calls of some hundred questions are known to about a twentieth
@@ -81,9 +80,10 @@ def main(argv: Sequence[str], *, prog: str = PROG) -> int:
     with ExitStack() as stack:
         config, checkpoint = parse(argv, stack, prog=prog)
         if config.dry_run:
-            found = str(foreseen(config, checkpoint))
+            split = split_dataset(config)
+            check_run(config, split, checkpoint)
             note(*remarks(config))
-            print(found)
+            print(estimate(config, split, is_live=not is_instant(config)))
             return 0
         try:
             trainer = stack.enter_context(build(config, checkpoint, stack))
@@ -117,7 +117,9 @@ def parse(argv: Sequence[str], stack: ExitStack, *, prog: str = PROG) -> tuple[T
     checkpoint = read_checkpoint(config.resume)
     config = parse_config(argv, base=lambda _: (resumed_flags(config, checkpoint), str(checkpoint.path)))
     check_resumption(config, checkpoint)
-    note(*fold_remarks(config, checkpoint))
+    if (fold := config.validation_fold) not in ("none", checkpoint.flags["validation_fold"]):
+        seen = f"{checkpoint.path} has learned from questions of validation fold {fold}"
+        note(f"{seen}: validation/* will be too high")
     return config, checkpoint
 
 
@@ -137,20 +139,27 @@ def build(config: TrainConfig, checkpoint: Checkpoint | None, stack: ExitStack) 
     must_learn = "answer" in config.given
     projection = checkpoint.projection if checkpoint else None
     task = make_task(models, config, split.train, projection=projection, learns=config.answer == "learned")
-    config, lines = bounded_start(config, models, split)
-    note(*lines)
+    size = estimate(config, split, is_live=not models.calls.backend_class.is_instant)
+    config = size.config
+    note(*size.decided)
     learner = make_learner(config, task, checkpoint)
     run_dir = open_run_dir(config, checkpoint, stack)
-    restore_counts(models.calls, checkpoint)
-    store = open_store(models, run_dir, checkpoint)
-    stack.callback(store.close)
+    done = checkpoint.progress if checkpoint else Progress()
+    models.calls.counted.totals = CallTotals(calls=done.llm_calls, tokens=done.tokens, cut_replies=done.cut_replies)
+    store = stack.enter_context(closing(Store(run_dir.store_path)))
+    store.begin(done.env_steps)
+    models.keep_in(store)
     evaluator = Evaluator.of(models, max_failure_rate=config.max_failure_rate)
     if config.answer == "learned":
         known = checkpoint.confidence if checkpoint else None
         config, task, answers = with_confidence(config, task, evaluator, known, must_learn=must_learn)
         if checkpoint is None:
             recall(learner, task, answers, seed=config.seed)
-    env_list = make_envs(config, models, task, on_record=run_dir.add_record)
+    common: dict[str, Any] = {"client": models.calls.client, "retry_policy": models.retry_policy}
+    env_list = [
+        QueryMutationEnv(task, env_id=env_id, on_record=run_dir.add_record, **common)
+        for env_id in range(config.num_processes)
+    ]
     parts = RunParts(
         config=config,
         models=models,
@@ -160,9 +169,9 @@ def build(config: TrainConfig, checkpoint: Checkpoint | None, stack: ExitStack) 
         run_dir=run_dir,
         store=store,
         env_list=env_list,
-        envs=batch_envs(config, env_list),
+        envs=BatchedQueryMutationEnv(env_list, config.batch_size if config.use_batching else None),
         evaluator=evaluator,
-        runlog=RunLog(models.calls, wall_s=checkpoint.progress.wall_s if checkpoint else 0.0),
+        runlog=RunLog(models.calls, wall_s=done.wall_s),
     )
     return Trainer(parts, checkpoint, ray=ray)
 
@@ -190,27 +199,6 @@ def with_confidence(
         return replace(config, answer="vote"), voting, {}
     note(known.report.in_words)
     return config, replace(task, confidence=known), answers
-
-
-def make_envs(
-    config: TrainConfig, models: OpenModels, task: Task, *, on_record: Callable[[StepRecord], None]
-) -> list[QueryMutationEnv]:
-    """Return the environments of a run."""
-    return [
-        QueryMutationEnv(
-            task,
-            client=models.calls.client,
-            retry_policy=models.retry_policy,
-            env_id=env_id,
-            on_record=on_record,
-        )
-        for env_id in range(config.num_processes)
-    ]
-
-
-def batch_envs(config: TrainConfig, envs: Sequence[QueryMutationEnv]) -> BatchedQueryMutationEnv:
-    """Return the environments in one batch."""
-    return BatchedQueryMutationEnv(envs, config.batch_size if config.use_batching else None)
 
 
 # --- train -----------------------------------------------------------------------------------------------------------
@@ -253,7 +241,7 @@ class Trainer:
         print(f"run folder: {parts.run_dir.path}", flush=True)
         write_config(parts, resumed_at=self.run.env_steps)
         self.checkpoints.write()  # from the first one on, no completed call is lost
-        self.callbacks.on_training_start(self.run)
+        self.callbacks.call("on_training_start", self.run)
         write_report(parts.run_dir.path)
         self.loop = self._make_loop()
         parts.runlog.next_row(parts.learner)
@@ -265,7 +253,7 @@ class Trainer:
         with server_worked_before():
             self.loop.collect()
         self.run.env_steps += self.config.rollout_steps
-        self.callbacks.on_rollout_end(self.run)
+        self.callbacks.call("on_rollout_end", self.run)
 
     def update(self) -> None:
         """Learn from the steps taken."""
@@ -281,8 +269,8 @@ class Trainer:
         if run.is_last or run.updates_done % self.config.log_interval == 0:
             run.row = {**parts.runlog.row(parts.learner), **self.losses, "llm/invalid_steps": run.invalid_steps}
             run.row["counters/env_steps"] = run.env_steps
-            self.callbacks.on_log(run)
-        self.callbacks.on_update_end(run)
+            self.callbacks.call("on_log", run)
+        self.callbacks.call("on_update_end", run)
         if run.row:
             parts.run_dir.metrics.write(run.row, step=run.env_steps, wall_s=parts.runlog.wall_s)
             if "validation/success" in run.row:
@@ -314,7 +302,7 @@ class Trainer:
         print(f"run folder:     {path}")
         if page := write_report(path):
             print(f"report:         {page}")
-        self.callbacks.on_training_end(self.run)
+        self.callbacks.call("on_training_end", self.run)
         # A recording has no reply to a question of the user's.
         again = self.checkpoints.named_again
         further = f'; qm rewrite {path} "your question"{again}' if parts.models.choice.recording is None else ""
@@ -333,7 +321,7 @@ class Trainer:
         if config.budget is None:
             return parts.task
         # A quarter of the calls of training, those from the cache included.
-        most = size_of(config, parts.split).calls // (4 * parts.task.max_episode_calls)
+        most = estimate(config, parts.split, is_live=False).calls // (4 * parts.task.max_episode_calls)
         count = max(1, min(NUM_QUESTIONS, most))
         questions = fixed_sample(parts.split.validation or parts.split.train, count)
         with server_worked_before():
@@ -348,10 +336,6 @@ class Trainer:
 
     def _compare(self, task: Task) -> dict[str, Any]:
         config, parts = self.config, self.parts
-        baselines = Baselines(
-            search_calls=config.plan_calls,
-            budget=config.budget,
-        )
         with server_worked_before():
             return compare(
                 parts.evaluator,
@@ -360,7 +344,7 @@ class Trainer:
                 parts.split.test,
                 parts.learner.frozen,
                 seed=config.seed,
-                baselines=baselines,
+                baselines=Baselines(search_calls=config.plan_calls, budget=config.budget),
                 max_calls=config.eval_calls,
                 guard=guard_requests(parts.split.guard, with_bundled=config.guard),
                 on_plan=self._keep_plan,
@@ -383,7 +367,7 @@ class Trainer:
     def _add_steps(self, infos: dict[str, Any], steps: Steps) -> None:
         records = self.parts.run_dir.write_records()
         self.parts.runlog.add_steps(infos, steps.terminations | steps.truncations)
-        self.callbacks.on_step(self.run, steps, records)
+        self.callbacks.call("on_step", self.run, steps, records)
 
     def __enter__(self) -> Self:
         return self

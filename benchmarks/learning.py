@@ -55,7 +55,7 @@ from query_mutator.settings.episode import TaskSettings
 from query_mutator.settings.models import ModelSettings
 from query_mutator.training.config import TrainConfig, parse_config
 from query_mutator.training.known_steps import recall
-from query_mutator.training.loop import OffPolicyLoop, OnPolicyLoop
+from query_mutator.training.loop import OffPolicyLoop, TrainingLoop
 from query_mutator.training.parts import envs_seed
 from query_mutator.training.resume import make_learner
 from query_mutator.types import SUBMIT, StepRecord
@@ -156,9 +156,9 @@ def train(
         "num_steps": config.num_steps,
         "on_steps": lambda infos, steps: None,
     }
-    loop: OnPolicyLoop | OffPolicyLoop
+    loop: TrainingLoop
     if LEARNERS.get(config.algo).on_policy:
-        loop = OnPolicyLoop(batch, learner, None, **common)
+        loop = TrainingLoop(batch, learner, None, **common)
     else:
         loop = OffPolicyLoop(batch, learner, None, max_pending_updates=config.max_pending_updates, **common)
     calls = 0

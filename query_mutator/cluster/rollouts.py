@@ -42,7 +42,7 @@ from query_mutator.plugins import load_plugins
 from query_mutator.session.models import OpenModels, ResolvedModels, open_models
 from query_mutator.session.task import make_task
 from query_mutator.training.config import TrainConfig
-from query_mutator.training.loop import AsyncVectorEnv, OnPolicyLoop, OnSteps
+from query_mutator.training.loop import OnSteps, TrainingLoop
 from query_mutator.training.parts import RunParts, loop_settings
 from query_mutator.training.run_log import EPISODE_FIGURES
 from query_mutator.types import FloatArray, Question, StepRecord
@@ -65,7 +65,7 @@ class WorkerSpec:
     vectors: FloatArray  # [n, D]
     weights: Mapping[str, frozenset[str]]  # digests of encoder and models
     make_env: Callable[..., Any]  # `QueryMutationEnv`
-    batch_envs: Callable[..., AsyncVectorEnv]  # `BatchedQueryMutationEnv`
+    batch_envs: Callable[..., Any]  # `BatchedQueryMutationEnv`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +93,7 @@ class Rollout:
 # --- in the process of the learner -----------------------------------------------------------------------------------
 
 
-class ClusterLoop(OnPolicyLoop):
+class ClusterLoop(TrainingLoop):
     """The on-policy loop with workers that collect; its environments hold their states between rollouts."""
 
     def __init__(self, ray: Any, parts: RunParts, obs: FloatArray | None, on_steps: OnSteps, *, env_steps: int) -> None:
@@ -219,7 +219,7 @@ class RolloutWorker:
         self._models: OpenModels | None = None
         self._store: Store | None = None
         self._task: Task
-        self._envs: AsyncVectorEnv
+        self._envs: Any
         self._records: list[StepRecord] = []
 
     def collect(self, spec: WorkerSpec, policy: InferencePolicy, request: RolloutRequest) -> Rollout:
@@ -233,7 +233,7 @@ class RolloutWorker:
         before = _usage(calls)
         found = _Found(policy, request)
         obs = self._envs.load_state_dict(request.states)
-        loop = OnPolicyLoop(
+        loop = TrainingLoop(
             self._envs,
             found,
             None if request.seed is not None else obs,

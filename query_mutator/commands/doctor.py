@@ -8,14 +8,15 @@ qm doctor --backend openai --openai-url http://127.0.0.1:8000/v1
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Annotated
 
 from annotated_types import Ge, Le
 
-from query_mutator import operators
 from query_mutator.bounds import Seconds, group_of
 from query_mutator.env.task import CallSettings
 from query_mutator.errors import EXIT_USAGE, ModelMissingError
@@ -28,13 +29,20 @@ from query_mutator.llm.backends import (
 )
 from query_mutator.llm.checkup import context_sentence, reload_sentence, schema_sentence
 from query_mutator.llm.client import ModelServer
-from query_mutator.llm.probe import PROBE_TEXT, PROBE_TOKENS, PROBE_WIDTH, Probe, measure_calls, slots_advice
-from query_mutator.session.pace import Pace, measure_pace
+from query_mutator.llm.probe import (
+    PROBE_TEXT,
+    PROBE_TOKENS,
+    PROBE_WIDTH,
+    Probe,
+    measure_calls,
+    slots_advice,
+    together,
+)  # fmt: skip
 from query_mutator.session.task import split_dataset
 from query_mutator.settings.episode import TaskSettings
 from query_mutator.settings.models import Sampling
 from query_mutator.settings.questions import Questions
-from query_mutator.types import ErrorInfo, Question
+from query_mutator.types import Question
 
 FEWEST_TOKENS = 32  # of an answer
 CHARS_PER_TOKEN = 3  # at least, in English
@@ -74,7 +82,7 @@ class Finding:
     text: str
     is_fine: bool = field(default=True, kw_only=True)
     probe: Probe | None = field(default=None, kw_only=True)  # of the slots
-    pace: Pace | None = field(default=None, kw_only=True)
+    rate: float | None = field(default=None, kw_only=True)  # calls per second
 
 
 def doctor(config: DoctorConfig) -> int:
@@ -88,8 +96,8 @@ def doctor(config: DoctorConfig) -> int:
             for finding in examine(server, config):
                 print(_line(finding), flush=True)
                 found.append(finding)
-    paces = [finding.pace for finding in found if finding.pace]
-    for finding in _settings([finding.probe for finding in found if finding.probe], paces):
+    rates = [finding.rate for finding in found if finding.rate]
+    for finding in _settings([finding.probe for finding in found if finding.probe], rates):
         print(_line(finding))
     return 0 if all(finding.is_fine for finding in found) else EXIT_USAGE
 
@@ -144,25 +152,27 @@ def _calls(server: ModelServer, models: Sequence[str], config: DoctorConfig) -> 
 
 
 def _pace(server: ModelServer, models: Sequence[str], config: DoctorConfig, *, at_once: int) -> Iterator[Finding]:
-    """Yield how long the calls of a run take with as many at once as slots, and whether answers are cut."""
+    """Yield how long the answers of a run take with as many at once as slots, and whether they are cut."""
     questions = split_dataset(group_of(TaskSettings, config, validation_fold="none")).train or [
         Question(id="probe", text=PROBE_TEXT)
     ]
     calls = group_of(CallSettings, config, target_model=models[0], mutator_model=models[-1])
-    asking = [operator for operator in operators.select("") if operators.local_rewrite(operator) is None]
-    pace = measure_pace(server, calls, questions, asking, at_once=at_once)
-    limit, together = config.target_max_tokens, f"{at_once} calls at once" if at_once > 1 else "one call at a time"
-    if isinstance(pace, ErrorInfo):
+    texts = [question.text for question in itertools.islice(itertools.cycle(questions), at_once)]
+    answers = together(server, [calls.target(text) for text in texts])
+    limit, beside = config.target_max_tokens, f"{at_once} calls at once" if at_once > 1 else "one call at a time"
+    errors = [reply.error for reply in answers if reply.error is not None and reply.error.kind != "empty"]
+    if errors:
         advice = "give more time with --probe-s, or fewer tokens with --target-max-tokens"
-        text = f"unknown, with {together} a call fails ({pace}): {advice}"
-        yield Finding("pace", text, is_fine=pace.kind == "timeout")
+        text = f"unknown, with {beside} a call fails ({errors[0]}): {advice}"
+        yield Finding("pace", text, is_fine=errors[0].kind == "timeout")
         return
-    took = f"a rewrite takes {pace.rewrite_s:.3g} s, an answer of at most {limit} tokens {pace.answer_s:.3g} s"
-    yield Finding("pace", f"{together}: {took}", pace=pace)
-    if 2 * pace.cut_answers > at_once:
+    answer_s, cut_answers = fmean(reply.latency_s for reply in answers), sum(reply.hit_limit for reply in answers)
+    took = f"an answer of at most {limit} tokens takes {answer_s:.3g} s"
+    yield Finding("pace", f"{beside}: {took}", rate=at_once / max(1e-9, answer_s))
+    if 2 * cut_answers > at_once:
         longest = max((len(question.reference or "") for question in questions), default=0)
         shorter = max(1, min(limit // 2, max(FEWEST_TOKENS, -(-longest // CHARS_PER_TOKEN // 16) * 16)))
-        cut = f"{pace.cut_answers} of {at_once} answers ran to the limit of {limit} tokens"
+        cut = f"{cut_answers} of {at_once} answers ran to the limit of {limit} tokens"
         advice = f"a model that does not end by itself needs less, try --target-max-tokens {shorter}"
         yield Finding("advice", f"{cut}: {advice}")
 
@@ -176,15 +186,15 @@ def _slots(probe: Probe) -> str:
     return f"{probe.slots} or more{took}" if probe.slots == probe.width else f"about {probe.slots}{took}"
 
 
-def _settings(probes: Sequence[Probe], paces: Sequence[Pace]) -> list[Finding]:
+def _settings(probes: Sequence[Probe], rates: Sequence[float]) -> list[Finding]:
     """Return the line about what to set for a run on all the servers, if their slots are known."""
     known = [probe for probe in probes if probe.slots and probe.service_s]
     if not known or len(known) < len(probes):
         return []
     slots = sum(probe.slots or 0 for probe in known)
     rate = sum((probe.slots or 0) / (probe.service_s or 1) for probe in known)  # calls per second
-    if len(paces) == len(known):
-        rate = sum(pace.at_once / pace.call_s for pace in paces)
+    if len(rates) == len(known):
+        rate = sum(rates)
     is_open = any(probe.slots == probe.width for probe in known)
     return [Finding("set", str(size_calls(slots, width=slots if is_open else None, service_s=slots / rate)))]
 

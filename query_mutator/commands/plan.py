@@ -49,7 +49,7 @@ from query_mutator.report.page.build import write_report
 from query_mutator.runs.provenance import describe_run, versions
 from query_mutator.session.checkpoint import run_settings, usable_flags
 from query_mutator.session.models import ResolvedModels, encoder_of, open_models
-from query_mutator.session.pace import call_time, is_instant, measure_pace, seen_call_s
+from query_mutator.session.pace import call_time, is_instant
 from query_mutator.session.policy_file import POLICY_FILE, PROBE, SavedPolicy, background_of, write_policy_file
 from query_mutator.session.task import (
     NO_DATASET,
@@ -67,13 +67,12 @@ from query_mutator.settings.output import DryRun, NamedRun, Resume
 from query_mutator.settings.questions import Questions, Reward
 from query_mutator.training.estimate import duration
 from query_mutator.training.run_folder import described, planned
-from query_mutator.types import ErrorInfo, Question
+from query_mutator.types import Question
 
 if TYPE_CHECKING:
     from query_mutator.encoder import Encoder
     from query_mutator.env.task import Task
     from query_mutator.learners.plan import Plan
-    from query_mutator.session.models import OpenModels
 
 ALGO = "plan"
 
@@ -290,7 +289,7 @@ def _search(flags: PlanFlags) -> None:
         run = stack.enter_context(plan_run(flags))  # a folder that cannot be written costs no calls
         note(models.choice.reason)
         makes_calls = not models.calls.backend_class.is_instant
-        call_s = _measured(flags, models, task) if makes_calls else 0.0
+        call_s = call_time(flags)[0] if makes_calls else 0.0
         max_calls, line = _size(flags, len(train), call_s, is_instant=not makes_calls)
         run.begin(replace(flags, max_calls=max_calls), described(models, split, flags.plugin), dataset=settings.dataset)
         run.can_play(task, models.resolved, settings, split)
@@ -330,17 +329,6 @@ def _calls_in(seconds: float, call_s: float) -> int:
     fitting = min(MAX_CALLS, max(MIN_CALLS, seconds / call_s))
     unit = 10 ** (math.floor(math.log10(fitting)) - 1)
     return int(fitting // unit * unit)
-
-
-def _measured(flags: PlanFlags, models: OpenModels, task: Task) -> float:
-    """Return the seconds of a call over those in flight: as seen, or measured if --max-calls bounds no search."""
-    if flags.max_calls is not None or seen_call_s(flags) is not None:
-        return call_time(flags)[0]
-    client, at_once = models.calls.limit, flags.calls_in_flight
-    calling = [one for place, one in enumerate(task.operators) if not task.is_local(place)]
-    client.complete(task.calls.target(task.questions[0].text))  # loads the model
-    pace = measure_pace(client, task.calls, task.questions, calling, at_once=at_once)
-    return call_time(flags)[0] if isinstance(pace, ErrorInfo) else pace.call_s / at_once
 
 
 def _read_log(flags: PlanFlags, path: Path) -> None:

@@ -93,84 +93,51 @@ class Callback:
 CALLBACKS: Registry[Callable[[], Callback]] = Registry("callback", group="query_mutator.callbacks")
 
 
-class CallbackList(Callback):
-    """Call the hooks of all callbacks in order: ours, then those of plugins by name.
+class CallbackList:
+    """The callbacks of a run in order: ours, then those of plugins by name.
 
     An error in a plugin's callback is a UsageError that names it. One that was not started is not closed.
     """
 
     def __init__(self, own: Sequence[Callback]) -> None:
-        self._own = list(own)
-        self._named: dict[str, Callback] = {}
-        self._is_started = False
+        self._all: list[tuple[str, Callback]] = [("", one) for one in own]
+        self._started: list[tuple[str, Callback]] = []
         for name in CALLBACKS:
             with _named_errors(name, "__init__"):
-                self._named[name] = CALLBACKS.get(name)()
+                self._all.append((name, CALLBACKS.get(name)()))
 
-    def on_training_start(self, run: RunView) -> None:
-        """Start every callback."""
-        for callback in self._own:
-            callback.on_training_start(run)
-        self._is_started = True
-        self._call_plugins("on_training_start", run)
-
-    def on_step(self, run: RunView, steps: Steps, records: Sequence[StepRecord]) -> None:
-        """Pass finished steps on."""
-        self._call("on_step", run, steps, records)
-
-    def on_rollout_end(self, run: RunView) -> None:
-        """Report the end of a rollout."""
-        self._call("on_rollout_end", run)
-
-    def on_log(self, run: RunView) -> None:
-        """Have figures added to `run.row`; UsageError for a key that is neither known nor `custom/...`."""
-        self._call("on_log", run)
-        _check_keys(run.row)
-
-    def on_update_end(self, run: RunView) -> None:
-        """Report the end of an update; UsageError as in `on_log`."""
-        self._call("on_update_end", run)
-        _check_keys(run.row)
-
-    def on_training_end(self, run: RunView) -> None:
-        """Report the end of the training."""
-        self._call("on_training_end", run)
+    def call(self, hook: str, run: RunView, *args: Any) -> None:
+        """Call a hook of all callbacks; UsageError for a figure in `run.row` that is neither known nor `custom/...`."""
+        for name, callback in self._all:
+            if hook == "on_training_start":
+                self._started.append((name, callback))
+            with _named_errors(name, hook):
+                getattr(callback, hook)(run, *args)
+        if unknown := [key for key in run.row if not is_metric(key)]:
+            name = unknown[0].rpartition("/")[2]
+            raise UsageError(f"a callback added the metric {unknown[0]!r}; call it custom/{name}")
 
     def close(self, error: BaseException | None) -> None:
         """Close every callback that was started."""
-        for callback in self._own:
-            callback.close(error)
-        if self._is_started:
-            self._call_plugins("close", error)
+        for name, callback in self._started:
+            with _named_errors(name, "close"):
+                callback.close(error)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states of the plugins' callbacks by name."""
         states = {}
-        for name, callback in self._named.items():
-            with _named_errors(name, "state_dict"):
-                states[name] = callback.state_dict()
+        for name, callback in self._all:
+            if name:
+                with _named_errors(name, "state_dict"):
+                    states[name] = callback.state_dict()
         return states
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the states of callbacks that are registered again."""
-        for name in state.keys() & self._named.keys():
-            with _named_errors(name, "load_state_dict"):
-                self._named[name].load_state_dict(state[name])
-
-    def _call(self, hook: str, *args: Any) -> None:
-        for callback in self._own:
-            getattr(callback, hook)(*args)
-        self._call_plugins(hook, *args)
-
-    def _call_plugins(self, hook: str, *args: Any) -> None:
-        for name, callback in self._named.items():
-            with _named_errors(name, hook):
-                getattr(callback, hook)(*args)
-
-
-def _check_keys(row: Mapping[str, float]) -> None:
-    if unknown := [key for key in row if not is_metric(key)]:
-        raise UsageError(f"a callback added the metric {unknown[0]!r}; call it custom/{unknown[0].rpartition('/')[2]}")
+        for name, callback in self._all:
+            if name in state:
+                with _named_errors(name, "load_state_dict"):
+                    callback.load_state_dict(state[name])
 
 
 @contextmanager
@@ -180,6 +147,8 @@ def _named_errors(name: str, hook: str) -> Iterator[None]:
     except QueryMutatorError:
         raise
     except Exception as error:  # user code fails in every way there is
+        if not name:
+            raise
         raise UsageError(f"callback {name!r} failed in {hook}: {type(error).__name__}: {error}") from error
 
 

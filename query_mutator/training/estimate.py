@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import math
 import random
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from query_mutator.bounds import group_of
 from query_mutator.cli.console import note
+from query_mutator.cli.outputs import rows_of
 from query_mutator.data import Split
 from query_mutator.env.task import EpisodeRules
 from query_mutator.errors import UsageError
@@ -24,10 +26,9 @@ from query_mutator.learners.named import LEARNERS
 from query_mutator.llm.backends import choose_backend
 from query_mutator.operators import local_rewrite
 from query_mutator.session.checkpoint import Checkpoint
-from query_mutator.session.models import OpenModels
-from query_mutator.session.pace import call_time, is_instant
+from query_mutator.session.pace import call_time
 from query_mutator.session.policy_file import check_actions
-from query_mutator.session.task import check_gold, guard_requests, make_reward, rewrites, split_dataset
+from query_mutator.session.task import check_gold, guard_requests, make_reward, rewrites
 from query_mutator.training.config import TrainConfig
 from query_mutator.types import ASK, SUBMIT, UNDO, Question
 
@@ -120,76 +121,49 @@ class Estimate:
         return math.ceil(count * (self.episodes.calls + self.asking * self.episodes.answers))
 
     @property
-    def gradient_steps(self) -> int:
-        """Return the learner's gradient steps; 0 for one that solves for its coefficients."""
-        return LEARNERS.get(self.config.algo).planned_updates(self.config)
-
-    @property
-    def evaluations(self) -> int:
-        """Return the number of periodic evaluations, those at the start and the end included."""
+    def evaluations(self) -> tuple[int, int]:
+        """Return the number of periodic evaluations, those at the start and the end included, and their questions."""
         every = self.config.updates_between_evals
-        return 1 + -(-self.config.num_updates // every) if every and self.num_validation else 0
-
-    @property
-    def evaluation_questions(self) -> int:
-        """Return the questions of a periodic evaluation."""
-        return min(self.config.eval_questions, self.num_validation)
-
-    @property
-    def evaluation_steps(self) -> int:
-        """Return the environment steps of the periodic evaluations."""
-        return math.ceil(self.evaluations * self.evaluation_questions * self.episodes.steps)
+        times = 1 + -(-self.config.num_updates // every) if every and self.num_validation else 0
+        return times, min(self.config.eval_questions, self.num_validation)
 
     def __str__(self) -> str:
-        config, (call_s, source) = self.config, call_time(self.config)
+        config, (call_s, source), (times, questions) = self.config, call_time(self.config), self.evaluations
         calls_per_step = self.calls / config.total_steps
         step_s = calls_per_step * call_s + STEP_S
-        steps = config.total_steps + self.evaluation_steps
-        rows = [
-            (
-                "questions to learn from / for validation / held out",
-                f"{self.num_train} / {self.num_validation} / {len(self.test)}",
+        steps = config.total_steps + math.ceil(times * questions * self.episodes.steps)
+        parts = f"{config.num_updates} x {config.num_processes} processes x {config.num_steps} steps"
+        to_learn = {"model calls to learn P(right), at most": config.answer_calls} if config.answer == "learned" else {}
+        rows = {
+            "questions to learn from / for validation / held out": (
+                f"{self.num_train} / {self.num_validation} / {len(self.test)}"
             ),
-            ("actions: operators, forms, ask, undo, submit", str(self.num_actions)),
-            ("updates", str(config.num_updates)),
-            ("gradient steps, about", str(self.gradient_steps)),
-            (
-                "environment steps",
-                f"{config.total_steps} = {config.num_updates} x {config.num_processes} processes"
-                f" x {config.num_steps} steps",
-            ),
-            *(
-                [("model calls to learn P(right), at most", str(config.answer_calls))]
-                if config.answer == "learned"
-                else []
-            ),
-            ("model calls for training, about", str(self.calls)),
-            ("calls in flight", str(config.calls_in_flight)),
-            ("evaluations on validation questions", f"{self.evaluations} x {self.evaluation_questions} questions"),
-            ("time for training, about", duration(steps * step_s)),
-            ("model calls of the final comparison, at most", str(self.comparison_calls)),
-            ("time for it, at most about", duration(self.comparison_calls / calls_per_step * step_s)),
-        ]
-        width = max(len(name) for name, _ in rows)
-        lines = [f"  {name.ljust(width)}  {value}" for name, value in rows]
+            "actions: operators, forms, ask, undo, submit": self.num_actions,
+            "updates": config.num_updates,
+            "gradient steps, about": LEARNERS.get(config.algo).planned_updates(config),
+            "environment steps": f"{config.total_steps} = {parts}",
+            **to_learn,
+            "model calls for training, about": self.calls,
+            "calls in flight": config.calls_in_flight,
+            "evaluations on validation questions": f"{times} x {questions} questions",
+            "time for training, about": duration(steps * step_s),
+            "model calls of the final comparison, at most": self.comparison_calls,
+            "time for it, at most about": duration(self.comparison_calls / calls_per_step * step_s),
+        }
         power = [power_in_words(self.test[: self.compared])] if self.compared else []
         last = [f"by {source}", *power, *self.decided]
-        return "\n".join(["estimate (nothing was started)", *lines, *last])
+        return "\n".join(["estimate (nothing was started)", textwrap.indent(rows_of(rows), "  "), *last])
 
 
-def estimate(config: TrainConfig, checkpoint: Checkpoint | None = None) -> Estimate:
-    """Return the size and cost of the run; what a run checks before it starts servers is checked here too."""
-    split = split_dataset(config)
-    check_run(config, split, checkpoint)
-    return size_of(config, split)
+def estimate(config: TrainConfig, split: Split, *, is_live: bool) -> Estimate:
+    """Return the size of a run on the questions of a split, with what its flags leave open decided.
 
-
-def size_of(config: TrainConfig, split: Split) -> Estimate:
-    """Return the size of a run on the questions of a split."""
+    No evaluation is left out unless a model `is_live`: other calls take next to no time.
+    """
     operators, forms = rewrites(config)
     local, rules = sum(local_rewrite(operator) is not None for operator in operators), group_of(EpisodeRules, config)
     calls, compared = comparison(config, split) if config.evaluate and split.test else (0, 0)
-    return Estimate(
+    size = Estimate(
         config=config,
         num_actions=len(operators) + len(forms) + len(rules.controls),
         episodes=random_episodes(rules, asked=len(operators) - local, local=local, forms=len(forms)),
@@ -200,6 +174,24 @@ def size_of(config: TrainConfig, split: Split) -> Estimate:
         comparison_calls=calls,
         compared=compared,
     )
+    return bounded(size, is_live=is_live)
+
+
+def bounded(size: Estimate, *, is_live: bool) -> Estimate:
+    """Return the size of a run whose answers to learn from and periodic evaluations take a share of its calls."""
+    config = size.config
+    if config.answer == "learned" and "answer_calls" not in config.given:
+        config = replace(config, answer_calls=min(config.answer_calls, max(1, int(ANSWERS_SHARE * size.calls))))
+    (times, questions), most = size.evaluations, SHARE * config.total_steps / size.episodes.steps  # in episodes
+    if not is_live or {"eval_interval", "eval_questions"} & config.given or times * questions <= most:
+        return replace(size, config=config)
+    share, fewest = f"{IN_WORDS} of the {size.calls:,} calls of training", min(FEWEST_QUESTIONS, questions)
+    for every, number in ((config.updates_between_evals, times), (config.num_updates, 2)):
+        if (count := int(most / number)) >= fewest:
+            line = f"periodic evaluations: {number} x {count} questions, {share}; --eval-questions N asks others"
+            return replace(size, config=replace(config, eval_interval=every, eval_questions=count), decided=(line,))
+    line = f"periodic evaluations: none; two of {fewest} questions exceed {share}; --eval-questions N makes them"
+    return replace(size, config=replace(config, eval_interval=0), decided=(line,))
 
 
 @lru_cache
@@ -248,43 +240,3 @@ def duration(seconds: float) -> str:
     if minutes < 1:
         return f"{seconds:.0f} s"
     return f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.1f} h"
-
-
-def foreseen(config: TrainConfig, checkpoint: Checkpoint | None) -> Estimate:
-    """Return the size and cost of a run with what it will leave out; no server is started or asked."""
-    size = estimate(config, checkpoint)
-    now, more = bounded(size, is_live=not is_instant(config))
-    return replace(size if now is config else estimate(now, checkpoint), decided=tuple(more))
-
-
-def bounded_start(config: TrainConfig, models: OpenModels, split: Split) -> tuple[TrainConfig, list[str]]:
-    """Return the settings of a run that was opened, as `bounded` does."""
-    return bounded(size_of(config, split), is_live=not models.calls.backend_class.is_instant)
-
-
-def bounded(size: Estimate, *, is_live: bool) -> tuple[TrainConfig, list[str]]:
-    """Return the settings of a run with what was left open decided, and a line for each decision.
-
-    No evaluation is left out unless a model `is_live`: other calls take next to no time.
-    """
-    config, lines = size.config, list[str]()
-    if is_live and not {"eval_interval", "eval_questions"} & config.given:
-        config, lines = _with_evaluations(config, size)
-    if config.answer == "learned" and "answer_calls" not in config.given:
-        config = replace(config, answer_calls=min(config.answer_calls, max(1, int(ANSWERS_SHARE * size.calls))))
-    return config, lines
-
-
-def _with_evaluations(config: TrainConfig, size: Estimate) -> tuple[TrainConfig, list[str]]:
-    """Return the settings with as many periodic evaluations and questions as their share of the calls allows."""
-    most = SHARE * config.total_steps / size.episodes.steps  # episodes
-    fewest = min(FEWEST_QUESTIONS, size.evaluation_questions)
-    if size.evaluations * size.evaluation_questions <= most:
-        return config, []
-    share = f"{IN_WORDS} of the {size.calls:,} calls of training"
-    for every, times in ((config.updates_between_evals, size.evaluations), (config.num_updates, 2)):
-        if (count := int(most / times)) >= fewest:
-            line = f"periodic evaluations: {times} x {count} questions, {share}; --eval-questions N asks others"
-            return replace(config, eval_interval=every, eval_questions=count), [line]
-    line = f"periodic evaluations: none; two of {fewest} questions exceed {share}; --eval-questions N makes them"
-    return replace(config, eval_interval=0), [line]

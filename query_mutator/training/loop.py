@@ -20,9 +20,9 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from typing import Any, Protocol, SupportsIndex
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,91 +43,24 @@ Received = tuple[FloatArray, NDArray[np.float64], NDArray[np.bool_], NDArray[np.
 OnSteps = Callable[[dict[str, Any], Steps], None]
 
 
-class AsyncVectorEnv(Protocol):
-    """Vectorized environments whose steps are sent and received separately (`BatchedQueryMutationEnv`)."""
+class TrainingLoop:
+    """Collects a rollout under a frozen policy, then learns from it.
 
-    num_envs: int
-
-    @property
-    def single_observation_space(self) -> Any:
-        """Return the observation space of one environment."""
-
-    def reset(self, *, seed: int | None = None) -> tuple[FloatArray, dict[str, Any]]:
-        """Reset all environments."""
-
-    def send(self, actions: Iterable[SupportsIndex], env_ids: Iterable[SupportsIndex]) -> None:
-        """Start a step in each of `env_ids`."""
-
-    def send_reset(self, *, seed: int | None = None) -> None:
-        """Start a reset in every environment."""
-
-    def recv(self, min_envs: int = 1, timeout_s: float | None = None, *, max_envs: int | None = None) -> Received:
-        """Wait for finished steps; `infos["env_id"]` has their environments."""
-
-    def step_ids(self, env_ids: Iterable[SupportsIndex]) -> list[tuple[int, int]]:
-        """Return each environment's number in the run and the steps it has taken."""
-
-    def state_dict(self) -> list[dict[str, Any]]:
-        """Return the states of all environments."""
-
-    def load_state_dict(self, states: Sequence[Mapping[str, Any]]) -> FloatArray | None:
-        """Restore states; return the observations [N, O], None before the first reset."""
-
-    def close(self) -> None:
-        """Close the environments."""
-
-
-class TrainingLoop(Protocol):
-    """Collects a rollout and learns from it."""
-
-    def collect(self) -> None:
-        """Take `num_steps` steps in every environment; an off-policy learner learns meanwhile."""
-
-    def update(self) -> dict[str, float]:
-        """Finish the rollout and return its statistics under their metric keys."""
-
-    def close(self) -> None:
-        """Stop background threads; idempotent."""
-
-
-def make_steps(
-    received: Received,
-    *,
-    env_ids: NDArray[np.int64],
-    obs: FloatArray,
-    actions: NDArray[np.int64],
-    versions: NDArray[np.int64],
-) -> Steps:
-    """Return finished steps [n] for the learner: what was received, and what led to it."""
-    next_obs, rewards, terminations, truncations, infos = received
-    return Steps(
-        env_ids=env_ids,
-        obs=obs,
-        actions=actions,
-        rewards=rewards,
-        next_obs=last_obs(next_obs, terminations | truncations, infos),
-        terminations=terminations,
-        truncations=truncations,
-        valid=of_step(infos, "valid"),
-        versions=versions,
-        calls=of_step(infos, "step_calls"),
-    )
-
-
-class Collector:
-    """Steps the environments. Holds the current observations [N, O]; resets the environments if `obs` is None."""
+    Holds the current observations [N, O]; resets the environments, a `BatchedQueryMutationEnv`, if `obs` is None.
+    """
 
     def __init__(
         self,
-        envs: AsyncVectorEnv,
+        envs: Any,
         learner: RolloutLearner,
         obs: FloatArray | None,
         *,
         seed: int,
         num_steps: int,
+        on_steps: OnSteps,
         store: Store | None = None,
     ) -> None:
-        self._envs, self._learner, self._store = envs, learner, store
+        self._envs, self._learner, self._store, self._on_steps = envs, learner, store, on_steps
         num_envs, (obs_dim,) = envs.num_envs, envs.single_observation_space.shape or (0,)
         self._reset_seed = seed if obs is None else None
         self._obs = np.zeros((num_envs, obs_dim), dtype=np.float32) if obs is None else obs
@@ -135,6 +68,23 @@ class Collector:
         self._steps_taken = np.zeros(num_envs, dtype=np.int64)  # [N] since the present rollout started
         self._actions = np.zeros(num_envs, dtype=np.int64)
         self._versions = np.zeros(num_envs, dtype=np.int64)  # of the policy that chose the action
+        self._waited_s = 0.0
+
+    def collect(self) -> None:
+        """Take `num_steps` steps in every environment."""
+        started = time.perf_counter()
+        self._take_steps()
+        self._waited_s = time.perf_counter() - started
+
+    def update(self) -> dict[str, float]:
+        """Finish the rollout and return its statistics under their metric keys."""
+        started = time.perf_counter()
+        stats = self._learner.update()
+        trained_s = time.perf_counter() - started
+        return {**stats, **_shares(trained_s, self._waited_s, trained_s + self._waited_s)}
+
+    def close(self) -> None:
+        """Stop background threads; idempotent."""
 
     def _take_steps(self) -> None:
         """Take `num_steps` steps in every environment."""
@@ -145,7 +95,8 @@ class Collector:
 
     def _finished(self, steps: Steps, infos: dict[str, Any]) -> None:
         """Take steps [n] that have finished."""
-        raise NotImplementedError
+        self._learner.observe(steps)
+        self._on_steps(infos, steps)
 
     def _start(self) -> None:
         if self._reset_seed is None:
@@ -169,15 +120,22 @@ class Collector:
         self._send(ready[self._steps_taken[ready] < self._num_steps])
 
     def _step(self, envs: NDArray[np.int64], received: Received) -> None:
-        steps = make_steps(
-            received,
+        """Hand finished steps [n] to the learner: what was received, and what led to it."""
+        next_obs, rewards, terminations, truncations, infos = received
+        steps = Steps(
             env_ids=envs,
             obs=self._obs[envs],
             actions=self._actions[envs],
+            rewards=rewards,
+            next_obs=last_obs(next_obs, terminations | truncations, infos),
+            terminations=terminations,
+            truncations=truncations,
+            valid=of_step(infos, "valid"),
             versions=self._versions[envs],
+            calls=of_step(infos, "step_calls"),
         )
         self._require_finite("last observation", envs, steps.next_obs)
-        self._finished(steps, received[4])
+        self._finished(steps, infos)
         self._steps_taken[envs] += 1
 
     def _require_finite(self, what: str, envs: NDArray[np.int64], values: NDArray[Any]) -> None:
@@ -199,71 +157,25 @@ class Collector:
         self._envs.send(actions, envs)
 
 
-class OnPolicyLoop(Collector):
-    """Collects rollouts and learns from each."""
-
-    _learner: RolloutLearner
-
-    def __init__(
-        self,
-        envs: AsyncVectorEnv,
-        learner: RolloutLearner,
-        obs: FloatArray | None,
-        *,
-        on_steps: OnSteps,
-        **settings: Any,
-    ) -> None:
-        """Take the arguments of a Collector, and the callback for finished steps."""
-        super().__init__(envs, learner, obs, **settings)
-        self._on_steps = on_steps
-        self._waited_s = 0.0
-
-    def collect(self) -> None:
-        """Take `num_steps` steps in every environment under the frozen policy."""
-        started = time.perf_counter()
-        self._take_steps()
-        self._waited_s = time.perf_counter() - started
-
-    def update(self) -> dict[str, float]:
-        """Learn from the rollout and return its statistics under their metric keys."""
-        started = time.perf_counter()
-        stats = self._learner.update()
-        trained_s = time.perf_counter() - started
-        busy_s = max(1e-9, trained_s + self._waited_s)
-        return {
-            **stats,
-            "perf/learner_share_training": trained_s / busy_s,
-            "perf/learner_share_waiting": self._waited_s / busy_s,
-        }
-
-    def close(self) -> None:
-        """Do nothing: there are no background threads."""
-
-    def _finished(self, steps: Steps, infos: dict[str, Any]) -> None:
-        self._learner.observe(steps)
-        self._on_steps(infos, steps)
+def _shares(training_s: float, waiting_s: float, of_s: float) -> dict[str, float]:
+    """Return where the learner's time went, under the metric keys."""
+    of_s = max(1e-9, of_s)
+    return {"perf/learner_share_training": training_s / of_s, "perf/learner_share_waiting": waiting_s / of_s}
 
 
-class OffPolicyLoop(Collector):
-    """Collects and learns, one rollout at a time; `close` stops the collector."""
+class OffPolicyLoop(TrainingLoop):
+    """Collects and learns at the same time, one rollout after the other; `close` stops the collector."""
 
     _learner: Learner
 
     def __init__(
-        self,
-        envs: AsyncVectorEnv,
-        learner: Learner,
-        obs: FloatArray | None,
-        *,
-        on_steps: OnSteps,
-        max_pending_updates: int = 8,
-        **settings: Any,
+        self, envs: Any, learner: Learner, obs: FloatArray | None, *, max_pending_updates: int = 8, **settings: Any
     ) -> None:
-        """Take the arguments of a Collector, and the callback for finished steps."""
+        """Take the arguments of a TrainingLoop, and the gradient steps that may be due while steps wait."""
         super().__init__(envs, learner, obs, **settings)
         if obs is None:
             learner.forget_pending()
-        self._on_steps, self._max_pending_updates = on_steps, max_pending_updates
+        self._max_pending_updates = max_pending_updates
         self._queue: queue.Queue[tuple[Steps, dict[str, Any]]] = queue.Queue(maxsize=1)
         self._stopped = threading.Event()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="qm-collect")
@@ -283,11 +195,7 @@ class OffPolicyLoop(Collector):
 
     def update(self) -> dict[str, float]:
         """Return the statistics of the rollout and where the learner's time went."""
-        busy = max(1e-9, time.perf_counter() - self._began)
-        shares = {
-            "perf/learner_share_training": self._training_s / busy,
-            "perf/learner_share_waiting": self._waiting_s / busy,
-        }
+        shares = _shares(self._training_s, self._waited_s, time.perf_counter() - self._began)
         self._mark()
         return {**self._learner.update(), **shares}
 
@@ -298,7 +206,7 @@ class OffPolicyLoop(Collector):
 
     def _mark(self) -> None:
         """Start measuring where the learner's time goes."""
-        self._began, self._training_s, self._waiting_s = time.perf_counter(), 0.0, 0.0
+        self._began, self._training_s, self._waited_s = time.perf_counter(), 0.0, 0.0
 
     def _finished(self, steps: Steps, infos: dict[str, Any]) -> None:
         while not self._stopped.is_set():
@@ -319,9 +227,8 @@ class OffPolicyLoop(Collector):
             except queue.Empty:
                 if running.done():
                     running.result()
-        self._waiting_s += time.perf_counter() - began
-        self._learner.observe(steps)
-        self._on_steps(infos, steps)
+        self._waited_s += time.perf_counter() - began
+        super()._finished(steps, infos)
         return len(steps.env_ids)
 
     def _learn(self) -> None:

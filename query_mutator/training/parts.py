@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -21,18 +20,9 @@ from query_mutator.llm.stack import CallTotals
 from query_mutator.llm.store import Store
 from query_mutator.session.models import OpenModels
 from query_mutator.training.config import TrainConfig
-from query_mutator.training.loop import AsyncVectorEnv, OffPolicyLoop, OnPolicyLoop, OnSteps, TrainingLoop
+from query_mutator.training.loop import OffPolicyLoop, OnSteps, TrainingLoop
 from query_mutator.training.run_log import RunLog
 from query_mutator.types import FloatArray
-
-
-class Environment(Protocol):
-    """What a run reads of one environment, and sets when it is resumed with new episodes."""
-
-    total_steps: int
-    total_episodes: int
-    invalid_steps: int
-    prompts_too_long: Counter[str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +36,8 @@ class RunParts:
     learner: Learner
     run_dir: RunDir
     store: Store
-    env_list: Sequence[Environment]
-    envs: AsyncVectorEnv  # `env_list` in one batch
+    env_list: Sequence[Any]  # of QueryMutationEnv
+    envs: Any  # `env_list` in one BatchedQueryMutationEnv
     evaluator: Evaluator
     runlog: RunLog
 
@@ -66,7 +56,7 @@ def make_loop(parts: RunParts, obs: FloatArray | None, on_steps: OnSteps) -> Tra
     """Return the loop of the learner's kind; it continues from observations [N, O], None for new episodes."""
     config, common = parts.config, loop_settings(parts, on_steps)
     if LEARNERS.get(config.algo).on_policy:
-        return OnPolicyLoop(parts.envs, parts.learner, obs, **common)
+        return TrainingLoop(parts.envs, parts.learner, obs, **common)
     return OffPolicyLoop(parts.envs, parts.learner, obs, max_pending_updates=config.max_pending_updates, **common)
 
 

@@ -15,14 +15,12 @@ from query_mutator.env.task import Task
 from query_mutator.errors import CheckpointError, UsageError
 from query_mutator.files.json_lines import check_json_lines
 from query_mutator.files.metrics import METRICS_FILE
-from query_mutator.files.run_dir import SUMMARY, RunDir
+from query_mutator.files.run_dir import SUMMARY
 from query_mutator.learners.learner import Learner
 from query_mutator.learners.named import LEARNERS
 from query_mutator.llm.backends import BACKENDS, DEFAULT_BACKEND
-from query_mutator.llm.stack import CallTotals, ClientStack
-from query_mutator.llm.store import Store
 from query_mutator.session.checkpoint import Checkpoint, Progress, usable_flags
-from query_mutator.session.models import OpenModels, ResolvedModels
+from query_mutator.session.models import ResolvedModels
 from query_mutator.settings.models import AUTO
 from query_mutator.training.callbacks import RunView
 from query_mutator.training.config import TrainConfig
@@ -54,14 +52,6 @@ def resumed_flags(config: TrainConfig, checkpoint: Checkpoint) -> dict[str, Any]
     if folder:
         del flags["save_dir"]
     return usable_flags(flags, checkpoint.plugins, given, source=checkpoint.path) | folder
-
-
-def fold_remarks(config: TrainConfig, checkpoint: Checkpoint) -> list[str]:
-    """Return the line about periodic evaluations that mean something else than before the checkpoint."""
-    before, now = checkpoint.flags["validation_fold"], config.validation_fold
-    if now in ("none", before):
-        return []
-    return [f"{checkpoint.path} has learned from questions of validation fold {now}: validation/* will be too high"]
 
 
 def check_resumption(config: TrainConfig, checkpoint: Checkpoint) -> None:
@@ -106,7 +96,10 @@ def differences(config: TrainConfig, before: Mapping[str, Any]) -> list[str]:
     found = [
         f"{name}: then {before[name]}, now {value}"
         for name, value in now.items()
-        if name not in FREE and name != "num_env_steps" and name in before and _differ(value, before[name])
+        if name not in FREE
+        and name != "num_env_steps"
+        and name in before
+        and (tuple(value) != tuple(before[name]) if isinstance(value, (list, tuple)) else value != before[name])
     ]
     steps = before.get("num_env_steps", config.num_env_steps)
     updates = -(-steps // config.rollout_steps)
@@ -118,29 +111,10 @@ def differences(config: TrainConfig, before: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def _differ(value: Any, before: Any) -> bool:
-    return tuple(value) != tuple(before) if isinstance(value, (list, tuple)) else bool(value != before)
-
-
 def resumed_models(config: TrainConfig, checkpoint: Checkpoint | None) -> ResolvedModels:
     """Return the settings of the run's models; a resumed folder needs the files of models that it was started with."""
     digests = checkpoint.file_digests if checkpoint is not None and config.resumes_folder else ()
     return group_of(ResolvedModels, config, file_digests=digests, **_local_addresses(config))
-
-
-def restore_counts(calls: ClientStack, checkpoint: Checkpoint | None) -> None:
-    """Count on from the calls that the run has made."""
-    if checkpoint is not None:
-        done = checkpoint.progress
-        calls.counted.totals = CallTotals(calls=done.llm_calls, tokens=done.tokens, cut_replies=done.cut_replies)
-
-
-def open_store(models: OpenModels, run_dir: RunDir, checkpoint: Checkpoint | None) -> Store:
-    """Return the store of a run, in which its models look first."""
-    store = Store(run_dir.store_path)
-    store.begin(checkpoint.progress.env_steps if checkpoint else 0)
-    models.keep_in(store)
-    return store
 
 
 def restore_envs(parts: RunParts, checkpoint: Checkpoint | None) -> FloatArray | None:
@@ -151,7 +125,8 @@ def restore_envs(parts: RunParts, checkpoint: Checkpoint | None) -> FloatArray |
     if checkpoint is None:
         return None
     if checkpoint.envs is not None and parts.config.resumes_folder:
-        return parts.envs.load_state_dict(checkpoint.envs)
+        obs: FloatArray | None = parts.envs.load_state_dict(checkpoint.envs)
+        return obs
     done = checkpoint.progress
     for env, steps, episodes in zip(parts.env_list, done.env_total_steps, done.env_episodes, strict=False):
         env.total_steps, env.total_episodes = steps, episodes

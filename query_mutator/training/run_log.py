@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from query_mutator.cli.console import progress
+from query_mutator.learners.learner import Learner
 from query_mutator.llm.stack import CallTotals, ClientStack
 
 if TYPE_CHECKING:
@@ -25,18 +26,6 @@ EPISODE_FIGURES = {
 }
 _FIGURES = ("valid", "return", "rate", "share", "failed")
 _SETTLED_S = 2.0  # after a row, the rates of a shorter time say nothing
-
-
-class Learner(Protocol):
-    """Counts its work over the whole run."""
-
-    @property
-    def gradient_steps(self) -> int:
-        """Return the gradient steps taken."""
-
-    @property
-    def samples_learned(self) -> int:
-        """Return the steps learned from, counted once per use."""
 
 
 class RunLog:

@@ -229,8 +229,7 @@ def test_answers_that_run_to_the_limit_are_told_to_be_shorter(capsys: pytest.Cap
     with start_server([Rambler()], num_parallel=4, latency_ms=60) as server:
         flags = ["--ollama-url", server.url, "--target-model", "rambler", "--operators", "spelling"]
         lines = lines_of(capsys, flags[:-2])
-        assert ": a rewrite takes 0." in lines["pace"][0]
-        assert "an answer of at most 256 tokens" in lines["pace"][0]
+        assert "an answer of at most 256 tokens takes 0." in lines["pace"][0]
         assert re.match(r"(\d+) of \1 answers ran to the limit of 256 tokens", lines["advice"][-1])
         (shorter,) = re.findall(r"--target-max-tokens (\d+)", lines["advice"][-1])
         assert 0 < int(shorter) <= 128

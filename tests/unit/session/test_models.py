@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +19,7 @@ from ppo.algorithm import PPO
 from ppo.config import PPOConfig
 from ppo.gae import compute_gae
 from ppo.rollout import RolloutBuffer
-from query_mutator import forms, operators
+from query_mutator import forms
 from query_mutator.env.engine import EpisodeEngine
 from query_mutator.env.episode import QuestionMemory
 from query_mutator.env.scheduling import run_flow
@@ -35,7 +33,7 @@ from query_mutator.llm.retry import RetryPolicy
 from query_mutator.llm.stack import CallTotals
 from query_mutator.llm.store import Store
 from query_mutator.session.models import ResolvedModels, open_models
-from query_mutator.session.pace import Pace, call_time, measure_pace
+from query_mutator.session.pace import call_time
 from query_mutator.session.play import (
     ByObservation,
     FailureWindow,
@@ -48,9 +46,8 @@ from query_mutator.session.play import (
     play,
 )
 from query_mutator.settings.models import ModelSettings
-from query_mutator.testing import FaultPlan, start_server
 from query_mutator.training.callbacks import LongPromptReport
-from query_mutator.types import AnswerRule, AskRule, ChatRequest, Completion, ErrorInfo, Question
+from query_mutator.types import AnswerRule, AskRule, ChatRequest, Completion, Question
 from rl_query_mutator_env import QueryMutationEnv
 
 RECORDED = ModelSettings(backend="recorded", encoder="hash", cache="off", batch_size=2)
@@ -121,40 +118,6 @@ def test_texts_wait_for_others_where_a_file_is_the_model(backend: str, determini
     settings = dataclasses.replace(RECORDED, backend=backend, deterministic=deterministic)
     with open_models(settings) as models:
         assert models.encoder.gathers == gathers
-
-
-class Rambler:
-    """A model that writes 400 words, and takes as long as all requests of its batch need."""
-
-    name = "rambler"
-
-    def __init__(self) -> None:
-        self.prompts: list[str] = []
-
-    def reply_many(self, prompts: Sequence[str]) -> list[str]:
-        self.prompts += prompts
-        time.sleep(0.02 * len(prompts))
-        return ["word " * 400] * len(prompts)
-
-
-def test_questions_are_rewritten_then_answered_all_at_once() -> None:
-    model = Rambler()
-    with start_server([model], num_parallel=4) as server, closing(OllamaBackend(server.url)) as backend:
-        pace = measure_pace(backend, CALLS, QUESTIONS, operators.select("spelling"), at_once=4)
-    assert isinstance(pace, Pace)
-    assert (pace.at_once, pace.cut_answers) == (4, 4)  # 400 words do not fit 40 tokens
-    assert pace.call_s > 0.02
-    assert sorted(model.prompts[4:]) == sorted(question.text for question in [*QUESTIONS, QUESTIONS[0]])
-    assert all("<question>" in prompt for prompt in model.prompts[:4])
-
-
-def test_a_call_that_fails_is_the_result() -> None:
-    faults = FaultPlan(1.0, kinds=("500",))
-    with (
-        start_server([Rambler()], faults=faults) as server,
-        closing(OllamaBackend(server.url)) as backend,
-    ):
-        assert isinstance(measure_pace(backend, CALLS, QUESTIONS, (), at_once=2), ErrorInfo)
 
 
 def test_the_time_of_a_call_is_that_of_the_newest_replies_to_the_models(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import count, pairwise
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,7 +34,7 @@ from query_mutator.plan.table import Table
 from query_mutator.settings.learner import DirectConfig
 from query_mutator.training.estimate import EPISODES, random_episodes
 from query_mutator.training.known_steps import known_steps, recall
-from query_mutator.training.loop import AsyncVectorEnv, OffPolicyLoop, OnPolicyLoop
+from query_mutator.training.loop import OffPolicyLoop, TrainingLoop
 from query_mutator.types import ASK, Completion, FloatArray, Question
 from rl_query_mutator_env import BatchedQueryMutationEnv, QueryMutationEnv
 
@@ -215,8 +215,8 @@ def test_every_step_is_in_one_rollout_and_once(seed: int) -> None:
     config = PPOConfig(num_processes=NUM_ENVS, num_steps=ROLLOUT_STEPS, num_mini_batch=1)
     learner = PPOLearner(1, 3, config, mask_columns=None)
     reported: list[int] = []
-    loop = OnPolicyLoop(
-        cast(AsyncVectorEnv, Shuffled(seed)),
+    loop = TrainingLoop(
+        Shuffled(seed),
         learner,
         None,
         seed=1,

@@ -20,12 +20,13 @@ from query_mutator.learners.learner import Steps
 from query_mutator.learners.named import LEARNERS
 from query_mutator.learners.ppo import PPOLearner
 from query_mutator.session.checkpoint import Checkpoint, Progress
+from query_mutator.session.task import split_dataset
 from query_mutator.settings.episode import TaskSettings
 from query_mutator.settings.learner import IQNConfig, Learning
 from query_mutator.training.callbacks import CALLBACKS, Callback, CallbackList, RunView
 from query_mutator.training.config import TrainConfig
-from query_mutator.training.estimate import Estimate, bounded, foreseen, random_episodes
-from query_mutator.training.loop import AsyncVectorEnv, OnPolicyLoop
+from query_mutator.training.estimate import Estimate, bounded, estimate, random_episodes
+from query_mutator.training.loop import TrainingLoop
 from query_mutator.training.parts import RunParts, envs_seed
 from query_mutator.training.resume import FREE, differences, resumed_models, resumed_view
 
@@ -48,7 +49,8 @@ def started(*, is_live: bool = True, validation: int = 20, **flags: Any) -> tupl
         comparison_calls=0,
         compared=0,
     )
-    return bounded(size, is_live=is_live)
+    found = bounded(size, is_live=is_live)
+    return found.config, list(found.decided)
 
 
 def test_a_short_run_on_a_live_model_starts_at_once() -> None:
@@ -92,7 +94,7 @@ def test_recorded_replies_leave_nothing_out() -> None:
 
 def test_the_estimate_is_that_of_the_bounded_run() -> None:
     live = TrainConfig(**PROJECT, num_env_steps=512, encoder="hash", backend="ollama", target_model="m")
-    assert "periodic evaluations: " in str(foreseen(live, None))
+    assert "periodic evaluations: " in str(estimate(live, split_dataset(live), is_live=True))
 
 
 def parts_of(config: TrainConfig, tmp_path: Path) -> RunParts:
@@ -191,8 +193,8 @@ class Lockstep:
 def test_training_stops_before_a_number_that_is_not_finite_reaches_the_weights(what: str) -> None:
     config = PPOConfig(num_processes=2, num_steps=4, num_mini_batch=1)
     learner = PPOLearner(1, 3, config, mask_columns=None)
-    envs = cast(AsyncVectorEnv, Lockstep(what))
-    loop = OnPolicyLoop(envs, learner, None, seed=1, num_steps=4, on_steps=lambda infos, steps: None)
+    envs = Lockstep(what)
+    loop = TrainingLoop(envs, learner, None, seed=1, num_steps=4, on_steps=lambda infos, steps: None)
     for _ in range(2):
         loop.collect()
         loop.update()
@@ -234,21 +236,22 @@ def test_every_hook_reaches_ours_then_those_of_plugins(tmp_path: Path) -> None:
     calls: list[tuple[str, str]] = []
     CALLBACKS.add("theirs", lambda: Recorder("theirs", calls))
     callbacks, run = CallbackList([Recorder("ours", calls)]), RunView(config=TrainConfig(), folder=tmp_path)
-    for hook, args in zip(HOOKS, [(run,), (run, no_steps(), []), (run,), (run,), (run,), (run,), (None,)], strict=True):
-        getattr(callbacks, hook)(*args)
+    for hook in HOOKS[:-1]:
+        callbacks.call(hook, run, *((no_steps(), []) if hook == "on_step" else ()))
+    callbacks.close(None)
     assert calls == [(name, hook) for hook in HOOKS for name in ("ours", "theirs")]
 
 
 def test_states_are_restored_by_name(tmp_path: Path) -> None:
     CALLBACKS.add("counter", Counter)
     before, run = CallbackList([]), RunView(config=TrainConfig(), folder=tmp_path)
-    before.on_rollout_end(run)
-    before.on_rollout_end(run)
+    before.call("on_rollout_end", run)
+    before.call("on_rollout_end", run)
     state = before.state_dict()
     assert state == {"counter": {"rollouts": 2}}
     after = CallbackList([])
     after.load_state_dict({**state, "of a plugin that is not loaded": {}})
-    after.on_rollout_end(run)
+    after.call("on_rollout_end", run)
     assert after.state_dict() == {"counter": {"rollouts": 3}}
 
 
@@ -282,7 +285,7 @@ def run(tmp_path: Path) -> RunView:
 
 def test_figures_may_be_added_after_every_update(run: RunView) -> None:
     CALLBACKS.add("noted", Noted)
-    CallbackList([]).on_update_end(run)
+    CallbackList([]).call("on_update_end", run)
     assert run.row == {"custom/figure": 1.0}
 
 
@@ -290,7 +293,7 @@ def test_a_started_callback_is_closed(run: RunView) -> None:
     noted = Noted()
     CALLBACKS.add("noted", lambda: noted)
     callbacks = CallbackList([])
-    callbacks.on_training_start(run)
+    callbacks.call("on_training_start", run)
     callbacks.close(None)
     assert noted.hooks == ["start", "close None"]
 
@@ -300,6 +303,6 @@ def test_a_callback_is_not_closed_if_the_run_failed_before_it_started(run: RunVi
     CALLBACKS.add("noted", lambda: noted)
     callbacks = CallbackList([Unready()])
     with pytest.raises(UsageError, match="the server is gone"):
-        callbacks.on_training_start(run)
+        callbacks.call("on_training_start", run)
     callbacks.close(None)
     assert noted.hooks == []
