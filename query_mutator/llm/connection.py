@@ -10,6 +10,8 @@ import io
 import logging
 import socket
 from collections.abc import Mapping
+from contextlib import suppress
+from functools import cached_property
 from http.client import HTTPResponse
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,7 +19,9 @@ from urllib.parse import urlsplit
 import requests
 from requests.adapters import HTTPAdapter
 from requests.utils import select_proxy
+from urllib3 import BaseHTTPResponse, Timeout
 from urllib3.connection import HTTPConnection, HTTPSConnection
+from urllib3.exceptions import ProtocolError
 
 from query_mutator.errors import UsageError
 from query_mutator.llm.address import is_loopback
@@ -38,50 +42,63 @@ class Session(requests.Session):
 
     def __init__(self, url: str, *, pool_size: int, headers: Mapping[str, str]) -> None:
         super().__init__()
-        found = self.merge_environment_settings(url, {}, True, True, None)
+        found = self.merge_environment_settings(url, {}, False, True, None)
         host = urlsplit(url).hostname or ""
         proxies = {} if is_loopback(host) else found["proxies"]
         proxy = select_proxy(url, proxies) or ""
         if "://" in proxy and not proxy.startswith(("http://", "https://")):
             kind = proxy.partition("://")[0]
             raise UsageError(f"a {kind} proxy is not supported; use an http:// one, or list {host} in NO_PROXY")
-        self._settings: dict[str, Any] = {**found, "proxies": proxies}
+        self.proxies, self.verify, self.cert = proxies, found["verify"], found["cert"]
         self.headers.update({"Accept": "application/json", **headers})
-        self._adapter = _Adapter(pool_maxsize=pool_size)
+        self._sent_headers = dict(self.headers)
+        self._adapter = HTTPAdapter(pool_maxsize=pool_size)
         self.mount(url, self._adapter)
         self.proxy_headers = self._adapter.proxy_headers(proxy) if proxy else {}
+        parts = urlsplit(url)
+        is_forwarded = bool(proxy) and parts.scheme == "http"  # by a proxy, which needs the whole address
+        self._url, self._unsent = url, "" if is_forwarded else f"{parts.scheme}://{parts.netloc}"
 
-    def ask(self, method: str, url: str, body: bytes | None, headers: Mapping[str, str]) -> requests.Response:
-        """Return the reply with its head read; neither redirects nor cookies, which the adapter leaves to `send`.
+    @cached_property
+    def _pool(self) -> Any:
+        """Return the connections to the server; an OSError for authorities that cannot be read."""
+        request = self.prepare_request(requests.Request("GET", self._url))
+        adapter: Any = self._adapter
+        pool = adapter.get_connection_with_tls_context(request, self.verify, self.proxies, self.cert)
+        adapter.cert_verify(pool, self._url, self.verify, self.cert)
+        pool.ConnectionCls = _Connection if pool.scheme == "http" else _SecureConnection
+        return pool
+
+    def close(self) -> None:
+        """Close all connections; idempotent."""
+        super().close()
+        with suppress(OSError):  # for authorities that cannot be read
+            self._pool.close()
+
+    def ask(self, method: str, url: str, body: bytes | None, headers: Mapping[str, str]) -> BaseHTTPResponse:
+        """Return the reply with its head read; neither redirects nor cookies, which a session's own `send` handles.
 
         A kept connection that the server closes before the first byte is replaced: servers close idle ones at any
         time, and some (llama-server) after every streamed reply.
         """
-        call, request = current_call(), requests.PreparedRequest()
-        request.method, request.url = method, url
-        request.prepare_headers({**self.headers, **headers})
-        request.prepare_body(body, files=None)
+        call, pool = current_call(), self._pool
+        request = (method, url.removeprefix(self._unsent), body, {**self._sent_headers, **headers})
+        raw = {"retries": False, "assert_same_host": False, "preload_content": False, "decode_content": False}
         while True:
+            timeout = Timeout(call.left_s())
             try:
-                return self._adapter.send(request, timeout=call.left_s(), **self._settings)
-            except requests.ConnectionError:
+                reply: BaseHTTPResponse = pool.urlopen(*request, timeout=timeout, **raw)
+                return reply
+            except (ProtocolError, OSError):
                 if call.is_first or call.is_answered or call.is_cut:
                     raise
-
-
-class _Adapter(HTTPAdapter):
-    """An adapter whose connections follow the call in flight."""
-
-    def get_connection_with_tls_context(self, *args: Any, **settings: Any) -> Any:
-        pool: Any = super().get_connection_with_tls_context(*args, **settings)
-        pool.ConnectionCls = _Connection if pool.scheme == "http" else _SecureConnection
-        return pool
 
 
 class _Connection(HTTPConnection):
     """A connection that waits no longer than its call has left, and ends when that is cut."""
 
     _call: Call | None = None  # the last one that used the socket
+    _parts: list[bytes] | None = None  # of the request that is being made
 
     def _new_conn(self) -> socket.socket:
         call, failure = current_call(), OSError(f"{self.host} has no address")
@@ -101,14 +118,24 @@ class _Connection(HTTPConnection):
         raise ConnectionError("no connection in time") if isinstance(failure, TimeoutError) else failure
 
     def request(self, *args: Any, **settings: Any) -> None:
+        """Send the head and the body together: a server wakes once."""
         call = current_call()
         if self.sock is not None:
             if self._call is not None:
                 self._call.release()  # its reply was read, perhaps a moment ago
                 call.is_first = False
             call.hold(getattr(self.sock, "socket", self.sock))  # TLS within TLS wraps one
+        self._parts = []
         super().request(*args, **settings)
+        parts, self._parts = self._parts, None
+        self.send(b"".join(parts))
         self._call = call
+
+    def send(self, data: Any) -> None:
+        if self._parts is None:
+            super().send(data)
+        else:
+            self._parts.append(data)
 
     def getresponse(self) -> Any:
         if self.sock is None:  # urllib3 passes over a connection that broke while the request was sent

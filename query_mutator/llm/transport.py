@@ -22,7 +22,7 @@ from query_mutator.settings.calls import Calls
 from query_mutator.types import ErrorInfo, Json
 
 if TYPE_CHECKING:  # slow to import
-    from requests import Response
+    from urllib3 import BaseHTTPResponse
 
 T = TypeVar("T")
 
@@ -90,9 +90,9 @@ def _is_of_requests(error: BaseException) -> bool:
     return type(error).__module__.partition(".")[0] in ("requests", "urllib3")
 
 
-def error_from_status(reply: Response, body: bytes) -> ErrorInfo:
+def error_from_status(reply: BaseHTTPResponse, body: bytes) -> ErrorInfo:
     """Return why a reply with a status other than 2xx is a failure."""
-    status, headers = reply.status_code, reply.headers
+    status, headers = reply.status, reply.headers
     text = _server_text(status, body)
     kind, message = _kind_of_status(status, text), _start(text)
     if kind == "memory":
@@ -236,21 +236,21 @@ class Transport:
             self._open()
         with Call(timeout_s) as call, self._cancellation.covering(call), current_cancellation().covering(call):
             try:
-                with self._session.ask(method, self.url + path, body, headers) as reply:
+                with contextlib.closing(self._session.ask(method, self.url + path, body, headers)) as reply:
                     result = self._read(reply)
             except Exception as error:  # whatever a reply makes `requests` and what it stands on raise
                 result = error_from_exception(error, url=self.url, timeout_s=timeout_s)
         return _CANCELLED if call.is_cut and isinstance(result, ErrorInfo) else result
 
-    def _read(self, reply: Response) -> Json | ErrorInfo:
+    def _read(self, reply: BaseHTTPResponse) -> Json | ErrorInfo:
         """Return the object in a reply, or the error; BadReply when it is too large, as announced or decompressed."""
-        is_ok = reply.status_code in range(200, 300)
+        is_ok = reply.status in range(200, 300)
         received = bytearray()
         while is_ok or len(received) < _ERROR_BYTES:
-            if len(received) + (reply.raw.length_remaining or 0) > self._max_reply_bytes:
+            if len(received) + (reply.length_remaining or 0) > self._max_reply_bytes:
                 limit_mb = self._max_reply_bytes / 1e6
                 raise BadReply(f"sent a reply of more than {limit_mb:g} MB; --max-reply-mb allows larger ones")
-            piece = reply.raw.read1(_PIECE_BYTES, decode_content=True)
+            piece = reply.read1(_PIECE_BYTES, decode_content=True)
             if not piece:
                 break
             received += piece
@@ -259,7 +259,7 @@ class Transport:
             error = error_from_status(reply, body)
             return replace(error, message=self.without_secrets(error.message))  # of a header
         payload = parsed(lambda: json_object(body), what="JSON")
-        return malformed(reply.status_code, body) if isinstance(payload, ErrorInfo) else payload
+        return malformed(reply.status, body) if isinstance(payload, ErrorInfo) else payload
 
 
 def _secrets(headers: Mapping[str, str]) -> tuple[str, ...]:

@@ -247,7 +247,7 @@ def test_a_proxy_is_taken_from_the_environment_unless_no_proxy_names_the_host(mo
     monkeypatch.setenv("no_proxy", "inside.test,10.0.0.0/8")
 
     def proxy_of(url: str) -> str | None:
-        return Session(url, pool_size=1, headers={})._settings["proxies"].get("http")
+        return Session(url, pool_size=1, headers={}).proxies.get("http")
 
     assert proxy_of("http://outside.test:80") == "proxy.test:3128"
     assert {proxy_of(url) for url in ("http://inside.test:80", "http://10.1.2.3:80", "http://localhost:80")} == {None}
