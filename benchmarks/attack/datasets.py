@@ -19,8 +19,8 @@ from benchmarks.attack.damage import damage
 from benchmarks.attack.harness import Finished, Outcome, run_cli, run_qm, unchanged
 from query_mutator.apply.batch_files import parse_line, read_input
 from query_mutator.batching import BatchReader, OfflineDatasetStream, ReplayBuffer, load_samples, save_samples
-from query_mutator.batching.samples.schema import Sample, SampleMeta
-from query_mutator.batching.training.data import read_tokens
+from query_mutator.batching.samples import Sample, SampleMeta
+from query_mutator.batching.training.build import read_tokens
 from query_mutator.data import load_questions
 from query_mutator.files.metrics import EventWriter
 
@@ -124,10 +124,8 @@ _COMMANDS = (
     "data lengths build -d rows.jsonl -t bytes -o lengths.bin",
     "data lengths build -d rows.jsonl -t bytes -o lengths.jsonl",
     "data batchplan build -l lengths.bin -o plan -b 256 --bucket-edges 32,64 --overflow-max 128 -e 2",
-    "data batchplan build -l lengths.bin -o plan.jsonl -b 256 --bucket-edges 32,64 --overflow-max 128 -e 2",
     "data batch generate -p plan -d rows.jsonl -t bytes -o store",
     "gym run --mock -t bytes -o buffer.json --num-episodes 2",
-    "gym run --mock -t bytes -o buffer.bin --num-episodes 2",
 )
 
 
@@ -259,13 +257,10 @@ def _sealed_targets() -> Iterator[Target]:
         yield Target("bench -c", name, qm(f"bench -c {name}"))
         yield Target("batchplan build", name, qm(f"data batchplan build -l {name} -o new"))
         yield Target("batchplan verify", name, qm(f"data batchplan verify -p plan -l {name}"), sealed=True)
-    for name in ("plan", "plan.jsonl"):
-        yield Target("batchplan info", name, qm(f"data batchplan info -p {name} -n 4 --json -"), sealed=True)
-        yield Target("batchplan verify", name, qm(f"data batchplan verify -p {name} -l lengths.bin"), sealed=True)
-        yield Target(
-            "batchplan shard", name, qm(f"data batchplan shard -p {name} -w 2 -o new --equal-steps"), sealed=True
-        )
-        yield Target("batch generate", name, qm(f"data batch generate -p {name} -d rows.jsonl -t bytes -o new"))
+    yield Target("batchplan info", "plan", qm("data batchplan info -p plan -n 4 --json -"), sealed=True)
+    yield Target("batchplan verify", "plan", qm("data batchplan verify -p plan -l lengths.bin"), sealed=True)
+    yield Target("batchplan shard", "plan", qm("data batchplan shard -p plan -w 2 -o new --equal-steps"), sealed=True)
+    yield Target("batch generate", "plan", qm("data batch generate -p plan -d rows.jsonl -t bytes -o new"))
 
 
 def _other_targets() -> Iterator[Target]:
@@ -273,9 +268,8 @@ def _other_targets() -> Iterator[Target]:
     yield Target("batch generate again", "store", qm("data batch generate -p plan -d rows.jsonl -t bytes -o store"))
     yield Target("BatchReader", "store", call("reader", _read_store), sealed=True)
     yield Target("load_samples", "samples.jsonl", call("samples", lambda f: load_samples(f / "samples.jsonl")))
-    for name in ("buffer.json", "buffer.bin"):
-        read = functools.partial(lambda name, folder: ReplayBuffer.load(folder / name).get_all(), name)
-        yield Target("ReplayBuffer.load", name, call("buffer", read), sealed=True)
+    read = call("buffer", lambda folder: ReplayBuffer.load(folder / "buffer.json").get_all())
+    yield Target("ReplayBuffer.load", "buffer.json", read, sealed=True)
     yield Target("data export", "transcripts.jsonl", qm("data export --run transcripts.jsonl -o new.jsonl"))
     yield Target("train --config", "flags.json", train("--config flags.json"))
     yield Target(

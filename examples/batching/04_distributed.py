@@ -29,14 +29,12 @@ def main() -> None:
     lengths = np.clip(np.random.default_rng(0).lognormal(5, 1, 5000), 1, 1024).astype(int)
     config = BatchingConfig(token_budget=4096, bucket_edges=(128, 256, 512), overflow_max=1024)
     plan = BatchPlanBuilder(lengths, config, "demo", "demo").build_sync(num_epochs=2)
-    for rank, stats in compute_shard_stats(plan, world_size=4).items():
-        print(f"rank {rank}: {stats.num_microbatches} microbatches, {stats.total_tokens} tokens")
-    for uneven in ("pad", "drop", "wrap"):
-        report = shard_batch_plan(plan, DistributedConfig(rank=0, world_size=4), equal_steps=True, uneven=uneven)
-        one = report.shard_report()
-        print(f"equal steps by {uneven}: {one.steps} on every rank, {one.num_padding} fillers, ", end="")
-        print(f"{one.num_dropped} dropped, {one.num_wrapped} repeated; ", end="")
-        print(f"one bucket at {one.same_bucket:.0%} of steps, work within {one.imbalance:.2%}")
+    for equal_steps in (False, True):
+        for rank, stats in compute_shard_stats(plan, world_size=4, equal_steps=equal_steps).items():
+            fillers = f"{stats['num_padding']} of them fillers, " if equal_steps else ""
+            print(f"rank {rank}: {stats['num_batches']} microbatches, {fillers}{stats['total_tokens']} tokens")
+    equal = shard_batch_plan(plan, DistributedConfig(rank=0, world_size=4), equal_steps=True).get_epoch(0)
+    print(f"equal steps by pad: {len(equal)} on every rank")
     mixed = interleave_microbatches(list(plan.iter_epoch(0)))
     print(f"interleaved buckets: {[batch.bucket_id for batch in mixed[:8]]}")
     stopped = CheckpointPosition.at(plan.shard(0, 4, equal_steps=True), epoch=0, microbatch_idx=40, global_step=40)

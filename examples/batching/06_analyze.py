@@ -28,7 +28,7 @@ def main() -> None:
         better = analyze_bucket_efficiency(lengths, BucketSpec(edges=suggestion.edges))
         print(f"{goal.value:<16} {suggestion.edges}: {better.overall_efficiency:.1%} real tokens")
         print(f"{'':<16} {suggestion.rationale}")
-    report = create_efficiency_report(lengths, spec, token_budget=8192)
+    report = create_efficiency_report(lengths, spec)
     print("\n" + "\n".join(f"- {one}" for one in report.recommendations))
 
 

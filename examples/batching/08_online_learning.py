@@ -67,9 +67,7 @@ def replay_buffer() -> ReplayBuffer:
         buffer.add(sample)
     print(f"buffer: {buffer.size} held, {buffer.total_evicted} evicted, success rate {buffer.success_rate:.1%}")
     buffer.update_priorities_by_reward(alpha=0.5)
-    draw = buffer.sample_weighted(32)
-    rewarded = sum(bool(sample.reward) for sample in draw.samples)
-    print(f"  drawn 32, {rewarded} of them rewarded; weights from {draw.weights.min():.2f} to {draw.weights.max():.2f}")
+    print(f"  drawn 32, {sum(bool(sample.reward) for sample in buffer.sample(32))} of them rewarded")
     print(f"  hard ones alone: {len(buffer.sample(10, min_difficulty=0.7))} drawn")
     return buffer
 

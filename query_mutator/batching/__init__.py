@@ -1,14 +1,9 @@
 """From token lengths to reproducible, full batches.
 
 All public names are imported from here: samples, length caches, buckets and the token-budget sampler, plans, packs and
-shards, batch stores, analysis, and streams. The folders below hold the code. Importing this package does not import
-torch; the names in TORCH_NAMES import it on first use.
+shards, batches as files, analysis, and streams. The folders below hold the code. Importing this package does not
+import torch.
 """
-
-from __future__ import annotations
-
-import importlib
-from typing import Any
 
 from query_mutator.batching.analyze import (
     BatchingEfficiencyReport,
@@ -25,8 +20,6 @@ from query_mutator.batching.analyze import (
     visualize_buckets,
 )
 from query_mutator.batching.core import (
-    BatchingConfig,
-    BatchingMode,
     BatchMetrics,
     BatchShapeHistogram,
     BatchSpec,
@@ -34,7 +27,6 @@ from query_mutator.batching.core import (
     BucketSpec,
     BucketStats,
     OverlongPolicy,
-    PadPolicy,
     TokenBudgetBatchSampler,
 )
 from query_mutator.batching.distributed import (
@@ -47,7 +39,6 @@ from query_mutator.batching.distributed import (
     is_main_process,
     iter_from_checkpoint,
     load_checkpoint_position,
-    report_shards,
     resume_shard,
     save_checkpoint_position,
     shard_batch_plan,
@@ -67,26 +58,22 @@ from query_mutator.batching.generation import (
     pad_sequences,
     tokenizer_fingerprint,
 )
-from query_mutator.batching.ids import IdTable
-from query_mutator.batching.lengths import LengthTable, as_lengths
+from query_mutator.batching.lengths import IdTable, LengthTable, as_lengths
 from query_mutator.batching.planning import (
     BatchFingerprint,
+    BatchingConfig,
+    BatchingMode,
     BatchPlan,
     BatchPlanBuilder,
     BatchPlanMeta,
-    BlockedPlan,
     EpochPlan,
     MicrobatchSpec,
-    Mixture,
     PackedSequence,
     PackingConfig,
     PackingMetrics,
     PackingMode,
-    Segment,
+    PadPolicy,
     SequenceToPack,
-    ShardSpec,
-    UnevenPolicy,
-    build_blocked_plan,
     check_plan,
     compute_batch_fingerprint,
     compute_batch_fingerprint_async,
@@ -96,7 +83,6 @@ from query_mutator.batching.planning import (
     load_batch_plan_async,
     load_fingerprint,
     load_fingerprint_async,
-    mix_datasets,
     pack_sequences,
     save_batch_plan,
     save_batch_plan_async,
@@ -149,7 +135,6 @@ from query_mutator.batching.streaming import (
     PuzzleResult,
     ReplayBuffer,
     ReplayBufferConfig,
-    ReplayDraw,
     RollingBatchPlanWindow,
     SampleSource,
     SampleStream,
@@ -161,44 +146,32 @@ from query_mutator.batching.streaming import (
     TelnetGymClient,
     WindowConfig,
     WindowState,
-    open_stream,
 )
-
-TORCH_NAMES = (
-    "PackedCollator", "PaddedCollator", "PlanBatchSampler", "PlanDataset", "Row", "flex_block_mask", "sdpa_block_mask",
-    "varlen_kwargs",
-)  # fmt: skip
 
 __all__ = [
     "AsyncOfflineDatasetStream", "AsyncSampleStream", "BatchFileError", "BatchFingerprint", "BatchMetrics",
-    "BatchPlan", "BatchPlanBuilder", "BatchPlanMeta", "BatchReader", "BatchShapeHistogram", "BatchSpec", "BatchWriter",
-    "BatchingConfig", "BatchingEfficiencyReport", "BatchingMode", "BlockedPlan", "BucketAnalysis", "BucketEfficiency",
-    "BucketId", "BucketSpec", "BucketStats", "BucketSuggestion", "BufferEvictionPolicy", "BufferSnapshot",
-    "CheckpointPosition", "CollatedBatch",
-    "DatasetFingerprint", "DatasetSource", "DifficultyLevel", "DifficultyProfile", "DistributedConfig",
-    "EpisodeStatus", "EpochPlan", "GymClient", "GymConfig", "GymConnectionError", "GymEpisode", "GymEpisodeStream",
-    "GymError", "GymOutputMode", "GymProtocolError", "GymStep", "GymTransport", "HintPolicy", "HistogramBin", "IdTable",
-    "JsonlSamples", "LengthCache", "LengthEntry", "LengthHistogram", "LengthTable", "MicrobatchSpec", "Mixture",
-    "MockGymStream", "OfflineDatasetStream", "OptimizationGoal", "OverlongPolicy", "PackedSequence", "PackingConfig",
-    "PackingMetrics", "PackingMode", "PadPolicy", "Policy", "PreferenceSample", "PuzzleCompletion", "PuzzleDifficulty",
-    "PuzzleEpisode", "PuzzleGame", "PuzzleObservation", "PuzzleResult", "ReplayBuffer", "ReplayBufferConfig",
-    "ReplayDraw", "RollingBatchPlanWindow", "RowTokenizer", "Sample", "SampleMeta", "SampleSource", "SampleStream",
-    "SampleType", "SampleValidationError", "Segment", "SequenceToPack", "ShardSpec", "StreamConfig", "StreamMetrics",
+    "BatchPlan", "BatchPlanBuilder", "BatchPlanMeta", "BatchReader", "BatchShapeHistogram", "BatchSpec",
+    "BatchWriter", "BatchingConfig", "BatchingEfficiencyReport", "BatchingMode", "BucketAnalysis",
+    "BucketEfficiency", "BucketId", "BucketSpec", "BucketStats", "BucketSuggestion", "BufferEvictionPolicy",
+    "BufferSnapshot", "CheckpointPosition", "CollatedBatch", "DatasetFingerprint", "DatasetSource",
+    "DifficultyLevel", "DifficultyProfile", "DistributedConfig", "EpisodeStatus", "EpochPlan", "GymClient",
+    "GymConfig", "GymConnectionError", "GymEpisode", "GymEpisodeStream", "GymError", "GymOutputMode",
+    "GymProtocolError", "GymStep", "GymTransport", "HintPolicy", "HistogramBin", "IdTable", "JsonlSamples",
+    "LengthCache", "LengthEntry", "LengthHistogram", "LengthTable", "MicrobatchSpec", "MockGymStream",
+    "OfflineDatasetStream", "OptimizationGoal", "OverlongPolicy", "PackedSequence", "PackingConfig",
+    "PackingMetrics", "PackingMode", "PadPolicy", "Policy", "PreferenceSample", "PuzzleCompletion",
+    "PuzzleDifficulty", "PuzzleEpisode", "PuzzleGame", "PuzzleObservation", "PuzzleResult", "ReplayBuffer",
+    "ReplayBufferConfig", "RollingBatchPlanWindow", "RowTokenizer", "Sample", "SampleMeta", "SampleSource",
+    "SampleStream", "SampleType", "SampleValidationError", "SequenceToPack", "StreamConfig", "StreamMetrics",
     "StreamSample", "StreamState", "TelnetClientConfig", "TelnetGymClient", "TokenBudgetBatchSampler", "TokenRow",
-    "UnevenPolicy", "WindowConfig", "WindowState", "analyze_bucket_efficiency", "as_lengths", "build_blocked_plan",
-    "check_plan", "collate_microbatch", "compute_batch_fingerprint", "compute_batch_fingerprint_async",
-    "compute_dataset_fingerprint", "compute_length_histogram", "compute_packing_metrics", "compute_shard_stats",
-    "create_efficiency_report", "create_segment_attention_mask", "default_collate", "get_rank", "get_world_size",
-    "interleave_microbatches", "is_main_process", "iter_from_checkpoint", "load_batch_plan", "load_batch_plan_async",
+    "WindowConfig", "WindowState", "analyze_bucket_efficiency", "as_lengths", "check_plan", "collate_microbatch",
+    "compute_batch_fingerprint", "compute_batch_fingerprint_async", "compute_dataset_fingerprint",
+    "compute_length_histogram", "compute_packing_metrics", "compute_shard_stats", "create_efficiency_report",
+    "create_segment_attention_mask", "default_collate", "get_rank", "get_world_size", "interleave_microbatches",
+    "is_main_process", "iter_from_checkpoint", "load_batch_plan", "load_batch_plan_async",
     "load_checkpoint_position", "load_fingerprint", "load_fingerprint_async", "load_samples", "load_samples_async",
-    "mix_datasets", "open_stream", "pack_sequences", "pad_sequences", "report_shards", "resume_shard",
-    "save_batch_plan", "save_batch_plan_async", "save_checkpoint_position", "save_fingerprint",
-    "save_fingerprint_async", "save_samples", "save_samples_async", "shard_batch_plan", "suggest_bucket_edges",
-    "tokenizer_fingerprint", "verify_batch_fingerprint", "verify_batch_plan", "visualize_buckets",
+    "pack_sequences", "pad_sequences", "resume_shard", "save_batch_plan", "save_batch_plan_async",
+    "save_checkpoint_position", "save_fingerprint", "save_fingerprint_async", "save_samples", "save_samples_async",
+    "shard_batch_plan", "suggest_bucket_edges", "tokenizer_fingerprint", "verify_batch_fingerprint",
+    "verify_batch_plan", "visualize_buckets",
 ]  # fmt: skip
-
-
-def __getattr__(name: str) -> Any:
-    if name in TORCH_NAMES:
-        return getattr(importlib.import_module("query_mutator.batching.torch_data"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

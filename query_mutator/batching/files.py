@@ -21,16 +21,9 @@ from safetensors import SafetensorError, safe_open
 from query_mutator import files
 from query_mutator.errors import UsageError
 
-_TEXT_SUFFIXES = (".jsonl", ".json")
-
 
 class BatchFileError(UsageError):
     """A file of the toolkit is missing, truncated, edited, or belongs to something else; the message names it."""
-
-
-def is_text(path: str | Path) -> bool:
-    """Return whether the suffix selects the text format (.jsonl, .json); any other suffix is binary."""
-    return Path(path).suffix in _TEXT_SUFFIXES
 
 
 def json_bytes(value: Any) -> bytes:

@@ -1,4 +1,7 @@
-"""Base of the toolkit's records: frozen pydantic models that may hold numpy arrays."""
+"""Records, frozen pydantic models that may hold numpy arrays, and helpers for the arrays.
+
+Permutations stay the same in every numpy release.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,47 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator, ValidationError
 
 from query_mutator.errors import UsageError
+
+IndexArray = NDArray[Any]  # int32 where the numbers fit: half the memory, faster to gather by
+
+
+def index_type(count: int) -> type[np.signedinteger[Any]]:
+    """Return the smaller of int32 and int64 that holds `count`."""
+    return np.int32 if count <= np.iinfo(np.int32).max else np.int64
+
+
+def permutation(count: int, *seed: int) -> IndexArray:
+    """Return 0..count-1 in an order that depends on all seed numbers."""
+    # SeedSequence joins the 32-bit words of its numbers, so [2**32, 0] would be [0, 1]: higher words follow the others.
+    high = [number >> 32 for number in seed]
+    words = [*(number % 2**32 for number in seed), *high, 1] if any(high) else seed
+    # The raw words of a bit generator never change, unlike Generator.permutation; the low bits make them unique.
+    raw = np.random.PCG64(np.random.SeedSequence(words)).random_raw(count)
+    mask = np.uint64((1 << max(count - 1, 1).bit_length()) - 1)
+    keys = (raw & ~mask) | np.arange(count, dtype=np.uint64)
+    keys.sort()
+    keys &= mask
+    return keys.astype(index_type(count))
+
+
+def offsets_of(sizes: NDArray[Any]) -> NDArray[np.int64]:
+    """Return where stretches of these sizes [k] begin and end when laid end to end, int64 [k + 1]."""
+    offsets = np.zeros(len(sizes) + 1, np.int64)
+    np.cumsum(sizes, out=offsets[1:])
+    return offsets
+
+
+def ranges_of(starts: IndexArray, sizes: IndexArray) -> IndexArray:
+    """Return start..start+size-1 of every pair, one after the other."""
+    offsets = offsets_of(sizes)
+    kind = index_type(max(int(starts.max(initial=0)) + int(sizes.max(initial=0)), int(offsets[-1])))
+    ranges: IndexArray = np.arange(offsets[-1], dtype=kind) + np.repeat((starts - offsets[:-1]).astype(kind), sizes)
+    return ranges
+
+
+def sums_of(values: NDArray[Any], begins: NDArray[Any]) -> NDArray[np.int64]:
+    """Return the sum of every stretch of `values` that begins at `begins` and ends where the next one begins."""
+    return np.add.reduceat(values, begins, dtype=np.int64) if len(begins) else np.empty(0, np.int64)
 
 
 def readonly(array: NDArray[Any]) -> NDArray[Any]:
@@ -73,7 +117,7 @@ class Record(BaseModel):
 
     def changed(self, **fields: Any) -> Self:
         """Return a copy with other values in these fields, validated (`model_copy` validates nothing)."""
-        return type(self)(**{**self.__dict__, **fields})
+        return type(self)(**{**{name: getattr(self, name) for name in type(self).model_fields}, **fields})
 
     @classmethod
     def unchecked(cls, fields: dict[str, Any]) -> Self:
@@ -92,8 +136,7 @@ class Record(BaseModel):
     def __eq__(self, other: object) -> bool:
         if type(self) is not type(other):
             return NotImplemented
-        mine, theirs = self.__dict__, other.__dict__
-        return mine.keys() == theirs.keys() and all(_same(value, theirs[name]) for name, value in mine.items())
+        return all(_same(getattr(self, name), getattr(other, name)) for name in type(self).model_fields)
 
     def __hash__(self) -> int:
         return hash((type(self), self.model_dump_json()))
@@ -121,11 +164,13 @@ class TokenRecord(Record):
         """Number of tokens with a loss."""
         return int(np.count_nonzero(self.loss_mask))
 
-    def cut(self, start: int, stop: int) -> Self:
-        """Return the tokens [start, stop) alone; stop -1 is the end."""
-        part, fields = slice(start, None if stop == -1 else stop), ("input_ids", "loss_mask", "segment_ids")
+    def cut(self, length: int) -> Self:
+        """Return the first `length` tokens."""
+        if self.length <= length:
+            return self
+        fields = ("input_ids", "loss_mask", "segment_ids")
         columns = {name: column for name in fields if (column := getattr(self, name, None)) is not None}
-        return self.model_copy(update={name: column[part] for name, column in columns.items()})
+        return self.model_copy(update={name: column[:length] for name, column in columns.items()})
 
 
 class SampleValidationError(ValueError):

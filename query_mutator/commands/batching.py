@@ -21,11 +21,12 @@ from query_mutator.batching import (
     suggest_bucket_edges,
     tokenizer_fingerprint,
 )
-from query_mutator.batching.generation.token_store import is_batch_store
+from query_mutator.batching.analyze.efficiency import PERCENTILES
+from query_mutator.batching.generation.io import has_batches
 from query_mutator.batching.records import settings_errors
 from query_mutator.batching.tokenizers import load_tokenizer, pad_id_of
 from query_mutator.batching.training.config import parse_edges
-from query_mutator.bounds import Count, Million, Parallel, Threads
+from query_mutator.bounds import Count, Parallel, Threads
 from query_mutator.cli.console import progress
 from query_mutator.cli.outputs import JsonFlags, JsonTo, Output, readable, rows_of, show
 from query_mutator.errors import UsageError
@@ -33,8 +34,6 @@ from query_mutator.errors import UsageError
 OVERFLOW_MAX = 2048
 
 GOALS = {"waste": "minimize_waste", "balance": "balance_buckets", "memory": "minimize_memory"}
-
-PERCENTILES = (10, 25, 50, 75, 90, 95, 99)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,10 +104,8 @@ class HistogramFlags(CacheFlags):
 
 @dataclass(frozen=True, kw_only=True)
 class AnalyzeFlags(CacheFlags, EdgeFlags):
-    """Report the cost of buckets and of other ways of batching, with advice."""
+    """Report the cost of buckets, and better ones."""
 
-    token_budget: Count | None = None
-    """Tokens of a batch; by default eight of the longest rows."""
     json: Annotated[JsonTo, Parameter(alias=("--out", "--output", "-o"))] = None
     """Write the report as JSON to FILE; without FILE, or with -, print it in place of text."""
 
@@ -123,8 +120,6 @@ class SuggestFlags(CacheFlags):
     """Least padding, equal shares, or the smallest attention scores."""
     max_length: Count = 2048
     """Longest length that fits a bucket."""
-    multiple: Million = 1
-    """Edges are multiples of this."""
 
 
 def show_histogram(flags: HistogramFlags) -> None:
@@ -137,15 +132,13 @@ def analyze_buckets(flags: AnalyzeFlags) -> None:
     """Print the efficiency report."""
     with settings_errors():
         spec = BucketSpec(edges=flags.edges, overflow_max=flags.longest)
-    report = create_efficiency_report(flags.load(), spec, token_budget=flags.token_budget)
+    report = create_efficiency_report(flags.load(), spec)
     show(flags, report.model_dump(mode="json"), report.to_ascii())
 
 
 def suggest_edges(flags: SuggestFlags) -> None:
     """Print edges and their padding efficiency."""
-    found = suggest_bucket_edges(
-        flags.load(), flags.num_buckets, GOALS[flags.goal], flags.max_length, multiple=flags.multiple
-    )
+    found = suggest_bucket_edges(flags.load(), flags.num_buckets, GOALS[flags.goal], flags.max_length)
     edges = ",".join(map(str, found.edges))
     lines = [f"--bucket-edges {edges} --overflow-max {found.overflow_max}", found.rationale]
     lines.append(f"padding efficiency {found.estimated_efficiency:.1%}")
@@ -226,7 +219,7 @@ class GenerateFlags(BatchPlanFlags, TokenizerFlags):
     dataset: Annotated[str, Parameter(alias="-d")]
     """JSONL file that the plan was built for."""
     output: Annotated[
-        str, Parameter(name=("--out", "--output", "-o")), Output(is_batch_store, is_folder=True, resumes=True)
+        str, Parameter(name=("--out", "--output", "-o")), Output(has_batches, is_folder=True, resumes=True)
     ]
     """Folder of the batches."""
     mask_prompt: bool = True

@@ -21,14 +21,14 @@ from query_mutator.batching import (
     PackingConfig,
     PackingMode,
     compute_dataset_fingerprint,
+    compute_shard_stats,
     load_batch_plan,
-    report_shards,
     save_batch_plan,
     verify_batch_plan,
 )
-from query_mutator.batching.planning.plan_files import is_batch_plan
+from query_mutator.batching.planning.batch_plan import is_batch_plan
 from query_mutator.batching.records import settings_errors
-from query_mutator.bounds import Count, CountOrNone, Few, FewOrNone, Million, Seed, Steps
+from query_mutator.bounds import Count, CountOrNone, Few, FewOrNone, Seed
 from query_mutator.cli.outputs import Output, rows_of, show
 from query_mutator.commands.batching import BatchPlanFlags, EdgeFlags
 from query_mutator.errors import UsageError
@@ -48,7 +48,7 @@ class BuildFlags(EdgeFlags):
     lengths: Annotated[str, Parameter(alias="-l")]
     """Length cache, as `qm data lengths build` writes it."""
     output: Annotated[str, Parameter(name=("--out", "--output", "-o")), Output(is_batch_plan, is_folder=True)]
-    """Folder of the plan; NAME.jsonl holds its epochs as text."""
+    """Folder of the plan."""
     epochs: Annotated[Few, Parameter(alias="-e")] = 1
     """Epochs to plan, each in its own order."""
     token_budget: Annotated[Count, Parameter(alias="-b")] = 4096
@@ -61,14 +61,8 @@ class BuildFlags(EdgeFlags):
     """JSONL file that the lengths come from; the plan records a hash of its content."""
     dataset_hash: str = ""
     """That hash, if it is already known."""
-    overlong: Literal["error", "drop", "truncate", "split"] = "error"
+    overlong: Literal["error", "drop", "truncate"] = "error"
     """How to handle samples longer than the budget or --overflow-max."""
-    window: Count = 4096
-    """Shuffled samples that are sorted by length together."""
-    pad_multiple: Million = 8
-    """Padded lengths are rounded up to a multiple of this."""
-    max_samples: Steps | None = None
-    """Most samples in a batch."""
     drop_last: bool = False
     """Drop batches that are not full, and count their samples."""
     interleave: bool = True
@@ -77,7 +71,7 @@ class BuildFlags(EdgeFlags):
     """Put several samples into each row."""
     pack_max_len: Count = 2048
     """Tokens in such a row."""
-    pack_mode: Literal["first_fit", "best_fit", "greedy", "order_preserving"] = "first_fit"
+    pack_mode: Literal["first_fit", "best_fit", "greedy"] = "first_fit"
     """Which samples share a row."""
 
     def __post_init__(self) -> None:
@@ -108,10 +102,7 @@ def batching_config(flags: BuildFlags) -> BatchingConfig:
         seed=flags.seed,
         drop_last=flags.drop_last,
         interleave_buckets=flags.interleave,
-        window=flags.window,
-        pad_multiple=flags.pad_multiple,
         overlong=OverlongPolicy(flags.overlong),
-        max_samples=flags.max_samples,
     )
 
 
@@ -241,9 +232,7 @@ class ShardFlags(BatchPlanFlags):
     output: Annotated[str, Parameter(name=("--out", "--output", "-o")), Output(_are_shards, is_folder=True)]
     """Folder of the parts."""
     equal_steps: bool = False
-    """Give every rank the same number of steps, each of one bucket and nearly equal cost."""
-    uneven: Literal["pad", "drop", "wrap"] = "pad"
-    """How --equal-steps evens out the steps: pad with filler steps, drop or repeat batches."""
+    """Give every rank the same number of steps, each of one bucket and nearly equal cost, with fillers at the end."""
 
 
 def show_plan(flags: InfoFlags) -> None:
@@ -262,7 +251,7 @@ def show_plan(flags: InfoFlags) -> None:
 
 
 def _batch(batch: MicrobatchSpec) -> dict[str, Any]:
-    fields = ("index", "bucket_id", "max_len", "total_tokens", "loss_tokens", "is_padding")
+    fields = ("index", "bucket_id", "max_len", "total_tokens", "is_padding")
     return {"samples": list(batch.samples), **{name: getattr(batch, name) for name in fields}}
 
 
@@ -298,14 +287,13 @@ def shard_plan(flags: ShardFlags) -> None:
         )
     with atomic_folder(flags.output) as folder:  # whole, so that no rank of an earlier world size stays
         for rank in range(flags.world_size):
-            part = plan.shard(rank, flags.world_size, equal_steps=flags.equal_steps, uneven=flags.uneven)
+            part = plan.shard(rank, flags.world_size, equal_steps=flags.equal_steps)
             save_batch_plan(part, folder / f"rank_{rank}")
-    report = report_shards(plan, flags.world_size, equal_steps=flags.equal_steps, uneven=flags.uneven)
-    data = {"output": flags.output, "epochs": {str(number): one.model_dump() for number, one in report.items()}}
+    stats = compute_shard_stats(plan, flags.world_size, equal_steps=flags.equal_steps)
     lines = [f"{flags.output}: rank_0 to rank_{flags.world_size - 1}"]
     lines += [
-        f"epoch {number}: {one.steps} steps, {one.num_padding} fillers, {one.num_dropped} dropped, {one.num_wrapped} "
-        f"repeated; tokens {min(one.tokens_per_rank)} to {max(one.tokens_per_rank)} per rank"
-        for number, one in report.items()
+        f"rank {rank}: {one['num_batches']} steps, {one['num_padding']} of them fillers, {one['total_tokens']} tokens"
+        for rank, one in stats.items()
     ]
+    data = {"output": flags.output, "ranks": {str(rank): one for rank, one in stats.items()}}
     show(flags, data, "\n".join(lines))

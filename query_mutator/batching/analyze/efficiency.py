@@ -1,23 +1,237 @@
-"""Cost of a choice of buckets, compared with other batch layouts."""
+"""What lengths and buckets cost: a histogram, padding per bucket, better edges, and all of it as a report."""
 
 from __future__ import annotations
+
+from enum import StrEnum
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from query_mutator.batching.analyze.edges import BucketSuggestion, OptimizationGoal, suggest_bucket_edges
-from query_mutator.batching.analyze.histogram import LengthHistogram, compute_length_histogram
-from query_mutator.batching.arrays import permutation
 from query_mutator.batching.core.buckets import BucketSpec
-from query_mutator.batching.core.config import BatchingConfig
-from query_mutator.batching.core.filling import Items, fill_batches
 from query_mutator.batching.lengths import LengthSource, as_lengths
-from query_mutator.batching.planning.binpacking import pack_decreasing
 from query_mutator.batching.records import Record
 from query_mutator.errors import UsageError
 
-_PROBE_SAMPLES = 1 << 17  # larger data sets are represented by a random sample of this size
+PERCENTILES = (10, 25, 50, 75, 90, 95, 99)
+
+
+class HistogramBin(Record):
+    """Samples of at least `min_length` and less than `max_length` tokens; `percentage` is of all samples."""
+
+    min_length: int
+    max_length: int
+    count: int
+    percentage: float
+
+    @property
+    def label(self) -> str:
+        """Shortest and longest length of the bin."""
+        return f"{self.min_length}-{self.max_length - 1}"
+
+
+class LengthHistogram(Record):
+    """Bins and statistics of lengths; percentiles are interpolated."""
+
+    bins: tuple[HistogramBin, ...]
+    total_samples: int = Field(ge=0)
+    min_length: int
+    max_length: int
+    mean_length: float
+    median_length: float
+    std_length: float
+    p10: float
+    p25: float
+    p50: float
+    p75: float
+    p90: float
+    p95: float
+    p99: float
+
+    def to_ascii(self, width: int = 50) -> str:
+        """Return one line per bin with a bar of up to `width` characters, and the statistics below."""
+        most = max((one.count for one in self.bins), default=0)
+        labels = max((len(one.label) for one in self.bins), default=0)
+        counts = len(str(most))
+        lines = [
+            f"{one.label:>{labels}} | {_bar(one.count, most, width):<{width}} {one.count:>{counts}} "
+            f"{one.percentage:5.1f}%"
+            for one in self.bins
+        ]
+        percentiles = ", ".join(
+            f"{name} {getattr(self, name):.0f}" for name in ("p25", "p50", "p75", "p90", "p95", "p99")
+        )
+        lines.append(f"{self.total_samples} samples, {self.min_length} to {self.max_length} tokens, ")
+        lines[-1] += f"mean {self.mean_length:.1f}, deviation {self.std_length:.1f}"
+        lines.append(percentiles)
+        return "\n".join(lines)
+
+
+def _bar(count: int, most: int, width: int) -> str:
+    return "#" * (max(1, round(count / most * width)) if count else 0)
+
+
+def compute_length_histogram(
+    lengths: LengthSource, num_bins: int = 10, bin_width: int | None = None
+) -> LengthHistogram:
+    """Return `num_bins` bins of nearly equal width (fewer when there are fewer lengths), or bins of `bin_width`."""
+    values = as_lengths(lengths).lengths
+    if not len(values):
+        raise UsageError("there are no lengths to count; check the input")
+    if num_bins < 1 or (bin_width is not None and bin_width < 1):
+        raise UsageError(f"num_bins={num_bins} and bin_width={bin_width} must be at least 1")
+    shortest, longest = int(values.min()), int(values.max())
+    if bin_width is None:
+        number = min(num_bins, longest - shortest + 1)
+        edges = [shortest + (longest + 1 - shortest) * one // number for one in range(number + 1)]
+    else:
+        begin = shortest // bin_width * bin_width
+        edges = list(range(begin, longest + bin_width + 1, bin_width))
+    in_bin = np.histogram(values, [*edges[:-1], max(edges[-1], longest + 1)])[0].tolist()
+    bins = tuple(
+        HistogramBin(min_length=low, max_length=high, count=count, percentage=100 * count / len(values))
+        for low, high, count in zip(edges[:-1], edges[1:], in_bin, strict=True)
+    )
+    ranks = np.percentile(values, PERCENTILES).tolist()
+    return LengthHistogram(
+        bins=bins,
+        total_samples=len(values),
+        min_length=shortest,
+        max_length=longest,
+        mean_length=float(values.mean()),
+        median_length=float(np.median(values)),
+        std_length=float(values.std()),
+        **{f"p{percent}": rank for percent, rank in zip(PERCENTILES, ranks, strict=True)},
+    )
+
+
+# --- edges -----------------------------------------------------------------------------------------------------------
+
+
+class OptimizationGoal(StrEnum):
+    """Objective of the edges."""
+
+    MINIMIZE_WASTE = "minimize_waste"  # fewest padding tokens
+    BALANCE_BUCKETS = "balance_buckets"  # equally many samples in each bucket
+    MINIMIZE_MEMORY = "minimize_memory"  # smallest sum of squared padded lengths: the attention scores of all rows
+
+
+class BucketSuggestion(Record):
+    """Edges up to the longest length covered, and `max_length` as `overflow_max`; `num_left_out` samples are longer."""
+
+    edges: tuple[int, ...]
+    overflow_max: int
+    rationale: str
+    estimated_efficiency: float = Field(ge=0, le=1)
+    optimization_goal: OptimizationGoal
+    num_left_out: int = 0
+
+
+def suggest_bucket_edges(
+    lengths: LengthSource,
+    num_buckets: int = 4,
+    goal: OptimizationGoal | str = OptimizationGoal.MINIMIZE_WASTE,
+    max_length: int | None = None,
+    *,
+    multiple: int = 1,
+) -> BucketSuggestion:
+    """Return the best `num_buckets` edges (fewer if there are fewer lengths) for a goal, multiples of `multiple`."""
+    if num_buckets < 1 or multiple < 1:
+        raise UsageError(f"num_buckets={num_buckets} and multiple={multiple} must be at least 1")
+    values = as_lengths(lengths).lengths
+    counts = np.bincount(values)
+    covered = counts if max_length is None else counts[: max_length + 1]
+    if not covered.any():
+        raise UsageError("there are no lengths to choose edges for; raise max_length or check the input")
+    goal = OptimizationGoal(goal)
+    # Only lengths that occur, rounded up to the multiple, can be optimal edges.
+    sizes, shares = _candidates(covered, multiple)
+    if goal is OptimizationGoal.BALANCE_BUCKETS:
+        chosen = _quantiles(shares, num_buckets)
+    else:
+        weights = sizes if goal is OptimizationGoal.MINIMIZE_WASTE else sizes**2
+        chosen = _optimal(weights.astype(np.float64), np.cumsum(shares), num_buckets)
+    edges = sizes[chosen]
+    padded = int(np.diff(np.cumsum(shares)[chosen], prepend=0) @ edges)
+    return BucketSuggestion(
+        edges=tuple(edges.tolist()),
+        overflow_max=max(int(edges[-1]), max_length or 0),
+        rationale=_RATIONALES[goal].format(edges=len(edges), lengths=len(sizes)),
+        estimated_efficiency=int(covered @ np.arange(len(covered))) / padded,
+        optimization_goal=goal,
+        num_left_out=int(counts.sum() - covered.sum()),
+    )
+
+
+_RATIONALES = {
+    OptimizationGoal.MINIMIZE_WASTE: "dynamic programming over {lengths} lengths: no other {edges} edges pad less",
+    OptimizationGoal.BALANCE_BUCKETS: "quantiles over {lengths} lengths: {edges} buckets of about equally many samples",
+    OptimizationGoal.MINIMIZE_MEMORY: "dynamic programming over {lengths} lengths: no other {edges} edges need fewer "
+    "attention scores for the padded rows",
+}
+
+
+def _candidates(counts: NDArray[np.int64], multiple: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the possible edges, ascending, and the number of samples between each and the one before, both [m]."""
+    present = np.flatnonzero(counts)
+    rounded = -(-present // multiple) * multiple
+    sizes, first = np.unique(rounded, return_index=True)
+    return sizes, np.add.reduceat(counts[present], first)
+
+
+def _quantiles(shares: NDArray[np.int64], num_buckets: int) -> NDArray[np.int64]:
+    """Return the positions of edges with as equal shares of the samples as the lengths allow."""
+    upto = np.cumsum(shares)
+    wanted = upto[-1] * np.arange(1, num_buckets + 1) / num_buckets
+    above = np.searchsorted(upto, wanted)
+    below = np.maximum(above - 1, 0)
+    nearest = np.where(wanted - upto[below] < upto[above] - wanted, below, above)
+    return np.unique(np.append(nearest[:-1], len(shares) - 1))
+
+
+def _optimal(weights: NDArray[np.float64], upto: NDArray[np.int64], num_buckets: int) -> NDArray[np.int64]:
+    """Return the positions of edges that minimize the sum over buckets of weight at the edge * samples in the bucket.
+
+    Dynamic programming: best[j] = min over i < j of before[i] + weights[j] * (upto[j] - upto[i]).
+    """
+    best = weights * upto
+    choices: list[NDArray[np.int64]] = []
+    for _ in range(min(num_buckets, len(weights)) - 1):
+        best, chosen = _one_more_edge(weights, upto, best)
+        choices.append(chosen)
+    # Walk back from the last edge through the choices of each round.
+    places = [len(weights) - 1]
+    for chosen in reversed(choices):
+        if chosen[places[-1]] >= 0:
+            places.append(int(chosen[places[-1]]))
+    return np.array(places[::-1], np.int64)
+
+
+def _one_more_edge(
+    weights: NDArray[np.float64], upto: NDArray[np.int64], before: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Return the minimal cost up to each position with one more edge, and the position of the edge before it.
+
+    The best edge before a position never moves back as the position rises, so the middle position halves the choices
+    of those on either side of it (divide and conquer).
+    """
+    best, chosen = before.copy(), np.full(len(before), -1)
+    spans = [(1, len(before), 0, len(before))]  # positions, and where their edge before may be
+    while spans:
+        first, end, low, high = spans.pop()
+        if first >= end:
+            continue
+        place = (first + end) // 2
+        choices = slice(low, min(high, place))
+        costs = before[choices] + weights[place] * (upto[place] - upto[choices])
+        at = int(costs.argmin())
+        if costs[at] < best[place]:
+            best[place], chosen[place] = costs[at], low + at
+        spans += [(first, place, low, low + at + 1), (place + 1, end, low + at, high)]
+    return best, chosen
+
+
+# --- buckets ---------------------------------------------------------------------------------------------------------
 
 
 class BucketEfficiency(Record):
@@ -57,52 +271,6 @@ class BucketAnalysis(Record):
         return "\n".join(lines)
 
 
-class LayoutCost(Record):
-    """Cost of an epoch in one batch layout: batches, tokens with padding, squared lengths, largest batch.
-
-    `squared_lengths` is the cost of attention in total, `peak_squared_lengths` the attention scores of one batch.
-    """
-
-    name: str
-    batches: int
-    padded_tokens: int
-    efficiency: float
-    squared_lengths: int
-    peak_tokens: int
-    peak_squared_lengths: int
-
-
-class BatchingEfficiencyReport(Record):
-    """Histogram, buckets, suggestions for the three goals, costs of the layouts, and advice."""
-
-    length_histogram: LengthHistogram
-    bucket_analysis: BucketAnalysis
-    suggestions: tuple[BucketSuggestion, ...]
-    layouts: tuple[LayoutCost, ...]
-    recommendations: tuple[str, ...]
-    token_budget: int
-    total_samples: int
-    total_tokens: int
-    total_padded: int
-    overall_efficiency: float
-
-    def to_ascii(self) -> str:
-        """Return the report as text."""
-        rows = [
-            f"{one.name:<18} {one.batches:>9} {one.padded_tokens:>13} {one.efficiency:>10.1%} "
-            f"{one.squared_lengths:>12.3g} {one.peak_tokens:>11} {one.peak_squared_lengths:>12.3g}"
-            for one in self.layouts
-        ]
-        head = f"{'budget ' + str(self.token_budget):<18} {'batches':>9} {'padded':>13} {'efficiency':>10} "
-        head += f"{'attention':>12} {'peak tokens':>11} {'peak scores':>12}"
-        edges = [
-            f"{one.optimization_goal.value:<16} {one.estimated_efficiency:>6.1%}  {','.join(map(str, one.edges))}"
-            for one in self.suggestions
-        ]
-        parts = [self.length_histogram.to_ascii(), self.bucket_analysis.to_ascii(), "\n".join([head, *rows])]
-        return "\n\n".join([*parts, "\n".join(edges), "\n".join(f"- {one}" for one in self.recommendations)])
-
-
 def analyze_bucket_efficiency(lengths: LengthSource, bucket_spec: BucketSpec) -> BucketAnalysis:
     """Return samples and padding of every bucket, each sample padded to its bucket's longest length."""
     counts = np.bincount(as_lengths(lengths).lengths, minlength=bucket_spec.overflow_max + 1)
@@ -137,28 +305,44 @@ def analyze_bucket_efficiency(lengths: LengthSource, bucket_spec: BucketSpec) ->
     )
 
 
+class BatchingEfficiencyReport(Record):
+    """Histogram, buckets, suggestions for the three goals, and advice."""
+
+    length_histogram: LengthHistogram
+    bucket_analysis: BucketAnalysis
+    suggestions: tuple[BucketSuggestion, ...]
+    recommendations: tuple[str, ...]
+    total_samples: int
+    total_tokens: int
+    total_padded: int
+    overall_efficiency: float
+
+    def to_ascii(self) -> str:
+        """Return the report as text."""
+        edges = [
+            f"{one.optimization_goal.value:<16} {one.estimated_efficiency:>6.1%}  {','.join(map(str, one.edges))}"
+            for one in self.suggestions
+        ]
+        advice = [f"- {one}" for one in self.recommendations]
+        parts = (self.length_histogram.to_ascii(), self.bucket_analysis.to_ascii(), "\n".join(edges), "\n".join(advice))
+        return "\n\n".join(parts)
+
+
 def create_efficiency_report(
-    lengths: LengthSource, bucket_spec: BucketSpec, *, token_budget: int | None = None, num_bins: int = 10
+    lengths: LengthSource, bucket_spec: BucketSpec, *, num_bins: int = 10
 ) -> BatchingEfficiencyReport:
-    """Return the full report on these lengths and buckets; the default budget is eight of the longest rows."""
+    """Return the full report on these lengths and buckets."""
     table = as_lengths(lengths)
     analysis = analyze_bucket_efficiency(table, bucket_spec)
-    budget = token_budget or 8 * bucket_spec.overflow_max
-    if budget < bucket_spec.overflow_max:
-        raise UsageError(f"token_budget={budget} must be at least the longest length {bucket_spec.overflow_max}")
-    longest = bucket_spec.overflow_max
-    goals = list(OptimizationGoal)
     suggestions = tuple(
-        suggest_bucket_edges(table, bucket_spec.num_buckets, goal, max_length=longest) for goal in goals
+        suggest_bucket_edges(table, bucket_spec.num_buckets, goal, max_length=bucket_spec.overflow_max)
+        for goal in OptimizationGoal
     )
-    layouts = compare_layouts(table.lengths, bucket_spec, budget, suggested=suggestions[0])
     return BatchingEfficiencyReport(
         length_histogram=compute_length_histogram(table, num_bins=num_bins),
         bucket_analysis=analysis,
         suggestions=suggestions,
-        layouts=layouts,
-        recommendations=_advice(analysis, layouts, suggestions[0]),
-        token_budget=budget,
+        recommendations=_advice(analysis, suggestions[0]),
         total_samples=len(table),
         total_tokens=sum(one.total_tokens for one in analysis.buckets),
         total_padded=sum(one.padded_tokens for one in analysis.buckets),
@@ -166,99 +350,20 @@ def create_efficiency_report(
     )
 
 
-def compare_layouts(
-    lengths: NDArray[np.int32], bucket_spec: BucketSpec, token_budget: int, *, suggested: BucketSuggestion
-) -> tuple[LayoutCost, ...]:
-    """Return the cost of an epoch with these buckets, the suggested ones, sorted windows, and packs.
-
-    Windows and packs are formed from at most 131,072 samples, drawn at random, and scaled up.
-    """
-    kept = lengths[lengths <= bucket_spec.overflow_max]
-    if not len(kept):
-        raise UsageError(f"no sample fits the buckets up to {bucket_spec.overflow_max}")
-    probe = kept[permutation(len(kept), 0)[:_PROBE_SAMPLES]]
-    scale = len(kept) / len(probe)
-    better = BucketSpec(edges=suggested.edges)
-    return (
-        _bucket_cost("buckets", kept, bucket_spec, token_budget),
-        _bucket_cost("suggested buckets", kept, better, token_budget),
-        _window_cost(probe, bucket_spec, token_budget, scale),
-        _pack_cost(probe, bucket_spec.overflow_max, token_budget, scale),
-    )
-
-
-def _bucket_cost(name: str, lengths: NDArray[np.int32], spec: BucketSpec, budget: int) -> LayoutCost:
-    bounds = spec.upper_bounds
-    samples = np.bincount(spec.bucket_ids(lengths), minlength=spec.num_buckets)
-    rows = budget // bounds  # of a full batch of each bucket
-    batches = -(-samples // rows)
-    # All batches of a bucket are full except its last one.
-    sizes, lengths_padded = np.repeat(rows, batches), np.repeat(bounds, batches)
-    last = np.cumsum(batches)[batches > 0] - 1
-    sizes[last] -= (batches * rows - samples)[batches > 0]
-    tokens = sizes * lengths_padded
-    return _measured(name, lengths, tokens, tokens * lengths_padded)
-
-
-def _window_cost(lengths: NDArray[np.int32], spec: BucketSpec, budget: int, scale: float) -> LayoutCost:
-    config = BatchingConfig(token_budget=budget, bucket_edges=spec.edges, overflow_max=spec.overflow_max)
-    batches = fill_batches(Items(lengths), config, seed=(0, 0))
-    tokens = np.diff(batches.offsets) * batches.max_len
-    return _measured("sorted windows", lengths, tokens, tokens * batches.max_len, scale)
-
-
-def _pack_cost(lengths: NDArray[np.int32], longest: int, budget: int, scale: float) -> LayoutCost:
-    packs = pack_decreasing(lengths, longest)
-    rows = budget // longest
-    squares = np.add.reduceat(lengths[packs.order].astype(np.int64) ** 2, packs.offsets[:-1])
-    begins = np.arange(0, len(squares), rows)
-    tokens = np.diff(begins, append=len(squares)) * longest
-    return _measured("packed", lengths, tokens, np.add.reduceat(squares, begins), scale)
-
-
-def _measured(
-    name: str, lengths: NDArray[np.int32], tokens: NDArray[np.int64], squares: NDArray[np.int64], scale: float = 1.0
-) -> LayoutCost:
-    """Return the cost of batches with these tokens with padding and squared lengths, both [B]."""
-    return LayoutCost(
-        name=name,
-        batches=round(len(tokens) * scale),
-        padded_tokens=round(int(tokens.sum()) * scale),
-        efficiency=int(lengths.sum(dtype=np.int64)) / int(tokens.sum()),
-        squared_lengths=round(int(squares.sum()) * scale),
-        peak_tokens=int(tokens.max()),
-        peak_squared_lengths=int(squares.max()),
-    )
-
-
-def _advice(analysis: BucketAnalysis, layouts: tuple[LayoutCost, ...], suggested: BucketSuggestion) -> tuple[str, ...]:
-    """Return recommendations with their gain in steps and their cost in memory."""
-    now, better, windows, packed = layouts
+def _advice(analysis: BucketAnalysis, suggested: BucketSuggestion) -> tuple[str, ...]:
+    """Return recommendations with their gain."""
     advice = []
     if suggested.estimated_efficiency > analysis.overall_efficiency + 0.01:
         edges = ",".join(map(str, suggested.edges))
-        advice.append(
-            f"Edges {edges} need {_fewer(better.padded_tokens, now.padded_tokens)} tokens than these buckets."
-        )
-    if windows.batches < now.batches:
-        advice.append(
-            f"Sorted windows (mode throughput) take {windows.batches} steps instead of {now.batches} "
-            f"({_fewer(windows.batches, now.batches)}), at most {windows.peak_tokens} tokens per step."
-        )
-    if packed.batches < 0.98 * windows.batches:
-        advice.append(
-            f"Packing takes {packed.batches} steps ({_fewer(packed.batches, windows.batches)} than sorted windows), "
-            f"each of {packed.peak_tokens} tokens, and needs an attention mask that separates segments."
-        )
+        fewer = 1 - analysis.overall_efficiency / suggested.estimated_efficiency
+        advice.append(f"Edges {edges} need {fewer:.0%} fewer tokens than these buckets.")
+    if analysis.overall_efficiency < 0.9:
+        advice.append("Sorted windows (mode throughput) and packs need fewer still: compare them with `qm bench`.")
     if analysis.empty_buckets:
         advice.append(f"{analysis.empty_buckets} buckets are empty; remove their edges.")
     if analysis.num_left_out:
         advice.append(f"{analysis.num_left_out} samples are longer than every bucket; choose an over-long policy.")
-    return tuple(advice) or ("No other layout is much better than these buckets.",)
-
-
-def _fewer(new: float, old: float) -> str:
-    return f"{100 * (1 - new / old):.0f}% fewer"
+    return tuple(advice) or ("These buckets are nearly as good as any.",)
 
 
 def visualize_buckets(lengths: LengthSource, bucket_spec: BucketSpec, width: int = 50) -> str:

@@ -1,14 +1,17 @@
-"""Length buckets: which lengths are batched together, how far they are padded, and one batch of a bucket."""
+"""Length buckets: which lengths are batched together, one batch of a bucket, and samples too long for any."""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Self
+from enum import StrEnum
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from query_mutator.batching.records import Int32Array, Ratio, Record
+from query_mutator.batching.lengths import LengthTable
+from query_mutator.batching.records import IndexArray, Ratio, Record
+from query_mutator.errors import UsageError
 
 BucketId = int
 
@@ -132,17 +135,12 @@ class BucketStats(Record):
 
 
 class BatchSpec(Record):
-    """Ids of the samples, the bucket, the padded length of every row, and the real tokens in the batch.
-
-    If an over-long policy cut samples, `starts` and `stops` are their ranges of tokens (stop −1: to the end).
-    """
+    """Ids of the samples, the bucket, the padded length of every row, and the real tokens in the batch."""
 
     sample_ids: tuple[str, ...] = Field(min_length=1)
     bucket_id: BucketId = Field(ge=0)
     max_length: int = Field(ge=1)
     token_count: int = Field(ge=0)
-    starts: Int32Array | None = None
-    stops: Int32Array | None = None
 
     @property
     def batch_size(self) -> int:
@@ -153,3 +151,53 @@ class BatchSpec(Record):
     def padded_token_count(self) -> int:
         """Tokens with padding."""
         return self.batch_size * self.max_length
+
+
+class OverlongPolicy(StrEnum):
+    """How to handle a sample longer than the budget or the longest bucket."""
+
+    ERROR = "error"
+    DROP = "drop"
+    TRUNCATE = "truncate"
+
+
+class OverlongReport(Record):
+    """Number of samples over `limit`, how they were handled, and the tokens left out of all batches."""
+
+    policy: OverlongPolicy
+    limit: int = Field(ge=1)
+    num_overlong: int = 0
+    num_dropped: int = 0
+    num_truncated: int = 0
+    tokens_lost: int = 0
+
+
+class FittedLengths(NamedTuple):
+    """Lengths [n] in tokens, none over the limit; the positions that take part [k]; what happened to the others."""
+
+    lengths: NDArray[np.int32]
+    kept: IndexArray
+    report: OverlongReport
+
+
+def fit_lengths(table: LengthTable, limit: int, policy: OverlongPolicy) -> FittedLengths:
+    """Apply the policy to every sample longer than `limit`; raise UsageError with the first under "error"."""
+    lengths, policy = table.lengths, OverlongPolicy(policy)
+    over = np.flatnonzero(lengths > limit)
+    every = np.arange(len(lengths), dtype=np.int32)
+    report = OverlongReport(policy=policy, limit=limit, num_overlong=len(over))
+    if not len(over):
+        return FittedLengths(lengths, every, report)
+    if policy is OverlongPolicy.ERROR:
+        raise UsageError(
+            f"{len(over)} of {len(table)} samples are longer than {limit} tokens (first {table.ids[int(over[0])]!r}, "
+            f"longest {lengths[over].max()}); raise the budget and the last bucket, or choose an over-long policy: "
+            "drop or truncate"
+        )
+    tokens = int(lengths[over].sum(dtype=np.int64))
+    if policy is OverlongPolicy.DROP:
+        return FittedLengths(lengths, np.delete(every, over), report.changed(num_dropped=len(over), tokens_lost=tokens))
+    lost = tokens - limit * len(over)
+    return FittedLengths(
+        np.minimum(lengths, limit).astype(np.int32), every, report.changed(num_truncated=len(over), tokens_lost=lost)
+    )

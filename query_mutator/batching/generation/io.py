@@ -1,72 +1,292 @@
-"""Batch stores: tokens are written once, batches composed when read, without the data set and its tokenizer.
+"""Batches as arrays: collated from token rows, and stored as one file per batch.
 
-    DIR/plan/               the plan
-    DIR/tokens_00000.bin    samples in the order in which the plan first uses them: many batches per file,
-                            ids as 16 bits where the vocabulary allows, masks as bits; no sample is stored twice
-    DIR/collated_0_00000.bin    only with a user's collate function: its arrays, many batches per file
-    DIR/progress.json       the files that are done; an interrupted write resumes after them
-    DIR/manifest.json       all of the above with checksums, written last: without it nothing can be read
+    DIR/plan/                       the plan
+    DIR/epoch_0/batch_000000.npz    the arrays of one batch, compressed; ids as text, nothing is pickled
+    DIR/manifest.json               the plan's fingerprint and what is there, written last: without it nothing is read
 
-Every file is a checksummed safetensors file; no pickle is read or written.
+R rows (samples or packs), L columns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
+from pydantic import Field, ValidationError, model_validator
 
-from query_mutator.batching.arrays import offsets_of
-from query_mutator.batching.files import BatchFileError, read_arrays, write_arrays, write_checked_json
-from query_mutator.batching.generation.collate import CollatedBatch, CollateFn, as_token_row, collate_microbatch
+from query_mutator.batching.files import BatchFileError, read_checked_json, reading, write_checked_json
 from query_mutator.batching.generation.rows import TokenRow
-from query_mutator.batching.generation.token_store import (
-    COLLATED_KIND,
-    TOKENS_KIND,
-    Manifest,
-    ShardEntry,
-    TokenStore,
-    intact_files,
-    read_manifest,
-    token_arrays,
+from query_mutator.batching.planning.batch_plan import BatchPlan, check_plan, load_batch_plan, save_batch_plan
+from query_mutator.batching.planning.epoch_plan import EpochPlan, MicrobatchSpec
+from query_mutator.batching.planning.packing import (
+    PADDING_SEGMENT,
+    PackingConfig,
+    labels_of,
+    lay_out,
+    segment_begins,
+    segment_positions,
 )
-from query_mutator.batching.planning.batch_plan import BatchPlan
-from query_mutator.batching.planning.epoch_plan import EpochPlan
-from query_mutator.batching.planning.microbatch import MicrobatchSpec
-from query_mutator.batching.planning.plan_files import check_plan, load_batch_plan, save_batch_plan
+from query_mutator.batching.records import Int32Matrix, Record, UInt8Matrix, offsets_of
 from query_mutator.batching.sync import to_async, to_async_iterator
 from query_mutator.errors import UsageError
+from query_mutator.files import atomic_write
 
-T = TypeVar("T")
+Batch = dict[str, Any]
+#: Turns sample dictionaries (`input_ids`, `loss_mask`), a length and a padding id into arrays.
+CollateFn = Callable[[Sequence[Mapping[str, Any]], int, int], Mapping[str, NDArray[Any]]]
 
-SHARD_TOKENS = 4_000_000  # about 9 MB with 16-bit ids
+_ABOUT = ("bucket_id", "max_len", "index", "epoch", "is_padding")
+_MANIFEST = "manifest.json"
+_DAMAGE = (
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    EOFError,
+    NotImplementedError,
+)  # of a file that np.load reads
 
 
-def first_uses(plan: BatchPlan, epochs: Sequence[int]) -> NDArray[np.int64]:
-    """Return the positions in `plan.ids` that these epochs use, each once, in the order of first use."""
-    known = np.zeros(len(plan.ids), dtype=bool)
-    parts = [np.empty(0, np.int64)]
-    for number in epochs:
-        epoch = plan.get_epoch(number)
-        positions = epoch.context.cuts.resolve(epoch.order)[0].astype(np.int64)
-        new = positions[~known[positions]]
-        # np.unique sorts; the indices of first occurrence restore the order of use.
-        _, first = np.unique(new, return_index=True)
-        new = new[np.sort(first)]
-        known[new] = True
-        parts.append(new)
-    return np.concatenate(parts)
+class CollatedBatch(Record):
+    """A batch ready for training; its arrays are also available by name, as `batch["labels"]`.
+
+    All matrices are [R, L]. Packs have `segment_ids` (−1 in padding); `sample_ids` lists their samples row by row. A
+    filler microbatch has `is_padding`: give it loss weight 0. Made without `attention_mask` and `position_ids`, all
+    tokens are attended to, at their places in the row.
+    """
+
+    input_ids: Int32Matrix
+    loss_mask: UInt8Matrix
+    attention_mask: UInt8Matrix
+    position_ids: Int32Matrix
+    segment_ids: Int32Matrix | None = None
+    sample_ids: tuple[str, ...]
+    bucket_id: int = 0
+    max_len: int = Field(ge=1)
+    index: int = Field(default=0, ge=0)
+    epoch: int = Field(default=0, ge=0)
+    is_padding: bool = False
+    extra: dict[str, Any] = Field(default_factory=dict)  # arrays of a user's collate function
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_masks(cls, data: Any) -> Any:
+        if not isinstance(data, dict) or "input_ids" not in data:
+            return data
+        shape = np.shape(data["input_ids"])
+        positions = np.broadcast_to(np.arange(shape[-1] if shape else 0, dtype=np.int32), shape)
+        return {"attention_mask": np.ones(shape, np.uint8), "position_ids": positions, **data}
+
+    @property
+    def labels(self) -> NDArray[np.int64]:
+        """`input_ids` where there is a loss, −100 elsewhere, int64 [R, L]."""
+        return labels_of(self.input_ids, self.loss_mask)
+
+    @property
+    def batch_size(self) -> int:
+        """Number of rows."""
+        return len(self.input_ids)
+
+    @property
+    def cu_seqlens(self) -> NDArray[np.int32]:
+        """Where sequences begin in the rows laid end to end without padding, int32 [number of sequences + 1]."""
+        return offsets_of(self._lengths()).astype(np.int32)
+
+    @property
+    def max_seqlen(self) -> int:
+        """Length of the longest sequence."""
+        return int(self._lengths().max())
+
+    def _lengths(self) -> NDArray[np.int64]:
+        """Return the tokens of each sequence, row by row."""
+        if self.segment_ids is None:
+            counts: NDArray[np.int64] = self.attention_mask.sum(axis=1, dtype=np.int64)
+            return counts
+        begins = segment_begins(self.segment_ids)
+        lengths: NDArray[np.int64] = np.diff(begins, append=self.segment_ids.size)
+        real: NDArray[np.bool_] = self.segment_ids.reshape(-1)[begins] != PADDING_SEGMENT
+        return lengths[real]
+
+    def __getitem__(self, name: str) -> Any:
+        if name in self.extra:
+            return self.extra[name]
+        if name not in (*type(self).model_fields, "labels", "cu_seqlens", "max_seqlen"):
+            raise KeyError(name)
+        return getattr(self, name)
+
+    def arrays(self) -> Batch:
+        """Return the arrays by name, labels among them."""
+        names = ("input_ids", "loss_mask", "attention_mask", "position_ids", "segment_ids", "labels")
+        return {**{name: self[name] for name in names if self[name] is not None}, **self.extra}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a dictionary of arrays, which `np.savez` saves and `from_npz` loads without pickle."""
+        fields = {name: np.array(self[name]) for name in _ABOUT}
+        arrays = {name: array for name, array in self.arrays().items() if name != "labels" and name not in self.extra}
+        extra = {f"extra.{name}": array for name, array in self.extra.items()}
+        return {**arrays, **extra, **fields, "sample_ids": np.array(self.sample_ids, dtype=np.str_)}
+
+    @classmethod
+    def from_npz(cls, data: Mapping[str, Any]) -> Self:
+        """Return the batch of `to_dict`, from a mapping or an opened `.npz` file."""
+        fields = {name: data[name] for name in data if not name.startswith("extra.")}
+        fields |= {name: fields[name].item() for name in _ABOUT if name in fields}
+        fields["sample_ids"] = tuple(str(name) for name in fields["sample_ids"])
+        extra = {name.partition(".")[2]: data[name] for name in data if name.startswith("extra.")}
+        return cls(**fields, extra=extra)
+
+
+# --- collating -------------------------------------------------------------------------------------------------------
+
+
+def as_token_row(sample: Any) -> TokenRow:
+    """Return ids and mask of a TokenRow, Sample, StreamSample or mapping; without a mask all tokens have a loss."""
+    if isinstance(sample, Mapping):
+        ids, mask = sample["input_ids"], sample.get("loss_mask")
+    else:
+        ids, mask = sample.input_ids, sample.loss_mask
+    input_ids = np.asarray(ids, dtype=np.int32)
+    loss_mask = np.ones(len(input_ids), np.uint8) if mask is None else np.asarray(mask, dtype=np.uint8)
+    if input_ids.ndim != 1 or not len(input_ids) or loss_mask.shape != input_ids.shape:
+        raise UsageError(
+            f"input_ids has shape {input_ids.shape}, loss_mask {loss_mask.shape}; give two lists of one length"
+        )
+    return TokenRow(input_ids, loss_mask)
+
+
+def pad_sequences(
+    sequences: Sequence[Sequence[int] | NDArray[Any]],
+    pad_value: int,
+    max_length: int | None = None,
+    dtype: DTypeLike = np.int32,
+) -> NDArray[Any]:
+    """Return the sequences as rows of a matrix; raise UsageError for one longer than `max_length`."""
+    lengths = [len(one) for one in sequences]
+    width = max(lengths, default=0) if max_length is None else max_length
+    if max(lengths, default=0) > width:
+        place = int(np.argmax(lengths))
+        raise UsageError(
+            f"sequence {place} has {lengths[place]} items, more than max_length={width}; truncate it first"
+        )
+    padded = np.full((len(sequences), width), pad_value, dtype=dtype)
+    for row, one in zip(padded, sequences, strict=True):
+        row[: len(one)] = one
+    return padded
+
+
+def default_collate(samples: Sequence[Any], max_len: int, pad_id: int = 0) -> Batch:
+    """Return `input_ids`, `loss_mask`, `attention_mask` and `position_ids` [R, max_len]; longer samples are cut."""
+    rows = [as_token_row(sample).cut(max_len) for sample in samples]
+    lengths = np.array([row.length for row in rows])
+    columns = np.arange(max_len)
+    inside = columns < lengths[:, None]
+    return {
+        "input_ids": pad_sequences([row.input_ids for row in rows], pad_id, max_len),
+        "loss_mask": pad_sequences([row.loss_mask for row in rows], 0, max_len, np.uint8),
+        "attention_mask": inside.astype(np.uint8),
+        "position_ids": np.where(inside, columns, 0).astype(np.int32),
+    }
+
+
+def collate_microbatch(
+    spec: MicrobatchSpec,
+    rows: Sequence[TokenRow],
+    *,
+    epoch: int = 0,
+    pad_id: int = 0,
+    pack_config: PackingConfig | None = None,
+) -> CollatedBatch:
+    """Return the batch of a microbatch from the tokens of its samples, in the order of `spec.samples`.
+
+    Rows longer than the microbatch are cut, as the policy "truncate" plans them; a number of tokens other than the
+    planned one is a UsageError. The first token of a row or of a pack's segment has no loss: nothing predicts it.
+    """
+    pieces = [row.cut(spec.max_len) for row in rows]
+    found = sum(piece.length for piece in pieces)
+    if spec.total_tokens not in (0, found):
+        raise UsageError(
+            f"microbatch {spec.index} has {found} tokens, the plan was made for {spec.total_tokens}; "
+            "give the samples that the plan was made for"
+        )
+    if spec.packs is None:
+        arrays = default_collate(pieces, spec.max_len, pad_id)
+        arrays["loss_mask"][:, 0] = 0
+    else:
+        remaining = iter(pieces)
+        packs = [list(islice(remaining, len(pack))) for pack in spec.packs]
+        laid = lay_out(packs, spec.max_len, pad_id, None if pack_config is None else pack_config.separator)
+        inside = laid.segment_ids != PADDING_SEGMENT
+        positions = segment_positions(laid.segment_ids)
+        arrays = {**laid._asdict(), "attention_mask": inside.astype(np.uint8), "position_ids": positions}
+    return CollatedBatch(
+        **arrays,
+        sample_ids=spec.samples,
+        bucket_id=spec.bucket_id,
+        max_len=spec.max_len,
+        index=spec.index,
+        epoch=epoch,
+        is_padding=spec.is_padding,
+    )
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+class Manifest(Record):
+    """Contents of a folder of batches."""
+
+    fingerprint: str
+    num_epochs: int
+    total_batches: int
+
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        """Return the manifest of a folder; raise BatchFileError for a broken one."""
+        try:
+            return cls.model_validate(read_checked_json(folder / _MANIFEST))
+        except ValidationError as error:
+            raise BatchFileError(f"{folder / _MANIFEST} is not a manifest of batches: {error.errors()[0]}") from error
+
+
+def has_batches(path: Path) -> bool:
+    """Return whether a folder holds batches of a plan, finished or not."""
+    try:
+        load_batch_plan(path / "plan")
+    except UsageError:
+        return False
+    return True
+
+
+def _batch_path(folder: Path, epoch: int, place: int) -> Path:
+    return folder / f"epoch_{epoch}" / f"batch_{place:06d}.npz"
+
+
+def _read_batch(path: Path, spec: MicrobatchSpec) -> CollatedBatch:
+    """Load one batch; raise BatchFileError with its name for a damaged file and for the batch of another microbatch."""
+    try:
+        with reading(path), np.load(path, allow_pickle=False) as data:
+            batch = CollatedBatch.from_npz(data)
+    except BatchFileError:
+        raise
+    except (*_DAMAGE, zipfile.BadZipFile, zlib.error) as error:
+        raise BatchFileError(f"{path} is not a whole batch, it was truncated or edited: {error}") from error
+    if (batch.sample_ids, batch.index, batch.max_len) != (spec.samples, spec.index, spec.max_len):
+        raise BatchFileError(f"{path} belongs to another plan")
+    return batch
 
 
 class BatchWriter:
-    """Write what the batches of `plan` are composed of.
+    """Write the batches of `plan`.
 
     `samples` maps ids to samples (`Sample`, `TokenRow` or a mapping with `input_ids` and `loss_mask`); a `JsonlSamples`
-    is read row by row. Hashes, if given, must be those of the plan. Raises UsageError, without writing a manifest, for
-    missing samples and for samples of other lengths than the planned ones.
+    is read row by row. `collate_fn` adds arrays of its own. Hashes, if given, must be those of the plan. Raises
+    UsageError, without writing a manifest, for missing samples and for samples of other lengths than the planned ones.
     """
 
     def __init__(
@@ -79,189 +299,99 @@ class BatchWriter:
         *,
         dataset_hash: str | None = None,
         tokenizer_hash: str | None = None,
-        shard_tokens: int = SHARD_TOKENS,
     ) -> None:
         check_plan(plan, dataset_hash=dataset_hash, tokenizer_hash=tokenizer_hash)
-        if shard_tokens < 1:
-            raise UsageError(f"shard_tokens={shard_tokens} must be at least 1")
         self.plan = plan
         self.samples = samples
         self.output_dir = Path(output_dir)
         self.collate_fn = collate_fn
         self.pad_id = pad_id
-        self.shard_tokens = shard_tokens
-        self._shards: list[ShardEntry] = []
 
     def write_all(self) -> list[Path]:
-        """Write all missing files and return all files; a complete store is left unchanged."""
+        """Write all missing or damaged files and return all files."""
         return self._write(list(self.plan.epochs))
 
     write_all_async = to_async(write_all)
 
     def write_epoch(self, epoch: int) -> list[Path]:
-        """Write what the epochs up to this one need and return all files."""
+        """Write the epochs up to this one and return their files."""
         self.plan.get_epoch(epoch)
         return self._write([number for number in self.plan.epochs if number <= epoch])
 
-    def _write(self, epochs: list[int]) -> list[Path]:
-        positions = first_uses(self.plan, epochs)
-        missing = [name for name in self.plan.ids.take(positions) if name not in self.samples]
+    def _write(self, numbers: list[int]) -> list[Path]:
+        used = np.unique(np.concatenate([self.plan.get_epoch(number).order for number in numbers]))
+        missing = [name for name in self.plan.ids.take(used) if name not in self.samples]
         if missing:
             raise UsageError(f"{len(missing)} samples of the plan are missing; the first is {missing[0]!r}")
-        # Resume after the files of an earlier write that are intact.
-        self._shards = self._done()
-        if not self._has("plan"):
-            save_batch_plan(self.plan, self.output_dir / "plan")
-        self._write_tokens(positions)
-        # Read the tokens back: the lengths written must be the planned ones.
-        store = TokenStore(self.output_dir, self._manifest(epochs).of(None), self.plan)
-        for number in epochs:
-            _check_lengths(self.plan, number, store)
-            if self.collate_fn is not None:
-                self._write_collated(number, store, self.collate_fn)
-        write_checked_json(self.output_dir / "manifest.json", self._manifest(epochs).model_dump(mode="json"))
-        return [self.output_dir / shard.file for shard in self._shards]
+        self._begin()
+        files = [
+            self._write_batch(number, place, spec)
+            for number in numbers
+            for place, spec in enumerate(self.plan.iter_epoch(number))
+        ]
+        fingerprint = self.plan.fingerprint
+        manifest = Manifest(fingerprint=fingerprint, num_epochs=len(numbers), total_batches=len(files))
+        write_checked_json(self.output_dir / _MANIFEST, manifest.model_dump())
+        return files
 
-    def _manifest(self, epochs: Sequence[int]) -> Manifest:
-        return Manifest(
-            fingerprint=self.plan.fingerprint,
-            dataset_hash=self.plan.meta.dataset_hash,
-            tokenizer_hash=self.plan.meta.tokenizer_hash,
-            pad_id=self.pad_id,
-            num_epochs=len(epochs),
-            total_batches=sum(self.plan.get_epoch(number).num_microbatches for number in epochs),
-            custom=self.collate_fn is not None,
-            shards=tuple(self._shards),
-        )
+    def _begin(self) -> None:
+        """Save the plan, or resume in a folder that has it; raise UsageError for a folder of anything else."""
+        folder = self.output_dir / "plan"
+        if folder.exists():
+            known = load_batch_plan(folder).fingerprint
+            if known != self.plan.fingerprint:
+                raise UsageError(f"{self.output_dir} has the batches of plan {known[:16]}; write to another folder")
+        elif self.output_dir.exists() and any(self.output_dir.iterdir()):
+            raise UsageError(f"{self.output_dir} is not a folder of batches; write to another folder")
+        else:
+            save_batch_plan(self.plan, folder)
 
-    # --- resuming --------------------------------------------------------------------------------------------------
-
-    def _done(self) -> list[ShardEntry]:
-        """Return the files that an earlier write of the same plan has finished; raise UsageError for another store."""
-        found = next((self.output_dir / name for name in ("progress.json", "manifest.json") if self._has(name)), None)
-        if found is None:
-            if self._has("plan") or any(self.output_dir.glob("*.bin")):
-                raise UsageError(f"{self.output_dir} is not a batch store; write to another folder")
-            return []
-        known, mine = read_manifest(found), self._manifest([])
-        for field in ("fingerprint", "pad_id", "custom"):
-            if getattr(known, field) != getattr(mine, field):
-                raise UsageError(
-                    f"{self.output_dir} was written for {field} {getattr(known, field)}, not {getattr(mine, field)}; "
-                    "write to another folder"
-                )
-        return intact_files(self.output_dir, known.shards)
-
-    def _has(self, name: str) -> bool:
-        return (self.output_dir / name).exists()
-
-    # --- shards ----------------------------------------------------------------------------------------------------
-
-    def _write_tokens(self, positions: NDArray[np.int64]) -> None:
-        def rows(first: int) -> Iterator[tuple[TokenRow, int]]:
-            for position in positions[first:].tolist():
-                row = as_token_row(self.samples[self.plan.ids[position]])
-                yield row, row.length
-
-        for first, part, tokens in self._parts(None, rows):
-            self._add(None, token_arrays(part, positions[first : first + len(part)]), first, len(part), tokens)
-
-    def _write_collated(self, epoch: int, store: TokenStore, collate_fn: CollateFn) -> None:
-        plan = self.plan.get_epoch(epoch)
-
-        def batches(first: int) -> Iterator[tuple[dict[str, NDArray[Any]], int]]:
-            for place in range(first, plan.num_microbatches):
-                spec = plan[place]
-                arrays = collate_fn([row._asdict() for row in store.rows(spec)], spec.max_len, self.pad_id)
-                yield {f"{place}.{name}": array for name, array in arrays.items()}, spec.total_tokens
-
-        for first, part, tokens in self._parts(epoch, batches):
-            arrays = {name: array for one in part for name, array in one.items()}
-            self._add(epoch, arrays, first, len(part), tokens)
-
-    def _parts(
-        self, epoch: int | None, items: Callable[[int], Iterable[tuple[T, int]]]
-    ) -> Iterator[tuple[int, list[T], int]]:
-        """Yield the items that are not yet written, a file's worth at a time: position of the first, items, tokens."""
-        first = sum(shard.count for shard in self._shards if shard.epoch == epoch)
-        part: list[T] = []
-        held = 0
-        for item, tokens in items(first):
-            part.append(item)
-            held += tokens
-            if held >= self.shard_tokens:
-                yield first, part, held
-                first, part, held = first + len(part), [], 0
-        if part:
-            yield first, part, held
-
-    def _add(self, epoch: int | None, arrays: Mapping[str, NDArray[Any]], first: int, count: int, tokens: int) -> None:
-        """Write a file and record it as done."""
-        kind, stem = (TOKENS_KIND, "tokens") if epoch is None else (COLLATED_KIND, f"collated_{epoch}")
-        name = f"{stem}_{sum(shard.epoch == epoch for shard in self._shards):05d}.bin"
-        about = {"first": first, "count": count, "tokens": tokens, **({} if epoch is None else {"epoch": epoch})}
-        meta = {"fingerprint": self.plan.fingerprint, **about}
-        digest = write_arrays(self.output_dir / name, arrays, kind=kind, meta=meta)
-        self._shards.append(ShardEntry.model_validate({"file": name, "sha256": digest, **about}))
-        write_checked_json(self.output_dir / "progress.json", self._manifest([]).model_dump(mode="json"))
-
-
-def _check_lengths(plan: BatchPlan, epoch: int, store: TokenStore) -> None:
-    """Compare the tokens of every microbatch with the plan's counts."""
-    part = plan.get_epoch(epoch)
-    positions, starts, stops = part.context.cuts.resolve(part.order)
-    lengths = store.lengths_of(positions.astype(np.int64))
-    if starts is not None and stops is not None:
-        lengths = np.where(stops == -1, lengths - starts, np.minimum(stops, lengths) - starts)
-    found = np.diff(offsets_of(lengths)[part.unit_offsets])
-    wrong = np.flatnonzero(found != part.tokens)
-    if len(wrong):
-        place = int(wrong[0])
-        raise UsageError(
-            f"microbatch {place} of epoch {epoch} has {found[place]} tokens, the plan was made for "
-            f"{part.tokens[place]}; give the samples that the plan was made for"
-        )
+    def _write_batch(self, number: int, place: int, spec: MicrobatchSpec) -> Path:
+        path = _batch_path(self.output_dir, number, place)
+        if path.exists():
+            try:
+                _read_batch(path, spec)
+                return path
+            except BatchFileError:
+                pass  # damaged: written again
+        rows = [as_token_row(self.samples[name]) for name in spec.samples]
+        batch = collate_microbatch(spec, rows, epoch=number, pad_id=self.pad_id, pack_config=self.plan.meta.pack_config)
+        if self.collate_fn is not None:
+            own = self.collate_fn([row._asdict() for row in rows], spec.max_len, self.pad_id)
+            batch = batch.changed(extra=dict(own))
+        with atomic_write(path) as file:
+            np.savez_compressed(file, **batch.to_dict())
+        return path
 
 
 class BatchReader:
-    """Read what a BatchWriter wrote: any batch of any epoch, composed from the mapped token files.
+    """Read what a BatchWriter wrote: any batch of any epoch, checked as it is read.
 
-    Raises UsageError if hashes are given and the store is for other data or another tokenizer. Opening checks every
-    file against its checksum; `verify=False` leaves the tokens to `verify()`.
+    Raises UsageError if hashes are given and the batches are for other data or another tokenizer.
     """
 
     def __init__(
-        self,
-        batch_dir: str | Path,
-        *,
-        dataset_hash: str | None = None,
-        tokenizer_hash: str | None = None,
-        verify: bool = True,
+        self, batch_dir: str | Path, *, dataset_hash: str | None = None, tokenizer_hash: str | None = None
     ) -> None:
         self.batch_dir = Path(batch_dir)
-        if not (self.batch_dir / "manifest.json").exists():
-            unfinished = (self.batch_dir / "progress.json").exists()
-            reason = "its write was interrupted; write it again to finish it" if unfinished else "there is no manifest"
-            raise BatchFileError(f"{self.batch_dir} is not a batch store: {reason}")
-        self.manifest = read_manifest(self.batch_dir / "manifest.json")
-        self.plan = load_batch_plan(
-            self.batch_dir / "plan", dataset_hash=dataset_hash, tokenizer_hash=tokenizer_hash, verify_all=verify
-        )
-        if self.plan.fingerprint != self.manifest.fingerprint:
+        if not (self.batch_dir / _MANIFEST).exists():
+            raise BatchFileError(
+                f"{self.batch_dir} has no {_MANIFEST}: it is no folder of batches, or its write was interrupted; "
+                "write it again to finish it"
+            )
+        self.manifest = Manifest.load(self.batch_dir)
+        self.plan = load_batch_plan(self.batch_dir / "plan", dataset_hash=dataset_hash, tokenizer_hash=tokenizer_hash)
+        if self.plan.fingerprint != self.fingerprint:
             raise BatchFileError(f"{self.batch_dir / 'plan'} is not the plan the batches were written for")
-        self._store = TokenStore(self.batch_dir, self.manifest.of(None), self.plan, verify=verify)
-        for shard in self.manifest.shards if verify else ():
-            if shard.epoch is not None:
-                self._collated(shard, verify=True)
 
     @property
     def num_epochs(self) -> int:
-        """Number of epochs in the store."""
+        """Number of epochs in the folder."""
         return self.manifest.num_epochs
 
     @property
     def epochs(self) -> list[int]:
-        """Numbers of the epochs in the store."""
+        """Numbers of the epochs in the folder."""
         return list(self.plan.epochs)[: self.num_epochs]
 
     @property
@@ -272,16 +402,6 @@ class BatchReader:
     def verify_fingerprint(self, expected: str) -> bool:
         """Return whether the batches belong to the plan with this full fingerprint."""
         return bool(expected) and expected == self.fingerprint
-
-    def verify(self) -> None:
-        """Check every file against its checksum; raise BatchFileError with the name of a damaged one."""
-        BatchReader(self.batch_dir, verify=True)
-
-    def _collated(self, shard: ShardEntry, *, verify: bool) -> dict[str, NDArray[Any]]:
-        file = read_arrays(self.batch_dir / shard.file, kind=COLLATED_KIND, verify=verify)
-        if file.sha256 != shard.sha256:
-            raise BatchFileError(f"{file.path} belongs to another store")
-        return file.arrays
 
     def get_batch(self, epoch: int, index: int) -> CollatedBatch:
         """Return the batch at a position of an epoch; raise IndexError for a position outside it."""
@@ -307,16 +427,4 @@ class BatchReader:
         return self.plan.get_epoch(epoch)
 
     def _batch(self, epoch: int, place: int, spec: MicrobatchSpec) -> CollatedBatch:
-        batch = collate_microbatch(
-            spec,
-            self._store.rows(spec),
-            epoch=epoch,
-            pad_id=self.manifest.pad_id,
-            pack_config=self.plan.meta.pack_config,
-        )
-        if not self.manifest.custom:
-            return batch
-        shard = next(one for one in self.manifest.of(epoch) if one.first <= place < one.first + one.count)
-        arrays = self._collated(shard, verify=False)
-        own = {name.partition(".")[2]: array for name, array in arrays.items() if name.startswith(f"{place}.")}
-        return batch.model_copy(update={"extra": own})
+        return _read_batch(_batch_path(self.batch_dir, epoch, place), spec)

@@ -22,14 +22,13 @@ from pydantic import Field
 
 from query_mutator.batching.files import (
     BatchFileError,
-    is_text,
     json_bytes,
     read_arrays,
     reading,
     sha256_of,
     write_arrays,
 )
-from query_mutator.batching.ids import IdTable
+from query_mutator.batching.lengths import IdTable
 from query_mutator.batching.records import Record
 from query_mutator.batching.sync import to_async, to_async_iterator
 from query_mutator.errors import UsageError
@@ -110,13 +109,17 @@ class LengthCache:
 
     def save_sync(self) -> None:
         """Write the cache to its path; the suffix selects the format."""
-        if is_text(self.path):
+        if self._is_text:
             self._save_lines()
             return
         meta = {"version": VERSION, "count": len(self), **self._hashes}
         write_arrays(self.path, {**self.ids.to_arrays(), "lengths": self.lengths}, kind=KIND, meta=meta)
 
     save = to_async(save_sync)
+
+    @property
+    def _is_text(self) -> bool:
+        return self.path.suffix in (".jsonl", ".json")
 
     @property
     def _hashes(self) -> dict[str, str]:
@@ -146,17 +149,11 @@ class LengthCache:
     # --- loading ---------------------------------------------------------------------------------------------------
 
     @classmethod
-    def load_sync(
-        cls, path: str | Path, expected_tokenizer_hash: str | None = None, *, allow_unfinished: bool = False
-    ) -> Self:
-        """Load a cache; raise UsageError for another tokenizer's, BatchFileError for a damaged one.
-
-        A `.jsonl` file without a count may be the beginning of an interrupted build (other tools write such files):
-        it is loaded only with `allow_unfinished`.
-        """
+    def load_sync(cls, path: str | Path, expected_tokenizer_hash: str | None = None) -> Self:
+        """Load a cache; raise UsageError for another tokenizer's, BatchFileError for a damaged one."""
         cache = cls(path, "")
-        if is_text(path):
-            cache._load_lines(allow_unfinished=allow_unfinished)
+        if cache._is_text:
+            cache._load_lines()
         else:
             cache._load_binary()
         if expected_tokenizer_hash is not None and cache.tokenizer_hash != expected_tokenizer_hash:
@@ -166,11 +163,9 @@ class LengthCache:
         return cache
 
     @classmethod
-    async def load(
-        cls, path: str | Path, expected_tokenizer_hash: str | None = None, *, allow_unfinished: bool = False
-    ) -> Self:
+    async def load(cls, path: str | Path, expected_tokenizer_hash: str | None = None) -> Self:
         """Run `load_sync` in a thread."""
-        return await to_async(cls.load_sync)(path, expected_tokenizer_hash, allow_unfinished=allow_unfinished)
+        return await to_async(cls.load_sync)(path, expected_tokenizer_hash)
 
     @classmethod
     def load_or_create_sync(cls, path: str | Path, tokenizer_hash: str) -> Self:
@@ -198,19 +193,19 @@ class LengthCache:
         lengths = file.arrays["lengths"].astype(np.int32)
         self._arrays = IdTable.from_arrays(file.arrays, count=len(lengths), path=self.path), lengths
 
-    def _load_lines(self, *, allow_unfinished: bool) -> None:
+    def _load_lines(self) -> None:
         with reading(self.path):
             first, _, body = self.path.read_bytes().partition(b"\n")
         header = self._header(first)
         self.tokenizer_hash = str(header["tokenizer_hash"])
         self.dataset_hash = str(header.get("dataset_hash", ""))
-        if "count" not in header and not allow_unfinished:
+        if "count" not in header:
             raise BatchFileError(f"{self.path} has no count; it may be the beginning of an interrupted build")
         about = json_bytes({name: value for name, value in header.items() if name != "sha256"})
-        if "count" in header and header.get("sha256") != sha256_of([about, body]):
+        if header.get("sha256") != sha256_of([about, body]):
             raise BatchFileError(f"{self.path} does not match its checksum; it was truncated or edited")
         rows = [self._row(line, number) for number, line in enumerate(body.split(b"\n"), start=2) if line.strip()]
-        if header.get("count", len(rows)) != len(rows):
+        if header["count"] != len(rows):
             raise BatchFileError(f"{self.path} has {len(rows)} rows, its header says {header['count']}")
         self.add_many_sync([name for name, _ in rows], [length for _, length in rows])
 

@@ -1,35 +1,46 @@
-"""Batch plans: for every epoch, which samples form which microbatch."""
+"""Batch plans: for every epoch, which samples form which microbatch; and their files.
+
+A plan on disk is a folder with meta.json, the ids, and one checksummed file of arrays per epoch.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from functools import partial
 from operator import attrgetter
-from typing import Any, Self, Unpack
+from pathlib import Path
+from typing import Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
-from query_mutator.batching.core.config import BatchingConfig, BatchingMode, PadPolicy
-from query_mutator.batching.core.overlong import OverlongPolicy, OverlongReport
-from query_mutator.batching.files import json_bytes, sha256_of
-from query_mutator.batching.ids import IdTable
-from query_mutator.batching.planning.epoch_plan import EpochPlan, PlanContext
-from query_mutator.batching.planning.microbatch import MicrobatchSpec
-from query_mutator.batching.planning.packing import PackingConfig
-from query_mutator.batching.planning.sharding import (
-    ShardReport,
-    ShardSettings,
-    ShardSpec,
-    report_epoch,
-    shard_epoch,
+from query_mutator.batching.core.buckets import OverlongPolicy, OverlongReport
+from query_mutator.batching.files import (
+    BatchFileError,
+    json_bytes,
+    read_arrays,
+    read_checked_json,
+    sha256_of,
+    write_arrays,
+    write_checked_json,
 )
+from query_mutator.batching.lengths import IdTable, LengthSource, as_lengths
+from query_mutator.batching.planning.epoch_plan import EPOCH_KIND, EpochPlan, MicrobatchSpec
+from query_mutator.batching.planning.packing import PackingConfig
+from query_mutator.batching.planning.predictability import BatchingConfig, BatchingMode, PadPolicy
+from query_mutator.batching.planning.sharding import ShardSpec, shard_epoch
 from query_mutator.batching.records import Record
-from query_mutator.batching.sync import to_async_iterator
+from query_mutator.batching.sync import to_async, to_async_iterator
 from query_mutator.errors import UsageError
+from query_mutator.files import atomic_folder
 
-PLAN_VERSION = "2.0"
+PLAN_VERSION = "3.0"
 _KEPT_EPOCHS = 2  # epochs built or loaded on demand that stay in memory
+_META_FILE = "meta.json"
+_IDS_FILE = "ids.safetensors"
+_IDS_KIND = "batch plan ids"
+_PLAN_FILES = re.compile(r"meta\.json|ids\.safetensors|epoch_\d+\.safetensors")
 
 
 class BatchPlanMeta(Record):
@@ -42,7 +53,6 @@ class BatchPlanMeta(Record):
     num_epochs: int = Field(ge=0)
     num_samples: int = Field(ge=0)
     lengths_hash: str
-    inputs_hash: str = ""  # loss lengths, groups, and weights of a mixture
     overlong: OverlongReport
     shard: ShardSpec | None = None
     parent_fingerprint: str | None = None
@@ -126,8 +136,7 @@ class LazyEpochs(Mapping[int, EpochPlan]):
 class BatchPlan:
     """Epochs of microbatches over the samples of `ids`; without `ids`, those of the epochs, which can be made by hand.
 
-    `epochs` maps numbers to epochs, which may be loaded on demand; `digests` are their known checksums; `whole` is the
-    plan that this one is a shard of.
+    `epochs` maps numbers to epochs, which may be loaded on demand; `digests` are their known checksums.
     """
 
     def __init__(
@@ -137,12 +146,10 @@ class BatchPlan:
         ids: IdTable | None = None,
         *,
         digests: Mapping[int, str] | None = None,
-        whole: BatchPlan | None = None,
     ) -> None:
         self.meta = meta
         self.epochs: Mapping[int, EpochPlan] = {} if epochs is None or ids is None else epochs
         self.ids = IdTable.from_list([]) if ids is None else ids
-        self.whole = whole or self
         self._digests = dict(digests or {})
         if ids is None:
             for epoch in (epochs or {}).values():
@@ -186,18 +193,13 @@ class BatchPlan:
         number = epoch_plan.epoch
         if number in self.epochs:
             raise UsageError(f"the plan already has an epoch {number}; give the epoch another number")
-        self._add_ids(epoch_plan.context)
-        epoch_plan = epoch_plan.over(self.ids)
-        self.epochs = dict(sorted({**self.epochs, number: epoch_plan}.items()))
-        self.meta = self.meta.model_copy(update={"num_epochs": len(self.epochs), "num_samples": len(self.ids)})
-
-    def _add_ids(self, context: PlanContext) -> None:
-        known = set() if context.ids is self.ids else set(self.ids.to_list())
-        new = [] if context.ids is self.ids else [name for name in context.ids.to_list() if name not in known]
-        if new:
+        if epoch_plan.ids is not self.ids:
             # New ids follow the known ones, so the epochs that the plan has keep their numbers.
-            self.ids = IdTable.from_list([*self.ids.to_list(), *new])
-            self.epochs = {number: epoch.over(self.ids) for number, epoch in self.epochs.items()}
+            known = dict.fromkeys([*self.ids.to_list(), *epoch_plan.ids.to_list()])
+            self.ids = IdTable.from_list(list(known))
+            self.epochs = {one: epoch.over(self.ids) for one, epoch in self.epochs.items()}
+        self.epochs = dict(sorted({**self.epochs, number: epoch_plan.over(self.ids)}.items()))
+        self.meta = self.meta.model_copy(update={"num_epochs": len(self.epochs), "num_samples": len(self.ids)})
 
     def iter_epoch(self, epoch: int) -> Iterator[MicrobatchSpec]:
         """Yield the microbatches of an epoch."""
@@ -222,9 +224,9 @@ class BatchPlan:
                 for place in range(begin if number == first else 0, epoch.num_microbatches):
                     yield number, place, epoch[place]
 
-    def shard(self, rank: int, world_size: int, **settings: Unpack[ShardSettings]) -> BatchPlan:
-        """Return the part of the plan that one rank runs; the settings are fields of `ShardSpec`."""
-        return self.shard_by(ShardSpec.of(rank, world_size, **settings))
+    def shard(self, rank: int, world_size: int, *, equal_steps: bool = False) -> BatchPlan:
+        """Return the part of the plan that one rank runs; see `ShardSpec`."""
+        return self.shard_by(ShardSpec(rank=rank, world_size=world_size, equal_steps=equal_steps))
 
     def shard_by(self, spec: ShardSpec) -> BatchPlan:
         """Return the part of the plan that `spec` describes, without the epochs before its first."""
@@ -233,14 +235,119 @@ class BatchPlan:
         numbers = [number for number in self.epochs if number >= spec.first_epoch]
         makers = {number: partial(self._shard_epoch, number, spec) for number in numbers}
         fields = {"shard": spec, "parent_fingerprint": self.fingerprint, "num_epochs": len(numbers)}
-        return BatchPlan(self.meta.model_copy(update=fields), LazyEpochs(makers), self.ids, whole=self)
+        return BatchPlan(self.meta.model_copy(update=fields), LazyEpochs(makers), self.ids)
 
     def _shard_epoch(self, number: int, spec: ShardSpec) -> EpochPlan:
         return shard_epoch(self.epochs[number], spec)
 
-    def shard_report(self, epoch: int | None = None) -> ShardReport:
-        """Return how evenly an epoch (by default the first) is distributed over the ranks."""
-        if self.meta.shard is None or self.whole is self:
-            raise UsageError("this plan has no whole plan to report on; use report_shards, or shard a whole plan")
-        number = next(iter(self.epochs)) if epoch is None else epoch
-        return report_epoch(self.whole.get_epoch(number), self.meta.shard)
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+def save_batch_plan(plan: BatchPlan, path: str | Path) -> None:
+    """Write a plan atomically, in place of an older plan; UsageError for a folder that holds anything else."""
+    target = Path(path)
+    if target.exists() and not (target.is_dir() and (is_batch_plan(target) or not any(target.iterdir()))):
+        raise UsageError(f"{target} exists and is not a plan; choose another folder")
+    with atomic_folder(target) as folder:
+        # Epochs first, one at a time in memory; meta.json with their checksums last.
+        digests = {
+            number: write_arrays(folder / _epoch_name(number), epoch.arrays, kind=EPOCH_KIND, meta=epoch.head)
+            for number, epoch in plan.epochs.items()
+        }
+        about = {"count": len(plan.ids), "first": plan.ids.first}
+        ids = write_arrays(folder / _IDS_FILE, plan.ids.to_arrays(), kind=_IDS_KIND, meta=about)
+        body = {
+            **plan.meta.model_dump(mode="json"),
+            "epochs": {str(number): digest for number, digest in digests.items()},
+            "ids": ids,
+            "fingerprint": BatchPlan(plan.meta, plan.epochs, plan.ids, digests=digests).fingerprint,
+        }
+        write_checked_json(folder / _META_FILE, body)
+
+
+def is_batch_plan(path: Path) -> bool:
+    """Return whether a folder holds the files of a plan and no other."""
+    names = {one.name for one in path.iterdir()} if path.is_dir() else set()
+    return _META_FILE in names and all(_PLAN_FILES.fullmatch(name) for name in names)
+
+
+def _epoch_name(number: int) -> str:
+    return f"epoch_{number}.safetensors"
+
+
+def load_batch_plan(
+    path: str | Path,
+    *,
+    dataset_hash: str | None = None,
+    tokenizer_hash: str | None = None,
+    lengths: LengthSource | None = None,
+    verify_all: bool = False,
+) -> BatchPlan:
+    """Open a plan; each epoch is mapped into memory and verified on first use, or all now with `verify_all`.
+
+    Raises BatchFileError with the name of a damaged or exchanged file, and UsageError if hashes or lengths are given
+    and the plan was made for others.
+    """
+    folder = Path(path)
+    body = read_checked_json(folder / _META_FILE)
+    try:
+        digests = {int(number): str(digest) for number, digest in body.pop("epochs").items()}
+        ids_digest, fingerprint = body.pop("ids"), body.pop("fingerprint")
+        meta = BatchPlanMeta.model_validate(body)
+    except (KeyError, ValueError, AttributeError) as error:
+        raise BatchFileError(f"{folder / _META_FILE} is not a plan of this version: {error}") from error
+    # The epochs themselves are read on first use; their checksums are enough for the plan's fingerprint.
+    file = read_arrays(folder / _IDS_FILE, kind=_IDS_KIND)
+    if file.sha256 != ids_digest:
+        raise BatchFileError(f"{file.path} belongs to another plan")
+    ids = IdTable.from_arrays(file.arrays, count=meta.num_samples, first=int(file.meta["first"]), path=file.path)
+    makers = {number: _epoch_loader(folder, number, digest, ids) for number, digest in digests.items()}
+    plan = BatchPlan(meta, LazyEpochs(makers), ids, digests=digests)
+    if plan.fingerprint != fingerprint or meta.num_epochs != len(digests):
+        raise BatchFileError(f"{folder / _META_FILE}: fingerprint {fingerprint[:16]} does not match the plan's parts")
+    check_plan(plan, dataset_hash=dataset_hash, tokenizer_hash=tokenizer_hash, lengths=lengths)
+    for number in digests:
+        if not (folder / _epoch_name(number)).is_file():
+            raise BatchFileError(f"{folder / _epoch_name(number)} is missing")
+        if verify_all:
+            plan.get_epoch(number)
+    return plan
+
+
+def check_plan(
+    plan: BatchPlan,
+    *,
+    dataset_hash: str | None = None,
+    tokenizer_hash: str | None = None,
+    lengths: LengthSource | None = None,
+) -> None:
+    """Raise UsageError for a plan that was made for another data set, tokenizer or lengths."""
+    pairs = (
+        ("data set", dataset_hash, plan.meta.dataset_hash),
+        ("tokenizer", tokenizer_hash, plan.meta.tokenizer_hash),
+    )
+    for what, given, planned in pairs:
+        if given is not None and given != planned:
+            raise UsageError(f"the plan was made for {what} {planned!r}, not {given!r}; build it again")
+    if lengths is not None and as_lengths(lengths).digest != plan.meta.lengths_hash:
+        raise UsageError("the plan was made for other samples or lengths; build it again")
+
+
+def _epoch_loader(folder: Path, number: int, digest: str, ids: IdTable) -> Callable[[], EpochPlan]:
+    def load() -> EpochPlan:
+        path = folder / _epoch_name(number)
+        file = read_arrays(path, kind=EPOCH_KIND)
+        if file.sha256 != digest:
+            raise BatchFileError(f"{path} belongs to another plan than {folder / _META_FILE}")
+        fields: dict[str, Any] = {**file.meta, **file.arrays, "ids": ids}
+        try:
+            return EpochPlan(**{name: value for name, value in fields.items() if name != "kind"})
+        except ValidationError as error:
+            raise BatchFileError(f"{path} is not an epoch: {error.errors()[0]['msg']}") from error
+
+    return load
+
+
+save_batch_plan_async = to_async(save_batch_plan)
+load_batch_plan_async = to_async(load_batch_plan)

@@ -1,33 +1,28 @@
-"""Several sequences in one row, kept apart: which share a row, the packs, and how full they are."""
+"""Several sequences in one row, kept apart: which share a row, how the row is laid out, and how full it is.
+
+Bin packing works on lengths alone, which are small integers: n sequences, P packs. Decreasing order places all
+sequences of one length at once; best fit keeps the open packs in lists by the room left in them; first fit skips blocks
+of full packs.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from enum import StrEnum
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from query_mutator.batching.core.overlong import OverlongPolicy, OverlongReport, fit_units
-from query_mutator.batching.ids import IdTable
-from query_mutator.batching.lengths import LengthTable
-from query_mutator.batching.planning.binpacking import (
-    Packs,
-    pack_best_fit,
-    pack_decreasing,
-    pack_first_fit,
-    pack_in_order,
-)
-from query_mutator.batching.planning.layout import (
-    labels_of,
-    lay_out,
-    packed_length,
-    segment_begins,
-    segment_positions,
-)
-from query_mutator.batching.records import Int32Array, Ratio, Record, TokenRecord, check_row
+from query_mutator.batching.core.buckets import OverlongPolicy, OverlongReport, fit_lengths
+from query_mutator.batching.lengths import IdTable, LengthTable
+from query_mutator.batching.records import IndexArray, Int32Array, Ratio, Record, TokenRecord, check_row, offsets_of
+from query_mutator.errors import UsageError
+
+PADDING_SEGMENT = -1
+IGNORE_LABEL = -100  # ignore_index of torch's cross_entropy
+_BLOCK = 64  # packs that share one entry for their largest room
 
 
 class PackingMode(StrEnum):
@@ -36,15 +31,6 @@ class PackingMode(StrEnum):
     FIRST_FIT = "first_fit"  # in the order given, the earliest pack with room
     BEST_FIT = "best_fit"  # in the order given, the fullest pack with room
     GREEDY = "greedy"  # longest first, the fullest pack with room
-    ORDER_PRESERVING = "order_preserving"  # runs of neighbors
-
-
-_PACKERS: dict[PackingMode, Callable[..., Packs]] = {
-    PackingMode.FIRST_FIT: pack_first_fit,
-    PackingMode.BEST_FIT: pack_best_fit,
-    PackingMode.GREEDY: pack_decreasing,
-    PackingMode.ORDER_PRESERVING: pack_in_order,
-}
 
 
 class PackingConfig(Record):
@@ -56,7 +42,6 @@ class PackingConfig(Record):
     add_separator: bool = False
     separator_token_id: int | None = Field(default=None, ge=0)
     overlong: OverlongPolicy = OverlongPolicy.ERROR
-    max_segments: int | None = Field(default=None, ge=1)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -79,8 +64,238 @@ def pack_lengths(lengths: NDArray[Any], config: PackingConfig) -> Packs:
     """Return which of the sequences of these lengths [n], none over `max_length`, share a pack."""
     # A separator after every segment, in a row with room for one more, is a separator between segments.
     extra = int(config.add_separator)
-    packer = _PACKERS[config.mode]
-    return packer(lengths + extra, config.max_length + extra, max_segments=config.max_segments)
+    return _PACKERS[config.mode](lengths + extra, config.max_length + extra)
+
+
+# --- which share a pack ----------------------------------------------------------------------------------------------
+
+
+class Packs(NamedTuple):
+    """Sequence numbers in pack order [n]; pack p has order[offsets[p]:offsets[p+1]]."""
+
+    order: IndexArray
+    offsets: NDArray[np.int64]
+
+
+def pack_decreasing(lengths: NDArray[Any], capacity: int) -> Packs:
+    """Pack longest first, each into the fullest pack that has room (best-fit decreasing)."""
+    longest_first = np.argsort(-lengths.astype(np.int32), kind="stable")
+    pack_of, count = _fill_equal_lengths(np.bincount(lengths), capacity)
+    return _grouped(pack_of, count, longest_first)
+
+
+def _fill_equal_lengths(counts: NDArray[np.int64], capacity: int) -> tuple[NDArray[np.int32], int]:
+    """Return the pack of every sequence, longest first, and the number of packs, given the count of each length.
+
+    All sequences of one length are placed at once: each pack with room r takes r // length of them.
+    """
+    pack_of = np.empty(int(counts.sum()), np.int32)
+    rooms: list[list[NDArray[np.int32]]] = [[] for _ in range(capacity + 1)]  # packs by the room left in them
+    open_rooms = 0  # bit r is set if packs with room r exist
+    made = done = 0
+    for length in np.flatnonzero(counts)[::-1].tolist():
+        left = int(counts[length])
+        while left:
+            # The lowest set bit from `length` up is the smallest room that fits; without one, open new packs.
+            fitting = open_rooms >> length
+            room = length + (fitting & -fitting).bit_length() - 1 if fitting else capacity
+            each = room // length
+            if not fitting:
+                packs = np.arange(made, made - (-left // each), dtype=np.int32)
+                made += len(packs)
+            else:
+                packs = rooms[room].pop()
+                spare = len(packs) + (-left // each)
+                if spare > 0:
+                    rooms[room].append(packs[-spare:])
+                    packs = packs[:-spare]
+                elif not rooms[room]:
+                    open_rooms ^= 1 << room
+            placed = min(left, each * len(packs))
+            pack_of[done : done + placed] = np.repeat(packs, each)[:placed]
+            done, left = done + placed, left - placed
+            # Every pack now has `each` more sequences, except that the last one may have fewer.
+            whole = placed // each
+            for some, rest in ((packs[:whole], room - each * length), (packs[whole:], room - placed % each * length)):
+                if len(some) and rest:
+                    rooms[rest].append(some)
+                    open_rooms |= 1 << rest
+    return pack_of, made
+
+
+def pack_best_fit(lengths: NDArray[Any], capacity: int) -> Packs:
+    """Pack in the order given, each into the fullest pack that has room."""
+    rooms: list[list[int]] = [[] for _ in range(capacity + 1)]
+    bits = [1 << room for room in range(capacity + 1)]
+    open_rooms = made = 0
+    pack_of: list[int] = []
+    place = pack_of.append
+    for length in lengths.tolist():
+        fitting = open_rooms >> length
+        if fitting:
+            room = length + (fitting & -fitting).bit_length() - 1
+            packs = rooms[room]
+            pack = packs.pop()
+            if not packs:
+                open_rooms ^= bits[room]
+        else:
+            room, pack, made = capacity, made, made + 1
+        place(pack)
+        room -= length
+        if room:
+            rooms[room].append(pack)
+            open_rooms |= bits[room]
+    return _grouped(np.array(pack_of, np.int32), made, None)
+
+
+def pack_first_fit(lengths: NDArray[Any], capacity: int) -> Packs:
+    """Pack in the order given, each into the earliest pack that has room.
+
+    Room only shrinks, so the earliest pack with room for a given length only moves forward: keep one pointer per
+    length, and skip blocks of packs without room.
+    """
+    pointers = [0] * (capacity + 1)
+    room: list[int] = []
+    block_room: list[int] = []  # at least the largest room in the block
+    pack_of: list[int] = []
+    place = pack_of.append
+    for length in lengths.tolist():
+        pack = _first_with_room(length, pointers[length], room, block_room)
+        if pack == len(room):
+            if pack % _BLOCK == 0:
+                block_room.append(capacity)
+            room.append(capacity)
+        pointers[length] = pack
+        room[pack] -= length
+        place(pack)
+    return _grouped(np.array(pack_of, np.int32), len(room), None)
+
+
+def _first_with_room(length: int, pack: int, room: list[int], block_room: list[int]) -> int:
+    """Return the first pack from `pack` on with room for `length`, or the number of packs if there is none."""
+    made = len(room)
+    while pack < made:
+        if room[pack] >= length:
+            return pack
+        block = pack // _BLOCK
+        if block_room[block] >= length:
+            begin, end = block * _BLOCK, min((block + 1) * _BLOCK, made)
+            for candidate in range(pack + 1, end):
+                if room[candidate] >= length:
+                    return candidate
+            if end - begin == _BLOCK:
+                block_room[block] = max(room[begin:end])
+        block += 1
+        while block < len(block_room) and block_room[block] < length:
+            block += 1
+        pack = min(block * _BLOCK, made)
+    return made
+
+
+def _grouped(pack_of: NDArray[np.int32], count: int, names: IndexArray | None) -> Packs:
+    """Return sequences by pack, in input order within a pack; `names` renames them."""
+    bits = max(len(pack_of) - 1, 1).bit_length()
+    keys = pack_of.astype(np.int64) << bits
+    keys |= np.arange(len(pack_of))
+    keys.sort()
+    keys &= (1 << bits) - 1
+    return Packs(keys if names is None else names[keys], offsets_of(np.bincount(pack_of, minlength=count)))
+
+
+_PACKERS: dict[PackingMode, Callable[..., Packs]] = {
+    PackingMode.FIRST_FIT: pack_first_fit,
+    PackingMode.BEST_FIT: pack_best_fit,
+    PackingMode.GREEDY: pack_decreasing,
+}
+
+
+# --- rows of packs ---------------------------------------------------------------------------------------------------
+
+
+class Tokens(Protocol):
+    """A token sequence with its loss mask: SequenceToPack, Sample, TokenRow."""
+
+    @property
+    def input_ids(self) -> NDArray[Any]: ...
+
+    @property
+    def loss_mask(self) -> NDArray[Any]: ...
+
+
+class PackedRows(NamedTuple):
+    """Packs as rows of matrices [R, L]; padding has segment −1, the first token of a segment has no loss."""
+
+    input_ids: NDArray[np.int32]
+    loss_mask: NDArray[np.uint8]
+    segment_ids: NDArray[np.int32]
+
+
+def packed_length(segments: Sequence[Tokens], separator: int | None) -> int:
+    """Return the tokens of a pack, with a separator after each segment but the last."""
+    return sum(len(one.input_ids) for one in segments) + (len(segments) - 1) * (separator is not None)
+
+
+def lay_out(packs: Sequence[Sequence[Tokens]], size: int, pad_id: int, separator: int | None = None) -> PackedRows:
+    """Return packs as rows of `size` tokens: segments one after the other, separators between them, padding."""
+    rows = PackedRows(
+        np.full((len(packs), size), pad_id, np.int32),
+        np.zeros((len(packs), size), np.uint8),
+        np.full((len(packs), size), PADDING_SEGMENT, np.int32),
+    )
+    for pack, input_ids, loss_mask, segment_ids in zip(packs, *rows, strict=True):
+        begin = 0
+        for number, one in enumerate(pack):
+            end = begin + len(one.input_ids)
+            input_ids[begin:end] = one.input_ids
+            loss_mask[begin + 1 : end] = one.loss_mask[1:]  # nothing of the segment predicts its first token
+            if separator is not None and number < len(pack) - 1:
+                input_ids[end] = separator
+                end += 1
+            segment_ids[begin:end] = number
+            begin = end
+    return rows
+
+
+def segment_begins(segment_ids: NDArray[Any]) -> IndexArray:
+    """Return where segments begin, padding too, in the flattened segment ids [..., L]; every row begins one."""
+    return np.flatnonzero(np.diff(segment_ids, axis=-1, prepend=PADDING_SEGMENT - 1))
+
+
+def segment_positions(segment_ids: NDArray[Any]) -> NDArray[np.int32]:
+    """Return the position of every token within its segment, 0 in padding, for segment ids [..., L]."""
+    here = np.arange(segment_ids.shape[-1])
+    begins = np.diff(segment_ids, axis=-1, prepend=PADDING_SEGMENT - 1) != 0
+    positions = here - np.maximum.accumulate(np.where(begins, here, 0), axis=-1)
+    return np.where(segment_ids == PADDING_SEGMENT, 0, positions).astype(np.int32)
+
+
+def labels_of(input_ids: NDArray[Any], loss_mask: NDArray[Any]) -> NDArray[np.int64]:
+    """Return `input_ids` where there is a loss, −100 elsewhere, as int64 (a model shifts labels itself)."""
+    return np.where(loss_mask == 1, input_ids, IGNORE_LABEL).astype(np.int64)
+
+
+def create_segment_attention_mask(
+    segment_ids: Sequence[int] | NDArray[Any], use_mlx: bool = False, *, causal: bool = True
+) -> Any:
+    """Return bool [L, L], True where row may attend to column: the same segment, not later, never padding.
+
+    Dense: L*L bytes. For long rows use `cu_seqlens` or the torch helpers instead. With `use_mlx` it is an array of MLX.
+    """
+    segments = np.asarray(segment_ids, np.int32)
+    mask: NDArray[np.bool_] = segments[:, None] == segments[None, :]
+    mask &= (segments != PADDING_SEGMENT)[:, None]
+    if causal:
+        mask &= np.tri(len(segments), dtype=bool)
+    if not use_mlx:
+        return mask
+    try:
+        import mlx.core
+    except ImportError:
+        raise UsageError("use_mlx=True needs MLX: pip install mlx, or leave it out for numpy") from None
+    return mlx.core.array(mask)
+
+
+# --- packing sequences -----------------------------------------------------------------------------------------------
 
 
 class SequenceToPack(TokenRecord):
@@ -144,73 +359,15 @@ def pack_sequences(
     """Pack sequences by the mode of `config`; handle those over `max_length` by `config.overlong` and count them."""
     ids = IdTable.from_list([one.sample_id for one in sequences])
     table = LengthTable(ids=ids, lengths=np.array([one.length for one in sequences], np.int32))
-    units = fit_units(table, config.max_length, config.overlong)
-    if not len(units.members):
-        return PackedSequences([], units.report)
-    packs = pack_lengths(units.lengths[units.members], config)
-    # Bin packing works on units (samples or pieces of them); resolve turns them back into ranges of samples.
-    packed = []
-    for row in np.split(units.members[packs.order], packs.offsets[1:-1]):
-        samples, starts, stops = units.cuts.resolve(row)
-        pieces = [sequences[sample] for sample in samples]
-        if starts is not None and stops is not None:
-            pieces = [one.cut(*ends) for one, *ends in zip(pieces, starts.tolist(), stops.tolist(), strict=True)]
-        packed.append(_packed(pieces, config, pad_token_id))
-    return PackedSequences(packed, units.report)
-
-
-def _packed_by(mode: PackingMode) -> Callable[[Sequence[SequenceToPack], PackingConfig, int], PackedSequences]:
-    def pack(sequences: Sequence[SequenceToPack], config: PackingConfig, pad_token_id: int = 0) -> PackedSequences:
-        return pack_sequences(sequences, config.changed(mode=mode), pad_token_id)
-
-    pack.__doc__ = f"Return `pack_sequences` with mode {mode.value}, whatever the mode of `config`."
-    return pack
-
-
-pack_sequences_first_fit = _packed_by(PackingMode.FIRST_FIT)
-pack_sequences_best_fit = _packed_by(PackingMode.BEST_FIT)
-pack_sequences_greedy = _packed_by(PackingMode.GREEDY)
-
-
-class PackingBin:
-    """A pack that is filled by hand: `add` sequences, then `to_packed_sequence`."""
-
-    def __init__(self, max_length: int, pad_token_id: int = 0) -> None:
-        self.max_length = max_length
-        self.pad_token_id = pad_token_id
-        self.sequences: list[SequenceToPack] = []
-        self.current_length = 0
-
-    @property
-    def remaining_space(self) -> int:
-        """Tokens that still fit."""
-        return self.max_length - self.current_length
-
-    def can_fit(self, seq: SequenceToPack, separator_len: int = 0) -> bool:
-        """Return whether a sequence fits with a separator of this many tokens."""
-        return seq.length + separator_len <= self.remaining_space
-
-    def add(self, seq: SequenceToPack, separator_len: int = 0) -> None:
-        """Append a sequence; raise ValueError if it does not fit."""
-        if not self.can_fit(seq, separator_len):
-            raise ValueError(f"{seq.sample_id!r} needs {seq.length + separator_len} tokens, {self.remaining_space} fit")
-        self.sequences.append(seq)
-        self.current_length += seq.length + separator_len
-
-    def to_packed_sequence(self, pad_to_max: bool = True, separator_token_id: int | None = None) -> PackedSequence:
-        """Return the pack; raise ValueError without a sequence, or if separators do not fit."""
-        if not self.sequences:
-            raise ValueError("the bin has no sequence; add one")
-        total = packed_length(self.sequences, separator_token_id)
-        if total > self.max_length:
-            raise ValueError(f"{total} tokens with separators do not fit {self.max_length}; add with separator_len=1")
-        config = PackingConfig(
-            max_length=self.max_length,
-            pad_to_max=pad_to_max,
-            add_separator=separator_token_id is not None,
-            separator_token_id=separator_token_id,
-        )
-        return _packed(self.sequences, config, self.pad_token_id)
+    lengths, kept, report = fit_lengths(table, config.max_length, config.overlong)
+    if not len(kept):
+        return PackedSequences([], report)
+    packs = pack_lengths(lengths[kept], config)
+    rows = [kept[row].tolist() for row in np.split(packs.order, packs.offsets[1:-1])]
+    return PackedSequences(
+        [_packed([sequences[place].cut(config.max_length) for place in row], config, pad_token_id) for row in rows],
+        report,
+    )
 
 
 def _packed(segments: Sequence[SequenceToPack], config: PackingConfig, pad_token_id: int) -> PackedSequence:

@@ -16,10 +16,9 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from query_mutator.batching.generation.jsonl import JsonlIndex, parse_row, row_errors, row_id
-from query_mutator.batching.generation.rows import RowTokenizer, Tokenizer
-from query_mutator.batching.samples.schema import DifficultyLevel
-from query_mutator.batching.streaming.stream_base import StreamBase
+from query_mutator.batching.generation.rows import JsonlIndex, RowTokenizer, Tokenizer, parse_row, row_errors, row_id
+from query_mutator.batching.samples import DifficultyLevel
+from query_mutator.batching.streaming.protocols import StreamBase
 from query_mutator.batching.streaming.types import SampleSource, StreamMetrics, StreamSample, StreamState
 from query_mutator.batching.sync import to_async, to_async_iterator
 from query_mutator.errors import DatasetError, UsageError

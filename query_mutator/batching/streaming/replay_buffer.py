@@ -6,202 +6,187 @@ them iterates over the samples.
 
 from __future__ import annotations
 
-from array import array
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+import heapq
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from enum import StrEnum
+from functools import cached_property
 from math import isfinite
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
-from query_mutator.batching.files import is_text, read_checked_json, write_checked_json
-from query_mutator.batching.streaming.lowest_first import LowestFirst
-from query_mutator.batching.streaming.replay_types import (
-    BufferEvictionPolicy,
-    BufferSnapshot,
-    ReplayBufferConfig,
-    ReplayDraw,
-)
-from query_mutator.batching.streaming.sample_columns import read_samples, write_samples
-from query_mutator.batching.streaming.sample_store import SampleStore
-from query_mutator.batching.streaming.types import StreamSample, utc_now
+from query_mutator.batching.files import read_checked_json, write_checked_json
+from query_mutator.batching.records import Record
+from query_mutator.batching.streaming.types import SampleSource, StreamSample, utc_now
 from query_mutator.errors import UsageError
 from query_mutator.stats.sampling import WeightedSampler
 
-__all__ = ["ReplayBuffer"]
+__all__ = ["BufferEvictionPolicy", "BufferSnapshot", "ReplayBuffer", "ReplayBufferConfig"]
 
-KIND = "replay buffer"
-VERSION = 1
+VERSION = 2
 
 
-class ReplayBuffer(SampleStore):
+class BufferEvictionPolicy(StrEnum):
+    """Which sample a new one replaces: the oldest, the one of lowest priority, or a random one."""
+
+    FIFO = "fifo"
+    PRIORITY = "priority"
+    RANDOM = "random"
+
+
+class ReplayBufferConfig(Record):
+    """How many samples are kept and how they are drawn."""
+
+    max_size: int = Field(default=100_000, ge=1)
+    eviction_policy: BufferEvictionPolicy = BufferEvictionPolicy.FIFO
+    priority_alpha: float = Field(default=0.6, ge=0.0, le=1.0)  # 0 = uniform, 1 = in proportion to priority
+    seed: int = 42
+    min_samples_before_sampling: int = Field(default=1, ge=1)
+    default_priority: float = Field(default=1.0, ge=0.0, allow_inf_nan=False)  # of samples without one
+    track_difficulty: bool = True
+    track_success: bool = True
+
+
+class BufferSnapshot(Record):
+    """The samples of a buffer at one moment, in the order of their addition."""
+
+    samples: tuple[StreamSample, ...]
+    serials: tuple[int, ...] = ()  # number of each addition to the buffer, from 0
+    timestamp: datetime = Field(default_factory=utc_now)
+    total_added: int
+    total_evicted: int
+
+    @property
+    def size(self) -> int:
+        """Number of samples."""
+        return len(self.samples)
+
+    @cached_property
+    def keys(self) -> tuple[str, ...]:
+        """A unique name for each sample: its id, and `id#2`, `id#3` for further samples of the same id."""
+        seen: dict[str, int] = {}
+        taken = {sample.sample_id for sample in self.samples}
+        names = []
+        for sample in self.samples:
+            name, count = sample.sample_id, seen.get(sample.sample_id, 0) + 1
+            while count > 1 and (name := f"{sample.sample_id}#{count}") in taken:
+                count += 1
+            seen[sample.sample_id] = count
+            taken.add(name)
+            names.append(name)
+        return tuple(names)
+
+    def get_lengths(self) -> dict[str, int]:
+        """Return the length of every sample by its key; samples of one id are not merged."""
+        return {key: sample.length for key, sample in zip(self.keys, self.samples, strict=True)}
+
+
+def _mean(values: Iterable[float | bool | None]) -> float:
+    """Return the mean of the values that are known, 0 without any."""
+    known = [float(value) for value in values if value is not None]
+    return sum(known) / len(known) if known else 0.0
+
+
+class ReplayBuffer:
     """Keep up to `max_size` samples; threads may add and draw at the same time.
 
-    Files include the state of the random stream: a restored buffer draws and evicts what this one would.
+    A sample stays in its slot until another replaces it. Files include the state of the random stream: a restored
+    buffer draws and evicts what this one would.
     """
 
     def __init__(self, config: ReplayBufferConfig | None = None) -> None:
         self.config = config or ReplayBufferConfig()
         self.total_added = 0
         self.total_evicted = 0
-        self._policy = self.config.eviction_policy
-        self._alpha = self.config.priority_alpha
-        self._max_size = self.config.max_size
-        self._max_staleness = self.config.max_staleness
-        self._keeps_ages = self._policy is BufferEvictionPolicy.FIFO or self._max_staleness is not None
         self._rng = np.random.default_rng(self.config.seed)
-        super().__init__(track_difficulty=self.config.track_difficulty, track_success=self.config.track_success)
+        self._lock = threading.RLock()
+        self._empty()
 
     def _empty(self) -> None:
-        super()._empty()
+        self._samples: list[StreamSample] = []
+        self._serials: list[int] = []  # number of the addition to the buffer, from 0
+        self._priorities: list[float] = []
+        self._slots_of: dict[str, list[int]] = {}  # by sample id
         self._weights = WeightedSampler()  # of priority^alpha
-        self._ages: deque[int] = deque()  # serials, oldest first; may contain removed ones
-        self._lowest = LowestFirst(self._priorities, self._serials, self._slot_of)
+        self._oldest = 0  # slot that policy "fifo" evicts next
+        # Heap of (priority, serial, slot) for policy "priority"; outdated entries are skipped.
+        self._lowest: list[tuple[float, int, int]] = []
+
+    # --- what is held ----------------------------------------------------------------------------------------------
+
+    @property
+    def size(self) -> int:
+        """Number of samples held."""
+        return len(self._samples)
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    @property
+    def is_empty(self) -> bool:
+        """Return whether nothing is held."""
+        return not self._samples
 
     @property
     def is_full(self) -> bool:
         """Return whether the next sample replaces another."""
-        return self.size >= self._max_size
+        return self.size >= self.config.max_size
 
     @property
     def can_sample(self) -> bool:
         """Return whether the buffer holds enough samples to draw from."""
         return self.size >= self.config.min_samples_before_sampling
 
-    # --- adding and evicting ---------------------------------------------------------------------------------------
+    @property
+    def mean_difficulty(self) -> float:
+        """Mean difficulty of the samples that have one; 0 without any, or without `track_difficulty`."""
+        return _mean(one.difficulty for one in self.get_all()) if self.config.track_difficulty else 0.0
 
-    def add(self, sample: StreamSample, priority: float | None = None) -> None:
-        """Add a sample; `priority` defaults to the sample's own if it was set, otherwise to `default_priority`.
+    @property
+    def mean_reward(self) -> float:
+        """Mean reward of the samples that have one, 0 without any."""
+        return _mean(one.reward for one in self.get_all())
 
-        A sample whose id is already held is added to it and does not replace it.
-        """
-        if priority is None:
-            own = "priority" in sample.model_fields_set
-            priority = sample.priority if own else self.config.default_priority
-        weight = self._weight(priority)
+    @property
+    def mean_priority(self) -> float:
+        """Mean priority of the samples, 0 without any."""
+        return _mean(self._priorities)
+
+    @property
+    def success_rate(self) -> float:
+        """Share of successes among samples with an outcome; 0 without any, or without `track_success`."""
+        return _mean(one.success for one in self.get_all()) if self.config.track_success else 0.0
+
+    def get_all(self) -> list[StreamSample]:
+        """Return all samples in the order of their addition, not marked as replays."""
         with self._lock:
-            serial = self.total_added
-            slot = self._evict() if len(self._samples) >= self._max_size else self._append_slot(sample)
-            self._fill(slot, sample, serial, priority)
-            self._index_id(sample.sample_id, serial)
-            self._weights.set(slot, weight)
-            if self._policy is BufferEvictionPolicy.PRIORITY:
-                self._lowest.note(serial, priority)
-            if self._keeps_ages:
-                self._ages.append(serial)
-            self.total_added += 1
-            if self._max_staleness is not None:
-                self._evict_stale(self._max_staleness)
+            return [self._samples[slot] for slot in self._by_age()]
 
-    def add_batch(self, samples: Iterable[StreamSample], priorities: Sequence[float] | None = None) -> None:
-        """Add samples in order."""
-        chosen = list(samples)
-        given: Sequence[float | None] = [None] * len(chosen) if priorities is None else priorities
-        if len(given) != len(chosen):
-            raise UsageError(f"{len(chosen)} samples but {len(given)} priorities; give one for each sample")
-        for sample, priority in zip(chosen, given, strict=True):
-            self.add(sample, priority)
+    def _by_age(self) -> list[int]:
+        return sorted(range(self.size), key=self._serials.__getitem__)
 
-    def remove(self, sample_id: str) -> int:
-        """Remove all samples of an id and return their number."""
-        with self._lock:
-            serials = list(self._serials_of.get(sample_id, ()))
-            for serial in serials:
-                self._drop(serial)
-            return len(serials)
+    def filter(self, predicate: Callable[[StreamSample], bool]) -> list[StreamSample]:
+        """Return the samples for which `predicate` holds, in the order of their addition."""
+        return [sample for sample in self.get_all() if predicate(sample)]
 
-    def clear(self) -> None:
-        """Remove everything; the totals of added and evicted samples continue."""
-        with self._lock:
-            self.total_evicted += self.size
-            self._empty()
+    def filter_by_difficulty(self, min_difficulty: float = 0.0, max_difficulty: float = 1.0) -> list[StreamSample]:
+        """Return the samples whose difficulty lies within the bounds."""
+        return self.filter(
+            lambda one: one.difficulty is not None and min_difficulty <= one.difficulty <= max_difficulty
+        )
 
-    def _evict(self) -> int:
-        """Choose a sample by the policy, forget it, and return the slot it leaves."""
-        if self._policy is BufferEvictionPolicy.RANDOM:
-            slot = int(self._rng.random() * self.size)  # 8 times as fast as integers()
-        elif self._policy is BufferEvictionPolicy.FIFO:
-            while (serial := self._ages.popleft()) not in self._slot_of:
-                pass
-            slot = self._slot_of[serial]
-        else:
-            slot = self._lowest.pop()
-        self._forget(slot)
-        self.total_evicted += 1
-        return slot
+    def filter_by_success(self, success: bool) -> list[StreamSample]:
+        """Return the samples with this outcome."""
+        return self.filter(lambda one: one.success is success)
 
-    def _evict_stale(self, max_staleness: int) -> None:
-        while self._ages and (self._ages[0] not in self._slot_of or self.total_added - self._ages[0] > max_staleness):
-            serial = self._ages.popleft()
-            if serial in self._slot_of:
-                self._drop(serial)
-
-    def _drop(self, serial: int) -> None:
-        slot, last = self._slot_of[serial], self.size - 1
-        self._forget(slot)
-        self._weights.set(slot, self._weight(self._priorities[last]))
-        self._weights.set(last, 0.0)
-        self._move_last_to(slot)
-        self.total_evicted += 1
-
-    # --- drawing ---------------------------------------------------------------------------------------------------
-
-    def sample(
-        self, n: int, *, min_difficulty: float | None = None, max_difficulty: float | None = None
-    ) -> list[StreamSample]:
-        """Draw `n` samples with replacement, in proportion to priority^alpha, marked as replays.
-
-        With bounds, draw only samples whose difficulty is known and within them. When all priorities are 0, draw
-        uniformly. Raises UsageError below `min_samples_before_sampling` samples, or with none within the bounds.
-        """
-        with self._lock:
-            return self._take(self._slots(n, min_difficulty, max_difficulty))
-
-    def sample_weighted(self, n: int, beta: float | None = None) -> ReplayDraw:
-        """Draw as `sample` does and return importance weights (Schaul et al. 2016, section 3.4) with the samples."""
-        beta = self.config.importance_beta if beta is None else beta
-        with self._lock:
-            slots = self._slots(n, None, None)
-            total = self._weights.total
-            chances = self._weights[slots] / total if total else np.full(n, 1 / self.size)
-            weights = (self.size * chances) ** -beta
-            serials = np.frombuffer(self._serials, np.int64)[slots]
-            return ReplayDraw(self._take(slots), (weights / weights.max()).astype(np.float32), chances, serials)
-
-    def sample_uniform(self, n: int) -> list[StreamSample]:
-        """Draw up to `n` different samples, each with the same probability, marked as replays."""
-        with self._lock:
-            self._check_ready(n)
-            return self._take(self._rng.choice(self.size, size=min(n, self.size), replace=False))
-
-    def _check_ready(self, n: int) -> None:
-        if n < 1:
-            raise UsageError(f"cannot draw {n} samples; draw at least 1")
-        if not self.can_sample:
-            needed = self.config.min_samples_before_sampling
-            raise UsageError(f"the replay buffer holds {self.size} samples; add samples until it holds {needed}")
-
-    def _slots(self, n: int, low: float | None, high: float | None) -> NDArray[np.int64]:
-        self._check_ready(n)
-        if low is not None or high is not None:
-            return self._slots_within(n, -np.inf if low is None else low, np.inf if high is None else high)
-        if self._weights.total > 0 and self._alpha > 0:
-            return self._weights.find(self._rng.random(n) * self._weights.total)
-        return self._rng.integers(self.size, size=n)
-
-    def _slots_within(self, n: int, low: float, high: float) -> NDArray[np.int64]:
-        difficulties = np.array(self._difficulties)
-        slots = np.flatnonzero((difficulties >= low) & (difficulties <= high))  # nan is outside any bounds
-        if not len(slots):
-            raise UsageError(f"the replay buffer holds no sample of difficulty {low} to {high}; use wider bounds")
-        weights = np.array(self._priorities)[slots] ** self._alpha
-        return self._rng.choice(slots, size=n, p=weights / weights.sum() if weights.sum() > 0 else None)
-
-    def _take(self, slots: NDArray[np.int64]) -> list[StreamSample]:
-        replays = self._replays
-        return [replays[slot] for slot in slots.tolist()]
+    def filter_by_source(self, source: SampleSource) -> list[StreamSample]:
+        """Return the samples from this source."""
+        return self.filter(lambda one: one.source == source)
 
     def snapshot(self) -> BufferSnapshot:
         """Return the samples held now, in the order of their addition."""
@@ -215,107 +200,193 @@ class ReplayBuffer(SampleStore):
                 total_evicted=self.total_evicted,
             )
 
+    # --- adding and evicting ---------------------------------------------------------------------------------------
+
+    def add(self, sample: StreamSample, priority: float | None = None) -> None:
+        """Add a sample; `priority` defaults to the sample's own if it was set, otherwise to `default_priority`.
+
+        A sample whose id is already held is added to it and does not replace it.
+        """
+        if priority is None:
+            own = "priority" in sample.model_fields_set
+            priority = sample.priority if own else self.config.default_priority
+        weight = self._weight(priority)
+        with self._lock:
+            if self.is_full:
+                slot = self._evicted()
+                self._samples[slot], self._serials[slot] = sample, self.total_added
+            else:
+                slot = self.size
+                self._samples.append(sample)
+                self._serials.append(self.total_added)
+                self._priorities.append(priority)
+            self._slots_of.setdefault(sample.sample_id, []).append(slot)
+            self._weights.set(slot, weight)
+            self._set_priority(slot, priority)
+            self.total_added += 1
+
+    def add_batch(self, samples: Iterable[StreamSample], priorities: Sequence[float] | None = None) -> None:
+        """Add samples in order."""
+        chosen = list(samples)
+        given: Sequence[float | None] = [None] * len(chosen) if priorities is None else priorities
+        if len(given) != len(chosen):
+            raise UsageError(f"{len(chosen)} samples but {len(given)} priorities; give one for each sample")
+        for sample, priority in zip(chosen, given, strict=True):
+            self.add(sample, priority)
+
+    def clear(self) -> None:
+        """Remove everything; the totals of added and evicted samples continue."""
+        with self._lock:
+            self.total_evicted += self.size
+            self._empty()
+
+    def _evicted(self) -> int:
+        """Choose a sample by the policy, forget it, and return its slot."""
+        policy = self.config.eviction_policy
+        if policy is BufferEvictionPolicy.RANDOM:
+            slot = int(self._rng.random() * self.size)  # 8 times as fast as integers()
+        elif policy is BufferEvictionPolicy.FIFO:
+            slot = self._oldest
+            self._oldest = (slot + 1) % self.size
+        else:
+            while True:
+                priority, serial, slot = heapq.heappop(self._lowest)
+                if (self._priorities[slot], self._serials[slot]) == (priority, serial):
+                    break
+        slots = self._slots_of[self._samples[slot].sample_id]
+        slots.remove(slot)
+        if not slots:
+            del self._slots_of[self._samples[slot].sample_id]
+        self.total_evicted += 1
+        return slot
+
+    # --- drawing ---------------------------------------------------------------------------------------------------
+
+    def sample(
+        self, n: int, *, min_difficulty: float | None = None, max_difficulty: float | None = None
+    ) -> list[StreamSample]:
+        """Draw `n` samples with replacement, in proportion to priority^alpha, marked as replays.
+
+        With bounds, draw only samples whose difficulty is known and within them. When all priorities are 0, draw
+        uniformly. Raises UsageError below `min_samples_before_sampling` samples, or with none within the bounds.
+        """
+        with self._lock:
+            self._check_ready(n)
+            if min_difficulty is not None or max_difficulty is not None:
+                slots = self._slots_within(n, min_difficulty or 0.0, 1.0 if max_difficulty is None else max_difficulty)
+            elif self._weights.total > 0 and self.config.priority_alpha > 0:
+                slots = self._weights.find(self._rng.random(n) * self._weights.total)
+            else:
+                slots = self._rng.integers(self.size, size=n)
+            return self._replays(slots)
+
+    def sample_uniform(self, n: int) -> list[StreamSample]:
+        """Draw up to `n` different samples, each with the same probability, marked as replays."""
+        with self._lock:
+            self._check_ready(n)
+            return self._replays(self._rng.choice(self.size, size=min(n, self.size), replace=False))
+
+    def _check_ready(self, n: int) -> None:
+        if n < 1:
+            raise UsageError(f"cannot draw {n} samples; draw at least 1")
+        if not self.can_sample:
+            needed = self.config.min_samples_before_sampling
+            raise UsageError(f"the replay buffer holds {self.size} samples; add samples until it holds {needed}")
+
+    def _slots_within(self, n: int, low: float, high: float) -> NDArray[np.int64]:
+        known = ((slot, one.difficulty) for slot, one in enumerate(self._samples))
+        slots = np.array([slot for slot, value in known if value is not None and low <= value <= high], np.int64)
+        if not len(slots):
+            raise UsageError(f"the replay buffer holds no sample of difficulty {low} to {high}; use wider bounds")
+        weights = self._weights[slots]
+        return self._rng.choice(slots, size=n, p=weights / weights.sum() if weights.sum() > 0 else None)
+
+    def _replays(self, slots: NDArray[np.int64]) -> list[StreamSample]:
+        return [self._samples[slot].with_replay() for slot in slots.tolist()]
+
     # --- priorities ------------------------------------------------------------------------------------------------
 
     def _weight(self, priority: float) -> float:
         if not (isfinite(priority) and priority >= 0):
             raise UsageError(f"priority {priority} is not valid; use a finite number from 0")
-        return float(priority**self._alpha)
+        return float(priority**self.config.priority_alpha)
+
+    def _set_priority(self, slot: int, priority: float) -> None:
+        self._priorities[slot] = priority
+        if self.config.eviction_policy is BufferEvictionPolicy.PRIORITY:
+            heapq.heappush(self._lowest, (priority, self._serials[slot], slot))
+            if len(self._lowest) > 2 * self.size + 64:
+                self._order_lowest()
+
+    def _order_lowest(self) -> None:
+        # A sorted list is a heap.
+        self._lowest = sorted(zip(self._priorities, self._serials, range(self.size), strict=True))
 
     def update_priority(self, sample_id: str, priority: float) -> bool:
         """Set the priority of all samples of an id; return whether there is one."""
+        weight = self._weight(priority)
         with self._lock:
-            serials = self._serials_of.get(sample_id, ())
-            return self.update_priorities(serials, [priority] * len(serials)) > 0
-
-    def update_priorities(self, serials: Sequence[int] | NDArray[np.int64], priorities: Sequence[float]) -> int:
-        """Set the priorities of samples that `sample_weighted` drew, except those evicted since; return how many."""
-        count = 0
-        with self._lock:
-            for serial, priority in list(zip(serials, priorities, strict=True)):
-                slot = self._slot_of.get(int(serial))
-                if slot is not None:
-                    self._weights.set(slot, self._weight(priority))
-                    self._priorities[slot] = priority
-                    if self._policy is BufferEvictionPolicy.PRIORITY:
-                        self._lowest.note(int(serial), float(priority))
-                    count += 1
-        return count
+            slots = self._slots_of.get(sample_id, [])
+            for slot in slots:
+                self._weights.set(slot, weight)
+                self._set_priority(slot, priority)
+            return bool(slots)
 
     def update_priorities_by_reward(self, alpha: float = 0.1) -> None:
         """Move the priority of every sample with a reward by `alpha` towards max(0, reward + 1)."""
         with self._lock:
-            rewards, old = np.array(self._rewards), np.array(self._priorities)
-            new = np.where(np.isnan(rewards), old, (1 - alpha) * old + alpha * np.maximum(0.0, rewards + 1.0))
-            self._priorities[:] = array("d", new.tobytes())
-            self._weights.update(np.arange(self.size), new**self._alpha)
-            if self._policy is BufferEvictionPolicy.PRIORITY:
-                self._lowest.choose()
+            for slot, sample in enumerate(self._samples):
+                if sample.reward is not None:
+                    old = self._priorities[slot]
+                    self._priorities[slot] = (1 - alpha) * old + alpha * max(0.0, sample.reward + 1.0)
+            self._weigh_all()
+
+    def _weigh_all(self) -> None:
+        """Compute weights and order of eviction from the priorities."""
+        weights = np.array(self._priorities, np.float64) ** self.config.priority_alpha
+        self._weights.update(np.arange(self.size), weights)
+        self._order_lowest()
 
     # --- files -----------------------------------------------------------------------------------------------------
-
-    def _state(self) -> tuple[dict[str, Any], dict[str, array[Any]]]:
-        """Return settings as plain JSON types, and the columns from which everything else follows."""
-        settings = {
-            "version": VERSION,
-            "config": self.config.model_dump(mode="json"),
-            "total_added": self.total_added,
-            "total_evicted": self.total_evicted,
-            "rng_state": self._rng.bit_generator.state,
-        }
-        return settings, {"priorities": self._priorities, "serials": self._serials}
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain JSON types, slot by slot; `from_dict` returns an equal buffer."""
         with self._lock:
-            settings, columns = self._state()
-            samples = [sample.model_dump(mode="json") for sample in self._samples]
-            return {**settings, **{name: one.tolist() for name, one in columns.items()}, "samples": samples}
+            return {
+                "version": VERSION,
+                "config": self.config.model_dump(mode="json"),
+                "total_added": self.total_added,
+                "total_evicted": self.total_evicted,
+                "rng_state": self._rng.bit_generator.state,
+                "oldest": self._oldest,
+                "priorities": list(self._priorities),
+                "serials": list(self._serials),
+                "samples": [sample.model_dump(mode="json") for sample in self._samples],
+            }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Return the buffer of `to_dict`."""
-        return cls._restore(data, data, [StreamSample.model_validate(fields) for fields in data["samples"]])
-
-    @classmethod
-    def _restore(cls, state: Mapping[str, Any], lists: Mapping[str, Any], samples: Sequence[StreamSample]) -> Self:
-        if state.get("version") != VERSION:
-            raise UsageError(f"the replay buffer has version {state.get('version')!r}; use one of version {VERSION}")
-        if not len(samples) == len(lists["serials"]) == len(lists["priorities"]):
+        """Return the buffer of `to_dict`; raise UsageError for one of another version or with missing parts."""
+        if data.get("version") != VERSION:
+            raise UsageError(f"the replay buffer has version {data.get('version')!r}; use one of version {VERSION}")
+        buffer = cls(ReplayBufferConfig.model_validate(data["config"]))
+        buffer._samples = [StreamSample.model_validate(fields) for fields in data["samples"]]
+        buffer._serials, buffer._priorities = list(data["serials"]), list(data["priorities"])
+        if not len(buffer._samples) == len(buffer._serials) == len(buffer._priorities):
             raise UsageError("the columns of the replay buffer have different lengths; save it again")
-        buffer = cls(ReplayBufferConfig.model_validate(state["config"]))
-        # 1. the slots
-        for sample, serial, priority in zip(samples, lists["serials"], lists["priorities"], strict=True):
-            slot = buffer._append_slot(sample)
-            buffer._fill(slot, sample, serial, priority)
-            buffer._weights.set(slot, buffer._weight(priority))
-        # 2. indices and orders, which follow from the serials
-        for serial in sorted(buffer._slot_of):
-            buffer._index_id(samples[buffer._slot_of[serial]].sample_id, serial)
-            if buffer._keeps_ages:
-                buffer._ages.append(serial)
-        if buffer._policy is BufferEvictionPolicy.PRIORITY:
-            buffer._lowest.choose()
-        # 3. totals and the random stream
-        buffer.total_added, buffer.total_evicted = int(state["total_added"]), int(state["total_evicted"])
-        buffer._rng.bit_generator.state = state["rng_state"]
+        for slot in buffer._by_age():
+            buffer._slots_of.setdefault(buffer._samples[slot].sample_id, []).append(slot)
+        buffer._weigh_all()
+        buffer._oldest = int(data["oldest"])
+        buffer.total_added, buffer.total_evicted = int(data["total_added"]), int(data["total_evicted"])
+        buffer._rng.bit_generator.state = data["rng_state"]
         return buffer
 
     def save(self, path: str | Path) -> None:
-        """Write the buffer to a file: `.json` as text, any other suffix as a compact binary file."""
-        if is_text(path):
-            write_checked_json(path, self.to_dict())
-            return
-        with self._lock:
-            settings, columns = self._state()
-            arrays = {name: np.array(one) for name, one in columns.items()}
-            write_samples(path, self._samples, kind=KIND, meta=settings, arrays=arrays)
+        """Write the buffer to a file, as JSON with a checksum."""
+        write_checked_json(path, self.to_dict())
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """Read a buffer; raise BatchFileError, with the name, for a damaged file."""
-        if is_text(path):
-            return cls.from_dict(read_checked_json(path))
-        samples, file = read_samples(path, kind=KIND)
-        lists = {name: file.arrays[name].tolist() for name in ("priorities", "serials")}
-        return cls._restore(file.meta, lists, samples)
+        return cls.from_dict(read_checked_json(path))

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
+from itertools import islice
 from math import ceil
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 from pydantic import Field, model_validator
 
-from query_mutator.batching.core.config import BatchingConfig
-from query_mutator.batching.core.overlong import OverlongPolicy
+from query_mutator.batching.core.buckets import OverlongPolicy
 from query_mutator.batching.files import sha256_of
 from query_mutator.batching.planning.batch_plan import BatchPlan
 from query_mutator.batching.planning.builder import BatchPlanBuilder
-from query_mutator.batching.planning.microbatch import MicrobatchSpec
+from query_mutator.batching.planning.epoch_plan import MicrobatchSpec
+from query_mutator.batching.planning.predictability import BatchingConfig
 from query_mutator.batching.records import Record
 from query_mutator.batching.streaming.replay_buffer import ReplayBuffer
 from query_mutator.batching.streaming.types import StreamSample, utc_now
@@ -69,7 +70,7 @@ class WindowState(Record):
     snapshot_total_added: int
     fresh_samples: int  # in no window before
     repeated_samples: int
-    overlong_samples: int  # dropped, cut or split, see `overlong`
+    overlong_samples: int  # dropped or cut, see `overlong`
     plan_microbatches: int
     plan_fingerprint: str
     microbatches_consumed: int = 0
@@ -149,8 +150,10 @@ class RollingBatchPlanWindow:
         serials = {snapshot.keys[place]: snapshot.serials[place] for place in places}
         # 2. plan their batches
         window = _Window(self._plan(samples, window_id), samples, serials)
-        # 3. count what the window's microbatches contain, and mark it as seen
-        taken, waiting = self._split(window.plan)
+        # 3. count what the window's microbatches contain, and mark it as seen; the rest waits for the next window
+        first = list(islice(window.plan.iter_epoch(0), self.config.window_microbatches))
+        taken = {key for microbatch in first for key in microbatch.samples}
+        waiting = {key for microbatch in window.plan.iter_epoch(0) for key in microbatch.samples} - taken
         repeated = sum(serials[key] in self._seen for key in taken)
         self._state = WindowState(
             window_id=window_id,
@@ -186,17 +189,8 @@ class RollingBatchPlanWindow:
             batching_config=self.config.to_batching_config(window_id),
             dataset_hash=samples_digest(samples),
             tokenizer_hash=self.tokenizer_hash,
-            loss_lengths={key: int(np.count_nonzero(sample.loss_mask[1:])) for key, sample in samples.items()},
         )
         return builder.build_sync(num_epochs=1)
-
-    def _split(self, plan: BatchPlan) -> tuple[set[str], set[str]]:
-        """Return the keys in the window's microbatches, and those only in later ones."""
-        taken: set[str] = set()
-        waiting: set[str] = set()
-        for number, microbatch in enumerate(plan.iter_epoch(0)):
-            (taken if number < self.config.window_microbatches else waiting).update(microbatch.samples)
-        return taken, waiting - taken
 
     # --- iteration -------------------------------------------------------------------------------------------------
 
@@ -212,11 +206,11 @@ class RollingBatchPlanWindow:
             yield window.plan.get_epoch(0)[place]
 
     def iter_current_with_samples(self) -> Iterator[tuple[MicrobatchSpec, list[StreamSample]]]:
-        """Yield the microbatches of `iter_current` with their samples, cut where the plan cuts them."""
+        """Yield the microbatches of `iter_current` with their samples, cut as the plan cuts them."""
         window = self._window
         for microbatch in self.iter_current():
             assert window is not None
-            yield microbatch, [_cut(window.samples[key], microbatch, row) for row, key in enumerate(microbatch.samples)]
+            yield microbatch, [window.samples[key].cut(microbatch.max_len) for key in microbatch.samples]
 
     def discard_current(self) -> None:
         """Drop the current window; its samples count as seen."""
@@ -265,11 +259,3 @@ def samples_digest(samples: Mapping[str, StreamSample]) -> str:
         sample = samples[key]
         parts += [f"\n{key} {sample.length} ".encode("utf-8", "surrogatepass"), sample.input_ids, sample.loss_mask]
     return sha256_of(parts)
-
-
-def _cut(sample: StreamSample, microbatch: MicrobatchSpec, row: int) -> StreamSample:
-    """Return the part of a sample that a row of a microbatch holds."""
-    if microbatch.starts is None or microbatch.stops is None:
-        return sample
-    start, stop = int(microbatch.starts[row]), int(microbatch.stops[row])
-    return sample if (start, stop) == (0, -1) else sample.cut(start, stop)

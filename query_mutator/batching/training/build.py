@@ -2,40 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
 from torch import distributed
 
 from ppo.algorithm import usable_device
-from query_mutator.batching.core.config import BatchingConfig
-from query_mutator.batching.core.overlong import OverlongPolicy
+from query_mutator.batching.core.buckets import OverlongPolicy
 from query_mutator.batching.distributed.config import DistributedConfig
-from query_mutator.batching.generation.jsonl import JsonlIndex
-from query_mutator.batching.generation.rows import tokenizer_fingerprint
-from query_mutator.batching.planning.batch_plan import BatchPlan
+from query_mutator.batching.generation.rows import JsonlIndex, JsonlSamples, TokenRow, tokenizer_fingerprint
+from query_mutator.batching.planning.batch_plan import BatchPlan, check_plan, load_batch_plan
 from query_mutator.batching.planning.builder import BatchPlanBuilder
 from query_mutator.batching.planning.packing import PackingConfig, PackingMode
-from query_mutator.batching.planning.plan_files import check_plan, load_batch_plan
+from query_mutator.batching.planning.predictability import BatchingConfig
 from query_mutator.batching.records import settings_errors
+from query_mutator.batching.samples import compute_dataset_fingerprint
 from query_mutator.batching.streaming.gym_stream import GymEpisodeStream
 from query_mutator.batching.streaming.gym_types import GymConfig, GymTransport
-from query_mutator.batching.streaming.offline_stream import OfflineDatasetStream
-from query_mutator.batching.streaming.replay_buffer import ReplayBuffer
-from query_mutator.batching.streaming.replay_types import ReplayBufferConfig
+from query_mutator.batching.streaming.replay_buffer import ReplayBuffer, ReplayBufferConfig
 from query_mutator.batching.streaming.rolling_window import RollingBatchPlanWindow, WindowConfig
 from query_mutator.batching.training.config import SftFlags, parse_edges
-from query_mutator.batching.training.data import TokenData, read_tokens
-from query_mutator.batching.training.microbatch import Microbatch
-from query_mutator.batching.training.sources import Dealer, OnlineSource, PlanSource, Source, StreamSource
+from query_mutator.batching.training.sources import Microbatch, OnlineSource, PlanSource, Source
 from query_mutator.cli.console import progress
 from query_mutator.errors import UsageError
 
-__all__ = ["eval_microbatches", "joined_ranks", "make_source", "pick_device", "uses_bf16"]
-
-_NO_LIMIT = 2**31 - 1
+__all__ = ["eval_microbatches", "joined_ranks", "make_source", "pick_device", "read_tokens", "uses_bf16"]
 
 
 @contextmanager
@@ -84,13 +79,11 @@ class Inputs(NamedTuple):
 
 
 def make_source(flags: SftFlags, tokenizer: Any, ranks: DistributedConfig) -> Inputs:
-    """Return the source of batches: a gym, a stream, or a plan over the rows in memory."""
+    """Return the source of batches: a gym, or a plan over the rows in memory."""
     largest_id = len(tokenizer) - 1  # rows are not known before the run
     if flags.online:
         return Inputs(_online_source(flags, tokenizer, ranks), flags.row_length, largest_id)
     assert flags.data is not None
-    if flags.stream:
-        return Inputs(_stream_source(flags, flags.data, tokenizer, ranks), flags.row_length, largest_id)
     data = _read_data(flags, flags.data, tokenizer, ranks)
     notes = [f"skipped {data.bad_rows} rows, first: {data.first_errors[0]}"] if data.bad_rows else []
     plan = _plan(flags, data)
@@ -156,7 +149,6 @@ def _plan(flags: SftFlags, data: TokenData) -> BatchPlan:
             data.dataset_hash,
             data.tokenizer_hash,
             _packing(flags),
-            loss_lengths=data.loss_lengths,
         )
         return builder.build_lazy(flags.epochs or 3)
     plan = load_batch_plan(flags.batchplan, tokenizer_hash=data.tokenizer_hash)
@@ -175,27 +167,6 @@ def _longest_row(plan: BatchPlan, data: TokenData) -> int:
     if plan.meta.pack_config is not None:
         return min(max(data.lengths.values()), plan.meta.pack_config.max_length)
     return max((int(epoch.max_len.max()) for epoch in plan.epochs.values() if epoch.num_microbatches), default=0)
-
-
-def _stream_source(flags: SftFlags, path: str, tokenizer: Any, ranks: DistributedConfig) -> Source:
-    """Return the source that reads --dataset while training."""
-    stream = OfflineDatasetStream(
-        path,
-        max_length=_NO_LIMIT,  # --overlong decides about long samples
-        shuffle=True,
-        seed=flags.seed,
-        tokenizer=tokenizer,
-        skip_bad=flags.skip_bad,
-        mask_prompt=flags.mask_prompt,
-    )
-    return StreamSource(
-        stream=stream,
-        config=_batching(flags),
-        packing=_packing(flags),
-        window=flags.stream_window,
-        dealer=Dealer(ranks, flags.gradient_accumulation),
-        tokenizer_hash=tokenizer_fingerprint(tokenizer),
-    )
 
 
 def _online_source(flags: SftFlags, tokenizer: Any, ranks: DistributedConfig) -> Source:
@@ -223,3 +194,48 @@ def _online_source(flags: SftFlags, tokenizer: Any, ranks: DistributedConfig) ->
         RollingBatchPlanWindow(buffer, window),
         accumulation=flags.gradient_accumulation,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenData:
+    """Token rows by sample id, and the hashes of data and tokenizer."""
+
+    rows: dict[str, TokenRow]
+    dataset_hash: str
+    tokenizer_hash: str
+    bad_rows: int = 0
+    first_errors: list[str] = field(default_factory=list)
+
+    @cached_property
+    def lengths(self) -> dict[str, int]:
+        """Return the tokens of every sample."""
+        return {name: row.length for name, row in self.rows.items()}
+
+    @property
+    def largest_id(self) -> int:
+        """Return the largest token id."""
+        return max(int(row.input_ids.max()) for row in self.rows.values())
+
+
+def read_tokens(
+    path: str,
+    tokenizer: Any,
+    *,
+    mask_prompt: bool,
+    skip_bad: bool = False,
+    on_row: Callable[[], object] | None = None,
+) -> TokenData:
+    """Tokenize a JSONL file; a row without tokens is a DatasetError, or counted with `skip_bad`."""
+    tokenizer_hash = tokenizer_fingerprint(tokenizer)
+    with closing(JsonlSamples(path, tokenizer, mask_prompt=mask_prompt, skip_bad=skip_bad)) as samples:
+        samples.on_read = on_row
+        rows = dict(samples.tokenized())
+        if not rows:
+            raise UsageError(f"{path}: no row has any tokens; give rows with instruction and response, or text")
+        return TokenData(
+            rows=rows,
+            dataset_hash=compute_dataset_fingerprint(path, tokenizer_hash).fingerprint,
+            tokenizer_hash=tokenizer_hash,
+            bad_rows=samples.bad_rows,
+            first_errors=samples.first_errors,
+        )

@@ -49,7 +49,7 @@ class SftFlags(JsonFlags, Lock):
 
     FIRST: ClassVar[tuple[str, ...]] = (
         "model", "data", "output", "epochs", "max_steps", "batch_size", "learning_rate", "max_length", "batchplan",
-        "pack", "stream", "use_lora", "seed", "resume", "json",
+        "pack", "use_lora", "seed", "resume", "json",
     )  # fmt: skip
 
     model: str
@@ -67,14 +67,14 @@ class SftFlags(JsonFlags, Lock):
     epochs: Few | None = None
     """Passes over the data: 3 without a plan, all of a plan's."""
     max_steps: Steps | None = None
-    """Optimizer steps to stop after; required for a stream or a gym."""
+    """Optimizer steps to stop after; required for a gym."""
     batch_size: Parallel = 4
     """Most samples (with --pack rows) in a batch; --token-budget limits tokens instead."""
     learning_rate: Annotated[Rate, Parameter(name=("--lr", "--learning-rate"))] = 1e-5
     """Learning rate of AdamW after the warm-up."""
     max_length: Count = 512
     """Longest sample in tokens."""
-    overlong: Literal["error", "drop", "truncate", "split"] = "error"
+    overlong: Literal["error", "drop", "truncate"] = "error"
     """How to handle longer samples."""
     skip_bad: bool = False
     """Count rows without tokens instead of stopping at the first."""
@@ -90,12 +90,8 @@ class SftFlags(JsonFlags, Lock):
     """Put several samples into each row, separated by mask and positions."""
     pack_max_len: Count | None = None
     """Tokens in such a row; by default --max-length."""
-    pack_mode: Literal["first_fit", "best_fit", "greedy", "order_preserving"] = "first_fit"
+    pack_mode: Literal["first_fit", "best_fit", "greedy"] = "first_fit"
     """Which samples share a row."""
-    stream: bool = False
-    """Read the file while training, so that it need not fit into memory."""
-    stream_window: Count = 4096
-    """Rows read ahead, shuffled and batched at a time."""
     online: bool = False
     """Learn from episodes of a gym as they are played."""
     gym_host: str = "localhost"
@@ -112,8 +108,6 @@ class SftFlags(JsonFlags, Lock):
     """Recompute activations in the backward pass: less memory, a third more time."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Arithmetic of the model; auto takes bfloat16 on a GPU that has it. Weights stay float32."""
-    attention: Literal["sdpa", "eager", "flex_attention"] = "sdpa"
-    """Implementation of attention."""
     use_lora: bool = False
     """Train low-rank adapters (needs peft); they are merged into the finished model."""
     lora_rank: Few = 8
@@ -124,8 +118,6 @@ class SftFlags(JsonFlags, Lock):
     """Number of first layers that are not trained, nor the embeddings."""
     warmup_ratio: Share = 0.03
     """Share of the steps in which the learning rate rises; then it decays as a cosine."""
-    min_lr_ratio: Share = 0.0
-    """Final learning rate, as a share of --lr."""
     weight_decay: Weight = 0.0
     """Weight decay of matrices."""
     max_grad_norm: Annotated[float, Ge(0), Le(1e12)] = 1.0
@@ -139,9 +131,7 @@ class SftFlags(JsonFlags, Lock):
     eval_interval: Count | None = None
     """Steps between two evaluations on --eval-dataset; by default ten evaluations a run."""
     save_interval: Count | None = None
-    """Steps between two checkpoints; by default only the last is kept."""
-    keep_checkpoints: Count = 2
-    """Number of newest checkpoints to keep."""
+    """Steps between two checkpoints, of which the last two are kept; by default only that of the end."""
     resume: str | None = None
     """Resume from an output folder or a checkpoint, with its flags unless others are given."""
     config: str | None = None
@@ -155,16 +145,14 @@ class SftFlags(JsonFlags, Lock):
 
     def _check_source(self) -> None:
         """Raise a ValueError for flags that name two ways to form batches, or none."""
-        if self.online and (self.data or self.batchplan or self.stream or self.pack):
-            raise ValueError("--online learns from a gym: leave out --dataset, --batchplan, --stream and --pack")
+        if self.online and (self.data or self.batchplan or self.pack):
+            raise ValueError("--online learns from a gym: leave out --dataset, --batchplan and --pack")
         if not self.online and self.data is None:
             raise ValueError("--dataset is missing; give a JSONL file, or --online for a gym")
-        if (self.online or self.stream) and self.max_steps is None:
-            raise ValueError("the length of a stream is unknown; give the number of steps with --max-steps")
-        if self.batchplan and (self.pack or self.stream or self.bucket_edges or self.token_budget):
-            raise ValueError(
-                "--batchplan fixes the batches: leave out --pack, --stream, --bucket-edges and --token-budget"
-            )
+        if self.online and self.max_steps is None:
+            raise ValueError("a gym never ends; give the number of steps with --max-steps")
+        if self.batchplan and (self.pack or self.bucket_edges or self.token_budget):
+            raise ValueError("--batchplan fixes the batches: leave out --pack, --bucket-edges and --token-budget")
         if self.pack and self.bucket_edges:
             raise ValueError("packed rows have no buckets: leave out --bucket-edges or --pack")
 

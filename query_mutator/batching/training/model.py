@@ -24,12 +24,13 @@ __all__ = [
     "write_checkpoint",
 ]  # fmt: skip
 
-FORMAT = "sft 2"
+FORMAT = "sft 3"
+KEPT_CHECKPOINTS = 2
 
 
 def load_model(flags: SftFlags, device: torch.device) -> Any:
     """Return the model of --model in float32 on `device`, with layers frozen and adapters added as the flags say."""
-    model = read_model(flags.model, attention=flags.attention)
+    model = read_model(flags.model)
     _freeze(model, flags.freeze_layers)
     if flags.gradient_checkpointing:
         model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
@@ -38,7 +39,7 @@ def load_model(flags: SftFlags, device: torch.device) -> Any:
     return model.to(device)
 
 
-def read_model(spec: str, *, attention: str = "sdpa") -> Any:
+def read_model(spec: str) -> Any:
     """Return a model in float32; UsageError for what is none."""
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
@@ -49,7 +50,7 @@ def read_model(spec: str, *, attention: str = "sdpa") -> Any:
     try:
         with redirect_stderr(StringIO()):  # a bar that nothing else disables
             model = AutoModelForCausalLM.from_pretrained(
-                source, **of_gguf, dtype=torch.float32, attn_implementation=attention, trust_remote_code=False
+                source, **of_gguf, dtype=torch.float32, attn_implementation="sdpa", trust_remote_code=False
             )
     except Exception as error:  # files that are not a model fail in many ways
         what = "no model can be read from it" if Path(spec).exists() else "not a folder, and not on the hub"
@@ -124,12 +125,12 @@ def load_trainable(model: Any, state: Mapping[str, torch.Tensor]) -> None:
             one.copy_(state[name])
 
 
-def write_checkpoint(output: Path, state: Mapping[str, Any], *, step: int, keep: int) -> None:
-    """Write a checkpoint atomically and remove all but the newest `keep`; DiskError if it cannot be written."""
+def write_checkpoint(output: Path, state: Mapping[str, Any], *, step: int) -> None:
+    """Write a checkpoint atomically and remove all but the newest two; DiskError if it cannot be written."""
     path = output / "checkpoints" / f"step_{step}.pt"
     with disk_errors(path):
         save_checkpoint(path, {"format": FORMAT, **state})
-        for old in checkpoints_in(output)[keep:]:
+        for old in checkpoints_in(output)[KEPT_CHECKPOINTS:]:
             old.unlink(missing_ok=True)
 
 

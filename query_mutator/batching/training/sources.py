@@ -1,4 +1,4 @@
-"""Sources of batches: a plan, a file read while training, or a gym that is being played.
+"""Sources of batches: a plan, or a gym that is being played.
 
 Each yields, step by step, the microbatches of this rank, and can save and restore its position. A step has G = W * A
 microbatches of one bucket and of nearly equal cost; rank r runs every W-th of them from r on, so the content of a step
@@ -8,29 +8,42 @@ depends on G alone.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
 from itertools import islice
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from query_mutator.batching.core.config import BatchingConfig
 from query_mutator.batching.distributed.config import DistributedConfig
+from query_mutator.batching.generation.io import CollatedBatch, collate_microbatch
 from query_mutator.batching.generation.rows import TokenRow
 from query_mutator.batching.planning.batch_plan import BatchPlan
-from query_mutator.batching.planning.builder import BatchPlanBuilder
-from query_mutator.batching.planning.epoch_plan import EpochPlan
+from query_mutator.batching.planning.epoch_plan import EpochPlan, MicrobatchSpec
 from query_mutator.batching.planning.packing import PackingConfig
-from query_mutator.batching.planning.sharding import Segment, ShardSpec, epoch_steps
-from query_mutator.batching.streaming.offline_stream import OfflineDatasetStream
-from query_mutator.batching.streaming.rolling_window import RollingBatchPlanWindow, samples_digest
-from query_mutator.batching.streaming.types import StreamSample
-from query_mutator.batching.training.microbatch import Microbatch
+from query_mutator.batching.planning.sharding import ShardSpec, epoch_steps
+from query_mutator.batching.streaming.rolling_window import RollingBatchPlanWindow
 from query_mutator.errors import CheckpointError, UsageError
 
-__all__ = ["Dealer", "OnlineSource", "PlanSource", "Source", "StreamSource"]
+__all__ = ["Dealer", "Microbatch", "OnlineSource", "PlanSource", "Source"]
+
+
+class Microbatch(NamedTuple):
+    """What one rank runs at once: a microbatch of a plan and the whole token rows of its samples, in their order."""
+
+    spec: MicrobatchSpec
+    rows: list[TokenRow]
+    packing: PackingConfig | None = None
+
+    @property
+    def padded_tokens(self) -> int:
+        """Return the tokens of the batch, padding included."""
+        return self.spec.num_rows * self.spec.max_len
+
+    def collated(self, pad_id: int) -> CollatedBatch:
+        """Return the batch as arrays."""
+        return collate_microbatch(self.spec, self.rows, pad_id=pad_id, pack_config=self.packing)
+
 
 Step = list[Microbatch]
 
@@ -65,7 +78,7 @@ class Dealer(NamedTuple):
         """Return G, the most microbatches of a step."""
         return self.accumulation * self.ranks.world_size
 
-    def steps(self, epoch: EpochPlan, done: tuple[Segment, ...] = ()) -> NDArray[np.int64]:
+    def steps(self, epoch: EpochPlan, done: tuple[tuple[int, int], ...] = ()) -> NDArray[np.int64]:
         """Return the microbatches of every step that is not done [S, G], −1 where a step has fewer."""
         spec = ShardSpec(rank=0, world_size=self.group, equal_steps=True, first_epoch=epoch.epoch, done=done)
         steps = epoch_steps(epoch, spec)
@@ -77,7 +90,7 @@ class Dealer(NamedTuple):
         """Return this rank's microbatches of one step."""
         places = step[self.ranks.rank :: self.ranks.world_size]
         specs = [epoch[place] for place in places[places >= 0].tolist()]
-        return [Microbatch(spec=one, rows=[rows[name] for name in one.samples], packing=packing) for one in specs]
+        return [Microbatch(one, [rows[name] for name in one.samples], packing) for one in specs]
 
 
 class PlanSource:
@@ -90,7 +103,7 @@ class PlanSource:
         self._rows = rows
         self._dealer = Dealer(ranks, accumulation)
         self._epoch = next(iter(plan.epochs))
-        self._before: tuple[Segment, ...] = ()  # done of the epoch in steps of another size, before a resume
+        self._before: tuple[tuple[int, int], ...] = ()  # done of the epoch in steps of another size, before a resume
         self._done = 0  # steps of the epoch since
 
     @property
@@ -112,9 +125,8 @@ class PlanSource:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the epoch, what of it is done (pairs of group size and steps), and the plan's fingerprint."""
-        done = [*self._before, Segment(world_size=self._dealer.group, steps=self._done)]
-        pairs = [[one.world_size, one.steps] for one in done]
-        return {"epoch": self._epoch, "done": pairs, "fingerprint": self.plan.fingerprint}
+        done = [list(pair) for pair in (*self._before, (self._dealer.group, self._done))]
+        return {"epoch": self._epoch, "done": done, "fingerprint": self.plan.fingerprint}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a position, on any number of ranks; CheckpointError for that of another plan."""
@@ -124,94 +136,9 @@ class PlanSource:
                 f"{self.plan.fingerprint[:16]}; resume with the same data and flags"
             )
         self._epoch = int(state["epoch"])
-        done = [Segment(world_size=size, steps=steps) for size, steps in state["done"]]
-        same = done[-1].world_size == self._dealer.group
-        self._done = done.pop().steps if same else 0
+        done = [(int(size), int(steps)) for size, steps in state["done"]]
+        self._done = done.pop()[1] if done[-1][0] == self._dealer.group else 0
         self._before = tuple(done)
-
-
-@dataclass(kw_only=True)
-class StreamSource:
-    """A file read `window` rows at a time: each window is planned and run, then the next is read.
-
-    Every rank reads the whole file and runs its share. Epochs repeat without end.
-    """
-
-    stream: OfflineDatasetStream
-    config: BatchingConfig
-    packing: PackingConfig | None
-    window: int
-    dealer: Dealer
-    tokenizer_hash: str
-    number: int = 0  # of the window
-    done: int = 0  # steps of it
-    begin: Mapping[str, Any] = field(default_factory=dict)  # state of the stream at the window's first row
-    plan: str = ""  # fingerprint of the window's plan
-
-    steps_left: ClassVar[None] = None
-
-    def steps(self) -> Iterator[Step]:
-        """Yield this rank's microbatches of each step, from the current position."""
-        while True:
-            self.begin = self.stream.state_dict()
-            samples = list(islice(self.stream, self.window))
-            if samples:
-                yield from self._window_steps(samples)
-                self.number, self.done = self.number + 1, 0
-            elif self.begin["position"] == 0:
-                raise UsageError(f"{self.stream.path}: no row has any tokens; check its fields")
-            if len(samples) < self.window:
-                self.stream.set_epoch(self.stream.epoch + 1)
-
-    def _window_steps(self, samples: Sequence[StreamSample]) -> Iterator[Step]:
-        plan = self._planned(samples)
-        self.plan = plan.fingerprint
-        epoch = plan.get_epoch(0)
-        rows = dict(zip((sample.sample_id for sample in samples), _token_rows(samples), strict=True))
-        for step in self.dealer.steps(epoch)[self.done :]:
-            self.done += 1
-            yield self.dealer.mine(epoch, step, rows, self.packing)
-
-    def _planned(self, samples: Sequence[StreamSample]) -> BatchPlan:
-        by_id = {sample.sample_id: sample for sample in samples}
-        if len(by_id) < len(samples):
-            raise UsageError(
-                f"{self.stream.path}: two of {len(samples)} rows read together have the same id; rename one"
-            )
-        builder = BatchPlanBuilder(
-            {name: sample.length for name, sample in by_id.items()},
-            self.config.changed(seed=self.config.seed + self.number),
-            samples_digest(by_id),
-            self.tokenizer_hash,
-            self.packing,
-        )
-        return builder.build_sync(1)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the first row of the window in the file, the window's plan, and the steps of it that are done."""
-        place = {"window": self.number, "done": self.done, "plan": self.plan}
-        return {**place, "group": self.dealer.group, "begin": self.begin}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a position; CheckpointError for that of another file or of windows made otherwise."""
-        try:
-            self.stream.load_state_dict(state["begin"])
-        except (UsageError, KeyError) as error:
-            raise CheckpointError(f"the checkpoint is of another stream: {error}") from error
-        if state["done"] and state["group"] != self.dealer.group:
-            raise CheckpointError(
-                f"the checkpoint is within a window of the stream, at {state['group']} batches a step; "
-                f"resume with --gradient-accumulation times ranks = {state['group']}"
-            )
-        self.number, self.done = int(state["window"]), int(state["done"])
-        if self.done:
-            found = self._planned(list(islice(self.stream, self.window))).fingerprint
-            if found != state["plan"]:
-                raise CheckpointError(
-                    f"the checkpoint is within a window of plan {str(state['plan'])[:16]}, these data and flags give "
-                    f"{found[:16]}; resume with the same data and flags"
-                )
-            self.stream.load_state_dict(state["begin"])
 
 
 class OnlineSource:
@@ -230,7 +157,7 @@ class OnlineSource:
             microbatches = self._window.iter_current_with_samples()
             while chunk := list(islice(microbatches, self._accumulation)):
                 yield [
-                    Microbatch(spec=spec.changed(starts=None, stops=None), rows=_token_rows(samples))
+                    Microbatch(spec, [TokenRow(one.input_ids, one.loss_mask) for one in samples])
                     for spec, samples in chunk
                 ]
             self._play()
@@ -261,7 +188,3 @@ class OnlineSource:
         self._stream.load_state_dict(parts["stream"])
         buffer = type(self._window.buffer).from_dict(parts["buffer"])
         self._window = RollingBatchPlanWindow.from_dict(parts["window"], buffer)
-
-
-def _token_rows(samples: Iterable[StreamSample]) -> list[TokenRow]:
-    return [TokenRow(sample.input_ids, sample.loss_mask) for sample in samples]

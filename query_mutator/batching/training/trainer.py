@@ -88,7 +88,6 @@ class SftTrainer:
             pad_id=pad_id_of(self.tokenizer),
             device=device,
             bf16=build.uses_bf16(flags, device),
-            attention=flags.attention,
             max_grad_norm=flags.max_grad_norm,
         )
         self.eval_set = build.eval_microbatches(flags, self.tokenizer, ranks)
@@ -120,7 +119,6 @@ class SftTrainer:
             self.num_steps,
             peak=self.flags.learning_rate,
             warmup_ratio=self.flags.warmup_ratio,
-            min_lr_ratio=self.flags.min_lr_ratio,
         )
         for group in self.optimizer.param_groups:
             group["lr"] = lr
@@ -160,11 +158,10 @@ class SftTrainer:
             "eval_loss": self.eval_loss,
             "rng": torch.get_rng_state(),
             "cuda_rng": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-            "max_tokens": self.stepper.max_tokens,
             "tokenizer_hash": self.tokenizer_hash,
             "metrics_bytes": self._metrics.rows.size_bytes if self._metrics else 0,
         }
-        model.write_checkpoint(self.output, state, step=self.steps_done, keep=self.flags.keep_checkpoints)
+        model.write_checkpoint(self.output, state, step=self.steps_done)
 
     def finish(self) -> dict[str, Any]:
         """Save the finished model and return the report."""
@@ -209,7 +206,6 @@ class SftTrainer:
         self.source.load_state_dict(state["source"])
         model.load_trainable(self.model, state["weights"])
         self.optimizer.load_state_dict(state["optimizer"])
-        self.stepper.max_tokens = state["max_tokens"]
         self.steps_done, self.tokens_done = int(state["step"]), int(state["tokens"])
         self.losses, self.eval_loss = list(state["losses"]), state["eval_loss"]
         torch.set_rng_state(state["rng"])

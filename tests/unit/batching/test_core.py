@@ -26,7 +26,6 @@ from query_mutator.batching import (
     MicrobatchSpec,
     OfflineDatasetStream,
     PackingConfig,
-    PackingMode,
     PadPolicy,
     PreferenceSample,
     Sample,
@@ -38,21 +37,12 @@ from query_mutator.batching import (
     load_batch_plan,
     load_samples,
     load_samples_async,
-    pack_sequences,
     save_batch_plan,
     save_samples,
     save_samples_async,
 )
 from query_mutator.batching.files import read_arrays, write_arrays
-from query_mutator.batching.planning.packing import (
-    PackingBin,
-    pack_sequences_best_fit,
-    pack_sequences_first_fit,
-    pack_sequences_greedy,
-)
-from query_mutator.batching.streaming.telnet_client import (
-    PuzzleEpisode,
-)
+from query_mutator.batching.streaming.telnet_client import PuzzleEpisode
 from query_mutator.errors import DatasetError, UsageError
 
 META = SampleMeta.create("a", "data")
@@ -285,22 +275,6 @@ def test_bucket_padding_gives_few_shapes() -> None:
     assert ordered == sorted(ordered)
 
 
-def test_the_sampler_resumes_where_it_stopped() -> None:
-    whole = sampler()
-    whole.set_epoch(3)
-    everything = list(whole)
-    first = sampler()
-    first.set_epoch(3)
-    begun = iter(first)
-    seen = [next(begun) for _ in range(4)]
-    later = sampler()
-    later.load_state_dict(first.state_dict())
-    assert seen + list(later) == everything
-    assert list(later) == everything
-    with pytest.raises(UsageError, match="another seed"):
-        sampler(seed=1).load_state_dict(first.state_dict())
-
-
 def test_overlong_samples_follow_the_named_policy() -> None:
     lengths = {"long": 1500, "short": 10}
     with pytest.raises(UsageError, match="1 of 2 samples are longer than 1024 tokens"):
@@ -309,17 +283,6 @@ def test_overlong_samples_follow_the_named_policy() -> None:
     assert (dropped.num_samples, dropped.num_skipped, dropped.overlong.tokens_lost) == (1, 1, 1500)
     cut = sampler(lengths=lengths, overlong="truncate")
     assert (cut.overlong.num_truncated, cut.overlong.tokens_lost) == (1, 476)
-    split = sampler(lengths=lengths, overlong="split")
-    pieces = [
-        (batch.starts.tolist(), batch.stops.tolist())
-        for batch in split.iter_epoch_sync(0)
-        if batch.starts is not None and batch.stops is not None
-    ]
-    assert split.num_samples == 3
-    assert sorted(pair for starts, stops in pieces for pair in zip(starts, stops, strict=True) if pair[1] > 0) == [
-        (0, 1024),
-        (1024, 1500),
-    ]
 
 
 @pytest.mark.parametrize("bad", [{"token_budget": -5}, {"token_budget": 0}, {"seed": -1}, {"window": 0}])
@@ -417,41 +380,6 @@ def test_a_plan_made_by_hand_is_saved_sharded_and_resumed(plan: BatchPlan, tmp_p
 
 
 # --- packs -----------------------------------------------------------------------------------------------------------
-
-
-def test_a_bin_is_filled_by_hand() -> None:
-    box = PackingBin(max_length=8, pad_token_id=9)
-    assert (box.max_length, box.current_length, box.remaining_space, box.sequences) == (8, 0, 8, [])
-    box.add(sequence("a", 2))
-    assert box.can_fit(sequence("b", 5), separator_len=1)
-    assert not box.can_fit(sequence("b", 6), separator_len=1)
-    box.add(sequence("b", 3), separator_len=1)
-    assert (box.current_length, box.remaining_space) == (6, 2)
-    packed = box.to_packed_sequence(pad_to_max=True, separator_token_id=5)
-    assert packed.input_ids.tolist() == [1, 2, 5, 1, 2, 3, 9, 9]
-    assert packed.segment_ids.tolist() == [0, 0, 0, 1, 1, 1, -1, -1]
-    assert (packed.sample_ids, packed.sample_lengths, packed.padding_tokens) == (("a", "b"), (2, 3), 2)
-    assert packed.efficiency == 0.75
-    assert box.to_packed_sequence(pad_to_max=False, separator_token_id=5).length == 6
-    with pytest.raises(ValueError, match="2 fit"):
-        box.add(sequence("c", 3))
-    with pytest.raises(ValueError, match="no sequence"):
-        PackingBin(8).to_packed_sequence()
-
-
-@pytest.mark.parametrize(
-    ("pack", "mode"),
-    [
-        (pack_sequences_first_fit, PackingMode.FIRST_FIT),
-        (pack_sequences_best_fit, PackingMode.BEST_FIT),
-        (pack_sequences_greedy, PackingMode.GREEDY),
-    ],
-)
-def test_each_way_of_packing_has_its_function(pack: object, mode: PackingMode) -> None:
-    sequences = [sequence(f"s{place}", length) for place, length in enumerate([5, 6, 3, 4, 2])]
-    other = PackingMode.GREEDY if mode is PackingMode.FIRST_FIT else PackingMode.FIRST_FIT
-    packed = pack(sequences, PackingConfig(mode=other, max_length=10), 0)  # type: ignore[operator]
-    assert packed == pack_sequences(sequences, PackingConfig(mode=mode, max_length=10))
 
 
 # --- batches and buckets ---------------------------------------------------------------------------------------------

@@ -17,14 +17,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from websockets.client import ClientProtocol
-from websockets.frames import Frame
-from websockets.uri import parse_uri
 
-from query_mutator.batching.streaming.connection import MAX_LINE_BYTES
-from query_mutator.batching.streaming.gym_client import GymClient, TelnetGymClient
-from query_mutator.batching.streaming.gym_hints import action_of_hint
-from query_mutator.batching.streaming.gym_stream import GymEpisodeStream
+from query_mutator.batching.streaming.gym_stream import GymEpisodeStream, MockGymStream
 from query_mutator.batching.streaming.gym_types import (
     GymConfig,
     GymConnectionError,
@@ -36,13 +30,21 @@ from query_mutator.batching.streaming.gym_types import (
     PuzzleObservation,
     TelnetClientConfig,
 )
-from query_mutator.batching.streaming.mock_stream import MockGymStream
-from query_mutator.batching.streaming.open import open_stream
-from query_mutator.batching.streaming.telnet import DO, DONT, ECHO, IAC, SB, SE, WILL, WONT, TelnetCodec
-from query_mutator.batching.streaming.types import EpisodeStatus, StreamConfig, StreamSample, StreamState
-from query_mutator.batching.streaming.wires import WebSocketWire
+from query_mutator.batching.streaming.telnet_client import (
+    DO,
+    DONT,
+    ECHO,
+    IAC,
+    WILL,
+    WONT,
+    GymClient,
+    TelnetFilter,
+    TelnetGymClient,
+    action_of_hint,
+)
+from query_mutator.batching.streaming.types import EpisodeStatus, StreamSample, StreamState
 from query_mutator.errors import UsageError
-from tests.promises.gym_server import Accepting, GymServer, start_gym
+from tests.promises.gym_server import GymServer, start_gym
 
 
 class Letters:
@@ -67,6 +69,7 @@ def config_for(server: GymServer, **fields: Any) -> GymConfig:
 
 # --- telnet ----------------------------------------------------------------------------------------------------------
 
+SB, SE = 250, 240
 WIRE = (
     b"a\xff\xffb"
     + bytes([IAC, WILL, ECHO, IAC, WILL, 31, IAC, DO, 24, IAC, SB, 24, 1, IAC, IAC, SE, IAC, SE])
@@ -76,7 +79,7 @@ WIRE = (
 
 @given(cuts=st.lists(st.integers(0, len(WIRE)), max_size=8))
 def test_telnet_reads_the_same_wherever_it_is_cut(cuts: list[int]) -> None:
-    codec, text, answer = TelnetCodec(), b"", b""
+    codec, text, answer = TelnetFilter(), b"", b""
     edges = [0, *sorted(cuts), len(WIRE)]
     for begin, end in itertools.pairwise(edges):
         piece, reply = codec.feed(WIRE[begin:end])
@@ -85,87 +88,19 @@ def test_telnet_reads_the_same_wherever_it_is_cut(cuts: list[int]) -> None:
     assert answer == bytes([IAC, DO, ECHO, IAC, DONT, 31, IAC, WONT, 24])
 
 
-def test_two_telnet_sides_that_agree_fall_silent() -> None:
-    here, there = TelnetCodec(), TelnetCodec()
-    data, rounds = here.ask(3), 0
-    sides = [there, here]
-    while data and rounds < 10:
-        _, data = sides[rounds % 2].feed(data)
-        rounds += 1
-    assert rounds == 2
-    assert here.options_there == {3}
-    assert there.options_here == {3}
-
-
-def test_a_telnet_option_is_given_up_when_the_other_side_stops() -> None:
-    codec = TelnetCodec()
-    codec.feed(bytes([IAC, WILL, ECHO]))
-    assert codec.feed(bytes([IAC, WONT, ECHO])) == (b"", bytes([IAC, DONT, ECHO]))
-    assert codec.feed(bytes([IAC, WONT, ECHO])) == (b"", b"")
+def test_an_offer_is_answered_once_and_an_answer_never() -> None:
+    codec = TelnetFilter()
+    assert codec.feed(bytes([IAC, WILL, 3])) == (b"", b"")  # the answer to its own request
+    assert codec.feed(bytes([IAC, WILL, ECHO]) * 2) == (b"", bytes([IAC, DO, ECHO]))
+    assert codec.feed(bytes([IAC, WONT, ECHO, IAC, DONT, 3])) == (b"", b"")
 
 
 def test_a_subnegotiation_without_end_is_an_error() -> None:
     with pytest.raises(GymProtocolError, match="subnegotiation"):
-        TelnetCodec().feed(bytes([IAC, SB]) + bytes(5000))
+        TelnetFilter().feed(bytes([IAC, SB]) + bytes(5000))
 
 
 # --- WebSocket -------------------------------------------------------------------------------------------------------
-
-
-def open_wires() -> tuple[WebSocketWire, WebSocketWire]:
-    """A client's and a server's wire after their handshake."""
-    protocol = ClientProtocol(parse_uri("ws://localhost:80/ws"), max_size=MAX_LINE_BYTES)
-    client, server_side = WebSocketWire(protocol), WebSocketWire(Accepting(max_size=MAX_LINE_BYTES))
-    protocol.send_request(protocol.connect())
-    _, response = server_side.decode(b"".join(protocol.data_to_send()))
-    assert client.opening
-    client.decode(response)
-    assert not client.opening
-    assert not server_side.opening
-    return client, server_side
-
-
-@given(line=st.text(max_size=70_000).filter(lambda text: "\n" not in text), cut=st.integers(1, 4000))
-def test_a_line_comes_through_whole(line: str, cut: int) -> None:
-    for sender, receiver in (open_wires(), open_wires()[::-1]):
-        data = sender.encode(line)
-        pieces = [receiver.decode(data[begin : begin + cut])[0] for begin in range(0, len(data), cut)]
-        assert b"".join(pieces) == f"{line}\n".encode()
-
-
-def test_a_binary_message_may_contain_telnet() -> None:
-    client, server_side = open_wires()
-    text, answer = client.decode(bytes.fromhex("8205 61 fffb01 62"))
-    assert text == b"ab"
-    server_side.protocol.receive_data(answer)
-    (frame,) = server_side.protocol.events_received()
-    assert isinstance(frame, Frame)
-    assert frame.data == bytes([IAC, DO, ECHO])
-
-
-def test_a_close_is_answered_once() -> None:
-    client, server_side = open_wires()
-    assert server_side.decode(client.goodbye())[1] == bytes.fromhex("880203e8")
-    assert server_side.closed
-    assert server_side.goodbye() == b""
-
-
-@pytest.mark.parametrize(
-    ("wire", "code"),
-    [
-        ("c100", 1002),  # a reserved bit
-        ("8102c328", 1007),  # not UTF-8
-        ("827f0000000100000000", 1009),  # four gigabytes
-        ("017f0000000000100000" + "61" * (1 << 20) + "800161", 1009),  # parts that grow too big
-    ],
-)
-def test_broken_frames_are_refused_with_their_code(wire: str, code: int) -> None:
-    client, server_side = open_wires()
-    _, answer = client.decode(bytes.fromhex(wire))
-    assert client.failure is not None
-    server_side.decode(answer)
-    assert server_side.protocol.close_rcvd is not None
-    assert server_side.protocol.close_rcvd.code == code
 
 
 def test_an_http_server_without_websocket_is_a_protocol_error() -> None:
@@ -454,23 +389,6 @@ def test_the_mock_gym_is_the_same_every_time_in_both_forms() -> None:
     later = MockGymStream(Letters(), 40, 3, (0.2, 0.8), seed=1)
     later.load_state_dict({"position": 5, "seed": 1})
     assert fields(list(later)) == fields(samples[5:])
-
-
-def test_streams_by_configuration(server: GymServer, tmp_path: Any) -> None:
-    (tmp_path / "t.jsonl").write_text('{"input_ids": [1, 2], "success": false}\n{"input_ids": [1]}\n')
-
-    async def count(**fields: Any) -> int:
-        return len([sample async for sample in open_stream(StreamConfig(**fields), Letters())])
-
-    path = str(tmp_path / "t.jsonl")
-    assert asyncio.run(count(dataset_path=path)) == 2
-    assert asyncio.run(count(dataset_path=path, filter_failures=True)) == 1
-    assert asyncio.run(count(source_type="synthetic")) == 500
-    gym = open_stream(StreamConfig(source_type="gym", port=server.port, env_name="climb"), Letters())
-    assert isinstance(gym, GymEpisodeStream)
-    for bad in ({}, {"source_type": "replay"}):
-        with pytest.raises(UsageError):
-            open_stream(StreamConfig(**bad), Letters())
 
 
 @pytest.mark.parametrize(

@@ -30,11 +30,10 @@ from query_mutator.batching import (
     pack_sequences,
     resume_shard,
 )
-from query_mutator.batching.planning.binpacking import (
+from query_mutator.batching.planning.packing import (
     pack_best_fit,
     pack_decreasing,
     pack_first_fit,
-    pack_in_order,
 )
 from query_mutator.errors import UsageError
 
@@ -45,11 +44,11 @@ def sequence(name: str, ids: list[int], mask: list[int] | None = None) -> Sequen
     return SequenceToPack(sample_id=name, input_ids=ids, loss_mask=mask or [1] * len(ids))
 
 
-def plain_first_fit(lengths: list[int], capacity: int, most: int | None) -> list[list[int]]:
+def plain_first_fit(lengths: list[int], capacity: int) -> list[list[int]]:
     packs: list[list[int]] = []
     for number, length in enumerate(lengths):
         for pack in packs:
-            if sum(lengths[one] for one in pack) + length <= capacity and (most is None or len(pack) < most):
+            if sum(lengths[one] for one in pack) + length <= capacity:
                 pack.append(number)
                 break
         else:
@@ -57,18 +56,18 @@ def plain_first_fit(lengths: list[int], capacity: int, most: int | None) -> list
     return packs
 
 
-@given(lengths=LENGTHS, most=st.sampled_from([None, 1, 3]))
+@given(lengths=LENGTHS)
 @settings(max_examples=50, deadline=None)
-def test_first_fit_is_first_fit(lengths: list[int], most: int | None) -> None:
-    packs = pack_first_fit(np.array(lengths), 40, max_segments=most)
+def test_first_fit_is_first_fit(lengths: list[int]) -> None:
+    packs = pack_first_fit(np.array(lengths), 40)
     found = [part.tolist() for part in np.split(packs.order, packs.offsets[1:-1])]
-    assert found == plain_first_fit(lengths, 40, most)
+    assert found == plain_first_fit(lengths, 40)
 
 
 def test_first_fit_over_many_blocks_is_first_fit() -> None:
     lengths = np.random.default_rng(0).integers(20, 41, 400).tolist()  # most packs hold one: several blocks of packs
     packs = pack_first_fit(np.array(lengths), 60)
-    assert [part.tolist() for part in np.split(packs.order, packs.offsets[1:-1])] == plain_first_fit(lengths, 60, None)
+    assert [part.tolist() for part in np.split(packs.order, packs.offsets[1:-1])] == plain_first_fit(lengths, 60)
 
 
 @given(lengths=LENGTHS)
@@ -77,16 +76,6 @@ def test_decreasing_is_best_fit_of_the_sorted_lengths(lengths: list[int]) -> Non
     packs = pack_decreasing(np.array(lengths), 40)
     sorted_packs = pack_best_fit(np.array(sorted(lengths, reverse=True)), 40)
     assert len(packs.offsets) == len(sorted_packs.offsets)
-
-
-@given(lengths=LENGTHS)
-@settings(max_examples=50, deadline=None)
-def test_the_order_preserving_packs_follow_the_input(lengths: list[int]) -> None:
-    packs = pack_in_order(np.array(lengths), 40)
-    assert packs.order.tolist() == list(range(len(lengths)))
-    totals = packs.totals(np.array(lengths))
-    firsts = np.array(lengths)[packs.offsets[1:-1]]
-    assert (totals[:-1] + firsts > 40).all()  # no pack could have taken the next sequence too
 
 
 def test_greedy_fills_almost_completely() -> None:
@@ -131,11 +120,6 @@ def test_overlong_sequences_follow_the_named_policy(mode: PackingMode) -> None:
     truncated = pack_sequences(sequences, PackingConfig(mode=mode, max_length=4, overlong="truncate"))
     assert sorted(one for pack in truncated for one in pack.sample_lengths) == [2, 4]
     assert truncated.report.tokens_lost == 6
-    split = pack_sequences(sequences, PackingConfig(mode=mode, max_length=4, overlong="split"))
-    assert (split.report.num_pieces, compute_packing_metrics(split).num_original_samples) == (3, 4)
-    assert sorted(one for pack in split for one in pack.input_ids[pack.segment_ids >= 0]) == sorted(
-        [*range(1, 11), 1, 2]
-    )
 
 
 def test_mismatched_sequences_are_refused() -> None:
@@ -183,7 +167,7 @@ def configs(draw: st.DrawFn) -> BatchingConfig:
         seed=draw(st.integers(0, 5)),
         window=draw(st.integers(1, 50)),
         pad_multiple=draw(st.sampled_from([1, 8, 64])),
-        overlong=draw(st.sampled_from(["drop", "truncate", "split"])),
+        overlong=draw(st.sampled_from(["drop", "truncate"])),
         max_samples=draw(st.sampled_from([None, 1, 7])),
         interleave_buckets=draw(st.booleans()),
     )
@@ -194,21 +178,15 @@ def plans(draw: st.DrawFn) -> tuple[dict[str, int], BatchPlan]:
     lengths, config = draw(ANY_LENGTHS), draw(configs())
     packs = None
     if draw(st.booleans()):
-        mode = draw(st.sampled_from(["first_fit", "best_fit", "greedy", "order_preserving"]))
+        mode = draw(st.sampled_from(["first_fit", "best_fit", "greedy"]))
         size = draw(st.integers(1, config.token_budget))
         packs = PackingConfig(mode=mode, max_length=size, pad_to_max=draw(st.booleans()), overlong="drop")
     return lengths, BatchPlanBuilder(lengths, config, "d", "t", packs).build_sync(2)
 
 
-def rows(plan: BatchPlan, epoch: int) -> Counter[tuple[str, int, int]]:
-    """Return how often each piece of a sample occurs in an epoch."""
-    found: Counter[tuple[str, int, int]] = Counter()
-    for batch in plan.iter_epoch(epoch):
-        starts = [0] * batch.batch_size if batch.starts is None else batch.starts.tolist()
-        stops = [-1] * batch.batch_size if batch.stops is None else batch.stops.tolist()
-        if not batch.is_padding:
-            found.update(zip(batch.samples, starts, stops, strict=True))
-    return found
+def rows(plan: BatchPlan, epoch: int) -> Counter[str]:
+    """Return how often each sample occurs in an epoch."""
+    return Counter(one for batch in plan.iter_epoch(epoch) if not batch.is_padding for one in batch.samples)
 
 
 @given(case=plans())
@@ -219,9 +197,8 @@ def test_every_kept_id_comes_exactly_once_an_epoch(case: tuple[dict[str, int], B
     for epoch in range(2):
         found = rows(plan, epoch)
         assert set(found.values()) <= {1}
-        assert len({one for one, _, _ in found}) == len(lengths) - report.num_dropped
-        tokens = sum((lengths[one] if stop == -1 else stop) - start for one, start, stop in found)
-        assert tokens == sum(lengths.values()) - report.tokens_lost == plan.get_epoch(epoch).total_tokens
+        assert len(found) == len(lengths) - report.num_dropped
+        assert plan.get_epoch(epoch).total_tokens == sum(lengths.values()) - report.tokens_lost
 
 
 @given(case=plans())
@@ -232,12 +209,7 @@ def test_no_batch_is_over_budget_or_too_short_for_its_rows(case: tuple[dict[str,
     for batch in plan.iter_epoch(0):
         assert batch.num_rows * batch.max_len <= config.token_budget
         assert config.max_samples is None or batch.num_rows <= config.max_samples
-        starts = [0] * batch.batch_size if batch.starts is None else batch.starts.tolist()
-        stops = [-1] * batch.batch_size if batch.stops is None else batch.stops.tolist()
-        sizes = [
-            (lengths[one] if stop == -1 else stop) - start
-            for one, start, stop in zip(batch.samples, starts, stops, strict=True)
-        ]
+        sizes = [min(lengths[one], plan.meta.overlong.limit) for one in batch.samples]
         assert max(sizes) <= batch.max_len
         assert sum(sizes) == batch.total_tokens <= batch.num_rows * batch.max_len
         if batch.packs is not None:
@@ -304,9 +276,8 @@ CHANGES: dict[str, Any] = {
     "drop_last": True,
     "max_samples": 9,
     "overflow_max": 400,
-    "loss_token_budget": 599,
     "bucket_max_lengths": {0: 999},
-    "overlong": "split",
+    "overlong": "truncate",
 }
 
 
@@ -340,7 +311,6 @@ PACKING: dict[str, Any] = {
     "add_separator": True,
     "separator_token_id": 3,
     "overlong": "truncate",
-    "max_segments": 5,
 }
 
 
@@ -380,9 +350,8 @@ SCRIPT = """
 import json, sys
 from query_mutator.batching import BatchingConfig, BatchPlanBuilder, PackingConfig
 lengths = {f"id{n * 7919 % 1000}": 1 + n * 31 % 300 for n in range(500)}
-groups = {one: f"g{n // 2}" for n, one in enumerate(lengths) if n < 100}
 config = BatchingConfig(token_budget=1024, bucket_edges=(64, 256), overflow_max=300, seed=3)
-plan = BatchPlanBuilder(lengths, config, "d", "t", groups=groups).build_sync(2)
+plan = BatchPlanBuilder(lengths, config, "d", "t").build_sync(2)
 packed = BatchPlanBuilder(lengths, config, "d", "t", PackingConfig(max_length=512, mode="greedy")).build_sync(1)
 shard = plan.shard(1, 3, equal_steps=True)
 json.dump([plan.fingerprint, packed.fingerprint, shard.fingerprint, list(plan.get_epoch(0)[3].samples)], sys.stdout)

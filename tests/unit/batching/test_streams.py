@@ -16,9 +16,8 @@ from pydantic import ValidationError
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from query_mutator.batching.files import BatchFileError
-from query_mutator.batching.generation.jsonl import JsonlIndex, JsonlSamples
-from query_mutator.batching.generation.rows import RowTokenizer, tokenizer_fingerprint
-from query_mutator.batching.samples.schema import (
+from query_mutator.batching.generation.rows import JsonlIndex, JsonlSamples, RowTokenizer, tokenizer_fingerprint
+from query_mutator.batching.samples import (
     Sample,
     SampleMeta,
     compute_dataset_fingerprint,
@@ -27,8 +26,7 @@ from query_mutator.batching.samples.schema import (
 )
 from query_mutator.batching.streaming.offline_stream import AsyncOfflineDatasetStream, OfflineDatasetStream
 from query_mutator.batching.streaming.protocols import AsyncSampleStream, SampleStream
-from query_mutator.batching.streaming.replay_buffer import ReplayBuffer
-from query_mutator.batching.streaming.replay_types import BufferEvictionPolicy, ReplayBufferConfig
+from query_mutator.batching.streaming.replay_buffer import BufferEvictionPolicy, ReplayBuffer, ReplayBufferConfig
 from query_mutator.batching.streaming.rolling_window import RollingBatchPlanWindow, WindowConfig
 from query_mutator.batching.streaming.types import (
     EpisodeStatus,
@@ -38,7 +36,7 @@ from query_mutator.batching.streaming.types import (
     StreamSample,
     StreamState,
 )
-from query_mutator.batching.training.data import read_tokens
+from query_mutator.batching.training.build import read_tokens
 from query_mutator.errors import DatasetError, UsageError
 
 WORDS = ["<unk>", "<s>", "a", "b", "c", "d", "Instruction", "Response", "User", "Assistant", "#", ":"]
@@ -393,8 +391,7 @@ def test_a_bad_row_is_named_or_skipped_by_every_loader(number: int, tokenizer: T
     assert (list(data.rows), data.bad_rows) == (["one", "two"], 1)
 
 
-POLICIES = list(BufferEvictionPolicy)
-WHAT = st.sampled_from(["add", "add", "add", "update", "remove"])  # mostly full, or nothing would be evicted
+WHAT = st.sampled_from([*["add"] * 9, *["update"] * 4, "clear"])  # mostly full, or nothing would be evicted
 
 
 def make(number: int, length: int | None = None) -> StreamSample:
@@ -500,7 +497,7 @@ def test_a_window_made_meanwhile_ends_the_iteration_over_the_old_one() -> None:
     assert window.get_remaining_microbatches() == window.build_next_window_sync().plan_microbatches
 
 
-@pytest.mark.parametrize(("policy", "tokens"), [("drop", 0), ("truncate", 64), ("split", 100)])
+@pytest.mark.parametrize(("policy", "tokens"), [("drop", 0), ("truncate", 64)])
 def test_samples_that_fit_no_batch_are_counted_and_cut(policy: str, tokens: int) -> None:
     window = window_over(10, overlong=policy)
     window.buffer.add(make(500, length=100))
@@ -607,29 +604,10 @@ def test_when_all_priorities_are_zero_draws_are_uniform() -> None:
     assert set(names(buffer.sample(100))) == {"a", "b"}
 
 
-def test_importance_weights_undo_the_priorities() -> None:
-    buffer = ReplayBuffer(ReplayBufferConfig(priority_alpha=1.0))
-    buffer.add_batch([stored("a"), stored("b")], [1.0, 3.0])
-    draw = buffer.sample_weighted(500, beta=1.0)
-    by_name = dict(zip(names(draw.samples), draw.weights.tolist(), strict=True))
-    assert by_name["a"] == pytest.approx(1.0)
-    assert by_name["b"] == pytest.approx(1 / 3)
-    assert set(np.round(draw.probabilities, 6)) == {0.25, 0.75}
-
-
-def test_new_priorities_of_a_draw_skip_what_is_gone() -> None:
-    buffer = filled(3, max_size=3)
-    draw = buffer.sample_weighted(8)
-    gone = draw.samples[0].sample_id
-    buffer.remove(gone)
-    kept = sum(name != gone for name in names(draw.samples))
-    assert buffer.update_priorities(draw.serials, [4.0] * 8) == kept
-
-
 def test_sampling_waits_for_enough_samples() -> None:
     buffer = filled(2, min_samples_before_sampling=3)
     assert not buffer.can_sample
-    for draw in (buffer.sample, buffer.sample_uniform, buffer.sample_weighted):
+    for draw in (buffer.sample, buffer.sample_uniform):
         with pytest.raises(UsageError, match="holds 2 samples"):
             draw(1)
 
@@ -653,8 +631,7 @@ def test_samples_of_one_id_are_not_merged() -> None:
     snapshot = buffer.snapshot()
     assert snapshot.get_lengths() == {"a": 1, "a#2": 2, "a#3": 3, "a#4": 4}
     assert buffer.update_priority("a", 5.0)
-    assert buffer.remove("a") == 3
-    assert names(buffer.get_all()) == ["a#2"]
+    assert buffer.to_dict()["priorities"] == [5.0, 1.0, 5.0, 5.0]
 
 
 def test_means_are_of_what_is_held() -> None:
@@ -680,13 +657,6 @@ def test_filters_and_bounds_of_difficulty() -> None:
         buffer.sample(1, min_difficulty=0.95)
 
 
-def test_stale_samples_leave_whatever_their_priority() -> None:
-    buffer = ReplayBuffer(ReplayBufferConfig(eviction_policy="priority", max_staleness=2))
-    for number in range(5):
-        buffer.add(stored(f"s{number}"), priority=9.0 - number)
-    assert names(buffer.get_all()) == ["s3", "s4"]
-
-
 def test_priorities_by_reward_move_towards_reward_plus_one() -> None:
     buffer = ReplayBuffer()
     buffer.add_batch([stored("a", reward=1.0), stored("b", reward=-3.0), stored("c")], [1.0, 1.0, 1.0])
@@ -708,19 +678,8 @@ def test_a_priority_is_a_number_from_zero_up(priority: float) -> None:
     assert buffer.is_empty
 
 
-def test_steps_of_an_episode_and_their_return() -> None:
-    buffer = ReplayBuffer()
-    for step, reward in [(2, 4.0), (0, 1.0), (1, 2.0)]:
-        buffer.add(stored(f"e_{step}", episode_id="e", step_index=step, reward=reward))
-    assert [sample.step_index for sample in buffer.get_episode("e")] == [0, 1, 2]
-    assert buffer.n_step_return(buffer.get_episode("e")[0], 2, gamma=0.5) == 2.0
-    with pytest.raises(UsageError, match="not a step"):
-        buffer.n_step_return(stored("x"), 2)
-
-
-@pytest.mark.parametrize("name", ["buffer.json", "buffer.bin"])
-@pytest.mark.parametrize("policy", POLICIES)
-def test_a_restored_buffer_continues_as_the_first_would(tmp_path: Path, name: str, policy: str) -> None:
+@pytest.mark.parametrize("policy", list(BufferEvictionPolicy))
+def test_a_restored_buffer_continues_as_the_first_would(tmp_path: Path, policy: str) -> None:
     buffer = filled(30, max_size=20, eviction_policy=policy)
     buffer.add(
         stored("full", episode_id="e", episode_status=EpisodeStatus.SUCCESS, step_index=1, total_steps=2, success=True),
@@ -728,9 +687,9 @@ def test_a_restored_buffer_continues_as_the_first_would(tmp_path: Path, name: st
     )
     buffer.add(stored("packed", segment_ids=[0, 0, 1], reward=-0.5, difficulty=0.25, priority=2.5))
     buffer.sample(5)
-    buffer.remove("s25")
-    buffer.save(tmp_path / name)
-    twin = ReplayBuffer.load(tmp_path / name)
+    buffer.update_priority("s25", 0.5)
+    buffer.save(tmp_path / "buffer.json")
+    twin = ReplayBuffer.load(tmp_path / "buffer.json")
     assert twin.get_all() == buffer.get_all()
     for number in range(40):
         assert names(twin.sample(3)) == names(buffer.sample(3))
@@ -740,23 +699,14 @@ def test_a_restored_buffer_continues_as_the_first_would(tmp_path: Path, name: st
     assert (twin.total_added, twin.total_evicted) == (buffer.total_added, buffer.total_evicted)
 
 
-@pytest.mark.parametrize("name", ["buffer.json", "buffer.bin"])
-def test_a_damaged_file_is_named(tmp_path: Path, name: str) -> None:
-    path = tmp_path / name
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "buffer.json"
     filled(5).save(path)
     content = bytearray(path.read_bytes())
     content[-6] ^= 1
     path.write_bytes(content)
-    with pytest.raises(BatchFileError, match=name):
+    with pytest.raises(BatchFileError, match=r"buffer\.json"):
         ReplayBuffer.load(path)
-
-
-def test_the_binary_file_is_compact(tmp_path: Path) -> None:
-    buffer = ReplayBuffer()
-    for number in range(2_000):
-        buffer.add(stored(f"s{number:06d}", length=2))
-    buffer.save(tmp_path / "buffer.bin")
-    assert (tmp_path / "buffer.bin").stat().st_size / 2_000 < 110
 
 
 @settings(max_examples=100, deadline=None)
@@ -774,9 +724,9 @@ def test_evictions_match_a_plain_list(policy: BufferEvictionPolicy, steps: list[
                 plain.remove(min(plain, key=lambda one: one[1]) if policy == "priority" else plain[0])
             plain.append([name, float(priority)])
             buffer.add(stored(name), priority=float(priority))
-        elif what == "remove":
-            plain = [one for one in plain if one[0] != name]
-            buffer.remove(name)
+        elif what == "clear":
+            plain = []
+            buffer.clear()
         else:
             for one in plain:
                 one[1] = float(priority) if one[0] == name else one[1]

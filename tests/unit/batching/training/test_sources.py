@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from query_mutator.batching import BatchingConfig, BatchPlan, BatchPlanBuilder, DistributedConfig, TokenRow
-from query_mutator.batching.streaming.offline_stream import OfflineDatasetStream
-from query_mutator.batching.training.microbatch import Microbatch
-from query_mutator.batching.training.sources import Dealer, PlanSource, StreamSource
-from query_mutator.errors import CheckpointError
+from query_mutator.batching.training.sources import Microbatch, PlanSource
 
 ROWS = {
     f"r{number}": TokenRow(np.full(length, 5, np.int32), np.ones(length, np.uint8))
@@ -85,34 +81,3 @@ def test_resuming_on_other_ranks_runs_what_is_left(plan: BatchPlan, later: tuple
     last.load_state_dict(states[-1])
     done += [name for step in last.steps() for name in names_of(step)]
     assert Counter(done) == dict.fromkeys(ROWS, 2)
-
-
-def stream_source(path: Path, *, config: BatchingConfig = CONFIG, window: int = 40) -> StreamSource:
-    dealer = Dealer(DistributedConfig(), 1)
-    stream = OfflineDatasetStream(path)
-    return StreamSource(stream=stream, config=config, packing=None, window=window, dealer=dealer, tokenizer_hash="t")
-
-
-def write_rows(path: Path, token: int) -> Path:
-    lines = [f'{{"id": "{name}", "input_ids": {[token] * row.length}}}\n' for name, row in ROWS.items()]
-    path.write_text("".join(lines))
-    return path
-
-
-def test_a_stream_resumes_only_within_the_same_window(tmp_path: Path) -> None:
-    path = write_rows(tmp_path / "rows.jsonl", 5)
-    source = stream_source(path)
-    steps = source.steps()
-    for _ in range(3):
-        next(steps)
-    state = source.state_dict()
-    resumed = stream_source(path)
-    resumed.load_state_dict(state)
-    for one, other in zip((next(steps) for _ in range(60)), resumed.steps(), strict=False):
-        assert names_of(one) == names_of(other)
-    changed = {"window": {"window": 30}, "batches": {"config": CONFIG.changed(token_budget=512)}}
-    for settings in changed.values():
-        with pytest.raises(CheckpointError, match="the same data and flags"):
-            stream_source(path, **settings).load_state_dict(state)  # type: ignore[arg-type]
-    with pytest.raises(CheckpointError, match="the same data and flags"):
-        stream_source(write_rows(path, 6)).load_state_dict(state)

@@ -8,13 +8,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from query_mutator.batching.core.buckets import BatchSpec, BucketId, BucketSpec, BucketStats
-from query_mutator.batching.core.config import BatchingConfig
+from query_mutator.batching.core.buckets import (
+    BatchSpec,
+    BucketId,
+    BucketSpec,
+    BucketStats,
+    OverlongPolicy,
+    OverlongReport,
+)
 from query_mutator.batching.core.metrics import BatchMetrics, BatchShapeHistogram
-from query_mutator.batching.core.overlong import OverlongPolicy, OverlongReport
 from query_mutator.batching.lengths import LengthSource, as_lengths, as_values
 from query_mutator.batching.planning.builder import BatchPlanBuilder
 from query_mutator.batching.planning.epoch_plan import EpochPlan
+from query_mutator.batching.planning.predictability import BatchingConfig
 from query_mutator.batching.records import settings_errors
 from query_mutator.batching.sync import to_async_iterator
 from query_mutator.errors import UsageError
@@ -24,8 +30,7 @@ class TokenBudgetBatchSampler:
     """Form the batches of each epoch so that rows times padded length never exceed `token_budget`.
 
     Samples are shuffled, sorted by length within windows, cut at the budget, and the batches shuffled; with
-    `pad_to_bucket` every batch has the padded length of its bucket. Iterating over the sampler itself yields lists of
-    ids for the epoch of `set_epoch`, as torch's DataLoader expects from a batch sampler.
+    `pad_to_bucket` every batch has the padded length of its bucket.
     """
 
     def __init__(
@@ -60,13 +65,12 @@ class TokenBudgetBatchSampler:
         all_fit = len(self._long_enough) == len(self._table)
         self._fitting = self._table if all_fit else self._table.take(self._long_enough)
         self._builder = BatchPlanBuilder(self._fitting, self._config)
-        self._epoch, self._next, self._resumed = 0, 0, False
         self._cache: tuple[tuple[int, bool], EpochPlan] | None = None
 
     @property
     def num_samples(self) -> int:
-        """Number of samples, or pieces of split ones, in an epoch."""
-        return len(self._builder.unit_lengths)
+        """Number of samples in an epoch."""
+        return len(self._builder.kept_lengths)
 
     @property
     def num_skipped(self) -> int:
@@ -80,7 +84,7 @@ class TokenBudgetBatchSampler:
 
     def bucket_sizes(self) -> dict[BucketId, int]:
         """Return the number of samples in every bucket."""
-        ids = self.bucket_spec.bucket_ids(self._builder.unit_lengths)
+        ids = self.bucket_spec.bucket_ids(self._builder.kept_lengths)
         return dict(enumerate(np.bincount(ids, minlength=self.bucket_spec.num_buckets).tolist()))
 
     def get_bucket_distribution(self) -> dict[BucketId, float]:
@@ -95,14 +99,12 @@ class TokenBudgetBatchSampler:
                 bucket_id=batch.bucket_id,
                 max_length=batch.max_len,
                 token_count=batch.total_tokens,
-                starts=batch.starts,
-                stops=batch.stops,
             )
 
     iter_epoch = to_async_iterator(iter_epoch_sync)
 
     def estimate_batches_per_epoch(self) -> int:
-        """Return the number of batches in the current epoch (exact; it differs a little between epochs)."""
+        """Return the number of batches in the first epoch; it differs a little between epochs."""
         return len(self)
 
     def compute_metrics(
@@ -110,10 +112,10 @@ class TokenBudgetBatchSampler:
     ) -> BatchMetrics:
         """Return padding, fill and bucket figures of an epoch with its actual padding."""
         plan = self._plan(epoch)
-        loss = plan.total_loss_tokens
+        loss = plan.total_tokens - plan.total_samples  # of all tokens but the first of each sample
         if loss_tokens_per_sample is not None:
             values = as_values(loss_tokens_per_sample, self._table, "loss_tokens_per_sample")[self._long_enough]
-            loss = int(values[plan.context.cuts.resolve(plan.order)[0]].sum())
+            loss = int(values[plan.order].sum())
         # bucket -> which batches belong to it
         buckets = {int(bucket): plan.bucket == bucket for bucket in np.unique(plan.bucket)}
         stats = {
@@ -140,30 +142,8 @@ class TokenBudgetBatchSampler:
             ),
         )
 
-    def set_epoch(self, epoch: int) -> None:
-        """Select the epoch that iteration yields, from its beginning."""
-        self._epoch, self._next, self._resumed = epoch, 0, False
-
     def __len__(self) -> int:
-        return len(self._plan(self._epoch))
-
-    def __iter__(self) -> Iterator[list[str]]:
-        plan = self._plan(self._epoch)
-        first = self._next if self._resumed else 0
-        self._resumed = False
-        for number in range(first, len(plan)):
-            self._next = number + 1
-            yield list(plan[number].samples)
-
-    def state_dict(self) -> dict[str, int]:
-        """Return the epoch and the number of batches already yielded in it."""
-        return {"epoch": self._epoch, "next_batch": self._next, "seed": self.seed, "num_samples": self.num_samples}
-
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Resume where `state_dict` was taken; raise UsageError for a state of other data or another seed."""
-        if (state["seed"], state["num_samples"]) != (self.seed, self.num_samples):
-            raise UsageError("the state belongs to another seed or other samples; load it into the same sampler")
-        self._epoch, self._next, self._resumed = state["epoch"], state["next_batch"], True
+        return len(self._plan(0))
 
     def _plan(self, epoch: int, interleave: bool = True) -> EpochPlan:
         key = (epoch, interleave)

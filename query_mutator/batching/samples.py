@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from query_mutator.batching.files import json_bytes, sha256_of
-from query_mutator.batching.generation.jsonl import JsonlIndex, checksum_path, parse_row, row_errors
+from query_mutator.batching.generation.rows import JsonlIndex, checksum_path, parse_row, row_errors
 from query_mutator.batching.records import (
     Fingerprint,
     Int32Array,
@@ -25,6 +25,12 @@ from query_mutator.batching.records import (
 from query_mutator.batching.sync import to_async
 from query_mutator.errors import DatasetError
 from query_mutator.files import atomic_write
+
+__all__ = [
+    "DatasetFingerprint", "DatasetSource", "DifficultyLevel", "PreferenceSample", "Sample", "SampleMeta", "SampleType",
+    "SampleValidationError", "compute_dataset_fingerprint", "load_samples", "load_samples_async", "save_samples",
+    "save_samples_async",
+]  # fmt: skip
 
 
 class SampleType(StrEnum):
