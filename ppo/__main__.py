@@ -17,11 +17,11 @@ from annotated_types import Ge, Le
 from cyclopts import App, CycloptsError, Parameter
 
 from ppo.config import PPOConfig
-from ppo.fields import defaults
-from ppo.flags import DEFAULTS, docs_of, function_of, whole_numbers
+from ppo.fields import DEFAULTS, defaults, docs_of, function_of, whole_numbers
 
 if TYPE_CHECKING:
     from ppo.algorithm import PPO
+    from ppo.frozen import FrozenPolicy
 
 logger = logging.getLogger("ppo")
 
@@ -120,7 +120,7 @@ def run(args: Args) -> dict[str, Any]:
     train_s = time.perf_counter() - started
     if args.save:
         logger.info("saved %s", save_checkpoint(args.save, ppo.state_dict()))
-    result = report(args, evaluate(ppo.frozen, args), env_steps=args.total_steps, train_s=train_s)
+    result = report(args, evaluate(ppo.frozen, args), train_s=train_s)
     if args.json == "-":
         print(json.dumps(result))
     elif args.json:
@@ -168,31 +168,29 @@ def train(ppo: PPO, envs: Any, args: Args) -> None:
     returns: list[float] = []
     with tqdm(total=args.total_steps, unit="step", initial=ppo.updates_done * args.rollout_steps) as bar:
         while ppo.updates_done < args.num_updates:
-            episodes = collector.collect(ppo, buffer)
+            returns = (returns + collector.collect(ppo, buffer))[-100:]
             stats = ppo.update(buffer, collector.obs)
             buffer.reset()
-            returns = (returns + [episode.episode_return for episode in episodes])[-100:]
             bar.update(args.rollout_steps)
             mean = sum(returns) / max(len(returns), 1)
             bar.set_postfix_str(f"return {mean:.1f}, entropy {stats['losses/entropy']:.2f}", refresh=False)
 
 
-def evaluate(policy: Any, args: Any) -> list[float]:
+def evaluate(policy: FrozenPolicy, args: Args) -> list[float]:
     """Return the greedy policy's returns in `args.eval_episodes` episodes of new environments."""
     from ppo.collect import first_episode_returns
 
     envs = make_envs(args.env, args.eval_episodes)
-    returns = first_episode_returns(policy, envs, seed=args.seed + EVAL_SEED_OFFSET)
-    return [float(episode_return) for episode_return in returns]
+    returns: list[float] = first_episode_returns(policy, envs, seed=args.seed + EVAL_SEED_OFFSET).tolist()
+    return returns
 
 
-def report(args: Any, returns: list[float], *, env_steps: int, train_s: float, **others: Any) -> dict[str, Any]:
-    """Print the result and return it, with `others` in it."""
+def report(args: Args, returns: list[float], *, train_s: float) -> dict[str, Any]:
+    """Print the result and return it."""
     result = {
         "env": args.env,
         "seed": args.seed,
-        "env_steps": env_steps,
-        **others,
+        "env_steps": args.total_steps,
         "eval_episodes": len(returns),
         "mean_return": sum(returns) / len(returns),
         "min_return": min(returns),
@@ -200,7 +198,7 @@ def report(args: Any, returns: list[float], *, env_steps: int, train_s: float, *
     }
     print(
         f"{args.env} seed {args.seed}: mean return {result['mean_return']:.1f} (lowest {result['min_return']:.1f}) "
-        f"over {len(returns)} episodes after {env_steps} steps in {train_s:.1f} s"
+        f"over {len(returns)} episodes after {args.total_steps} steps in {train_s:.1f} s"
     )
     return result
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ppo.config import PPOConfig
 from ppo.descent import FlatAdam
-from ppo.frozen import ACTION_STREAM, SHUFFLE_STREAM, ActOutput, FloatArray, FrozenPolicy, restore_streams
+from ppo.frozen import SHUFFLE_STREAM, ActOutput, FloatArray, FrozenPolicy, action_streams, restore_streams
 from ppo.gae import compute_gae
 from ppo.loss import ppo_loss
 from ppo.policy import Policy
@@ -36,16 +36,7 @@ def ppo_update(
         order = torch.from_numpy(rng.permutation(len(batch.actions))).to(batch.actions.device)
         for minibatch in batch.take(order).split(config.num_mini_batch):
             logits, values = policy(minibatch.obs)
-            total, *terms, log_ratio = ppo_loss(
-                logits,
-                values,
-                minibatch,
-                clip_param=config.clip_param,
-                clip_vloss=config.clip_vloss,
-                norm_adv=config.norm_adv,
-                entropy_coef=config.entropy_coef,
-                value_loss_coef=config.value_loss_coef,
-            )
+            total, *terms, log_ratio = ppo_loss(logits, values, minibatch, config)
             norms = optimizer.gradient_step(total)
             scalars.append(torch.stack((*terms, *norms)).detach())
             log_ratios.append(log_ratio.detach())
@@ -109,8 +100,7 @@ class PPO:
         self.optimizer = FlatAdam(self.policy, lr=config.lr, max_grad_norm=config.max_grad_norm)
         self.updates_done = self.gradient_steps = self.samples_learned = 0
         self.shuffle_rng = np.random.default_rng((config.seed, SHUFFLE_STREAM))
-        env_seeds = range(config.seed, config.seed + config.num_processes)
-        self.action_rngs = [np.random.default_rng((seed, ACTION_STREAM)) for seed in env_seeds]
+        self.action_rngs = action_streams(config.seed, config.num_processes)
         self.frozen = self._freeze()
 
     def _freeze(self) -> FrozenPolicy:

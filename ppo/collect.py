@@ -1,12 +1,11 @@
 """Step a gymnasium vector environment into a rollout buffer.
 
-N envs, D obs; works with SAME_STEP and NEXT_STEP autoreset
+N envs, D obs
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,50 +37,35 @@ def require_finite(what: str, values: NDArray[Any], place: Callable[[int], tuple
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Episode:
-    """One finished episode: its environment, undiscounted return and length."""
-
-    env: int
-    episode_return: float
-    length: int
-
-
 class RolloutCollector:
-    """Collects rollouts. Holds the current observations and unfinished episodes."""
+    """Collects rollouts. Holds the current observations and the returns of unfinished episodes."""
 
     def __init__(self, envs: VectorEnv[Any, Any, Any], *, seed: int | None = None) -> None:
         from gymnasium.vector import AutoresetMode
 
         mode = envs.metadata.get("autoreset_mode")
-        if mode not in (AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP):
+        if mode is not AutoresetMode.SAME_STEP:
             raise ValueError(
-                f"autoreset_mode={mode} of {envs} cannot be collected from; "
-                "make it with autoreset_mode=AutoresetMode.SAME_STEP"
+                f"autoreset_mode={mode} of {envs} wastes steps; make it with autoreset_mode=AutoresetMode.SAME_STEP"
             )
-        self.envs, self.same_step = envs, mode is AutoresetMode.SAME_STEP
+        self.envs = envs
         self._steps = 0  # of each environment
         self.obs = self._checked("first observation", _copied(envs.reset(seed=seed)[0]))  # [N, D]
         self._returns = np.zeros(envs.num_envs)
-        self._lengths = np.zeros(envs.num_envs, dtype=np.int64)
-        self._resetting = np.zeros(envs.num_envs, dtype=bool)
 
-    def collect(self, ppo: PPO, buffer: RolloutBuffer) -> list[Episode]:
-        """Step all environments until the buffer is full; return the episodes that ended."""
-        episodes: list[Episode] = []
+    def collect(self, ppo: PPO, buffer: RolloutBuffer) -> list[float]:
+        """Step all environments until the buffer is full; return the undiscounted returns of episodes that ended."""
+        returns: list[float] = []
         while not buffer.full:
-            episodes += self._step(ppo, buffer)
-        return episodes
+            returns += self._step(ppo, buffer)
+        return returns
 
-    def _step(self, ppo: PPO, buffer: RolloutBuffer) -> list[Episode]:
+    def _step(self, ppo: PPO, buffer: RolloutBuffer) -> list[float]:
         acted = ppo.act(self.obs)
         next_obs, rewards, terminations, truncations, infos = self.envs.step(acted.actions)
-        done = terminations | truncations
         self._steps += 1
         self._checked("reward", rewards)
         next_obs = self._checked("observation", _copied(next_obs))
-        # With NEXT_STEP the step after an episode's end only resets: it ignores the action and does not count.
-        valid = ~self._resetting
         buffer.add(
             obs=self.obs,
             actions=acted.actions,
@@ -90,18 +74,16 @@ class RolloutCollector:
             rewards=rewards,
             terminations=terminations,
             truncations=truncations,
-            final_values=self._final_values(ppo, next_obs, truncations, infos) if truncations.any() else 0.0,
-            valid=valid,
+            final_values=self._final_values(ppo, truncations, infos["final_obs"]) if truncations.any() else 0.0,
         )
         self.obs = next_obs
-        if not self.same_step:
-            self._resetting = done
-        return self._count(rewards, valid, done)
+        self._returns += rewards
+        ended = np.flatnonzero(terminations | truncations)
+        returns: list[float] = self._returns[ended].tolist()
+        self._returns[ended] = 0.0
+        return returns
 
-    def _final_values(
-        self, ppo: PPO, next_obs: FloatArray, truncations: NDArray[np.bool_], infos: dict[str, Any]
-    ) -> FloatArray:
-        final_obs = infos["final_obs"] if self.same_step else next_obs
+    def _final_values(self, ppo: PPO, truncations: NDArray[np.bool_], final_obs: Any) -> FloatArray:
         ended = np.flatnonzero(truncations)
         final_values = np.zeros(len(truncations), dtype=np.float32)
         last = np.array([final_obs[i] for i in ended], dtype=np.float32)
@@ -113,18 +95,6 @@ class RolloutCollector:
         """Return what every environment returned; NotFiniteError unless it is finite."""
         require_finite(what, values, lambda env: (env, self._steps))
         return values
-
-    def _count(self, rewards: NDArray[np.float64], valid: NDArray[np.bool_], done: NDArray[np.bool_]) -> list[Episode]:
-        self._returns += rewards
-        self._lengths += valid
-        if not done.any():
-            return []
-        ended = np.flatnonzero(done)
-        episodes = [
-            Episode(env=int(i), episode_return=float(self._returns[i]), length=int(self._lengths[i])) for i in ended
-        ]
-        self._returns[ended], self._lengths[ended] = 0.0, 0
-        return episodes
 
 
 def first_episode_returns(

@@ -127,6 +127,11 @@ def array_of(weight: Any) -> NDArray[Any]:
     return np.array(weight.cpu() if hasattr(weight, "cpu") else weight)
 
 
+def action_streams(seed: int, num_envs: int) -> list[np.random.Generator]:
+    """Return a random stream for each environment."""
+    return [np.random.default_rng((seed + env, ACTION_STREAM)) for env in range(num_envs)]
+
+
 def restore_streams(rngs: Sequence[np.random.Generator], states: Sequence[Any]) -> None:
     """Restore the environments' random streams; ValueError for another number of them."""
     if len(states) != len(rngs):

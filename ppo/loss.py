@@ -9,19 +9,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import mse_loss, nll_loss
 
+from ppo.config import PPOConfig
 from ppo.rollout import Batch
 
 
 def ppo_loss(
-    logits: Tensor,
-    values: Tensor,
-    batch: Batch,
-    *,
-    clip_param: float,
-    clip_vloss: bool,
-    norm_adv: bool,
-    entropy_coef: float,
-    value_loss_coef: float,
+    logits: Tensor, values: Tensor, batch: Batch, config: PPOConfig
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return the loss of current `logits` [B, A] and `values` [B], averaged over the steps of `batch`, and its terms.
 
@@ -32,11 +25,11 @@ def ppo_loss(
     log_ratio = -nll_loss(all_logprobs, batch.actions, reduction="none") - batch.logprobs
     entropy = -(all_logprobs.exp() * all_logprobs).sum(-1).mean()
     # Clipped surrogate and clipped value loss
-    advantages = normalized(batch.advantages) if norm_adv else batch.advantages
-    policy_loss = clipped_policy_loss(log_ratio.exp(), advantages, clip_param=clip_param)
-    value_clip = clip_param if clip_vloss else None
+    advantages = normalized(batch.advantages) if config.norm_adv else batch.advantages
+    policy_loss = clipped_policy_loss(log_ratio.exp(), advantages, clip_param=config.clip_param)
+    value_clip = config.clip_param if config.clip_vloss else None
     value_loss = clipped_value_loss(values, batch.values, batch.returns, clip_param=value_clip)
-    total = policy_loss - entropy_coef * entropy + value_loss_coef * value_loss
+    total = policy_loss - config.entropy_coef * entropy + config.value_loss_coef * value_loss
     return total, policy_loss, value_loss, entropy, log_ratio
 
 

@@ -51,12 +51,9 @@ class Policy(nn.Module):
         sizes = pairwise([obs_dim, *hidden_sizes])
         self.hidden = nn.ModuleList(TwinLinear(*size, generator=generator) for size in sizes)
         # A nearly uniform first policy explores; a critic head of gain 1 starts at the scale of normalized returns.
-        self.actor_head = _head(hidden_sizes[-1], num_actions, gain=0.01, generator=generator)
-        self.critic_head = _head(hidden_sizes[-1], 1, gain=1.0, generator=generator)
-        columns = [] if mask_columns is None else range(obs_dim)[mask_columns]
-        if mask_columns is not None and len(columns) != num_actions:
-            raise ValueError(f"{len(columns)} mask columns for {num_actions} actions")
-        self.register_buffer("closed", torch.tensor(columns, dtype=torch.int64))  # [A], or none
+        self.actor_head = orthogonal_linear(hidden_sizes[-1], num_actions, gain=0.01, generator=generator)
+        self.critic_head = orthogonal_linear(hidden_sizes[-1], 1, gain=1.0, generator=generator)
+        self.register_buffer("closed", masked(mask_columns, obs_dim, num_actions=num_actions))  # [A], or none
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         """Return logits [n, A] and values [n] of observations [n, D]."""
@@ -73,9 +70,18 @@ class Policy(nn.Module):
         return FrozenPolicy(self.state_dict(), deterministic=deterministic)
 
 
-def _head(in_features: int, out_features: int, *, gain: float, generator: torch.Generator) -> nn.Linear:
+def orthogonal_linear(in_features: int, out_features: int, *, gain: float, generator: torch.Generator) -> nn.Linear:
+    """Return a linear layer with biases of 0 and orthogonal weights."""
     # On "meta" a layer draws no initial weights from torch's global random stream.
     linear = nn.Linear(in_features, out_features, device="meta").to_empty(device="cpu")
     nn.init.orthogonal_(linear.weight, gain, generator=generator)
     nn.init.zeros_(linear.bias)
     return linear
+
+
+def masked(mask_columns: slice | None, obs_dim: int, *, num_actions: int) -> Tensor:
+    """Return the columns of an observation [A] that are 1 where an action is not allowed; none without masking."""
+    columns = [] if mask_columns is None else range(obs_dim)[mask_columns]
+    if mask_columns is not None and len(columns) != num_actions:
+        raise ValueError(f"{len(columns)} mask columns for {num_actions} actions")
+    return torch.tensor(columns, dtype=torch.int64)

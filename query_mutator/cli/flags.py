@@ -23,7 +23,7 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 from cyclopts import App, CycloptsError, MissingArgumentError
 from cyclopts.argument import Argument, ArgumentCollection
 
-from ppo.flags import DEFAULTS, docs_of, function_of, whole_numbers
+from ppo.fields import DEFAULTS, docs_of, function_of, whole_numbers
 from query_mutator.bounds import check_values
 from query_mutator.cli.console import styled_output
 from query_mutator.cli.outputs import check_outputs, outputs_of, with_dash

@@ -34,7 +34,7 @@ from query_mutator.confidence import ConfidenceModel
 from query_mutator.env.observation import Projection
 from query_mutator.env.task import Task
 from query_mutator.errors import TooManyFailuresError, UsageError
-from query_mutator.learners.learner import OnPolicyLearner, Steps
+from query_mutator.learners.learner import Learner, Steps
 from query_mutator.llm.backends import BACKENDS
 from query_mutator.llm.stack import CallTotals, ClientStack
 from query_mutator.llm.store import Store
@@ -108,7 +108,6 @@ class ClusterLoop(TrainingLoop):
     def collect(self) -> None:
         """Have the workers take `num_steps` steps in every environment, and the learner observe them."""
         started = time.perf_counter()
-        assert isinstance(self._learner, OnPolicyLearner)
         chosen, states = self._learner.rollout_policy, with_arrays(self._envs.state_dict())
         requests = [
             RolloutRequest(
@@ -299,8 +298,8 @@ def _usage(calls: ClientStack) -> tuple[CallTotals, Counter[str], int]:
     return calls.counted.totals, Counter(calls.counted.error_kinds), calls.shared_calls
 
 
-class _Found:
-    """The part of a learner that a rollout needs: a broadcast policy, and the steps as they arrive."""
+class _Found(Learner):
+    """What a rollout needs of a learner: a broadcast policy, and the steps as they arrive."""
 
     def __init__(self, policy: InferencePolicy, request: RolloutRequest) -> None:
         self.version = request.version
@@ -315,10 +314,6 @@ class _Found:
     def observe(self, steps: Steps) -> None:
         """Store finished steps."""
         self._steps.append(steps)
-
-    def update(self) -> dict[str, float]:
-        """Do nothing: learning is up to the learner's process."""
-        return {}
 
     def add_figures(self, infos: Mapping[str, Any], steps: Steps) -> None:
         """Store the figures of episodes that ended."""

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ppo.policy import Policy
 from query_mutator.lab.sizing.workload import Workload
-from query_mutator.learners.iqn.network import QuantileNetwork, quantile_huber_loss
+from query_mutator.learners.iqn.learner import QuantileNetwork, quantile_huber_loss
 
 OBS, ACTIONS = 32, 14  # of the trainer, at its default sizes
 IQN_QUANTILES = 8

@@ -1,6 +1,6 @@
-"""Learners: one protocol, fitted by PPO, IQN, the direct method, a plan, and a plugin's.
+"""Learners: one base class, of PPO, IQN, the direct method, a plan, and a plugin's.
 
-learner.py     the `Learner` Protocol and what a learner may leave to a base class
+learner.py     the base classes `Learner` and, for your own, `BaseLearner`
 named.py       learners by name
 ppo.py         PPO (the algorithm is in the top-level `ppo`)
 iqn/           implicit quantile networks, off-policy, with a replay buffer

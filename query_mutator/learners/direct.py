@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ppo.frozen import ACTION_STREAM, restore_streams
+from ppo.frozen import InferencePolicy, action_streams
 from query_mutator.confidence.scorers import TreeScorer
 from query_mutator.env.observation import PRICE_SCALE
 from query_mutator.errors import CheckpointError
-from query_mutator.learners.learner import Acted, Steps, counts_of, restore_counts, tensors
+from query_mutator.learners.learner import Acted, Learner, Steps, tensors
 from query_mutator.settings.learner import DirectConfig
 from query_mutator.types import DoubleArray, FloatArray
 
@@ -75,8 +75,10 @@ class FrozenValues:
         return Acted(values.argmax(axis=1), values.max(axis=1).astype(np.float32))
 
 
-class DirectMethod:
-    """All steps so far, and the models fitted to them."""
+class DirectMethod(Learner):
+    """All steps so far, and the models fitted to them; everything is learned in `update`."""
+
+    deterministic = True
 
     def __init__(self, obs_dim: int, num_actions: int, config: DirectConfig, *, mask_columns: slice) -> None:
         """Take sizes and settings; `mask_columns` of an observation are 1 where an action is not allowed."""
@@ -84,21 +86,20 @@ class DirectMethod:
 
         self.config, self._regressor = config, TreeRegressor
         masked = np.array(range(obs_dim)[mask_columns], dtype=np.int64)
-        self.frozen = FrozenValues({"masked": masked, "obs_dim": np.array(obs_dim)})
+        self.frozen: FrozenValues = FrozenValues({"masked": masked, "obs_dim": np.array(obs_dim)})
         # With --ask form the price is the last column of an observation.
         self._price = obs_dim - 1 if masked.max() < obs_dim - 1 else None
-        self._rngs = [np.random.default_rng((config.seed + env, ACTION_STREAM)) for env in range(config.num_processes)]
+        self.rngs = action_streams(config.seed, config.num_processes)
         self._steps: dict[str, list[NDArray[Any]]] = {name: [] for name in _COLUMNS}
         self._episodes = np.arange(config.num_processes)  # the number of each environment's episode
-        self.updates_done = self.env_steps = self.gradient_steps = self.samples_learned = self.version = 0
         self._fitted_to = 0  # environment steps at the last fit
         # What is being fitted: models, and the values that they are fitted to.
         self._fitting: Future[tuple[FrozenValues, DoubleArray]] | None = None
 
-    @property
-    def pending_updates(self) -> int:
-        """Return 0: everything is learned between rollouts, or in a thread of its own."""
-        return 0
+    @classmethod
+    def load_policy(cls, state: Mapping[str, Any], flags: Mapping[str, Any]) -> InferencePolicy:
+        """Return the policy of saved trees for inference."""
+        return FrozenValues(state)
 
     def act(self, obs: FloatArray, env_ids: Sequence[int]) -> NDArray[np.int64]:
         """Return actions [n] in environments `env_ids`, which see obs [n, D]: by its own model, or at random."""
@@ -106,8 +107,8 @@ class DirectMethod:
         masked = frozen.state["masked"]
         actions = np.empty(len(env_ids), dtype=np.int64)
         for row, env in enumerate(env_ids):
-            if not frozen.models or self._rngs[env].random() < self.config.random_share:
-                actions[row] = self._rngs[env].choice(np.flatnonzero(obs[row, masked] <= 0))
+            if not frozen.models or self.rngs[env].random() < self.config.random_share:
+                actions[row] = self.rngs[env].choice(np.flatnonzero(obs[row, masked] <= 0))
             else:
                 score = frozen.models[env % len(frozen.models)].log_odds
                 actions[row] = values_of(score, obs[row : row + 1], masked).argmax()
@@ -124,12 +125,12 @@ class DirectMethod:
         """Keep finished steps, at most one per environment."""
         self.env_steps += len(steps.env_ids)
         self._keep(steps, self._episodes[steps.env_ids])
-        self._episodes[steps.env_ids[steps.terminations | steps.truncations]] += self.config.num_processes
+        self._episodes[steps.env_ids[steps.ended]] += self.config.num_processes
 
     def _keep(self, steps: Steps, episodes: NDArray[np.int64]) -> None:
-        ended = steps.terminations | steps.truncations
         gains = steps.rewards + self._prices_of(steps.obs) * steps.calls
-        columns = (steps.obs, steps.next_obs, steps.actions, gains, steps.calls.astype(np.float64), ended, episodes)
+        calls = steps.calls.astype(np.float64)
+        columns = (steps.obs, steps.next_obs, steps.actions, gains, calls, steps.ended, episodes)
         for name, column in zip(_COLUMNS, columns, strict=True):
             self._steps[name].append(np.asarray(column)[steps.valid])
 
@@ -137,12 +138,6 @@ class DirectMethod:
         if self._price is None:
             return np.zeros(len(obs))
         return np.asarray(obs)[:, self._price].astype(np.float64) / PRICE_SCALE
-
-    def learn(self) -> None:
-        """Do nothing: everything is learned in `update`."""
-
-    def forget_pending(self) -> None:
-        """Do nothing: a step needs no later one."""
 
     def update(self) -> dict[str, float]:
         """Finish a rollout: act by the models that were fitted meanwhile, and fit again to enough new steps.
@@ -188,9 +183,9 @@ class DirectMethod:
         return {"rl/avg_value": float(targets.mean())}
 
     def _merge(self) -> None:
-        """Join the steps in the order of their episodes, whatever the order in which they arrived."""
+        """Join the latest steps in the order of their episodes, whatever the order in which they arrived."""
         if self._steps["episodes"]:
-            kept = _latest(np.concatenate(self._steps["episodes"]), envs=self.config.num_processes)
+            kept = np.concatenate(self._steps["episodes"]).argsort(kind="stable")[-MOST_KEPT:]
             self._steps = {name: [np.concatenate(parts)[kept]] for name, parts in self._steps.items()}
 
     def _fit(self, steps: Mapping[str, NDArray[Any]]) -> tuple[FrozenValues, DoubleArray]:
@@ -236,6 +231,7 @@ class DirectMethod:
         self._merge()
         steps = {name: parts[0] for name, parts in self._steps.items() if parts}
         return {
+            **super().state_dict(),
             "policy": tensors(self.frozen.state),
             "optimizer": {
                 "steps": tensors(steps),
@@ -243,8 +239,6 @@ class DirectMethod:
                 "fitted_to": self._fitted_to,
                 "is_fitting": self._fitting is not None,
             },
-            "rng": {"actions": [rng.bit_generator.state for rng in self._rngs]},
-            **counts_of(self),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -253,25 +247,12 @@ class DirectMethod:
         sizes = [(len(one.state["masked"]), int(one.state["obs_dim"])) for one in (policy, self.frozen)]
         if sizes[0] != sizes[1]:
             raise ValueError("the checkpoint's learner has other observations or actions")
-        restore_streams(self._rngs, state["rng"]["actions"])
+        super().load_state_dict(state)
         self.frozen, self._fitted_to = policy, int(saved["fitted_to"])
         self._steps = {name: [np.array(saved["steps"][name])] if saved["steps"] else [] for name in _COLUMNS}
         self._episodes = np.array(saved["episodes"], dtype=np.int64)
-        restore_counts(self, state)
         if saved["is_fitting"]:
             self._begin_fit()
-
-
-def _latest(episodes: NDArray[np.int64], *, envs: int) -> NDArray[np.int64]:
-    """Return the places of at most MOST_KEPT steps in the order of their episodes: as many latest ones of each env."""
-    order = episodes.argsort(kind="stable")
-    if len(order) <= MOST_KEPT:
-        return order
-    of = episodes[order] % envs
-    latest = np.zeros(len(order), dtype=np.bool_)
-    for env in range(envs):
-        latest[np.flatnonzero(of == env)[-(MOST_KEPT // envs) :]] = True
-    return order[latest]
 
 
 def values_of(

@@ -1,7 +1,6 @@
 """Learners by name.
 
-PPO and IQN are imported when they are built, because they load torch; a policy for inference loads none. Add your own
-by subclassing `BaseLearner`:
+PPO and IQN load torch when they are made; a policy for inference loads none. Add your own by subclassing `BaseLearner`:
 
     @LEARNERS.register("mine")
     class Mine(BaseLearner): ...
@@ -12,44 +11,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ppo.frozen import FrozenPolicy, InferencePolicy
-from query_mutator.learners.direct import DirectMethod, FrozenValues
+from ppo.frozen import InferencePolicy
+from query_mutator.learners.direct import DirectMethod
 from query_mutator.learners.iqn.frozen import FrozenQuantiles
-from query_mutator.learners.learner import Learner, LearnerSpec
+from query_mutator.learners.learner import Learner
 from query_mutator.learners.plan import PlanPolicy
+from query_mutator.learners.ppo import PPOLearner
 from query_mutator.registry import Registry
 
-LEARNERS: Registry[type[LearnerSpec]] = Registry("learner", group="query_mutator.learners")
-
-
-@LEARNERS.register("ppo")
-class PPOSpec(LearnerSpec):
-    """PPO, which the top-level `ppo` implements."""
-
-    on_policy = True
-    deterministic = True
-
-    @classmethod
-    def make(cls, obs_dim: int, num_actions: int, config: Any, *, mask_columns: slice) -> Learner:
-        """Return a new learner."""
-        from query_mutator.learners.ppo import PPOLearner
-
-        return PPOLearner(obs_dim, num_actions, config, mask_columns=mask_columns)
-
-    @classmethod
-    def load_policy(cls, state: Mapping[str, Any], flags: Mapping[str, Any]) -> InferencePolicy:
-        """Return the policy of saved weights for inference."""
-        return FrozenPolicy(state, deterministic=bool(flags.get("deterministic")))
-
-    @staticmethod
-    def planned_updates(config: Any) -> int:
-        """Return the gradient steps of a whole run."""
-        return int(config.num_updates * config.ppo_epoch * config.num_mini_batch)
+LEARNERS: Registry[type[Learner]] = Registry("learner", group="query_mutator.learners")
+LEARNERS.add("ppo", PPOLearner)
 
 
 @LEARNERS.register("iqn")
-class IQNSpec(LearnerSpec):
-    """Implicit quantile networks."""
+class IQNSpec(Learner):
+    """Implicit quantile networks, whose module loads torch."""
 
     @classmethod
     def make(cls, obs_dim: int, num_actions: int, config: Any, *, mask_columns: slice) -> Learner:
@@ -69,25 +45,11 @@ class IQNSpec(LearnerSpec):
         return int(config.replay_ratio * config.total_steps / config.train_batch_size)
 
 
-@LEARNERS.register("direct")
-class DirectSpec(LearnerSpec):
-    """Fitted Q iteration with boosted trees."""
-
-    deterministic = True
-
-    @classmethod
-    def make(cls, obs_dim: int, num_actions: int, config: Any, *, mask_columns: slice) -> Learner:
-        """Return a new learner."""
-        return DirectMethod(obs_dim, num_actions, config, mask_columns=mask_columns)
-
-    @classmethod
-    def load_policy(cls, state: Mapping[str, Any], flags: Mapping[str, Any]) -> InferencePolicy:
-        """Return the policy of saved trees for inference."""
-        return FrozenValues(state)
+LEARNERS.add("direct", DirectMethod)
 
 
 @LEARNERS.register("plan")
-class PlanSpec(LearnerSpec):
+class PlanSpec(Learner):
     """A fixed order of operators, which a search finds."""
 
     made_by = "qm plan"

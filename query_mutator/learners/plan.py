@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from query_mutator.env.observation import centered
-from query_mutator.learners.learner import Acted, tensors
+from query_mutator.learners.learner import Acted
 from query_mutator.types import ASK, AnswerRule, FloatArray
 
 if TYPE_CHECKING:
@@ -147,16 +147,6 @@ class PlanPolicy:
         used = [place for place, item in enumerate(self._items) if item < len(self._used) and row[self._used[item]]]
         rest = self._items[used[-1] + 1 :] if used else self._items
         return next((action for action in rest if not row[self._masked[action]]), submit)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return a learner's state that a checkpoint holds: the weights as tensors, and no updates."""
-        return {
-            "policy": tensors(self.weights),
-            "optimizer": {},
-            "rng": {},
-            "updates_done": 0,
-            "counts": {},
-        }
 
 
 def plan_task(plan: Plan, task: Task) -> Task:

@@ -11,20 +11,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ppo.algorithm import PPO
 from ppo.config import PPOConfig
-from ppo.frozen import FrozenPolicy
-from ppo.rollout import RolloutBuffer
-from query_mutator.learners.learner import RolloutPolicy, Steps
+from ppo.frozen import FrozenPolicy, InferencePolicy
+from query_mutator.learners.learner import Learner, Steps
 from query_mutator.types import FloatArray
 
 
-class PPOLearner:
+class PPOLearner(Learner):
     """Stores steps with the log-probabilities and values they were chosen with; `update` learns from a rollout."""
 
-    pending_updates = 0  # between updates the weights are frozen
+    on_policy = True
+    deterministic = True
 
     def __init__(self, obs_dim: int, num_actions: int, config: PPOConfig, *, mask_columns: slice | None) -> None:
+        from ppo.algorithm import PPO  # it loads torch
+        from ppo.rollout import RolloutBuffer
+
         self._ppo = PPO(obs_dim, num_actions, config, mask_columns=mask_columns)
         num_envs = config.num_processes
         self._buffer = RolloutBuffer(config.num_steps, num_envs, obs_dim)
@@ -33,36 +35,24 @@ class PPOLearner:
         self._actions = np.zeros(num_envs, dtype=np.int64)
         self._logprobs = np.zeros(num_envs, dtype=np.float32)
         self._values = np.zeros(num_envs, dtype=np.float32)
+        self._take_over()
 
-    @property
-    def version(self) -> int:
-        """Return the updates behind the acting weights."""
-        return self._ppo.updates_done
+    def _take_over(self) -> None:
+        """Show the policy and counts of the algorithm as those of this learner."""
+        ppo = self._ppo
+        self.frozen: FrozenPolicy = ppo.frozen
+        self.rngs, self.version, self.updates_done = ppo.action_rngs, ppo.updates_done, ppo.updates_done
+        self.gradient_steps, self.samples_learned = ppo.gradient_steps, ppo.samples_learned
 
-    @property
-    def updates_done(self) -> int:
-        """Return the rollouts learned from."""
-        return self._ppo.updates_done
+    @classmethod
+    def load_policy(cls, state: Mapping[str, Any], flags: Mapping[str, Any]) -> InferencePolicy:
+        """Return the policy of saved weights for inference."""
+        return FrozenPolicy(state, deterministic=bool(flags.get("deterministic")))
 
-    @property
-    def gradient_steps(self) -> int:
-        """Return the minibatches learned from."""
-        return self._ppo.gradient_steps
-
-    @property
-    def samples_learned(self) -> int:
-        """Return the steps learned from, counted once per pass."""
-        return self._ppo.samples_learned
-
-    @property
-    def frozen(self) -> FrozenPolicy:
-        """Return the acting policy for inference."""
-        return self._ppo.frozen
-
-    @property
-    def rollout_policy(self) -> RolloutPolicy:
-        """Return what `act` uses until the next update."""
-        return RolloutPolicy(policy=self.frozen, rngs=self._ppo.action_rngs, version=self.version)
+    @staticmethod
+    def planned_updates(config: PPOConfig) -> int:
+        """Return the gradient steps of a whole run."""
+        return config.num_updates * config.ppo_epoch * config.num_mini_batch
 
     def act(self, obs: FloatArray, env_ids: Sequence[int]) -> NDArray[np.int64]:
         """Return actions [n] in environments `env_ids` for observations [n, D]."""
@@ -92,26 +82,22 @@ class PPOLearner:
         )
         self._next_obs[envs] = steps.next_obs
 
-    def learn(self) -> None:
-        """Do nothing: learning is `update`."""
-
     def update(self) -> dict[str, float]:
         """Learn from the rollout, which every environment has filled."""
         assert self._buffer.full
         stats = self._ppo.update(self._buffer, self._next_obs)
         self._buffer.reset()
+        self._take_over()
         return stats
-
-    def forget_pending(self) -> None:
-        """Do nothing: a rollout starts empty."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state between two rollouts as tensors and plain types."""
         return self._ppo.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore `state_dict`; raise ValueError for a state of other sizes."""
+        """Restore `state_dict`; ValueError for a state of other sizes."""
         self._ppo.load_state_dict(state)
+        self._take_over()
 
     def _logprobs_of(self, steps: Steps) -> FloatArray:
         """Return the log-probabilities [n] of the actions taken.
@@ -121,4 +107,4 @@ class PPOLearner:
         """
         if (steps.actions == self._actions[steps.env_ids]).all():
             return self._logprobs[steps.env_ids]
-        return self._ppo.frozen.logprobs(steps.obs, steps.actions)
+        return self.frozen.logprobs(steps.obs, steps.actions)

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from ppo.collect import NotFiniteError, require_finite
 from query_mutator.env.infos import of_step, rows_of
 from query_mutator.errors import UsageError
-from query_mutator.learners.learner import Learner, RolloutLearner, Steps, last_obs
+from query_mutator.learners.learner import Learner, Steps, last_obs
 from query_mutator.llm.store import Store
 from query_mutator.types import FloatArray
 
@@ -52,7 +52,7 @@ class TrainingLoop:
     def __init__(
         self,
         envs: Any,
-        learner: RolloutLearner,
+        learner: Learner,
         obs: FloatArray | None,
         *,
         seed: int,
@@ -165,8 +165,6 @@ def _shares(training_s: float, waiting_s: float, of_s: float) -> dict[str, float
 
 class OffPolicyLoop(TrainingLoop):
     """Collects and learns at the same time, one rollout after the other; `close` stops the collector."""
-
-    _learner: Learner
 
     def __init__(
         self, envs: Any, learner: Learner, obs: FloatArray | None, *, max_pending_updates: int = 8, **settings: Any

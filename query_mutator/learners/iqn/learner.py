@@ -1,33 +1,101 @@
-"""The IQN learner: network, target, replay buffer and every random stream.
+"""The IQN learner: the quantile function of the return for every action, its target, replay buffer and random streams.
 
-B samples of a gradient step, K quantiles of the prediction, J of its target, A actions, D obs
+    B samples of a gradient step, K quantiles of the prediction, J of its target
+    n rows, D obs, A actions, H hidden, C cosines
+
+    obs -> trunk -> [H]      tau -> cos(pi i tau), i < C -> [H]      their product -> value + advantage - mean advantage
+
+`QuantileNetwork` trains with torch, `frozen.FrozenQuantiles` infers with numpy.
 """
 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from ppo.algorithm import usable_device
 from ppo.descent import FlatAdam
-from ppo.frozen import ACTION_STREAM, restore_streams
-from query_mutator.learners.iqn.frozen import FrozenQuantiles
-from query_mutator.learners.iqn.network import QuantileNetwork, quantile_huber_loss
+from ppo.frozen import action_streams
+from ppo.policy import masked, orthogonal_linear
+from query_mutator.learners.iqn.frozen import MASKED_VALUE, FrozenQuantiles
 from query_mutator.learners.iqn.replay import NStep, Replay, Sample
-from query_mutator.learners.learner import Steps, counts_of, restore_counts
+from query_mutator.learners.learner import Learner, Steps
 from query_mutator.settings.learner import IQNConfig
 from query_mutator.types import FloatArray
 
+GAIN = math.sqrt(2)  # of layers before a ReLU
 REPLAY_STREAM, QUANTILE_STREAM = 3, 4  # in addition to those of ppo.algorithm
 
 
-class IQN:
+class QuantileNetwork(nn.Module):
+    """Dueling implicit quantile network (Dabney et al., 2018; Wang et al., 2016); initial weights drawn from `seed`."""
+
+    closed: Tensor
+    frequencies: Tensor
+
+    def __init__(
+        self,
+        obs_dim: int,
+        num_actions: int,
+        hidden_sizes: Sequence[int] = (64, 64),
+        *,
+        num_cosines: int = 64,
+        seed: int = 0,
+        mask_columns: slice | None = None,
+    ) -> None:
+        """Take sizes; the A `mask_columns` of an observation are 1 where an action is not allowed."""
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        wide = hidden_sizes[-1]
+        layer = partial(orthogonal_linear, generator=generator)
+        self.trunk = nn.ModuleList(layer(*size, gain=GAIN) for size in pairwise([obs_dim, *hidden_sizes]))
+        self.cosine = layer(num_cosines, wide, gain=GAIN)
+        self.streams = layer(wide, 2 * wide, gain=GAIN)  # the value's half, the advantage's half
+        self.value_head = layer(wide, 1, gain=1.0)
+        # Nearly equal first advantages: the first best action is learned, not drawn.
+        self.advantage_head = layer(wide, num_actions, gain=0.01)
+        self.register_buffer("closed", masked(mask_columns, obs_dim, num_actions=num_actions))  # [A], or none
+        self.register_buffer("frequencies", math.pi * torch.arange(num_cosines, dtype=torch.float32))  # [C]
+
+    def forward(self, obs: Tensor, taus: Tensor) -> Tensor:
+        """Return the return's quantiles [n, K, A] at `taus` [K] under observations [n, D]."""
+        hidden = obs
+        for layer in self.trunk:
+            hidden = layer(hidden).relu()
+        quantiles = self.cosine((taus[:, None] * self.frequencies).cos()).relu()  # [K, H]
+        value, advantage = self.streams(hidden[:, None] * quantiles).relu().chunk(2, dim=-1)
+        advantages = self.advantage_head(advantage)  # [n, K, A]
+        quantile_values: Tensor = self.value_head(value) + advantages - advantages.mean(-1, keepdim=True)
+        return quantile_values
+
+    def mask(self, obs: Tensor) -> Tensor:
+        """Return the penalty on the values [n, A] of masked actions; 0 without masking."""
+        return MASKED_VALUE * obs[:, self.closed] if len(self.closed) else obs.new_zeros(())
+
+
+def quantile_huber_loss(predicted: Tensor, target: Tensor, taus: Tensor, *, kappa: float) -> Tensor:
+    """Return the loss [B] of `predicted` [B, K] at `taus` [K] against samples `target` [B, J] of the return.
+
+    Mean over all K x J pairs of |tau - 1{error < 0}| x Huber(error) / kappa (Dabney et al., 2018, arXiv:1806.06923,
+    whose sum over K is a mean here, so that the number of quantiles does not act as a step size).
+    """
+    errors = target[:, None, :] - predicted[:, :, None]  # [B, K, J]
+    size = errors.abs()
+    huber = torch.where(size <= kappa, 0.5 * errors.square(), kappa * (size - 0.5 * kappa)) / kappa
+    weights = (taus[:, None] - (errors.detach() < 0).float()).abs()
+    return (weights * huber).mean(dim=(1, 2))
+
+
+class IQN(Learner):
     """Learns from observed steps as often as `replay_ratio` says; acts by the weights of the last sync."""
 
     def __init__(self, obs_dim: int, num_actions: int, config: IQNConfig, *, mask_columns: slice | None = None) -> None:
@@ -53,10 +121,8 @@ class IQN:
         )
         self.nstep = NStep(config.num_processes, config.n_step, config.gamma)
         self.quantile_rng = torch.Generator().manual_seed(config.seed + QUANTILE_STREAM)
-        env_seeds = range(config.seed, config.seed + config.num_processes)
-        self.action_rngs = [np.random.default_rng((seed, ACTION_STREAM)) for seed in env_seeds]
-        self.updates_done = self.env_steps = self.gradient_steps = self.samples_learned = 0
-        self._since: list[Tensor] = []  # statistics of the gradient steps since `stats`
+        self.rngs = action_streams(config.seed, config.num_processes)
+        self._since: list[Tensor] = []  # statistics of the gradient steps since `update`
         self._ages: list[int] = []  # of the weights that chose, when their step came back
         self.sync_weights()
 
@@ -72,13 +138,14 @@ class IQN:
 
     def act(self, obs: FloatArray, env_ids: Sequence[int]) -> NDArray[np.int64]:
         """Return actions [n] in environments `env_ids`, which see obs [n, D]; safe while another thread learns."""
-        rngs = [self.action_rngs[env] for env in env_ids]
+        rngs = [self.rngs[env] for env in env_ids]
         epsilon = 1.0 if len(self.replay) < self.config.learning_starts else self.epsilon
         return self.frozen.act(obs, rngs, epsilon=epsilon).actions
 
     def sync_weights(self) -> None:
         """Act by the current weights from now on."""
-        self.frozen: FrozenQuantiles = self.network.frozen(num_quantiles=self.config.num_eval_quantiles)
+        state, quantiles = self.network.state_dict(), self.config.num_eval_quantiles
+        self.frozen: FrozenQuantiles = FrozenQuantiles(state, num_quantiles=quantiles)
         self.version = self.gradient_steps  # of the acting weights
 
     # --- learning ----------------------------------------------------------------------------------------------------
@@ -136,18 +203,17 @@ class IQN:
     # --- statistics and state --------------------------------------------------------------------------------------
 
     def update(self) -> dict[str, float]:
-        """Finish a rollout: act by the latest weights, which are evaluated and saved, and return the statistics."""
+        """Finish a rollout: act by the latest weights, which are evaluated and saved, and return its statistics.
+
+        Losses are means per sample.
+        """
         self.updates_done += 1
         self.sync_weights()
-        return self.stats()
-
-    def stats(self) -> dict[str, float]:
-        """Return the statistics since the last call under their metric keys; losses are means per sample."""
         config, since = self.config, torch.stack(self._since).T if self._since else torch.zeros(5, 1)
         age = float(np.mean(self._ages)) if self._ages else 0.0
         self._since, self._ages = [], []
         loss, value, gap, before, after = since.cpu()
-        learned = {
+        return {
             "losses/td_loss": float(loss.mean()),
             "rl/avg_value": float(value.mean()),
             "rl/action_gap": float(gap.mean()),
@@ -155,9 +221,6 @@ class IQN:
             "grads/norm_before_clip_median": float(before.median()),
             "grads/norm_before_clip_max": float(before.max()),
             "grads/norm_after_clip_max": float(after.max()),
-        }
-        return {
-            **learned,
             "rl/epsilon": self.epsilon,
             "charts/learning_rate": self._lr,
             "perf/replay_ratio_requested": config.replay_ratio,
@@ -171,23 +234,23 @@ class IQN:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the whole state, the replay buffer included, as tensors and plain types."""
+        state = super().state_dict()
+        state["rng"] |= {
+            "replay": self.replay.rng.bit_generator.state,
+            "quantiles": self.quantile_rng.get_state(),
+        }
         return {
+            **state,
             "policy": self.network.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "rng": {
-                "replay": self.replay.rng.bit_generator.state,
-                "quantiles": self.quantile_rng.get_state(),
-                "actions": [rng.bit_generator.state for rng in self.action_rngs],
-            },
             "target": self.target.state_dict(),
             "replay": self.replay.state_dict(),
             "pending": self.nstep.state_dict(),
-            **counts_of(self),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state_dict`; ValueError for a network of other sizes or another number of environments."""
-        restore_streams(self.action_rngs, state["rng"]["actions"])
+        super().load_state_dict(state)
         try:
             self.network.load_state_dict(state["policy"])
             self.target.load_state_dict(state["target"])
@@ -198,7 +261,6 @@ class IQN:
         self.replay.rng.bit_generator.state = state["rng"]["replay"]
         self.nstep.load_state_dict(state["pending"])
         self.quantile_rng.set_state(state["rng"]["quantiles"])
-        restore_counts(self, state)
         self.sync_weights()
 
     # --- one gradient step -------------------------------------------------------------------------------------------

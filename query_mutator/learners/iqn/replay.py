@@ -110,10 +110,7 @@ class Sample(NamedTuple):
 
     def to(self, device: torch.device) -> Sample:
         """Return the sample with its tensors on `device`."""
-        if device.type == "cpu":
-            return self
-        obs, actions, returns, next_obs, discounts, weights = (column.to(device) for column in self[:6])
-        return Sample(obs, actions, returns, next_obs, discounts, weights, self.slots)
+        return self._replace(**{name: getattr(self, name).to(device) for name in self._fields if name != "slots"})
 
 
 class Replay:
@@ -121,12 +118,12 @@ class Replay:
 
     def __init__(self, capacity: int, obs_dim: int, *, alpha: float, rng: np.random.Generator) -> None:
         self.capacity, self.alpha, self.rng = capacity, alpha, rng
-        self._columns: dict[str, NDArray[Any]] = {  # in the order of a Transition; grow to [C] and [C, D]
-            "obs": np.zeros((0, obs_dim), dtype=np.float32),
-            "actions": np.zeros(0, dtype=np.int64),
-            "returns": np.zeros(0, dtype=np.float32),
-            "next_obs": np.zeros((0, obs_dim), dtype=np.float32),
-            "discounts": np.zeros(0, dtype=np.float32),
+        self._columns: dict[str, NDArray[Any]] = {  # in the order of a Transition; rows take memory once they are set
+            "obs": np.zeros((capacity, obs_dim), dtype=np.float32),
+            "actions": np.zeros(capacity, dtype=np.int64),
+            "returns": np.zeros(capacity, dtype=np.float32),
+            "next_obs": np.zeros((capacity, obs_dim), dtype=np.float32),
+            "discounts": np.zeros(capacity, dtype=np.float32),
         }
         self._sampler = WeightedSampler()  # of priority^alpha
         self.largest_priority = 1.0  # so far
@@ -140,7 +137,6 @@ class Replay:
         if not transitions:
             return
         slots = (self.added + np.arange(len(transitions))) % self.capacity
-        self._grow_to(int(slots.max()) + 1)
         for column, values in zip(self._columns.values(), zip(*transitions, strict=True), strict=True):
             column[slots] = values
         self._sampler.update(slots, np.full(len(slots), self.largest_priority**self.alpha))
@@ -179,16 +175,7 @@ class Replay:
         size = len(state["actions"])
         if size > self.capacity or size != min(state["added"], self.capacity):
             raise ValueError(f"the checkpoint's replay holds {size} transitions; use replay_size={max(1, size)}")
-        self._columns = {name: state[name].numpy().copy() for name in self._columns}
+        for name, column in self._columns.items():
+            column[:size] = state[name].numpy()
         self.largest_priority, self.added = float(state["largest"]), int(state["added"])
         self._sampler.update(np.arange(size), state["priorities"].numpy())
-
-    def _grow_to(self, size: int) -> None:
-        """Double the columns until they hold `size` rows: most runs are far shorter than the capacity."""
-        rows = len(self._columns["actions"])
-        if size <= rows:
-            return
-        wanted = min(self.capacity, max(1024, size, 2 * rows))
-        for name, old in self._columns.items():
-            self._columns[name] = np.zeros((wanted, *old.shape[1:]), dtype=old.dtype)
-            self._columns[name][:rows] = old

@@ -11,11 +11,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ppo.config import PPOConfig
 from ppo.gae import compute_gae
 from ppo.loss import clipped_policy_loss, clipped_value_loss, normalized, ppo_loss
 from ppo.rollout import Batch, RolloutBuffer
 
-LOSS = {"clip_param": 0.2, "clip_vloss": True, "norm_adv": True, "entropy_coef": 0.01, "value_loss_coef": 0.5}
 GAMMA, LAMBDA = 0.9, 0.5
 T, N, D = 4, 3, 2
 
@@ -74,7 +74,7 @@ def test_the_terms_add_up() -> None:
         advantages=torch.tensor([1.0, 5.0]),
         returns=torch.tensor([2.0, 5.0]),
     )
-    total, policy_loss, value_loss, entropy, log_ratio = ppo_loss(logits, values, batch, **{**LOSS, "norm_adv": False})  # type: ignore[arg-type]
+    total, policy_loss, value_loss, entropy, log_ratio = ppo_loss(logits, values, batch, PPOConfig(norm_adv=False))
     assert policy_loss.item() == pytest.approx(-3)  # ratio 1, mean advantage 3
     assert value_loss.item() == pytest.approx((1 + 4) / 4)
     assert entropy.item() == pytest.approx(math.log(4))

@@ -20,10 +20,9 @@ from numpy.typing import NDArray
 
 from ppo.algorithm import PPO
 from ppo.checkpoint import load_checkpoint, save_checkpoint
-from ppo.collect import Episode, RolloutCollector, first_episode_returns
+from ppo.collect import RolloutCollector, first_episode_returns
 from ppo.config import PPOConfig
 from ppo.frozen import ActOutput, FrozenPolicy
-from ppo.gae import compute_gae
 from ppo.policy import Policy
 from ppo.rollout import RolloutBuffer
 
@@ -208,7 +207,7 @@ def an_agent(num_envs: int) -> PPO:
 def test_same_step_rollouts_waste_no_step(copy: bool) -> None:
     ppo, buffer = an_agent(1), RolloutBuffer(7, 1, 2)
     collector = RolloutCollector(counters(AutoresetMode.SAME_STEP, 3, copy=copy))
-    episodes = collector.collect(ppo, buffer)
+    returns = collector.collect(ppo, buffer)
     assert buffer.obs[:, 0].tolist() == [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2], [2, 0]]
     assert buffer.rewards[:, 0].tolist() == [1, 2, 3, 1, 2, 3, 1]
     assert buffer.terminations[:, 0].nonzero().flatten().tolist() == [2]
@@ -218,39 +217,7 @@ def test_same_step_rollouts_waste_no_step(copy: bool) -> None:
     assert buffer.final_values[:, 0].tolist() == [0, 0, 0, 0, 0, cut, 0]
     assert buffer.valid.all()
     assert collector.obs.tolist() == [[2, 1]]
-    assert episodes == [Episode(env=0, episode_return=6.0, length=3)] * 2
-
-
-def test_next_step_rollouts_mark_the_resetting_steps_invalid() -> None:
-    ppo, buffer = an_agent(1), RolloutBuffer(8, 1, 2)
-    episodes = RolloutCollector(counters(AutoresetMode.NEXT_STEP, 3)).collect(ppo, buffer)
-    assert buffer.obs[:, 0].tolist() == [[0, 0], [0, 1], [0, 2], [0, 3], [1, 0], [1, 1], [1, 2], [1, 3]]
-    assert (~buffer.valid[:, 0]).nonzero().flatten().tolist() == [3, 7]
-    cut = ppo.get_value(np.array([[1, 3]], dtype=np.float32))[0]
-    assert buffer.final_values[:, 0].tolist() == [0, 0, 0, 0, 0, 0, cut, 0]
-    assert episodes == [Episode(env=0, episode_return=6.0, length=3)] * 2
-
-
-def test_both_modes_learn_from_the_same_numbers() -> None:
-    """Over four whole episodes, advantages of valid steps agree; the actions play no part in this environment."""
-    outcomes = []
-    for mode, steps in ((AutoresetMode.SAME_STEP, 12), (AutoresetMode.NEXT_STEP, 16)):
-        ppo, buffer = an_agent(1), RolloutBuffer(steps, 1, 2)
-        collector = RolloutCollector(counters(mode, 3))
-        collector.collect(ppo, buffer)
-        advantages, _ = compute_gae(
-            buffer.rewards,
-            buffer.values,
-            buffer.terminations,
-            buffer.truncations,
-            buffer.final_values,
-            torch.from_numpy(ppo.get_value(collector.obs)),
-            buffer.valid,
-            gamma=0.9,
-            gae_lambda=0.8,
-        )
-        outcomes.append(advantages[buffer.valid])
-    assert torch.equal(*outcomes)
+    assert returns == [6.0, 6.0]
 
 
 def test_episodes_run_on_from_one_rollout_to_the_next() -> None:
@@ -260,16 +227,13 @@ def test_episodes_run_on_from_one_rollout_to_the_next() -> None:
     for _ in range(3):
         ended.append(collector.collect(ppo, buffer))
         buffer.reset()
-    assert ended == [
-        [],
-        [Episode(env=0, episode_return=6.0, length=3)],
-        [Episode(env=1, episode_return=15.0, length=5), Episode(env=0, episode_return=6.0, length=3)],
-    ]
+    assert ended == [[], [6.0], [15.0, 6.0]]
 
 
-def test_environments_that_do_not_reset_themselves_are_refused() -> None:
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED])
+def test_environments_that_do_not_reset_in_the_last_step_are_refused(mode: AutoresetMode) -> None:
     with pytest.raises(ValueError, match=r"make it with autoreset_mode=AutoresetMode.SAME_STEP"):
-        RolloutCollector(counters(AutoresetMode.DISABLED, 3))
+        RolloutCollector(counters(mode, 3))
 
 
 @pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP])
@@ -313,13 +277,10 @@ class Opener:
 
 def test_a_file_that_would_run_code_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    torch.save({"policy": Opener()}, tmp_path / "hostile.pt")
-    Path("hostile.pickle").write_bytes(pickle.dumps({"policy": Opener()}))
-    for name in ("hostile.pt", "hostile.pickle"):
-        with pytest.raises(ValueError, match="cannot read the checkpoint") as raised:
-            load_checkpoint(tmp_path / name)
-        assert "may run code" in str(raised.value)
-        assert "weights_only" not in str(raised.value)  # PyTorch advises to load it after all
+    save_checkpoint(tmp_path / "hostile.pt", {"policy": Opener()})
+    with pytest.raises(ValueError, match="may run code") as raised:
+        load_checkpoint(tmp_path / "hostile.pt")
+    assert "weights_only" not in str(raised.value)  # PyTorch advises to load it after all
     assert not Path("must_not_be_made").exists()
 
 
@@ -351,28 +312,15 @@ def test_a_truncated_checkpoint_is_one_line(tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("strip", [False, True], ids=["digest", "as older versions wrote it"])
-def test_a_flipped_bit_is_found_or_harmless(tmp_path: Path, strip: bool) -> None:
+def test_a_flipped_bit_is_found(tmp_path: Path) -> None:
     path = save_checkpoint(tmp_path / "some.pt", {"policy": {"w": torch.arange(64.0)}, "updates_done": 3})
-    content = path.read_bytes()[:-71] if strip else path.read_bytes()
-    rng, found, flips = random.Random(5), 0, 400
-    for _ in range(flips):
+    content, rng = path.read_bytes(), random.Random(5)
+    for _ in range(400):
         damaged = bytearray(content)
         damaged[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
         path.write_bytes(damaged)
-        try:
-            state = load_checkpoint(path)
-        except ValueError as error:
-            found += "some.pt" in str(error)
-        else:
-            assert state["updates_done"] == 3
-            assert torch.equal(state["policy"]["w"], torch.arange(64.0))
-    assert found > (flips // 2 if strip else flips * 0.95)  # elsewhere are bytes that nothing reads
-
-
-def test_a_checkpoint_of_an_older_version_loads(tmp_path: Path) -> None:
-    torch.save({"policy": {"w": torch.ones(2)}}, tmp_path / "old.pt")
-    assert load_checkpoint(tmp_path / "old.pt")["policy"]["w"].tolist() == [1, 1]
+        with pytest.raises(ValueError, match=r"some\.pt: its content does not match its digest"):
+            load_checkpoint(path)
 
 
 def test_a_folder_is_no_checkpoint(tmp_path: Path) -> None:
@@ -381,6 +329,6 @@ def test_a_folder_is_no_checkpoint(tmp_path: Path) -> None:
 
 
 def test_another_dictionary_is_no_checkpoint(tmp_path: Path) -> None:
-    torch.save({"model": 1}, tmp_path / "other.pt")
+    save_checkpoint(tmp_path / "other.pt", {"model": 1})
     with pytest.raises(ValueError, match="no entry 'policy'"):
         load_checkpoint(tmp_path / "other.pt")

@@ -17,7 +17,7 @@ import pytest
 import ppo.config
 import query_mutator.settings
 from benchmark_batching import BenchmarkConfig
-from ppo.fields import Bounds, bounds_of
+from ppo.fields import Bounds, rules_of
 from query_mutator.bounds import group_of
 from query_mutator.cli.console import exit_code
 from query_mutator.cli.flags import flags_of, parse_flags
@@ -268,7 +268,7 @@ def test_of_two_configs_the_later_wins_and_values_over_both() -> None:
 
 def outside(cls: type[Any]) -> list[tuple[str, float]]:
     """Return the numbers of a group with a value that is out of bounds."""
-    bounds = {name: one for name, one in bounds_of(cls).items() if math.isfinite(one.high)}
+    bounds = {name: one for name, (one, _) in rules_of(cls).items() if math.isfinite(one.high)}
     return [(name, one.high + 1) for name, one in bounds.items()]
 
 
@@ -325,7 +325,7 @@ def kinds(hint: Any) -> set[Any]:
 def test_every_number_flag_has_bounds(name: str) -> None:
     cls = CLASSES[name]
     numbers = {field for field, flag in flags_of(cls).items() if kinds(flag.hint) & {int, float}}
-    assert {field for field in numbers if bounds_of(cls)[field] == Bounds()} == set()
+    assert {field for field in numbers if rules_of(cls)[field][0] == Bounds()} == set()
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from ppo.__main__ import Args, evaluate, make_envs
+from ppo.__main__ import make_envs
+from ppo.collect import first_episode_returns
 from query_mutator.learners.iqn.frozen import FrozenQuantiles, drawn
-from query_mutator.learners.iqn.learner import IQN
-from query_mutator.learners.iqn.network import QuantileNetwork, quantile_huber_loss
+from query_mutator.learners.iqn.learner import IQN, QuantileNetwork, quantile_huber_loss
 from query_mutator.learners.iqn.replay import SMALLEST_ERROR, NStep, Replay, Sample, Transition
-from query_mutator.learners.learner import Steps
+from query_mutator.learners.learner import Steps, last_obs
 from query_mutator.settings.learner import IQNConfig
 
 OBS_DIM, NUM_ACTIONS, NUM_ENVS = 4, 3, 4
@@ -70,7 +70,7 @@ def test_it_learns_the_paying_action_and_its_worth() -> None:
 def test_the_replay_ratio_asked_for_is_achieved() -> None:
     iqn = IQN(OBS_DIM, NUM_ACTIONS, CONFIG)
     walk(iqn, 50)
-    stats = iqn.stats()
+    stats = iqn.update()
     assert stats["perf/replay_ratio_requested"] == 8.0
     assert stats["perf/replay_ratio_achieved"] == pytest.approx(8.0, abs=16 / 200)
     assert iqn.gradient_steps == 8 * 200 // 16
@@ -136,16 +136,15 @@ def test_weights_act_from_the_weights_are_synced() -> None:
 
 def test_age_is_counted_in_gradient_steps() -> None:
     iqn = IQN(OBS_DIM, NUM_ACTIONS, replace(CONFIG, sync_every=1000))
-    walk(iqn, 8)
-    iqn.stats()
-    walk(iqn, 1)
-    assert iqn.stats()["perf/weight_sync_age"] == iqn.gradient_steps - 2
+    walk(iqn, 9)  # the last steps were chosen by the first weights, and came back after all gradient steps but two
+    age = (iqn.gradient_steps - 2) / 9
+    assert iqn.update()["perf/weight_sync_age"] == pytest.approx(age)
 
 
 def test_clipping_is_measured_not_assumed() -> None:
     iqn = IQN(OBS_DIM, NUM_ACTIONS, replace(CONFIG, max_grad_norm=1e-3))
     walk(iqn, 10)
-    stats = iqn.stats()
+    stats = iqn.update()
     assert stats["grads/norm_after_clip_max"] == pytest.approx(1e-3, rel=1e-2)
     assert stats["grads/norm_before_clip_max"] > stats["grads/norm_before_clip_median"] > 1e-3
 
@@ -202,11 +201,13 @@ def test_acting_in_numpy_gives_the_means_torch_gives(network: QuantileNetwork, o
     taus = (torch.arange(12) + 0.5) / 12
     rows = torch.from_numpy(obs)
     wanted = network(rows, taus).mean(1) - network.mask(rows)
-    np.testing.assert_allclose(network.frozen(num_quantiles=12).q_values(obs), wanted.detach().numpy(), atol=1e-5)
+    np.testing.assert_allclose(
+        FrozenQuantiles(network.state_dict(), num_quantiles=12).q_values(obs), wanted.detach().numpy(), atol=1e-5
+    )
 
 
 def test_masked_actions_are_never_taken(network: QuantileNetwork, obs: np.ndarray) -> None:
-    frozen = network.frozen()
+    frozen = FrozenQuantiles(network.state_dict())
     rngs = [np.random.default_rng(seed) for seed in range(6)]
     for _ in range(50):
         actions = frozen.act(obs, rngs, epsilon=1.0).actions
@@ -225,8 +226,8 @@ def test_random_actions_are_even_over_the_open_ones() -> None:
 def test_epsilon_is_the_share_of_random_actions(network: QuantileNetwork, obs: np.ndarray) -> None:
     rows = np.repeat(obs[:1], 2000, axis=0)
     rngs = [np.random.default_rng(seed) for seed in range(2000)]
-    acted = network.frozen().act(rows, rngs, epsilon=0.3).actions
-    best = network.frozen().act(rows[:1], greedy=True).actions[0]
+    acted = FrozenQuantiles(network.state_dict()).act(rows, rngs, epsilon=0.3).actions
+    best = FrozenQuantiles(network.state_dict()).act(rows[:1], greedy=True).actions[0]
     assert (acted != best).mean() == pytest.approx(0.3 * 2 / 3, abs=0.03)
 
 
@@ -241,7 +242,7 @@ def test_the_value_does_not_depend_on_which_actions_have_which_advantage(network
 
 def test_the_network_comes_back_from_its_weights_alone(network: QuantileNetwork, obs: np.ndarray) -> None:
     again = FrozenQuantiles({name: tensor.numpy() for name, tensor in network.state_dict().items()})
-    np.testing.assert_array_equal(again.q_values(obs), network.frozen().q_values(obs))
+    np.testing.assert_array_equal(again.q_values(obs), FrozenQuantiles(network.state_dict()).q_values(obs))
 
 
 def test_other_weights_are_refused() -> None:
@@ -290,29 +291,31 @@ def test_quantiles_of_a_known_distribution_are_learned() -> None:
 
 def test_a_short_run_balances_the_pole_far_longer_than_chance() -> None:
     """Chance keeps it up for 22 steps."""
+    envs = make_envs("CartPole-v1", 8)
     config = IQNConfig(
-        num_env_steps=4000, learning_starts=200, replay_ratio=16, train_batch_size=64, lr=2e-3, sync_every=4,
-        per_alpha=0.0, epsilon_fraction=0.2, hidden_sizes=(32, 32),
-    )  # fmt: skip
-    envs, env_ids = make_envs("CartPole-v1", config.num_processes), np.arange(config.num_processes)
-    learner = IQN(4, 2, config)
-    obs = np.array(envs.reset(seed=config.seed)[0], dtype=np.float32)
+        num_env_steps=4000,
+        hidden_sizes=(32, 32),
+        train_batch_size=64,
+        replay_ratio=16.0,
+        learning_starts=200,
+        lr=2e-3,
+        per_alpha=0.0,
+        sync_every=4,
+        epsilon_fraction=0.2,
+    )
+    learner, env_ids, none = IQN(4, 2, config), np.arange(8), np.zeros(8, dtype=np.int64)
+    obs = envs.reset(seed=1)[0]
     while learner.env_steps < 4000:
-        versions = np.full(len(env_ids), learner.version)
         actions = learner.act(obs, env_ids.tolist())
         next_obs, rewards, *ends, infos = envs.step(actions)
-        last = np.array(next_obs, dtype=np.float32)
-        for env in np.flatnonzero(ends[0] | ends[1]):
-            last[env] = infos["final_obs"][env]
-        valid = np.ones(len(env_ids), dtype=np.bool_)
-        learner.observe(Steps(env_ids, obs, actions, rewards, last, *ends, valid, versions, np.zeros_like(env_ids)))
-        obs = np.array(next_obs, dtype=np.float32)
+        last = last_obs(next_obs, ends[0] | ends[1], infos)
+        learner.observe(Steps(env_ids, obs, actions, rewards, last, *ends, none == 0, none, none))
+        obs = next_obs
         while learner.pending_updates:
             learner.learn()
-    learner.sync_weights()
+    learner.update()
+    assert first_episode_returns(learner.frozen, make_envs("CartPole-v1", 20), seed=1_000_001).mean() > 80
     assert learner.gradient_steps == pytest.approx(4000 * 16 / 64, abs=10)
-    args = Args(env="CartPole-v1", eval_episodes=20, num_processes=config.num_processes)
-    assert np.mean(evaluate(learner.frozen, args)) > 80
 
 
 def transition(number: int) -> Transition:
