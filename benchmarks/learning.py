@@ -332,7 +332,7 @@ def prove(flags: str) -> None:
                 check(f"{name}: {len(rows)} steps of the transcript", by_place(rows), by_place(ours))
                 some = task.on(task.questions[:PROOF_QUESTIONS])
                 outcomes = timeless(make_evaluator(world.system.calls.client).run(some, by_policy(trained.policy)))
-                others = timeless(make_evaluator(world.system.calls.counted).run(some, by_policy(real)))
+                others = timeless(make_evaluator(world.system.calls.limit).run(some, by_policy(real)))
                 check(f"{name}: outcomes of {len(outcomes)} questions, calls over HTTP", others, outcomes)
                 first_outcomes = first_outcomes or outcomes
         check("both stores: outcomes", first_outcomes, outcomes)

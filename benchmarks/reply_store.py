@@ -16,7 +16,8 @@ from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
 
-from query_mutator.llm.store import Cache, Store
+from query_mutator.llm.cache import Cache
+from query_mutator.llm.store import Store
 from query_mutator.types import ChatRequest, Completion
 
 REPLY = Completion(text="An answer of some length, as small models give it. " * 6, model="m", eval_s=0.5, latency_s=0.6)

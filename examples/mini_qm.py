@@ -169,7 +169,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     stack = build_client(flags.url) if flags.model else build_client(RECORDED_MODEL, backend="recorded")
     try:
         with ThreadPoolExecutor(8) as pool:  # calls in flight
-            model = flags.model or stack.backend.default_models()[0]
+            model = flags.model or stack.servers[0].default_models()[0]
             found = list(pool.map(lambda question: ask(stack.client, question, model), questions))
     finally:
         stack.close()

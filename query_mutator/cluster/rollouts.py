@@ -36,7 +36,8 @@ from query_mutator.env.task import Task
 from query_mutator.errors import TooManyFailuresError, UsageError
 from query_mutator.learners.learner import Learner, Steps
 from query_mutator.llm.backends import BACKENDS
-from query_mutator.llm.stack import CallTotals, ClientStack
+from query_mutator.llm.cache import CallTotals
+from query_mutator.llm.stack import ClientStack
 from query_mutator.llm.store import Store
 from query_mutator.plugins import load_plugins
 from query_mutator.session.models import OpenModels, ResolvedModels, open_models
@@ -158,8 +159,8 @@ class ClusterLoop(TrainingLoop):
         calls, run_dir = self._parts.models.calls, self._parts.run_dir
         for rollout in rollouts:
             totals, error_kinds, shared_calls = rollout.usage
-            calls.counted.add_all(totals, error_kinds)
-            calls.coalesced[0].shared += shared_calls
+            calls.client.add(totals, error_kinds)
+            calls.client.shared_calls += shared_calls
             for record in rollout.records:
                 run_dir.add_record(record)
         self._envs.load_state_dict([state for rollout in rollouts for state in rollout.states])
@@ -295,7 +296,7 @@ class RolloutWorker:
 
 
 def _usage(calls: ClientStack) -> tuple[CallTotals, Counter[str], int]:
-    return calls.counted.totals, Counter(calls.counted.error_kinds), calls.shared_calls
+    return calls.client.totals, Counter(calls.client.error_kinds), calls.shared_calls
 
 
 class _Found(Learner):

@@ -33,7 +33,7 @@ from query_mutator.env.scheduling import PooledScheduler
 from query_mutator.errors import EXIT_FAILURES, TooManyFailuresError, UsageError, disk_errors
 from query_mutator.evaluation.methods import by_policy, metered, outcome_flow
 from query_mutator.files import file_sha256
-from query_mutator.llm.stack import Counted
+from query_mutator.llm.cache import Cache
 from query_mutator.llm.store import Store
 from query_mutator.session.models import OpenModels, ResolvedModels, open_models
 from query_mutator.session.play import FailureWindow
@@ -143,7 +143,7 @@ def _answer_all(flags: BatchFlags, work: Work, rows: BatchRows, lines: Sequence[
     )
     rate = flags.max_failure_rate
     try:
-        with _Bar(sum(map(bool, map(bytes.strip, lines))), rows, calls.eval_counted) as bar:
+        with _Bar(sum(map(bool, map(bytes.strip, lines))), rows, calls.eval_client) as bar:
             answer_file(
                 lines,
                 rows,
@@ -160,7 +160,7 @@ def _answer_all(flags: BatchFlags, work: Work, rows: BatchRows, lines: Sequence[
 class _Bar:
     """A progress bar with calls per second and lines that failed; lines of an earlier command took no time."""
 
-    def __init__(self, total: int, rows: BatchRows, counted: Counted) -> None:
+    def __init__(self, total: int, rows: BatchRows, counted: Cache) -> None:
         self._rows, self._counted, self._began = rows, counted, time.perf_counter()
         self._bar = progress("answering", total, unit="line")
         self._bar.initial = self._bar.n = len(rows.done)

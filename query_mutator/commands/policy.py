@@ -61,7 +61,7 @@ def evaluate_policy(flags: EvalFlags) -> None:
     with open_models(settings) as models:
         report = _compared(flags, saved, asked, models, max_failure_rate=failures)
     show(flags, report, result_table(report))
-    note(*cut_line(models.calls.eval_counted.totals))
+    note(*cut_line(models.calls.eval_client.totals))
     check_report(report, max_failure_rate=failures)
 
 

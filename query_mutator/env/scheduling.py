@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -24,9 +24,9 @@ import numpy as np
 from query_mutator.encoder import CachedEncoder, Encoder
 from query_mutator.env.flow import Call, Encode, Flow, Prepare
 from query_mutator.errors import BackendError
+from query_mutator.llm.cache import Work, abandon, join
 from query_mutator.llm.client import Client
-from query_mutator.llm.coalesce import Work, abandon, join
-from query_mutator.llm.retry import Attempts, RetryPolicy, repeat
+from query_mutator.llm.retry import Attempts, RetryPolicy, with_retries
 from query_mutator.types import ChatRequest, Completion, ErrorInfo, FloatArray
 
 ENCODE_WORKERS = 2  # a pass uses one core, and most cores are idle while calls are in flight
@@ -67,38 +67,7 @@ def run_flow(flow: Flow, *, client: Client, encoder: Encoder, retry_policy: Retr
         elif isinstance(need, Encode):
             result = encoded(encoder, need.texts)
         else:
-            result = _call_with_retries(CallAttempts(need, retry_policy), client)
-
-
-class CallAttempts:
-    """The attempts at one call."""
-
-    __slots__ = ("_attempts", "_request")
-
-    def __init__(self, call: Call, retry_policy: RetryPolicy) -> None:
-        self._request = call.request
-        self._attempts = Attempts(retry_policy, call.request.messages[-1].content)
-
-    def next(self) -> ChatRequest:
-        """Start another attempt; return its request."""
-        number = self._attempts.next()
-        return self._request if number == 1 else replace(self._request, attempt=number)
-
-    def delay_s(self, completion: Completion) -> float | None:
-        """Return the seconds until the next attempt, None for no retry."""
-        delay_s, deadline = self._attempts.delay_s(completion.error), self._request.deadline
-        if delay_s is not None and deadline is not None and time.monotonic() + delay_s >= deadline:
-            return None
-        return delay_s
-
-    def result(self, completion: Completion) -> Completion:
-        """Return the completion for the flow, with the number of attempts."""
-        number = self._attempts.number
-        return completion if number == 1 else replace(completion, attempts=number)
-
-
-def _call_with_retries(tries: CallAttempts, client: Client) -> Completion:
-    return tries.result(repeat(lambda: client.complete(tries.next()), delay_s=tries.delay_s))
+            result = with_retries(client.complete, need.request, retry_policy)
 
 
 class SequentialScheduler:
@@ -139,7 +108,7 @@ class _Running:
     key: Hashable
     flow: Flow
     done: int = 0  # its progress: the lowest has priority
-    tries: CallAttempts | None = None
+    tries: Attempts | None = None
 
 
 _Event = tuple[Sequence[_Running | None], Any]  # flows; a Completion, embeddings per flow, or an exception
@@ -212,7 +181,7 @@ class PooledScheduler:
                 self._in_progress -= 1
                 raise
             if isinstance(need, Call):
-                running.tries = CallAttempts(need, self._retry_policy)
+                running.tries = Attempts(need.request, self._retry_policy)
                 self._call(running)
                 return
             result = _cached(self._encoder, need.texts)
@@ -286,7 +255,7 @@ class PooledScheduler:
 
     def _take(self, running: _Running, reply: Completion) -> None:
         assert running.tries is not None
-        delay_s = running.tries.delay_s(reply)
+        delay_s = running.tries.delay_s(reply.error)
         if delay_s is None:
             self._advance(running, running.tries.result(reply))
         else:
@@ -361,15 +330,15 @@ async def run_flow_async(
             elif isinstance(need, Encode):
                 result = await asyncio.to_thread(encoded, encoder, need.texts)
             else:
-                result = await _with_retries(CallAttempts(need, retry_policy), complete)
+                result = await _with_retries(Attempts(need.request, retry_policy), complete)
     finally:
         flow.close()
 
 
-async def _with_retries(tries: CallAttempts, complete: Callable[[ChatRequest], Awaitable[Completion]]) -> Completion:
+async def _with_retries(tries: Attempts, complete: Callable[[ChatRequest], Awaitable[Completion]]) -> Completion:
     while True:
         reply = await complete(tries.next())
-        delay_s = tries.delay_s(reply)
+        delay_s = tries.delay_s(reply.error)
         if delay_s is None:
             return tries.result(reply)
         await asyncio.sleep(delay_s)

@@ -24,10 +24,10 @@ from query_mutator.env.scheduling import PooledScheduler
 from query_mutator.env.task import Task
 from query_mutator.errors import TooManyFailuresError
 from query_mutator.evaluation.outcomes import Outcome
+from query_mutator.llm.cache import Cache, is_repeatable, request_key
 from query_mutator.llm.client import Client
-from query_mutator.llm.coalesce import Coalesce, is_repeatable, request_key
 from query_mutator.llm.retry import DEFAULT_POLICY, RetryPolicy
-from query_mutator.llm.store import Cache, Store
+from query_mutator.llm.store import Store
 from query_mutator.rewards import is_refusal
 from query_mutator.session.models import OpenModels
 from query_mutator.session.play import WINDOW_STEPS, FailureWindow, Played, Player, Script, Uniform, greedy, play
@@ -108,9 +108,7 @@ class Evaluator:
         max_failure_rate: float = 1.0,
         progress: Callable[[str, int], Any] | None = None,
     ) -> None:
-        self.client: Client = (
-            client if isinstance(client, Cache) and client.run else Cache(Coalesce(client), run=Store(None))
-        )
+        self.client: Client = client if isinstance(client, Cache) and client.run else Cache(client, run=Store(None))
         self.retry_policy = retry_policy
         self.batch_size = batch_size
         self.max_failure_rate = max_failure_rate

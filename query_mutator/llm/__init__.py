@@ -6,6 +6,6 @@ this package loads none of them. It imports `types`, `errors`, `registry` and `f
 """
 
 __all__ = [
-    "backends", "client", "coalesce", "http_server", "limit", "ollama", "openai", "pool", "probe",
+    "backends", "cache", "client", "http_server", "limit", "ollama", "openai", "pool", "probe",
     "retry", "stack", "store",
 ]  # fmt: skip

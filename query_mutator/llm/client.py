@@ -1,8 +1,7 @@
 """The seams between the product and its models: everything that answers a ChatRequest is a Client.
 
-Client             Retry, Limit, Coalesce, Cache, ...: wrappers around a client
-└── Backend        makes embeddings too: Pool
-    └── ModelServer    one server of `--backend NAME`: Ollama, OpenAI, and what users register (backends.py)
+Client             Cache, Retry, Limit, Pool: wrappers around a client, or around servers
+└── ModelServer    one server of `--backend NAME`: Ollama, OpenAI, and what users register (backends.py)
 """
 
 from __future__ import annotations
@@ -28,6 +27,13 @@ def shown_names(names: Sequence[str]) -> str:
     return ", ".join(names[:_SHOWN_NAMES]) + (f" and {more:,} more" if more > 0 else "") or "none"
 
 
+def error_of(reply: object) -> ErrorInfo | None:
+    """Return why a call failed: the error of a completion, or the one in place of embeddings."""
+    if isinstance(reply, Completion):
+        return reply.error
+    return reply if isinstance(reply, ErrorInfo) else None
+
+
 class Client(Protocol):
     """Answers requests, from many threads at once; wrappers (`Retry`, `Limit`) are clients around a client."""
 
@@ -36,17 +42,6 @@ class Client(Protocol):
 
     def close(self) -> None:
         """Cancel the calls in flight (error kind "cancelled") and free the connections; idempotent."""
-
-
-class Backend(Client, Protocol):
-    """A client at the edge to the servers, which makes embeddings too."""
-
-    @property
-    def url(self) -> str:
-        """The server's address."""
-
-    def embed(self, model: str, texts: Sequence[str]) -> FloatArray | ErrorInfo:
-        """Return the embeddings of texts [n, dim] (zeros for an empty text), or why there are none."""
 
 
 class ClientWrapper:
@@ -72,24 +67,7 @@ class ClientWrapper:
         self._client.close()
 
 
-class BackendWrapper(ClientWrapper):
-    """A backend around another; what a subclass does not define is the inner backend's."""
-
-    def __init__(self, backend: Backend) -> None:
-        super().__init__(backend)
-        self._backend = backend
-
-    @property
-    def url(self) -> str:
-        """Return the inner backend's address."""
-        return self._backend.url
-
-    def embed(self, model: str, texts: Sequence[str]) -> FloatArray | ErrorInfo:
-        """Return the inner backend's embeddings of texts [n, dim], or why there are none."""
-        return self._backend.embed(model, texts)
-
-
-class ModelServer(Backend, Protocol):
+class ModelServer(Client, Protocol):
     """One model server, as `--backend NAME` sees it. Subclass it: only `complete` is required.
 
     The class attributes are what must be known before a server is contacted.
@@ -109,7 +87,7 @@ class ModelServer(Backend, Protocol):
     sends_think: ClassVar[bool] = False  # whether calls switch off the thinking of models that think
     more_context: ClassVar[str] = "use a model with a larger context"  # advice for prompts that do not fit
 
-    url: str = ""  # hides the property of Backend
+    url: str = ""
     keep_alive: str
     runner_options: Mapping[str, Any]
 

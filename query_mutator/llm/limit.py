@@ -2,8 +2,8 @@
 
     wait ratio = time the server queued calls / time it worked on them      (n calls on s slots: n / s - 1)
 
-AdaptiveLimit increases additively and decreases multiplicatively, as TCP does. Its window is as many calls as the limit
-allows at once; calls that started under another limit are ignored.
+An adaptive limit increases additively and decreases multiplicatively, as TCP does. Its window is as many calls as the
+limit allows at once; calls that started under another limit are ignored.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from __future__ import annotations
 import threading
 import time
 
+from query_mutator.llm.cache import Deliver, Work
 from query_mutator.llm.client import Client, ClientWrapper
-from query_mutator.llm.coalesce import Deliver, Work
 from query_mutator.types import ChatRequest, Completion
 
 HIGH_WAIT_RATIO = 0.3  # below it waiting calls just keep the slots filled
@@ -22,17 +22,21 @@ _OVERLOAD = frozenset({"busy", "timeout"})
 
 
 class Limit(ClientWrapper):
-    """A client that lets at most `limit` calls through at once; the others wait for their turn."""
+    """A client that lets at most `limit` calls through at once; an adaptive limit moves between 1 and where it starts.
 
-    def __init__(self, client: Client, *, limit: int) -> None:
+    Embeddings take a place with `with limit`.
+    """
+
+    def __init__(self, client: Client, *, limit: int, is_adaptive: bool = False) -> None:
         if limit < 1:
             raise ValueError(f"limit={limit} must be at least 1")
         super().__init__(client)
-        self.limit = limit
-        self._in_flight = 0
-        self._waiting = 0
-        self._closed = False
-        self._changed = threading.Condition(threading.Lock())  # guards the four above
+        self.limit = self.highest = limit
+        self._is_adaptive = is_adaptive
+        self._in_flight = self._waiting = 0
+        self._closed = self._was_full = False
+        self._changed = threading.Condition(threading.Lock())  # guards all of this
+        self._start_window()
 
     def complete(self, request: ChatRequest) -> Completion:
         """Return the inner client's reply as soon as there is room for the call, if there is before its deadline."""
@@ -51,19 +55,24 @@ class Limit(ClientWrapper):
                 deliver(Completion.failed("timeout", "the deadline passed before there was room for the call"))
                 return
             try:
-                deliver(self._ask(request))
+                window = self._window
+                reply = self._client.complete(request)
+                if self._is_adaptive:
+                    self._learn(reply, window)
+                deliver(reply)
             finally:
                 self.__exit__()
 
         return work
 
-    def _ask(self, request: ChatRequest) -> Completion:
-        """Return the inner client's reply; for limits that learn from it."""
-        return self._client.complete(request)
-
     def __enter__(self) -> None:
-        """Take one place among the calls in flight; embeddings do so directly."""
         self._take(None)
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._in_flight -= 1
+            if self._waiting:
+                self._changed.notify()
 
     def _take(self, deadline: float | None) -> bool:
         """Take a place as soon as there is one; return whether there was before a time of `time.monotonic()`."""
@@ -78,17 +87,8 @@ class Limit(ClientWrapper):
                 self._changed.wait(left_s)
                 self._waiting -= 1
             self._in_flight += 1
-            self._entered()
+            self._was_full = self._was_full or self._in_flight >= self.limit
             return True
-
-    def __exit__(self, *_: object) -> None:
-        with self._changed:
-            self._in_flight -= 1
-            if self._waiting:
-                self._changed.notify()
-
-    def _entered(self) -> None:
-        """Record that a call got its place; for limits that adapt."""
 
     def close(self) -> None:
         """Let waiting calls through to the inner client, which is closed and fails them; idempotent."""
@@ -96,6 +96,31 @@ class Limit(ClientWrapper):
             self._closed = True
             self._changed.notify_all()
         super().close()
+
+    def _learn(self, completion: Completion, window: object) -> None:
+        """Count a call that started in a window; at its end, move the limit."""
+        with self._changed:
+            if window is not self._window:
+                return
+            is_overload = completion.error is not None and completion.error.kind in _OVERLOAD
+            self._calls += completion.ok
+            self._waited_s += completion.queue_wait_s
+            self._worked_s += completion.prompt_eval_s + completion.eval_s
+            if not is_overload and self._calls < self.limit:
+                return
+            is_waiting = self._waited_s > NEGLIGIBLE_WAIT_S * self._calls and self._worked_s > 0
+            ratio = self._waited_s / self._worked_s if is_waiting else 0.0
+            self.limit = next_limit(
+                self.limit, wait_ratio=ratio, overloaded=is_overload, was_full=self._was_full, highest=self.highest
+            )
+            self._changed.notify()  # there may be room for one more
+            self._start_window()
+
+    def _start_window(self) -> None:
+        self._window = object()  # identifies the calls of this window
+        self._calls = 0
+        self._waited_s = self._worked_s = 0.0
+        self._was_full = False
 
 
 def next_limit(
@@ -110,49 +135,3 @@ def next_limit(
     if wait_ratio > HIGH_WAIT_RATIO:
         return max(1, int(limit * max(DECREASE, 1 / (1 + wait_ratio))))
     return min(highest, limit + 1) if was_full else limit
-
-
-class AdaptiveLimit(Limit):
-    """A Limit that starts at `highest` and moves between 1 and it; `limit` is the present value."""
-
-    def __init__(self, client: Client, *, highest: int) -> None:
-        super().__init__(client, limit=highest)
-        self.highest = highest
-        self._was_full = False
-        self._start_window()
-
-    def _ask(self, request: ChatRequest) -> Completion:
-        window = self._window
-        completion = super()._ask(request)
-        self._learn(completion, window)
-        return completion
-
-    def _entered(self) -> None:
-        self._was_full = self._was_full or self._in_flight >= self.limit
-
-    def _learn(self, completion: Completion, window: object) -> None:
-        with self._changed:
-            if window is not self._window:
-                return
-            overloaded = completion.error is not None and completion.error.kind in _OVERLOAD
-            self._calls += completion.ok
-            self._waited_s += completion.queue_wait_s
-            self._worked_s += completion.prompt_eval_s + completion.eval_s
-            if overloaded or self._calls >= self.limit:
-                self._move(overloaded=overloaded)
-
-    def _move(self, *, overloaded: bool) -> None:
-        is_waiting = self._waited_s > NEGLIGIBLE_WAIT_S * self._calls and self._worked_s > 0
-        ratio = self._waited_s / self._worked_s if is_waiting else 0.0
-        self.limit = next_limit(
-            self.limit, wait_ratio=ratio, overloaded=overloaded, was_full=self._was_full, highest=self.highest
-        )
-        self._changed.notify()  # there may be room for one more
-        self._start_window()
-
-    def _start_window(self) -> None:
-        self._window = object()  # identifies the calls of this window
-        self._calls = 0
-        self._waited_s = 0.0
-        self._worked_s = 0.0
-        self._was_full = False

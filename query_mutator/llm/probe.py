@@ -16,8 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from statistics import median
 
+from query_mutator.llm.cache import CallTotals
 from query_mutator.llm.client import Client, ClientWrapper, ModelServer
-from query_mutator.llm.stack import CallTotals
 from query_mutator.types import ChatRequest, Completion, ErrorInfo
 
 PROBE_WIDTH = 16

@@ -1,8 +1,7 @@
 """Retries of failed calls: which failures are transient, how long to wait, and a client that waits in its own thread.
 
 RetryPolicy    the rule: a pure function from one failure to the wait before the next attempt
-Attempts       the state of one call under a policy; the scheduler drives it with timers
-Retry          a client that drives it in the calling thread
+Attempts       the state of one call under a policy; a scheduler drives it with timers, `with_retries` in a thread
 """
 
 from __future__ import annotations
@@ -12,9 +11,9 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
-from query_mutator.llm.client import Client, ClientWrapper
+from query_mutator.llm.client import Client, ClientWrapper, error_of
 from query_mutator.settings.calls import Calls
 from query_mutator.types import ChatRequest, Completion, ErrorInfo
 
@@ -71,38 +70,48 @@ def _fraction(text: str) -> float:
 class Attempts:
     """The attempts at one call: how many started, how many timed out, and the wait before the next."""
 
-    __slots__ = ("_key", "_policy", "_started", "_timeouts", "number")
+    __slots__ = ("_number", "_policy", "_request", "_started", "_timeouts")
 
-    def __init__(self, policy: RetryPolicy, key: str) -> None:
-        self._policy = policy
-        self._key = key
+    def __init__(self, request: ChatRequest, policy: RetryPolicy) -> None:
+        self._request, self._policy = request, policy
         self._started = time.monotonic()
-        self._timeouts = 0
-        self.number = 0
+        self._number = self._timeouts = 0
 
-    def next(self) -> int:
-        """Start another attempt; return its number, from 1."""
-        self.number += 1
-        return self.number
+    def next(self) -> ChatRequest:
+        """Start another attempt; return its request, which has its number."""
+        self._number += 1
+        return self._request if self._number == 1 else replace(self._request, attempt=self._number)
 
     def delay_s(self, error: ErrorInfo | None) -> float | None:
-        """Return the wait after the present attempt, None when it succeeded or failed for good."""
+        """Return the wait before the next attempt, None when this one succeeded or failed for good."""
         if error is None:
             return None
         self._timeouts += error.kind == "timeout"
-        elapsed_s = time.monotonic() - self._started
-        return self._policy.delay_s(error, self.number, key=self._key, elapsed_s=elapsed_s, timeouts=self._timeouts)
+        key = self._request.messages[-1].content if self._request.messages else self._request.model
+        now, deadline = time.monotonic(), self._request.deadline
+        elapsed_s = now - self._started
+        delay_s = self._policy.delay_s(error, self._number, key=key, elapsed_s=elapsed_s, timeouts=self._timeouts)
+        return None if delay_s is not None and deadline is not None and now + delay_s >= deadline else delay_s
+
+    def result(self, completion: Completion) -> Completion:
+        """Return the completion with the number of attempts."""
+        return completion if self._number == 1 else replace(completion, attempts=self._number)
 
 
-def repeat(
-    once: Callable[[], T], *, delay_s: Callable[[T], float | None], wait: Callable[[float], object] = time.sleep
+def with_retries(
+    once: Callable[[ChatRequest], T],
+    request: ChatRequest,
+    policy: RetryPolicy,
+    *,
+    wait: Callable[[float], Any] = time.sleep,
 ) -> T:
-    """Call `once` and wait in turns; return its result when `delay_s` of it is None, or when `wait` returns true."""
+    """Call `once` and wait in turns; return its result when it is final, or when `wait` returns true."""
+    attempts = Attempts(request, policy)
     while True:
-        result = once()
-        seconds = delay_s(result)
+        result = once(attempts.next())
+        seconds = attempts.delay_s(error_of(result))
         if seconds is None or wait(seconds):
-            return result
+            return cast(T, attempts.result(result)) if isinstance(result, Completion) else result
 
 
 class Retry(ClientWrapper):
@@ -115,22 +124,11 @@ class Retry(ClientWrapper):
 
     def complete(self, request: ChatRequest) -> Completion:
         """Return the first reply that is an answer, or the last failure; `attempts` says how many calls it took."""
-        reply, attempts = self.call(
-            lambda attempt: self._client.complete(replace(request, attempt=attempt) if attempt > 1 else request),
-            error_of=lambda reply: reply.error,
-            key=request.messages[-1].content,
-        )
-        return reply if attempts == 1 else replace(reply, attempts=attempts)
+        return self.call(self._client.complete, request)
 
-    def call(self, once: Callable[[int], T], *, error_of: Callable[[T], ErrorInfo | None], key: str) -> tuple[T, int]:
-        """Return the last result of `once(attempt)` and the number of attempts; for calls without completions."""
-        attempts = Attempts(self.policy, key)
-        result = repeat(
-            lambda: once(attempts.next()),
-            delay_s=lambda result: attempts.delay_s(error_of(result)),
-            wait=self._closed.wait,
-        )
-        return result, attempts.number
+    def call(self, once: Callable[[ChatRequest], T], request: ChatRequest) -> T:
+        """Return the last result of calls of another kind; `request` has the model and no message."""
+        return with_retries(once, request, self.policy, wait=self._closed.wait)
 
     def close(self) -> None:
         """Give up waiting and close the inner client; idempotent."""

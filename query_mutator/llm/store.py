@@ -18,18 +18,15 @@ import sqlite3
 import threading
 import time
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from query_mutator.errors import BackendError, DiskError, UsageError
+from query_mutator.errors import DiskError, UsageError
 from query_mutator.files import decode, decode_object, encode, user_cache_folder
-from query_mutator.llm.client import Client, ModelServer
-from query_mutator.llm.coalesce import Deliver, JoiningClient, Work, is_repeatable, request_key
 from query_mutator.types import ChatRequest, Completion, Message
 
 logger = logging.getLogger(__name__)
@@ -249,92 +246,3 @@ def _place(key: str, request: ChatRequest, *, failed: bool = False) -> bytes:
 def _checksum(values: Sequence[Any]) -> int:
     """Return the CRC-32 of a row's values; texts are bytes when they are read."""
     return zlib.crc32(repr([one.encode() if isinstance(one, str) else one for one in values]).encode())
-
-
-class Cache(JoiningClient):
-    """A client that looks into stores before it calls, and writes what was paid; `identity(model)` names its weights.
-
-    `run` is the store of a run, `shared` that of all runs; `count` is called with a call that a rollout which is played
-    again had paid for. A stored reply has the times of its call, and `attempts` 0 unless it is counted.
-    """
-
-    def __init__(
-        self,
-        client: Client,
-        *,
-        identity: Callable[[str], str] = str,
-        run: Store | None = None,
-        shared: Store | None = None,
-        count: Callable[..., None] = lambda reply, *, attempt: None,
-    ) -> None:
-        super().__init__(client)
-        self.run, self._shared, self._identity, self._count = run, shared, identity, count
-        self._asks_nobody = super().is_instant
-        self.hits = 0  # replies that cost no call
-
-    def __repr__(self) -> str:
-        return repr(self._client) if self.run is None and self._shared is None else super().__repr__()
-
-    def join(self, request: ChatRequest, deliver: Deliver) -> Work | None:
-        """Return the call to make, whose reply is written, or None when it is stored or in flight."""
-        if self._asks_nobody or (self.run is None and self._shared is None) or not is_repeatable(request):
-            return super().join(request, deliver)
-        try:
-            key = request_key(request, identity=self._identity(request.model))
-        except BackendError:  # the call itself reports what is wrong
-            return super().join(request, deliver)
-        found = self._find(key, request)
-        if found is not None:
-            self.hits += 1
-            deliver(found)
-            return None
-        return super().join(request, lambda reply: self._keep(key, request, reply, deliver))
-
-    def close(self) -> None:
-        """Close the inner client and the shared store; idempotent."""
-        super().close()
-        if self._shared is not None:
-            self._shared.close()
-
-    def _find(self, key: str, request: ChatRequest) -> Completion | None:
-        found = None if self.run is None else self.run.find(key, request)
-        if found is not None:
-            reply, is_paid = found
-            if not is_paid:
-                return replace(reply, attempts=0)
-            self._count(reply, attempt=request.attempt)
-            error = reply.error and replace(reply.error, retry_after_s=None)
-            return replace(reply, error=error)
-        found = None if self._shared is None else self._shared.find(key, request)
-        if found is None:
-            return None
-        reply = replace(found[0], attempts=0)
-        if self.run is not None:
-            self.run.put(key, request, reply)
-        return reply
-
-    def _keep(self, key: str, request: ChatRequest, reply: Completion, deliver: Deliver) -> None:
-        if self.run is not None and (reply.attempts or not reply.ok):  # 0: a shared call, which its leader stores
-            self.run.put(key, request, reply)
-        if self._shared is not None and reply.attempts:
-            self._shared.put(key, request, reply)
-        deliver(reply)
-
-
-class Identity:
-    """Names the weights behind a model's name and how they run; asks the servers once per model."""
-
-    def __init__(self, servers: Sequence[ModelServer], *, extra: str) -> None:
-        self._servers = tuple(servers)
-        self._extra = extra
-        self._known: dict[str, str] = {}
-
-    def __call__(self, model: str) -> str:
-        """Return the model's digest, or its name and server where there is none, and `extra`.
-
-        Raises BackendError when a server does not answer, or does not have the model.
-        """
-        if model not in self._known:
-            digests = sorted({server.digest(model) or f"{model} at {server.url}" for server in self._servers})
-            self._known[model] = f"{' '.join(digests)} {self._extra}"
-        return self._known[model]

@@ -29,8 +29,8 @@ from query_mutator.env.task import Task
 from query_mutator.errors import DatasetError
 from query_mutator.forms import FORMS
 from query_mutator.learners.plan import Plan, PlanPlayer, plan_task
+from query_mutator.llm.cache import request_key
 from query_mutator.llm.client import Client
-from query_mutator.llm.coalesce import request_key
 from query_mutator.llm.retry import RetryPolicy
 from query_mutator.registry import check_known
 from query_mutator.rewards import Evidence, Unscored, WeightedReward

@@ -27,7 +27,7 @@ from query_mutator.env.engine import EpisodeEngine
 from query_mutator.env.episode import Asked
 from query_mutator.env.flow import Call, Flow, Need, map_needs
 from query_mutator.errors import TooManyFailuresError
-from query_mutator.llm.stack import CallTotals
+from query_mutator.llm.cache import CallTotals
 from query_mutator.types import AS_IS, ASK, CONTROLS, Completion, ErrorInfo, FloatArray
 
 #: What ended an episode before its policy did: a limit, or a call that failed for good.

@@ -193,7 +193,7 @@ class FailureLimit(Callback):
         self._window.add(steps.valid)
 
     def _most_common_failure(self) -> str:
-        [(kind, _)] = self._calls.counted.error_kinds.most_common(1) or [("", 0)]
+        [(kind, _)] = self._calls.client.error_kinds.most_common(1) or [("", 0)]
         advice = f" ({self._calls.backend_class.more_context})" if kind == "prompt_too_long" else ""
         return f", most often {kind!r}{advice}" if kind else ""
 

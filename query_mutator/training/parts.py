@@ -16,7 +16,7 @@ from query_mutator.evaluation.methods import Evaluator
 from query_mutator.files.run_dir import RunDir
 from query_mutator.learners.learner import Learner
 from query_mutator.learners.named import LEARNERS
-from query_mutator.llm.stack import CallTotals
+from query_mutator.llm.cache import CallTotals
 from query_mutator.llm.store import Store
 from query_mutator.session.models import OpenModels
 from query_mutator.training.config import TrainConfig
@@ -44,12 +44,12 @@ class RunParts:
     @property
     def training_calls(self) -> CallTotals:
         """Return the totals of the run's calls for training."""
-        return self.models.calls.counted.totals
+        return self.models.calls.client.totals
 
     @property
     def evaluation_calls(self) -> CallTotals:
         """Return the totals of the calls for evaluation since this process started."""
-        return self.models.calls.eval_counted.totals
+        return self.models.calls.eval_client.totals
 
 
 def make_loop(parts: RunParts, obs: FloatArray | None, on_steps: OnSteps) -> TrainingLoop:

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from query_mutator.cli.console import progress
 from query_mutator.learners.learner import Learner
-from query_mutator.llm.stack import CallTotals, ClientStack
+from query_mutator.llm.cache import CallTotals
+from query_mutator.llm.stack import ClientStack
 
 if TYPE_CHECKING:
     from query_mutator.cli.console import FiguresBar
@@ -39,7 +40,7 @@ class RunLog:
         self._began = time.perf_counter() - wall_s
         self._episodes: list[dict[str, float]] = []
         self._steps = self._learned_then = 0
-        self._calls_at_start = calls.counted.totals
+        self._calls_at_start = calls.client.totals
         self._mark()
 
     def open_bar(self, *, total_steps: int, env_steps: int) -> None:
@@ -66,7 +67,7 @@ class RunLog:
     @property
     def calls(self) -> CallTotals:
         """Return the totals of calls for training since this process started."""
-        return self._calls.counted.totals - self._calls_at_start
+        return self._calls.client.totals - self._calls_at_start
 
     def show(self, more: Mapping[str, str]) -> None:
         """Add figures to those of the progress bar, or replace them."""
@@ -79,7 +80,7 @@ class RunLog:
 
     def figures(self) -> list[str]:
         """Return the figures of the progress bar, the most important first; rates of the time since the last row."""
-        totals, calls, seconds = self._calls.counted.totals, self._calls_since(), self._seconds()
+        totals, calls, seconds = self._calls.client.totals, self._calls_since(), self._seconds()
         if (value := self._episode_means().get("charts/episodic_return")) is not None:
             self._shown["return"] = f"return {value:+.2f}"
         if seconds > _SETTLED_S or "rate" not in self._shown:
@@ -99,14 +100,14 @@ class RunLog:
             "perf/transitions_learned_per_second": (learner.samples_learned - self._learned_then) / seconds,
             "counters/updates": learner.gradient_steps,
             "counters/samples_learned": learner.samples_learned,
-            "counters/llm_calls": self._calls.counted.totals.calls,
-            "counters/tokens": self._calls.counted.totals.tokens,
+            "counters/llm_calls": self._calls.client.totals.calls,
+            "counters/tokens": self._calls.client.totals.tokens,
             "counters/training_s": self.wall_s,
-            "llm/calls": self._calls.counted.totals.calls,
+            "llm/calls": self._calls.client.totals.calls,
             "llm/calls_per_s": calls.calls / seconds,
-            "llm/failed_calls": self._calls.counted.totals.failed,
-            "llm/retries": self._calls.counted.totals.retries,
-            "llm/cut_replies": self._calls.counted.totals.cut_replies,
+            "llm/failed_calls": self._calls.client.totals.failed,
+            "llm/retries": self._calls.client.totals.retries,
+            "llm/cut_replies": self._calls.client.totals.cut_replies,
             "llm/latency_s": calls.latency_s / each,
             "llm/queue_wait_s": calls.queue_wait_s / each,
             "llm/tokens_per_call": calls.tokens / each,
@@ -128,13 +129,13 @@ class RunLog:
 
     def _mark(self) -> None:
         self._since = time.perf_counter()
-        self._calls_then = self._calls.counted.totals
+        self._calls_then = self._calls.client.totals
 
     def _seconds(self) -> float:
         return max(1e-9, time.perf_counter() - self._since)
 
     def _calls_since(self) -> CallTotals:
-        return self._calls.counted.totals - self._calls_then
+        return self._calls.client.totals - self._calls_then
 
     def _episode_means(self) -> dict[str, float]:
         if not self._episodes:

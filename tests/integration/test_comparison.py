@@ -34,8 +34,8 @@ from query_mutator.evaluation.methods import Evaluator, Found, Job, always
 from query_mutator.files.json_lines import read_json_lines
 from query_mutator.files.whole import file_sha256
 from query_mutator.forms import FORMS
+from query_mutator.llm.cache import Cache
 from query_mutator.llm.client import Client
-from query_mutator.llm.coalesce import Coalesce
 from query_mutator.operators import LocalOperator
 from query_mutator.testing import StubServer, start_server
 from query_mutator.types import ChatRequest, Completion
@@ -71,7 +71,7 @@ def recording(tiny_client: Client) -> Recording:
 
 @pytest.fixture
 def evaluator(recording: Recording) -> Evaluator:
-    return Evaluator(client=Coalesce(recording), batch_size=2)
+    return Evaluator(client=Cache(recording), batch_size=2)
 
 
 def test_equal_calls_are_made_once_and_charged_to_each_method(

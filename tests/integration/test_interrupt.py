@@ -19,9 +19,9 @@ from query_mutator.encoder import Encoder
 from query_mutator.env.flow import Call, Flow
 from query_mutator.env.scheduling import run_flow_async
 from query_mutator.files.json_lines import read_json_lines
+from query_mutator.llm.cache import Cache
 from query_mutator.llm.cancellation import complete_in_thread
 from query_mutator.llm.client import Client
-from query_mutator.llm.coalesce import Coalesce
 from query_mutator.llm.limit import Limit
 from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.retry import DEFAULT_POLICY
@@ -56,7 +56,7 @@ def server() -> Iterator[StubServer]:
 
 @pytest.fixture
 def client(server: StubServer) -> Iterator[Client]:
-    found = Coalesce(Limit(OllamaBackend(server.url, timeout_s=20, pool_size=1), limit=1))
+    found = Cache(Limit(OllamaBackend(server.url, timeout_s=20, pool_size=1), limit=1))
     yield found
     found.close()
 
@@ -114,7 +114,7 @@ def test_one_who_shares_the_call_asks_again(server: StubServer, client: Client, 
                 retry_policy=DEFAULT_POLICY,
             )
         )
-        await until(lambda: isinstance(client, Coalesce) and client.shared == 1)
+        await until(lambda: isinstance(client, Cache) and client.shared_calls == 1)
         await cancelled(first)
         found: Completion = await other
         return found

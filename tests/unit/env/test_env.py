@@ -29,8 +29,8 @@ from query_mutator.env.scheduling import (
 )
 from query_mutator.env.task import EpisodeRules, Task
 from query_mutator.errors import BackendError
+from query_mutator.llm.cache import Cache
 from query_mutator.llm.client import Client
-from query_mutator.llm.coalesce import Coalesce
 from query_mutator.llm.retry import RetryPolicy
 from query_mutator.testing import FaultPlan, StubServer, start_server
 from query_mutator.types import CALL_PRICE, ChatRequest, Completion, FloatArray, StepRecord
@@ -800,7 +800,7 @@ def test_calls_that_a_closed_scheduler_drops_are_free_to_be_made_again(
             gate.wait(10)
             return tiny_client.complete(request)
 
-    client = Coalesce(Slow())
+    client = Cache(Slow())
     scheduler = PooledScheduler(client=client, encoder=hash_encoder, retry_policy=NEVER, batch_size=1)
     for text in ("sort my list", "join my words"):
         scheduler.start(text, two_calls(text))

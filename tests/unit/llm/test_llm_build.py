@@ -23,7 +23,7 @@ from query_mutator.files.gguf_file import gguf_path
 from query_mutator.files.replies import RepliesHead, reply_key, write_replies
 from query_mutator.llm.address import is_loopback, server_url
 from query_mutator.llm.backends import open_servers, resolve_backend
-from query_mutator.llm.coalesce import Coalesce, is_repeatable, join, request_key
+from query_mutator.llm.cache import Cache, is_repeatable, join, request_key
 from query_mutator.llm.connection import Session
 from query_mutator.llm.embeddings import encoder_named
 from query_mutator.llm.limit import Limit
@@ -105,8 +105,8 @@ def test_every_layer_that_is_asked_for_is_printed(server: StubServer, tmp_path: 
         cache_path=tmp_path / "c",
     )
     servers = f"Pool([Ollama('{server.url}'), Ollama('http://127.0.0.1:1')])"
-    assert repr(stack.retry) == f"Retry(AdaptiveLimit({servers}))"
-    assert repr(stack.client) == repr(stack.eval_client) == f"Cache(Coalesce(Counted(AdaptiveLimit({servers}))))"
+    assert repr(stack.retry) == f"Retry(Limit({servers}))"
+    assert repr(stack.client) == repr(stack.eval_client) == f"Cache(Limit({servers}))"
     stack.close()
 
 
@@ -118,8 +118,10 @@ def test_the_mode_says_whose_calls_are_cached(
     server: StubServer, tmp_path: Path, mode: Any, cached: tuple[bool, bool]
 ) -> None:
     stack = build_client(server.url, cache=mode, cache_path=tmp_path / "c")
-    clients = (stack.client, stack.eval_client)
-    assert tuple(repr(client).startswith("Cache(") for client in clients) == cached
+    for client, is_cached in zip((stack.client, stack.eval_client), cached, strict=True):
+        request = ChatRequest.user(f"of evaluation? {client is stack.eval_client}", model="echo")
+        replies = [client.complete(request) for _ in range(2)]
+        assert [reply.attempts for reply in replies] == [1, 0 if is_cached else 1]
     assert (tmp_path / "c").exists() == (mode != "off")
     stack.close()
 
@@ -129,7 +131,7 @@ def test_calls_are_counted_apart_and_shared_replies_not_at_all(server: StubServe
     for _ in range(3):
         assert stack.eval_client.complete(ChatRequest.user("why?", model="echo")).ok
         assert stack.client.complete(ChatRequest.user("why?", model="echo")).ok
-    assert (stack.counted.totals.calls, stack.eval_counted.totals.calls, stack.cache_hits) == (3, 1, 2)
+    assert (stack.client.totals.calls, stack.eval_client.totals.calls, stack.cache_hits) == (3, 1, 2)
     stack.close()
 
 
@@ -152,7 +154,7 @@ def test_an_openai_address_makes_an_openai_backend(server: StubServer) -> None:
     assert (choice.kind, choice.urls) == ("openai", (f"{server.url}/v1",))
     stack = build_client(choice.urls, backend="openai")
     assert stack.retry.complete(ChatRequest.user("why?", model="echo")).ok
-    assert repr(stack.limit) == f"Limit(OpenAI('{server.url}/v1'))"
+    assert repr(stack.limit) == f"Limit(Pool([OpenAI('{server.url}/v1')]))"
     stack.close()
 
 
@@ -629,14 +631,14 @@ class Gate:
 @pytest.mark.parametrize("reply", [Completion(text="because", eval_s=2.0), Completion.failed("server", "x")])
 def test_followers_get_the_leaders_outcome_at_no_cost(reply: Completion) -> None:
     gate = Gate(reply)
-    coalesce = Coalesce(gate)
+    cache = Cache(gate)
     got: list[Completion] = []
-    work = coalesce.join(REQUEST, got.append)
+    work = cache.join(REQUEST, got.append)
     assert work is not None
-    assert [coalesce.join(REQUEST, got.append) for _ in range(3)] == [None] * 3
+    assert [cache.join(REQUEST, got.append) for _ in range(3)] == [None] * 3
     gate.open.set()
     work()
-    assert (gate.calls, coalesce.shared) == (1, 3)
+    assert (gate.calls, cache.shared_calls) == (1, 3)
     assert sorted((each.text, each.attempts, each.eval_s) for each in got) == sorted(
         [(reply.text, 0, reply.eval_s)] * 3 + [(reply.text, 1, reply.eval_s)]
     )
@@ -646,29 +648,29 @@ def test_followers_get_the_leaders_outcome_at_no_cost(reply: Completion) -> None
 def test_after_the_call_an_equal_request_is_a_new_one() -> None:
     gate = Gate(Completion(text="because"))
     gate.open.set()
-    coalesce = Coalesce(gate)
-    assert [coalesce.complete(REQUEST).attempts for _ in range(2)] == [1, 1]
-    assert (gate.calls, coalesce.shared) == (2, 0)
+    cache = Cache(gate)
+    assert [cache.complete(REQUEST).attempts for _ in range(2)] == [1, 1]
+    assert (gate.calls, cache.shared_calls) == (2, 0)
 
 
 def test_random_requests_are_never_shared() -> None:
-    coalesce = Coalesce(Gate(Completion(text="because")))
+    cache = Cache(Gate(Completion(text="because")))
     random = ChatRequest.user("why?", model="m", temperature=0.7)
-    assert all(coalesce.join(random, print) is not None for _ in range(3))
+    assert all(cache.join(random, print) is not None for _ in range(3))
 
 
 def test_threads_that_wait_for_a_twin_hold_no_place_of_the_limit() -> None:
     gate = Gate(Completion(text="because"))
-    coalesce = Coalesce(Limit(gate, limit=2))
+    cache = Cache(Limit(gate, limit=2))
     other = ChatRequest.user("how?", model="m")
     with ThreadPoolExecutor(6) as pool:
-        twins = [pool.submit(coalesce.complete, REQUEST) for _ in range(5)]
+        twins = [pool.submit(cache.complete, REQUEST) for _ in range(5)]
         assert gate.entered.acquire(timeout=10)
-        single = pool.submit(coalesce.complete, other)
+        single = pool.submit(cache.complete, other)
         assert gate.entered.acquire(timeout=10)  # the second place is free although four threads wait
         gate.open.set()
         assert all(call.result(10).ok for call in [*twins, single])
-    assert gate.calls == 2 or coalesce.shared < 4
+    assert gate.calls == 2 or cache.shared_calls < 4
 
 
 class Broken(Gate):
@@ -677,10 +679,10 @@ class Broken(Gate):
 
 
 def test_a_leader_that_is_torn_away_leaves_nobody_waiting() -> None:
-    coalesce = Coalesce(Broken(Completion()))
+    cache = Cache(Broken(Completion()))
     got: list[Completion] = []
-    work = coalesce.join(REQUEST, got.append)
-    assert coalesce.join(REQUEST, got.append) is None
+    work = cache.join(REQUEST, got.append)
+    assert cache.join(REQUEST, got.append) is None
     assert work is not None
     with pytest.raises(KeyboardInterrupt):
         work()

@@ -16,14 +16,14 @@ import pytest
 
 from query_mutator.encoder import resolve_encoder
 from query_mutator.errors import ModelMissingError, UsageError
-from query_mutator.llm import away
-from query_mutator.llm.client import Client
-from query_mutator.llm.coalesce import Coalesce
-from query_mutator.llm.limit import AdaptiveLimit, Limit, next_limit
+from query_mutator.llm import pool as pool_module
+from query_mutator.llm.cache import Cache
+from query_mutator.llm.client import Client, ModelServer
+from query_mutator.llm.limit import Limit, next_limit
 from query_mutator.llm.ollama import OllamaBackend
-from query_mutator.llm.pool import Pool, Server, require_same_models, soonest
+from query_mutator.llm.pool import MAX_ABSENCES, Pool, Server, is_lost, require_same_models, soonest
 from query_mutator.llm.retry import DEFAULT_POLICY, Retry, RetryPolicy
-from query_mutator.llm.stack import ClientStack, Counted, build_client
+from query_mutator.llm.stack import ClientStack, build_client
 from query_mutator.testing import Echo, StubServer, start_server
 from query_mutator.types import ERROR_KINDS, ChatRequest, Completion, ErrorInfo
 
@@ -140,10 +140,7 @@ def test_close_wakes_a_waiting_call_and_closes_the_client_within() -> None:
 def test_calls_of_other_kinds_are_tried_again_too() -> None:
     outcomes: list[ErrorInfo | str] = [ErrorInfo(kind="connect", message="x"), "vectors"]
     retry = Retry(Script())
-    got = retry.call(
-        lambda attempt: outcomes.pop(0), error_of=lambda reply: reply if isinstance(reply, ErrorInfo) else None, key="k"
-    )
-    assert got == ("vectors", 2)
+    assert retry.call(lambda _: outcomes.pop(0), ChatRequest(model="m", messages=())) == "vectors"
 
 
 @pytest.mark.parametrize(
@@ -166,17 +163,14 @@ def test_the_next_call_goes_where_it_is_done_soonest(
     assert soonest(servers) is servers[chosen]
 
 
-class Scripted:
-    """A backend that answers as scripted, and notes how often it was asked."""
+class Scripted(ModelServer):
+    """A server that answers as scripted, and notes how often it was asked."""
 
     def __init__(self, *kinds: str | None) -> None:
-        self.url = "scripted"
+        super().__init__("scripted")
         self.kinds = list(kinds)
         self.asked = 0
         self.closed = False
-
-    def __repr__(self) -> str:
-        return "Scripted()"
 
     def complete(self, request: ChatRequest) -> Completion:
         kind = self.kinds[min(self.asked, len(self.kinds) - 1)]
@@ -205,16 +199,20 @@ def test_the_last_failure_is_returned_when_no_server_takes_the_call() -> None:
     assert reply.error.kind == "busy"
 
 
+def failure(kind: str) -> ErrorInfo:
+    return ErrorInfo(kind=kind, message="")
+
+
 def test_a_breaker_opens_lets_one_through_and_closes_on_its_answer() -> None:
     server = Server(Scripted(None))
-    server.failed("connect", 100.0)
+    server.note(failure("connect"), now=100.0)
     assert [server.is_available(now) for now in (100.0, 100.9, 101.1)] == [False, False, True]
     server.in_flight = 1  # the one that tries
     assert not server.is_available(101.1)
     server.in_flight = 0
-    server.failed("connect", 101.1)  # twice as long this time
+    server.note(failure("connect"), now=101.1)  # twice as long this time
     assert [server.is_available(now) for now in (102.9, 103.2)] == [False, True]
-    server.answered(0.1)
+    server.note(None, now=103.0, seconds=0.1)
     assert server.is_available(103.2)
     assert (server.failures, server.breaks) == (0, 0)
 
@@ -222,9 +220,9 @@ def test_a_breaker_opens_lets_one_through_and_closes_on_its_answer() -> None:
 def test_a_breaker_takes_three_failures_in_a_row_of_a_server_that_can_be_reached() -> None:
     server = Server(Scripted(None))
     for kind in ("server", "timeout", "request", "server", "server"):
-        server.failed(kind, 0.0)
+        server.note(failure(kind), now=0.0)
     assert server.is_available(0.0)
-    server.failed("malformed", 50.0)
+    server.note(failure("malformed"), now=50.0)
     assert not server.is_available(50.5)
 
 
@@ -254,7 +252,7 @@ def test_close_closes_every_server_and_repr_prints_the_nesting() -> None:
     pool = Pool(backends)
     pool.close()
     assert all(backend.closed for backend in backends)
-    assert repr(pool) == "Pool([Scripted(), Scripted()])"
+    assert repr(pool) == "Pool([Scripted('scripted'), Scripted('scripted')])"
     with pytest.raises(ValueError, match="at least one server"):
         Pool([])
 
@@ -341,7 +339,7 @@ def test_a_limit_below_one_is_refused() -> None:
 def test_a_call_keeps_its_place_until_its_reply_is_delivered() -> None:
     gate, journaled = Gate(), threading.Event()
     gate.open.set()
-    client = Coalesce(Counted(Limit(gate, limit=1)))
+    client = Cache(Limit(gate, limit=1))
     deliveries: list[Completion] = []
 
     def deliver(completion: Completion) -> None:
@@ -359,7 +357,7 @@ def test_a_call_keeps_its_place_until_its_reply_is_delivered() -> None:
     assert len(deliveries) == 2
 
 
-@pytest.mark.parametrize("wrap", [lambda gate: Limit(gate, limit=1), Coalesce], ids=["for room", "for a twin"])
+@pytest.mark.parametrize("wrap", [lambda gate: Limit(gate, limit=1), Cache], ids=["for room", "for a twin"])
 def test_a_call_does_not_wait_beyond_its_deadline(wrap: Callable[[Client], Client]) -> None:
     gate = Gate()
     client = wrap(gate)
@@ -410,7 +408,7 @@ class Slots:
         """Nothing is held."""
 
 
-def course(limit: AdaptiveLimit, server: Slots, rounds: int) -> list[int]:
+def course(limit: Limit, server: Slots, rounds: int) -> list[int]:
     """Keep the limit full, one call ending at a time, and return where it stood after each round of calls."""
     server.in_flight = lambda: limit.limit
     stood = []
@@ -426,26 +424,26 @@ def course(limit: AdaptiveLimit, server: Slots, rounds: int) -> list[int]:
 @pytest.mark.parametrize("slots", [1, 3, 8])
 def test_the_limit_finds_the_servers_slots_and_stays_near_them(slots: int) -> None:
     server = Slots(slots)
-    late = course(AdaptiveLimit(server, highest=16), server, 60)[20:]
+    late = course(Limit(server, limit=16, is_adaptive=True), server, 60)[20:]
     assert min(late) >= slots - slots // 3
     assert max(late) <= 1.5 * slots + 1
 
 
 def test_a_server_with_room_keeps_the_highest_limit() -> None:
     server = Slots(64)
-    assert set(course(AdaptiveLimit(server, highest=8), server, 10)) == {8}
+    assert set(course(Limit(server, limit=8, is_adaptive=True), server, 10)) == {8}
 
 
 def test_a_limit_that_was_halved_grows_again_while_it_is_full() -> None:
     server = Slots(64)
-    limit = AdaptiveLimit(server, highest=8)
+    limit = Limit(server, limit=8, is_adaptive=True)
     limit._learn(Completion.failed("busy", "x"), limit._window)
     assert course(limit, server, 6) == [5, 6, 7, 8, 8, 8]
 
 
 def test_calls_that_fail_together_lower_the_limit_once() -> None:
     server = Slots(8)
-    limit = AdaptiveLimit(server, highest=8)
+    limit = Limit(server, limit=8, is_adaptive=True)
     window = limit._window
     for _ in range(8):
         limit._learn(Completion.failed("busy", "x"), window)
@@ -457,7 +455,7 @@ SLOW_MS = 60_000
 
 @pytest.fixture(autouse=True)
 def quick_polls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(away, "POLL_S", 0.02)
+    monkeypatch.setattr(pool_module, "POLL_S", 0.02)
 
 
 @pytest.fixture
@@ -518,7 +516,7 @@ def test_calls_in_flight_and_later_ones_wait_and_cost_no_attempt(
             completions = [reply.result(timeout=20) for reply in replies]
             assert server.stats()["calls"] == 8
     assert [(reply.error, reply.attempts) for reply in completions] == [(None, 1)] * 8
-    assert stack.counted.totals.failed == 0
+    assert stack.client.totals.failed == 0
     assert shown[0].startswith("server away since ")
     assert shown[0].endswith(", waiting")
     assert shown[1:] == [""]
@@ -640,7 +638,7 @@ def test_a_request_that_ends_the_server_is_not_repeated_for_ever(connect: Callab
     assert ask(stack).ok
     reply = stack.client.complete(ChatRequest.user("die", model="suicidal", seed=0))
     assert kind_of(reply) == "connect"
-    assert model.deaths == away.MAX_ABSENCES + 1
+    assert model.deaths == MAX_ABSENCES + 1
     until(lambda: len(servers) == model.deaths + 1)
     servers[-1].close()
 
@@ -696,5 +694,5 @@ def test_a_server_that_comes_back_and_still_loads_its_model_is_waited_for(
 
 
 def test_a_reply_cut_by_the_servers_death_is_asked_for_again() -> None:
-    assert away._is_lost(ErrorInfo(kind="malformed", message="the reply was truncated"))
-    assert not away._is_lost(ErrorInfo(kind="malformed", message="not a JSON object", status=200))
+    assert is_lost(ErrorInfo(kind="malformed", message="the reply was truncated"))
+    assert not is_lost(ErrorInfo(kind="malformed", message="not a JSON object", status=200))

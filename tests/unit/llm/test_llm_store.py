@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from query_mutator.errors import BackendError, DiskError, UsageError
-from query_mutator.llm.coalesce import Coalesce
+from query_mutator.llm.cache import Cache
 from query_mutator.llm.ollama import OllamaBackend
-from query_mutator.llm.store import Cache, Identity, Store, default_cache_path
+from query_mutator.llm.stack import identity_of
+from query_mutator.llm.store import Store, default_cache_path
 from query_mutator.testing import start_server
 from query_mutator.types import ChatRequest, Completion
 
@@ -24,7 +25,8 @@ BUSY = Completion.failed("busy", "later", status=503, retry_after_s=2.0)
 ANSWER = Completion(text="Because é.", model="m", total_s=0.1, latency_s=0.30000000000000004, logprob=-0.5)
 WRITER = """
 import sys
-from query_mutator.llm.store import Cache, Store
+from query_mutator.llm.cache import Cache
+from query_mutator.llm.store import Store
 from query_mutator.types import ChatRequest, Completion
 class Echo:
     def complete(self, request):
@@ -149,12 +151,12 @@ def test_many_threads_share_the_store(store: Store) -> None:
     requests = [ChatRequest.user(f"why {number % 20}?", model="m") for number in range(200)]
     with ThreadPoolExecutor(8) as pool:
         assert all(reply.text == ANSWER.text for reply in pool.map(cache.complete, requests))
-    assert (len(store), client.calls + cache.hits) == (20, 200)
+    assert (len(store), client.calls + cache.hits + cache.shared_calls) == (20, 200)
 
 
 def test_a_shared_call_is_stored_once_and_known_before_its_twin_could_ask_again(store: Store) -> None:
     client = Script(ANSWER)
-    cache = Cache(Coalesce(client), run=store)
+    cache = Cache(client, run=store)
     got: list[Completion] = []
     work = cache.join(REQUEST, got.append)
     assert work is not None
@@ -182,9 +184,9 @@ def test_a_person_can_read_it(store: Store, path: Path) -> None:
 def test_the_identity_is_the_digest_and_what_stands_beside_it() -> None:
     with start_server({}) as server:
         backend = OllamaBackend(server.url)
-        assert Identity([backend], extra="num_ctx=1")("echo") == f"{backend.digest('echo')} num_ctx=1"
+        assert identity_of([backend], extra="num_ctx=1")("echo") == f"{backend.digest('echo')} num_ctx=1"
         with pytest.raises(BackendError):
-            Identity([backend], extra="")("nowhere")
+            identity_of([backend], extra="")("nowhere")
         backend.close()
 
 
@@ -215,25 +217,20 @@ def test_a_rollout_that_is_played_again_finds_its_failures_replies_and_actions_a
     cache.complete(ChatRequest.user("how?", model="m"))
     store.close()
 
-    paid: list[tuple[str | None, int]] = []
-
-    def count(reply: Completion, *, attempt: int) -> None:
-        paid.append((reply.error and reply.error.kind, attempt))
-
     again = Store(path)
     again.begin(0)
     client = Script(Completion(text="asked anew"))
-    cache = Cache(client, run=again, identity=lambda model: "weights", count=count)
+    cache = Cache(client, run=again, identity=lambda model: "weights")
     assert again.replay([(3, 7), (4, 0), (4, 1)], [0, 0, 1]) == [2, 5, 1]
     first, second = (cache.complete(turn(7, attempt=attempt)) for attempt in (1, 2))
     assert first.error is not None
     assert (first.error.kind, first.error.retry_after_s) == ("busy", None)  # it was waited for
     assert second == ANSWER
     assert cache.complete(turn(9)) == replace(ANSWER, attempts=0)  # of another step: the one call is counted
-    assert paid == [("busy", 1), (None, 2)]
+    assert (cache.totals.calls, cache.totals.retries, cache.error_kinds) == (2, 1, {"busy": 1})
     assert cache.complete(ChatRequest.user("new?", model="m")).text == "asked anew"
     assert cache.complete(ChatRequest.user("new?", model="m")).attempts == 0
-    assert (client.calls, len(paid)) == (1, 2)
+    assert (client.calls, cache.totals.calls) == (1, 3)
     again.begin(32)  # past the kill
     assert cache.complete(turn(7)).attempts == 0
     assert not [action for action in again.replay([(3, 7)], [0]) if action]
@@ -247,11 +244,11 @@ def test_what_was_paid_before_the_checkpoint_is_not_counted_again(path: Path) ->
     cache.complete(turn(1))
     store.begin(32)
     store.close()
-    again, paid = Store(path), [0]
+    again = Store(path)
     again.begin(32)
-    cache = Cache(Script(), run=again, identity=lambda model: "weights", count=lambda *_, attempt: paid.append(1))
+    cache = Cache(Script(), run=again, identity=lambda model: "weights")
     assert cache.complete(turn(33)).attempts == 0
-    assert paid == [0]
+    assert cache.totals.calls == 0
     again.close()
 
 

@@ -26,11 +26,10 @@ from query_mutator.env.scheduling import run_flow
 from query_mutator.env.task import CallSettings, Task
 from query_mutator.errors import TooManyFailuresError, UsageError
 from query_mutator.llm.backends import BACKENDS
+from query_mutator.llm.cache import CallTotals, request_key
 from query_mutator.llm.client import Client, ModelServer
-from query_mutator.llm.coalesce import request_key
 from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.retry import RetryPolicy
-from query_mutator.llm.stack import CallTotals
 from query_mutator.llm.store import Store
 from query_mutator.session.models import ResolvedModels, open_models
 from query_mutator.session.pace import call_time
