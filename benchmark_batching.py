@@ -44,8 +44,7 @@ from query_mutator.cli.flags import parse_flags
 from query_mutator.cli.outputs import JsonTo, OutputFlags, show
 from query_mutator.data.loaders import general
 from query_mutator.encoder import resolve_encoder
-from query_mutator.env.flow import Call, Flow
-from query_mutator.env.scheduling import make_scheduler
+from query_mutator.env.scheduling import Call, Flow, make_scheduler
 from query_mutator.env.task import CallSettings
 from query_mutator.errors import BackendError
 from query_mutator.lab.sizing.collecting import CALLS_PER_STEP, ENVIRONMENTS_PER_CALL

@@ -24,7 +24,7 @@ Both run the same generators (`reset_flow`, `step_flow`), so they give the same 
                 bootstraps has an error of (gamma - 1) V(s), near zero. Default of `gymnasium.make` and `make_vec`
     "raise"     BackendError; for a learner that neither masks nor bootstraps
 
-Every info has the same keys (`episode_info`): arrays, and texts in `_text`, which torchrl's reader skips.
+Every info has the same keys (`EpisodeEngine.info`): arrays, and texts in `_text`, which torchrl's reader skips.
 """
 
 from __future__ import annotations
@@ -38,18 +38,16 @@ from typing import Any, Literal, SupportsIndex, get_args
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.error import InvalidAction, ResetNeeded
+from gymnasium.error import AlreadyPendingCallError, InvalidAction, ResetNeeded
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from numpy.typing import NDArray
 
 from query_mutator.env import vector
 from query_mutator.env.engine import FIRST_ANSWER_TRIES, EpisodeEngine
 from query_mutator.env.episode import Episode
-from query_mutator.env.flow import Call, Flow
-from query_mutator.env.infos import as_arrays, episode_info, infos_of, step_record
-from query_mutator.env.scheduling import make_scheduler, run_flow
+from query_mutator.env.scheduling import Call, Flow, make_scheduler, run_flow
 from query_mutator.env.task import Task
-from query_mutator.env.vector import StepResult, VectorStep
+from query_mutator.env.vector import StepResult, VectorStep, as_arrays, infos_of
 from query_mutator.errors import BackendError
 from query_mutator.llm.client import Client
 from query_mutator.llm.retry import DEFAULT_POLICY, RetryPolicy
@@ -287,7 +285,7 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
         prices = self.task.rules.call_price
         engine.episode.call_price = prices[0] if len(prices) == 1 else float(self.np_random.choice(prices))
         self.engine = engine
-        return engine.observe(), episode_info(engine, valid=True)
+        return engine.observe(), engine.info(valid=True)
 
     def _note_error(self, episode: Episode, error: ErrorInfo | None) -> None:
         """Note why a reset or step failed, if it did; a question that is too long as it is does not come again."""
@@ -315,11 +313,11 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
         episode.ended = terminated or truncated
         if self.on_record is not None:
             numbers = {"env": self.env_id, "step": self.total_steps, "episode": self.total_episodes}
-            self.on_record(step_record(engine, name, reward=reward, error=error, calls=calls, **numbers))
+            self.on_record(engine.record(reward=reward, error=error, calls=calls, **numbers))
         self.total_steps += 1
         self.total_episodes += episode.ended
         self.invalid_steps += error is not None
-        info = episode_info(engine, valid=error is None, step_calls=calls)
+        info = engine.info(valid=error is None, step_calls=calls)
         return engine.observe(), reward, terminated, truncated, info
 
 
@@ -344,25 +342,25 @@ class BatchedQueryMutationEnv(SyncVectorEnv[FloatArray, NDArray[np.int64]]):
             raise ValueError("envs must hold at least one QueryMutationEnv")
         super().__init__(makers, autoreset_mode=vector.parse_autoreset_mode(autoreset_mode))
         first = self.envs[0]
-        scheduler = make_scheduler(batch_size, first.client, first.task.encoder, first.retry_policy)
-        self._in_flight = vector.FlowsInFlight(scheduler)
+        self._scheduler = make_scheduler(batch_size, first.client, first.task.encoder, first.retry_policy)
+        self._in_flight: set[int] = set()  # environments in the middle of a step or reset
 
     @property
     def batch_size(self) -> int:
         """Return the limit of calls in flight."""
-        return self._in_flight.scheduler.batch_size
+        return self._scheduler.batch_size
 
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[FloatArray, dict[str, Any]]:
         """Reset all environments, or those in `options["reset_mask"]` [N]; env i gets `seed + i`."""
-        self._in_flight.check_idle("reset")
+        self._check_idle("reset")
         chosen = np.flatnonzero(vector.reset_mask(options, self.num_envs)).tolist()
         seeds = vector.env_seeds(seed, self.num_envs)
         passed_on = {key: value for key, value in (options or {}).items() if key != "reset_mask"} or None
         for index in chosen:
             self._start(index, self.envs[index].reset_flow(seed=seeds[index], options=passed_on))
-        results = dict(self._in_flight.next() for _ in chosen)
+        results = dict(self._next() for _ in chosen)
         infos: list[dict[str, Any]] = [{} for _ in self.envs]
         for index in chosen:
             self._observations[index], infos[index] = results[index]
@@ -370,17 +368,21 @@ class BatchedQueryMutationEnv(SyncVectorEnv[FloatArray, NDArray[np.int64]]):
 
     def step(self, actions: NDArray[np.int64]) -> VectorStep:
         """Step all environments with `actions` [N]; under SAME_STEP `final_obs` is the last one of an episode."""
-        self._in_flight.check_idle("step")
+        self._check_idle("step")
         if len(actions) != self.num_envs:
             raise ValueError(f"{len(actions)} actions for {self.num_envs} environments")
         every = range(self.num_envs)
         self.send(actions, every)
-        results: dict[int, StepResult] = dict(self._in_flight.next() for _ in every)
+        results: dict[int, StepResult] = dict(self._next() for _ in every)
         return self._gather(results, every)
 
     def send(self, actions: Iterable[SupportsIndex], env_ids: Iterable[SupportsIndex]) -> None:
         """Start a step in each of `env_ids`; it runs while the caller continues. All are checked before one starts."""
-        indices = self._in_flight.check_free(env_ids)
+        indices = [operator.index(env_id) for env_id in env_ids]
+        for place, index in enumerate(indices):
+            if index in self._in_flight or index in indices[:place]:
+                what = f"environment {index} is in the middle of a step; recv() it first"
+                raise AlreadyPendingCallError(what, "send")
         pairs = zip(indices, actions, strict=True)
         flows = [self._step_flow(self.envs[i], action) for i, action in pairs]
         for index, flow in zip(indices, flows, strict=True):
@@ -392,7 +394,7 @@ class BatchedQueryMutationEnv(SyncVectorEnv[FloatArray, NDArray[np.int64]]):
 
     def send_reset(self, *, seed: int | Sequence[int | None] | None = None) -> None:
         """Start a reset in every environment; `recv` returns it as a step without reward and with `infos["reset"]`."""
-        self._in_flight.check_idle("send_reset")
+        self._check_idle("send_reset")
         for index, env_seed in enumerate(vector.env_seeds(seed, self.num_envs)):
             self._start(index, _reset_as_step(self.envs[index], seed=env_seed, reset=True))
 
@@ -402,7 +404,14 @@ class BatchedQueryMutationEnv(SyncVectorEnv[FloatArray, NDArray[np.int64]]):
         Waits for at least `min_envs` of those in flight; after `timeout_s` seconds it returns those that are ready.
         At most `max_envs` are returned; the others stay ready for the next call.
         """
-        results = self._in_flight.finished(min_envs, timeout_s=timeout_s, max_envs=max_envs)
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        results: dict[int, StepResult] = {}
+        while self._scheduler.in_progress and len(results) != max_envs:
+            try:
+                index, result = self._next(deadline_s=deadline_s if len(results) < min_envs else 0.0)
+            except TimeoutError:
+                break
+            results[index] = result
         ids = sorted(results)
         obs, rewards, terminations, truncations, infos = self._gather(results, ids)
         return obs, rewards, terminations, truncations, {**infos, "env_id": np.array(ids, dtype=np.int64)}
@@ -427,7 +436,24 @@ class BatchedQueryMutationEnv(SyncVectorEnv[FloatArray, NDArray[np.int64]]):
     batch_step = step
 
     def _start(self, index: int, flow: Flow) -> None:
-        self._in_flight.start(index, flow, done=self.envs[index].total_steps)
+        self._in_flight.add(index)
+        self._scheduler.start(index, flow, done=self.envs[index].total_steps)
+
+    def _next(self, *, deadline_s: float | None = None) -> tuple[int, Any]:
+        """Return index and result of the next environment that is ready; TimeoutError after `deadline_s`."""
+        index, result = self._scheduler.finished(deadline_s=deadline_s)
+        assert isinstance(index, int)
+        self._in_flight.discard(index)
+        return index, result
+
+    def _check_idle(self, name: str) -> None:
+        """Raise AlreadyPendingCallError while steps are in flight: their results would be taken for others."""
+        if self._in_flight:
+            raise AlreadyPendingCallError(
+                f"{name}() while {len(self._in_flight)} environments are in the middle of a step; recv() them first, "
+                "or after an error close() this environment and make another",
+                name,
+            )
 
     def action_masks(self) -> NDArray[np.bool_]:
         """Return which actions [N, A] are allowed."""
@@ -447,7 +473,7 @@ class BatchedQueryMutationEnv(SyncVectorEnv[FloatArray, NDArray[np.int64]]):
 
     def close_extras(self, **kwargs: Any) -> None:
         """Stop the workers and close the environments; called once by `close()`."""
-        self._in_flight.scheduler.close()
+        self._scheduler.close()
         for env in self.envs:
             env.close()
 

@@ -37,7 +37,7 @@ from query_mutator.evaluation.validation import NUM_QUESTIONS, price_for_budget
 from query_mutator.files.lock import locked
 from query_mutator.learners.learner import Steps
 from query_mutator.learners.plan import Plan
-from query_mutator.llm.stack import CallTotals
+from query_mutator.llm.cache import CallTotals
 from query_mutator.llm.store import Store
 from query_mutator.plan.table import learn_confidence
 from query_mutator.report.page.build import write_report
@@ -145,7 +145,7 @@ def build(config: TrainConfig, checkpoint: Checkpoint | None, stack: ExitStack) 
     learner = make_learner(config, task, checkpoint)
     run_dir = open_run_dir(config, checkpoint, stack)
     done = checkpoint.progress if checkpoint else Progress()
-    models.calls.counted.totals = CallTotals(calls=done.llm_calls, tokens=done.tokens, cut_replies=done.cut_replies)
+    models.calls.client.totals = CallTotals(calls=done.llm_calls, tokens=done.tokens, cut_replies=done.cut_replies)
     store = stack.enter_context(closing(Store(run_dir.store_path)))
     store.begin(done.env_steps)
     models.keep_in(store)

@@ -20,8 +20,7 @@ from typing import Any
 import numpy as np
 
 from query_mutator.data.loaders import QUESTION_COLUMNS
-from query_mutator.env.flow import Call, Flow
-from query_mutator.env.scheduling import Scheduler
+from query_mutator.env.scheduling import Call, Flow, Scheduler
 from query_mutator.errors import UsageError
 from query_mutator.files import atomic_write, decode_object, encode, parse_json_object
 from query_mutator.llm.retry import TRANSIENT

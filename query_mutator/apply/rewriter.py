@@ -19,8 +19,7 @@ from typing import Any, Literal, Self
 
 from ppo.frozen import InferencePolicy
 from query_mutator.env.engine import EpisodeEngine
-from query_mutator.env.flow import Flow
-from query_mutator.env.scheduling import PooledScheduler, run_flow, run_flow_async
+from query_mutator.env.scheduling import Flow, PooledScheduler, run_flow, run_flow_async
 from query_mutator.env.task import Task
 from query_mutator.errors import BackendError, UsageError
 from query_mutator.forms import Framed

@@ -28,8 +28,7 @@ from query_mutator.cli.console import note, progress
 from query_mutator.cli.flags import Positional
 from query_mutator.cli.outputs import Output, OutputFlags, holding
 from query_mutator.commands.policy_flags import PolicyFlags, open_policy, system_settings
-from query_mutator.env.flow import Flow
-from query_mutator.env.scheduling import PooledScheduler
+from query_mutator.env.scheduling import Flow, PooledScheduler
 from query_mutator.errors import EXIT_FAILURES, TooManyFailuresError, UsageError, disk_errors
 from query_mutator.evaluation.methods import by_policy, metered, outcome_flow
 from query_mutator.files import file_sha256

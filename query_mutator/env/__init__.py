@@ -1,9 +1,9 @@
 """The environment's inside: the task of a run, episodes, observations, and the scheduler of their model calls.
 
 `task` has what all environments share; `episode` the attempts at one question; `observation` turns texts into the
-policy's input; `flow` is a step as a generator of calls, which `scheduling` runs without a barrier; `engine` decides
-what an action does; `infos` are what a caller receives; `vector` is what gymnasium asks of a vector of environments.
+policy's input; `scheduling` runs steps, which are generators of calls, without a barrier; `engine` decides what an
+action does and what a caller receives; `vector` is what gymnasium asks of a vector of environments.
 `QueryMutationEnv` itself is in `rl_query_mutator_env.py`.
 """
 
-__all__ = ["episode", "flow", "infos", "observation", "scheduling", "task"]
+__all__ = ["engine", "episode", "observation", "scheduling", "task", "vector"]

@@ -1,7 +1,7 @@
 """The state machine of one question: what an action does, what the policy sees, what would be submitted.
 
-It does no I/O. Its flows yield the calls and embeddings they need (`env.flow`) and are sent the results, so the same
-engine runs in an environment that trains (`rl_query_mutator_env`) and in a program that uses a policy
+It does no I/O. Its flows yield the calls and embeddings they need (`env.scheduling`) and are sent the results, so the
+same engine runs in an environment that trains (`rl_query_mutator_env`) and in a program that uses a policy
 (`query_mutator.apply`), with threads or with asyncio.
 
 O observation, A operators
@@ -9,6 +9,7 @@ O observation, A operators
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,14 +17,25 @@ from typing import Any
 import numpy as np
 
 from query_mutator.env.episode import Asked, Attempt, Episode, QuestionMemory, Rewriting, Wording, why_submitted
-from query_mutator.env.flow import Call, Encode, Flow, Prepare
 from query_mutator.env.observation import AnswerFeatures
+from query_mutator.env.scheduling import Call, Encode, Flow, Prepare
 from query_mutator.env.task import Task
 from query_mutator.llm.retry import is_transient
 from query_mutator.operators import Operator, OperatorContext, local_rewrite, rejecting_guard
 from query_mutator.operators.base import clean_rewrite
 from query_mutator.rewards import Evidence, Unscored, cosine, is_not_sure, is_refusal
-from query_mutator.types import AS_IS, ASK, SUBMIT, UNDO, ChatRequest, Completion, ErrorInfo, FloatArray, read_part
+from query_mutator.types import (
+    AS_IS,
+    ASK,
+    SUBMIT,
+    UNDO,
+    ChatRequest,
+    Completion,
+    ErrorInfo,
+    FloatArray,
+    StepRecord,
+    read_part,
+)
 
 FIRST_ANSWER_TRIES = 3  # of a failure that is transient: without the first answer there is no episode
 
@@ -455,6 +467,59 @@ class EpisodeEngine:
             is_asked=episode.current is not None,
             ask_fraction=len(episode.known) / most_asks,
             call_price=episode.call_price,
+        )
+
+    def info(self, *, valid: bool, step_calls: int | None = None) -> dict[str, Any]:
+        """Return the info of the current state: of what would be submitted now, and of the episode so far."""
+        episode, submitted, first = self.episode, self.submitted, self.episode.first
+        return {
+            "valid": valid,
+            "score": self.score,
+            "baseline_score": math.nan if first is None else first.reward.score,
+            "success": 0.0 if submitted is None else submitted.reward.success,
+            "baseline_success": math.nan if first is None else first.reward.success,
+            "refused": submitted is not None and is_refusal(submitted.answer),
+            "calls": episode.calls,
+            "step_calls": episode.calls if step_calls is None else step_calls,
+            "asks": len(episode.known),
+            "call_price": episode.call_price,
+            "episode_return": episode.total_reward,
+            "episode_length": episode.steps,
+            "question": episode.index,
+            "action_mask": np.array(self.action_mask(), dtype=np.int8),  # int8 is what Discrete.sample takes
+            "_text": {
+                "question_id": self.task.questions[episode.index].id,
+                "rewrite": episode.text if submitted is None else submitted.text,
+                "form": episode.form if submitted is None else submitted.form,
+                "answer": "" if submitted is None else submitted.answer,
+            },
+        }
+
+    def record(self, *, reward: float, error: ErrorInfo | None, calls: int, **numbers: int) -> StepRecord:
+        """Return the transcript's record of a step that just ended; `numbers` are env, step and episode in the run."""
+        episode, question = self.episode, self.task.questions[self.episode.index]
+        first, current, submitted = episode.first, episode.current, self.submitted
+        opening = first if episode.steps == 1 and not self.task.rules.policy_asks else None
+        return StepRecord(
+            question_id=question.id,
+            operator=episode.names[-1],
+            question=question.text,
+            rewrite=episode.text,
+            form=episode.form,
+            answer="" if current is None else current.answer,
+            baseline_score=None if first is None else first.reward.score,
+            score=self.score,
+            parts={} if current is None else dict(current.reward.parts),
+            reward=reward,
+            valid=error is None,
+            error=error,
+            calls=calls,
+            guard=self.guard,
+            submitted=None if submitted is None else [*episode.known].index(submitted.asked),
+            first_answer=None if opening is None else opening.answer,
+            first_parts=None if opening is None else dict(opening.reward.parts),
+            timing=self.timing,
+            **numbers,
         )
 
     def _features(self) -> FloatArray:

@@ -1,4 +1,7 @@
-"""Schedulers: run the flows of many environments at once without a barrier between their calls.
+"""Flows, and schedulers that run those of many environments at once without a barrier between their calls.
+
+A *flow* is a generator that yields what a step needs, a model call or embeddings, and is sent the result. The same one
+runs in one thread or among hundreds.
 
 One thread advances all flows. A ThreadPoolExecutor of `batch_size` workers carries the calls, one per worker and
 nothing else. Where more calls wait than there are workers, those of the flows that are furthest behind go first: then
@@ -14,15 +17,14 @@ import itertools
 import queue
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Generator, Hashable, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from query_mutator.encoder import CachedEncoder, Encoder
-from query_mutator.env.flow import Call, Encode, Flow, Prepare
 from query_mutator.errors import BackendError
 from query_mutator.llm.cache import Work, abandon, join
 from query_mutator.llm.client import Client
@@ -30,28 +32,6 @@ from query_mutator.llm.retry import Attempts, RetryPolicy, with_retries
 from query_mutator.types import ChatRequest, Completion, ErrorInfo, FloatArray
 
 ENCODE_WORKERS = 2  # a pass uses one core, and most cores are idle while calls are in flight
-
-
-class Scheduler(Protocol):
-    """Runs flows to their end; `batch_size` is the bound on calls in flight."""
-
-    batch_size: int
-
-    @property
-    def in_progress(self) -> int:
-        """Return the number of flows started and not yet returned by `finished`."""
-
-    def start(self, key: Hashable, flow: Flow, *, done: int = 0) -> None:
-        """Start a flow under a key; `done` is its progress: the lowest has priority."""
-
-    def finished(self, *, deadline_s: float | None = None) -> tuple[Hashable, Any]:
-        """Return key and result of the next flow that finishes; errors of flows are raised here.
-
-        After `deadline_s`, a time of `time.monotonic()`, raise TimeoutError (0: return only a finished flow).
-        """
-
-    def close(self) -> None:
-        """Stop the workers; idempotent."""
 
 
 def run_flow(flow: Flow, *, client: Client, encoder: Encoder, retry_policy: RetryPolicy) -> Any:
@@ -70,35 +50,73 @@ def run_flow(flow: Flow, *, client: Client, encoder: Encoder, retry_policy: Retr
             result = with_retries(client.complete, need.request, retry_policy)
 
 
-class SequentialScheduler:
-    """One call at a time, in the order of `start` (`--no-batching`)."""
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Request one model call; the flow is sent a Completion."""
+
+    request: ChatRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Encode:
+    """Request embeddings of texts [n]; the flow is sent an array [n, D], or the ErrorInfo of a failed server."""
+
+    texts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """Announce texts that will be encoded after the next call; the flow is sent None at once."""
+
+    texts: tuple[str, ...]
+
+
+Need = Call | Encode | Prepare
+Flow = Generator[Need, Any, Any]
+
+
+def map_needs(flow: Flow, map_need: Callable[[Need], Flow]) -> Flow:
+    """Yield what `map_need(need)` yields for each need of `flow` and send it the result; return the flow's result."""
+    result: Any = None
+    while True:
+        try:
+            need = flow.send(result)
+        except StopIteration as stop:
+            return stop.value
+        result = yield from map_need(need)
+
+
+class Scheduler:
+    """Runs flows to their end, one call at a time, in the order of `start` (`--no-batching`)."""
 
     batch_size = 1
 
     def __init__(self, *, client: Client, encoder: Encoder, retry_policy: RetryPolicy) -> None:
-        self._run: Callable[[Flow], Any] = lambda flow: run_flow(
-            flow, client=client, encoder=encoder, retry_policy=retry_policy
-        )
+        self._client, self._encoder, self._retry_policy = client, encoder, retry_policy
         self._waiting: deque[tuple[Hashable, Flow]] = deque()
 
     def start(self, key: Hashable, flow: Flow, *, done: int = 0) -> None:
-        """Add a flow to the queue."""
+        """Start a flow under a key; `done` is its progress: where calls wait, the lowest has priority."""
         self._waiting.append((key, flow))
 
     @property
     def in_progress(self) -> int:
-        """Return the number of queued flows."""
+        """Return the number of flows started and not yet returned by `finished`."""
         return len(self._waiting)
 
     def finished(self, *, deadline_s: float | None = None) -> tuple[Hashable, Any]:
-        """Run the first queued flow and return its key and result; no flow has finished before this call."""
+        """Return key and result of the next flow that finishes; errors of flows are raised here.
+
+        After `deadline_s`, a time of `time.monotonic()`, raise TimeoutError (0: return only a finished flow).
+        IndexError when no flow is in progress.
+        """
         if deadline_s is not None and time.monotonic() >= deadline_s:
             raise TimeoutError
         key, flow = self._waiting.popleft()
-        return key, self._run(flow)
+        return key, run_flow(flow, client=self._client, encoder=self._encoder, retry_policy=self._retry_policy)
 
     def close(self) -> None:
-        """Do nothing: there are no workers."""
+        """Stop the workers; idempotent."""
 
 
 @dataclass(slots=True)
@@ -114,17 +132,15 @@ class _Running:
 _Event = tuple[Sequence[_Running | None], Any]  # flows; a Completion, embeddings per flow, or an exception
 
 
-class PooledScheduler:
+class PooledScheduler(Scheduler):
     """At most `batch_size` calls in flight; every flow continues as soon as its own result arrives."""
 
     def __init__(self, *, client: Client, encoder: Encoder, retry_policy: RetryPolicy, batch_size: int) -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size={batch_size} must be at least 1")
+        super().__init__(client=client, encoder=encoder, retry_policy=retry_policy)
         self.batch_size = batch_size
-        self._client = client
         self._is_instant = getattr(client, "is_instant", False)  # then calls are made in this thread
-        self._encoder = encoder
-        self._retry_policy = retry_policy
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._callers = ThreadPoolExecutor(max_workers=batch_size, thread_name_prefix="qm-call")
         self._waiting_calls: queue.PriorityQueue[tuple[int, int, Work]] = queue.PriorityQueue()
@@ -132,8 +148,7 @@ class PooledScheduler:
         is_local = isinstance(encoder, CachedEncoder) and not encoder.is_remote
         self._encode_workers = ENCODE_WORKERS if is_local else 1  # a server gets one batch at a time
         self._encoders = ThreadPoolExecutor(max_workers=self._encode_workers, thread_name_prefix="qm-encode")
-        self._to_encode: list[tuple[_Running | None, tuple[str, ...]]] = []
-        self._to_prepare: list[tuple[_Running | None, tuple[str, ...]]] = []  # as above, for flows that do not wait yet
+        self._to_encode: list[tuple[_Running | None, tuple[str, ...]]] = []  # None: of a flow that does not wait yet
         self._gathers = isinstance(encoder, CachedEncoder) and encoder.gathers
         self._prepares = is_local  # for a server it would be one more call
         self._encoding = 0  # batches of texts in flight
@@ -187,7 +202,7 @@ class PooledScheduler:
             result = _cached(self._encoder, need.texts)
             if isinstance(need, Prepare):
                 if result is None and self._prepares:
-                    self._to_prepare.append((None, need.texts))
+                    self._to_encode.append((None, need.texts))
                     self._encode_pending()
                 result = None
             elif result is None:
@@ -219,14 +234,12 @@ class PooledScheduler:
         Where a model needs the same cores they gather while more calls wait than texts, too: one pass over many texts
         takes half the time of one for each.
         """
-        waiting = len(self._to_encode) + len(self._to_prepare)
-        if self._encoding == self._encode_workers or not waiting:
+        if self._encoding == self._encode_workers or not self._to_encode:
             return
-        if self._gathers and self._waiting_calls.qsize() > waiting:
+        if self._gathers and self._waiting_calls.qsize() > len(self._to_encode):
             return
         self._encoding += 1
-        batch = self._to_encode + self._to_prepare
-        self._to_encode, self._to_prepare = [], []
+        batch, self._to_encode = self._to_encode, []
         future = self._encoders.submit(_encode_batch, self._encoder, [texts for _, texts in batch])
         flows = [running for running, _ in batch]
         future.add_done_callback(lambda done: self._events.put((flows, _outcome(done))))
@@ -275,7 +288,7 @@ class PooledScheduler:
 def make_scheduler(batch_size: int | None, client: Client, encoder: Encoder, retry_policy: RetryPolicy) -> Scheduler:
     """Return a scheduler with `batch_size` calls in flight; None makes them one at a time in the calling thread."""
     if batch_size is None:
-        return SequentialScheduler(client=client, encoder=encoder, retry_policy=retry_policy)
+        return Scheduler(client=client, encoder=encoder, retry_policy=retry_policy)
     return PooledScheduler(client=client, encoder=encoder, retry_policy=retry_policy, batch_size=batch_size)
 
 
@@ -330,15 +343,11 @@ async def run_flow_async(
             elif isinstance(need, Encode):
                 result = await asyncio.to_thread(encoded, encoder, need.texts)
             else:
-                result = await _with_retries(Attempts(need.request, retry_policy), complete)
+                attempts = Attempts(need.request, retry_policy)
+                reply = await complete(attempts.next())
+                while (delay_s := attempts.delay_s(reply.error)) is not None:
+                    await asyncio.sleep(delay_s)
+                    reply = await complete(attempts.next())
+                result = attempts.result(reply)
     finally:
         flow.close()
-
-
-async def _with_retries(tries: Attempts, complete: Callable[[ChatRequest], Awaitable[Completion]]) -> Completion:
-    while True:
-        reply = await complete(tries.next())
-        delay_s = tries.delay_s(reply.error)
-        if delay_s is None:
-            return tries.result(reply)
-        await asyncio.sleep(delay_s)

@@ -19,8 +19,7 @@ import numpy as np
 from ppo.frozen import InferencePolicy
 from query_mutator.cli.console import progress
 from query_mutator.env.engine import FIRST_ANSWER_TRIES, EpisodeEngine
-from query_mutator.env.flow import Call, Flow, Need, map_needs
-from query_mutator.env.scheduling import PooledScheduler
+from query_mutator.env.scheduling import Call, Flow, Need, PooledScheduler, map_needs
 from query_mutator.env.task import Task
 from query_mutator.errors import TooManyFailuresError
 from query_mutator.evaluation.outcomes import Outcome

@@ -56,10 +56,10 @@ def judge_form(server: ModelServer, model: str) -> tuple[JudgeForm, bool]:
 def _schema_reply(server: ModelServer, model: str) -> tuple[Completion, bool]:
     """Return a reply to a request for JSON, and whether the model had to think first for it."""
     request = ChatRequest.user(_QUESTION, model=model, max_tokens=_REPLY_TOKENS, seed=0)
-    reply = server.complete_json(request, _SCHEMA)
+    reply = server.complete(replace(request, json_schema=_SCHEMA))
     if _keeps(reply) or not server.sends_think:
         return reply, False
-    longer = server.complete_json(replace(request, max_tokens=_THOUGHT_TOKENS), _SCHEMA, think=True)
+    longer = server.complete(replace(request, max_tokens=_THOUGHT_TOKENS, json_schema=_SCHEMA, think=True))
     return (longer, True) if _keeps(longer) else (reply, False)
 
 

@@ -82,6 +82,7 @@ class ModelServer(Client, Protocol):
     has_runner_options: ClassVar[bool] = False  # whether a call can set num_ctx and similar options
     reports_queue: ClassVar[bool] = False  # whether replies carry the time a call queued, by the server's clock
     more_models: ClassVar[str] = "load one into it"  # advice for a server without models
+    fetch_model: ClassVar[str] = ""  # the command that gets a model the server does not have, with "{name}"
     more_slots: ClassVar[str] = "start it with {slots} slots"  # advice for a server that works on fewer calls at once
     more_loaded: ClassVar[str] = "let it keep both loaded"  # advice for a server that loads two models in turns
     sends_think: ClassVar[bool] = False  # whether calls switch off the thinking of models that think
@@ -169,9 +170,10 @@ class ModelServer(Client, Protocol):
             if known in offered:
                 return known
         offered = self.text_models() or ()
-        close = nearest(name, offered)
-        hint = f"did you mean {close}? " if close else ""
-        raise ModelMissingError(f"{self.url} has no model {name!r}: {hint}it offers {shown_names(offered)}")
+        close = nearest(known, offered)
+        advice = [self.fetch_model.format(name=name), f"did you mean {close}?" if close else ""]
+        said = ", or ".join(filter(None, advice)) or "name another"
+        raise ModelMissingError(f"{self.url} has no model {name!r}: {said} (installed: {shown_names(offered)})")
 
     def writes_text(self, model: str) -> bool | None:
         """Return whether a model answers in words, unlike one that only makes embeddings; None when it is not known."""
@@ -226,10 +228,6 @@ class ModelServer(Client, Protocol):
     def loaded_context(self, model: str) -> int | None:
         """Return the context that a model is loaded with at present; None when it is not, or is not listed."""
         return None
-
-    def complete_json(self, request: ChatRequest, schema: Mapping[str, Any], *, think: bool = False) -> Completion:
-        """Return the reply to a request for JSON of a schema; without `think` the model is told not to think first."""
-        return Completion.failed("request", f"{self.title} cannot be asked for JSON of a schema")
 
     @property
     def recording(self) -> Recording | None:

@@ -16,7 +16,17 @@ from query_mutator.llm.address import server_url
 from query_mutator.llm.client import INFO_TIMEOUT_S, ModelServer
 from query_mutator.llm.transport import Transport, parsed
 from query_mutator.settings.calls import Calls
-from query_mutator.types import MAX_NAME_CHARS, ChatRequest, Completion, ErrorInfo, FloatArray, Json, wire_text
+from query_mutator.types import (
+    MAX_NAME_CHARS,
+    ChatRequest,
+    Completion,
+    ErrorInfo,
+    FloatArray,
+    Json,
+    logprob_fields,
+    wire_number,
+    wire_text,
+)
 
 T = TypeVar("T")
 
@@ -35,9 +45,12 @@ class HttpServer(ModelServer):
     """A model server behind HTTP. Never reaches loopback through a proxy; `headers` go with every request."""
 
     default_url = ""
+    #: Makes the record of a reply of `latency_s`; any exception means a reply of another form.
+    completion: ClassVar[Callable[..., Completion]]
     chat_path: ClassVar[str]
     embed_path: ClassVar[str]
     start_advice: ClassVar[str] = "check the address"
+    key_advice: str = ""  # for a server that refuses a call without a key, or with another one
 
     def __init__(
         self,
@@ -68,29 +81,9 @@ class HttpServer(ModelServer):
         """Return the body of a chat call."""
         raise NotImplementedError
 
-    def json_fields(self, schema: Mapping[str, Any]) -> Json:
-        """Return the fields of a chat call that ask for JSON of a schema."""
-        raise NotImplementedError
-
-    def completion(self, reply: Json, *, latency_s: float) -> Completion:
-        """Return the record of a reply; any exception means a reply of another shape."""
-        raise NotImplementedError
-
-    def first_logprobs(self, reply: Json) -> list[Json]:
-        """Return the most probable first tokens as objects of `token` and `logprob`; an exception means none."""
-        raise NotImplementedError
-
     def embed_body(self, model: str, texts: Sequence[str]) -> Json:
         """Return the body of an embedding call."""
         raise NotImplementedError
-
-    def rows(self, reply: Json) -> list[list[float]]:
-        """Return the embeddings in a reply, in the order of the texts; any exception means another shape."""
-        raise NotImplementedError
-
-    def hint(self, error: ErrorInfo) -> str:
-        """Return what to add to the message about a server that answers with an error."""
-        return ""
 
     # --- calls -----------------------------------------------------------------------------------------------------
 
@@ -106,15 +99,9 @@ class HttpServer(ModelServer):
             return self.complete(request)
         return self._completion(request, reply, latency_s=time.perf_counter() - started)
 
-    def complete_json(self, request: ChatRequest, schema: Mapping[str, Any], *, think: bool = False) -> Completion:
-        """Return the reply to a request for JSON of a schema; without `think` the model is told not to think first."""
-        return self.complete(replace(request, json_schema=schema, think=think))
-
     def _body(self, request: ChatRequest) -> Json:
         """Return the body of a chat call with what the request says about the form of the reply."""
         body = self.chat_body(request)
-        if request.json_schema is not None:
-            body |= self.json_fields(request.json_schema)
         if request.choices:
             body |= {"logprobs": True, "top_logprobs": _TOP_LOGPROBS}
         elif request.logprobs and self._gives_logprobs:
@@ -129,7 +116,7 @@ class HttpServer(ModelServer):
         if isinstance(reply, ErrorInfo):
             return reply
         what = f"the reply does not hold {len(texts)} rows of numbers"
-        rows = parsed(lambda: _matrix(self.rows(reply), count=len(texts)), what=what)
+        rows = parsed(lambda: _matrix(_rows(reply), count=len(texts)), what=what)
         if not isinstance(rows, ErrorInfo) and texts and not rows.size:
             return ErrorInfo(kind="empty", message="the server's embeddings are empty")
         return rows
@@ -150,7 +137,8 @@ class HttpServer(ModelServer):
         if found.kind in ("connect", "timeout"):
             raise ServerDownError(f"nothing answers at {self.url}: {self.start_advice} ({found.message})")
         what = f"{self.url} answers {path} with an error ({found})"
-        advice = f"check that it is the address of {self.title}{self.hint(found)}"
+        key = f"; {self.key_advice}" if self.key_advice and found.status in (401, 403) else ""
+        advice = f"check that it is the address of {self.title}{key}"
         raise BackendError(f"{what}; {advice}", kind=found.kind)
 
     def _left_s(self, request: ChatRequest) -> float | None:
@@ -188,7 +176,7 @@ class HttpServer(ModelServer):
         """Return the completion with the probabilities of the request's choices as its text."""
         if completion.error is not None and completion.error.kind != "empty":  # the first token may be a space
             return completion
-        found = parsed(lambda: _probabilities(self.first_logprobs(reply), request.choices), what=_NO_LOGPROBS)
+        found = parsed(lambda: _probabilities(reply, request.choices), what=_NO_LOGPROBS)
         if isinstance(found, ErrorInfo):
             return replace(completion, text="", error=replace(found, kind="request"))
         return replace(completion, text=json.dumps(found), error=None, hit_limit=False)
@@ -219,9 +207,10 @@ class HttpServer(ModelServer):
         return self._contexts[model]
 
 
-def _probabilities(tokens: Sequence[Json], choices: Sequence[str]) -> dict[str, float]:
-    """Return the probability of each choice among the most probable tokens, whatever their case and blanks."""
-    found = dict.fromkeys(choices, 0.0)
+def _probabilities(reply: Json, choices: Sequence[str]) -> dict[str, float]:
+    """Return the probability of each choice among the most probable first tokens, whatever their case and blanks."""
+    rows = reply["choices"][0]["logprobs"]["content"] if "choices" in reply else reply["logprobs"]
+    tokens, found = list(rows[0]["top_logprobs"]), dict.fromkeys(choices, 0.0)
     for row in tokens:
         logprob = float(row["logprob"])
         if (token := wire_text(row["token"]).strip().lower()) in found and logprob <= 0:
@@ -249,6 +238,14 @@ def _refuses_logprobs(reply: Json | ErrorInfo) -> bool:
     return isinstance(reply, ErrorInfo) and "logprob" in reply.message.lower() and reply.status in REFUSALS
 
 
+def _rows(reply: Json) -> list[list[float]]:
+    """Return the embeddings in a reply in Ollama's or OpenAI's form; that of an empty text may be an empty row."""
+    if "embeddings" in reply:
+        return list(reply["embeddings"])
+    rows = {int(row["index"]): row["embedding"] for row in reply["data"]}
+    return [rows[index] for index in range(len(rows))]
+
+
 def _matrix(rows: Sequence[Sequence[float]], *, count: int) -> FloatArray:
     """Return embeddings [n, dim], with zeros for an empty row; ValueError unless all numbers are finite."""
     import numpy as np
@@ -264,3 +261,32 @@ def _matrix(rows: Sequence[Sequence[float]], *, count: int) -> FloatArray:
     if not np.isfinite(matrix).all():
         raise ValueError("numbers that are not finite")
     return matrix
+
+
+def completion_of(payload: Mapping[str, Any], *, latency_s: float = 0.0) -> Completion:
+    """Return the record of one chat completion; its times are known where a server adds `timings` (llama-server)."""
+    if payload.get("error"):
+        said = payload["error"]
+        return Completion.failed("server", str(said.get("message", said) if isinstance(said, dict) else said))
+    choice = payload["choices"][0]
+    message, usage, timings = choice["message"], payload.get("usage") or {}, payload.get("timings") or {}
+    logprobs = choice.get("logprobs") or {}
+    text = wire_text(message.get("content") or message.get("refusal")).strip()
+    error = None
+    if not choice.get("finish_reason"):
+        error = ErrorInfo(kind="incomplete", message="the reply stopped before it was done")
+    elif not text:
+        error = ErrorInfo(kind="empty", message="the reply has no text")
+    return Completion(
+        text=text if error is None else "",
+        model=wire_text(payload.get("model"))[:MAX_NAME_CHARS],
+        error=error,
+        prompt_tokens=int(wire_number(usage.get("prompt_tokens"))),
+        completion_tokens=int(wire_number(usage.get("completion_tokens"))),
+        total_s=latency_s if timings else 0.0,
+        prompt_eval_s=wire_number(timings.get("prompt_ms")) / 1000,
+        eval_s=wire_number(timings.get("predicted_ms")) / 1000,
+        latency_s=latency_s,
+        hit_limit=choice.get("finish_reason") == "length",
+        **logprob_fields(logprobs.get("content")),
+    )

@@ -16,12 +16,12 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Self
+from urllib.parse import urlsplit
 
 from query_mutator.errors import BackendError, QueryMutatorError, UsageError
 from query_mutator.files.gguf_file import check_file, digest_of, gguf_path, model_name, size_bytes
@@ -52,16 +52,20 @@ def require_xllamacpp() -> str:
 
 
 class LlamaProcess:
-    """A running server; the constructor returns when the model is loaded. UsageError when it cannot be.
+    """A running server and the `client` of it; returns when the model is loaded. UsageError when it cannot be.
 
-    `key` is what requests must carry, by default a new one; it is in no command line, environment or log.
+    It takes the port and the key of the one `before`. The key, which requests must carry, is in no command line,
+    environment or log.
     """
 
+    client: OpenAIBackend
+
     def __init__(
-        self, path: Path, *, name: str, slots: int, context: int, port: int = 0, key: str | None = None
+        self, path: Path, *, name: str, slots: int, context: int, before: LlamaProcess | None, **settings: Any
     ) -> None:
         self._path, self._owner = path, os.getpid()
-        self.key = key or secrets.token_hex(16)
+        self._key: str = secrets.token_hex(16) if before is None else before._key
+        port = 0 if before is None else urlsplit(before.client.url).port
         self._log = tempfile.TemporaryFile()  # noqa: SIM115, closed in `close`
         self._start_s = int(START_S + size_bytes(path) / _SLOW_BYTES_PER_S)
         numbers = map(str, (slots, context, port, self._start_s))
@@ -75,20 +79,11 @@ class LlamaProcess:
         )
         try:
             self._send_key()
-            self.url = self._ready_url()
+            environ = {OpenAIBackend.key_variable: self._key}
+            self.client = OpenAIBackend(self._ready_url(), environ=environ, pool_size=slots, **settings)
         except BaseException:
             self.close()
             raise
-
-    @property
-    def pid(self) -> int:
-        """Return the id of the process."""
-        return self._process.pid
-
-    @property
-    def port(self) -> int:
-        """Return the port on 127.0.0.1."""
-        return int(self.url.rpartition(":")[2])
 
     @property
     def is_alive(self) -> bool:
@@ -96,7 +91,9 @@ class LlamaProcess:
         return os.getpid() != self._owner or self._process.poll() is None
 
     def close(self) -> None:
-        """End the process; idempotent."""
+        """Cancel the calls in flight and end the process; idempotent."""
+        if hasattr(self, "client"):
+            self.client.close()
         self._process.kill()
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout, self._log):
@@ -106,7 +103,7 @@ class LlamaProcess:
     def _send_key(self) -> None:
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):  # it ended already; its output says why
-            self._process.stdin.write(f"{self.key}\n".encode())
+            self._process.stdin.write(f"{self._key}\n".encode())
             self._process.stdin.flush()
 
     def _ready_url(self) -> str:
@@ -133,18 +130,6 @@ class LlamaProcess:
         found = _LOADING_ERROR.search(text)
         first = found[1] if found else next(iter(text.strip().splitlines()), "")
         return _LOG_PREFIX.sub("", first).removeprefix("llama_model_loader: ").strip()
-
-
-@dataclass(frozen=True, slots=True)
-class _Running:
-    """A loaded file and the client of its server."""
-
-    process: LlamaProcess
-    client: OpenAIBackend
-
-    def close(self) -> None:
-        self.client.close()
-        self.process.close()
 
 
 class LlamaBackend(ModelServer):
@@ -178,7 +163,7 @@ class LlamaBackend(ModelServer):
         if len(self._files) < len(paths):
             raise UsageError(f"--gguf {url} {mutator}: both models would be {paths[0].stem!r}; rename one file")
         self._slots, self._settings = pool_size, settings
-        self._running: dict[str, _Running] = {}
+        self._running: dict[str, LlamaProcess] = {}
         self._restarts = dict.fromkeys(self._files, 0)
         self._digests: dict[str, str] = {}
         self._is_closed = False
@@ -268,21 +253,6 @@ class LlamaBackend(ModelServer):
 
     def complete(self, request: ChatRequest) -> Completion:
         """Return the reply; a prompt that does not fit the context is not sent."""
-        return self._call(request, lambda client: client.complete(request))
-
-    def complete_json(self, request: ChatRequest, schema: Mapping[str, Any], *, think: bool = False) -> Completion:
-        """Return the reply to a request for JSON of a schema."""
-        return self._call(request, lambda client: client.complete_json(request, schema, think=think))
-
-    def close(self) -> None:
-        """Cancel the calls in flight and end the processes; idempotent."""
-        with self._lock:
-            self._is_closed = True
-            running, self._running = self._running, {}
-        for one in running.values():
-            one.close()
-
-    def _call(self, request: ChatRequest, once: Callable[[OpenAIBackend], Completion]) -> Completion:
         if request.model not in self._files:
             message = f"there is no model {request.model!r}; --gguf has {', '.join(self._files)}"
             return Completion.failed("model_missing", message)
@@ -291,7 +261,15 @@ class LlamaBackend(ModelServer):
         except QueryMutatorError as error:
             return Completion.failed("cancelled" if self._is_closed else "server", str(error))
         too_long = self._too_long(client, request)
-        return once(client) if too_long is None else Completion(error=too_long)
+        return client.complete(request) if too_long is None else Completion(error=too_long)
+
+    def close(self) -> None:
+        """Cancel the calls in flight and end the processes; idempotent."""
+        with self._lock:
+            self._is_closed = True
+            running, self._running = self._running, {}
+        for process in running.values():
+            process.close()
 
     def _too_long(self, client: OpenAIBackend, request: ChatRequest) -> ErrorInfo | None:
         """Return the error for a prompt that does not fit the context, by the model's own count of a long one."""
@@ -309,33 +287,25 @@ class LlamaBackend(ModelServer):
     def _loaded(self, name: str) -> OpenAIBackend:
         """Return the client of a model's process, started if need be; QueryMutatorError when it cannot be."""
         running = self._running.get(name)
-        if running is not None and running.process.is_alive:
+        if running is not None and running.is_alive:
             return running.client
         with self._lock:
             if self._is_closed:
                 raise UsageError("the run has ended")
             running = self._running.get(name)
-            if running is None or not running.process.is_alive:
+            if running is None or not running.is_alive:
                 running = self._running[name] = self._start(name, before=running)
             return running.client
 
-    def _start(self, name: str, *, before: _Running | None) -> _Running:
-        """Start a model's process, with the port and key of the one `before`, which crashed."""
+    def _start(self, name: str, *, before: LlamaProcess | None) -> LlamaProcess:
+        """Start a model's process, in place of the one `before`, which crashed."""
         require_xllamacpp()
-        check_file(self._files[name])
-        port, key = 0, None
+        path, sizes = self._files[name], {"slots": self._slots, "context": self._context}
+        check_file(path)
         if before is not None:
-            self._count_restart(name)
+            self._restarts[name] += 1
+            if self._restarts[name] > MAX_RESTARTS:
+                raise UsageError(f"llama.cpp crashed {self._restarts[name]} times with {path}")
+            logger.warning("llama.cpp crashed with %s; it is started again", path)
             before.close()
-            port, key = before.process.port, before.process.key
-        process = LlamaProcess(
-            self._files[name], name=name, slots=self._slots, context=self._context, port=port, key=key
-        )
-        environ = {OpenAIBackend.key_variable: process.key}
-        return _Running(process, OpenAIBackend(process.url, environ=environ, pool_size=self._slots, **self._settings))
-
-    def _count_restart(self, name: str) -> None:
-        self._restarts[name] += 1
-        if self._restarts[name] > MAX_RESTARTS:
-            raise UsageError(f"llama.cpp crashed {self._restarts[name]} times with {self._files[name]}")
-        logger.warning("llama.cpp crashed with %s; it is started again", self._files[name])
+        return LlamaProcess(path, name=name, before=before, **sizes, **self._settings)

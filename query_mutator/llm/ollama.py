@@ -6,11 +6,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from query_mutator.errors import ModelMissingError
 from query_mutator.llm.address import DEFAULT_URL
-from query_mutator.llm.client import INFO_TIMEOUT_S, shown_names
+from query_mutator.llm.client import INFO_TIMEOUT_S
 from query_mutator.llm.http_server import HttpServer, names_in, rows_in
-from query_mutator.registry import nearest
 from query_mutator.types import ChatRequest, Completion, ErrorInfo, Json, wire_text
 
 _SHORT_CHARS = 100  # of a version or digest
@@ -31,11 +29,14 @@ class OllamaBackend(HttpServer):
     has_runner_options = True
     reports_queue = True
     more_models = "run `ollama pull qwen2.5:3b`"
+    fetch_model = "run `ollama pull {name}`"
     more_slots = "OLLAMA_NUM_PARALLEL={slots} ollama serve"
     more_loaded = "OLLAMA_MAX_LOADED_MODELS=2 ollama serve, if there is memory for both"
     more_context = "give a larger --num-ctx"
     sends_think = True
     start_advice = "start it with `ollama serve`, or give --ollama-url, --openai-url or --gguf FILE (smollm2 to try)"
+    key_advice = "for a server that needs a token see docs/how-to/add-a-backend.md"
+    completion = staticmethod(Completion.from_ollama)
     chat_path = "/api/chat"
     embed_path = "/api/embed"
 
@@ -46,18 +47,6 @@ class OllamaBackend(HttpServer):
     def models(self, *, timeout_s: float = INFO_TIMEOUT_S) -> tuple[str, ...]:
         """Return the names of the installed models, with their tags."""
         return names_in(self._listed("/api/tags", timeout_s=timeout_s), "name", "model")
-
-    def require_model(self, name: str) -> str:
-        """Return the installed model's full name; ModelMissingError with the command that fetches it."""
-        installed = self.models()
-        if with_tag(name) in installed:
-            return with_tag(name)
-        installed = self.text_models() or ()
-        close = nearest(with_tag(name), installed)
-        hint = f", or did you mean {close}?" if close else ""
-        raise ModelMissingError(
-            f"{self.url} has no model {name!r}: run `ollama pull {name}`{hint} (installed: {shown_names(installed)})"
-        )
 
     def writes_text(self, model: str) -> bool | None:
         """Return whether a model has the capability "completion"; None from servers that report none."""
@@ -106,36 +95,14 @@ class OllamaBackend(HttpServer):
         found = f" (loaded with num_ctx={context})" if context else " (context unknown; give --num-ctx)"
         return f"{requested}{found}, keep_alive={self.keep_alive}, think=false; the same for every call"
 
-    def hint(self, error: ErrorInfo) -> str:
-        """Return how to send a token, for an error about a missing one."""
-        return (
-            "; for a server that needs a token see docs/how-to/add-a-backend.md" if error.status in (401, 403) else ""
-        )
-
     def chat_body(self, request: ChatRequest) -> Json:
         """Return the body of /api/chat."""
         return chat_payload(request, keep_alive=self.keep_alive, runner_options=self.runner_options)
-
-    def json_fields(self, schema: Mapping[str, Any]) -> Json:
-        """Return Ollama's field for a JSON schema."""
-        return {"format": schema}
-
-    def completion(self, reply: Json, *, latency_s: float) -> Completion:
-        """Return the record of a reply."""
-        return Completion.from_ollama(reply, latency_s=latency_s)
-
-    def first_logprobs(self, reply: Json) -> list[Json]:
-        """Return the most probable first tokens, which a server has from 0.12.11 on."""
-        return list(reply["logprobs"][0]["top_logprobs"])
 
     def embed_body(self, model: str, texts: Sequence[str]) -> Json:
         """Return the body of /api/embed."""
         body: Json = {"model": model, "input": list(texts), "keep_alive": self.keep_alive, "truncate": False}
         return {**body, "options": self.runner_options} if self.runner_options else body
-
-    def rows(self, reply: Json) -> list[list[float]]:
-        """Return the embeddings in a reply; that of an empty text is an empty row."""
-        return list(reply["embeddings"])
 
     def _listed(self, path: str, *, timeout_s: float = INFO_TIMEOUT_S) -> list[Json]:
         return self.info(path, lambda reply: rows_in(reply, "models"), timeout_s=timeout_s)
@@ -170,7 +137,7 @@ def chat_payload(request: ChatRequest, *, keep_alive: str, runner_options: Mappi
     options: dict[str, Any] = {"temperature": request.temperature, "num_predict": request.max_tokens}
     if request.seed is not None:
         options["seed"] = request.seed
-    return {
+    body = {
         "model": request.model,
         "messages": [{"role": message.role, "content": message.content} for message in request.messages],
         "stream": False,
@@ -180,3 +147,4 @@ def chat_payload(request: ChatRequest, *, keep_alive: str, runner_options: Mappi
         "options": {**options, **request.options, **(runner_options or {})},
         "keep_alive": keep_alive,
     }
+    return body if request.json_schema is None else {**body, "format": request.json_schema}

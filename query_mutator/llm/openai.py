@@ -14,18 +14,9 @@ from urllib.parse import urlsplit
 from query_mutator.errors import BackendError, ModelMissingError, ServerDownError, UsageError
 from query_mutator.llm.address import server_url
 from query_mutator.llm.client import INFO_TIMEOUT_S
-from query_mutator.llm.http_server import HttpServer, names_in, rows_in
+from query_mutator.llm.http_server import HttpServer, completion_of, names_in, rows_in
 from query_mutator.llm.transport import Transport
-from query_mutator.types import (
-    MAX_NAME_CHARS,
-    ChatRequest,
-    Completion,
-    ErrorInfo,
-    Json,
-    logprob_fields,
-    wire_number,
-    wire_text,
-)
+from query_mutator.types import ChatRequest, ErrorInfo, Json
 
 #: Hosts whose newer models refuse the older name of this field; other servers know the older one only.
 _NEW_TOKEN_FIELD = {"api.openai.com": "max_completion_tokens"}
@@ -45,6 +36,7 @@ class OpenAIBackend(HttpServer):
     more_slots = "start it with {slots} slots (vLLM --max-num-seqs, llama-server --parallel)"
     more_context = "start it with a larger context (vLLM --max-model-len, llama-server --ctx-size)"
     start_advice = "check --openai-url"
+    completion = staticmethod(completion_of)
     chat_path = "/chat/completions"
     embed_path = "/embeddings"
 
@@ -58,10 +50,11 @@ class OpenAIBackend(HttpServer):
     ) -> None:
         options = dict(runner_options or {})
         self._num_ctx = _positive(options.pop("num_ctx", None))
-        self._key = environ.get(self.key_variable, "").strip()
-        if not (self._key.isascii() and (self._key.isprintable() or not self._key)):
+        key = environ.get(self.key_variable, "").strip()
+        if not (key.isascii() and (key.isprintable() or not key)):
             raise UsageError(f"{self.key_variable} has characters that cannot be in a key; set it again")
-        self._headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
+        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self.key_advice = f"the server refuses the key in {self.key_variable}" if key else f"set {self.key_variable}"
         super().__init__(base_url(url), headers=self._headers, runner_options=options, **settings)
         self._answered: set[str] = set()  # models that a server without a list of them has
         self._token_field = token_field(self.url)
@@ -125,31 +118,9 @@ class OpenAIBackend(HttpServer):
         """Return the body of /chat/completions."""
         return chat_payload(request, token_field=self._token_field)
 
-    def json_fields(self, schema: Mapping[str, Any]) -> Json:
-        """Return OpenAI's field for a JSON schema."""
-        return {
-            "response_format": {
-                "type": "json_schema",
-                "json_schema": {"name": "reply", "strict": True, "schema": schema},
-            }
-        }
-
-    def completion(self, reply: Json, *, latency_s: float) -> Completion:
-        """Return the record of a reply."""
-        return completion_of(reply, latency_s=latency_s)
-
-    def first_logprobs(self, reply: Json) -> list[Json]:
-        """Return the most probable first tokens."""
-        return list(reply["choices"][0]["logprobs"]["content"][0]["top_logprobs"])
-
     def embed_body(self, model: str, texts: Sequence[str]) -> Json:
         """Return the body of /embeddings."""
         return {"model": model, "input": list(texts), "encoding_format": "float"}
-
-    def rows(self, reply: Json) -> list[list[float]]:
-        """Return the embeddings in a reply, in the order of their indices."""
-        rows = {int(row["index"]): row["embedding"] for row in reply["data"]}
-        return [rows[index] for index in range(len(rows))]
 
     def _listed(self, *, timeout_s: float = INFO_TIMEOUT_S) -> list[Json]:
         """Return the list of models, [] from a server that has none; ServerDownError when nothing answers."""
@@ -172,12 +143,6 @@ class OpenAIBackend(HttpServer):
             if body is None:
                 return root.get(path, timeout_s=timeout_s)
             return root.post(path, body, timeout_s=timeout_s)
-
-    def hint(self, error: ErrorInfo) -> str:
-        """Return where the key comes from, for an error about it."""
-        if error.status not in (401, 403):
-            return ""
-        return f"; the server refuses the key in {self.key_variable}" if self._key else f"; set {self.key_variable}"
 
 
 def _positive(value: object) -> int | None:
@@ -206,33 +171,7 @@ def chat_payload(request: ChatRequest, *, token_field: str = "max_tokens") -> Js
     }
     if request.seed is not None:
         payload["seed"] = request.seed
+    if request.json_schema is not None:
+        schema = {"name": "reply", "strict": True, "schema": request.json_schema}
+        payload["response_format"] = {"type": "json_schema", "json_schema": schema}
     return payload
-
-
-def completion_of(payload: Mapping[str, Any], *, latency_s: float = 0.0) -> Completion:
-    """Return the record of one chat completion; its times are known where a server adds `timings` (llama-server)."""
-    if payload.get("error"):
-        said = payload["error"]
-        return Completion.failed("server", str(said.get("message", said) if isinstance(said, dict) else said))
-    choice = payload["choices"][0]
-    message, usage, timings = choice["message"], payload.get("usage") or {}, payload.get("timings") or {}
-    logprobs = choice.get("logprobs") or {}
-    text = wire_text(message.get("content") or message.get("refusal")).strip()
-    error = None
-    if not choice.get("finish_reason"):
-        error = ErrorInfo(kind="incomplete", message="the reply stopped before it was done")
-    elif not text:
-        error = ErrorInfo(kind="empty", message="the reply has no text")
-    return Completion(
-        text=text if error is None else "",
-        model=wire_text(payload.get("model"))[:MAX_NAME_CHARS],
-        error=error,
-        prompt_tokens=int(wire_number(usage.get("prompt_tokens"))),
-        completion_tokens=int(wire_number(usage.get("completion_tokens"))),
-        total_s=latency_s if timings else 0.0,
-        prompt_eval_s=wire_number(timings.get("prompt_ms")) / 1000,
-        eval_s=wire_number(timings.get("predicted_ms")) / 1000,
-        latency_s=latency_s,
-        hit_limit=choice.get("finish_reason") == "length",
-        **logprob_fields(logprobs.get("content")),
-    )

@@ -23,8 +23,7 @@ from query_mutator.data.logs import LoggedReply
 from query_mutator.data.split import Split, target_key
 from query_mutator.env.engine import EpisodeEngine
 from query_mutator.env.episode import Asked, Attempt, QuestionMemory, Rewriting
-from query_mutator.env.flow import Call, Flow, Need, map_needs
-from query_mutator.env.scheduling import PooledScheduler
+from query_mutator.env.scheduling import Call, Flow, Need, PooledScheduler, map_needs
 from query_mutator.env.task import Task
 from query_mutator.errors import DatasetError
 from query_mutator.forms import FORMS

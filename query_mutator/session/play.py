@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from ppo.frozen import InferencePolicy
 from query_mutator.env.engine import EpisodeEngine
 from query_mutator.env.episode import Asked
-from query_mutator.env.flow import Call, Flow, Need, map_needs
+from query_mutator.env.scheduling import Call, Flow, Need, map_needs
 from query_mutator.errors import TooManyFailuresError
 from query_mutator.llm.cache import CallTotals
 from query_mutator.types import AS_IS, ASK, CONTROLS, Completion, ErrorInfo, FloatArray

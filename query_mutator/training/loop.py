@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ppo.collect import NotFiniteError, require_finite
-from query_mutator.env.infos import of_step, rows_of
+from query_mutator.env.vector import of_step, rows_of
 from query_mutator.errors import UsageError
 from query_mutator.learners.learner import Learner, Steps, last_obs
 from query_mutator.llm.store import Store

@@ -23,7 +23,7 @@ from query_mutator.apply.proxy.metrics import Metrics
 from query_mutator.apply.proxy.server import Access, ClientLimits
 from query_mutator.apply.proxy.upstream import Address, Upstream
 from query_mutator.encoder import Encoder
-from query_mutator.env.flow import Flow
+from query_mutator.env.scheduling import Flow
 from query_mutator.env.task import CallSettings, Task, build_task
 from query_mutator.forms import Form
 from query_mutator.learners.plan import Plan, plan_policy, plan_task

@@ -16,8 +16,7 @@ from pathlib import Path
 import pytest
 
 from query_mutator.encoder import Encoder
-from query_mutator.env.flow import Call, Flow
-from query_mutator.env.scheduling import run_flow_async
+from query_mutator.env.scheduling import Call, Flow, run_flow_async
 from query_mutator.files.json_lines import read_json_lines
 from query_mutator.llm.cache import Cache
 from query_mutator.llm.cancellation import complete_in_thread

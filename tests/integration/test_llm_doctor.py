@@ -12,8 +12,7 @@ import pytest
 
 from query_mutator.commands.main import main
 from query_mutator.encoder import resolve_encoder
-from query_mutator.env.flow import Encode, Flow
-from query_mutator.env.scheduling import PooledScheduler
+from query_mutator.env.scheduling import Encode, Flow, PooledScheduler
 from query_mutator.errors import BackendError, ServerDownError, UsageError
 from query_mutator.llm.checkup import context_sentence, schema_sentence
 from query_mutator.llm.client import ModelServer

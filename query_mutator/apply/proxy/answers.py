@@ -27,8 +27,7 @@ from query_mutator.apply.proxy import chat
 from query_mutator.apply.proxy.chat import ChatCall
 from query_mutator.apply.proxy.metrics import Metrics
 from query_mutator.apply.proxy.upstream import Headers, Upstream, UpstreamError, end_to_end, slices
-from query_mutator.env.flow import Flow
-from query_mutator.env.scheduling import run_flow_async
+from query_mutator.env.scheduling import Flow, run_flow_async
 from query_mutator.forms import Framed
 from query_mutator.llm.cancellation import complete_in_thread
 from query_mutator.llm.http_server import REFUSALS

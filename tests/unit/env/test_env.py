@@ -19,12 +19,14 @@ from stable_baselines3 import PPO
 
 from query_mutator.adapters.sb3 import GymVecEnv
 from query_mutator.encoder import CachedEncoder, Encoder, HashEncoder
-from query_mutator.env.flow import Call, Encode, Flow, Prepare
 from query_mutator.env.observation import AnswerFeatures, Observer, Projection
 from query_mutator.env.scheduling import (
+    Call,
+    Encode,
+    Flow,
     PooledScheduler,
+    Prepare,
     Scheduler,
-    SequentialScheduler,
     run_flow,
 )
 from query_mutator.env.task import EpisodeRules, Task
@@ -643,9 +645,7 @@ def make(request: pytest.FixtureRequest, hash_encoder: Encoder) -> Iterator[Make
 
     def build(client: Client) -> Scheduler:
         shared = {"client": client, "encoder": hash_encoder, "retry_policy": AT_ONCE_TWICE}
-        scheduler = (
-            PooledScheduler(**shared, batch_size=request.param) if request.param else SequentialScheduler(**shared)
-        )
+        scheduler = PooledScheduler(**shared, batch_size=request.param) if request.param else Scheduler(**shared)
         made.append(scheduler)
         return scheduler
 

@@ -17,9 +17,9 @@ from query_mutator.confidence import Attempt
 from query_mutator.encoder import resolve_encoder
 from query_mutator.errors import BackendError, ModelMissingError, ServerDownError, UsageError
 from query_mutator.llm.backends import resolve_backend
-from query_mutator.llm.http_server import HttpServer
+from query_mutator.llm.http_server import HttpServer, completion_of
 from query_mutator.llm.ollama import OllamaBackend, chat_payload, with_tag
-from query_mutator.llm.openai import OpenAIBackend, base_url, completion_of
+from query_mutator.llm.openai import OpenAIBackend, base_url
 from query_mutator.llm.openai import chat_payload as openai_payload
 from query_mutator.testing import FaultPlan, StubServer, start_server
 from query_mutator.types import ChatRequest, Completion, ErrorInfo, Message, without_thought
@@ -284,13 +284,23 @@ def test_the_key_is_in_no_repr_and_a_bad_one_is_refused_unseen(keyed: OpenAIBack
     assert KEY not in str(caught.value)
 
 
+class _NoKey(_NoList):
+    """Refuses every key."""
+
+    def do_GET(self) -> None:
+        self._answer(401, {"error": {"message": "bad token"}})
+
+
 @pytest.mark.parametrize(
     ("environ", "advice"),
     [({}, "; set OPENAI_API_KEY"), ({"OPENAI_API_KEY": KEY}, "refuses the key in OPENAI_API_KEY")],
 )
 def test_a_refused_key_names_its_variable(environ: dict[str, str], advice: str) -> None:
-    refused = ErrorInfo(kind="request", message="bad token", status=401)
-    assert advice in OpenAIBackend("127.0.0.1:1", environ=environ).hint(refused)
+    with ThreadingHTTPServer(("127.0.0.1", 0), _NoKey) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with pytest.raises(BackendError, match=advice):
+            OpenAIBackend(f"127.0.0.1:{server.server_port}", environ=environ).models()
+        server.shutdown()
 
 
 def test_times_are_read_where_a_server_adds_them() -> None:

@@ -20,7 +20,7 @@ from query_mutator import forms
 from query_mutator.encoder import Encoder
 from query_mutator.env.engine import EpisodeEngine
 from query_mutator.env.episode import QuestionMemory
-from query_mutator.env.flow import Call, Encode, Flow
+from query_mutator.env.scheduling import Call, Encode, Flow
 from query_mutator.env.task import EpisodeRules, Task
 from query_mutator.errors import BackendError
 from query_mutator.evaluation.methods import Evaluator
