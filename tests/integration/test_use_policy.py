@@ -248,9 +248,9 @@ def test_no_more_calls_than_allowed_and_still_an_answer(rewriter: Rewriter) -> N
     free = {text: rewriter.rewrite(text) for text in TEXTS}
     for most in range(1, 6):
         for text in TEXTS:
-            before = rewriter.models.calls.eval_counted.totals.calls
+            before = rewriter.models.calls.eval_client.totals.calls
             bounded = rewriter.rewrite(text, max_calls=most)
-            assert rewriter.models.calls.eval_counted.totals.calls - before <= most
+            assert rewriter.models.calls.eval_client.totals.calls - before <= most
             assert bounded.calls <= most
             assert bounded.answer
             if free[text].calls <= most:
