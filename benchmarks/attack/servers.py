@@ -109,7 +109,6 @@ def _questions(stack: ClientStack, server: ModelServer) -> list[Any]:
         lambda: server.context(MODEL),
         lambda: server.slots(MODEL),
         lambda: server.describe_model(MODEL),
-        lambda: server.describe_options(MODEL),
         lambda: stack.require_models([MODEL]),
     ]
 

@@ -131,7 +131,6 @@ def _calls(server: ModelServer, models: Sequence[str], config: DoctorConfig) -> 
     probe = None
     if config.probe:
         probe = measure_calls(server, [server], models[0], width=config.probe_width, budget_s=config.probe_s)
-    yield Finding("options", server.describe_options(models[0]))
     yield Finding("context", context_sentence(server, models[0], reply_tokens=config.target_max_tokens))
     if probe is None:
         return 0

@@ -209,10 +209,6 @@ class ModelServer(Client, Protocol):
         """Return one line about an existing model, for `qm doctor`."""
         return "available"
 
-    def describe_options(self, model: str) -> str:
-        """Return one line about the options that every call carries, for `qm doctor`."""
-        return "the server's own"
-
     def model_info(self, model: str) -> Mapping[str, Any]:
         """Return the figures the server gives for a model, as "llama.block_count"; {} without any."""
         return {}

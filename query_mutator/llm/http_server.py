@@ -37,9 +37,6 @@ _TOP_LOGPROBS = 20  # the most that OpenAI and Ollama give
 _NO_LOGPROBS = "the reply has no log probabilities; use a server that gives them (Ollama 0.12.11, vLLM, llama-server)"
 _MAX_NAMES = 10_000  # of models: the nearest name to a wrong one is looked for among them
 
-TEMPLATE_TOKENS = 64  # what a chat template adds to a prompt, generously
-USUAL_CONTEXT = 2048  # tokens; no server has less by default
-
 
 class HttpServer(ModelServer):
     """A model server behind HTTP. Never reaches loopback through a proxy; `headers` go with every request."""

@@ -27,9 +27,8 @@ from query_mutator.errors import BackendError, QueryMutatorError, UsageError
 from query_mutator.files.gguf_file import check_file, digest_of, gguf_path, model_name, size_bytes
 from query_mutator.llm import llama_child
 from query_mutator.llm.client import INFO_TIMEOUT_S, ModelServer
-from query_mutator.llm.http_server import TEMPLATE_TOKENS
 from query_mutator.llm.openai import OpenAIBackend
-from query_mutator.types import ChatRequest, Completion, ErrorInfo
+from query_mutator.types import ChatRequest, Completion
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +48,12 @@ def require_xllamacpp() -> str:
     if importlib.util.find_spec("xllamacpp") is None:
         raise UsageError("--gguf needs the package xllamacpp; install it with `pip install 'query-mutator[llama]'`")
     return version("xllamacpp")
+
+
+class _Client(OpenAIBackend):
+    """The client of a process."""
+
+    more_context = "give a larger --num-ctx, if the model has one"
 
 
 class LlamaProcess:
@@ -80,7 +85,7 @@ class LlamaProcess:
         try:
             self._send_key()
             environ = {OpenAIBackend.key_variable: self._key}
-            self.client = OpenAIBackend(self._ready_url(), environ=environ, pool_size=slots, **settings)
+            self.client = _Client(self._ready_url(), environ=environ, pool_size=slots, **settings)
         except BaseException:
             self.close()
             raise
@@ -144,7 +149,7 @@ class LlamaBackend(ModelServer):
     runs_files = True
     more_models = "give their files to --gguf"
     more_slots = "give --batch-size {slots}"
-    more_context = "give a larger --num-ctx, if the model has one"
+    more_context = _Client.more_context
 
     def __init__(
         self,
@@ -233,10 +238,6 @@ class LlamaBackend(ModelServer):
         path = self._files[model]
         return f"{path}, {path.stat().st_size / 1e6:,.1f} MB, {self.digest(model)[:12]}"
 
-    def describe_options(self, model: str) -> str:
-        """Return the context of a call."""
-        return f"a context of {self.context(model)} tokens for each of {self._slots} slots"
-
     def slots(self, model: str) -> int:
         """Return how many calls a model works on at once."""
         return self._slots
@@ -252,7 +253,7 @@ class LlamaBackend(ModelServer):
     # --- calls -----------------------------------------------------------------------------------------------------
 
     def complete(self, request: ChatRequest) -> Completion:
-        """Return the reply; a prompt that does not fit the context is not sent."""
+        """Return the reply, or a Completion that carries the error."""
         if request.model not in self._files:
             message = f"there is no model {request.model!r}; --gguf has {', '.join(self._files)}"
             return Completion.failed("model_missing", message)
@@ -260,8 +261,7 @@ class LlamaBackend(ModelServer):
             client = self._loaded(request.model)
         except QueryMutatorError as error:
             return Completion.failed("cancelled" if self._is_closed else "server", str(error))
-        too_long = self._too_long(client, request)
-        return client.complete(request) if too_long is None else Completion(error=too_long)
+        return client.complete(request)
 
     def close(self) -> None:
         """Cancel the calls in flight and end the processes; idempotent."""
@@ -270,19 +270,6 @@ class LlamaBackend(ModelServer):
             running, self._running = self._running, {}
         for process in running.values():
             process.close()
-
-    def _too_long(self, client: OpenAIBackend, request: ChatRequest) -> ErrorInfo | None:
-        """Return the error for a prompt that does not fit the context, by the model's own count of a long one."""
-        context = client.known_context(request.model)
-        texts = [message.content for message in request.messages]
-        longest = sum(len(text.encode("utf-8", "replace")) for text in texts)  # a token has at least one byte
-        if context is None or longest + TEMPLATE_TOKENS < context:
-            return None
-        tokens = client.count_tokens(request.model, "\n".join(texts)) or 0
-        if tokens < context:
-            return None
-        message = f"a prompt of {tokens} tokens does not fit the context of {context} tokens; {self.more_context}"
-        return ErrorInfo(kind="prompt_too_long", message=message)
 
     def _loaded(self, name: str) -> OpenAIBackend:
         """Return the client of a model's process, started if need be; QueryMutatorError when it cannot be."""

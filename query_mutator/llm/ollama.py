@@ -87,14 +87,6 @@ class OllamaBackend(HttpServer):
         capabilities = ", ".join(map(_short, found[:_MAX_CAPABILITIES])) if isinstance(found, list) else ""
         return f"installed, {self.digest(model)[:12]}, {capabilities or 'capabilities unknown'}"
 
-    def describe_options(self, model: str) -> str:
-        """Return the options that every call carries, and the context length they lead to."""
-        num_ctx = self.runner_options.get("num_ctx")
-        requested = "the server's own num_ctx" if num_ctx is None else f"num_ctx={num_ctx}"
-        context = self.context(model)
-        found = f" (loaded with num_ctx={context})" if context else " (context unknown; give --num-ctx)"
-        return f"{requested}{found}, keep_alive={self.keep_alive}, think=false; the same for every call"
-
     def chat_body(self, request: ChatRequest) -> Json:
         """Return the body of /api/chat."""
         return chat_payload(request, keep_alive=self.keep_alive, runner_options=self.runner_options)

@@ -103,17 +103,6 @@ class OpenAIBackend(HttpServer):
         reported = row.get("max_model_len") or (meta.get("n_ctx") if isinstance(meta, dict) else None)
         return min(filter(None, (_positive(reported), self._num_ctx)), default=None)
 
-    def describe_options(self, model: str) -> str:
-        """Return the context of a call, as far as it is known."""
-        context = self.context(model)
-        return f"the server's own, a context of {context} tokens" if context else "context unknown; give --num-ctx"
-
-    def count_tokens(self, model: str, text: str) -> int | None:
-        """Return the tokens of a text as `/tokenize` counts them (llama-server, vLLM)."""
-        reply = self._at_root("/tokenize", {"model": model, "content": text, "prompt": text})
-        tokens = reply.get("tokens")
-        return _positive(reply.get("count")) or (len(tokens) if isinstance(tokens, list) else None)
-
     def chat_body(self, request: ChatRequest) -> Json:
         """Return the body of /chat/completions."""
         return chat_payload(request, token_field=self._token_field)

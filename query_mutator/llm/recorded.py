@@ -103,10 +103,6 @@ class RecordedBackend(ModelServer):
         head = self.recording.head
         return f"{head.rows:,} replies, recorded {head.date} with {head.made_with} from {head.model_sha256[:12]}"
 
-    def describe_options(self, model: str) -> str:
-        """Return where the options come from."""
-        return "those of the recording"
-
     def slots(self, model: str) -> int:
         """Return the calls in flight, all of which are answered at once."""
         return self._slots

@@ -63,7 +63,7 @@ def test_a_server_as_it_comes_is_told_to_take_more_slots(capsys: pytest.CaptureF
     assert lines["server"] == [f"Ollama 0.1.0+testing at {url}"]
     assert lines["model"][0].startswith("echo:latest: installed, ")
     assert lines["model"][0].endswith("completion")
-    assert "loaded with num_ctx=4096" in lines["options"][0]
+    assert lines["context"][0].startswith("4096 tokens")
     assert slots_of(lines) == ["about 1"]
     assert lines["advice"][0].startswith(DEFAULT_ADVICE)
     assert "batching cannot help" in lines["advice"][0]
@@ -74,7 +74,7 @@ def test_a_server_with_enough_slots_gets_no_advice(capsys: pytest.CaptureFixture
     assert slots_of(lines) == ["about 8"]
     assert lines["advice"] == ["ready for --batch-size 8"]
     assert lines["set"][0].startswith("--batch-size 8 --num-processes 16: at most ")
-    assert lines["options"][0].startswith("num_ctx=2048 (loaded with num_ctx=2048)")
+    assert lines["context"][0].startswith("2048 tokens")
 
 
 def test_a_missing_model_is_named_with_the_command_that_fetches_it(capsys: pytest.CaptureFixture[str]) -> None:
@@ -209,9 +209,10 @@ def test_a_server_that_refuses_a_schema_or_has_none_is_reported() -> None:
         ours.close()
 
     class Other(ModelServer):
-        pass
+        def complete(self, request: ChatRequest) -> Completion:
+            return Completion(text="no JSON")
 
-    assert "a model server cannot be asked for JSON of a schema" in schema_sentence(Other("x"), "m")
+    assert "do not rely on JSON" in schema_sentence(Other("x"), "m")
     assert context_sentence(Other("x"), "m").startswith("unknown")
 
 
@@ -340,7 +341,6 @@ def test_a_server_that_reports_no_context_is_believed_to_have_num_ctx(server: St
     request = ChatRequest.user("word " * 5000, model="upper")  # Ollama's OpenAI routes cut it to the default, 4,096
     unaware, aware = OpenAIBackend(server.url), OpenAIBackend(server.url, runner_options={"num_ctx": 4096})
     assert unaware.complete(request).prompt_tokens == 4096
-    assert "context unknown; give --num-ctx" in unaware.describe_options("upper")
     error = aware.complete(request).error
     assert error is not None
     assert error.kind == "prompt_too_long"
