@@ -27,14 +27,16 @@ from query_mutator.llm.backends import (
     choose_backend,
     open_servers,
 )
-from query_mutator.llm.checkup import context_sentence, reload_sentence, schema_sentence
 from query_mutator.llm.client import ModelServer
 from query_mutator.llm.probe import (
     PROBE_TEXT,
     PROBE_TOKENS,
     PROBE_WIDTH,
     Probe,
+    context_sentence,
     measure_calls,
+    reload_sentence,
+    schema_sentence,
     slots_advice,
     together,
 )  # fmt: skip

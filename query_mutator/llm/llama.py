@@ -233,11 +233,6 @@ class LlamaBackend(ModelServer):
         """Return the sha256 of each file."""
         return tuple(map(self.digest, self._files))
 
-    def describe_model(self, model: str) -> str:
-        """Return size and digest of a model's file."""
-        path = self._files[model]
-        return f"{path}, {path.stat().st_size / 1e6:,.1f} MB, {self.digest(model)[:12]}"
-
     def slots(self, model: str) -> int:
         """Return how many calls a model works on at once."""
         return self._slots

@@ -98,11 +98,6 @@ class RecordedBackend(ModelServer):
         self.require_model(model)
         return self.recording.sha256
 
-    def describe_model(self, model: str) -> str:
-        """Return how many replies there are, and how they were made."""
-        head = self.recording.head
-        return f"{head.rows:,} replies, recorded {head.date} with {head.made_with} from {head.model_sha256[:12]}"
-
     def slots(self, model: str) -> int:
         """Return the calls in flight, all of which are answered at once."""
         return self._slots

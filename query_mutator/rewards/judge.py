@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 
 from query_mutator.files import decode_object
-from query_mutator.llm.checkup import JudgeForm
+from query_mutator.llm.probe import JudgeForm
 from query_mutator.types import ChatRequest, Completion, Message, read_part
 
 DEFAULT_RUBRIC = """\

@@ -31,7 +31,7 @@ from query_mutator.env.observation import Projection
 from query_mutator.env.task import CallSettings, EpisodeRules, Task, build_task
 from query_mutator.errors import DatasetError, KeywordError, UsageError
 from query_mutator.forms import Form
-from query_mutator.llm.checkup import JudgeForm, judge_form
+from query_mutator.llm.probe import JudgeForm, judge_form
 from query_mutator.llm.stack import ClientStack
 from query_mutator.operators import Operator, PromptOperator, local_rewrite
 from query_mutator.operators.english import english_words

@@ -19,8 +19,8 @@ from query_mutator.commands.main import main as qm
 from query_mutator.commands.main import main as qm_main
 from query_mutator.data import guard_questions
 from query_mutator.files.json_lines import read_json_lines
-from query_mutator.llm.checkup import judge_form
 from query_mutator.llm.openai import OpenAIBackend
+from query_mutator.llm.probe import judge_form
 from query_mutator.rewards import Judge
 from query_mutator.session.policy_file import read_policy
 from query_mutator.stats.agreement import agreement, cohen_kappa

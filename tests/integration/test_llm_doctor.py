@@ -14,11 +14,11 @@ from query_mutator.commands.main import main
 from query_mutator.encoder import resolve_encoder
 from query_mutator.env.scheduling import Encode, Flow, PooledScheduler
 from query_mutator.errors import BackendError, ServerDownError, UsageError
-from query_mutator.llm.checkup import context_sentence, schema_sentence
 from query_mutator.llm.client import ModelServer
 from query_mutator.llm.embeddings import encoder_named
 from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.openai import OpenAIBackend
+from query_mutator.llm.probe import context_sentence, schema_sentence
 from query_mutator.llm.retry import DEFAULT_POLICY
 from query_mutator.llm.stack import build_client
 from query_mutator.testing import StubServer, start_server

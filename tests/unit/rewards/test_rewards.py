@@ -21,9 +21,9 @@ from query_mutator.confidence import Attempt, plain_vote
 from query_mutator.confidence.features import feature_row
 from query_mutator.data.loaders import GENERAL_2
 from query_mutator.errors import UsageError
-from query_mutator.llm.checkup import JudgeForm, judge_form
 from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.openai import OpenAIBackend
+from query_mutator.llm.probe import JudgeForm, judge_form
 from query_mutator.operators.base import clean_rewrite
 from query_mutator.operators.guards import GUARDS, failed_guard
 from query_mutator.rewards import PARTS, Evidence, Judge, NoReward, Unscored, WeightedReward, is_not_sure, is_refusal
