@@ -9,8 +9,9 @@ O observation, A operators
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -43,62 +44,6 @@ FIRST_ANSWER_TRIES = 3  # of a failure that is transient: without the first answ
 MakeCall = Callable[[ChatRequest, str], Call]
 
 
-def score_answer(
-    task: Task,
-    index: int,
-    *,
-    asked: Asked,
-    answered: Completion,
-    vectors: Sequence[FloatArray],
-    call: Callable[[ChatRequest, int], Call],
-) -> Flow:
-    """Score the answer to a wording of question `index`; return the Attempt, or the ErrorInfo of a failed call.
-
-    What the form reads in the answer is scored. `vectors` are those of text and answer. Reward parts that ask a model
-    make calls, which `call` numbers from 1.
-    """
-    original, (text_vector, answer_vector), (text, form) = task.question_vectors[index], vectors, asked
-    evidence = Evidence(
-        question=task.questions[index],
-        rewrite=text,
-        answer=task.form_named(form).answer_in(answered.text),
-        question_vector=original,
-        rewrite_vector=text_vector,
-        answer_vector=answer_vector,
-        reference_vector=task.reference_vectors[index],
-    )
-    reward = yield from _reward_flow(evidence, task, call=call)
-    if isinstance(reward, ErrorInfo):
-        return reward
-    return Attempt(
-        text=text,
-        form=form,
-        answer=answered.text,
-        logprob=answered.logprob,
-        cut=answered.hit_limit if answered.model else None,
-        text_vector=text_vector,
-        answer_vector=answer_vector,
-        fit=cosine(text_vector, answer_vector),
-        closeness=cosine(original, answer_vector),
-        reward=reward,
-    )
-
-
-def _reward_flow(evidence: Evidence, task: Task, *, call: Callable[[ChatRequest, int], Call]) -> Flow:
-    scoring, reply, number = task.reward.score(evidence), None, 0
-    while True:
-        try:
-            request = scoring.send(reply)  # type: ignore[arg-type]
-        except StopIteration as stop:
-            return stop.value
-        except Unscored as error:
-            return ErrorInfo(kind="unscored", message=str(error))
-        number += 1
-        reply = yield call(request, number)
-        if not reply.ok:
-            return reply.error
-
-
 def _without_turn(request: ChatRequest, phase: str) -> Call:
     return Call(request)
 
@@ -123,6 +68,7 @@ class EpisodeEngine:
         self.timing: dict[str, float] = {}  # seconds of the calls of the current step
         self.guard: str | None = None  # that rejected the rewrite of the current step
         self._call = make_call
+        self._changes = {} if memory is None else memory.changes
         # The last observed wording, its answer, and their part of the observation.
         self._observed: tuple[str, Attempt | None, FloatArray] | None = None
 
@@ -177,7 +123,7 @@ class EpisodeEngine:
         error: ErrorInfo | None = None
         if name == UNDO:
             self._show_form(AS_IS)
-            episode.move((episode.original, AS_IS), self.task.rules.answer)
+            episode.move((episode.original, AS_IS))
         elif name not in (ASK, SUBMIT):
             error = yield from self._rewrite(action, asks_form=asks_at_end)
         if error is None and (
@@ -197,11 +143,10 @@ class EpisodeEngine:
         asked = episode.asked if asked is None else asked
         if asked in episode.known:
             return None
-        found = None if self.memory is None else self.memory.attempts.get(asked)
+        kept = {} if self.memory is None else self.memory.attempts
+        found = kept.get(asked)
         if found is None:
-            found = yield from self._answer(asked)
-            if self.memory is not None:
-                self.memory.attempts[asked] = found
+            found = kept[asked] = yield from self._answer(asked)
         else:
             episode.calls += 1
         if isinstance(found, ErrorInfo):
@@ -211,23 +156,19 @@ class EpisodeEngine:
         return None
 
     def _add(self, attempt: Attempt) -> None:
-        """Add an answer to the episode, and choose the best by the rule of the task."""
-        episode = self.episode
-        episode.add(attempt, self.task.rules.answer)
-        rule = self.task.rules.answer
+        """Add an answer to the episode, and choose the one that would be submitted by the rule of the task."""
+        episode, rule = self.episode, self.task.rules.answer
+        episode.known[attempt.asked] = attempt
+        episode.move(attempt.asked)
         if rule == "best":
+            episode.best = max(filter(None, (episode.best, attempt)), key=lambda one: one.rank)
             return
         kept = {} if self.memory is None else self.memory.chosen
-        key = (rule, *episode.known)
-        chosen = kept.get(key)
-        if chosen is None:
-            known = list(episode.known.values())
-            if rule == "learned":
-                found = self.task.submission(episode.index, known)
-                chosen = kept[key] = (found.index, found.of_all)
-            else:
-                chosen = kept[key] = (self.task.vote(episode.index, known), ())
-        episode.submit(*chosen)
+        key, known = (rule, *episode.known), list(episode.known.values())
+        if key not in kept:
+            kept[key] = self.task.choose(episode.index, known)
+        place, episode.p_right = kept[key]
+        episode.best = known[place]
 
     def _answer(self, asked: Asked) -> Flow:
         """Have the target answer a wording in a form; return the Attempt, or the error of a failed call."""
@@ -265,7 +206,7 @@ class EpisodeEngine:
         episode.used[action] = True
         if may_change:  # else the mask has it; an operator that needs the answer may get one later
             episode.tried.add((before, action))
-        episode.move(asked, self.task.rules.answer)
+        episode.move(asked)
         return None
 
     def _show_form(self, name: str) -> None:
@@ -280,11 +221,10 @@ class EpisodeEngine:
         is_local = self.task.is_local(action)
         if not is_local and not may_change:
             return self.episode.text
-        found = None if self.memory is None else self.memory.rewrites.get(self.wording(action))
+        kept, key = {} if self.memory is None else self.memory.rewrites, self.wording(action)
+        found = kept.get(key)
         if found is None:
-            found = yield from self._apply(action)
-            if self.memory is not None:
-                self.memory.rewrites[self.wording(action)] = found
+            found = kept[key] = yield from self._apply(action)
         else:
             self.episode.calls += not is_local
         if isinstance(found, ErrorInfo):
@@ -332,19 +272,53 @@ class EpisodeEngine:
         return completion
 
     def _attempt(self, asked: Asked, answered: Completion, *, phase: str) -> Flow:
-        """Embed and score an answer; return the Attempt, or the error of a failed call.
+        """Embed and score an answer as its form reads it; return the Attempt, or the error of a failed call.
 
         A reward part that asks a model is a cost of training, not of the policy: its calls are not in `episode.calls`.
         """
-        vectors = yield from self._vectors(asked[0], read_part(answered.text))
+        task, index, (text, form) = self.task, self.episode.index, asked
+        vectors = yield from self._vectors(text, read_part(answered.text))
         if isinstance(vectors, ErrorInfo):
             return vectors
+        original, (text_vector, answer_vector) = task.question_vectors[index], vectors
+        evidence = Evidence(
+            question=task.questions[index],
+            rewrite=text,
+            answer=task.form_named(form).answer_in(answered.text),
+            question_vector=original,
+            rewrite_vector=text_vector,
+            answer_vector=answer_vector,
+            reference_vector=task.reference_vectors[index],
+        )
+        reward = yield from self._reward(evidence, phase)
+        if isinstance(reward, ErrorInfo):
+            return reward
+        return Attempt(
+            text=text,
+            form=form,
+            answer=answered.text,
+            logprob=answered.logprob,
+            cut=answered.hit_limit if answered.model else None,
+            text_vector=text_vector,
+            answer_vector=answer_vector,
+            fit=cosine(text_vector, answer_vector),
+            closeness=cosine(original, answer_vector),
+            reward=reward,
+        )
 
-        def call(request: ChatRequest, number: int) -> Call:
-            return self._call(request, f"{phase} {number}")
-
-        index = self.episode.index
-        return (yield from score_answer(self.task, index, asked=asked, answered=answered, vectors=vectors, call=call))
+    def _reward(self, evidence: Evidence, phase: str) -> Flow:
+        """Return the Reward, or the ErrorInfo of a failed call; the calls of parts that ask a model count from 1."""
+        scoring, reply = self.task.reward.score(evidence), None
+        for number in itertools.count(1):
+            try:
+                request = scoring.send(reply)  # type: ignore[arg-type]
+            except StopIteration as stop:
+                return stop.value
+            except Unscored as error:
+                return ErrorInfo(kind="unscored", message=str(error))
+            reply = yield self._call(request, f"{phase} {number}")
+            if not reply.ok:
+                return reply.error
 
     def _vectors(self, text: str, answer: str) -> Flow:
         """Return the embeddings [D] of a wording and an answer, zeros for one that nothing reads, or an ErrorInfo."""
@@ -443,13 +417,10 @@ class EpisodeEngine:
         """Return whether an action may change the current question or its form; without a local test it may."""
         if form := self.task.form_of(action):
             return form.name != self.episode.form
-        if self.memory is None:
-            return self.task.would_change(action, self.episode.text, self._context())
         key = self.wording(action)
-        found = self.memory.changes.get(key)
-        if found is None:
-            found = self.memory.changes[key] = self.task.would_change(action, self.episode.text, self._context())
-        return found
+        if key not in self._changes:
+            self._changes[key] = self.task.would_change(action, self.episode.text, self._context())
+        return self._changes[key]
 
     def observe(self) -> FloatArray:
         """Return the observation [O]."""

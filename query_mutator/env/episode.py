@@ -133,22 +133,9 @@ class Episode:
         """Return whether an action was taken on the current wording."""
         return (self.text, action) in self.tried
 
-    def add(self, attempt: Attempt, rule: AnswerRule) -> None:
-        """Add an answer, and make what was asked the current wording and form."""
-        self.known[attempt.asked] = attempt
-        self.move(attempt.asked, rule)
-
-    def move(self, asked: Asked, rule: AnswerRule) -> None:
-        """Make a wording and form the current ones; their answer, if there is one, may become the best."""
+    def move(self, asked: Asked) -> None:
+        """Make a wording and form the current ones."""
         self.text, self.form = asked
-        if self.current is not None:
-            if rule in ("vote", "learned"):  # by all answers at once
-                return
-            self.best = max(filter(None, (self.best, self.current)), key=lambda attempt: attempt.rank)
-
-    def submit(self, place: int, p_right: tuple[float, ...]) -> None:
-        """Make the answer at a place among all that is known the best; `p_right` of them, by the rule `learned`."""
-        self.best, self.p_right = list(self.known.values())[place], p_right
 
     @property
     def assurance(self) -> float:

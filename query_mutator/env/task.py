@@ -12,7 +12,7 @@ import numpy as np
 
 from query_mutator import forms as form_registry
 from query_mutator.confidence import Attempt as Reply
-from query_mutator.confidence import ConfidenceModel, Submission, plain_vote
+from query_mutator.confidence import ConfidenceModel, plain_vote
 from query_mutator.data.loaders import general_bank, recorded_examples
 from query_mutator.data.split import target_key
 from query_mutator.encoder import Encoder
@@ -263,13 +263,16 @@ class Task:
             context=" ".join(example.answer for example in shown),
         )
 
-    def submission(self, index: int, attempts: Sequence[Attempt]) -> Submission:
-        """Return which answer to question `index` is most likely right; UsageError where P(right) was not learned."""
-        return self._fitted(index).submit(self.questions[index].text, [self.reply_of(index, one) for one in attempts])
+    def choose(self, index: int, attempts: Sequence[Attempt]) -> tuple[int, tuple[float, ...]]:
+        """Return which answer to question `index` is submitted by the rules `vote` and `learned`, and P(right) of all.
 
-    def vote(self, index: int, attempts: Sequence[Attempt]) -> int:
-        """Return which answer to question `index` is the most frequent, the first of equals."""
-        return plain_vote(self.questions[index].text, [self.reply_of(index, one) for one in attempts])
+        The first of equals. UsageError where P(right) was not learned.
+        """
+        text, replies = self.questions[index].text, [self.reply_of(index, one) for one in attempts]
+        if self.rules.answer == "vote":
+            return plain_vote(text, replies), ()
+        found = self._fitted(index).submit(text, replies)
+        return found.index, found.of_all
 
     def reason(self, index: int, attempts: Sequence[Attempt], chosen: Attempt) -> str:
         """Return what moves the P(right) of an answer to question `index` most, in words."""

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from query_mutator.encoder import HashEncoder
-from query_mutator.env.episode import Attempt, Episode, why_submitted
+from query_mutator.env.engine import EpisodeEngine
+from query_mutator.env.episode import Attempt, why_submitted
 from query_mutator.env.task import Task
 from query_mutator.llm.client import Client
 from query_mutator.llm.retry import RetryPolicy
@@ -71,12 +72,12 @@ def test_why_an_answer_was_submitted_names_the_rule_and_its_numbers() -> None:
     assert why_submitted([refused], refused, "best") == "the only answer"
 
 
-def test_of_answers_that_rank_alike_the_first_is_submitted() -> None:
-    episode = Episode(index=0, original="a", text="a", vectors={}, used=[])
+def test_of_answers_that_rank_alike_the_first_is_submitted(task: Task) -> None:
+    engine = EpisodeEngine.open(task, 1)
     first, second = attempt("`len`"), attempt("`sum`")
     for each in (first, second):
-        episode.add(each, "best")
-    assert episode.best == first
+        engine._add(each)
+    assert engine.submitted is first
 
 
 def test_a_rewrite_costs_one_call_and_an_answer_another(task: Task, tiny_client: Client) -> None:
