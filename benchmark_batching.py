@@ -36,7 +36,7 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le
 
-from ollama_utils import BatchOptions, batch_mutate_queries, batch_query_target_model
+from ollama_utils import CallOptions, batch_mutate_queries, batch_query_target_model
 from query_mutator import operators
 from query_mutator.bounds import Million, Seconds, Sigma, Wait
 from query_mutator.cli.console import closing_on_interrupt, note, run_cli, table
@@ -282,7 +282,7 @@ def run_mode(system: System, queries: Sequence[str], *, mode: Mode, batch_size: 
 
 def _run_phases(system: System, queries: Sequence[str], batch_size: int) -> None:
     calls = system.calls
-    shared: BatchOptions = {"batch_size": batch_size, "client": system.recorder, "seed": calls.seed}
+    shared: CallOptions = {"batch_size": batch_size, "client": system.recorder, "seed": calls.seed}
     rewrites = batch_mutate_queries(
         queries,
         OPERATOR,

@@ -16,9 +16,9 @@ from __future__ import annotations
 import functools
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing, nullcontext
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from query_mutator import operators as operator_registry
@@ -69,12 +69,7 @@ class CallOptions(TypedDict, total=False):
     timeout_s: float  # of one attempt, from connecting to the last byte; default: 120
     max_retries: int  # default: 2
     client: Client | None  # used in place of connections to `url`, and left open; for many small batches
-
-
-class BatchOptions(CallOptions, total=False):
-    """Keyword arguments of the functions that make many calls."""
-
-    batch_size: int | None  # calls at once; default: 8
+    batch_size: int | None  # calls at once, of a batch; default: 8
     max_workers: int | None  # another name for it
 
 
@@ -88,7 +83,7 @@ def query_target_model(query: str, *, return_errors: bool = False, **settings: U
 
 
 def batch_query_target_model(
-    queries: Sequence[str], *, return_errors: bool = False, **settings: Unpack[BatchOptions]
+    queries: Sequence[str], *, return_errors: bool = False, **settings: Unpack[CallOptions]
 ) -> list[Any]:
     """Return the target model's answers in the order of `queries`, with `batch_size` (8) calls in flight.
 
@@ -116,7 +111,7 @@ def batch_mutate_queries(
     operators: str | Sequence[str],
     *,
     return_errors: bool = False,
-    **settings: Unpack[BatchOptions],
+    **settings: Unpack[CallOptions],
 ) -> list[Any]:
     """Return the queries rewritten, in order, by one operator or by one per query, `batch_size` (8) calls at once.
 
@@ -209,15 +204,30 @@ def _texts(queries: Sequence[str]) -> list[str]:
     return list(queries)
 
 
-def _complete_all(prompts: Sequence[str], *, purpose: Purpose, settings: BatchOptions) -> list[Completion]:
+def _complete_all(prompts: Sequence[str], *, purpose: Purpose, settings: CallOptions) -> list[Completion]:
     """Return the replies in the order of the prompts; Ctrl-C cancels the calls in flight first."""
-    if unknown := settings.keys() - BatchOptions.__annotations__.keys():
-        raise TypeError(f"unknown setting {', '.join(unknown)}; known: {', '.join(BatchOptions.__annotations__)}")
+    if unknown := settings.keys() - CallOptions.__annotations__.keys():
+        raise TypeError(f"unknown setting {', '.join(unknown)}; known: {', '.join(CallOptions.__annotations__)}")
     at_once = _calls_at_once(settings.get("batch_size"), settings.get("max_workers"))
+    variable, given = MODEL_VARIABLES[purpose], settings.get("client")
+    model = settings.get("model") or os.environ.get(variable)
     if not prompts:
         return []
-    requests = [_request(prompt, purpose, settings) for prompt in prompts]
-    with _client(at_once, settings) as client, ThreadPoolExecutor(at_once, thread_name_prefix="qm-call") as pool:
+    if not model:
+        raise UsageError(f"no model given; pass model=..., or set {variable}")
+    requests = [
+        ChatRequest.user(
+            prompt,
+            model=model,
+            purpose=purpose,
+            max_tokens=settings.get("max_tokens", MAX_TOKENS[purpose]),
+            temperature=settings.get("temperature", 0.0),
+            seed=settings.get("seed"),
+        )
+        for prompt in prompts
+    ]
+    client = given or _client(at_once, settings)
+    with nullcontext() if given else closing(client), ThreadPoolExecutor(at_once, thread_name_prefix="qm-call") as pool:
         try:
             return list(pool.map(client.complete, requests))
         except BaseException:
@@ -225,35 +235,13 @@ def _complete_all(prompts: Sequence[str], *, purpose: Purpose, settings: BatchOp
             raise
 
 
-def _request(prompt: str, purpose: Purpose, settings: CallOptions) -> ChatRequest:
-    variable = MODEL_VARIABLES[purpose]
-    model = settings.get("model") or os.environ.get(variable)
-    if not model:
-        raise UsageError(f"no model given; pass model=..., or set {variable}")
-    return ChatRequest.user(
-        prompt,
-        model=model,
-        purpose=purpose,
-        max_tokens=settings.get("max_tokens", MAX_TOKENS[purpose]),
-        temperature=settings.get("temperature", 0.0),
-        seed=settings.get("seed"),
-    )
-
-
-@contextmanager
-def _client(at_once: int, settings: CallOptions) -> Iterator[Client]:
-    given = settings.get("client")
-    if given is not None:
-        yield given
-        return
-    stack = build_client(
+def _client(at_once: int, settings: CallOptions) -> Client:
+    return build_client(
         OllamaBackend.address(settings.get("url")),
         batch_size=at_once,
         timeout_s=settings.get("timeout_s", Calls.timeout_s),
         max_retries=settings.get("max_retries", 2),
-    )
-    with closing(stack):
-        yield stack.retry
+    ).retry
 
 
 def _outcome(reply: Completion, *, text: str, instead: str, what: str) -> Outcome:
