@@ -78,7 +78,8 @@ class CallOptions(TypedDict, total=False):
 
 def query_target_model(query: str, *, return_errors: bool = False, **settings: Unpack[CallOptions]) -> Any:
     """Return the target model's answer to one query, DEFAULT_REFUSAL when the call failed."""
-    [outcome] = batch_query_target_model([query], batch_size=1, return_errors=True, **settings)
+    settings["batch_size"] = 1
+    [outcome] = batch_query_target_model([query], return_errors=True, **settings)
     return outcome if return_errors else outcome[0]
 
 
@@ -102,7 +103,8 @@ def batch_query_target_model(
 
 def mutate_query(query: str, operator: str, *, return_errors: bool = False, **settings: Unpack[CallOptions]) -> Any:
     """Return one query rewritten by the operator, or the query itself when the call failed."""
-    [outcome] = batch_mutate_queries([query], operator, batch_size=1, return_errors=True, **settings)
+    settings["batch_size"] = 1
+    [outcome] = batch_mutate_queries([query], operator, return_errors=True, **settings)
     return outcome if return_errors else outcome[0]
 
 
