@@ -22,7 +22,7 @@ from query_mutator.env.observation import AnswerFeatures
 from query_mutator.env.scheduling import Call, Encode, Flow, Prepare
 from query_mutator.env.task import Task
 from query_mutator.llm.retry import is_transient
-from query_mutator.operators import Operator, OperatorContext, local_rewrite, rejecting_guard
+from query_mutator.operators import OperatorContext, local_rewrite, rejecting_guard
 from query_mutator.operators.base import clean_rewrite
 from query_mutator.rewards import Evidence, Unscored, cosine, is_not_sure, is_refusal
 from query_mutator.types import (
@@ -234,23 +234,23 @@ class EpisodeEngine:
 
     def _apply(self, action: int) -> Flow:
         """Apply an operator to the current question; return the Rewriting, or the error of a failed call."""
+        prompt = self._prompt(action)
+        mutated = None if prompt is None else (yield from self._timed(prompt, "rewrite", "mutator"))
+        return self._rewriting(action, mutated) if mutated is None or mutated.ok else mutated.error
+
+    def _prompt(self, action: int) -> ChatRequest | None:
+        """Return the request for a rewrite of the current question, None for an operator without a model."""
+        if self.task.is_local(action):
+            return None
+        return self.task.calls.rewrite(self.task.operators[action], self.episode.text, context=self._context())
+
+    def _rewriting(self, action: int, mutated: Completion | None) -> Rewriting:
+        """Return the current question as rewritten, unless the rewrite is empty or fails a guard."""
         operator, text, context = self.task.operators[action], self.episode.text, self._context()
         local = local_rewrite(operator)
-        if local is not None:
-            rewrite = local(text, context=context)
-        else:
-            request = self.task.calls.rewrite(operator, text, context=context)
-            mutated: Completion = yield from self._timed(request, "rewrite", "mutator")
-            if mutated.error is not None:
-                return mutated.error
-            rewrite = clean_rewrite(mutated.text)
-        return self._guarded(operator, rewrite)
-
-    def _guarded(self, operator: Operator, rewrite: str) -> Rewriting:
-        """Return the current question as rewritten, unless the rewrite is empty or fails a guard."""
-        text, rewrite = self.episode.text, rewrite or self.episode.text
-        guard = rejecting_guard(operator, text, rewrite, context=self._context())
-        return Rewriting(rewrite if guard is None else text, guard)
+        rewrite = local(text, context=context) if local else clean_rewrite("" if mutated is None else mutated.text)
+        guard = rejecting_guard(operator, text, rewrite or text, context=context)
+        return Rewriting((rewrite or text) if guard is None else text, guard)
 
     def _embed(self, text: str) -> Flow:
         """Embed a wording that is not asked yet; return the error of a server that failed."""
@@ -393,15 +393,11 @@ class EpisodeEngine:
         if form is not None or task.actions[action] == ASK:
             asked_in = episode.form if form is None else form.name
             return find(task.target(episode.index, episode.text, asked_in)) is not None
-        operator, context = task.operators[action], self._context()
-        if (local := local_rewrite(operator)) is not None:
-            rewrite = local(episode.text, context=context)
-        else:
-            found = find(task.calls.rewrite(operator, episode.text, context=context))
-            if found is None or not found.ok:
-                return False
-            rewrite = clean_rewrite(found.text)
-        text = self._guarded(operator, rewrite).text
+        prompt = self._prompt(action)
+        mutated = None if prompt is None else find(prompt)
+        if prompt is not None and (mutated is None or not mutated.ok):
+            return False
+        text = self._rewriting(action, mutated).text
         return find(task.target(episode.index, text, episode.form if asks_now else AS_IS)) is not None
 
     def why(self) -> str:

@@ -39,11 +39,6 @@ BACKENDS.add("llama", LlamaBackend)
 BACKENDS.add(RECORDED, RecordedBackend)
 
 
-def check_backend(name: str) -> None:
-    """Raise a UsageError with the nearest name unless `--backend` takes this one."""
-    check_known("backend", name, [AUTO, *BACKENDS])
-
-
 def backend_for(flag: str, *, backend: str = AUTO) -> str:
     """Return `backend` if its address is given by `flag`, else the first registered backend for which that is true."""
     names = [name for name in BACKENDS if BACKENDS.get(name).url_flag == flag]
@@ -55,7 +50,7 @@ def choose_backend(backend: str, urls: Mapping[str, str | Sequence[str] | None])
 
     UsageError for an unknown name, and for addresses of another backend.
     """
-    check_backend(backend)
+    check_known("backend", backend, [AUTO, *BACKENDS])
     given = {flag: (url,) if isinstance(url, str) else tuple(dict.fromkeys(url)) for flag, url in urls.items() if url}
     if len(given) > 1:
         flags = " and ".join(map(_spelled, given))
@@ -112,10 +107,15 @@ def resolve_backend(
     models) when no target model is named.
     """
     kind, given = choose_backend(backend, urls)
-    servers = open_servers(kind, given, environ=environ)
+    servers = asked = open_servers(kind, given, environ=environ)
     models = [model for model in (target_model, mutator_model) if model is not None]
     try:
-        versions = _check(servers, models, has_target=target_model is not None, probe_timeout_s=probe_timeout_s)
+        versions = [server.version(timeout_s=probe_timeout_s) for server in servers]
+        if target_model is None and servers[0].default_models() is None:
+            raise UsageError(_name_a_model(servers[0]))
+        for server in servers:
+            for model in models:
+                server.require_text_model(model)
     except BackendError as error:
         if backend != AUTO or given or models or not has_recording or isinstance(error, ModelMissingError):
             raise
@@ -127,6 +127,9 @@ def resolve_backend(
             for server, version in zip(servers, versions, strict=True)
         ]
         reason = f"backend: {', '.join(found)}"
+    finally:
+        for server in asked:
+            server.close()
     return BackendChoice(
         kind=kind,
         urls=tuple(url for server in servers for url in server.addresses()),
@@ -134,23 +137,6 @@ def resolve_backend(
         default_models=servers[0].default_models(),
         recording=servers[0].recording,
     )
-
-
-def _check(
-    servers: Sequence[ModelServer], models: Sequence[str], *, has_target: bool, probe_timeout_s: float
-) -> list[str]:
-    """Return the servers' versions after asking each for the models; closes the servers."""
-    try:
-        versions = [server.version(timeout_s=probe_timeout_s) for server in servers]
-        if not has_target and servers[0].default_models() is None:
-            raise UsageError(_name_a_model(servers[0]))
-        for server in servers:
-            for model in models:
-                server.require_text_model(model)
-        return versions
-    finally:
-        for server in servers:
-            server.close()
 
 
 def _name_a_model(server: ModelServer) -> str:
@@ -173,7 +159,7 @@ class ServerAddressFlags(Plugins, Address):
         object.__setattr__(self, "plugin", tuple(map(absolute, self.plugin)))
         load_plugins(self.plugin)  # first: they may register what other flags name
         super().__post_init__()
-        check_backend(self.backend)
+        check_known("backend", self.backend, [AUTO, *BACKENDS])
         check_addresses(ollama_url=self.ollama_url, openai_url=self.openai_url)
 
 

@@ -31,7 +31,7 @@ class Limit(ClientWrapper):
         if limit < 1:
             raise ValueError(f"limit={limit} must be at least 1")
         super().__init__(client)
-        self.limit = self.highest = limit
+        self.limit = self._highest = limit
         self._is_adaptive = is_adaptive
         self._in_flight = self._waiting = 0
         self._closed = self._was_full = False
@@ -110,9 +110,10 @@ class Limit(ClientWrapper):
                 return
             is_waiting = self._waited_s > NEGLIGIBLE_WAIT_S * self._calls and self._worked_s > 0
             ratio = self._waited_s / self._worked_s if is_waiting else 0.0
-            self.limit = next_limit(
-                self.limit, wait_ratio=ratio, overloaded=is_overload, was_full=self._was_full, highest=self.highest
-            )
+            if is_overload or ratio > HIGH_WAIT_RATIO:
+                self.limit = max(1, int(self.limit * (DECREASE if is_overload else max(DECREASE, 1 / (1 + ratio)))))
+            elif self._was_full:  # else nothing shows that more would do
+                self.limit = min(self._highest, self.limit + 1)
             self._changed.notify()  # there may be room for one more
             self._start_window()
 
@@ -121,17 +122,3 @@ class Limit(ClientWrapper):
         self._calls = 0
         self._waited_s = self._worked_s = 0.0
         self._was_full = False
-
-
-def next_limit(
-    limit: int, *, wait_ratio: float = 0.0, overloaded: bool = False, was_full: bool = True, highest: int
-) -> int:
-    """Return the limit after a window: halved on overload, divided by 1 + a high wait ratio, else one more.
-
-    A limit that was not reached (`was_full` false) does not grow, because nothing shows that more would do.
-    """
-    if overloaded:
-        return max(1, int(limit * DECREASE))
-    if wait_ratio > HIGH_WAIT_RATIO:
-        return max(1, int(limit * max(DECREASE, 1 / (1 + wait_ratio))))
-    return min(highest, limit + 1) if was_full else limit

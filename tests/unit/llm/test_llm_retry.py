@@ -19,7 +19,7 @@ from query_mutator.errors import ModelMissingError, UsageError
 from query_mutator.llm import pool as pool_module
 from query_mutator.llm.cache import Cache
 from query_mutator.llm.client import Client, ModelServer
-from query_mutator.llm.limit import Limit, next_limit
+from query_mutator.llm.limit import Limit
 from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.pool import MAX_ABSENCES, Pool, Server, is_lost, require_same_models, soonest
 from query_mutator.llm.retry import DEFAULT_POLICY, Retry, RetryPolicy
@@ -370,23 +370,6 @@ def test_a_call_does_not_wait_beyond_its_deadline(wrap: Callable[[Client], Clien
         gate.open.set()
         assert first.result(10).ok
     assert client.complete(REQUEST).ok
-
-
-@pytest.mark.parametrize(
-    ("seen", "before", "after"),
-    [
-        ({}, [1, 2, 7, 8], [2, 3, 8, 8]),
-        ({"was_full": False}, [4], [4]),
-        ({"wait_ratio": 1.0}, [8, 2], [4, 1]),
-        ({"wait_ratio": 0.5}, [6], [4]),
-        ({"wait_ratio": 7.0}, [8, 1], [4, 1]),
-        ({"overloaded": True}, [8, 3, 1], [4, 1, 1]),
-    ],
-)
-def test_a_limit_grows_by_one_and_is_divided_by_what_calls_waited_at_most_halved(
-    seen: dict[str, Any], before: list[int], after: list[int]
-) -> None:
-    assert [next_limit(limit, highest=8, **seen) for limit in before] == after
 
 
 class Slots:
