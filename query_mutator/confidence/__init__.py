@@ -1,16 +1,22 @@
 """P(right): how likely an answer is right, learned from graded answers and calibrated; never from gold when it is used.
 
 `ConfidenceModel` is fitted on `LoggedAnswer` rows and scores the `Attempt`s at a question: `p_right`, `submit`,
-`explain`; its `out_of_fold` has probabilities to learn other things from, `Stopping` and `rule_for_budget` say when to
-ask again, `plain_vote` is the rival. It imports `rewards` (how numbers and refusals are
-read), `encoder`, `stats` and the vocabulary; scikit-learn is loaded when a model is fitted, torch never.
+`explain`; its `out_of_fold` has probabilities to learn other things from, `rule_for_price` and `rule_for_budget` say
+when to ask again, `plain_vote` is the rival. It imports `rewards` (how numbers and refusals are read), `encoder`,
+`stats`, `files` and the vocabulary; scikit-learn is loaded when a model is fitted, torch never.
 """
 
 from query_mutator.confidence.answer_keys import AnswerKind, Attempt, LoggedAnswer, answer_groups, answer_key
 from query_mutator.confidence.crossfit import training_table
 from query_mutator.confidence.explanation import Reason
 from query_mutator.confidence.model import ConfidenceModel, Submission
-from query_mutator.confidence.stopping import Stopping, StoppingRule, greedy_order, places_by_question, rule_for_budget
+from query_mutator.confidence.stopping import (
+    StoppingRule,
+    greedy_order,
+    places_by_question,
+    rule_for_budget,
+    rule_for_price,
+)
 from query_mutator.confidence.submission import combined, plain_vote, submissions, vote
 
 __all__ = [
@@ -19,7 +25,6 @@ __all__ = [
     "ConfidenceModel",
     "LoggedAnswer",
     "Reason",
-    "Stopping",
     "StoppingRule",
     "Submission",
     "answer_groups",
@@ -29,6 +34,7 @@ __all__ = [
     "places_by_question",
     "plain_vote",
     "rule_for_budget",
+    "rule_for_price",
     "submissions",
     "training_table",
     "vote",

@@ -17,7 +17,7 @@ import numpy as np
 
 from query_mutator.confidence.answer_keys import AnswerKind, Attempt, LoggedAnswer, answer_groups, kind_of
 from query_mutator.confidence.features import CLOSENESS, FEATURES, FORM, feature_row
-from query_mutator.confidence.scorers import BothScorer, Candidate, Scorer
+from query_mutator.confidence.scorers import Candidate, Scorer
 from query_mutator.confidence.submission import combined
 from query_mutator.encoder import Encoder
 from query_mutator.errors import TooFewAnswersError, UsageError
@@ -240,7 +240,7 @@ def cross_fit(
             return _out_of_fold(table, weights, name, fold, seed)
         (linear, linear_scorers, rates), (trees, tree_scorers, _) = out_of_fold("linear"), out_of_fold("trees")
         pairs = zip(linear_scorers, tree_scorers, strict=True)
-        return (linear + trees) / 2, [BothScorer(linear=one, trees=other) for one, other in pairs], rates
+        return (linear + trees) / 2, [Scorer(linear=one.linear, trees=other.trees) for one, other in pairs], rates
 
     for name in candidates:
         raw, scorers, rates = out_of_fold(name)
@@ -257,13 +257,6 @@ def cross_fit(
             best = CrossFit(candidate=name, p=p, folds=tuple(fits), calibration=calibration)
     assert best is not None
     return best
-
-
-def fit_scorer(name: Candidate, columns: DoubleArray, right: DoubleArray, weights: DoubleArray, *, seed: int) -> Scorer:
-    """Fit a scorer by name to answers [n, F] that are right (1) or wrong (0) [n] and count `weights` [n]."""
-    from query_mutator.confidence.fitting import fitted_scorer  # scikit-learn takes a second
-
-    return fitted_scorer(name, columns, right, weights, seed=seed)
 
 
 def fit_agreement(table: TrainingTable, p: DoubleArray, weights: DoubleArray) -> float:
@@ -303,7 +296,7 @@ def _out_of_fold(table: TrainingTable, weights: DoubleArray, name: Candidate, fo
         learned = kept > 0
         rates = form_rates(table, kept)
         columns = with_forms(table, rates, learned)
-        scorer = fit_scorer(name, columns, table.right[learned], kept[learned], seed=seed)
+        scorer = Scorer.fit(name, columns, table.right[learned], kept[learned], seed=seed)
         raw[held_out] = scorer.log_odds(with_forms(table, rates, held_out))
         scorers.append(scorer)
         all_rates.append(rates)

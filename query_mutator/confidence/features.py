@@ -1,16 +1,18 @@
 """What a reply looks like next to its question, as numbers [F]; none of them reads gold.
 
 `FEATURES` names the columns in their order; NaN stands for what is not known. Columns are of the reply's text, of its
-numbers and equations (`number_features`), and of what the caller knows: the form's rate, the mean log probability, the
-closeness of question and reply.
+numbers and equations, and of what the caller knows: the form's rate, the mean log probability, the closeness of
+question and reply.
 """
 
 from __future__ import annotations
 
+import ast
 import functools
 import math
+import operator
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
 
@@ -37,16 +39,6 @@ _COMPARES = re.compile(r"\b(?:more|less|fewer) than\b|\btimes as\b|\bolder\b|\by
 _SHARE = re.compile(r"\d/\d|%|\bpercent\b|\bhalf\b|\bthird\b|\bquarter\b", re.IGNORECASE)
 _VARIABLE = re.compile(r"\b[a-zA-Z]\s*[=+]|\d[a-z]\b")
 
-NUMBER_FEATURES = (
-    "equations", "wrong_equations", "wrong_share", "last_adds_up", "sums", "differences", "products", "quotients",
-    "fractional_results", "negative_results", "unused_results", "unknown_operands", "constant_operands", "variables",
-    "numbers", "answer_in_question", "answer_is_result", "answer_is_last_result", "marked_is_last",
-    "answer_is_whole", "answer_is_negative", "answer_is_zero", "answer_size", "answer_to_question", "answer_decimals",
-    "answer_repeats", "chars_after_answer", "numbers_in_last", "new_in_last", "first_in_last",
-    "given_used", "given_unused", "given_mentioned", "given_reused", "steps_for_given",
-    "given", "given_in_words", "given_size", "given_fractional", "question_shares", "question_compares",
-)  # fmt: skip
-
 _SIDE_CHARS = 400  # of each side of a sign
 _MOST_TOKENS = 60
 _MOST_EQUATIONS = 200
@@ -61,6 +53,12 @@ _TIMES = re.compile(r"(?<![^\W\d_])[xX×·](?![^\W\d_])")
 _RATE = re.compile(r"/\s*(?=[^\W\d_])|-(?=[^\W\d_])")
 _MANY_WORDS = re.compile(r"(?:[^\W\d_]+[^\w()+*/÷−%$€£.-]+){3}[^\W\d_]+")  # no unit: the expression ends here
 _TOKEN = re.compile(r"(?P<number>(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)|(?P<sign>[-+*/()%|])")
+_SIGNS: Mapping[type[ast.operator], Callable[[float, float], float]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
 _DASHES = str.maketrans({"÷": "/", "−": "-", "–": "-"})
 
 _SHORT_WORDS = 12
@@ -77,17 +75,7 @@ _LIST_ITEM = re.compile(r"(?m)^[^\S\n]*(?:\d+[.)]|[-*•])\s")
 _MARKUP = re.compile(r"\*\*|\\|```|\$\$|^#", re.MULTILINE)
 _ALTERNATIVE = re.compile(r"\bor\b|/|;", re.IGNORECASE)
 
-TEXT_FEATURES = (
-    "chars", "words", "lines", "sentences", "last_words", "list_items", "markup",
-    "cut", "unfinished", "ends_in_question", "question_marks", "concludes",
-    "hedges", "refuses", "not_sure", "alternatives",
-    "repeated_phrases", "repeated_sentences",
-    "asked_in_last", "asked_in_reply", "question_covered", "new_words", "echoes_context",
-    "has_key", "key_words", "key_in_question",
-    "question_words", "question_sentences", "question_condition",
-)  # fmt: skip
 FORM, LOGPROB, CLOSENESS = "form", "logprob", "closeness"
-FEATURES = (*TEXT_FEATURES, *NUMBER_FEATURES, FORM, LOGPROB, CLOSENESS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,31 +84,31 @@ class _Given:
 
     values: tuple[float, ...]
     words: tuple[float, ...]
-    columns: tuple[float, ...]
+    columns: Mapping[str, float]
 
 
-def number_features(question: str, text: str) -> list[float]:
-    """Return the columns NUMBER_FEATURES of a reply to a question."""
+def _number_features(question: str, text: str) -> dict[str, float]:
     given, equations = _given(question), equations_in(text)
     numbers = _values(text)
     last = numbers[-1] if numbers else math.nan
     results = [equation.result for equation in equations]
-    return [
-        *_equation_columns(equations, given, last),
-        float(len(_VARIABLE.findall(text))),
-        float(len(numbers)),
-        float(_among(last, given.values)),
-        float(_among(last, results)),
-        float(_among(last, results[-1:])),
-        float((marked := final_number(text)) is not None and _among(marked.value, [last])),
-        *_answer_columns(last, numbers, given),
-        *_last_sentence_columns(text, last, given),
-        *_use_columns(equations, numbers, given),
-        *given.columns,
-    ]
+    marked = final_number(text)
+    return {
+        **_equation_columns(equations, given, last),
+        "variables": len(_VARIABLE.findall(text)),
+        "numbers": len(numbers),
+        "answer_in_question": _among(last, given.values),
+        "answer_is_result": _among(last, results),
+        "answer_is_last_result": _among(last, results[-1:]),
+        "marked_is_last": marked is not None and _among(marked.value, [last]),
+        **_answer_columns(last, numbers, given),
+        **_last_sentence_columns(text, last, given),
+        **_use_columns(equations, numbers, given),
+        **given.columns,
+    }
 
 
-def _equation_columns(equations: Sequence[Equation], given: _Given, last: float) -> list[float]:
+def _equation_columns(equations: Sequence[Equation], given: _Given, last: float) -> dict[str, float]:
     wrong = sum(not equation.adds_up for equation in equations)
     operators = "".join(equation.operators for equation in equations)
     known, unknown, constant, unused = [*given.values, *given.words], 0, 0, 0
@@ -132,73 +120,76 @@ def _equation_columns(equations: Sequence[Equation], given: _Given, last: float)
         known.append(equation.result)
         later = chain.from_iterable(other.operands for other in equations[at + 1 :])
         unused += at + 1 < len(equations) and not _among(equation.result, [*later, last])
-    return [
-        float(len(equations)),
-        float(wrong),
-        wrong / max(1, len(equations)),
-        float(equations[-1].adds_up) if equations else math.nan,
-        *(float(operators.count(operator)) for operator in "+-*/"),
-        float(sum(not _is_whole(equation.result) for equation in equations)),
-        float(sum(equation.result < 0 for equation in equations)),
-        float(unused),
-        float(unknown),
-        float(constant),
-    ]
+    return {
+        "equations": len(equations),
+        "wrong_equations": wrong,
+        "wrong_share": wrong / max(1, len(equations)),
+        "last_adds_up": equations[-1].adds_up if equations else math.nan,
+        "sums": operators.count("+"),
+        "differences": operators.count("-"),
+        "products": operators.count("*"),
+        "quotients": operators.count("/"),
+        "fractional_results": sum(not _is_whole(equation.result) for equation in equations),
+        "negative_results": sum(equation.result < 0 for equation in equations),
+        "unused_results": unused,
+        "unknown_operands": unknown,
+        "constant_operands": constant,
+    }
 
 
-def _answer_columns(last: float, numbers: Sequence[float], given: _Given) -> list[float]:
-    if math.isnan(last):
-        return [math.nan] * 7
-    return [
-        float(_is_whole(last)),
-        float(last < 0),
-        float(last == 0),
-        _size(last),
-        _size(last) - _size(max(map(abs, given.values), default=0.0)),
-        float(0 if _is_whole(last) else min(6, len(f"{last:.10g}".partition(".")[2]))),
-        float(sum(_among(last, [number]) for number in numbers)),
-    ]
+def _answer_columns(last: float, numbers: Sequence[float], given: _Given) -> dict[str, float]:
+    value = 0.0 if math.isnan(last) else last
+    found = {
+        "answer_is_whole": _is_whole(value),
+        "answer_is_negative": value < 0,
+        "answer_is_zero": value == 0,
+        "answer_size": _size(value),
+        "answer_to_question": _size(value) - _size(max(map(abs, given.values), default=0.0)),
+        "answer_decimals": 0 if _is_whole(value) else min(6, len(f"{value:.10g}".partition(".")[2])),
+        "answer_repeats": sum(_among(value, [number]) for number in numbers),
+    }
+    return dict.fromkeys(found, math.nan) if math.isnan(last) else found
 
 
-def _last_sentence_columns(text: str, last: float, given: _Given) -> list[float]:
-    parts = [part for part in _SENTENCE.split(text) if part.strip()]
+def _last_sentence_columns(text: str, last: float, given: _Given) -> dict[str, float]:
+    parts = _sentences(text)
     numbers = _values(parts[-1]) if parts else []
     digits = [at for at, letter in enumerate(text[-400:]) if letter.isdigit()]
-    return [
-        math.log1p(len(text[-400:]) - 1 - digits[-1]) if digits else math.nan,
-        float(len(numbers)),
-        float(sum(not _among(number, given.values) for number in numbers)),
-        float(_among(last, numbers[:1])),
-    ]
+    return {
+        "chars_after_answer": math.log1p(len(text[-400:]) - 1 - digits[-1]) if digits else math.nan,
+        "numbers_in_last": len(numbers),
+        "new_in_last": sum(not _among(number, given.values) for number in numbers),
+        "first_in_last": _among(last, numbers[:1]),
+    }
 
 
-def _use_columns(equations: Sequence[Equation], numbers: Sequence[float], given: _Given) -> list[float]:
+def _use_columns(equations: Sequence[Equation], numbers: Sequence[float], given: _Given) -> dict[str, float]:
     operands = [operand for equation in equations for operand in equation.operands]
     used = [*operands, *(equation.result for equation in equations)]
     asked = set(given.values)
     in_use = sum(_among(value, used) for value in asked)
     steps = sum(len(equation.operators) for equation in equations)
-    return [
-        in_use / max(1, len(asked)),
-        float(len(asked) - in_use),
-        sum(_among(value, numbers) for value in asked) / max(1, len(asked)),
-        float(sum(_among(operand, given.values) for operand in operands) - len(asked)),
-        float(steps - (len(given.values) + len(given.words) - 1)),
-    ]
+    return {
+        "given_used": in_use / max(1, len(asked)),
+        "given_unused": len(asked) - in_use,
+        "given_mentioned": sum(_among(value, numbers) for value in asked) / max(1, len(asked)),
+        "given_reused": sum(_among(operand, given.values) for operand in operands) - len(asked),
+        "steps_for_given": steps - (len(given.values) + len(given.words) - 1),
+    }
 
 
 @functools.lru_cache(maxsize=4096)
 def _given(question: str) -> _Given:
     values = _values(question)
     words = tuple(_NUMBER_WORDS[word] for word in _WORDS.findall(question.lower()) if word in _NUMBER_WORDS)
-    columns = (
-        float(len(values)),
-        float(len(words)),
-        _size(max(map(abs, values), default=0.0)),
-        float(any(not _is_whole(value) for value in values)),
-        float(bool(_SHARE.search(question))),
-        float(bool(_COMPARES.search(question))),
-    )
+    columns: dict[str, float] = {
+        "given": len(values),
+        "given_in_words": len(words),
+        "given_size": _size(max(map(abs, values), default=0.0)),
+        "given_fractional": any(not _is_whole(value) for value in values),
+        "question_shares": bool(_SHARE.search(question)),
+        "question_compares": bool(_COMPARES.search(question)),
+    }
     return _Given(tuple(values), words, columns)
 
 
@@ -263,8 +254,8 @@ def _side(text: str, *, ends: bool) -> tuple[tuple[float, ...], tuple[float, ...
         return None
     numbers = tuple(float(token) for token in run if _is_number(token))
     operators = "".join(token for token in run if token in "+-*/")
-    found = [_Reader(run, percent=percent).read() for percent in ((1.0, 0.01) if "%" in run else (1.0,))]
-    values = tuple(value for value in found if value is not None and math.isfinite(value))
+    found = [_value_of(run, percent=percent) for percent in ((1.0, 0.01) if "%" in run else (1.0,))]
+    values = tuple(value for value in found if math.isfinite(value))
     return (values, numbers, operators) if values and numbers else None
 
 
@@ -282,61 +273,43 @@ def _is_number(token: str) -> bool:
     return token[-1:].isdigit()
 
 
-class _Reader:
-    """Evaluates tokens: sum := product (("+" | "-") product)*, product := factor (("*" | "/") factor)*."""
+def _value_of(tokens: Sequence[str], *, percent: float) -> float:
+    """Return the value of an expression, NaN where the tokens are none; a percent sign multiplies by `percent`."""
 
-    def __init__(self, tokens: Sequence[str], *, percent: float) -> None:
-        self._tokens, self._at, self._percent = tokens, 0, percent
+    def value(node: ast.AST) -> float:
+        match node:
+            case ast.Constant(value=float(number)):
+                return number
+            case ast.UnaryOp(op=ast.USub(), operand=inner):
+                return -value(inner)
+            case ast.BinOp(left=left, op=ast.Pow(), right=ast.Constant(value="%")):
+                return value(left) * percent
+            case ast.BinOp(left=left, op=sign, right=right) if type(sign) in _SIGNS:
+                return _SIGNS[type(sign)](value(left), value(right))
+        raise ValueError(node)
 
-    def read(self) -> float | None:
-        """Return the value of all tokens, None where they are no expression."""
-        try:
-            value = self._sum()
-        except (ValueError, ZeroDivisionError, OverflowError):
-            return None
-        return value if self._at == len(self._tokens) else None
-
-    def _next(self, wanted: str) -> str:
-        token = self._tokens[self._at] if self._at < len(self._tokens) else ""
-        if not token or token not in wanted:
-            return ""
-        self._at += 1
-        return token
-
-    def _sum(self) -> float:
-        value = self._product()
-        while sign := self._next("+-"):
-            value += self._product() if sign == "+" else -self._product()
-        return value
-
-    def _product(self) -> float:
-        value = self._factor()
-        while sign := self._next("*/"):
-            value = value * self._factor() if sign == "*" else value / self._factor()
-        return value
-
-    def _factor(self) -> float:
-        if self._next("-"):
-            return -self._factor()
-        if self._next("("):
-            value = self._sum()
-            if not self._next(")"):
-                raise ValueError
-        else:
-            token = self._tokens[self._at] if self._at < len(self._tokens) else ""
-            value = float(token)  # ValueError for an operator
-            self._at += 1
-        return value * self._percent if self._next("%") else value
+    # No sign binds a number more closely than the power, for which Python's parser takes the percent sign.
+    words = ["** '%'" if token == "%" else repr(float(token)) if _is_number(token) else token for token in tokens]
+    try:
+        return value(ast.parse(" ".join(words), mode="eval").body)
+    except (SyntaxError, ValueError, ZeroDivisionError, OverflowError):
+        return math.nan
 
 
-def feature_row(
-    question: str, attempt: Attempt, *, kind: AnswerKind, form: float = math.nan, closeness: float = math.nan
-) -> DoubleArray:
-    """Return the columns [F] of one attempt; `form` is the log odds of its form, `closeness` a cosine."""
-    text = attempt.text.strip()
-    values = [*_text_features(question, text, attempt, kind), *number_features(question, text)]
-    logprob = math.nan if attempt.logprob is None else float(np.clip(attempt.logprob, -50, 0))
-    return np.array([*values, form, logprob, closeness], dtype=np.float64)
+def feature_row(question: str, attempt: Attempt, *, kind: AnswerKind) -> DoubleArray:
+    """Return the columns [F] of one attempt; the rate of its form and its closeness are not known here."""
+    return np.array(list(_features(question, attempt, kind=kind).values()), dtype=np.float64)
+
+
+def _features(question: str, attempt: Attempt, *, kind: AnswerKind) -> dict[str, float]:
+    text, logprob = attempt.text.strip(), attempt.logprob
+    return {
+        **_text_features(question, text, attempt, kind),
+        **_number_features(question, text),
+        FORM: math.nan,
+        LOGPROB: math.nan if logprob is None else float(np.clip(logprob, -50, 0)),
+        CLOSENESS: math.nan,
+    }
 
 
 def _sentences(text: str) -> list[str]:
@@ -349,55 +322,52 @@ def is_unfinished(text: str) -> bool:
     return len(text.split()) > _SHORT_WORDS and not _FINISHED.search(text.rstrip())
 
 
-def _text_features(question: str, text: str, attempt: Attempt, kind: AnswerKind) -> list[float]:
+def _text_features(question: str, text: str, attempt: Attempt, kind: AnswerKind) -> dict[str, float]:
     parts, words = _sentences(text), [word.lower() for word in _WORD.findall(text)]
     last, phrases = parts[-1] if parts else "", [tuple(words[at : at + 3]) for at in range(len(words) - 2)]
     key = answer_key(text, kind, question=question)
-    return [
-        math.log1p(len(text)),
-        math.log1p(len(words)),
-        math.log1p(text.count("\n")),
-        math.log1p(len(parts)),
-        math.log1p(len(_WORD.findall(last))),
-        float(len(_LIST_ITEM.findall(text))),
-        float(len(_MARKUP.findall(text))),
-        math.nan if attempt.cut is None else float(attempt.cut),
-        float(is_unfinished(text)),
-        float(text.endswith("?")),
-        float(text.count("?")),
-        float(bool(_CONCLUSION.search(last))),
-        float(len(_HEDGE.findall(text))),
-        float(is_refusal(text)),
-        float(is_not_sure(text)),
-        float(len(_ALTERNATIVE.findall(last))),
-        1 - len(set(phrases)) / len(phrases) if phrases else 0.0,
-        float(len(parts) - len(set(parts))),
-        *_overlaps(question, text, last, attempt.context),
-        float(key is not None),
-        float(len(key.split()) if key else 0),
-        float(key is not None and set(key.split()) <= content_words(question)),
-        *_question_features(question),
-    ]
-
-
-def _overlaps(question: str, text: str, last: str, context: str) -> list[float]:
-    """Return how much of the question, or of its last sentence, returns, how much is new, and how much is context."""
+    # How much of the question, or of what it asks, returns, how much is new, and how much of that is context
     asked, known, said = _asked_words(question), content_words(question), content_words(text)
-    new = said - known
-    return [
-        len(asked & content_words(last)) / max(1, len(asked)),
-        len(asked & said) / max(1, len(asked)),
-        len(known & said) / max(1, len(known)),
-        len(new) / max(1, len(said)),
-        len(new & content_words(context)) / max(1, len(new)) if context else math.nan,
-    ]
+    new, context = said - known, attempt.context
+    return {
+        "chars": math.log1p(len(text)),
+        "words": math.log1p(len(words)),
+        "lines": math.log1p(text.count("\n")),
+        "sentences": math.log1p(len(parts)),
+        "last_words": math.log1p(len(_WORD.findall(last))),
+        "list_items": len(_LIST_ITEM.findall(text)),
+        "markup": len(_MARKUP.findall(text)),
+        "cut": math.nan if attempt.cut is None else attempt.cut,
+        "unfinished": is_unfinished(text),
+        "ends_in_question": text.endswith("?"),
+        "question_marks": text.count("?"),
+        "concludes": bool(_CONCLUSION.search(last)),
+        "hedges": len(_HEDGE.findall(text)),
+        "refuses": is_refusal(text),
+        "not_sure": is_not_sure(text),
+        "alternatives": len(_ALTERNATIVE.findall(last)),
+        "repeated_phrases": 1 - len(set(phrases)) / len(phrases) if phrases else 0.0,
+        "repeated_sentences": len(parts) - len(set(parts)),
+        "asked_in_last": len(asked & content_words(last)) / max(1, len(asked)),
+        "asked_in_reply": len(asked & said) / max(1, len(asked)),
+        "question_covered": len(known & said) / max(1, len(known)),
+        "new_words": len(new) / max(1, len(said)),
+        "echoes_context": len(new & content_words(context)) / max(1, len(new)) if context else math.nan,
+        "has_key": key is not None,
+        "key_words": len(key.split()) if key else 0,
+        "key_in_question": key is not None and set(key.split()) <= known,
+        **_question_features(question),
+    }
 
 
 @functools.lru_cache(maxsize=4096)
-def _question_features(question: str) -> tuple[float, ...]:
-    asked = _sentences(question)[-1:]
-    words = math.log1p(len(_WORD.findall(question)))
-    return words, float(len(_sentences(question))), float(bool(asked) and bool(re.search(r"\bif\b", asked[0].lower())))
+def _question_features(question: str) -> Mapping[str, float]:
+    sentences = _sentences(question)
+    return {
+        "question_words": math.log1p(len(_WORD.findall(question))),
+        "question_sentences": len(sentences),
+        "question_condition": bool(sentences) and bool(re.search(r"\bif\b", sentences[-1].lower())),
+    }
 
 
 @functools.lru_cache(maxsize=4096)
@@ -406,3 +376,6 @@ def _asked_words(question: str) -> frozenset[str]:
     parts = _sentences(question)
     asked = [part for part in parts if "?" in part][-1:] or parts[-1:]
     return content_words(asked[0]) if asked else frozenset()
+
+
+FEATURES = tuple(_features("", Attempt(text=""), kind="words"))

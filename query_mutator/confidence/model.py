@@ -27,7 +27,6 @@ from query_mutator.confidence.crossfit import (
     attempt_groups,
     cross_fit,
     fit_agreement,
-    fit_scorer,
     form_rates,
     target_hash,
     training_table,
@@ -36,7 +35,7 @@ from query_mutator.confidence.crossfit import (
 from query_mutator.confidence.explanation import Reason, agreement_reason, reasons
 from query_mutator.confidence.features import FEATURES, LOGPROB
 from query_mutator.confidence.scorers import SCORERS, Candidate, Scorer
-from query_mutator.confidence.stored import VERSION, FitReport, read_stored
+from query_mutator.confidence.stored import VERSION, About, FitReport, read_stored
 from query_mutator.confidence.submission import combined, submitted
 from query_mutator.encoder import Encoder
 from query_mutator.errors import UsageError
@@ -79,7 +78,6 @@ class ConfidenceModel:
     # What was read so far, at most MOST_READ of each: episodes read the same answers at every step.
     _submissions: dict[Read, Submission] = field(init=False, default_factory=dict, repr=False, compare=False)
     _alone: dict[Read, float] = field(init=False, default_factory=dict, repr=False, compare=False)
-    _reasons: dict[Read, list[Reason]] = field(init=False, default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def fit(
@@ -109,7 +107,7 @@ class ConfidenceModel:
         reference = np.full(len(FEATURES), math.nan)
         reference[known] = np.nanmedian(columns[:, known], axis=0)
         model = cls(
-            scorer=fit_scorer(found.candidate, columns, table.right[used], weight[used], seed=seed),
+            scorer=Scorer.fit(found.candidate, columns, table.right[used], weight[used], seed=seed),
             calibration=found.calibration,
             agreement=fit_agreement(table, found.p, weight),
             reference=reference,
@@ -169,12 +167,8 @@ class ConfidenceModel:
         self, question: str, attempts: Sequence[Attempt], index: int, *, encoder: Encoder | None = None
     ) -> list[Reason]:
         """Return what moved the P(right) of one attempt away from that of a usual reply, the strongest first."""
-
-        def read() -> list[Reason]:
-            columns = self._columns(question, attempts[index], encoder)[0]
-            return reasons(columns, self.reference, lambda rows: self.calibration.log_odds(self.scorer.log_odds(rows)))
-
-        found = _once(self._reasons, (question, attempts[index]), read)
+        columns = self._columns(question, attempts[index], encoder)[0]
+        found = reasons(columns, self.reference, lambda rows: self.calibration.log_odds(self.scorer.log_odds(rows)))
         groups = self._groups(question, attempts, encoder)
         alone = self.p_alone(question, attempts, encoder=encoder)
         other = agreement_reason(alone, combined(alone, groups, agreement=self.agreement), groups, index)
@@ -186,14 +180,14 @@ class ConfidenceModel:
 
     def to_arrays(self) -> dict[str, np.ndarray]:
         """Return the model as numpy arrays, one of them JSON in bytes; no pickle."""
-        about = {
-            "version": VERSION,
-            "features": list(FEATURES),
-            "rates": dict(self.rates),
-            "kind": self.kind,
-            "encoder": self.encoder_source,
-            "report": asdict(self.report),
-        }
+        about = About(
+            version=VERSION,
+            features=FEATURES,
+            rates=self.rates,
+            kind=self.kind,
+            encoder=self.encoder_source,
+            report=self.report,
+        )
         known = ~np.isnan(self.reference)
         return {
             **self.scorer.to_arrays(),
@@ -201,7 +195,7 @@ class ConfidenceModel:
             "agreement": np.array([self.agreement]),
             "reference": np.where(known, self.reference, 0.0),
             "known": known,
-            "about": np.frombuffer(json.dumps(about).encode(), dtype=np.uint8),
+            "about": np.frombuffer(json.dumps(asdict(about)).encode(), dtype=np.uint8),
         }
 
     @classmethod

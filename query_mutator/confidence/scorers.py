@@ -2,15 +2,15 @@
 
     n answers, F columns, T trees, M nodes of all trees
 
-scikit-learn fits them (`fitting`); prediction needs numpy alone. Files of strangers hold these arrays, so `from_arrays`
-checks each: no child stands before its parent, so that no walk through a tree runs in circles.
+scikit-learn fits them and is imported then; prediction needs numpy alone. Files of strangers hold these arrays, so
+`from_arrays` checks each: no child stands before its parent, so that no walk through a tree runs in circles.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 
@@ -30,16 +30,12 @@ _BLOCK = 16  # rows scored at once
 _LARGEST = 1e15  # of a weight or threshold
 
 
-class Scorer(Protocol):
-    """Columns [n, F] to log odds [n]."""
-
-    def log_odds(self, columns: DoubleArray) -> DoubleArray:
-        """Return the log odds [n] of answers with these columns; NaN stands for an unknown value."""
-        ...
-
-    def to_arrays(self) -> dict[str, np.ndarray]:
-        """Return all it holds."""
-        ...
+_TREES = {"max_iter": 250, "learning_rate": 0.03, "max_leaf_nodes": 16, "min_samples_leaf": 40}
+#: Trees of a regressor. Its fit is waited for at the end of a run; more bins would double that time.
+_VALUES = {"max_iter": 60, "learning_rate": 0.12, "max_leaf_nodes": 16, "min_samples_leaf": 20, "max_bins": 63}
+_SHARED = {"l2_regularization": 10.0, "max_features": 0.3, "early_stopping": False}
+_INVERSE_PENALTY = 0.05  # of the regression
+_CHECKED_ROWS = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,9 +47,24 @@ class LinearScorer:
     scales: DoubleArray  # [F], above 0
     intercept: float
 
+    @classmethod
+    def fit(cls, columns: DoubleArray, right: DoubleArray, weights: DoubleArray, *, seed: int) -> Self:
+        """Fit to answers [n, F] that are right (1) or wrong (0) [n] and count `weights` [n]."""
+        from sklearn.linear_model import LogisticRegression
+
+        unknown = np.isnan(columns)
+        counted = np.where(unknown, 0.0, weights[:, None])
+        total = np.maximum(counted.sum(axis=0), 1e-12)
+        means = (np.nan_to_num(columns) * counted).sum(axis=0) / total
+        spread = np.sqrt((np.where(unknown, 0, columns - means) ** 2 * counted).sum(axis=0) / total)
+        scales = np.where(spread > 1e-9, spread, 1.0)
+        model = LogisticRegression(C=_INVERSE_PENALTY, max_iter=1000, random_state=seed)
+        model.fit(_standardized(columns, means, scales), right, sample_weight=weights)
+        return cls(weights=model.coef_[0], means=means, scales=scales, intercept=float(model.intercept_[0]))
+
     def log_odds(self, columns: DoubleArray) -> DoubleArray:
         """Return the log odds [n] of answers with these columns [n, F]."""
-        return np.asarray(self.intercept + standardized(columns, self.means, self.scales) @ self.weights)
+        return np.asarray(self.intercept + _standardized(columns, self.means, self.scales) @ self.weights)
 
     def to_arrays(self) -> dict[str, np.ndarray]:
         """Return weights, means and scales [F] and the intercept [1]."""
@@ -100,15 +111,27 @@ class TreeScorer:
         return np.asarray(self.baseline + self.value[at].sum(axis=1))
 
     @classmethod
-    def of(cls, trees: list[np.ndarray], baseline: float) -> Self:
-        """Return the trees in scikit-learn's records of nodes, one array per tree."""
+    def fit(cls, columns: DoubleArray, right: DoubleArray, weights: DoubleArray, *, seed: int) -> Self:
+        """Fit to answers [n, F] that are right (1) or wrong (0) [n] and count `weights` [n]."""
+        from sklearn.ensemble import HistGradientBoostingClassifier
+
+        filled = np.where(np.isnan(columns).all(axis=0), 0.0, columns)  # scikit-learn takes no column without a value
+        model = HistGradientBoostingClassifier(random_state=seed, **_SHARED, **_TREES)
+        # Equal weights are left out: weighted quantiles take ten times as long.
+        model.fit(filled, right, sample_weight=weights if np.ptp(weights) else None)
+        return cls.of(model, filled[:_CHECKED_ROWS], model.decision_function(filled[:_CHECKED_ROWS]))
+
+    @classmethod
+    def of(cls, model: Any, columns: DoubleArray, values: DoubleArray) -> Self:
+        """Return the trees of a fitted model of scikit-learn, checked with the values [n] that it gives some rows."""
+        trees = [predictors[0].nodes for predictors in model._predictors]  # records of nodes, one array per tree
         sizes = [len(tree) for tree in trees]
         roots = np.cumsum([0, *sizes[:-1]])
         nodes, first = np.concatenate(trees), np.repeat(roots, sizes)
         leaf, own = nodes["is_leaf"].astype(bool), np.arange(len(nodes))
         left = np.where(leaf, own, nodes["left"].astype(np.int64) + first)
         right = np.where(leaf, own, nodes["right"].astype(np.int64) + first)
-        return cls(
+        scorer = cls(
             column=np.where(leaf, 0, nodes["feature_idx"]).astype(np.int64),
             threshold=np.clip(np.where(leaf, 0.0, nodes["num_threshold"]), -_LARGEST, _LARGEST),
             unknown_left=nodes["missing_go_to_left"].astype(bool),
@@ -116,9 +139,12 @@ class TreeScorer:
             right=right,
             value=np.where(leaf, nodes["value"], 0.0),
             roots=roots,
-            baseline=baseline,
+            baseline=float(model._baseline_prediction[0, 0]),
             depth=_depth(roots, left, right),
         )
+        if not np.allclose(scorer.log_odds(columns), values, atol=1e-6):
+            raise RuntimeError("this version of scikit-learn stores its trees differently; install another one")
+        return scorer
 
     def to_arrays(self) -> dict[str, np.ndarray]:
         """Return the nodes [M], roots [T] and the baseline [1]."""
@@ -151,40 +177,62 @@ class TreeScorer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BothScorer:
-    """The mean log odds of a regression and of trees, whose errors on other wordings differ."""
+class Scorer:
+    """The log odds of a regression, of trees, or the mean of both, whose errors on other wordings differ."""
 
-    linear: Scorer
-    trees: Scorer
+    linear: LinearScorer | None = None
+    trees: TreeScorer | None = None
+
+    @classmethod
+    def fit(cls, name: Candidate, columns: DoubleArray, right: DoubleArray, weights: DoubleArray, *, seed: int) -> Self:
+        """Fit by name to answers [n, F] that are right (1) or wrong (0) [n] and count `weights` [n]."""
+        return cls(
+            linear=None if name == "trees" else LinearScorer.fit(columns, right, weights, seed=seed),
+            trees=None if name == "linear" else TreeScorer.fit(columns, right, weights, seed=seed),
+        )
+
+    @property
+    def _parts(self) -> list[LinearScorer | TreeScorer]:
+        return [part for part in (self.linear, self.trees) if part is not None]
 
     def log_odds(self, columns: DoubleArray) -> DoubleArray:
-        """Return the log odds [n] of answers with these columns [n, F]."""
-        return (self.linear.log_odds(columns) + self.trees.log_odds(columns)) / 2
+        """Return the log odds [n] of answers with these columns [n, F]; NaN stands for an unknown value."""
+        return np.asarray(sum(part.log_odds(columns) for part in self._parts) / len(self._parts))
 
     def to_arrays(self) -> dict[str, np.ndarray]:
-        """Return the arrays of both, whose names differ."""
-        return {**self.linear.to_arrays(), **self.trees.to_arrays()}
+        """Return the arrays of its parts, whose names differ."""
+        return {name: array for part in self._parts for name, array in part.to_arrays().items()}
 
     @classmethod
     def from_arrays(cls, arrays: Arrays, *, columns: int) -> Self:
-        """Return what arrays hold; CheckpointError as for each."""
-        return cls(
-            linear=LinearScorer.from_arrays(arrays, columns=columns),
-            trees=TreeScorer.from_arrays(arrays, columns=columns),
-        )
+        """Return the scorer in arrays; CheckpointError of one line for arrays that hold none."""
+        linear = LinearScorer.from_arrays(arrays, columns=columns) if "weights" in arrays else None
+        has_trees = linear is None or "roots" in arrays
+        return cls(linear=linear, trees=TreeScorer.from_arrays(arrays, columns=columns) if has_trees else None)
 
 
-def standardized(columns: DoubleArray, means: DoubleArray, scales: DoubleArray) -> DoubleArray:
+class TreeRegressor:
+    """Boosted trees fitted to targets [n] by least squares."""
+
+    def __init__(self, columns: DoubleArray, targets: DoubleArray, *, seed: int) -> None:
+        from sklearn.ensemble import HistGradientBoostingRegressor
+
+        self._model = HistGradientBoostingRegressor(random_state=seed, **_SHARED, **_VALUES)
+        self._model.fit(columns, targets)
+        self._checked = columns[:_CHECKED_ROWS]
+
+    def predict(self, columns: DoubleArray) -> DoubleArray:
+        """Return the values [n] of rows."""
+        return np.asarray(self._model.predict(columns))
+
+    def trees(self) -> TreeScorer:
+        """Return the trees as arrays, whose `log_odds` are the values."""
+        return TreeScorer.of(self._model, self._checked, self.predict(self._checked))
+
+
+def _standardized(columns: DoubleArray, means: DoubleArray, scales: DoubleArray) -> DoubleArray:
     """Return columns [n, F] in standard deviations, at most 5, beyond which one value would decide alone."""
     return np.asarray(np.clip(np.where(np.isnan(columns), 0.0, (columns - means) / scales), -5, 5))
-
-
-def load_scorer(arrays: Arrays, *, columns: int) -> Scorer:
-    """Return the scorer in arrays; CheckpointError of one line for arrays that hold none."""
-    if "weights" not in arrays:
-        return TreeScorer.from_arrays(arrays, columns=columns)
-    kind = BothScorer if "roots" in arrays else LinearScorer
-    return kind.from_arrays(arrays, columns=columns)
 
 
 def real_array(arrays: Arrays, name: str, *, size: int | None = None, most: int | None = None) -> DoubleArray:

@@ -1,6 +1,6 @@
 """When to stop asking: ask again while the expected gain in P(right) is worth the price of a call.
 
-    n questions, K knots
+    n questions, K knots of P(right)
 
 An episode is the P(right) of what would be submitted after 1, 2, ... calls, out of fold. The gain of one more call
 falls with that P, so one threshold says when to stop; a price or an average number of calls sets it.
@@ -9,21 +9,18 @@ falls with that P, so one threshold says when to stop; a price or an average num
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Self
 
 import numpy as np
 
 from query_mutator.confidence.crossfit import TrainingTable
-from query_mutator.confidence.scorers import real_array
 from query_mutator.confidence.submission import submitted
-from query_mutator.errors import CheckpointError, UsageError
+from query_mutator.errors import UsageError
 from query_mutator.types import DoubleArray
 
-_KNOTS = np.linspace(0, 1, 41)
-_MOST_KNOTS = 1_000
+KNOTS = np.linspace(0, 1, 41)
 _EPISODES_TO_PAIR = 50  # with two calls or more; fewer say too little about how answers to a question depend
 
 Episodes = Sequence[Sequence[float]]
@@ -43,59 +40,39 @@ class StoppingRule:
         return calls < self.max_calls and p_right < self.threshold
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stopping:
-    """The expected gain in P(right) of one more call, by the P(right) so far; it never rises."""
+def expected_gains(episodes: Episodes) -> DoubleArray:
+    """Return the expected gain in P(right) [K] of one more call, by the P(right) so far; it never rises.
 
-    p: DoubleArray  # [K], rising from 0 to 1
-    gains: DoubleArray  # [K]
+    Where too few episodes have two calls, answers are drawn independently. UsageError without an episode.
+    """
+    _check(episodes)
+    pairs = [(before, after) for episode in episodes for before, after in pairwise(episode)]
+    if len(pairs) >= _EPISODES_TO_PAIR:
+        from scipy.optimize import isotonic_regression
 
-    @classmethod
-    def fit(cls, episodes: Episodes) -> Self:
-        """Fit to episodes of training questions; where too few have two calls, answers are drawn independently.
+        before, after = np.array(sorted(pairs), dtype=np.float64).T
+        gains = np.interp(KNOTS, before, isotonic_regression(after - before, increasing=False).x)
+    else:
+        first = np.sort([episode[0] for episode in episodes])
+        gains = np.maximum(first[None] - KNOTS[:, None], 0).mean(axis=1)
+    return np.asarray(np.clip(gains, 0, 1))
 
-        UsageError without an episode.
-        """
-        _check(episodes)
-        pairs = [(before, after) for episode in episodes for before, after in pairwise(episode)]
-        if len(pairs) >= _EPISODES_TO_PAIR:
-            before, after = np.array(sorted(pairs), dtype=np.float64).T
-            gains = np.interp(_KNOTS, before, _falling(after - before))
-        else:
-            first = np.sort([episode[0] for episode in episodes])
-            gains = np.maximum(first[None] - _KNOTS[:, None], 0).mean(axis=1)
-        return cls(p=_KNOTS.copy(), gains=np.clip(gains, 0, 1))
 
-    def gain(self, p_right: float) -> float:
-        """Return the expected gain of one more call."""
-        return float(np.interp(p_right, self.p, self.gains))
+def rule_for_price(episodes: Episodes, price: float, *, max_calls: int) -> StoppingRule:
+    """Return the rule for the price of a call, in units of P(right), by the episodes of training questions.
 
-    def rule_for_price(self, price: float, *, max_calls: int) -> StoppingRule:
-        """Return the rule for the price of a call, in units of P(right); UsageError for a price that is not one."""
-        if not (math.isfinite(price) and price >= 0):
-            raise UsageError(f"a call cannot cost {price}; give a number from 0, in units of P(right)")
-        worth = self.gains > price
-        if not worth.any():
-            return StoppingRule(threshold=0.0, max_calls=max_calls)
-        last = int(np.flatnonzero(worth)[-1])
-        if last + 1 == len(self.p):
-            return StoppingRule(threshold=1.0, max_calls=max_calls)
-        fall = (self.gains[last] - price) / (self.gains[last] - self.gains[last + 1])
-        threshold = float(self.p[last] + fall * (self.p[last + 1] - self.p[last]))
-        return StoppingRule(threshold=threshold, max_calls=max_calls)
-
-    def to_arrays(self) -> dict[str, np.ndarray]:
-        """Return the knots and gains [K]."""
-        return {"stopping_p": self.p, "stopping_gains": self.gains}
-
-    @classmethod
-    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Self:
-        """Return the curve in arrays; CheckpointError for one that rises, or is none."""
-        p = real_array(arrays, "stopping_p", most=_MOST_KNOTS)
-        gains = real_array(arrays, "stopping_gains", size=len(p))
-        if len(p) < 2 or (np.diff(p) <= 0).any() or (np.diff(gains) > 1e-12).any() or gains[-1] < 0 or gains[0] > 1:
-            raise CheckpointError("the arrays of stopping hold no curve that falls with P(right)")
-        return cls(p=p, gains=gains)
+    UsageError for a price that is not one, and without an episode.
+    """
+    if not (math.isfinite(price) and price >= 0):
+        raise UsageError(f"a call cannot cost {price}; give a number from 0, in units of P(right)")
+    gains = expected_gains(episodes)
+    worth = np.flatnonzero(gains > price)
+    threshold = 0.0
+    if len(worth):
+        last = worth[-1]  # up to the next knot the gain falls to the price
+        ends = slice(last, last + 2)
+        threshold = float(np.interp(-price, -gains[ends], KNOTS[ends]))
+    return StoppingRule(threshold=threshold, max_calls=max_calls)
 
 
 def rule_for_budget(episodes: Episodes, budget: float, *, max_calls: int | None = None, seed: int = 0) -> StoppingRule:
@@ -126,21 +103,6 @@ def _paths(episodes: Episodes, calls: int, seed: int) -> DoubleArray:
         for at in range(len(episode), calls):
             path[at] = max(path[at - 1], path[at])
     return paths
-
-
-def _falling(values: DoubleArray) -> DoubleArray:
-    """Return the closest values [n] that never rise: neighbors that do are pooled (isotonic regression)."""
-    means: list[float] = []
-    sizes: list[int] = []
-    for value in values.tolist():
-        means.append(value)
-        sizes.append(1)
-        while len(means) > 1 and means[-1] > means[-2]:
-            size = sizes.pop() + sizes[-1]
-            means[-2] += (means[-1] - means[-2]) * (size - sizes[-1]) / size
-            means.pop()
-            sizes[-1] = size
-    return np.repeat(means, sizes)
 
 
 def _check(episodes: Episodes) -> None:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any, Self, get_args
+from dataclasses import dataclass
+from typing import Any, Self
 
 import numpy as np
 
 from query_mutator.confidence.answer_keys import AnswerKind
 from query_mutator.confidence.crossfit import Platt
 from query_mutator.confidence.features import FEATURES
-from query_mutator.confidence.scorers import load_scorer, real_array
+from query_mutator.confidence.scorers import Candidate, Scorer, real_array
 from query_mutator.errors import CheckpointError, TooFewAnswersError
+from query_mutator.files.whole import record_of
 from query_mutator.stats.agreement import auroc, brier_score, expected_calibration_error
 from query_mutator.types import MAX_NAME_CHARS, DoubleArray
 
@@ -23,14 +24,13 @@ _MOST_JSON_BYTES = 1_000_000
 _MOST_FORMS = 1_000
 _MOST_LOG_ODDS = 50.0
 _MOST_AGREEMENT = 10.0
-_LARGEST = 1e15  # of a number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitReport:
     """How good the out-of-fold P(right) was."""
 
-    scorer: str
+    scorer: Candidate
     answers: int
     targets: int
     base_rate: float  # of right answers
@@ -60,7 +60,7 @@ class FitReport:
             )
 
     @classmethod
-    def of(cls, p: DoubleArray, right: DoubleArray, *, scorer: str, targets: int) -> Self:
+    def of(cls, p: DoubleArray, right: DoubleArray, *, scorer: Candidate, targets: int) -> Self:
         """Return the report of probabilities [n] of outcomes [n]."""
         return cls(
             scorer=scorer,
@@ -73,64 +73,51 @@ class FitReport:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class About:
+    """What a stored model holds besides numbers; see `ConfidenceModel`."""
+
+    version: int
+    features: tuple[str, ...]
+    rates: Mapping[str, float]
+    kind: AnswerKind | None
+    encoder: str
+    report: FitReport
+
+    def __post_init__(self) -> None:
+        if (self.version, self.features) != (VERSION, FEATURES):
+            raise ValueError("it is of another version of Query Mutator; fit it again")
+        if any(len(name) > MAX_NAME_CHARS for name in (self.encoder, *self.rates)) or len(self.rates) > _MOST_FORMS:
+            raise ValueError("a name of an encoder or a form is too long, or there are too many")
+        if any(abs(rate) > _MOST_LOG_ODDS for rate in self.rates.values()):
+            raise ValueError("a rate of a form is out of bounds")
+
+
 def read_stored(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
     """Return the fields of a `ConfidenceModel` that arrays hold; CheckpointError of one line for anything else."""
     about = _about(arrays)
-    if about.get("version") != VERSION or about.get("features") != list(FEATURES):
-        raise CheckpointError("the model of P(right) is of another version of Query Mutator; fit it again")
     slope, intercept = real_array(arrays, "calibration", size=2).tolist()
     (agreement,) = real_array(arrays, "agreement", size=1).tolist()
     if not (0 < slope <= _MOST_LOG_ODDS and abs(intercept) <= _MOST_LOG_ODDS and 0 <= agreement <= _MOST_AGREEMENT):
         raise CheckpointError("the model of P(right) has a calibration or agreement out of bounds")
     reference, known = (real_array(arrays, name, size=len(FEATURES)) for name in ("reference", "known"))
-    kind, encoder = about.get("kind"), about.get("encoder")
-    if kind is not None and kind not in get_args(AnswerKind):
-        raise CheckpointError(f"the model of P(right) reads answers as {str(kind)[:40]!r}, which is not known")
-    if not isinstance(encoder, str) or len(encoder) > MAX_NAME_CHARS:
-        raise CheckpointError("the model of P(right) names no encoder that could be checked")
     return {
-        "scorer": load_scorer(arrays, columns=len(FEATURES)),
+        "scorer": Scorer.from_arrays(arrays, columns=len(FEATURES)),
         "calibration": Platt(slope=slope, intercept=intercept),
         "agreement": agreement,
         "reference": np.where(known > 0, reference, math.nan),
-        "rates": _rates(about.get("rates")),
-        "kind": kind,
-        "encoder_source": encoder,
-        "report": _report(about.get("report")),
+        "rates": about.rates,
+        "kind": about.kind,
+        "encoder_source": about.encoder,
+        "report": about.report,
     }
 
 
-def _about(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+def _about(arrays: Mapping[str, np.ndarray]) -> About:
     array = arrays.get("about")
     if not isinstance(array, np.ndarray) or array.dtype != np.uint8 or array.ndim != 1 or len(array) > _MOST_JSON_BYTES:
         raise CheckpointError("the array `about` is missing, or is not JSON in bytes")
     try:
-        about = json.loads(array.tobytes())
-    except (ValueError, RecursionError):
-        raise CheckpointError("the array `about` is not JSON") from None
-    if not isinstance(about, dict):
-        raise CheckpointError("the array `about` is not a JSON object")
-    return about
-
-
-def _rates(found: object) -> dict[str, float]:
-    if not isinstance(found, dict) or len(found) > _MOST_FORMS:
-        raise CheckpointError("the model of P(right) has no rates of forms")
-    for name, rate in found.items():
-        if len(name) > MAX_NAME_CHARS or not _is_number(rate) or abs(rate) > _MOST_LOG_ODDS:
-            raise CheckpointError("the model of P(right) has a rate of a form that is out of bounds")
-    return {name: float(rate) for name, rate in found.items()}
-
-
-def _report(found: object) -> FitReport:
-    names = [field.name for field in fields(FitReport)]
-    if not isinstance(found, dict) or sorted(found) != sorted(names):
-        raise CheckpointError("the model of P(right) has no report of its fit")
-    scorer, *numbers = (found[name] for name in names)
-    if not isinstance(scorer, str) or len(scorer) > MAX_NAME_CHARS or not all(map(_is_number, numbers)):
-        raise CheckpointError("the model of P(right) has a report of its fit that is not made of numbers")
-    return FitReport(**found)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < _LARGEST
+        return record_of(About, json.loads(array.tobytes()), where="about")
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"the model of P(right) cannot be read: {error}") from None

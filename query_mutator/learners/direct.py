@@ -15,21 +15,18 @@ import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ppo.frozen import InferencePolicy, action_streams
-from query_mutator.confidence.scorers import TreeScorer
+from query_mutator.confidence.scorers import TreeRegressor, TreeScorer
 from query_mutator.env.observation import PRICE_SCALE
 from query_mutator.errors import CheckpointError
 from query_mutator.learners.learner import Acted, Learner, Steps, tensors
 from query_mutator.settings.learner import DirectConfig
 from query_mutator.types import DoubleArray, FloatArray
-
-if TYPE_CHECKING:
-    from query_mutator.confidence.fitting import TreeRegressor
 
 ITERATIONS = 5  # fits to values of the one before
 GROWTH = 1.2  # of the steps, after which the models are fitted again
@@ -82,9 +79,9 @@ class DirectMethod(Learner):
 
     def __init__(self, obs_dim: int, num_actions: int, config: DirectConfig, *, mask_columns: slice) -> None:
         """Take sizes and settings; `mask_columns` of an observation are 1 where an action is not allowed."""
-        from query_mutator.confidence.fitting import TreeRegressor  # scikit-learn takes a second: not between calls
+        import sklearn.ensemble  # noqa: F401  # it takes a second: not between calls
 
-        self.config, self._regressor = config, TreeRegressor
+        self.config = config
         masked = np.array(range(obs_dim)[mask_columns], dtype=np.int64)
         self.frozen: FrozenValues = FrozenValues({"masked": masked, "obs_dim": np.array(obs_dim)})
         # With --ask form the price is the last column of an observation.
@@ -207,12 +204,12 @@ class DirectMethod(Learner):
                 targets[goes_on] += values_of(model.predict, next_obs[goes_on], masked).max(axis=1)
             rows = np.hstack([obs, chosen])
             if number < ITERATIONS - 1:
-                model = self._regressor(rows, targets, seed=number)
+                model = TreeRegressor(rows, targets, seed=number)
         state = {name: self.frozen.state[name] for name in ("masked", "obs_dim")}
         for number in range(self.config.num_models):
             times = rng.poisson(1.0, size=int(steps["episodes"].max()) + 1)[steps["episodes"]]
             drawn = np.repeat(np.arange(len(rows)), times if times.any() else 1)
-            trees = self._regressor(rows[drawn], targets[drawn], seed=number).trees()
+            trees = TreeRegressor(rows[drawn], targets[drawn], seed=number).trees()
             state |= {f"{number}/{name}": array for name, array in trees.to_arrays().items()}
         return FrozenValues(state), np.asarray(targets)
 

@@ -24,11 +24,11 @@ import numpy as np
 from query_mutator.confidence import (
     ConfidenceModel,
     LoggedAnswer,
-    Stopping,
     StoppingRule,
     greedy_order,
     places_by_question,
     rule_for_budget,
+    rule_for_price,
     submissions,
     training_table,
     vote,
@@ -128,7 +128,7 @@ class AnswerPaths:
 
     def rule_worth(self, price: float) -> StoppingRule:
         """Return the rule for the price of a call."""
-        return Stopping.fit(self.p).rule_for_price(price, max_calls=len(self.order))
+        return rule_for_price(self.p, price, max_calls=len(self.order))
 
     def rule_of(self, calls: float) -> StoppingRule | None:
         """Return the rule that takes so many calls for answers; None for one, which needs no rule."""

@@ -45,7 +45,7 @@ ALLOWED: dict[str, set[str]] = {
     "operators": CALLS,
     "forms": VOCABULARY,
     "rewards": CALLS | {"data"},
-    "confidence": VOCABULARY | {"encoder", "rewards", "stats"},
+    "confidence": VOCABULARY | {"encoder", "files", "rewards", "stats"},
     "data": CALLS,
     "env": TASK,
     "learners": ENV | {"ppo"},

@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 
 from query_mutator.confidence import Attempt, ConfidenceModel, LoggedAnswer, training_table
-from query_mutator.confidence import crossfit as crossfit_module
 from query_mutator.confidence.crossfit import Platt, fit_agreement, form_rates, log_loss
 from query_mutator.confidence.features import CLOSENESS, FEATURES, LOGPROB, feature_row
-from query_mutator.confidence.scorers import SCORERS
+from query_mutator.confidence.scorers import SCORERS, Scorer
 from query_mutator.encoder import HashEncoder
 from query_mutator.env.observation import Projection
 from query_mutator.errors import CheckpointError, UsageError
@@ -98,9 +97,7 @@ def test_the_simplest_scorer_that_fits_best_is_chosen_and_answers_are_read_as_go
 def test_both_is_the_mean_of_a_regression_and_of_trees(rows: list[LoggedAnswer]) -> None:
     table = training_table(rows)
     linear, trees, both = (
-        crossfit_module.fit_scorer(name, table.columns, table.right, np.ones(len(table)), seed=0).log_odds(
-            table.columns
-        )
+        Scorer.fit(name, table.columns, table.right, np.ones(len(table)), seed=0).log_odds(table.columns)
         for name in ("linear", "trees", "both")
     )
     assert np.abs(linear - trees).max() > 0.1
@@ -115,18 +112,18 @@ def test_cross_fitting_never_learns_from_the_target_that_it_scores(
     columns[:, FEATURES.index(CLOSENESS)] = table.targets  # a column that tells the spy whose answer it is
     table = replace(table, columns=columns)
     learned: list[set[float]] = []
-    actual = crossfit_module.fit_scorer
+    actual = Scorer.fit
 
     def spy(name: Any, columns: Any, *others: Any, **settings: Any) -> Any:
         learned.append(set(columns[:, FEATURES.index(CLOSENESS)].tolist()))
         return actual(name, columns, *others, **settings)
 
-    monkeypatch.setattr(crossfit_module, "fit_scorer", spy)
+    monkeypatch.setattr(Scorer, "fit", spy)
     p = out_of_fold(table, "linear", folds=3)
     fold = table.fold_of(3)
-    assert len(learned) == 3
+    assert len(learned) == 4
     assert all(learned)
-    for part, seen in enumerate(learned):
+    for part, seen in enumerate(learned[:3]):  # the last is the model itself
         assert seen.isdisjoint(table.targets[fold == part].tolist())
     assert p.shape == (len(rows),)
 
@@ -172,7 +169,7 @@ def test_what_is_remembered_changes_nothing_and_is_bounded(
     first = model.p_alone(QUESTION, attempts)
     assert [model.p_alone(QUESTION, [one])[0] for one in attempts] == first.tolist()
     assert model.submit(QUESTION, attempts[:2]) == model.submit(QUESTION, attempts[:2])
-    for kept in (model._alone, model._submissions, model._reasons):
+    for kept in (model._alone, model._submissions):
         assert len(kept) <= 3
         assert not any(attempts[-1] in key for key in kept)
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sklearn.isotonic import IsotonicRegression
 
 from benchmarks import logged_arms
 from benchmarks.logged_arms import rule_vote
@@ -17,7 +16,6 @@ from query_mutator.cli.console import exit_code
 from query_mutator.confidence import (
     Attempt,
     LoggedAnswer,
-    Stopping,
     answer_groups,
     answer_key,
     combined,
@@ -25,12 +23,13 @@ from query_mutator.confidence import (
     places_by_question,
     plain_vote,
     rule_for_budget,
-    stopping,
+    rule_for_price,
     training_table,
     vote,
 )
+from query_mutator.confidence.stopping import KNOTS, expected_gains
 from query_mutator.confidence.submission import submitted
-from query_mutator.errors import CheckpointError, UsageError
+from query_mutator.errors import UsageError
 from tests.unit.confidence.arithmetic_world import write_logs, write_rows
 
 ROW: dict[str, Any] = {"question": "1 + 1?", "gold": 2, "part": "train", "right": {"a": True}, "answers": {"a": "2"}}
@@ -148,20 +147,21 @@ def episodes(n: int, calls: int, seed: int = 0) -> list[list[float]]:
 
 @pytest.mark.parametrize("calls", [1, 3])
 def test_the_threshold_never_rises_with_the_price(calls: int) -> None:
-    curve = Stopping.fit(episodes(300, calls))
-    prices = np.linspace(0, 1, 60)
-    thresholds = [curve.rule_for_price(price, max_calls=4).threshold for price in prices]
+    paths, prices = episodes(300, calls), np.linspace(0, 1, 60)
+    thresholds = [rule_for_price(paths, price, max_calls=4).threshold for price in prices]
     assert thresholds == sorted(thresholds, reverse=True)
     assert thresholds[0] > 0.6
     assert thresholds[-1] == 0
-    assert (np.diff(curve.gains) <= 0).all()
+    assert (np.diff(expected_gains(paths)) <= 0).all()
 
 
 def test_a_call_is_made_exactly_while_its_gain_is_above_its_price() -> None:
-    curve = Stopping.fit(episodes(300, 1))
-    rule = curve.rule_for_price(0.1, max_calls=3)
+    paths = episodes(300, 1)
+    rule, gains = rule_for_price(paths, 0.1, max_calls=3), expected_gains(paths)
     for p in np.linspace(0, 1, 101):
-        assert rule.ask_again(p, calls=1) == (curve.gain(p) > 0.1 + 1e-12) or abs(p - rule.threshold) < 1e-9
+        assert (
+            rule.ask_again(p, calls=1) == (np.interp(p, KNOTS, gains) > 0.1 + 1e-12) or abs(p - rule.threshold) < 1e-9
+        )
     assert not rule.ask_again(0.0, calls=3)
 
 
@@ -186,24 +186,9 @@ def test_a_budget_out_of_reach_is_an_error(budget: float, most: int) -> None:
 
 def test_prices_and_episodes_are_checked() -> None:
     with pytest.raises(UsageError, match="cannot cost"):
-        Stopping.fit(episodes(10, 1)).rule_for_price(-1, max_calls=2)
+        rule_for_price(episodes(10, 1), -1, max_calls=2)
     with pytest.raises(UsageError, match="episodes"):
-        Stopping.fit([])
-
-
-def test_arrays_come_back_and_hostile_ones_are_refused() -> None:
-    curve = Stopping.fit(episodes(60, 2))
-    arrays = curve.to_arrays()
-    assert Stopping.from_arrays(arrays).gain(0.3) == curve.gain(0.3)
-    for broken in (arrays["stopping_gains"][::-1], arrays["stopping_gains"][:3], np.full(41, np.nan), np.full(41, 2.0)):
-        with pytest.raises(CheckpointError):
-            Stopping.from_arrays({**arrays, "stopping_gains": broken.copy()})
-
-
-def test_pooled_gains_are_those_of_isotonic_regression() -> None:
-    values = np.random.default_rng(0).normal(size=200) - np.linspace(0, 2, 200)
-    known = IsotonicRegression(increasing=False).fit_transform(np.arange(200), values)
-    assert stopping._falling(values) == pytest.approx(known)
+        rule_for_price([], 0.1, max_calls=2)
 
 
 def answers(question: int, forms: tuple[str, ...]) -> list[LoggedAnswer]:
