@@ -39,7 +39,7 @@ async def main() -> None:
         file = path / "epoch_1.safetensors"
         file.write_bytes(file.read_bytes()[:-1])
         try:
-            load_batch_plan(path).get_epoch(1)
+            load_batch_plan(path)
         except BatchFileError as error:
             print(f"damaged: {str(error).replace(folder, '...')}")
     for rank in range(2):

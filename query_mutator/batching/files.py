@@ -96,19 +96,15 @@ def write_arrays(path: str | Path, arrays: Mapping[str, NDArray[Any]], *, kind: 
     return checksum
 
 
-def read_arrays(path: str | Path, *, kind: str, verify: bool = True) -> ArrayFile:
-    """Map a file of `write_arrays` into memory.
-
-    Raises BatchFileError for a file of another kind or size, and with `verify` for contents that do not match the
-    checksum.
-    """
+def read_arrays(path: str | Path, *, kind: str) -> ArrayFile:
+    """Load a file of `write_arrays`; raise BatchFileError for one of another kind or size, or with other contents."""
     path = Path(path)
     try:
         with reading(path), safe_open(path, framework="numpy") as file:
             info = file.metadata()
             meta = files.parse_json(info["meta"])
             checksum = meta.pop("sha256")
-            arrays = _mapped(path, {name: file.get_slice(name) for name in file.offset_keys()})
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except BatchFileError:
         raise
     except (SafetensorError, KeyError, TypeError, AttributeError, ValueError) as error:
@@ -117,24 +113,6 @@ def read_arrays(path: str | Path, *, kind: str, verify: bool = True) -> ArrayFil
         ) from error
     if meta.get("kind") != kind:
         raise BatchFileError(f"{path} holds {meta.get('kind')!r}, not {kind!r}")
-    if verify and arrays_checksum(meta, arrays) != checksum:
+    if arrays_checksum(meta, arrays) != checksum:
         raise BatchFileError(f"{path} does not match its checksum; it was edited or damaged")
     return ArrayFile(path=path, meta=meta, arrays=arrays, sha256=checksum)
-
-
-def _mapped(path: Path, slices: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
-    """Return the arrays as views of the mapped file.
-
-    The library checks the layout, but its arrays are copies: a plan larger than memory could not be opened.
-    """
-    data = np.memmap(path, dtype=np.uint8, mode="r")
-    begin = 8 + int.from_bytes(data[:8].tobytes(), "little")  # the arrays follow the header without gaps
-    arrays: dict[str, NDArray[Any]] = {}
-    for name, part in slices.items():
-        code = part.get_dtype()  # "I32", "U8", "F64", "BOOL"
-        dtype = np.dtype(np.bool_ if code == "BOOL" else f"{code[0].lower()}{int(code[1:]) // 8}")
-        shape = part.get_shape()
-        end = begin + dtype.itemsize * int(np.prod(shape, dtype=np.int64))
-        arrays[name] = np.asarray(data[begin:end]).view(dtype).reshape(shape)
-        begin = end
-    return arrays

@@ -6,56 +6,48 @@ Ids are stored as bytes: a million take a few MB in memory, far less on disk, an
 from __future__ import annotations
 
 import zlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from query_mutator.batching.files import BatchFileError, sha256_of
-from query_mutator.batching.records import IndexArray, offsets_of
+from query_mutator.batching.records import IndexArray
 from query_mutator.errors import UsageError
 
-_PROBE_BYTES = 1 << 16  # compressed first, to find out whether compression pays
-_MAX_KEY_BYTES = 64  # longer ids are compared as Python strings
+_MAX_ID_BYTES = 256
 
 
 class IdTable:
-    """A fixed list of ids. `IdTable.range(n, first)` stands for "first".."first+n-1" and stores nothing."""
+    """A fixed list of ids. `IdTable.range(n)` stands for "0".."n-1", positions in a data set, and stores nothing."""
 
-    def __init__(
-        self, blob: NDArray[np.uint8] | None, lengths: NDArray[np.int32] | None, count: int, first: int = 0
-    ) -> None:
-        self._blob = blob  # uint8 [total bytes], None for a range
-        self._lengths = lengths  # int32 [n], bytes per id
+    def __init__(self, names: NDArray[np.bytes_] | None, count: int) -> None:
+        self._names = names  # UTF-8, padded with zeros [n]; None for a range
         self._count = count
-        self.first = first  # first number of a range, 0 otherwise
 
     @classmethod
-    def range(cls, count: int, first: int = 0) -> IdTable:
-        """Return the ids "first".."first+count-1": positions in a data set, or in a part of it."""
-        return cls(None, None, count, first)
+    def range(cls, count: int) -> IdTable:
+        """Return the ids "0".."count-1"."""
+        return cls(None, count)
 
     @classmethod
     def from_list(cls, ids: Sequence[str]) -> IdTable:
-        """Return the table of these ids, in this order."""
+        """Return the table of these ids, in this order; raise UsageError for one over 256 bytes or with a zero byte."""
+        if not ids:
+            return cls.range(0)
         joined = "".join(ids)
-        blob = np.frombuffer(joined.encode(), np.uint8)
-        sizes: Iterable[int] = map(len, ids) if joined.isascii() else (len(one.encode()) for one in ids)
-        return cls(blob, np.fromiter(sizes, np.int32, len(ids)), len(ids))
+        names = np.array(ids if joined.isascii() else [one.encode() for one in ids], dtype=np.bytes_)
+        if names.itemsize > _MAX_ID_BYTES or "\0" in joined:
+            raise UsageError(f"an id has {names.itemsize} bytes; ids have up to {_MAX_ID_BYTES}, none of them zero")
+        return cls(names, len(ids))
 
     @property
     def is_range(self) -> bool:
         """Whether the ids are positions."""
-        return self._blob is None
-
-    @cached_property
-    def _offsets(self) -> IndexArray:
-        assert self._lengths is not None
-        return offsets_of(self._lengths)
+        return self._names is None
 
     @cached_property
     def _position_of(self) -> dict[str, int]:
@@ -64,9 +56,7 @@ class IdTable:
     @cached_property
     def digest(self) -> str:
         """Hexadecimal sha256 of the ids in their order."""
-        if self._blob is None or self._lengths is None:
-            return sha256_of([f"range {self.first} {self._count}".encode()])
-        return sha256_of([b"ids", self._lengths, self._blob])
+        return sha256_of([f"range {self._count}".encode()] if self._names is None else [b"ids", self._names])
 
     def __len__(self) -> int:
         return self._count
@@ -79,21 +69,15 @@ class IdTable:
         index = np.asarray(positions, np.int64)
         if index.size and not 0 <= int(index.min()) <= int(index.max()) < self._count:
             raise IndexError(f"id position outside 0..{self._count - 1}")
-        if self._blob is None:
-            return [str(position) for position in (index + self.first).tolist()]
-        begins, ends = self._offsets[index].tolist(), self._offsets[index + 1].tolist()
-        blob = self._blob
-        return [blob[begin:end].tobytes().decode() for begin, end in zip(begins, ends, strict=True)]
+        if self._names is None:
+            return [str(position) for position in index.tolist()]
+        return [name.decode() for name in self._names[index].tolist()]
 
     def to_list(self) -> list[str]:
         """Return all ids."""
-        if self._blob is None:
-            return [str(position) for position in range(self.first, self.first + self._count)]
-        data, offsets = self._blob.tobytes(), self._offsets.tolist()
-        if data.isascii():  # one decode for all ids, then slices of the text
-            text = data.decode()
-            return [text[begin:end] for begin, end in pairwise(offsets)]
-        return [data[begin:end].decode() for begin, end in pairwise(offsets)]
+        if self._names is None:
+            return [str(position) for position in range(self._count)]
+        return [name.decode() for name in self._names.tolist()]
 
     def positions(self, ids: Sequence[str]) -> IndexArray:
         """Return the positions of these ids; raise UsageError for an unknown id."""
@@ -104,83 +88,42 @@ class IdTable:
 
     def reordered(self, order: IndexArray) -> IdTable:
         """Return the table with its ids in another order."""
-        ids = self.to_list()
-        return IdTable.from_list([ids[position] for position in order.tolist()])
+        if self._names is None:
+            return IdTable.from_list(self.take(order))
+        return IdTable(self._names[order], self._count)
 
     def canonical_order(self) -> IndexArray | None:
         """Return the order of the ids by length, then bytes, or None if they are in this order.
 
         Ids counted up ("s0".."s11", padded with zeros or not) are in canonical order.
         """
-        if self._lengths is None or self._count < 2:
+        if self._names is None or self._count < 2:
             return None
-        lengths = self._lengths
-        if int(lengths.max()) > _MAX_KEY_BYTES:
-            ids = self.to_list()
-            order = sorted(range(self._count), key=lambda position: (len(ids[position].encode()), ids[position]))
-            return np.array(order, np.int64)
-        rows = self._matrix().view(f"S{max(int(lengths.max()), 1)}")[:, 0]  # equal lengths compare by their bytes
-        falls = (lengths[1:] == lengths[:-1]) & (rows[1:] < rows[:-1])
+        names, lengths = self._names, np.char.str_len(self._names)
+        falls = (lengths[1:] == lengths[:-1]) & (names[1:] < names[:-1])
         if not falls.any() and np.all(lengths[1:] >= lengths[:-1]):
             return None
-        return np.lexsort((rows, lengths)).astype(np.int64)
-
-    def _matrix(self) -> NDArray[np.uint8]:
-        """Return the ids as rows of bytes [n, width], padded with zeros."""
-        assert self._blob is not None
-        assert self._lengths is not None
-        width = max(int(self._lengths.max(initial=1)), 1)
-        if int(self._lengths.min(initial=width)) == width:
-            return self._blob.reshape(self._count, width)
-        matrix = np.zeros((self._count, width), np.uint8)
-        matrix[np.arange(width) < self._lengths[:, None]] = self._blob
-        return matrix
+        return np.lexsort((names, lengths)).astype(np.int64)
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
         """Return arrays for a file; ids that resemble their neighbors compress to almost nothing."""
-        if self._blob is None or self._lengths is None:
+        if self._names is None:
             return {}
         # Byte planes (all first characters, all second ones, ...) of similar ids are long runs, which compress well.
-        planes = self._lengths.max(initial=0) <= _MAX_KEY_BYTES
-        body = np.ascontiguousarray(self._matrix().T).tobytes() if planes else self._blob.tobytes()
-        return {
-            "id_lengths": _deflate(self._lengths.tobytes()),
-            "id_bytes": _deflate(body),
-            "id_planes": np.array([planes, self._count], np.int64),
-        }
+        planes = np.ascontiguousarray(self._names.view(np.uint8).reshape(self._count, -1).T)
+        return {"ids": np.frombuffer(zlib.compress(planes.tobytes(), 1), np.uint8)}
 
     @classmethod
-    def from_arrays(
-        cls, arrays: Mapping[str, NDArray[Any]], *, count: int, first: int = 0, path: object = "the file"
-    ) -> IdTable:
+    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]], *, count: int, path: object = "the file") -> IdTable:
         """Return the table of `to_arrays`; raise BatchFileError with `path` for arrays that do not fit together."""
-        if "id_bytes" not in arrays:
-            return cls.range(count, first)
+        if "ids" not in arrays:
+            return cls.range(count)
         try:
-            lengths = np.frombuffer(_inflate(arrays["id_lengths"]), np.int32)
-            blob = np.frombuffer(_inflate(arrays["id_bytes"]), np.uint8)
-            planes, stored = arrays["id_planes"].tolist()
-            if stored != count or len(lengths) != count:
-                raise ValueError(f"{len(lengths)} ids where {count} are expected")
-            if planes:
-                longest = int(lengths.max(initial=1)) or 1
-                matrix = np.ascontiguousarray(blob.reshape(longest, count).T)
-                blob = matrix[np.arange(longest) < lengths[:, None]]
-        except (ValueError, KeyError, zlib.error) as error:
-            raise BatchFileError(f"{path}: the ids cannot be read: {error}") from error
-        return cls(blob, lengths, count)
-
-
-def _deflate(data: bytes) -> NDArray[np.uint8]:
-    """Return the data compressed, or unchanged if its beginning does not compress; the first byte says which."""
-    probe = data[:_PROBE_BYTES]
-    pays = len(zlib.compress(probe, 1)) < 0.9 * len(probe) if probe else False
-    return np.frombuffer(b"\x01" + zlib.compress(data, 1) if pays else b"\x00" + data, np.uint8)
-
-
-def _inflate(stored: NDArray[np.uint8]) -> bytes:
-    data = stored.tobytes()
-    return zlib.decompress(data[1:]) if data[:1] == b"\x01" else data[1:]
+            planes = zlib.decompressobj().decompress(arrays["ids"].tobytes(), _MAX_ID_BYTES * count)
+            names = np.ascontiguousarray(np.frombuffer(planes, np.uint8).reshape(-1, count).T)
+            return cls(names.view(f"S{names.shape[1]}")[:, 0], count)
+        except (ValueError, TypeError, zlib.error) as error:
+            raise BatchFileError(f"{path}: the ids cannot be read as {count}: {error}") from error
 
 
 LengthArray = NDArray[np.int32]

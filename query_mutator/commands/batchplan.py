@@ -86,7 +86,7 @@ def build_plan(flags: BuildFlags) -> None:
     with settings_errors():
         config, packing = batching_config(flags), packing_config(flags)
     builder = BatchPlanBuilder(cache, config, _dataset_hash(flags, cache), cache.tokenizer_hash, packing)
-    plan = builder.build_lazy(flags.epochs)
+    plan = builder.build_sync(flags.epochs)
     save_batch_plan(plan, flags.output)
     report = plan_report(plan)
     show(flags, {"output": flags.output, **report}, f"{flags.output}\n{plan_text(report)}")
@@ -263,7 +263,7 @@ def _line(epoch: int, batch: MicrobatchSpec) -> str:
 
 def verify_plan(flags: VerifyFlags) -> int:
     """Report whether a plan follows from these lengths; return exit code 1 if not."""
-    plan, cache = load_batch_plan(flags.plan, verify_all=True), LengthCache.load_sync(flags.lengths)
+    plan, cache = load_batch_plan(flags.plan), LengthCache.load_sync(flags.lengths)
     same, message = verify_batch_plan(plan, cache)
     if same and cache.tokenizer_hash != plan.meta.tokenizer_hash:
         message = f"the lengths are of tokenizer {cache.tokenizer_hash}, the plan of {plan.meta.tokenizer_hash}"
@@ -278,7 +278,7 @@ def verify_plan(flags: VerifyFlags) -> int:
 
 def shard_plan(flags: ShardFlags) -> None:
     """Write the part of every rank and report how even the parts are."""
-    plan = load_batch_plan(flags.plan, verify_all=True)
+    plan = load_batch_plan(flags.plan)
     fewest = min(epoch.num_microbatches for epoch in plan.epochs.values())
     if not flags.equal_steps and flags.world_size > fewest:
         raise UsageError(

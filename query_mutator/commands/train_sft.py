@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from query_mutator.batching.distributed.config import DistributedConfig
 from query_mutator.batching.training.config import SftFlags
 from query_mutator.cli.console import note
 from query_mutator.cli.outputs import rows_of, show
@@ -15,14 +14,12 @@ def train_sft(flags: SftFlags) -> None:
     from query_mutator.batching.training.model import checkpoints_in
     from query_mutator.batching.training.trainer import train
 
-    is_main = DistributedConfig.from_env().is_main
     try:
         report = train(flags)
     except KeyboardInterrupt:
-        if is_main and checkpoints_in(Path(flags.output)):
+        if checkpoints_in(Path(flags.output)):
             note(f"resume with --resume {flags.output}")
         raise
-    if is_main:
-        shown = {name: value for name, value in report.items() if name not in ("notes", "output") and value is not None}
-        rows = {name: f"{value:.4f}" if isinstance(value, float) else value for name, value in shown.items()}
-        show(flags, report, rows_of(rows))
+    shown = {name: value for name, value in report.items() if name not in ("notes", "output") and value is not None}
+    rows = {name: f"{value:.4f}" if isinstance(value, float) else value for name, value in shown.items()}
+    show(flags, report, rows_of(rows))

@@ -6,9 +6,8 @@ A plan on disk is a folder with meta.json, the ids, and one checksummed file of 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
-from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Self
@@ -17,6 +16,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from query_mutator.batching.core.buckets import OverlongPolicy, OverlongReport
 from query_mutator.batching.files import (
+    ArrayFile,
     BatchFileError,
     json_bytes,
     read_arrays,
@@ -36,7 +36,6 @@ from query_mutator.errors import UsageError
 from query_mutator.files import atomic_folder
 
 PLAN_VERSION = "3.0"
-_KEPT_EPOCHS = 2  # epochs built or loaded on demand that stay in memory
 _META_FILE = "meta.json"
 _IDS_FILE = "ids.safetensors"
 _IDS_KIND = "batch plan ids"
@@ -111,32 +110,10 @@ def _no_samples(limit: int) -> dict[str, Any]:
     }
 
 
-class LazyEpochs(Mapping[int, EpochPlan]):
-    """Epochs that are built or loaded on access; the last two stay in memory."""
-
-    def __init__(self, makers: Mapping[int, Callable[[], EpochPlan]]) -> None:
-        self._makers = dict(sorted(makers.items()))
-        self._kept: dict[int, EpochPlan] = {}
-
-    def __getitem__(self, epoch: int) -> EpochPlan:
-        if epoch not in self._kept:
-            made = self._makers[epoch]()
-            while len(self._kept) >= _KEPT_EPOCHS:
-                self._kept.pop(next(iter(self._kept)))
-            self._kept[epoch] = made
-        return self._kept[epoch]
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._makers)
-
-    def __len__(self) -> int:
-        return len(self._makers)
-
-
 class BatchPlan:
     """Epochs of microbatches over the samples of `ids`; without `ids`, those of the epochs, which can be made by hand.
 
-    `epochs` maps numbers to epochs, which may be loaded on demand; `digests` are their known checksums.
+    `epochs` maps numbers to epochs.
     """
 
     def __init__(
@@ -144,13 +121,10 @@ class BatchPlan:
         meta: BatchPlanMeta,
         epochs: Mapping[int, EpochPlan] | None = None,
         ids: IdTable | None = None,
-        *,
-        digests: Mapping[int, str] | None = None,
     ) -> None:
         self.meta = meta
-        self.epochs: Mapping[int, EpochPlan] = {} if epochs is None or ids is None else epochs
+        self.epochs = {} if epochs is None or ids is None else dict(sorted(epochs.items()))
         self.ids = IdTable.from_list([]) if ids is None else ids
-        self._digests = dict(digests or {})
         if ids is None:
             for epoch in (epochs or {}).values():
                 self.add_epoch(epoch)
@@ -171,10 +145,7 @@ class BatchPlan:
     @property
     def digests(self) -> dict[int, str]:
         """Checksum of every epoch."""
-        for number in self.epochs:
-            if number not in self._digests:
-                self._digests[number] = self.epochs[number].digest
-        return dict(sorted(self._digests.items()))
+        return {number: epoch.digest for number, epoch in self.epochs.items()}
 
     @property
     def fingerprint(self) -> str:
@@ -232,13 +203,9 @@ class BatchPlan:
         """Return the part of the plan that `spec` describes, without the epochs before its first."""
         if self.meta.shard is not None:
             raise UsageError(f"this plan is already the shard of rank {self.meta.shard.rank}; shard the whole plan")
-        numbers = [number for number in self.epochs if number >= spec.first_epoch]
-        makers = {number: partial(self._shard_epoch, number, spec) for number in numbers}
-        fields = {"shard": spec, "parent_fingerprint": self.fingerprint, "num_epochs": len(numbers)}
-        return BatchPlan(self.meta.model_copy(update=fields), LazyEpochs(makers), self.ids)
-
-    def _shard_epoch(self, number: int, spec: ShardSpec) -> EpochPlan:
-        return shard_epoch(self.epochs[number], spec)
+        epochs = {number: shard_epoch(one, spec) for number, one in self.epochs.items() if number >= spec.first_epoch}
+        fields = {"shard": spec, "parent_fingerprint": self.fingerprint, "num_epochs": len(epochs)}
+        return BatchPlan(self.meta.model_copy(update=fields), epochs, self.ids)
 
 
 # --- files -----------------------------------------------------------------------------------------------------------
@@ -250,20 +217,12 @@ def save_batch_plan(plan: BatchPlan, path: str | Path) -> None:
     if target.exists() and not (target.is_dir() and (is_batch_plan(target) or not any(target.iterdir()))):
         raise UsageError(f"{target} exists and is not a plan; choose another folder")
     with atomic_folder(target) as folder:
-        # Epochs first, one at a time in memory; meta.json with their checksums last.
-        digests = {
-            number: write_arrays(folder / _epoch_name(number), epoch.arrays, kind=EPOCH_KIND, meta=epoch.head)
-            for number, epoch in plan.epochs.items()
-        }
-        about = {"count": len(plan.ids), "first": plan.ids.first}
-        ids = write_arrays(folder / _IDS_FILE, plan.ids.to_arrays(), kind=_IDS_KIND, meta=about)
-        body = {
-            **plan.meta.model_dump(mode="json"),
-            "epochs": {str(number): digest for number, digest in digests.items()},
-            "ids": ids,
-            "fingerprint": BatchPlan(plan.meta, plan.epochs, plan.ids, digests=digests).fingerprint,
-        }
-        write_checked_json(folder / _META_FILE, body)
+        for number, epoch in plan.epochs.items():
+            write_arrays(folder / _epoch_name(number), epoch.arrays, kind=EPOCH_KIND, meta=epoch.head)
+        ids = write_arrays(folder / _IDS_FILE, plan.ids.to_arrays(), kind=_IDS_KIND, meta={})
+        epochs = {str(number): digest for number, digest in plan.digests.items()}
+        about = {"epochs": epochs, "ids": ids, "fingerprint": plan.fingerprint}
+        write_checked_json(folder / _META_FILE, {**plan.meta.model_dump(mode="json"), **about})
 
 
 def is_batch_plan(path: Path) -> bool:
@@ -282,12 +241,11 @@ def load_batch_plan(
     dataset_hash: str | None = None,
     tokenizer_hash: str | None = None,
     lengths: LengthSource | None = None,
-    verify_all: bool = False,
 ) -> BatchPlan:
-    """Open a plan; each epoch is mapped into memory and verified on first use, or all now with `verify_all`.
+    """Load a plan.
 
-    Raises BatchFileError with the name of a damaged or exchanged file, and UsageError if hashes or lengths are given
-    and the plan was made for others.
+    Raises BatchFileError with the name of a damaged, missing or exchanged file, and UsageError if hashes or lengths are
+    given and the plan was made for others.
     """
     folder = Path(path)
     body = read_checked_json(folder / _META_FILE)
@@ -297,21 +255,13 @@ def load_batch_plan(
         meta = BatchPlanMeta.model_validate(body)
     except (KeyError, ValueError, AttributeError) as error:
         raise BatchFileError(f"{folder / _META_FILE} is not a plan of this version: {error}") from error
-    # The epochs themselves are read on first use; their checksums are enough for the plan's fingerprint.
-    file = read_arrays(folder / _IDS_FILE, kind=_IDS_KIND)
-    if file.sha256 != ids_digest:
-        raise BatchFileError(f"{file.path} belongs to another plan")
-    ids = IdTable.from_arrays(file.arrays, count=meta.num_samples, first=int(file.meta["first"]), path=file.path)
-    makers = {number: _epoch_loader(folder, number, digest, ids) for number, digest in digests.items()}
-    plan = BatchPlan(meta, LazyEpochs(makers), ids, digests=digests)
+    file = _read_part(folder / _IDS_FILE, _IDS_KIND, ids_digest)
+    ids = IdTable.from_arrays(file.arrays, count=meta.num_samples, path=file.path)
+    epochs = {number: _read_epoch(folder / _epoch_name(number), digest, ids) for number, digest in digests.items()}
+    plan = BatchPlan(meta, epochs, ids)
     if plan.fingerprint != fingerprint or meta.num_epochs != len(digests):
         raise BatchFileError(f"{folder / _META_FILE}: fingerprint {fingerprint[:16]} does not match the plan's parts")
     check_plan(plan, dataset_hash=dataset_hash, tokenizer_hash=tokenizer_hash, lengths=lengths)
-    for number in digests:
-        if not (folder / _epoch_name(number)).is_file():
-            raise BatchFileError(f"{folder / _epoch_name(number)} is missing")
-        if verify_all:
-            plan.get_epoch(number)
     return plan
 
 
@@ -334,19 +284,20 @@ def check_plan(
         raise UsageError("the plan was made for other samples or lengths; build it again")
 
 
-def _epoch_loader(folder: Path, number: int, digest: str, ids: IdTable) -> Callable[[], EpochPlan]:
-    def load() -> EpochPlan:
-        path = folder / _epoch_name(number)
-        file = read_arrays(path, kind=EPOCH_KIND)
-        if file.sha256 != digest:
-            raise BatchFileError(f"{path} belongs to another plan than {folder / _META_FILE}")
-        fields: dict[str, Any] = {**file.meta, **file.arrays, "ids": ids}
-        try:
-            return EpochPlan(**{name: value for name, value in fields.items() if name != "kind"})
-        except ValidationError as error:
-            raise BatchFileError(f"{path} is not an epoch: {error.errors()[0]['msg']}") from error
+def _read_part(path: Path, kind: str, digest: str) -> ArrayFile:
+    file = read_arrays(path, kind=kind)
+    if file.sha256 != digest:
+        raise BatchFileError(f"{path} belongs to another plan than {path.with_name(_META_FILE)}")
+    return file
 
-    return load
+
+def _read_epoch(path: Path, digest: str, ids: IdTable) -> EpochPlan:
+    file = _read_part(path, EPOCH_KIND, digest)
+    fields: dict[str, Any] = {**file.meta, **file.arrays, "ids": ids}
+    try:
+        return EpochPlan(**{name: value for name, value in fields.items() if name != "kind"})
+    except ValidationError as error:
+        raise BatchFileError(f"{path} is not an epoch: {error.errors()[0]['msg']}") from error
 
 
 save_batch_plan_async = to_async(save_batch_plan)

@@ -6,7 +6,6 @@ batches. n items, B batches.
 
 from __future__ import annotations
 
-from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 
 from query_mutator.batching.core.buckets import OverlongPolicy, OverlongReport, fit_lengths
 from query_mutator.batching.lengths import LengthSource, as_lengths
-from query_mutator.batching.planning.batch_plan import BatchPlan, BatchPlanMeta, LazyEpochs
+from query_mutator.batching.planning.batch_plan import BatchPlan, BatchPlanMeta
 from query_mutator.batching.planning.epoch_plan import EpochPlan
 from query_mutator.batching.planning.packing import PackingConfig, Packs, pack_lengths
 from query_mutator.batching.planning.predictability import BatchingConfig, BatchingMode, PadPolicy
@@ -199,11 +198,6 @@ class BatchPlanBuilder:
         return BatchPlan(self.meta(num_epochs), {e: self.build_epoch(e) for e in range(num_epochs)}, self._table.ids)
 
     build = to_async(build_sync)
-
-    def build_lazy(self, num_epochs: int = 1) -> BatchPlan:
-        """Return the same plan with every epoch built on first use; saving it holds two epochs in memory."""
-        makers = {epoch: partial(self.build_epoch, epoch) for epoch in range(num_epochs)}
-        return BatchPlan(self.meta(num_epochs), LazyEpochs(makers), self._table.ids)
 
     @property
     def overlong(self) -> OverlongReport:

@@ -2,8 +2,7 @@
 
     flags -> rows of tokens -> source (plan, stream, gym) -> steps -> checkpoints, model/
 
-`config` has the flags, `trainer.train` runs them. Only `config` is light; the others load torch. W ranks, A
-microbatches per rank and step.
+`config` has the flags, `trainer.train` runs them. Only `config` is light; the others load torch.
 """
 
 __all__: list[str] = []

@@ -1,19 +1,17 @@
-"""Build the parts of a run from its flags: process group, device, data, the source of batches, evaluation batches."""
+"""Build the parts of a run from its flags: device, data, the source of batches, evaluation batches."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
-from torch import distributed
 
 from ppo.algorithm import usable_device
 from query_mutator.batching.core.buckets import OverlongPolicy
-from query_mutator.batching.distributed.config import DistributedConfig
 from query_mutator.batching.generation.rows import JsonlIndex, JsonlSamples, TokenRow, tokenizer_fingerprint
 from query_mutator.batching.planning.batch_plan import BatchPlan, check_plan, load_batch_plan
 from query_mutator.batching.planning.builder import BatchPlanBuilder
@@ -30,31 +28,14 @@ from query_mutator.batching.training.sources import Microbatch, OnlineSource, Pl
 from query_mutator.cli.console import progress
 from query_mutator.errors import UsageError
 
-__all__ = ["eval_microbatches", "joined_ranks", "make_source", "pick_device", "read_tokens", "uses_bf16"]
+__all__ = ["eval_microbatches", "make_source", "pick_device", "read_tokens", "uses_bf16"]
 
 
-@contextmanager
-def joined_ranks(device: torch.device) -> Iterator[DistributedConfig]:
-    """Join the launcher's process group and leave it at the end; a single process has none."""
-    config = DistributedConfig.from_env()
-    if not config.is_distributed:
-        yield config
-        return
-    distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    config.set_global()
-    try:
-        yield config
-    finally:
-        distributed.destroy_process_group()
-
-
-def pick_device(flags: SftFlags, local_rank: int) -> torch.device:
+def pick_device(flags: SftFlags) -> torch.device:
     """Return the device to train on; UsageError for a --device that cannot be used."""
     name = flags.device
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda" and torch.cuda.device_count() > 1:
-        name = f"cuda:{local_rank}"
     try:
         usable_device(name)
     except ValueError as error:
@@ -78,31 +59,31 @@ class Inputs(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-def make_source(flags: SftFlags, tokenizer: Any, ranks: DistributedConfig) -> Inputs:
+def make_source(flags: SftFlags, tokenizer: Any) -> Inputs:
     """Return the source of batches: a gym, or a plan over the rows in memory."""
     largest_id = len(tokenizer) - 1  # rows are not known before the run
     if flags.online:
-        return Inputs(_online_source(flags, tokenizer, ranks), flags.row_length, largest_id)
+        return Inputs(_online_source(flags, tokenizer), flags.row_length, largest_id)
     assert flags.data is not None
-    data = _read_data(flags, flags.data, tokenizer, ranks)
+    data = _read_data(flags, flags.data, tokenizer)
     notes = [f"skipped {data.bad_rows} rows, first: {data.first_errors[0]}"] if data.bad_rows else []
     plan = _plan(flags, data)
     overlong = plan.meta.overlong
     if overlong.num_overlong:
         lost = f"{overlong.tokens_lost} tokens lost"
         notes.append(f"{overlong.num_overlong} samples are longer than allowed ({overlong.policy}): {lost}")
-    source = PlanSource(plan, data.rows, ranks=ranks, accumulation=flags.gradient_accumulation)
+    source = PlanSource(plan, data.rows, accumulation=flags.gradient_accumulation)
     return Inputs(source, _longest_row(plan, data), data.largest_id, tuple(notes))
 
 
-def eval_microbatches(flags: SftFlags, tokenizer: Any, ranks: DistributedConfig) -> list[Microbatch]:
-    """Return this rank's share of the batches of --eval-dataset, shortest first."""
+def eval_microbatches(flags: SftFlags, tokenizer: Any) -> list[Microbatch]:
+    """Return the batches of --eval-dataset, shortest first."""
     if flags.eval_data is None:
         return []
-    data = _read_data(flags, flags.eval_data, tokenizer, ranks)
+    data = _read_data(flags, flags.eval_data, tokenizer)
     config = _batching(flags).changed(interleave_buckets=False)
     plan = BatchPlanBuilder(data.lengths, config, data.dataset_hash, data.tokenizer_hash).build_sync(1)
-    return [one for step in PlanSource(plan, data.rows, ranks=ranks).steps() for one in step]
+    return [one for step in PlanSource(plan, data.rows).steps() for one in step]
 
 
 def _batching(flags: SftFlags) -> BatchingConfig:
@@ -132,12 +113,10 @@ def _packing(flags: SftFlags) -> PackingConfig | None:
     )
 
 
-def _read_data(flags: SftFlags, path: str, tokenizer: Any, ranks: DistributedConfig) -> TokenData:
-    """Tokenize a file; rank 0 shows a progress bar."""
-    shown = progress("tokenizing", len(JsonlIndex(path)), unit="row") if ranks.is_main else nullcontext()
-    with shown as bar:
-        on_row = None if bar is None else bar.update
-        return read_tokens(path, tokenizer, mask_prompt=flags.mask_prompt, skip_bad=flags.skip_bad, on_row=on_row)
+def _read_data(flags: SftFlags, path: str, tokenizer: Any) -> TokenData:
+    """Tokenize a file and show a progress bar."""
+    with progress("tokenizing", len(JsonlIndex(path)), unit="row") as bar:
+        return read_tokens(path, tokenizer, mask_prompt=flags.mask_prompt, skip_bad=flags.skip_bad, on_row=bar.update)
 
 
 def _plan(flags: SftFlags, data: TokenData) -> BatchPlan:
@@ -150,10 +129,10 @@ def _plan(flags: SftFlags, data: TokenData) -> BatchPlan:
             data.tokenizer_hash,
             _packing(flags),
         )
-        return builder.build_lazy(flags.epochs or 3)
+        return builder.build_sync(flags.epochs or 3)
     plan = load_batch_plan(flags.batchplan, tokenizer_hash=data.tokenizer_hash)
     if plan.meta.shard is not None:
-        raise UsageError(f"{flags.batchplan} is the part of one rank; give the whole plan, every rank takes its share")
+        raise UsageError(f"{flags.batchplan} is the part of one rank; give the whole plan")
     check_plan(plan, dataset_hash=data.dataset_hash if plan.meta.dataset_hash else None, lengths=data.lengths)
     if flags.epochs not in (None, plan.num_epochs):
         raise UsageError(
@@ -169,12 +148,8 @@ def _longest_row(plan: BatchPlan, data: TokenData) -> int:
     return max((int(epoch.max_len.max()) for epoch in plan.epochs.values() if epoch.num_microbatches), default=0)
 
 
-def _online_source(flags: SftFlags, tokenizer: Any, ranks: DistributedConfig) -> Source:
+def _online_source(flags: SftFlags, tokenizer: Any) -> Source:
     """Return the source that plays episodes of a gym."""
-    if ranks.is_distributed:
-        raise UsageError(
-            "--online trains in one process, as every rank would play other episodes; run it without torchrun"
-        )
     with settings_errors():
         gym = GymConfig(
             host=flags.gym_host, port=flags.gym_port, transport=GymTransport(flags.gym_transport), seed=flags.seed

@@ -42,9 +42,7 @@ def _is_run(path: Path) -> bool:
 class SftFlags(JsonFlags, Lock):
     """Fine-tune a causal language model on a JSONL file, a batch plan, or a gym.
 
-    Gradients are divided by the number of learned tokens of the whole step, however these are divided into batches and
-    ranks. Under torchrun every rank takes its share of each step: W ranks have the loss curve of one process with W
-    times the --gradient-accumulation.
+    Gradients are divided by the number of learned tokens of the whole step, however these are divided into batches.
     """
 
     FIRST: ClassVar[tuple[str, ...]] = (
@@ -103,7 +101,7 @@ class SftFlags(JsonFlags, Lock):
     buffer_size: Count = 100_000
     """Samples of the gym kept for replay."""
     gradient_accumulation: Few = 1
-    """Batches that a rank runs for each step of the optimizer."""
+    """Batches of each step of the optimizer."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, a third more time."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"

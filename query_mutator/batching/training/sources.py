@@ -1,8 +1,6 @@
 """Sources of batches: a plan, or a gym that is being played.
 
-Each yields, step by step, the microbatches of this rank, and can save and restore its position. A step has G = W * A
-microbatches of one bucket and of nearly equal cost; rank r runs every W-th of them from r on, so the content of a step
-depends on G alone.
+Each yields the microbatches of each step, and can save and restore its position.
 """
 
 from __future__ import annotations
@@ -12,24 +10,20 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
-from query_mutator.batching.distributed.config import DistributedConfig
+from query_mutator.batching.distributed.sharding import CheckpointPosition
 from query_mutator.batching.generation.io import CollatedBatch, collate_microbatch
 from query_mutator.batching.generation.rows import TokenRow
 from query_mutator.batching.planning.batch_plan import BatchPlan
-from query_mutator.batching.planning.epoch_plan import EpochPlan, MicrobatchSpec
+from query_mutator.batching.planning.epoch_plan import MicrobatchSpec
 from query_mutator.batching.planning.packing import PackingConfig
-from query_mutator.batching.planning.sharding import ShardSpec, epoch_steps
 from query_mutator.batching.streaming.rolling_window import RollingBatchPlanWindow
 from query_mutator.errors import CheckpointError, UsageError
 
-__all__ = ["Dealer", "Microbatch", "OnlineSource", "PlanSource", "Source"]
+__all__ = ["Microbatch", "OnlineSource", "PlanSource", "Source"]
 
 
 class Microbatch(NamedTuple):
-    """What one rank runs at once: a microbatch of a plan and the whole token rows of its samples, in their order."""
+    """A microbatch of a plan and the whole token rows of its samples, in their order."""
 
     spec: MicrobatchSpec
     rows: list[TokenRow]
@@ -55,7 +49,7 @@ class Source(Protocol):
     def steps_left(self) -> int | None: ...
 
     def steps(self) -> Iterator[Step]:
-        """Yield this rank's microbatches of each step, from the current position."""
+        """Yield the microbatches of each step, from the current position."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
@@ -67,82 +61,54 @@ class Source(Protocol):
         ...
 
 
-class Dealer(NamedTuple):
-    """Distributes the microbatches of an epoch over steps and ranks."""
-
-    ranks: DistributedConfig
-    accumulation: int
-
-    @property
-    def group(self) -> int:
-        """Return G, the most microbatches of a step."""
-        return self.accumulation * self.ranks.world_size
-
-    def steps(self, epoch: EpochPlan, done: tuple[tuple[int, int], ...] = ()) -> NDArray[np.int64]:
-        """Return the microbatches of every step that is not done [S, G], −1 where a step has fewer."""
-        spec = ShardSpec(rank=0, world_size=self.group, equal_steps=True, first_epoch=epoch.epoch, done=done)
-        steps = epoch_steps(epoch, spec)
-        return np.where(steps.padding, -1, steps.batches)
-
-    def mine(
-        self, epoch: EpochPlan, step: NDArray[np.int64], rows: Mapping[str, TokenRow], packing: PackingConfig | None
-    ) -> Step:
-        """Return this rank's microbatches of one step."""
-        places = step[self.ranks.rank :: self.ranks.world_size]
-        specs = [epoch[place] for place in places[places >= 0].tolist()]
-        return [Microbatch(one, [rows[name] for name in one.samples], packing) for one in specs]
-
-
 class PlanSource:
-    """The microbatches of a plan, epoch by epoch; the state is a few numbers and the plan's fingerprint."""
+    """The microbatches of a plan, epoch by epoch."""
 
-    def __init__(
-        self, plan: BatchPlan, rows: Mapping[str, TokenRow], *, ranks: DistributedConfig, accumulation: int = 1
-    ) -> None:
+    def __init__(self, plan: BatchPlan, rows: Mapping[str, TokenRow], *, accumulation: int = 1) -> None:
         self.plan = plan
         self._rows = rows
-        self._dealer = Dealer(ranks, accumulation)
+        self._accumulation = accumulation
         self._epoch = next(iter(plan.epochs))
-        self._before: tuple[tuple[int, int], ...] = ()  # done of the epoch in steps of another size, before a resume
-        self._done = 0  # steps of the epoch since
+        self._place = 0  # microbatches of the epoch that were run
 
     @property
     def steps_left(self) -> int:
         """Return the steps of all epochs from the current position."""
-        first = len(self._dealer.steps(self.plan.get_epoch(self._epoch), self._before)) - self._done
-        later = (epoch for number, epoch in self.plan.epochs.items() if number > self._epoch)
-        return first + sum(len(self._dealer.steps(epoch)) for epoch in later)
+        left = (len(epoch) for number, epoch in self.plan.epochs.items() if number > self._epoch)
+        here = len(self.plan.get_epoch(self._epoch)) - self._place
+        return sum(-(-count // self._accumulation) for count in (here, *left))
 
     def steps(self) -> Iterator[Step]:
-        """Yield this rank's microbatches of each step, from the current position."""
+        """Yield the microbatches of each step, from the current position."""
         for number in [number for number in self.plan.epochs if number >= self._epoch]:
             if number != self._epoch:
-                self._epoch, self._before, self._done = number, (), 0
+                self._epoch, self._place = number, 0
             epoch = self.plan.get_epoch(number)
-            for step in self._dealer.steps(epoch, self._before)[self._done :]:
-                self._done += 1
-                yield self._dealer.mine(epoch, step, self._rows, self.plan.meta.pack_config)
+            while self._place < len(epoch):
+                places = range(self._place, min(self._place + self._accumulation, len(epoch)))
+                self._place = places.stop
+                yield [self._microbatch(epoch[place]) for place in places]
+
+    def _microbatch(self, spec: MicrobatchSpec) -> Microbatch:
+        return Microbatch(spec, [self._rows[name] for name in spec.samples], self.plan.meta.pack_config)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the epoch, what of it is done (pairs of group size and steps), and the plan's fingerprint."""
-        done = [list(pair) for pair in (*self._before, (self._dealer.group, self._done))]
-        return {"epoch": self._epoch, "done": done, "fingerprint": self.plan.fingerprint}
+        """Return the position in the plan."""
+        return CheckpointPosition.at(self.plan, self._epoch, self._place).to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a position, on any number of ranks; CheckpointError for that of another plan."""
-        if state.get("fingerprint") != self.plan.fingerprint:
+        """Restore a position; CheckpointError for that of another plan."""
+        position = CheckpointPosition.from_dict(state)
+        if position.plan_fingerprint != self.plan.fingerprint:
             raise CheckpointError(
-                f"the checkpoint is of plan {str(state.get('fingerprint'))[:16]}, these data and flags give "
+                f"the checkpoint is of plan {str(position.plan_fingerprint)[:16]}, these data and flags give "
                 f"{self.plan.fingerprint[:16]}; resume with the same data and flags"
             )
-        self._epoch = int(state["epoch"])
-        done = [(int(size), int(steps)) for size, steps in state["done"]]
-        self._done = done.pop()[1] if done[-1][0] == self._dealer.group else 0
-        self._before = tuple(done)
+        self._epoch, self._place = position.epoch, position.microbatch_idx
 
 
 class OnlineSource:
-    """Rolling windows over a replay buffer that played episodes fill; one process only."""
+    """Rolling windows over a replay buffer that played episodes fill."""
 
     steps_left = None
 

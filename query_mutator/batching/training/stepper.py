@@ -1,4 +1,4 @@
-"""One optimizer step: sum losses over all tokens, sum gradients over ranks, divide by the number of tokens, update.
+"""One optimizer step: sum the losses of all tokens, divide the gradient by their number, update.
 
 R rows, L tokens of a row
 """
@@ -6,12 +6,11 @@ R rows, L tokens of a row
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import distributed
 from torch.nn import functional
 
 from query_mutator.batching.generation.io import CollatedBatch
@@ -76,7 +75,7 @@ def learned_tokens(tensors: Mapping[str, Any]) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """Figures of a step over all ranks: mean loss of a learned token, learned and padded tokens, gradient norm."""
+    """Figures of a step: mean loss of a learned token, learned and padded tokens, gradient norm."""
 
     loss: float
     loss_tokens: int
@@ -94,17 +93,14 @@ class Stepper:
         self._max_grad_norm = max_grad_norm
 
     def step(self, microbatches: Sequence[Microbatch], optimizer: torch.optim.Optimizer) -> StepResult:
-        """Take one step on the mean loss of all learned tokens of all ranks."""
+        """Take one step on the mean loss of all learned tokens."""
         self.model.train()
-        # 1. Sum the gradients of this rank's tokens, then those of all ranks.
-        loss, tokens = 0.0, 0.0
+        # 1. Sum the gradients of all tokens.
+        loss, tokens = 0.0, 0
         for one in microbatches:
             found = self._backward(one)
             loss, tokens = loss + found[0], tokens + found[1]
-        self._sum_gradients()
-        padded = sum(one.padded_tokens for one in microbatches)
-        loss, tokens, padded_sum = self._summed((loss, tokens, padded))
-        # 2. Divide by the tokens of all ranks, clip, update.
+        # 2. Divide by the tokens, clip, update.
         norm = 0.0
         if tokens:
             for parameter in self.parameters:
@@ -114,11 +110,14 @@ class Stepper:
             optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         return StepResult(
-            loss=loss / max(tokens, 1), loss_tokens=int(tokens), padded_tokens=int(padded_sum), grad_norm=norm
+            loss=loss / max(tokens, 1),
+            loss_tokens=tokens,
+            padded_tokens=sum(one.padded_tokens for one in microbatches),
+            grad_norm=norm,
         )
 
     def mean_loss(self, microbatches: Sequence[Microbatch]) -> float:
-        """Return the mean loss of a learned token over the microbatches of all ranks, without learning."""
+        """Return the mean loss of a learned token, without learning."""
         self.model.eval()
         total, tokens = 0.0, 0
         with torch.no_grad(), self._precision():
@@ -126,8 +125,7 @@ class Stepper:
                 tensors = self._tensors(one)
                 total += float(token_losses(self.model, tensors).sum())
                 tokens += learned_tokens(tensors)
-        total, count = self._summed((total, tokens))
-        return total / max(count, 1.0)
+        return total / max(tokens, 1)
 
     def _backward(self, microbatch: Microbatch) -> tuple[float, int]:
         """Add one microbatch's gradient; return its summed loss and learned tokens."""
@@ -155,22 +153,3 @@ class Stepper:
 
     def _precision(self) -> torch.autocast:
         return torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=self._bf16)
-
-    def _sum_gradients(self) -> None:
-        """Add the gradients of all ranks, in place; a rank without any adds zeros."""
-        if not distributed.is_initialized():
-            return
-        pending = []
-        for parameter in self.parameters:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            pending.append(distributed.all_reduce(parameter.grad, async_op=True))
-        for one in pending:
-            one.wait()
-
-    def _summed(self, numbers: Iterable[float]) -> list[float]:
-        """Return the sums of these numbers over all ranks."""
-        values = torch.tensor(list(numbers), dtype=torch.float64, device=self._device)
-        if distributed.is_initialized():
-            distributed.all_reduce(values)
-        return [float(value) for value in values.tolist()]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,12 +33,10 @@ _OF_ONE_COMMAND = ("resume", "break_lock", "config", "json", "force")  # flags t
 
 def train(flags: SftFlags) -> dict[str, Any]:
     """Train as the flags say and return the report."""
-    device = build.pick_device(flags, DistributedConfig.from_env().local_rank)
-    with build.joined_ranks(device) as ranks, ExitStack() as stack:
-        if ranks.is_main:
-            stack.enter_context(locked(Path(flags.output), break_lock=flags.break_lock))
-        trainer = SftTrainer(flags, device, ranks)
-        stack.callback(trainer.close)
+    if DistributedConfig.from_env().is_distributed:
+        raise UsageError("qm train sft trains in one process; run it without a launcher of several")
+    device = build.pick_device(flags)
+    with locked(Path(flags.output), break_lock=flags.break_lock), closing(SftTrainer(flags, device)) as trainer:
         while trainer.steps_left and trainer.step():
             trainer.log()
             trainer.evaluate()
@@ -67,20 +65,19 @@ class Since:
 
 
 class SftTrainer:
-    """One run; only rank 0 writes files and prints."""
+    """One run."""
 
-    def __init__(self, flags: SftFlags, device: torch.device, ranks: DistributedConfig) -> None:
-        self.flags, self.ranks = flags, ranks
+    def __init__(self, flags: SftFlags, device: torch.device) -> None:
+        self.flags = flags
         self.output = Path(flags.output)
-        if not flags.resume and ranks.is_main and (self.output / "config.json").exists():
+        if not flags.resume and (self.output / "config.json").exists():
             raise UsageError(f"{self.output} holds a run; choose another --out, or --resume it")
         torch.manual_seed(flags.seed)
         self.tokenizer = load_tokenizer(flags.tokenizer or flags.model)
         self.tokenizer_hash = tokenizer_fingerprint(self.tokenizer)
-        inputs = build.make_source(flags, self.tokenizer, ranks)
+        inputs = build.make_source(flags, self.tokenizer)
         self.source, self.notes = inputs.source, inputs.notes
-        if ranks.is_main:
-            note(*self.notes)
+        note(*self.notes)
         self.model = model.load_model(flags, device)
         model.check_fit(self.model, largest_id=inputs.largest_id, longest_row=inputs.longest_row)
         self.stepper = Stepper(
@@ -90,7 +87,7 @@ class SftTrainer:
             bf16=build.uses_bf16(flags, device),
             max_grad_norm=flags.max_grad_norm,
         )
-        self.eval_set = build.eval_microbatches(flags, self.tokenizer, ranks)
+        self.eval_set = build.eval_microbatches(flags, self.tokenizer)
         self.optimizer = torch.optim.AdamW(_groups(self.model, flags.weight_decay), lr=flags.learning_rate)
         self.steps_done, self.tokens_done = 0, 0
         self.losses: list[float] = []
@@ -99,10 +96,7 @@ class SftTrainer:
         self.num_steps = self._num_steps()
         self._steps = self.source.steps()
         self._began, self._since = time.perf_counter(), Since()
-        self._metrics: MetricsWriter | None = None
-        self._bar: Any = None
-        if ranks.is_main:
-            self._open(metrics_bytes)
+        self._metrics, self._bar = self._open(metrics_bytes)
 
     @property
     def steps_left(self) -> int:
@@ -131,9 +125,8 @@ class SftTrainer:
 
     def log(self) -> None:
         """Write a row of metrics if one is due."""
-        if self._bar is not None:
-            self._bar.update()
-            self._bar.set_postfix({"loss": f"{self.losses[-1]:.3f}"}, refresh=False)
+        self._bar.update()
+        self._bar.set_postfix({"loss": f"{self.losses[-1]:.3f}"}, refresh=False)
         if self._due(self.flags.log_interval):
             self._write({**self._since.row(), "charts/learning_rate": self.optimizer.param_groups[0]["lr"]})
             self._since = Since()
@@ -146,7 +139,7 @@ class SftTrainer:
 
     def save(self) -> None:
         """Write a checkpoint if one is due."""
-        if not self.ranks.is_main or not self._due(self.flags.save_interval or self.num_steps):
+        if not self._due(self.flags.save_interval or self.num_steps):
             return
         state = {
             "weights": model.trainable_state(self.model),
@@ -159,7 +152,7 @@ class SftTrainer:
             "rng": torch.get_rng_state(),
             "cuda_rng": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
             "tokenizer_hash": self.tokenizer_hash,
-            "metrics_bytes": self._metrics.rows.size_bytes if self._metrics else 0,
+            "metrics_bytes": self._metrics.rows.size_bytes,
         }
         model.write_checkpoint(self.output, state, step=self.steps_done)
 
@@ -176,16 +169,14 @@ class SftTrainer:
             "eval_loss": self.eval_loss,
             "notes": list(self.notes),
         }
-        if self.ranks.is_main:
-            model.save_model(self.model, self.tokenizer, folder)
-            write_checked_json(self.output / "summary.json", report)
+        model.save_model(self.model, self.tokenizer, folder)
+        write_checked_json(self.output / "summary.json", report)
         return report
 
     def close(self) -> None:
         """Close files and bar; idempotent."""
-        for one in (self._bar, self._metrics):
-            if one is not None:
-                one.close()
+        self._bar.close()
+        self._metrics.close()
 
     def _num_steps(self) -> int:
         left = self.source.steps_left
@@ -198,7 +189,7 @@ class SftTrainer:
     def _resume(self, resumed: Path) -> int:
         """Restore the state in a checkpoint; return the length of its metrics file."""
         state = model.read_checkpoint(resumed)
-        if self._is_in_place and self.ranks.is_main:
+        if self._is_in_place:
             metrics = self.output / METRICS_FILE
             check_json_lines(metrics, end=state["metrics_bytes"])
         if state["tokenizer_hash"] != self.tokenizer_hash:
@@ -222,26 +213,26 @@ class SftTrainer:
         folder = resumed if resumed.is_dir() else resumed.parent.parent
         return folder.resolve() == self.output.resolve()
 
-    def _open(self, metrics_bytes: int | None) -> None:
-        """Create the output folder with config.json, and show a bar; a run resumed in place truncates its metrics."""
+    def _open(self, metrics_bytes: int | None) -> tuple[MetricsWriter, Any]:
+        """Create the output folder with config.json, metrics and a bar; a run resumed in place cuts its metrics."""
         in_place = self._is_in_place
         kept = {name: value for name, value in asdict(self.flags).items() if name not in _OF_ONE_COMMAND}
         flags = {name: value for name, value in kept.items() if value is not None}
         with disk_errors(self.output):
             self.output.mkdir(parents=True, exist_ok=True)
         write_checked_json(self.output / "config.json", {"flags": flags})
-        self._metrics = MetricsWriter(
+        metrics = MetricsWriter(
             self.output, cut_at=metrics_bytes if in_place else None, first_step=self.steps_done if in_place else 0
         )
-        self._bar = progress("training", self.num_steps, unit="step")
-        self._bar.update(self.steps_done)
+        bar = progress("training", self.num_steps, unit="step")
+        bar.update(self.steps_done)
+        return metrics, bar
 
     def _due(self, interval: int) -> bool:
         return self.steps_done % interval == 0 or not self.steps_left
 
     def _write(self, row: Mapping[str, float]) -> None:
-        if self._metrics is not None:
-            self._metrics.write(row, step=self.steps_done, wall_s=time.perf_counter() - self._began)
+        self._metrics.write(row, step=self.steps_done, wall_s=time.perf_counter() - self._began)
 
 
 def _groups(model: Any, weight_decay: float) -> list[dict[str, Any]]:

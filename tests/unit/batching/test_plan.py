@@ -141,11 +141,8 @@ def test_damage_is_found_and_named(tmp_path: Path) -> None:
     for broken in (data[:-10], flipped, (tmp_path / "other" / target).read_bytes()):
         copy = shutil.copytree(tmp_path / "good", tmp_path / "copy")
         (copy / target).write_bytes(broken)
-        assert len(load_batch_plan(copy).get_epoch(0)) > 0  # another epoch is not touched by it
         with pytest.raises(BatchFileError, match=r"epoch_1\.safetensors"):
-            load_batch_plan(copy).get_epoch(1)
-        with pytest.raises(BatchFileError, match=r"epoch_1\.safetensors"):
-            load_batch_plan(copy, verify_all=True)
+            load_batch_plan(copy)
         shutil.rmtree(copy)
     meta = (tmp_path / "good" / "meta.json").read_text()
     for broken_text in (meta[:-3], meta.replace("256", "257", 1)):
@@ -155,7 +152,7 @@ def test_damage_is_found_and_named(tmp_path: Path) -> None:
             load_batch_plan(copy)
         shutil.rmtree(copy)
     (tmp_path / "good" / target).unlink()
-    with pytest.raises(BatchFileError, match="missing"):
+    with pytest.raises(BatchFileError, match=r"epoch_1\.safetensors"):
         load_batch_plan(tmp_path / "good")
     with pytest.raises(BatchFileError, match=r"meta\.json"):
         load_batch_plan(tmp_path / "nowhere")
@@ -176,10 +173,6 @@ def test_a_plan_can_be_rebuilt_from_itself(tmp_path: Path) -> None:
     assert not same
     assert "lengths_hash" in message
     assert not verify_batch_plan(plan, {**LENGTHS, "s0": 5000})[0]
-
-
-def test_a_lazy_plan_is_the_same_plan() -> None:
-    assert BatchPlanBuilder(LENGTHS, CONFIG, "data", "tok").build_lazy(3).fingerprint == build(3).fingerprint
 
 
 def test_iter_from_goes_on_and_refuses_places_outside() -> None:
@@ -252,6 +245,6 @@ def test_an_epoch_of_nothing_survives_its_file(pack_config: PackingConfig | None
     plan = BatchPlanBuilder([100, 200], config, pack_config=packing).build_sync(2)
     assert plan.total_microbatches == 0
     save_batch_plan(plan, tmp_path / "plan")
-    loaded = load_batch_plan(tmp_path / "plan", verify_all=True)
+    loaded = load_batch_plan(tmp_path / "plan")
     assert loaded.fingerprint == plan.fingerprint
     assert [list(loaded.iter_epoch(number)) for number in (0, 1)] == [[], []]

@@ -1,11 +1,8 @@
-"""`qm train sft` from end to end: models, plans, packs, losses, streams, resume, ranks, adapters, refusals."""
+"""`qm train sft` from end to end: models, plans, packs, losses, resume, adapters, refusals."""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +16,6 @@ from benchmarks.attack.harness import unchanged
 from query_mutator.batching import (
     BatchingConfig,
     BatchPlanBuilder,
-    DistributedConfig,
     PackingConfig,
     PackingMode,
 )
@@ -172,46 +168,6 @@ def test_bfloat16_learns_too(sft: Any) -> None:
     assert report["last_loss"] < report["first_loss"]
 
 
-RANKS = """
-import sys
-from query_mutator.commands.main import main
-sys.exit(main(sys.argv[1:]))
-"""
-
-
-def run_ranks(world_size: int, port: int, argv: list[str]) -> None:
-    root = str(Path(__file__).parents[4])
-    processes = []
-    for rank in range(world_size):
-        place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
-        place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        environ = os.environ | {name: str(value) for name, value in place.items()} | {"PYTHONPATH": root}
-        processes.append(subprocess.Popen([sys.executable, "-c", RANKS, *argv], env=environ))
-    assert [process.wait(250) for process in processes] == [0] * world_size
-
-
-@pytest.mark.slow
-def test_two_ranks_have_the_loss_curve_of_one_process(
-    sft: Any, rows: Path, tiny_lm: str, tmp_path: Path, free_port: int
-) -> None:
-    flags = ["--epochs", "2", "--batch-size", "3", "--learning-rate", "1e-2"]
-    sft("one", *flags, "--gradient-accumulation", "2")
-    argv = ["train", "sft", "--model", tiny_lm, "--data", str(rows), "--output", str(tmp_path / "two")]
-    run_ranks(2, free_port, [*argv, *flags, "--gradient-accumulation", "1", "--eval-data", str(rows)])
-    assert curve(tmp_path / "two") == pytest.approx(curve(tmp_path / "one"), abs=1e-5)
-    one, two = weights(tmp_path / "one"), weights(tmp_path / "two")
-    assert all(torch.allclose(one[name], two[name], atol=1e-4) for name in one)
-
-
-@pytest.fixture
-def free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
@@ -308,7 +264,6 @@ def test_code_in_a_folder_is_not_run_and_nobody_is_asked(tmp_path: Path, monkeyp
     assert not ran.exists()
 
 
-ALONE = DistributedConfig()
 CPU = torch.device("cpu")
 
 
@@ -326,7 +281,7 @@ def plan_of(data: TokenData, packing: PackingConfig | None = None, **settings: A
 
 
 def microbatches(plan: BatchPlan, data: TokenData) -> list[Microbatch]:
-    return [one for step in PlanSource(plan, data.rows, ranks=ALONE).steps() for one in step]
+    return [one for step in PlanSource(plan, data.rows).steps() for one in step]
 
 
 def losses_by_sample(model: Any, batches: list[Microbatch]) -> dict[str, list[float]]:
