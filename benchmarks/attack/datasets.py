@@ -246,7 +246,6 @@ def _row_targets() -> Iterator[Target]:
     yield Target("batch generate", "rows.jsonl", qm("data batch generate -p plan -d rows.jsonl -t bytes -o new"))
     generate = "data batch generate -p plan -d rows.jsonl -t bytes -o new --skip-bad"
     yield Target("batch generate --skip-bad", "rows.jsonl", qm(generate))
-    yield Target("batchplan build -d", "rows.jsonl", qm("data batchplan build -l lengths.bin -d rows.jsonl -o new"))
 
 
 def _sealed_targets() -> Iterator[Target]:

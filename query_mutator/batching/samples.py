@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from query_mutator.batching.files import json_bytes, sha256_of
-from query_mutator.batching.generation.rows import JsonlIndex, checksum_path, parse_row, row_errors
+from query_mutator.batching.generation.rows import JsonlIndex, parse_row, row_errors
 from query_mutator.batching.records import (
     Fingerprint,
     Int32Array,
@@ -170,22 +170,14 @@ class PreferenceSample(Record):
 
 
 def save_samples(samples: Iterable[Sample], path: str | Path) -> None:
-    """Write samples as JSON lines, and their checksum to `PATH.sha256`, as `sha256sum` does."""
-    target, digest = Path(path), hashlib.sha256()
-    sums = checksum_path(target)
-    with atomic_write(target) as file:
+    """Write samples as JSON lines."""
+    with atomic_write(path) as file:
         for sample in samples:
-            line = json_bytes(sample.to_lists()) + b"\n"
-            digest.update(line)
-            file.write(line)
-        sums.unlink(missing_ok=True)  # never a checksum of other samples
-    if target.is_file():  # not a pipe
-        with atomic_write(sums) as file:
-            file.write(f"{digest.hexdigest()}  {target.name}\n".encode())
+            file.write(json_bytes(sample.to_lists()) + b"\n")
 
 
 def load_samples(path: str | Path) -> list[Sample]:
-    """Load the samples of `save_samples`; files without a checksum (from other tools) are not checked."""
+    """Load the samples of `save_samples`."""
     index, samples = JsonlIndex(path), []
     for number, line in index.rows():
         where = index.where(number)

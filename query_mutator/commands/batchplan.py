@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -15,12 +14,10 @@ from cyclopts import Parameter
 from query_mutator.batching import (
     BatchingConfig,
     BatchPlanBuilder,
-    JsonlSamples,
     LengthCache,
     OverlongPolicy,
     PackingConfig,
     PackingMode,
-    compute_dataset_fingerprint,
     compute_shard_stats,
     load_batch_plan,
     save_batch_plan,
@@ -57,10 +54,8 @@ class BuildFlags(EdgeFlags):
     """Few fixed shapes: every batch is padded to its bucket."""
     seed: Annotated[Seed, Parameter(alias="-s")] = 42
     """Seed of the order."""
-    dataset: Annotated[str | None, Parameter(alias="-d")] = None
-    """JSONL file that the lengths come from; the plan records a hash of its content."""
     dataset_hash: str = ""
-    """That hash, if it is already known."""
+    """Fingerprint of the data that the lengths should be of; by default the one that they record."""
     overlong: Literal["error", "drop", "truncate"] = "error"
     """How to handle samples longer than the budget or --overflow-max."""
     drop_last: bool = False
@@ -74,18 +69,16 @@ class BuildFlags(EdgeFlags):
     pack_mode: Literal["first_fit", "best_fit", "greedy"] = "first_fit"
     """Which samples share a row."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.dataset is not None and self.dataset_hash:
-            raise ValueError("--dataset and --dataset-hash say the same; give one of them")
-
 
 def build_plan(flags: BuildFlags) -> None:
     """Write the plan of a length cache and report how full its batches are."""
     cache = LengthCache.load_sync(flags.lengths)
     with settings_errors():
         config, packing = batching_config(flags), packing_config(flags)
-    builder = BatchPlanBuilder(cache, config, _dataset_hash(flags, cache), cache.tokenizer_hash, packing)
+    known = cache.dataset_hash
+    if known and flags.dataset_hash not in ("", known):
+        raise UsageError(f"{flags.lengths} has the lengths of data set {known}, not of {flags.dataset_hash}")
+    builder = BatchPlanBuilder(cache, config, known or flags.dataset_hash, cache.tokenizer_hash, packing)
     plan = builder.build_sync(flags.epochs)
     save_batch_plan(plan, flags.output)
     report = plan_report(plan)
@@ -113,30 +106,6 @@ def packing_config(flags: BuildFlags) -> PackingConfig | None:
     return PackingConfig(
         mode=PackingMode(flags.pack_mode), max_length=flags.pack_max_len, overlong=OverlongPolicy(flags.overlong)
     )
-
-
-def _dataset_hash(flags: BuildFlags, cache: LengthCache) -> str:
-    """Return the hash that the plan records; UsageError for a data set that the lengths are not of."""
-    if flags.dataset is None and not flags.dataset_hash:
-        return cache.dataset_hash
-    given = flags.dataset_hash
-    if flags.dataset is not None:
-        given = compute_dataset_fingerprint(flags.dataset, cache.tokenizer_hash).fingerprint
-        if not cache.dataset_hash:  # a cache of an older version, or of another tool
-            _check_ids(flags.dataset, cache)
-    if cache.dataset_hash not in ("", given):
-        raise UsageError(
-            f"{flags.lengths} has the lengths of data set {cache.dataset_hash}, "
-            f"{flags.dataset or '--dataset-hash'} is {given}; build the lengths again"
-        )
-    return given
-
-
-def _check_ids(dataset: str, cache: LengthCache) -> None:
-    with closing(JsonlSamples(dataset, None, skip_bad=True)) as samples:
-        missing = cache.validate_sync(samples)[1]
-    if missing:
-        raise UsageError(f"{dataset} has no row {min(missing)!r}, of which {cache.path} has the length; build it again")
 
 
 def plan_report(plan: BatchPlan) -> dict[str, Any]:
@@ -169,24 +138,13 @@ def plan_report(plan: BatchPlan) -> dict[str, Any]:
 
 def plan_text(report: Mapping[str, Any]) -> str:
     """Return a report of `plan_report` as text."""
-    config, overlong, packing, shard = (report[name] for name in ("config", "overlong", "packing", "shard"))
-    about: dict[str, object] = {
-        "fingerprint": report["fingerprint"][:16],
-        "data set": report["dataset_hash"] or "-",
-        "tokenizer": report["tokenizer_hash"] or "-",
-        "samples": report["samples"],
-        "batches": f"{config['mode']}, budget {config['token_budget']}, "
-        f"buckets {','.join(map(str, config['bucket_edges']))} up to {config['overflow_max']}, seed {config['seed']}",
-        "packs": f"{packing['mode']}, rows of {packing['max_length']}" if packing else "-",
-        "over-long": f"{overlong['num_overlong']} ({overlong['policy']}, {overlong['tokens_lost']} tokens lost)",
-    }
-    if shard:
-        about["shard"] = f"rank {shard['rank']} of {shard['world_size']}"
-    epochs = [
-        f"epoch {one['epoch']}: {one['microbatches']} microbatches, {one['samples']} samples, {one['tokens']} tokens, "
-        f"efficiency {one['efficiency']:.3f}" + (f", {one['dropped']} dropped" if one["dropped"] else "")
-        for one in report["epochs"]
-    ]
+    about: dict[str, object] = {}
+    for name, value in report.items():
+        if isinstance(value, dict):
+            value = ", ".join(f"{key} {one}" for key, one in value.items() if one is not None)
+        if name != "epochs":
+            about[name] = "-" if value in (None, "") else value
+    epochs = [", ".join(f"{name} {value}" for name, value in one.items()) for one in report["epochs"]]
     return "\n".join([rows_of(about), *epochs])
 
 
@@ -219,8 +177,6 @@ class VerifyFlags(BatchPlanFlags):
 
     lengths: Annotated[str, Parameter(alias="-l")]
     """Length cache that the plan should come from."""
-    dataset: Annotated[str | None, Parameter(alias="-d")] = None
-    """JSONL file that the plan should come from; its hash is compared too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,10 +224,9 @@ def verify_plan(flags: VerifyFlags) -> int:
     if same and cache.tokenizer_hash != plan.meta.tokenizer_hash:
         message = f"the lengths are of tokenizer {cache.tokenizer_hash}, the plan of {plan.meta.tokenizer_hash}"
         same = False
-    if same and flags.dataset is not None:
-        found = compute_dataset_fingerprint(flags.dataset, cache.tokenizer_hash).fingerprint
-        if found != plan.meta.dataset_hash:
-            same, message = False, f"the data set is {found}, the plan was made for {plan.meta.dataset_hash or 'none'}"
+    if same and cache.dataset_hash not in ("", plan.meta.dataset_hash):
+        message = f"the lengths are of data set {cache.dataset_hash}, the plan of {plan.meta.dataset_hash or 'none'}"
+        same = False
     show(flags, {"plan": flags.plan, "match": same, "message": message}, f"{flags.plan}: {message}")
     return 0 if same else MISMATCH
 

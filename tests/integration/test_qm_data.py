@@ -36,7 +36,7 @@ def build(cache: Path, folder: Path, *flags: str | Path) -> Path:
 
 @pytest.fixture
 def plan(cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
-    folder = build(cache, tmp_path / "plan", "-e", "2", "-d", tmp_path / "train.jsonl")
+    folder = build(cache, tmp_path / "plan", "-e", "2")
     capsys.readouterr()
     return folder
 
@@ -83,9 +83,12 @@ def test_verify_says_what_differs_with_exit_code_1(
     capsys.readouterr()
     assert qm("data", "batchplan", "verify", "-p", plan, "-l", tmp_path / "o.bin") == 1
     assert "num_samples differs" in capsys.readouterr().out
-    lengths = tmp_path / "lengths.jsonl"
-    assert qm("data", "batchplan", "verify", "-p", plan, "-l", lengths, "-d", other, "--json") == 1
-    assert told(capsys)["match"] is False
+    assert qm("data", "batchplan", "verify", "-p", plan, "-l", tmp_path / "lengths.jsonl", "--json") == 0
+    assert told(capsys)["match"] is True
+    edited = write_rows(tmp_path / "edited.jsonl", [*pairs(59), {**pairs(60)[59], "score": 1}])
+    assert qm("data", "lengths", "build", "-d", edited, "-t", tiny_tokenizer, "-o", tmp_path / "e.bin") == 0
+    assert qm("data", "batchplan", "verify", "-p", plan, "-l", tmp_path / "e.bin") == 1
+    assert "the lengths are of data set" in capsys.readouterr().out
 
 
 def test_info_of_a_rank_and_shards_agree(plan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

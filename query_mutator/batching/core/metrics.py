@@ -6,7 +6,7 @@ from typing import ClassVar, Self
 
 from pydantic import Field
 
-from query_mutator.batching.core.buckets import BatchSpec, BucketId, BucketStats
+from query_mutator.batching.core.buckets import BucketId, BucketStats
 from query_mutator.batching.records import Ratio, Record
 
 
@@ -69,31 +69,10 @@ class BatchMetrics(Record):
         """Samples in batches and skipped ones."""
         return self.total_samples + self.skipped_samples
 
-    def record_batch(self, batch: BatchSpec | BucketId, batch_size: int | None = None, *, loss_tokens: int = 0) -> Self:
-        """Return the counts with one more batch; of a bucket's number and a size only batches and shapes are counted.
-
-        Use the second form for batches whose samples were counted by `record_sample`.
-        """
-        if not isinstance(batch, BatchSpec):
-            if batch_size is None:
-                raise TypeError("record_batch needs a BatchSpec, or a bucket's number and batch_size")
-            shapes = self.shape_histogram.record_batch(batch, batch_size)
-            return self.plus(total_batches=1).model_copy(update={"shape_histogram": shapes})
-        bucket = self.bucket_stats.get(batch.bucket_id)
-        if bucket is None or bucket.bucket_max_length < batch.max_length:
-            fields = {"bucket_id": batch.bucket_id, "bucket_max_length": batch.max_length}
-            bucket = BucketStats(**fields) if bucket is None else bucket.model_copy(update=fields)
-        tokens, padded = batch.token_count, batch.padded_token_count
-        bucket = bucket.plus(sample_count=batch.batch_size, total_tokens=tokens, padded_tokens=padded)
-        counts = self.plus(
-            total_tokens=tokens,
-            padded_tokens=padded,
-            loss_tokens=loss_tokens,
-            total_samples=batch.batch_size,
-            total_batches=1,
-        )
-        shapes = self.shape_histogram.record_batch(batch.bucket_id, batch.batch_size)
-        return counts._with_bucket(bucket).model_copy(update={"shape_histogram": shapes})
+    def record_batch(self, bucket_id: BucketId, batch_size: int) -> Self:
+        """Return the counts with one more batch, whose samples `record_sample` counts."""
+        shapes = self.shape_histogram.record_batch(bucket_id, batch_size)
+        return self.plus(total_batches=1).model_copy(update={"shape_histogram": shapes})
 
     def record_sample(self, bucket_id: BucketId, length: int, loss_tokens: int, bucket_max_length: int) -> Self:
         """Return the counts with one more sample, padded to its bucket's longest length."""
@@ -102,10 +81,7 @@ class BatchMetrics(Record):
         counts = self.plus(
             total_tokens=length, padded_tokens=bucket_max_length, loss_tokens=loss_tokens, total_samples=1
         )
-        return counts._with_bucket(bucket)
-
-    def _with_bucket(self, bucket: BucketStats) -> Self:
-        return self.model_copy(update={"bucket_stats": {**self.bucket_stats, bucket.bucket_id: bucket}})
+        return counts.model_copy(update={"bucket_stats": {**self.bucket_stats, bucket_id: bucket}})
 
     def record_skip(self, count: int = 1) -> Self:
         """Return the counts with this many more skipped samples."""

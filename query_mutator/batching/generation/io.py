@@ -18,7 +18,7 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from query_mutator.batching.files import BatchFileError, read_checked_json, reading, write_checked_json
 from query_mutator.batching.generation.rows import TokenRow
@@ -238,22 +238,6 @@ def collate_microbatch(
 # --- files -----------------------------------------------------------------------------------------------------------
 
 
-class Manifest(Record):
-    """Contents of a folder of batches."""
-
-    fingerprint: str
-    num_epochs: int
-    total_batches: int
-
-    @classmethod
-    def load(cls, folder: Path) -> Self:
-        """Return the manifest of a folder; raise BatchFileError for a broken one."""
-        try:
-            return cls.model_validate(read_checked_json(folder / _MANIFEST))
-        except ValidationError as error:
-            raise BatchFileError(f"{folder / _MANIFEST} is not a manifest of batches: {error.errors()[0]}") from error
-
-
 def has_batches(path: Path) -> bool:
     """Return whether a folder holds batches of a plan, finished or not."""
     try:
@@ -329,9 +313,8 @@ class BatchWriter:
             for number in numbers
             for place, spec in enumerate(self.plan.iter_epoch(number))
         ]
-        fingerprint = self.plan.fingerprint
-        manifest = Manifest(fingerprint=fingerprint, num_epochs=len(numbers), total_batches=len(files))
-        write_checked_json(self.output_dir / _MANIFEST, manifest.model_dump())
+        about = {"fingerprint": self.plan.fingerprint, "num_epochs": len(numbers), "total_batches": len(files)}
+        write_checked_json(self.output_dir / _MANIFEST, about)
         return files
 
     def _begin(self) -> None:
@@ -379,15 +362,15 @@ class BatchReader:
                 f"{self.batch_dir} has no {_MANIFEST}: it is no folder of batches, or its write was interrupted; "
                 "write it again to finish it"
             )
-        self.manifest = Manifest.load(self.batch_dir)
+        self.manifest = read_checked_json(self.batch_dir / _MANIFEST)
         self.plan = load_batch_plan(self.batch_dir / "plan", dataset_hash=dataset_hash, tokenizer_hash=tokenizer_hash)
-        if self.plan.fingerprint != self.fingerprint:
+        if self.plan.fingerprint != self.manifest.get("fingerprint"):
             raise BatchFileError(f"{self.batch_dir / 'plan'} is not the plan the batches were written for")
 
     @property
     def num_epochs(self) -> int:
         """Number of epochs in the folder."""
-        return self.manifest.num_epochs
+        return int(self.manifest["num_epochs"])
 
     @property
     def epochs(self) -> list[int]:
@@ -397,7 +380,7 @@ class BatchReader:
     @property
     def fingerprint(self) -> str:
         """Fingerprint of the plan."""
-        return self.manifest.fingerprint
+        return self.plan.fingerprint
 
     def verify_fingerprint(self, expected: str) -> bool:
         """Return whether the batches belong to the plan with this full fingerprint."""

@@ -48,15 +48,6 @@ class LengthEntry(Record):
     tokenizer_hash: str
     length: int = Field(ge=0, le=MAX_LENGTH)
 
-    def to_json(self) -> str:
-        """Return the row of a `.jsonl` cache."""
-        return self.model_dump_json()
-
-    @classmethod
-    def from_json(cls, line: str) -> LengthEntry:
-        """Return the entry of one row."""
-        return cls.model_validate_json(line)
-
 
 class LengthCache:
     """Lengths in tokens by unique sample id, in the order in which they were added.

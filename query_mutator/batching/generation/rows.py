@@ -19,10 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from query_mutator.batching.files import BatchFileError, reading
+from query_mutator.batching.files import reading
 from query_mutator.batching.generation.length_cache import sample_id_of
 from query_mutator.errors import DatasetError
-from query_mutator.files import file_sha256, parse_json_object
+from query_mutator.files import parse_json_object
 
 TEXT_KEYS = ("text", "content", "input")
 PAIR_KEYS = (("instruction", "response"), ("instruction", "output"), ("prompt", "completion"))
@@ -206,10 +206,7 @@ class RowTokenizer:
 
 
 class JsonlIndex:
-    """Byte offsets of the rows of a JSONL file: any row is read by one seek; 16 bytes per row in memory.
-
-    BatchFileError if the file does not match the checksum next to it, which `save_samples` writes.
-    """
+    """Byte offsets of the rows of a JSONL file: any row is read by one seek; 16 bytes per row in memory."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -220,20 +217,8 @@ class JsonlIndex:
                     begins.append(position)
                     lines.append(number)
                 position += len(line)
-        self._check_sum()
         self.begins = np.array(begins, dtype=np.int64)  # [rows]
         self.lines = np.array(lines, dtype=np.int64)  # [rows], from 1
-
-    def _check_sum(self) -> None:
-        sums = checksum_path(self.path)
-        if not sums.is_file():  # a file of another tool
-            return
-        with reading(self.path):
-            digest, known = file_sha256(self.path), sums.read_bytes().split()
-        if known[:1] != [digest.encode()]:
-            raise BatchFileError(
-                f"{self.path} does not match {sums.name}; it was truncated or edited (delete {sums.name} if you did)"
-            )
 
     def __len__(self) -> int:
         return len(self.begins)
@@ -249,11 +234,6 @@ class JsonlIndex:
     def where(self, number: int) -> str:
         """Return `file:line` of a row."""
         return f"{self.path}:{int(self.lines[number])}"
-
-
-def checksum_path(path: Path) -> Path:
-    """Return the file with a file's checksum, in the format of `sha256sum`."""
-    return path.with_name(f"{path.name}.sha256")
 
 
 def parse_row(line: bytes, where: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -74,40 +74,15 @@ class BatchPlanMeta(Record):
         predictable = settings.get("pad_policy") == PadPolicy.PAD_TO_BUCKET
         mode = BatchingMode.PREDICTABLE if predictable else BatchingMode.THROUGHPUT
         rest = {name: value for name, value in data.items() if name not in _SETTINGS}
-        return {**_no_samples(settings["token_budget"]), **rest, "config": BatchingConfig(mode=mode, **settings)}
-
-    @classmethod
-    def create(
-        cls,
-        dataset_hash: str,
-        tokenizer_hash: str,
-        batching_config: BatchingConfig,
-        num_epochs: int,
-        pack_config: PackingConfig | None = None,
-    ) -> Self:
-        """Return the description of a plan that is made by hand."""
-        return cls(
-            dataset_hash=dataset_hash,
-            tokenizer_hash=tokenizer_hash,
-            config=batching_config,
-            pack_config=pack_config,
-            num_epochs=num_epochs,
-            **_no_samples(batching_config.limit),
-        )
+        config = BatchingConfig(mode=mode, **settings)
+        overlong = OverlongReport(policy=OverlongPolicy.ERROR, limit=config.limit)
+        return {"num_samples": 0, "lengths_hash": "", "overlong": overlong, **rest, "config": config}
 
 
 #: Fields that may be given in place of `config`, and their names there.
 _SETTINGS = {name: name for name in ("bucket_edges", "overflow_max", "token_budget", "pad_policy")} | {
     "base_seed": "seed"
 }
-
-
-def _no_samples(limit: int) -> dict[str, Any]:
-    return {
-        "num_samples": 0,
-        "lengths_hash": "",
-        "overlong": OverlongReport(policy=OverlongPolicy.ERROR, limit=limit),
-    }
 
 
 class BatchPlan:

@@ -49,11 +49,6 @@ class PackingConfig(Record):
             raise ValueError("add_separator=True needs separator_token_id; set it")
         return self
 
-    @classmethod
-    def default(cls, max_length: int = 2048) -> Self:
-        """Return first-fit packs of this length."""
-        return cls(max_length=max_length)
-
     @property
     def separator(self) -> int | None:
         """Token between two segments, None for none."""
@@ -399,20 +394,6 @@ class PackingMetrics(Record):
     packing_ratio: ClassVar = Ratio("num_original_samples", "num_packed_sequences")
     efficiency: ClassVar = Ratio("total_tokens", "total_padded_length")
     loss_efficiency: ClassVar = Ratio("total_loss_tokens", "total_padded_length")
-
-    def record_packed_sequence(self, packed: PackedSequence) -> Self:
-        """Return the counts with one more pack."""
-        return self.plus(
-            num_original_samples=packed.num_segments,
-            num_packed_sequences=1,
-            total_tokens=packed.total_tokens,
-            total_padded_length=packed.length,
-            total_loss_tokens=packed.num_loss_tokens,
-        )
-
-    def record_skip(self) -> Self:
-        """Return the counts with one more sequence left out."""
-        return self.plus(num_skipped=1)
 
     def saving_over(self, padded_tokens: int) -> float:
         """Return the fraction of tokens saved against the `padded_tokens` of another layout of the same samples."""

@@ -251,18 +251,6 @@ class GymEpisodeStream(EpisodeStream):
         await self._client.disconnect()
         self._stop()
 
-    async def connect(self) -> None:
-        """Connect before the first sample is asked for; raise GymConnectionError if nothing answers."""
-        await self._client.connect()
-
-    async def disconnect(self) -> None:
-        """Close the connection; the next sample connects again. Idempotent."""
-        await self._client.disconnect()
-
-    async def __aenter__(self) -> Self:
-        await self.connect()
-        return self
-
     def state_dict(self) -> dict[str, Any]:
         """Return the number of the next episode."""
         return {"next_episode": self._next_episode, "seed": self.config.seed}

@@ -13,7 +13,6 @@ from pydantic import ValidationError
 from query_mutator.batching import (
     AsyncOfflineDatasetStream,
     BatchFileError,
-    BatchingConfig,
     BatchMetrics,
     BatchPlan,
     BatchPlanMeta,
@@ -25,7 +24,6 @@ from query_mutator.batching import (
     IdTable,
     MicrobatchSpec,
     OfflineDatasetStream,
-    PackingConfig,
     PadPolicy,
     PreferenceSample,
     Sample,
@@ -101,7 +99,7 @@ def test_a_preference_becomes_two_samples() -> None:
         PreferenceSample(**{**pair.model_dump(), "rejected_input_ids": [9, 2, 4, 5]})
 
 
-def test_samples_survive_a_file_and_damage_is_found(tmp_path: Path) -> None:
+def test_samples_survive_a_file(tmp_path: Path) -> None:
     path = tmp_path / "samples.jsonl"
     samples = [sample([1, 2], [0, 1]), sample([3], [1])]
     save_samples(samples, path)
@@ -110,11 +108,6 @@ def test_samples_survive_a_file_and_damage_is_found(tmp_path: Path) -> None:
     assert asyncio.run(load_samples_async(path)) == samples
     lines = path.read_text().splitlines()
     assert [Sample(**json.loads(line)) for line in lines] == samples  # every line is a sample
-    path.write_text(lines[0] + "\n")
-    with pytest.raises(BatchFileError, match=r"samples\.jsonl does not match samples\.jsonl\.sha256"):
-        load_samples(path)
-    (tmp_path / "samples.jsonl.sha256").unlink()  # as another tool's file
-    assert load_samples(path) == samples[:1]
     path.write_text('{"input_ids": [1]\n')
     with pytest.raises(DatasetError, match=r"samples\.jsonl:1"):
         load_samples(path)
@@ -168,16 +161,14 @@ def test_bucket_stats_and_metrics_by_hand() -> None:
     stats = BucketStats(bucket_id=0, bucket_max_length=10).add_sample(4).add_sample(6)
     assert (stats.total_tokens, stats.padded_tokens, stats.efficiency, stats.avg_length) == (10, 20, 0.5, 5.0)
     assert BucketStats(bucket_id=0, bucket_max_length=10).efficiency == 0.0
-    metrics = BatchMetrics().record_batch(BatchSpec(sample_ids=("a", "b"), bucket_id=0, max_length=8, token_count=12))
+    metrics = BatchMetrics().record_sample(0, 5, 4, 8).record_sample(0, 7, 6, 8).record_batch(0, 2)
     metrics = metrics.record_skip().record_time(2.0)
     assert (metrics.efficiency, metrics.padding_tokens, metrics.tokens_per_second) == (0.75, 4, 6.0)
     assert metrics.skip_rate == pytest.approx(1 / 3)
     assert metrics.summary()["padded_tokens"] == 16
     assert metrics.bucket_summary()[0]["samples"] == 2
     assert BatchMetrics().efficiency == 0.0
-    alone = BatchMetrics().record_sample(1, 5, 4, 8).record_sample(1, 7, 6, 8)
-    assert (alone.total_samples, alone.padded_tokens, alone.loss_tokens, alone.efficiency) == (2, 16, 10, 0.75)
-    assert alone.bucket_stats[1].sample_count == 2
+    assert (metrics.total_samples, metrics.padded_tokens, metrics.loss_tokens, metrics.total_batches) == (2, 16, 10, 1)
     assert BatchShapeHistogram().record_batch(1, 4).bucket_fraction(1) == 1.0
 
 
@@ -342,11 +333,6 @@ def test_a_description_of_a_plan_takes_its_settings_one_by_one() -> None:
     assert (described.bucket_edges, described.overflow_max, described.token_budget) == ((64, 128), 256, 1024)
     assert (described.pad_policy, described.base_seed) == (PadPolicy.PAD_TO_BUCKET, 7)
     assert described.created_at == "2026-01-02T03:04:05"
-    config = BatchingConfig.predictable(token_budget=512, bucket_edges=(32, 64), overflow_max=128, seed=3)
-    made = BatchPlanMeta.create("data", "tokens", config, 5)
-    assert (made.config, made.num_epochs, made.base_seed) == (config, 5, 3)
-    packed = BatchPlanMeta.create("data", "tokens", config, 1, pack_config=PackingConfig(max_length=64))
-    assert packed.pack_config == PackingConfig(max_length=64)
 
 
 def test_an_epoch_is_made_of_microbatches() -> None:
@@ -392,8 +378,6 @@ def test_batches_are_counted_by_bucket_and_size() -> None:
     metrics = BatchMetrics().record_sample(0, 10, 4, 32).record_sample(0, 20, 4, 32).record_batch(0, 2)
     assert (metrics.total_samples, metrics.total_batches, metrics.avg_batch_size) == (2, 1, 2.0)
     assert metrics.shape_histogram.bucket_samples == {0: 2}
-    with pytest.raises(TypeError, match="batch_size"):
-        BatchMetrics().record_batch(0)
 
 
 # --- streams and puzzles ---------------------------------------------------------------------------------------------

@@ -87,7 +87,6 @@ ENVIRONMENTS = {
         "OMPI_COMM_WORLD_LOCAL_RANK": "1",
         "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
     },
-    "mpich": {"PMI_RANK": "3", "PMI_SIZE": "8", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"},
     "slurm": {
         "SLURM_PROCID": "3",
         "SLURM_STEP_NUM_TASKS": "8",

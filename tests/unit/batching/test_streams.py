@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from query_mutator.batching.files import BatchFileError
-from query_mutator.batching.generation.rows import JsonlIndex, JsonlSamples, RowTokenizer, tokenizer_fingerprint
+from query_mutator.batching.generation.rows import JsonlSamples, RowTokenizer, tokenizer_fingerprint
 from query_mutator.batching.samples import (
     Sample,
     SampleMeta,
@@ -354,10 +354,6 @@ def test_saved_samples_are_read_by_every_loader(tmp_path: Path) -> None:
         (one.meta.sample_id, [0, 1, 1]) for one in samples
     ]
     assert compute_dataset_fingerprint(path, "t").num_samples == 5
-    path.write_bytes(path.read_bytes().replace(b"[1,2,3]", b"[1,4,3]"))
-    for read in (load_samples, JsonlIndex, lambda path: compute_dataset_fingerprint(path, "t")):
-        with pytest.raises(BatchFileError, match=r"does not match samples\.jsonl\.sha256"):
-            read(path)
 
 
 #: Rows that no loader can turn into tokens, each for another reason.

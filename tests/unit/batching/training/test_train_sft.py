@@ -112,7 +112,7 @@ def test_a_plan_of_ones_own_gives_what_its_settings_would(
 ) -> None:
     cache, plan = tmp_path / "lengths.bin", tmp_path / "plan"
     assert qm("data", "lengths", "build", "-d", rows, "-t", tiny_lm, "-o", cache) == 0
-    build = ("data", "batchplan", "build", "-l", cache, "-d", rows, "-o", plan, "-e", "2", "-b", "512")
+    build = ("data", "batchplan", "build", "-l", cache, "-o", plan, "-e", "2", "-b", "512")
     assert qm(*build, "--bucket-edges", "256", "--overflow-max", "256") == 0
     capsys.readouterr()
     planned = sft("planned", "--batchplan", plan)
@@ -127,7 +127,7 @@ def test_a_plan_for_other_data_or_another_tokenizer_is_refused(
 ) -> None:
     cache, plan = tmp_path / "lengths.bin", tmp_path / "plan"
     assert qm("data", "lengths", "build", "-d", rows, "-t", tiny_lm, "-o", cache) == 0
-    assert qm("data", "batchplan", "build", "-l", cache, "-o", plan, "-d", rows) == 0
+    assert qm("data", "batchplan", "build", "-l", cache, "-o", plan) == 0
     train = ("train", "sft", "--model", tiny_lm, "--batchplan", plan, "--output", tmp_path / "out")
     edited = pairs(24)
     edited[3]["response"] = "other" + edited[3]["response"][5:]
