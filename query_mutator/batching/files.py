@@ -50,22 +50,12 @@ def reading(path: str | Path) -> Iterator[None]:
         raise BatchFileError(f"cannot read {path}: {error.strerror or error}") from error
 
 
-def write_checked_json(path: str | Path, value: Mapping[str, Any]) -> None:
-    """Write an object as indented JSON with its checksum under the key `sha256`."""
-    files.write_json(path, {**value, "sha256": sha256_of([json_bytes(value)])})
-
-
 def read_checked_json(path: str | Path) -> dict[str, Any]:
-    """Return the object written by `write_checked_json`; raise BatchFileError if it does not match its checksum."""
-    with reading(path):
-        text = Path(path).read_bytes()
+    """Return the object of `files.write_checked_json`; raise BatchFileError if it does not match its checksum."""
     try:
-        body = files.parse_json(text)
-    except ValueError as error:
-        raise BatchFileError(f"{path} is not JSON; it was truncated or edited: {error}") from error
-    if not isinstance(body, dict) or body.pop("sha256", None) != sha256_of([json_bytes(body)]):
-        raise BatchFileError(f"{path} does not match its checksum; it was truncated or edited")
-    return body
+        return files.read_checked_json(path)
+    except UsageError as error:
+        raise BatchFileError(str(error)) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -89,7 +89,6 @@ _AS_LISTS = PlainSerializer(lambda array: array.tolist())
 
 # Field types for arrays in records: they accept any sequence of integers, keep a read-only array, and dump lists.
 Int32Array = Annotated[NDArray[Any], PlainValidator(partial(_readonly, dtype=np.int32)), _AS_LISTS]
-Int64Array = Annotated[NDArray[Any], PlainValidator(partial(_readonly, dtype=np.int64)), _AS_LISTS]
 UInt8Array = Annotated[NDArray[Any], PlainValidator(partial(_readonly, dtype=np.uint8)), _AS_LISTS]
 Int32Matrix = Annotated[NDArray[np.int32], PlainValidator(partial(_matrix, dtype=np.int32)), _AS_LISTS]
 UInt8Matrix = Annotated[NDArray[np.uint8], PlainValidator(partial(_matrix, dtype=np.uint8)), _AS_LISTS]

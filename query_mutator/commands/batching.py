@@ -194,18 +194,16 @@ def build_lengths(flags: LengthsBuildFlags) -> None:
 def show_length_stats(flags: LengthsStatsFlags) -> None:
     """Print count, total, extremes, mean and percentiles."""
     cache = flags.load()
-    if not len(cache):
-        raise UsageError(f"{flags.cache} is empty; build it again")
-    lengths = cache.lengths
+    found = compute_length_histogram(cache)
     stats: dict[str, float | int] = {
-        "samples": len(lengths),
-        "total": int(lengths.sum(dtype=np.int64)),
-        "min": int(lengths.min()),
-        "max": int(lengths.max()),
-        "mean": round(float(lengths.mean()), 2),
-        "median": float(np.median(lengths)),
+        "samples": found.total_samples,
+        "total": int(cache.lengths.sum(dtype=np.int64)),
+        "min": found.min_length,
+        "max": found.max_length,
+        "mean": round(found.mean_length, 2),
+        "median": found.median_length,
     }
-    stats |= {f"p{percent}": float(np.percentile(lengths, percent)) for percent in PERCENTILES}
+    stats |= {f"p{percent}": getattr(found, f"p{percent}") for percent in PERCENTILES}
     head = {"cache": flags.cache, "tokenizer_hash": cache.tokenizer_hash}
     text = {name.upper() if name[0] == "p" else name: f"{value:g}" for name, value in stats.items()}
     text["total"] = str(stats["total"])

@@ -131,7 +131,7 @@ def test_batches_are_generated_from_the_right_data_alone(
         (["data", "lengths", "bild"], "unknown command 'data lengths bild'; did you mean data lengths build?"),
         (["data", "lengths", "build", "-d", "x"], "Parameter --tokenizer requires an argument"),
         (["data", "lengths", "stats", "-c", "none.bin"], "cannot read none.bin"),
-        (["data", "batchplan", "info", "-p", "none"], "cannot read none/meta.json"),
+        (["data", "batchplan", "info", "-p", "none"], "none/meta.json: cannot be read"),
         (["data", "batchplan", "info", "-p", "x", "-r", "0"], "--rank and --world-size go together"),
         (
             ["data", "batching", "suggest", "-c", "x", "-g", "best"],

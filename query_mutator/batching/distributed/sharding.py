@@ -10,12 +10,13 @@ from typing import Any, Self
 from pydantic import Field, ValidationError
 
 from query_mutator.batching.distributed.config import DistributedConfig
-from query_mutator.batching.files import BatchFileError, read_checked_json, write_checked_json
+from query_mutator.batching.files import BatchFileError, read_checked_json
 from query_mutator.batching.planning.batch_plan import BatchPlan
 from query_mutator.batching.planning.epoch_plan import MicrobatchSpec
 from query_mutator.batching.planning.sharding import ShardSpec
 from query_mutator.batching.records import Record
 from query_mutator.errors import CheckpointError
+from query_mutator.files import write_checked_json
 
 
 def shard_batch_plan(

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 from pydantic import Field, model_validator
 
-from query_mutator.batching.files import BatchFileError, read_checked_json, reading, write_checked_json
+from query_mutator.batching.files import BatchFileError, read_checked_json, reading
 from query_mutator.batching.generation.rows import TokenRow
 from query_mutator.batching.planning.batch_plan import BatchPlan, check_plan, load_batch_plan, save_batch_plan
 from query_mutator.batching.planning.epoch_plan import EpochPlan, MicrobatchSpec
@@ -35,7 +35,7 @@ from query_mutator.batching.planning.packing import (
 from query_mutator.batching.records import Int32Matrix, Record, UInt8Matrix, offsets_of
 from query_mutator.batching.sync import to_async, to_async_iterator
 from query_mutator.errors import UsageError
-from query_mutator.files import atomic_write
+from query_mutator.files import atomic_write, write_checked_json
 
 Batch = dict[str, Any]
 #: Turns sample dictionaries (`input_ids`, `loss_mask`), a length and a padding id into arrays.

@@ -23,7 +23,6 @@ from query_mutator.batching.files import (
     read_checked_json,
     sha256_of,
     write_arrays,
-    write_checked_json,
 )
 from query_mutator.batching.lengths import IdTable, LengthSource, as_lengths
 from query_mutator.batching.planning.epoch_plan import EPOCH_KIND, EpochPlan, MicrobatchSpec
@@ -33,7 +32,7 @@ from query_mutator.batching.planning.sharding import ShardSpec, shard_epoch
 from query_mutator.batching.records import Record
 from query_mutator.batching.sync import to_async, to_async_iterator
 from query_mutator.errors import UsageError
-from query_mutator.files import atomic_folder
+from query_mutator.files import atomic_folder, write_checked_json
 
 PLAN_VERSION = "3.0"
 _META_FILE = "meta.json"

@@ -12,9 +12,10 @@ from typing import Any, Self
 from pydantic import Field, model_validator
 
 from query_mutator.batching.core.buckets import BatchSpec, BucketSpec, OverlongPolicy
-from query_mutator.batching.files import json_bytes, read_checked_json, sha256_of, write_checked_json
+from query_mutator.batching.files import json_bytes, read_checked_json, sha256_of
 from query_mutator.batching.records import Fingerprint, Record
 from query_mutator.batching.sync import to_async
+from query_mutator.files import write_checked_json
 
 
 class PadPolicy(StrEnum):

@@ -7,6 +7,7 @@ them iterates over the samples.
 from __future__ import annotations
 
 import heapq
+import json
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
@@ -20,10 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from query_mutator.batching.files import read_checked_json, write_checked_json
+from query_mutator.batching.files import read_checked_json
 from query_mutator.batching.records import Record
 from query_mutator.batching.streaming.types import SampleSource, StreamSample, utc_now
 from query_mutator.errors import UsageError
+from query_mutator.files import write_checked_json
 from query_mutator.stats.sampling import WeightedSampler
 
 __all__ = ["BufferEvictionPolicy", "BufferSnapshot", "ReplayBuffer", "ReplayBufferConfig"]
@@ -357,7 +359,7 @@ class ReplayBuffer:
                 "config": self.config.model_dump(mode="json"),
                 "total_added": self.total_added,
                 "total_evicted": self.total_evicted,
-                "rng_state": self._rng.bit_generator.state,
+                "rng_state": json.dumps(self._rng.bit_generator.state),  # as text: its integers have 128 bits
                 "oldest": self._oldest,
                 "priorities": list(self._priorities),
                 "serials": list(self._serials),
@@ -379,7 +381,7 @@ class ReplayBuffer:
         buffer._weigh_all()
         buffer._oldest = int(data["oldest"])
         buffer.total_added, buffer.total_evicted = int(data["total_added"]), int(data["total_evicted"])
-        buffer._rng.bit_generator.state = data["rng_state"]
+        buffer._rng.bit_generator.state = json.loads(data["rng_state"])
         return buffer
 
     def save(self, path: str | Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from itertools import islice
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from query_mutator.batching.distributed.sharding import CheckpointPosition
 from query_mutator.batching.generation.io import CollatedBatch, collate_microbatch
@@ -40,25 +40,6 @@ class Microbatch(NamedTuple):
 
 
 Step = list[Microbatch]
-
-
-class Source(Protocol):
-    """Yields the steps of a run; `steps_left` is None if their number is unknown."""
-
-    @property
-    def steps_left(self) -> int | None: ...
-
-    def steps(self) -> Iterator[Step]:
-        """Yield the microbatches of each step, from the current position."""
-        ...
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the position as plain types."""
-        ...
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a position; CheckpointError for that of another source."""
-        ...
 
 
 class PlanSource:
@@ -154,3 +135,7 @@ class OnlineSource:
         self._stream.load_state_dict(parts["stream"])
         buffer = type(self._window.buffer).from_dict(parts["buffer"])
         self._window = RollingBatchPlanWindow.from_dict(parts["window"], buffer)
+
+
+#: Yields the steps of a run; `steps_left` is None if their number is unknown.
+Source = PlanSource | OnlineSource
