@@ -2,7 +2,6 @@
 
     python -m benchmarks.sizing_errors                  # all kinds, oneDNN on and off: about ten minutes
     python -m benchmarks.sizing_errors lstm conv3d      # kinds whose name contains a word
-    python -m benchmarks.sizing_errors --device cuda    # kinds and presets on a GPU: live and reserved memory
 
 The truth on a CPU is what the profiler counts, which includes oneDNN's, and each kind is one child process; on a GPU it
 is the allocator's statistics, and each row is one child process.
@@ -12,8 +11,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -25,21 +23,13 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from query_mutator.errors import UsageError
 from query_mutator.lab.sizing.machine import run_child
 from query_mutator.lab.sizing.memory import estimate, measured_peak
-from query_mutator.lab.sizing.steps import ModelSpec, measure
 from query_mutator.lab.sizing.tracker import onednn
 from query_mutator.lab.sizing.workload import Batch, Recipe, Workload
 
 __all__ = ["KINDS", "OPTIMIZERS", "Kind", "Row", "compare", "measure_rows", "workload_of"]
 
-OURS = "query_mutator.commands.size_presets"
 THIS = "benchmarks.sizing_errors"  # children import it by this name
 OPTIMIZERS = ("sgd-momentum", "adamw", "adafactor")
-#: Batch sizes of presets on a GPU, and the variants they are tried in.
-PRESETS = {
-    f"{OURS}:policy": (64, 1024), f"{OURS}:iqn": (64,), "gpt": (8, 32), "resnet18": (8, 64), "minilm": (64,),
-    "bert-large": (4,), "smollm2-135m": (4,), "qwen2.5-0.5b": (4,),
-}  # fmt: skip
-VARIANTS = ("fp32", "bf16", "bf16+checkpointing", "accumulate:4")
 STEPS, FEATURES, UNITS = 100, 64, 256
 MIB = 2**20
 
@@ -278,47 +268,12 @@ def measure_rows(*, name: str, precision: str, optimizers: list[str]) -> dict[st
     return {"rows": rows}
 
 
-def on_gpu(words: Sequence[str], optimizers: Sequence[str], jobs: int) -> None:
-    """Print MiB live and reserved for kinds and presets, by variant, optimizer and batch size, and the errors."""
-    kinds = [
-        (name, ModelSpec(model=f"{THIS}:workload_of", sizes={"name": name}, optimizer=optimizer, variant=variant), size)
-        for name, kind in KINDS.items()
-        for variant, optimizer, size in itertools.product(kind.precisions, optimizers, kind.sizes)
-    ]
-    presets = [
-        (name, ModelSpec(model=name, variant=variant), size)
-        for name, sizes in PRESETS.items()
-        for variant, size in itertools.product(VARIANTS, sizes)
-    ]
-    tried = [row for row in kinds + presets if not words or any(word in row[0] for word in words)]
-    print(
-        "| model | variant | optimizer | batch | live: estimated | measured | off by | reserved | measured | off by |"
-    )
-    print("|---|---|---|---|---|---|---|---|---|---|")
-    with ThreadPoolExecutor(jobs) as pool:
-        real = [pool.submit(measure, spec, size, device="cuda", timeout_s=300) for _, spec, size in tried]
-        for (name, spec, size), found in zip(tried, real, strict=True):
-            cells = [name, spec.variant or "", spec.optimizer, str(size)]
-            try:
-                one = estimate(spec.workload(), size, spec.recipe().on("cuda"))
-                for estimated, truth in ((one.peak, found.result().peak), (one.reserved, found.result().reserved or 1)):
-                    cells += [f"{estimated / MIB:,.1f}", f"{truth / MIB:,.1f}", f"{estimated / truth - 1:+.1%}"]
-            except UsageError as error:
-                cells.append(str(error))
-            print(f"| {' | '.join(cells)} |", flush=True)
-
-
 def main() -> None:
     """Print a row for each kind, batch size, optimizer, precision and oneDNN on and off, and how many hold."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("words", nargs="*", help="only kinds whose name contains one of these")
     parser.add_argument("--optimizers", nargs="*", choices=OPTIMIZERS, default=OPTIMIZERS)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--jobs", type=int, default=8, help="child processes at once on a GPU")
     arguments = parser.parse_args()
-    if arguments.device == "cuda":
-        on_gpu(arguments.words, arguments.optimizers, arguments.jobs)
-        return
     names = [name for name in KINDS if not arguments.words or any(word in name for word in arguments.words)]
     print("| kind | precision | optimizer | oneDNN | batch | estimated | measured | off by |")
     print("|---|---|---|---|---|---|---|---|")

@@ -26,13 +26,12 @@ from numpy.typing import NDArray
 
 from query_mutator.data import BUNDLED
 from query_mutator.data.split import split_questions, target_key
-from query_mutator.lab.analysis.compare import analyze
+from query_mutator.lab.analysis.compare import Analysis, analyze
+from query_mutator.lab.analysis.events import Series
 from query_mutator.lab.analysis.groups import Group
-from query_mutator.lab.analysis.results import Analysis
 from query_mutator.lab.analysis.runs import Run
-from query_mutator.lab.analysis.series import Series
 from query_mutator.lab.analysis.spec import Spec, read_spec
-from query_mutator.stats.intervals import interquartile_mean, mean_interval, stratified_interval
+from query_mutator.stats.intervals import mean_interval
 from query_mutator.stats.paired import difference_interval
 from query_mutator.stats.significance import minimum_detectable_effect
 from query_mutator.types import Question
@@ -196,12 +195,6 @@ def show_coverage(rng: np.random.Generator, simulations: int) -> None:
             pairs = (mean_interval(draw(rng, n).tolist()) for _ in range(simulations))
             cells.append(f"n={n}: {share([low <= 0 <= high for low, high in pairs])}")
         print(f"{name:<38} {'  '.join(cells)}", flush=True)
-    print(f"\n{'coverage of the interquartile mean':<38} %")
-    middles = np.array([0.2, 0.5, 0.6, 0.9])
-    truth = interquartile_mean(rng.normal(middles[:, None], 0.1, (4, 500_000)))
-    for runs in (2, 3, 5, 10):
-        pairs = (stratified_interval(rng.normal(middles[:, None], 0.1, (4, runs))) for _ in range(simulations))
-        print(f"{f'4 tasks, {runs} runs':<38} {share([low <= truth <= high for low, high in pairs])}", flush=True)
 
 
 def main() -> None:

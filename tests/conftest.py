@@ -13,7 +13,6 @@ import pytest
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before huggingface_hub is imported: no test waits for a hub
 
 from query_mutator import operators, plugins
-from query_mutator.commands import size_presets  # noqa: F401  registers its presets before a test does
 from query_mutator.encoder import Encoder, resolve_encoder
 from query_mutator.env.task import CallSettings, EpisodeRules, Task, build_task
 from query_mutator.forms import FORMS, Form

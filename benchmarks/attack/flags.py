@@ -122,8 +122,8 @@ def programs() -> tuple[Program, ...]:
     import train_query_mutator
     from ppo import __main__ as ppo
     from query_mutator.commands import COMMANDS, analyze
+    from query_mutator.commands.analyze import ExtractFlags
     from query_mutator.commands.main import main as qm
-    from query_mutator.lab.analysis.config import ExtractFlags
     from query_mutator.training.config import TrainConfig
 
     def ppo_main(argv: Sequence[str]) -> int:

@@ -91,14 +91,8 @@ _LAB = {
     "analyze": Command("compare metrics of runs of any trainer", "analyze:AnalyzeFlags:compare_runs"),
     "sweep": Command("run a command over settings and seeds, find the best", "sweep:SweepFlags:sweep"),
     "size": Command("estimate the memory of a training step", "size:SizeFlags:size"),
-    "size throughput": Command(
-        "measure samples per second by batch size", "size_real:SizeThroughputFlags:size_throughput"
-    ),
-    "size verify": Command("compare the estimate with real steps", "size_real:SizeVerifyFlags:verify"),
     "size replay": Command("estimate the main memory of a replay buffer", "size:SizeReplayFlags:size_replay"),
-    "size workers": Command(
-        "measure the worker processes a data loader needs", "size_real:SizeWorkersFlags:size_workers"
-    ),
+    "size workers": Command("measure the worker processes a data loader needs", "size:SizeWorkersFlags:size_workers"),
 }
 #: The commands by title, for `qm help --all`; `qm --help` lists the first group.
 GROUPS = {

@@ -4,27 +4,149 @@ from __future__ import annotations
 
 import fnmatch
 import io
+import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields
 from itertools import chain
-from typing import Any, TextIO
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, TextIO
 
+from query_mutator.bounds import Norm, Prose
 from query_mutator.cli.console import note, run_cli, table
-from query_mutator.cli.flags import parse_flags
+from query_mutator.cli.flags import Positional, parse_flags
+from query_mutator.cli.outputs import FIGURE, JsonTo, Output, OutputFlags, holding
 from query_mutator.errors import UsageError
-from query_mutator.files import atomic_write
-from query_mutator.lab.analysis.config import AnalyzeFlags, ExtractFlags
-from query_mutator.lab.analysis.csv_file import write_csv
-from query_mutator.lab.analysis.job import ComparisonJob
-from query_mutator.lab.analysis.runs import Run, find_runs, load_runs
+from query_mutator.files import atomic_write, write_text
+from query_mutator.lab.analysis.compare import Analysis, analyze
+from query_mutator.lab.analysis.export import as_csv, as_json, write_csv
+from query_mutator.lab.analysis.figures import as_svg, draw_curves, save_figure
+from query_mutator.lab.analysis.groups import group_runs
+from query_mutator.lab.analysis.report import Figure, page, render
+from query_mutator.lab.analysis.runs import Run, add_settings, find_runs, load_runs
+from query_mutator.lab.analysis.spec import read_spec
 from query_mutator.registry import nearest
+
+_PAGE = Output(holding(b"Experiment Overview"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFlags:
+    """Which runs to read."""
+
+    runs: Positional[tuple[str, ...]] = ()
+    """Run folders, files of numbers, or names under --logdir, then under runs/ and tensorboard/; * matches anything."""
+    logdir: str | None = None
+    """Folder of run folders."""
+    merge: bool = True
+    """Read RUN_2 next to RUN as its continuation when its steps continue those of RUN."""
+
+    def __post_init__(self) -> None:
+        if not self.runs:
+            raise ValueError("no run is named; give run folders, or names under --logdir")
+
+    def load(self) -> list[Run]:
+        """Return the runs; UsageError for one that does not exist or logged nothing."""
+        return load_runs(find_runs(self.runs, logdir=self.logdir), merge_suffixed=self.merge)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnalyzeFlags(RunFlags, OutputFlags):
+    """Compare runs of any trainer, by step or by time, with confidence intervals and tests.
+
+    For Query Mutator runs question by question on held-out questions, use `qm compare`.
+    """
+
+    FIRST: ClassVar[tuple[str, ...]] = (
+        "runs", "logdir", "metric", "group_by", "baseline", "axis", "threshold", "margin", "json", "csv", "markdown",
+        "html", "figure",
+    )  # fmt: skip
+
+    spec: str | None = None
+    """Metric file (YAML); by default one for the tags of SB3, CleanRL and our trainers."""
+    metric: tuple[str, ...] = ()
+    """Metrics to compare; by default all."""
+    group_by: str | None = None
+    """Setting, or several with commas; patterns with * and commas; or {group}-s{seed}. By default all but the seed."""
+    baseline: str | None = None
+    """Group or run that the others are compared with; by default the first."""
+    axis: str = "step"
+    """x axis of the curves: step, time, updates, samples, calls."""
+    interval: Norm | None = None
+    """Distance of the rows in the table by the axis, in its unit (seconds of time); by default ten rows."""
+    threshold: tuple[str, ...] = ()
+    """METRIC=VALUE: compare when each run first reached it."""
+    margin: tuple[str, ...] = ()
+    """METRIC=VALUE, or METRIC=5%: differences up to it count as equivalent."""
+    set: tuple[Prose, ...] = ()
+    """RUN:NAME=VALUE: a setting that the run did not record; * in RUN matches anything."""
+    title: Prose = "Comparison of runs"
+    """Title of the page."""
+    json: JsonTo = None
+    """Write everything as JSON to FILE; without FILE, or with -, print it in place of the tables."""
+    csv: Annotated[str | None, Output(holding(b"metric,task,role,group,run,tag,"))] = None
+    """File for every number with run, tag and x."""
+    markdown: Annotated[str | None, _PAGE] = None
+    """File for the page as Markdown."""
+    rst: Annotated[str | None, _PAGE] = None
+    """File for the page as reStructuredText."""
+    html: Annotated[str | None, _PAGE] = None
+    """File for the page as one HTML file with curves."""
+    figure: Annotated[str | None, FIGURE] = None
+    """File for the curves, .png or .svg."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.figure is not None and Path(self.figure).suffix not in (".png", ".svg"):
+            raise ValueError(f"figure={self.figure} must end in .png or .svg")
+
+
+_FILES = ("json", "csv", "markdown", "rst", "html", "figure")  # flags that name outputs
 
 
 def compare_runs(flags: AnalyzeFlags) -> None:
-    """Read, compare, print, and write the files asked for."""
-    job = ComparisonJob(flags)
-    sys.stdout.write(job.as_json() if flags.json == "-" else job.as_text())
-    note(*job.write())
+    """Read, group and compare runs, print the page without its sources, and write the files asked for."""
+    spec = read_spec(flags.spec).adjusted(thresholds=flags.threshold, margins=flags.margin)
+    runs = flags.load()
+    add_settings(runs, flags.set)
+    groups = group_runs(runs, spec, by=flags.group_by)
+    analysis = analyze(groups, spec, axis=flags.axis, baseline=flags.baseline, only=flags.metric)
+    command = shlex.join(["qm", "analyze", *flags.runs, *_words(flags)])
+
+    def sections(figure: Figure | None = None) -> Any:
+        return page(analysis, title=flags.title, command=command, every=flags.interval, figure=figure)
+
+    sys.stdout.write(as_json(analysis) if flags.json == "-" else render(sections()[:-1], "text"))
+    drawn = Figure(file=Path(flags.figure).name) if flags.figure else None
+    texts: dict[str, Callable[[], str]] = {
+        "json": lambda: as_json(analysis),
+        "csv": lambda: as_csv(analysis, interval=flags.interval),
+        "markdown": lambda: render(sections(drawn), "markdown"),
+        "rst": lambda: render(sections(drawn), "rst"),
+        "html": lambda: render(sections(Figure(file="", svg=as_svg(_curves(analysis)))), "html"),
+    }
+    if flags.figure:
+        save_figure(_curves(analysis), Path(flags.figure))
+    for name, text in texts.items():
+        if (path := getattr(flags, name)) not in (None, "-"):
+            write_text(path, text())
+    note(*(path for name in _FILES if (path := getattr(flags, name)) not in (None, "-")))
+
+
+def _curves(analysis: Analysis) -> Any:
+    return draw_curves(analysis.of_role("performance") or analysis.results[:4], unit=analysis.unit)
+
+
+def _words(flags: AnalyzeFlags) -> Iterator[str]:
+    """Yield the flags that differ from their defaults, without those that name outputs."""
+    for field in fields(flags):
+        value, name = getattr(flags, field.name), field.name.replace("_", "-")
+        if field.name in ("runs", "force", *_FILES) or value == field.default:
+            continue
+        if isinstance(value, bool):
+            yield f"--{name}" if value else f"--no-{name}"
+        else:
+            yield from (f"--{name}", *map(str, value if isinstance(value, tuple) else (value,)))
 
 
 def main(argv: Sequence[str]) -> int:
@@ -41,10 +163,20 @@ def run() -> None:
 # --- scripts/extract_tensorboard_data.py: every point of chosen tags as CSV, or a list of the tags --------------------
 
 
+@dataclass(frozen=True, kw_only=True)
+class ExtractFlags(RunFlags, OutputFlags):
+    """Write every point of the chosen tags as CSV: run, tag, step, seconds since the run's start, value."""
+
+    tag: tuple[str, ...] = ()
+    """Tags, * matches anything; by default the tags are listed."""
+    csv: Annotated[str | None, Output(holding(b"run,tag,step,time_s,value"))] = None
+    """File to write to; by default standard output."""
+
+
 def extract(argv: Sequence[str]) -> int:
     """Extract as the command line says; return the exit code."""
     flags = parse_flags(ExtractFlags, argv, prog="extract_tensorboard_data.py")
-    runs = load_runs(find_runs(flags.runs, logdir=flags.logdir), merge_suffixed=flags.merge)
+    runs = flags.load()
     if not flags.tag:
         print(_listing(runs))
         return 0

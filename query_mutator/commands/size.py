@@ -1,8 +1,9 @@
-"""`qm size` and `qm size replay`: memory of a training step without a GPU, of a replay buffer and of collectors."""
+"""`qm size`, `qm size replay` and `qm size workers`: memory of a training step and of a buffer, a loader's workers."""
 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal
@@ -11,33 +12,34 @@ from annotated_types import Ge, Le
 from cyclopts import Parameter
 
 from ppo.fields import Matches
-from query_mutator.bounds import CountOrNone, Few, Size, Wait
-from query_mutator.cli.console import table
+from query_mutator.bounds import CountOrNone, Few, Parallel, Seconds, Size, Wait
+from query_mutator.cli.console import note, table
 from query_mutator.cli.flags import Positional
 from query_mutator.cli.outputs import JsonFlags, show
 from query_mutator.errors import UsageError
 from query_mutator.lab.sizing.collecting import PROCESS_BYTES, replay_bytes, rollout_bytes
-from query_mutator.lab.sizing.machine import MIB
+from query_mutator.lab.sizing.machine import MIB, load_target, machine_budget
 from query_mutator.lab.sizing.sizes import PLAIN, TABLED, room_on, tabled, train_line, vram_bytes
-from query_mutator.lab.sizing.steps import ModelSpec, pick_device
-from query_mutator.lab.sizing.workload import Optimizer
+from query_mutator.lab.sizing.workers import advice_text, advise, log_verdict, profile_items
+from query_mutator.lab.sizing.workload import Optimizer, Workload, recipe_of
 from query_mutator.registry import check_known
 
-#: The trainer's own networks
-_OURS = {name: f"query_mutator.commands.size_presets:{name}" for name in ("policy", "iqn")}
 _POLICIES = ("act", "smolvla")  # that LeRobot trains
 _NOT_COUNTED = {
     "cpu": "all that PyTorch and oneDNN allocate",
     "cuda": "reserved is what a caching allocator may hold; workspaces of cuBLAS and cuDNN are not counted",
 }
-TrainingDevice = Annotated[str, Matches(r"auto|cpu|cuda(:\d+)?", "must be auto, cpu, cuda or cuda:N")]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelFlags:
-    """What to train, how, and where."""
+class SizeFlags(JsonFlags):
+    """Estimate the memory of a training step on a CPU or a GPU, without a GPU, and the batch that fits a card.
 
-    model: Positional[str] = "policy"
+    The figures are what PyTorch allocates.
+    The CUDA context, fragmentation and workspaces of cuBLAS and cuDNN are not known.
+    """
+
+    model: Positional[str] = "gpt"
     """A preset (a wrong name lists them), or package.module:function that returns a Workload."""
     cameras: Size | None = None
     """Cameras of act and smolvla."""
@@ -45,12 +47,24 @@ class ModelFlags:
     """Height and width of act's images, as 480x640."""
     tokens: Size | None = None
     """Tokens of a row, for language models."""
+    batch: tuple[Size, ...] = (1, 8, 32)
+    """Batch sizes to estimate."""
+    vram: str | None = None
+    """Memory of the card, as 12GB, or its name, as rtx4090: prints the largest batch that fits."""
+    what_if: tuple[str, ...] = ()
+    """Variants to estimate too: bf16, fp16, checkpointing, accumulate:4, frozen, frozen:PREFIX, sgd; + joins them."""
     optimizer: Optimizer = "adamw"
     """The optimizer."""
-    device: TrainingDevice = "auto"
-    """cpu, cuda or cuda:1; auto takes a GPU if there is one."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """cpu or cuda, which need not be here; auto is cuda with --vram or if there is a GPU."""
     onednn: bool = True
     """On a CPU: whether the run leaves oneDNN on, as PyTorch does; it changes what layers allocate."""
+    context_mib: Wait = 600.0
+    """Memory of the CUDA context; 300 to 1300 by card and version."""
+
+    def __post_init__(self) -> None:
+        if self.vram is not None:
+            vram_bytes(self.vram)
 
     @property
     def sizes(self) -> dict[str, Any]:
@@ -59,50 +73,19 @@ class ModelFlags:
         given = {"cameras": self.cameras, "resolution": height_width, "tokens": self.tokens}
         return {name: value for name, value in given.items() if value is not None}
 
-    def spec(self, variant: str | None = None) -> ModelSpec:
-        """Return the model in a variant; UsageError for one that is only in the table."""
-        from query_mutator.lab.sizing.models import MODELS
+    def workload(self) -> Workload:
+        """Return what to train; UsageError for an unknown preset or a function that returns something else."""
+        from query_mutator.lab.sizing.models import MODELS, model
 
         if ":" not in self.model:
-            check_known("preset", self.model, [*_OURS, *MODELS, *TABLED])
-        if self.model in TABLED:
-            raise UsageError(f"{self.model} is in a table alone; name package.module:function of the real model")
-        return ModelSpec(
-            model=_OURS.get(self.model, self.model),
-            sizes=self.sizes,
-            optimizer=self.optimizer,
-            variant=variant,
-            onednn=self.onednn,
-        )
-
-    def titled(self, name: str, device: str) -> str:
-        """Return the model and where it is trained, in words."""
-        return f"{name} (oneDNN {'on' if self.onednn else 'off'}) on cpu" if device == "cpu" else f"{name} on {device}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class SizeFlags(ModelFlags, JsonFlags):
-    """Estimate the memory of a training step on a CPU or a GPU, without a GPU, and the batch that fits a card.
-
-    The figures are what PyTorch allocates.
-    The CUDA context, fragmentation and workspaces of cuBLAS and cuDNN are not known.
-    """
-
-    device: TrainingDevice = "auto"
-    """cpu or cuda, which need not be here; auto is cuda with --vram or if there is a GPU."""
-
-    batch: tuple[Size, ...] = (1, 8, 32)
-    """Batch sizes to estimate."""
-    vram: str | None = None
-    """Memory of the card, as 12GB, or its name, as rtx4090: prints the largest batch that fits."""
-    what_if: tuple[str, ...] = ()
-    """Variants to estimate too: bf16, fp16, checkpointing, accumulate:4, frozen, frozen:PREFIX, sgd; + joins them."""
-    context_mib: Wait = 600.0
-    """Memory of the CUDA context; 300 to 1300 by card and version."""
-
-    def __post_init__(self) -> None:
-        if self.vram is not None:
-            vram_bytes(self.vram)
+            check_known("preset", self.model, [*MODELS, *TABLED])
+            return model(self.model, **self.sizes)
+        made = load_target(self.model)(**self.sizes)
+        if not isinstance(made, Workload):
+            raise UsageError(
+                f"{self.model} returns a {type(made).__name__}; return a query_mutator.lab.sizing.Workload"
+            )
+        return made
 
 
 #: The table, the rows and the largest batch by variant as data, and how all that is known.
@@ -112,9 +95,7 @@ _Sizes = tuple[str, Sequence[Mapping[str, Any]], Mapping[str, int], str]
 def size(flags: SizeFlags) -> None:
     """Print memory by batch size and variant, and the largest batch for the card."""
     room = None if flags.vram is None else room_on(flags.vram, context_bytes=flags.context_mib * MIB)
-    device = flags.device.partition(":")[0]
-    if device == "auto":
-        device = pick_device("auto") if room is None else "cuda"
+    device = "cuda" if flags.device == "auto" and room is not None else flags.device
     sized = _tabled(flags, room) if flags.model in TABLED else _tracked(flags, device, room)
     shown, estimates, largest, source = sized
     lines = [shown]
@@ -127,18 +108,22 @@ def size(flags: SizeFlags) -> None:
     if flags.model in _POLICIES and largest.get(PLAIN):
         half = max(1, largest[PLAIN] // 2)  # to start with
         lines.append(train_line(policy=flags.model, batch_size=half))
-    lines.append("the largest batch is not the best: throughput has a knee (qm size throughput), learning an optimum")
+    lines.append("the largest batch is not the best: throughput has a knee, learning an optimum (qm sweep)")
     data = {"model": flags.model, "device": device, "estimates": estimates, "largest_batch": largest}
     show(flags, data, "\n".join(lines))
 
 
 def _tracked(flags: SizeFlags, device: str, room: float | None) -> _Sizes:
     """Return the sizes of a model whose step is tracked."""
+    import torch
+
     from query_mutator.lab.sizing.memory import estimate, largest_batch
     from query_mutator.lab.sizing.tracker import onednn
 
-    workload = flags.spec().workload()
-    recipes = {variant or PLAIN: flags.spec(variant).recipe().on(device) for variant in (None, *flags.what_if)}
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    workload = flags.workload()
+    recipes = {name or PLAIN: recipe_of(name, flags.optimizer).on(device) for name in (None, *flags.what_if)}
     found, largest = [], {}
     with onednn(flags.onednn):
         for name, recipe in recipes.items():
@@ -146,7 +131,7 @@ def _tracked(flags: SizeFlags, device: str, room: float | None) -> _Sizes:
             if any(one.data_dependent for _, one in found):
                 raise UsageError(
                     f"{flags.model} cannot be sized: its code branches on values of tensors or takes shapes from them, "
-                    f"which only data decide; measure it with qm size verify {flags.model} --batch {flags.batch[0]}"
+                    "which only data decide; take real steps and read torch.cuda.max_memory_allocated()"
                 )
             if room is not None:
                 largest[name] = largest_batch(workload, room, recipe)[0]
@@ -154,7 +139,7 @@ def _tracked(flags: SizeFlags, device: str, room: float | None) -> _Sizes:
         (
             variant,
             str(one.batch),
-            mib_range(one.low, one.peak, digits=0),
+            _mib_range(one.low, one.peak),
             "" if device == "cpu" else f"{one.reserved / MIB:,.0f}",
             *(f"{part / MIB:,.0f}" for part in (one.parameters, one.gradients, one.optimizer, one.activations)),
             max(one.phases, key=lambda phase: one.phases[phase]),
@@ -162,15 +147,16 @@ def _tracked(flags: SizeFlags, device: str, room: float | None) -> _Sizes:
         for variant, one in found
     ]
     parts = ("peak", "reserved", "weights", "gradients", "optimizer", "the rest")
-    title = f"{flags.titled(workload.name, device)}: MiB of a training step (estimated; {_NOT_COUNTED[device]})"
+    where = f" (oneDNN {'on' if flags.onednn else 'off'})" if device == "cpu" else ""
+    title = f"{workload.name}{where} on {device}: MiB of a training step (estimated; {_NOT_COUNTED[device]})"
     shown = table(title, ("variant", "batch", *parts, "peak in"), rows)
     estimates = [{"variant": name, **asdict(one), "activations": one.activations} for name, one in found]
     return shown, estimates, largest, "estimated"
 
 
-def mib_range(low: float, high: float, *, digits: int) -> str:
+def _mib_range(low: float, high: float) -> str:
     """Return bytes as MiB, as a range if they are not known exactly."""
-    texts = [f"{size / MIB:,.{digits}f}" for size in (low, high)]
+    texts = [f"{size / MIB:,.0f}" for size in (low, high)]
     return texts[1] if texts[0] == texts[1] else " to ".join(texts)
 
 
@@ -249,3 +235,53 @@ def size_replay(flags: SizeReplayFlags) -> None:
     rows.append(("total", f"{sum(parts.values()) / MIB:,.1f}"))
     print(table(f"an observation takes {obs:,} bytes", ("part", "MiB"), rows))
     print("estimated: sizes of arrays, and by rule of thumb 256 MiB a collecting process")
+
+
+# --- qm size workers --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class SizeWorkersFlags(JsonFlags):
+    """Find how many worker processes a data loader needs, so that training steps hardly wait.
+
+    Items are timed one by one, and the workers simulated: the smallest number whose steps wait at most 5 % of the time.
+    """
+
+    dataset: str | None = None
+    """package.module:name of a data set, or lerobot:REPO."""
+    loader: str | None = None
+    """package.module:function that returns a DataLoader; its batch size and collate function are kept."""
+    batch_size: Parallel | None = None
+    """Items of a batch; by default the loader's, else 8."""
+    step_ms: Seconds | None = None
+    """Milliseconds of a training step; without it and --step, find the fastest loading."""
+    step: str | None = None
+    """package.module:function that is called with each batch and timed instead: the real step."""
+    seconds: Seconds = 3.0
+    """Seconds in which items are read."""
+    from_logs: str | None = None
+    """A log of LeRobot, or a run folder with waiting times and step times: says whether its steps wait."""
+    num_workers: Annotated[int, Ge(0), Le(1024)] | None = None
+    """With --from-logs: workers that the run had."""
+
+    def __post_init__(self) -> None:
+        given = [name for name in ("dataset", "loader", "from_logs") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError("give one of --dataset, --loader and --from-logs")
+        if self.step is not None and self.step_ms is not None:
+            raise ValueError("give --step or --step-ms, not both")
+
+
+def size_workers(flags: SizeWorkersFlags) -> None:
+    """Print the number of workers, the figures behind it, and command lines."""
+    if flags.from_logs is not None:
+        print(log_verdict(flags.from_logs, workers=flags.num_workers))
+        return
+    budget = machine_budget()
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    if load > budget.cpus:
+        note(f"other programs keep this machine busy (load {load:.1f}), which slows what is measured now")
+    source = flags.loader or flags.dataset or ""
+    profile = profile_items(source, batch_size=flags.batch_size, step=flags.step, seconds=flags.seconds)
+    advice = advise(profile, budget, step_s=profile.step_s if flags.step else (flags.step_ms or 0.0) / 1000)
+    show(flags, asdict(advice), f"machine: {budget}\n{advice_text(advice)}")

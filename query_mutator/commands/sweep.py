@@ -13,11 +13,8 @@ from query_mutator.cluster.jobs import RayEngine
 from query_mutator.errors import TooManyFailuresError
 from query_mutator.files import encode
 from query_mutator.files.lock import locked
-from query_mutator.lab.sweep.config import EngineFlags, SweepFlags
-from query_mutator.lab.sweep.engines import Engine
-from query_mutator.lab.sweep.job import Sweep
-from query_mutator.lab.sweep.picture import draw_sweep
-from query_mutator.lab.sweep.processes import LocalEngine
+from query_mutator.lab.sweep.job import Sweep, SweepFlags
+from query_mutator.lab.sweep.running import Engine, EngineFlags, LocalEngine
 
 
 def sweep(flags: SweepFlags) -> None:
@@ -47,10 +44,8 @@ def _run(job: Sweep, flags: SweepFlags, engine: Engine) -> None:
     results = found.as_json()
     print(encode(results).decode() if flags.json == "-" else "\n".join([found.table(), *found.says]))
     json_path = folder / "results.json" if flags.json in (None, "-") else Path(flags.json)
-    picture = Path(flags.picture or folder / "heatmap.png")
     write_report(json_path, results)
-    draw_sweep(found.results, found.optimum, picture, title=found.says[0], metric=found.reading)
-    note(str(json_path), str(picture))
+    note(str(json_path))
     if found.failed:
         raise TooManyFailuresError(
             f"{len(found.failed)} of {len(found.trials)} trials failed; --retry-failed runs them again"

@@ -1,59 +1,15 @@
-"""Tests for a handful of seeds: permutation and Welch tests, Holm's correction, and the effect n seeds can detect."""
+"""Tests for a handful of seeds: Welch tests, Holm's correction, and the effect n seeds can detect."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
-from itertools import combinations
+from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from query_mutator.stats.intervals import moments, student_t, welch, welch_degrees
 
-_EXACT_UP_TO = 200_000  # splits that are enumerated
-_DRAWN = 50_000  # splits drawn where there are more
-_NUMBERS_AT_ONCE = 4_000_000  # of drawn splits in memory
 _POWER = 0.8
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Permutation:
-    """A two-sided permutation test of a difference of means: its p value and the smallest possible one."""
-
-    p: float
-    smallest: float
-    exact: bool
-
-
-def permutation_test(ours: Sequence[float], theirs: Sequence[float]) -> Permutation | None:
-    """Test a difference of means over all splits of the pooled values, or over drawn ones where there are too many.
-
-    None when either side has no value, or one is not finite. scipy's test refuses a single value and takes 11 times as
-    long (docs/log.md).
-    """
-    pooled, n, m = np.array([*ours, *theirs], dtype=np.float64), len(ours), len(theirs)
-    if not n or not m or not np.isfinite(pooled).all():
-        return None
-    total = math.comb(n + m, n)
-    exact = total <= _EXACT_UP_TO
-    center, size = float(pooled.mean() if np.ptp(pooled) else pooled[0]), float(np.abs(pooled).max())
-    pooled = pooled - center
-    scale = float(np.abs(pooled).max()) or 1.0
-    pooled = pooled / scale  # sums of large values would overflow
-    # Splits are as far apart as the observed one up to the rounding of the values.
-    tolerance = 1e-12 + 8 * np.finfo(np.float64).eps * size / scale
-    observed = abs(float(np.mean(pooled[:n])) - float(np.mean(pooled[n:])))
-    hits = drawn = 0
-    for rows in [_all_splits(n + m, n)] if exact else _drawn_splits(n + m, n):
-        sums = pooled[rows].sum(axis=1)
-        differences = np.abs(sums / n - (pooled.sum() - sums) / m)
-        hits += int((differences >= observed - tolerance).sum())
-        drawn += len(rows)
-    smallest = (2 if n == m else 1) / total
-    return Permutation(p=hits / total if exact else (hits + 1) / (drawn + 1), smallest=smallest, exact=exact)
 
 
 def welch_p(ours: Sequence[float], theirs: Sequence[float], *, noise: float = 0.0) -> float:
@@ -135,17 +91,3 @@ def pooled_spread(*groups: Sequence[float]) -> float:
         if degrees
         else math.nan
     )
-
-
-@lru_cache(maxsize=16)
-def _all_splits(total: int, first: int) -> NDArray[np.int64]:
-    return np.array(list(combinations(range(total), first)), dtype=np.int64)
-
-
-def _drawn_splits(total: int, first: int) -> Iterator[NDArray[np.int64]]:
-    """Yield drawn splits in parts of some megabytes."""
-    rng = np.random.default_rng(0)
-    rows = max(1, min(_DRAWN, _NUMBERS_AT_ONCE // total))
-    for start in range(0, _DRAWN, rows):
-        draws = rng.random((min(rows, _DRAWN - start), total))
-        yield np.asarray(np.argpartition(draws, first, axis=1)[:, :first])

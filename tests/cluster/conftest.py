@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from query_mutator.lab.sweep import guard
+from query_mutator.lab.sweep.running import GUARD
 
 _UP_WITHIN_S = 60
 _STORE_BYTES = 80_000_000
@@ -79,7 +79,7 @@ class RayCluster:
     def __init__(self, folder: Path) -> None:
         self.folder, self.nodes = folder, list[RayNode]()
         # Kills the nodes when the tests are killed.
-        words = [sys.executable, "-I", "-S", guard.__file__]
+        words = [sys.executable, "-I", "-S", "-c", GUARD]
         self._guard = subprocess.Popen(words, stdin=subprocess.PIPE, text=True, start_new_session=True)
         self.head = self._start("--head", "--port", "0", "--include-dashboard", "false")
         current = self.folder / "ray_current_cluster"

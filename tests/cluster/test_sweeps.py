@@ -19,9 +19,8 @@ from query_mutator.cluster.connection import connected
 from query_mutator.cluster.jobs import RayEngine, _run_job
 from query_mutator.errors import UsageError
 from query_mutator.files import LOCK
-from query_mutator.lab.sweep.config import EngineFlags
-from query_mutator.lab.sweep.engines import Job
-from query_mutator.lab.sweep.plan import Trial
+from query_mutator.lab.sweep.running import EngineFlags, Job
+from query_mutator.lab.sweep.trials import Trial
 from tests.cluster.conftest import RayCluster, processes_with, wait_until
 from tests.qm_command import qm
 

@@ -240,8 +240,8 @@ LAB = (
     "lab.sizing.machine",
     "lab.sizing.sizes",
 )
-LAB += "lab.sizing.steps", "lab.sizing.workers", "lab.sizing.workload", "lab.analysis.job", "lab.analysis.runs"
-LAB += "lab.sweep.job", "lab.sweep.processes", "lab.analysis.pages", "lab.analysis.compare"
+LAB += "lab.sizing.workers", "lab.sizing.workload", "lab.analysis.export", "lab.analysis.runs"
+LAB += "lab.sweep.job", "lab.sweep.running", "lab.analysis.report", "lab.analysis.compare"
 HELP = "import contextlib\nwith contextlib.suppress(SystemExit): main(['--help'])"
 
 

@@ -30,7 +30,7 @@ def surface() -> str:
     from ppo.__main__ import Args as PPOArgs
     from query_mutator.cli.flags import flags_of
     from query_mutator.commands import COMMANDS
-    from query_mutator.lab.analysis.config import ExtractFlags
+    from query_mutator.commands.analyze import ExtractFlags
     from query_mutator.training.config import TrainConfig
 
     programs = {

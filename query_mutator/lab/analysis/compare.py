@@ -6,40 +6,127 @@ R runs, G groups; x on the chosen axis
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 
 from query_mutator.errors import UsageError
-from query_mutator.lab.analysis.curves import UNITS, Curve, Reading, UnknownDivisorError, curves_of, reduced
-from query_mutator.lab.analysis.groups import Group, config_diff, confounder_report
-from query_mutator.lab.analysis.results import Analysis, Comparison, GroupValue, MetricResult, OverTasks, Verdict
-from query_mutator.lab.analysis.spec import MetricSpec, Spec
-from query_mutator.lab.analysis.watch import watch
-from query_mutator.stats.intervals import (
-    WHOLE_LINE,
-    interquartile_mean,
-    mean_interval,
-    probability_of_improvement,
-    stratified_interval,
-    welch_interval,
-    within,
+from query_mutator.lab.analysis.curves import (
+    UNITS,
+    Curve,
+    Finding,
+    Reading,
+    UnknownDivisorError,
+    curves_of,
+    reduced,
+    value_at,
+    watch,
 )
+from query_mutator.lab.analysis.groups import Group, Moved, config_diff, confounder_report
+from query_mutator.lab.analysis.runs import Run
+from query_mutator.lab.analysis.spec import MetricSpec, Role, Spec
+from query_mutator.stats.intervals import WHOLE_LINE, Interval, mean_interval, welch_interval, within
 from query_mutator.stats.significance import (
     equivalence_p,
     holm,
     minimum_detectable_effect,
-    permutation_test,
     pooled_spread,
     welch_p,
 )
 
-__all__ = ["analyze"]
+__all__ = ["Analysis", "Comparison", "GroupValue", "MetricResult", "analyze", "at_checkpoints"]
+
+Verdict = Literal["better", "worse", "equivalent", "inconclusive"]
 
 LEVEL = 0.95
 _FLOAT32 = 2.0**-22  # two units in the last place of the numbers in event files
-_ENOUGH_RUNS_OF_TASKS = 10  # runs x tasks from which the interquartile mean is better than the mean
+_CHECKPOINTS = 10  # rows when no interval is given, about
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupValue:
+    """A metric of a group: one number per run, their mean and its interval."""
+
+    group: str
+    values: tuple[Reading, ...]
+    mean: float
+    interval: Interval
+    sample: int | None = None  # questions that the mean is a share of
+    diverged: int = 0  # runs that end in NaN or infinity; they have no number
+
+    @property
+    def numbers(self) -> list[float]:
+        """Return the finite numbers, one per seed: the mean of runs that repeat it."""
+        repeats: dict[int, list[float]] = {}
+        for place, reading in enumerate(self.values):
+            if math.isfinite(reading.value):
+                repeats.setdefault(-1 - place if reading.repeat is None else reading.repeat, []).append(reading.value)
+        return [math.fsum(values) / len(values) for values in repeats.values()]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """A group against the baseline in one metric; difference, interval and margin are in the metric's unit."""
+
+    group: str
+    baseline: str
+    difference: float
+    interval: Interval
+    share: float  # of the baseline's mean
+    p: float  # Welch's, corrected for the number of comparisons (Holm)
+    p_equivalent: float  # of a difference of `margin` or more, corrected in the same way; 1 without a margin
+    margin: float | None
+    detectable: float  # the difference these seeds detect with 80 % power
+    verdict: Verdict
+    why: str  # "" until there is a verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricResult:
+    """One metric of one task in all groups; compared only where its role is performance."""
+
+    metric: MetricSpec
+    task: str
+    name: str  # with the task, as race_time[hock]
+    window: Interval
+    groups: tuple[GroupValue, ...]
+    curves: tuple[tuple[str, Curve], ...]  # group and curve of each run
+    comparisons: tuple[Comparison, ...] = ()
+
+    @property
+    def overlaps(self) -> bool:
+        """Return whether the runs have a part of the axis in common."""
+        return bool(max(curve.x[0] for _, curve in self.curves) <= min(curve.x[-1] for _, curve in self.curves))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Analysis:
+    """The whole comparison, from which all outputs are made."""
+
+    axis: str
+    baseline: str
+    groups: tuple[Group, ...]
+    results: tuple[MetricResult, ...]
+    findings: tuple[Finding, ...]
+    settings: Mapping[str, tuple[str, ...]]  # that differ: a value for each group
+    confounders: tuple[Moved, ...]
+    remarks: tuple[str, ...]
+
+    @property
+    def unit(self) -> str:
+        """Return the axis in words."""
+        return UNITS.get(self.axis, self.axis)
+
+    @property
+    def runs(self) -> list[Run]:
+        """Return all runs."""
+        return [run for group in self.groups for run in group.runs]
+
+    def of_role(self, role: Role) -> list[MetricResult]:
+        """Return the results of one role."""
+        return [result for result in self.results if result.metric.role == role]
 
 
 def analyze(
@@ -58,17 +145,36 @@ def analyze(
     results = _compared(results, groups, base.name)
     return Analysis(
         axis=axis,
-        unit=UNITS.get(axis, axis),
         baseline=base.name,
         groups=tuple(groups),
         results=tuple(results),
-        over_tasks=tuple(_over_tasks(results, base.name)),
         findings=tuple(finding for r in results for _, curve in r.curves for finding in watch(curve, r.metric)),
-        diff=tuple(config_diff(groups, spec)),
+        settings=config_diff(groups, spec),
         confounders=tuple(confounder_report(groups, spec)),
-        remarks=tuple(left_out + _remarks(groups, results)),
-        spec=spec,
+        remarks=(*left_out, *_remarks(groups, results)),
     )
+
+
+def at_checkpoints(result: MetricResult, *, interval: float | None = None) -> dict[float, dict[str, list[Reading]]]:
+    """Return x -> group -> the reading of each of its runs.
+
+    x are the multiples of `interval` in the metric's window; by default about ten round ones, and the window's end.
+    """
+    low, high = result.window
+    least = (high - low) / _CHECKPOINTS
+    power = 10.0 ** math.floor(math.log10(least)) if least > 0 else 1.0
+    step = interval or next((times * power for times in (1, 2, 5) if times * power >= least), 10 * power)
+    first = max(1, math.ceil(low / step - 1e-9))
+    xs = [number * step for number in range(first, math.floor(high / step + 1e-9) + 1)]
+    if interval is None and not (xs and math.isclose(xs[-1], high)):
+        xs.append(high)
+    return {
+        x: {
+            group.group: [value_at(curve, x, result.metric) for name, curve in result.curves if name == group.group]
+            for group in result.groups
+        }
+        for x in xs
+    }
 
 
 # --- values -----------------------------------------------------------------------------------------------------------
@@ -107,46 +213,33 @@ def _result(groups: Sequence[Group], metric: MetricSpec, task: str, curves: list
     # A diverged run may have been stopped early: it does not shorten the window of the others.
     whole = [curve for _, curve in curves if curve.diverged_at is None] or [curve for _, curve in curves]
     low, high = max(curve.x[0] for curve in whole), min(curve.x[-1] for curve in whole)
-    values = []
-    for group in groups:
-        of_group = [curve for name, curve in curves if name == group.name]
-        if of_group:
-            values.append(_group_value(group.name, metric, of_group, until=high))
+    of_groups = {group.name: [curve for name, curve in curves if name == group.name] for group in groups}
     return MetricResult(
         metric=metric,
         task=task,
         name=f"{metric.name}[{task}]" if task else metric.name,
         window=(float(min(low, high)), float(high)),
-        groups=tuple(values),
+        groups=tuple(_group_value(name, metric, found, until=high) for name, found in of_groups.items() if found),
         curves=tuple(curves),
     )
 
 
-def _group_value(name: str, metric: MetricSpec, whole: Sequence[Curve], *, until: float) -> GroupValue:
-    diverged = [curve.diverged_at is not None for curve in whole]
-    curves = [curve.until(until) for curve in whole]
-    read = [
-        (one.nothing(), one.nothing()) if is_lost else (reduced(one, metric), _best(one, metric))
-        for one, is_lost in zip(curves, diverged, strict=True)
-    ]
+def _group_value(name: str, metric: MetricSpec, curves: Sequence[Curve], *, until: float) -> GroupValue:
+    lost = [curve.diverged_at is not None for curve in curves]
+    cut = [curve.until(until) for curve in curves]
     value = GroupValue(
         group=name,
-        values=tuple(reading for reading, _ in read),
-        best=tuple(best for _, best in read),
-        diverged=sum(diverged),
+        values=tuple(one.nothing() if gone else reduced(one, metric) for one, gone in zip(cut, lost, strict=True)),
+        diverged=sum(lost),
         mean=math.nan,
         interval=WHOLE_LINE,
-        sample=_distinct_questions(curves),
+        sample=_distinct_questions(cut),
     )
     numbers = value.numbers
     if not numbers:
         return value
     interval = mean_interval(numbers, bounds=metric.bounds) if len(numbers) > 1 else WHOLE_LINE
     return replace(value, mean=float(np.mean(numbers)), interval=interval)
-
-
-def _best(curve: Curve, metric: MetricSpec) -> Reading:
-    return curve.nothing() if metric.direction == "-" else reduced(curve, metric, reducer="best_so_far")
 
 
 def _distinct_questions(curves: Sequence[Curve]) -> int | None:
@@ -166,36 +259,32 @@ def _compared(results: Sequence[MetricResult], groups: Sequence[Group], base: st
     seeds = {group.name: group.num_seeds for group in groups}
     pairs = [(result, *pair) for result in results for pair in _pairs(result, base)]
     compared = [_comparison(*pair, seeds=seeds) for pair in pairs]
-    deciding = [at for at, one in enumerate(compared) if one.permutation and pairs[at][0].metric.role == "performance"]
-    corrected = zip(
-        deciding,
-        holm([compared[at].p for at in deciding]),
-        holm([compared[at].p_equivalent for at in deciding]),
-        strict=True,
+    open_ones = [at for at, one in enumerate(compared) if not one.why]
+    deciding = [at for at in open_ones if pairs[at][0].metric.role == "performance"]
+    corrected, corrected_equivalent = (
+        holm([getattr(compared[at], name) for at in deciding]) for name in ("p", "p_equivalent")
     )
-    for at, p, p_equivalent in corrected:
+    for at, p, p_equivalent in zip(deciding, corrected, corrected_equivalent, strict=True):
         compared[at] = replace(compared[at], p=p, p_equivalent=p_equivalent)
-    comparisons: dict[str, list[Comparison]] = {}
-    for (result, ours, theirs), one in zip(pairs, compared, strict=True):
-        if one.permutation and not one.why:
-            verdict, why = _verdict(one, result.metric)
-            one = replace(one, verdict=verdict, why=why + _on_questions(ours, theirs))
-        comparisons.setdefault(result.name, []).append(one)
-    return [replace(result, comparisons=tuple(comparisons.get(result.name, ()))) for result in results]
+    for at in open_ones:
+        result, ours, theirs = pairs[at]
+        verdict, why = _verdict(compared[at], result.metric)
+        questions = _questions(ours, theirs)
+        why += "" if questions is None else f"; from {questions} questions"
+        compared[at] = replace(compared[at], verdict=verdict, why=why)
+    named = [(pair[0].name, one) for pair, one in zip(pairs, compared, strict=True)]
+    return [replace(r, comparisons=tuple(one for name, one in named if name == r.name)) for r in results]
 
 
-def _pairs(result: MetricResult, base: str) -> list[tuple[GroupValue, GroupValue]]:
-    """Return each group with the baseline; none for a metric without a direction."""
+def _pairs(result: MetricResult, base: str) -> Iterator[tuple[GroupValue, GroupValue]]:
+    """Yield each group with the baseline; none for a metric without a direction."""
     theirs = next((value for value in result.groups if value.group == base), None)
-    if theirs is None or result.metric.direction == "-":
-        return []
-    return [(value, theirs) for value in result.groups if value is not theirs]
+    if theirs is not None and result.metric.direction != "-":
+        yield from ((value, theirs) for value in result.groups if value is not theirs)
 
 
 def _comparison(result: MetricResult, ours: GroupValue, theirs: GroupValue, *, seeds: Mapping[str, int]) -> Comparison:
-    """Return the numbers of a comparison, with p values of this one alone; without a permutation test if it is one of
-    single seeds.
-    """
+    """Return the numbers of a comparison, with p values of this one alone, or with why there are none."""
     a, b = _apart(ours.numbers, theirs.numbers)
     difference = ours.mean - theirs.mean
     margin = result.metric.margin_at(theirs.mean)
@@ -205,7 +294,6 @@ def _comparison(result: MetricResult, ours: GroupValue, theirs: GroupValue, *, s
         difference=difference,
         interval=WHOLE_LINE,
         share=difference / abs(theirs.mean) if theirs.mean else math.nan,
-        permutation=None,
         p=1.0,
         p_equivalent=1.0,
         margin=margin,
@@ -215,10 +303,11 @@ def _comparison(result: MetricResult, ours: GroupValue, theirs: GroupValue, *, s
     )
     if comparison.why:
         return comparison
-    if ours.diverged or theirs.diverged:
+    lost = [value for value in (ours, theirs) if value.diverged]
+    if lost:
         one_alone: Verdict = "worse" if ours.diverged else "better"
-        verdict = "inconclusive" if ours.diverged and theirs.diverged else one_alone
-        return replace(comparison, verdict=verdict, why=_diverged(ours, theirs))
+        why = " and ".join(f"{value.diverged} of {len(value.values)} runs of {value.group} diverged" for value in lost)
+        return replace(comparison, verdict=one_alone if len(lost) == 1 else "inconclusive", why=why)
     low, high = result.metric.bounds
     interval = welch_interval(a, b, noise=_least_noise(ours, theirs))
     if interval != WHOLE_LINE and low <= min(a + b) <= max(a + b) <= high:
@@ -226,15 +315,9 @@ def _comparison(result: MetricResult, ours: GroupValue, theirs: GroupValue, *, s
     return replace(
         comparison,
         interval=interval,
-        permutation=permutation_test(a, b),
         p=welch_p(a, b, noise=_least_noise(ours, theirs)),
         p_equivalent=1.0 if margin is None else equivalence_p(a, b, margin, noise=_most_noise(ours, theirs)),
     )
-
-
-def _diverged(*values: GroupValue) -> str:
-    lost = [value for value in values if value.diverged]
-    return " and ".join(f"{value.diverged} of {len(value.values)} runs of {value.group} diverged" for value in lost)
 
 
 def _too_few(result: MetricResult, ours: GroupValue, theirs: GroupValue, seeds: Mapping[str, int]) -> str:
@@ -286,11 +369,6 @@ def _questions(ours: GroupValue, theirs: GroupValue) -> int | None:
     return min(known) if known and is_share else None
 
 
-def _on_questions(ours: GroupValue, theirs: GroupValue) -> str:
-    questions = _questions(ours, theirs)
-    return "" if questions is None else f"; from {questions} questions"
-
-
 def _least_noise(ours: GroupValue, theirs: GroupValue) -> float:
     """Return the least variance that Q questions give a difference d of shares, even if both answer the same ones.
 
@@ -324,63 +402,31 @@ def _detectable(result: MetricResult, ours: GroupValue, theirs: GroupValue) -> f
     return minimum_detectable_effect(n, m, spreads=(spread, other))
 
 
-def _over_tasks(results: Sequence[MetricResult], base: str) -> list[OverTasks]:
-    found = []
-    for metric in dict.fromkeys(r.metric.name for r in results if r.metric.role == "performance" and r.task):
-        tasks = [result for result in results if result.metric.name == metric]
-        by_group: Mapping[str, list[list[float]]] = {
-            value.group: [
-                [number for other in result.groups if other.group == value.group for number in other.numbers]
-                for result in tasks
-            ]
-            for value in tasks[0].groups
-        }
-        for name, values in by_group.items():
-            complete = all(values) and base in by_group and all(by_group[base])
-            if len(tasks) < 2 or not complete or sum(map(len, values)) < _ENOUGH_RUNS_OF_TASKS:
-                continue
-            up = tasks[0].metric.more_is_better
-            ours, theirs = (values, by_group[base]) if up else (by_group[base], values)
-            found.append(
-                OverTasks(
-                    metric=metric,
-                    group=name,
-                    interquartile_mean=interquartile_mean(np.concatenate(values)),
-                    interval=stratified_interval(values),
-                    improvement=probability_of_improvement(ours, theirs) if name != base else None,
-                )
-            )
-    return found
-
-
 # --- remarks ----------------------------------------------------------------------------------------------------------
 
 
-def _remarks(groups: Sequence[Group], results: Sequence[MetricResult]) -> list[str]:
-    lines = []
+def _remarks(groups: Sequence[Group], results: Sequence[MetricResult]) -> Iterator[str]:
     alone = [group.name for group in groups if group.num_seeds == 1]
     if alone:
-        lines.append(f"only one seed, which does not predict other seeds: {', '.join(alone)}")
+        yield f"only one seed, which does not predict other seeds: {', '.join(alone)}"
     if len(alone) == len(groups) > 1 and not any(run.config for group in groups for run in group.runs):
-        lines.append(
+        yield (
             "these runs have no recorded settings, so each is its own group; if some differ only in their seed, "
             "name the groups: --group-by '{group}-s{seed}' or --group-by 'a-*,b-*'"
         )
     for group in groups:
         if 1 < group.num_seeds < len(group.runs):
-            lines.append(
-                f"{group.name}: {len(group.runs)} runs, but only {group.num_seeds} with another seed and other numbers"
-            )
+            runs = len(group.runs)
+            yield f"{group.name}: {runs} runs, but only {group.num_seeds} with another seed and other numbers"
     if not any(result.metric.role == "performance" for result in results):
-        lines.append("these runs have no known performance metric, so nothing decides which group is better")
+        yield "these runs have no known performance metric, so nothing decides which group is better"
     for result in results:
         for name, curve in result.curves:
             if (at := curve.diverged_at) is not None and result.metric.direction != "-":
-                lines.append(f"{curve.run} ({name}) diverged: {curve.tag} is not finite from {at:,.10g} on")
+                yield f"{curve.run} ({name}) diverged: {curve.tag} is not finite from {at:,.10g} on"
         tags = {curve.tag for _, curve in result.curves}
         if len(tags) > 1:
-            lines.append(f"{result.name}: runs log it under different tags ({', '.join(sorted(tags))})")
-    return lines
+            yield f"{result.name}: runs log it under different tags ({', '.join(sorted(tags))})"
 
 
 def _nothing_known(groups: Sequence[Group], axis: str) -> str:

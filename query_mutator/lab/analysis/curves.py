@@ -1,38 +1,32 @@
-"""Curves: a metric of a run against an axis, and the number a curve is reduced to.
+"""Curves: a metric of a run against an axis, the number a curve is reduced to, and the rules that watch it.
 
-axis        step | time | active | gpu_hours | any counter of the metric file (updates, samples, calls ...)
-time        seconds since the run's t0; `active` skips the gaps in which nothing was logged
+axis        step | time | any counter of the metric file (updates, samples, calls ...)
+time        seconds since the run's t0
 a counter   interpolated over time, between its first and last point only
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from query_mutator.errors import UsageError
+from query_mutator.lab.analysis.events import Floats, Series
 from query_mutator.lab.analysis.runs import Run
-from query_mutator.lab.analysis.series import Floats, Series
-from query_mutator.lab.analysis.spec import Direction, MetricSpec, Spec, TagPattern
+from query_mutator.lab.analysis.spec import Direction, MetricSpec, Spec, TagPattern, WatchRule
 from query_mutator.registry import check_known
 
 __all__ = [
-    "AXES", "CLOCK_AXES", "UNITS", "Curve", "Reading", "UnknownDivisorError", "axis_of", "counter_of", "curves_of",
-    "reduced", "setting", "value_at",
+    "AXES", "UNITS", "Curve", "Finding", "Reading", "UnknownDivisorError", "counter_of", "curves_of",
+    "reduced", "setting", "value_at", "watch",
 ]  # fmt: skip
 
-AXES = ("step", "time", "active", "gpu_hours")
-CLOCK_AXES = ("time", "active")  # in seconds
-UNITS = {
-    "step": "environment steps",
-    "time": "time since the start",
-    "active": "time of activity",
-    "gpu_hours": "GPU hours",
-}
-_IDLE_S, _IDLE_MEDIANS = 60.0, 20.0  # a gap is idle when it exceeds both, in seconds and in median gaps
+AXES = ("step", "time")
+UNITS = {"step": "environment steps", "time": "time since the start"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,16 +68,17 @@ class Curve:
     def finite(self) -> Curve:
         """Return the curve without values that are not finite."""
         sound = np.isfinite(self.y) & np.isfinite(self.x)
-        return self if sound.all() else self._with(self.x[sound], self.y[sound])
+        return self if sound.all() else replace(self, x=self.x[sound], y=self.y[sound])
 
     def until(self, end: float) -> Curve:
         """Return the part up to `end`."""
-        return self._with(self.x[: (n := int(np.searchsorted(self.x, end, side="right")))], self.y[:n])
+        count = int(np.searchsorted(self.x, end, side="right"))
+        return replace(self, x=self.x[:count], y=self.y[:count])
 
     def best_so_far(self, direction: Direction) -> Curve:
         """Return the running maximum, or minimum where lower is better."""
         running = np.minimum if direction == "down" else np.maximum
-        return self._with(self.x, running.accumulate(self.y))
+        return replace(self, y=running.accumulate(self.y))
 
     def reading(self, value: float, x: float) -> Reading:
         """Return a number read from the curve at `x`."""
@@ -94,9 +89,6 @@ class Curve:
     def nothing(self) -> Reading:
         """Return the reading of a curve that has no such number."""
         return self.reading(math.nan, math.nan)
-
-    def _with(self, x: Floats, y: Floats) -> Curve:
-        return replace(self, x=x, y=y)
 
 
 class UnknownDivisorError(UsageError):
@@ -123,7 +115,7 @@ def curves_of(run: Run, metric: MetricSpec, spec: Spec, *, axis: str = "step") -
     found = {}
     for task, (tag, pattern) in metric.tags_of(run.series).items():
         series = run.series[tag]
-        x = axis_of(run, series, spec, axis)
+        x = _axis_of(run, series, spec, axis)
         if x is None:
             continue
         factor, divided_by = _factor(run, pattern, spec)
@@ -151,17 +143,12 @@ def _sample(run: Run, metric: MetricSpec, spec: Spec) -> int | None:
     return None
 
 
-def axis_of(run: Run, series: Series, spec: Spec, axis: str) -> Floats | None:
+def _axis_of(run: Run, series: Series, spec: Spec, axis: str) -> Floats | None:
     """Return the position of each point of a series on an axis, None when the run did not log it."""
     if axis == "step":
         return series.step.astype(np.float64)
     if axis == "time":
         return series.wall
-    if axis == "active":
-        return _active_s(run, series.wall)
-    if axis == "gpu_hours":
-        gpus = setting(run, spec, "gpus") or len(run.hardware.get("gpus") or ())
-        return _active_s(run, series.wall) * float(str(gpus)) / 3600 if gpus else None
     counter = counter_of(run, spec, axis)
     if counter is None:
         return None
@@ -172,15 +159,6 @@ def counter_of(run: Run, spec: Spec, axis: str) -> Series | None:
     """Return the series of a counter, None when the run has none; UsageError for an unknown axis."""
     check_known("axis", axis, [*AXES, *spec.axes])
     return next((run.series[tag] for tag in spec.axes.get(axis, ()) if tag in run.series), None)
-
-
-def _active_s(run: Run, wall: Floats) -> Floats:
-    """Return seconds of activity: an idle gap counts as a gap of median length."""
-    logged = np.concatenate([[0.0], run.walls[run.walls > 0]])
-    gaps = np.diff(logged)
-    usual = float(np.median(gaps)) if len(gaps) else 0.0
-    active = np.where(gaps > max(_IDLE_S, _IDLE_MEDIANS * usual), usual, gaps)
-    return np.asarray(np.interp(wall, logged, np.concatenate([[0.0], np.cumsum(active)])))
 
 
 def _factor(run: Run, pattern: TagPattern, spec: Spec) -> tuple[float, str]:
@@ -201,12 +179,12 @@ def _factor(run: Run, pattern: TagPattern, spec: Spec) -> tuple[float, str]:
 # --- one number of a curve --------------------------------------------------------------------------------------------
 
 
-def reduced(curve: Curve, metric: MetricSpec, *, reducer: str | None = None) -> Reading:
+def reduced(curve: Curve, metric: MetricSpec) -> Reading:
     """Reduce a curve to one number; NaN for an empty curve, and for a threshold that was not reached."""
     curve = curve.finite()
     if not len(curve):
         return curve.nothing()
-    name = reducer or metric.reducer
+    name = metric.reducer
     if name == "best_so_far":
         best = int(np.argmax(curve.y) if metric.maximize else np.argmin(curve.y))
         return curve.reading(curve.y[best], curve.x[best])
@@ -252,3 +230,65 @@ _REDUCERS: Mapping[str, Callable[[Curve, MetricSpec], float | None]] = {
     "max": lambda curve, metric: curve.y.max(),
     "min": lambda curve, metric: curve.y.min(),
 }
+
+
+# --- watch rules ------------------------------------------------------------------------------------------------------
+
+_BEFORE = 20  # points of the median that a spike is compared with
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What a rule found, in words, and where."""
+
+    run: str
+    metric: str
+    tag: str
+    rule: str
+    x: float
+    value: float
+    says: str
+
+
+def watch(curve: Curve, metric: MetricSpec) -> Iterator[Finding]:
+    """Yield what the metric's rules find in a curve; values that are not finite are always reported."""
+    yield from _hits(curve, metric, WatchRule(rule="nan"), ~np.isfinite(curve.y), "not finite")
+    sound = curve.finite()
+    for rule in metric.watch if len(sound) else ():
+        if rule.rule == "above":
+            yield from _hits(sound, metric, rule, sound.y > rule.value, f"above {rule.value:g}")
+        elif rule.rule == "below":
+            yield from _hits(sound, metric, rule, sound.y < rule.value, f"below {rule.value:g}")
+        elif rule.rule == "spike":
+            usual = f"more than {rule.ratio:g} times the median of the points before"
+            yield from _hits(sound, metric, rule, _spikes(sound, rule.ratio), usual)
+
+
+def _hits(curve: Curve, metric: MetricSpec, rule: WatchRule, hit: NDArray[np.bool_], says: str) -> Iterator[Finding]:
+    """Yield the first point that a rule hits, with the number of hits."""
+    if hit.any():
+        at, times = int(np.argmax(hit)), int(hit.sum())
+        count = f"({times} of {len(curve)} points, first at {curve.x[at]:,.10g})"
+        yield _finding(curve, metric, rule, at, f"{rule.says or says} {count}")
+
+
+def _spikes(curve: Curve, ratio: float) -> NDArray[np.bool_]:
+    """Return the points above `ratio` times the median of the 20 before."""
+    from scipy.ndimage import median_filter
+
+    size = np.abs(curve.y)
+    usual = np.roll(median_filter(size, _BEFORE, origin=_BEFORE // 2 - 1, mode="nearest"), 1)
+    usual[:3] = np.inf  # of too few points
+    return np.asarray((size > ratio * usual) & (usual > 0))
+
+
+def _finding(curve: Curve, metric: MetricSpec, rule: WatchRule, at: int, says: str) -> Finding:
+    return Finding(
+        run=curve.run,
+        metric=metric.name,
+        tag=curve.tag,
+        rule=rule.rule,
+        x=float(curve.x[at]),
+        value=float(curve.y[at]),
+        says=says,
+    )

@@ -1,4 +1,4 @@
-"""Read TensorBoard event files: every scalar, in either style, and the texts that describe a run.
+"""Series, and the TensorBoard event files that hold them: every scalar, in either style, and texts about a run.
 
     length u64 | masked CRC-32C of the length u32 | an Event | its masked CRC-32C u32
 
@@ -12,17 +12,16 @@ from __future__ import annotations
 import struct
 from array import array
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
-from query_mutator.lab.analysis.series import Series
-
-__all__ = ["EVENTS", "EventFile", "merged", "read_event_file"]
+__all__ = ["EVENTS", "EventFile", "Floats", "Ints", "Reducer", "Series", "merged", "read_event_file"]
 
 EVENTS = "*tfevents*"
 _HEADER = struct.Struct("<QI")
@@ -39,6 +38,51 @@ _CONTENT = {1: "<f4", 2: "<f8", 3: "<i4", 4: "u1", 5: "<i2", 6: "i1", 9: "<i8", 
 _NUMBERS = (
     "float_val", "double_val", "int_val", "int64_val", "bool_val", "half_val", "uint32_val", "uint64_val",
 )  # fmt: skip
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+#: ways in which a series becomes one number
+Reducer = Literal[
+    "last", "best_so_far", "mean_last_k", "auc", "time_to_threshold", "rate", "mean", "median", "max", "min"
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Points of one tag [n]; `wall` is in seconds since 1970 as read from a file, since the run's t0 in a Run."""
+
+    step: Ints
+    wall: Floats
+    value: Floats  # may hold NaN and infinities
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+    @classmethod
+    def joined(cls, parts: Iterable[Series]) -> Series:
+        """Return several parts as one."""
+        columns = zip(*((part.step, part.wall, part.value) for part in parts), strict=True)
+        return cls(*(np.concatenate(column) for column in columns))
+
+    def take(self, rows: Ints | NDArray[np.bool_]) -> Series:
+        """Return some of the points."""
+        return Series(self.step[rows], self.wall[rows], self.value[rows])
+
+    def since(self, t0: float) -> Series:
+        """Return the points with `wall` relative to `t0`."""
+        return Series(self.step, self.wall - t0, self.value)
+
+    def by_step(self) -> Series:
+        """Return the points in rising steps, the latest of those that share one."""
+        if (np.diff(self.step) > 0).all():
+            return self
+        order = np.lexsort((np.arange(len(self)), self.wall, self.step))
+        last = np.append(np.diff(self.step[order]) > 0, True)
+        return self.take(order[last])
+
+
+# --- event files ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from itertools import chain
-from typing import Any
+from typing import Any, TextIO
 
 from query_mutator.cli.outputs import marked
 from query_mutator.files import finite
-from query_mutator.lab.analysis.csv_file import write_csv
+from query_mutator.lab.analysis.compare import Analysis, MetricResult, at_checkpoints
 from query_mutator.lab.analysis.curves import Reading
-from query_mutator.lab.analysis.results import Analysis, MetricResult, at_checkpoints, checkpoints
+from query_mutator.lab.analysis.runs import number_or_text
 
-__all__ = ["as_csv", "as_json"]
+__all__ = ["as_csv", "as_json", "write_csv"]
 
 _COLUMNS = ("metric", "task", "role", "group", "run", "tag", "reading", "axis", "x", "value", "divided_by")
+#: A spreadsheet takes a cell that begins with one of these for a formula, and runs it.
+FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r")
 
 
 def as_json(analysis: Analysis) -> str:
@@ -43,13 +46,24 @@ def as_json(analysis: Analysis) -> str:
             for group in analysis.groups
         ],
         "metrics": [_metric(result) for result in analysis.results],
-        "over_tasks": [asdict(row) for row in analysis.over_tasks],
-        "settings": [asdict(row) for row in analysis.diff],
+        "settings": [{"field": name, "values": values} for name, values in analysis.settings.items()],
         "confounders": [asdict(row) for row in analysis.confounders],
         "findings": [asdict(row) for row in analysis.findings],
         "remarks": list(analysis.remarks),
     }
     return json.dumps(finite(marked(data)), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _metric(result: MetricResult) -> dict[str, Any]:
+    metric = result.metric
+    return {
+        "name": result.name,
+        "task": result.task,
+        "window": result.window,
+        **{name: getattr(metric, name) for name in ("role", "direction", "reducer", "unit")},
+        "groups": [asdict(value) for value in result.groups],
+        "comparisons": [asdict(comparison) for comparison in result.comparisons],
+    }
 
 
 def as_csv(analysis: Analysis, *, interval: float | None = None) -> str:
@@ -60,30 +74,23 @@ def as_csv(analysis: Analysis, *, interval: float | None = None) -> str:
     return out.getvalue()
 
 
-def _metric(result: MetricResult) -> dict[str, Any]:
-    return {
-        "name": result.name,
-        "task": result.task,
-        "role": result.metric.role,
-        "direction": result.metric.direction,
-        "reducer": result.metric.reducer,
-        "unit": result.metric.unit,
-        "window": result.window,
-        "groups": [asdict(value) for value in result.groups],
-        "comparisons": [asdict(comparison) for comparison in result.comparisons],
-    }
-
-
 def _csv_rows(result: MetricResult, axis: str, interval: float | None) -> Iterator[tuple[Any, ...]]:
     about = (result.metric.name, result.task, result.metric.role)
-    at = at_checkpoints(result, checkpoints(result, interval=interval, axis=axis))
     readings: list[tuple[str, str, Reading]] = [
-        (group.group, way, reading)
-        for group in result.groups
-        for way, values in ({result.metric.reducer: group.values} | {"best_so_far": group.best}).items()
-        for reading in values
+        (group.group, result.metric.reducer, reading) for group in result.groups for reading in group.values
     ]
-    readings += [(group, "at", reading) for group, rows in at.items() for row in rows for reading in row]
+    for by_group in at_checkpoints(result, interval=interval).values():
+        readings += [(group, "at", reading) for group, found in by_group.items() for reading in found]
     for group, way, read in readings:
         if math.isfinite(read.value):
             yield (*about, group, read.run, read.tag, way, axis, read.x, read.value, read.divided_by)
+
+
+def write_csv(out: TextIO, rows: Iterable[Sequence[Any]]) -> None:
+    """Write rows; a text that a spreadsheet would run as a formula gets an apostrophe in front, as OWASP advises."""
+    csv.writer(out, lineterminator="\n").writerows([_cell(value) for value in row] for row in rows)
+
+
+def _cell(value: Any) -> Any:
+    is_text = isinstance(value, str) and isinstance(number_or_text(value), str)
+    return f"'{value}" if is_text and value.startswith(FORMULA_SIGNS) else value

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from query_mutator.files import atomic_write
-from query_mutator.lab.analysis.series import Floats
+from query_mutator.lab.analysis.events import Floats
 from query_mutator.stats.intervals import student_t
 
 if TYPE_CHECKING:  # they load pydantic, which the figures of a report do without
+    from query_mutator.lab.analysis.compare import MetricResult
     from query_mutator.lab.analysis.curves import Curve
-    from query_mutator.lab.analysis.results import MetricResult
 
 __all__ = ["as_svg", "draw_curves", "new_figure", "save_figure"]
 

@@ -23,7 +23,7 @@ from query_mutator.lab.analysis.runs import Run
 from query_mutator.lab.analysis.spec import Confounder, Spec
 from query_mutator.registry import nearest
 
-__all__ = ["FieldDiff", "Group", "Moved", "config_diff", "confounder_report", "group_runs"]
+__all__ = ["Group", "Moved", "config_diff", "confounder_report", "group_runs"]
 
 #: settings that name a run or a path, and do not change what is learned
 _NOT_SETTINGS = {
@@ -66,14 +66,6 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FieldDiff:
-    """A setting that differs between groups."""
-
-    field: str
-    values: tuple[str, ...]  # one per group
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Moved:
     """A derived figure of each group, and whether it moved."""
 
@@ -96,16 +88,12 @@ def group_runs(runs: Sequence[Run], spec: Spec, *, by: str | None = None) -> lis
     ]
 
 
-def config_diff(groups: Sequence[Group], spec: Spec) -> list[FieldDiff]:
-    """Return the settings that differ between groups, without seeds and names."""
+def config_diff(groups: Sequence[Group], spec: Spec) -> dict[str, tuple[str, ...]]:
+    """Return the settings that differ between groups, one value for each, without seeds and names."""
     ignored = _NOT_SETTINGS | set(spec.field_names("seed"))
-    names = dict.fromkeys(name for group in groups for run in group.runs for name in run.config)
-    rows = []
-    for name in names:
-        values = tuple(_common(group, name) for group in groups)
-        if name not in ignored and len(set(values)) > 1:
-            rows.append(FieldDiff(field=name, values=values))
-    return rows
+    names = dict.fromkeys(name for group in groups for run in group.runs for name in run.config if name not in ignored)
+    rows = {name: tuple(_common(group, name) for group in groups) for name in names}
+    return {name: values for name, values in rows.items() if len(set(values)) > 1}
 
 
 def confounder_report(groups: Sequence[Group], spec: Spec) -> list[Moved]:

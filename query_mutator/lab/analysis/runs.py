@@ -7,10 +7,13 @@ t0                 the earliest event of any kind in all files
 
 from __future__ import annotations
 
+import csv
 import glob
+import json
 import logging
+import math
 import re
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from functools import cached_property
@@ -20,14 +23,16 @@ from typing import Any
 import numpy as np
 
 from query_mutator.errors import UsageError
-from query_mutator.lab.analysis.events import EVENTS, EventFile, merged, read_event_file
-from query_mutator.lab.analysis.series import Floats, Series
-from query_mutator.lab.analysis.tables import TABLES, flat, number_or_text, read_mapping, read_table
+from query_mutator.files import verified
+from query_mutator.files.json_lines import read_json_lines
+from query_mutator.lab.analysis.events import EVENTS, EventFile, Series, merged, read_event_file
 
 logger = logging.getLogger(__name__)
 
-__all__ = ["Run", "add_settings", "find_runs", "load_run", "load_runs", "newest_run"]
+__all__ = ["Run", "add_settings", "find_runs", "load_run", "load_runs", "newest_run", "number_or_text", "read_mapping"]
 
+#: files of a run folder that hold rows of numbers
+TABLES = ("metrics.jsonl", "progress.csv", "progress.json", "metrics.csv", "log.csv")
 _CONFIGS = ("config.json", "config.yaml", "config.yml", "args.json", "hparams.yaml", "params.json")
 _CONSTANTS = {"True": True, "False": False, "None": None}
 _EPOCH_S = 1e8  # a clock beyond this counts seconds since 1970
@@ -43,7 +48,6 @@ class Run:
     series: Mapping[str, Series]
     config: Mapping[str, Any] = field(default_factory=dict)
     hardware: Mapping[str, Any] = field(default_factory=dict)
-    t0: float = 0.0  # seconds since 1970
 
     @cached_property
     def last_step(self) -> int:
@@ -55,19 +59,18 @@ class Run:
         """Return the seconds from t0 to the last point."""
         return max((float(series.wall.max()) for series in self.series.values()), default=0.0)
 
-    @cached_property
-    def walls(self) -> Floats:
-        """Return the distinct times at which something was logged, rising, in seconds since t0."""
-        return np.unique(np.concatenate([series.wall for series in self.series.values()] or [np.zeros(1)]))
-
 
 def find_runs(names: Sequence[str], *, logdir: str | None = None) -> list[Path]:
     """Return the folders or files that `names` match, `*` allowed; UsageError for a name without a match."""
+    places = [Path(), *([Path(logdir)] if logdir else []), Path("runs"), Path("tensorboard")]
     found: dict[Path, Path] = {}  # resolved -> as named; `latest` is a link to another run
     for name in names:
-        paths = next(filter(None, (_matches(place, name) for place in _places(logdir))), [])
+        paths = next(filter(None, (_matches(place, name) for place in places)), [])
         if not paths:
-            raise UsageError(_not_there(name, logdir))
+            tried = ", ".join(str(place) for place in places)
+            raise UsageError(
+                f"run {name!r} does not exist (searched in {tried}); give a path, or the folder of runs with --logdir"
+            )
         for path in paths:
             found.setdefault(path.resolve(), path)
     return list(found.values())
@@ -102,7 +105,6 @@ def load_run(path: Path, *, merge_suffixed: bool = True, not_these: Set[Path] = 
         series=series,
         config=config,
         hardware=hardware,
-        t0=t0,
     )
 
 
@@ -131,10 +133,6 @@ def newest_run(folder: Path) -> Path | None:
 # --- where -----------------------------------------------------------------------------------------------------------
 
 
-def _places(logdir: str | None) -> list[Path]:
-    return [Path(), *([Path(logdir)] if logdir else []), Path("runs"), Path("tensorboard")]
-
-
 def _matches(place: Path, name: str) -> list[Path]:
     if glob.has_magic(name):
         found = (Path(match) for match in sorted(glob.glob(str(place / name)), key=_natural))
@@ -147,15 +145,10 @@ def _natural(text: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", text)]
 
 
-def _not_there(name: str, logdir: str | None) -> str:
-    tried = ", ".join(str(place) for place in _places(logdir))
-    return f"run {name!r} does not exist (searched in {tried}); give a path, or the folder of runs with --logdir"
-
-
 def _is_plan(path: Path) -> bool:
     """Return whether a folder is that of a plan search, which logs no series."""
     config = path / _CONFIGS[0]
-    return config.exists() and dict(flat(read_mapping(config), ".")).get("flags.algo") == "plan"
+    return config.exists() and dict(_flat(read_mapping(config), ".")).get("flags.algo") == "plan"
 
 
 def _nothing_in(path: Path) -> str:
@@ -202,18 +195,7 @@ def _first_step(files: Sequence[EventFile]) -> int:
     return min((int(points.step.min()) for file in files for points in file.scalars.values()), default=0)
 
 
-# --- what ------------------------------------------------------------------------------------------------------------
-
-
-def _from_tables(files: Sequence[Path], t0: float) -> dict[str, Series]:
-    """Return the series of all files; the first file that has a tag counts."""
-    found: dict[str, Series] = {}
-    for path in files:
-        for tag, series in read_table(path).items():
-            begins = float(np.nanmin(series.wall))
-            relative = series.since(t0 or begins) if begins > _EPOCH_S else series
-            found.setdefault(tag, relative.by_step())
-    return found
+# --- settings ---------------------------------------------------------------------------------------------------------
 
 
 def _config(folder: Path, files: Sequence[EventFile]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -229,7 +211,7 @@ def _config(folder: Path, files: Sequence[EventFile]) -> tuple[dict[str, Any], d
             data = {}
         hardware = data.get("hardware")
         flags = data["flags"] if isinstance(data.get("flags"), Mapping) else data
-        return dict(flat(flags, ".")), dict(hardware) if isinstance(hardware, Mapping) else {}
+        return dict(_flat(flags, ".")), dict(hardware) if isinstance(hardware, Mapping) else {}
     texts = (text for file in files for tag, text in file.texts.items() if "hyperparameters" in tag or "config" in tag)
     return dict(row for text in texts for row in _rows_of_table(text)), {}
 
@@ -240,3 +222,138 @@ def _rows_of_table(text: str) -> Iterator[tuple[str, Any]]:
         cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
         if len(cells) == 2 and not set(cells[1]) <= set("-: ") and cells != ["param", "value"]:
             yield cells[0], _CONSTANTS.get(cells[1], number_or_text(cells[1]))
+
+
+def _flat(data: Mapping[str, Any], separator: str, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield name and value of each entry; names in nested objects are joined by `separator`."""
+    for name, value in data.items():
+        if isinstance(value, Mapping) and set(value) == {"value", "desc"}:  # as Weights & Biases writes settings
+            yield f"{prefix}{name}", value["value"]
+        elif isinstance(value, Mapping):
+            yield from _flat(value, separator, f"{prefix}{name}{separator}")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def number_or_text(text: str) -> int | float | str:
+    """Return the number that a text is, else the text."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def read_mapping(path: Path) -> dict[str, Any]:
+    """Return a JSON or YAML file that holds one object; UsageError when it holds something else."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        data = json.loads(text) if path.suffix == ".json" else _yaml(text)
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path}: cannot be read ({' '.join(str(error).split())})") from None
+    data = verified(path, data)
+    if not isinstance(data, dict):
+        raise UsageError(f"{path}: a {type(data).__name__} where an object with names is expected")
+    return data
+
+
+def _yaml(text: str) -> Any:
+    """Return YAML as plain data: tags such as `!!python/tuple` are left out, and run no code."""
+    import yaml  # not in a plain install
+
+    class Loader(yaml.SafeLoader):
+        pass
+
+    def plain(loader: yaml.SafeLoader, suffix: str, node: yaml.Node) -> Any:
+        if isinstance(node, yaml.MappingNode):
+            return loader.construct_mapping(node, deep=True)
+        return loader.construct_sequence(node, deep=True) if isinstance(node, yaml.SequenceNode) else node.value
+
+    Loader.add_multi_constructor("", plain)
+    try:
+        return yaml.load(text, Loader)
+    except yaml.YAMLError as error:
+        raise ValueError(" ".join(str(error).split())) from None
+
+
+# --- rows of numbers: metrics.jsonl, other JSON-lines files, CSV files of any trainer ---------------------------------
+
+#: names of the column of environment steps, in order of preference
+_STEP_COLUMNS = ("step", "global_step", "_step", "env_steps", "time/total_timesteps", "total_timesteps", "timesteps",
+                "Step", "steps")  # fmt: skip
+#: names of the column of seconds since 1970, then since the run began
+_TIME_COLUMNS = ("wall_time", "_timestamp", "timestamp", "Wall time", "wall_s", "time/time_elapsed", "time_elapsed",
+                 "_runtime", "relative_time", "Relative Time (Wall)")  # fmt: skip
+_DECIMAL_COMMA = re.compile(r"([+-]?\d+(?:\.\d{3})*),(\d+(?:[eE][+-]?\d+)?)")
+
+
+def _from_tables(files: Sequence[Path], t0: float) -> dict[str, Series]:
+    """Return the series of all files; the first file that has a tag counts."""
+    found: dict[str, Series] = {}
+    for path in files:
+        for tag, series in _read_table(path).items():
+            begins = float(np.nanmin(series.wall))
+            relative = series.since(t0 or begins) if begins > _EPOCH_S else series
+            found.setdefault(tag, relative.by_step())
+    return found
+
+
+def _read_table(path: Path) -> dict[str, Series]:
+    """Return the series of a .jsonl, .json or .csv file by column name.
+
+    `wall` is in seconds since 1970 or since the run began, as the file has it, else the row's number.
+    """
+    rows = list(_csv_rows(path) if path.suffix == ".csv" else _json_rows(path))
+    step_name, clock_name = _first(_STEP_COLUMNS, rows), _first(_TIME_COLUMNS, rows)
+    columns: dict[str, list[tuple[float, float, float]]] = {}
+    for number, row in enumerate(rows):
+        step = row.get(step_name, math.nan) if step_name else float(number)
+        clock = row.get(clock_name, math.nan) if clock_name else float(number)
+        for name, value in row.items() if not math.isnan(step) else ():
+            if name not in (step_name, clock_name):
+                columns.setdefault(name, []).append((step, clock, value))
+    arrays = {name: np.array(found, dtype=np.float64).T for name, found in columns.items()}
+    return {name: Series(step.astype(np.int64), wall, value) for name, (step, wall, value) in arrays.items()}
+
+
+def _first(names: Iterable[str], rows: list[dict[str, float]]) -> str | None:
+    present = {name for row in rows for name in row}
+    return next((name for name in names if name in present), None)
+
+
+def _json_rows(path: Path) -> Iterator[dict[str, float]]:
+    for row in read_json_lines(path):
+        yield {name: _as_float(value) for name, value in _flat(row, "/") if isinstance(value, (int, float))}
+
+
+def _csv_rows(path: Path) -> Iterator[dict[str, float]]:
+    """Yield the numbers of each row; a file whose columns `;` or tabs separate may have decimal commas."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            header = file.readline()
+            file.seek(0)
+            delimiter = max(",;\t", key=header.count)
+            for row in csv.DictReader(file, delimiter=delimiter):
+                texts = {name: str(text) for name, text in row.items()}
+                if delimiter != ",":
+                    texts = {name: _with_point(text) for name, text in texts.items()}
+                values = {name: number_or_text(text) for name, text in texts.items()}
+                yield {name: _as_float(value) for name, value in values.items() if not isinstance(value, str)}
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise UsageError(f"{path}: not a CSV file ({error})") from None
+
+
+def _with_point(text: str) -> str:
+    """Return a number with a decimal comma as one with a point, where dots group its thousands without them."""
+    found = _DECIMAL_COMMA.fullmatch(text.strip())
+    return text if found is None else f"{found[1].replace('.', '')}.{found[2]}"
+
+
+def _as_float(value: float) -> float:
+    try:
+        return float(value)
+    except OverflowError:  # an integer beyond every float
+        return math.inf

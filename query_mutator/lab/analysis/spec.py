@@ -16,8 +16,8 @@ from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, Validation
 from pydantic.dataclasses import dataclass
 
 from query_mutator.errors import UsageError
-from query_mutator.lab.analysis.series import Reducer
-from query_mutator.lab.analysis.tables import read_mapping
+from query_mutator.lab.analysis.events import Reducer
+from query_mutator.lab.analysis.runs import read_mapping
 from query_mutator.registry import check_known, nearest
 from query_mutator.stats.intervals import WHOLE_LINE, Interval
 
@@ -28,7 +28,7 @@ __all__ = [
 
 Direction = Literal["up", "down", "-"]
 Role = Literal["performance", "throughput", "stability", "diagnostic"]
-Rule = Literal["nan", "above", "below", "spike", "plateau"]
+Rule = Literal["nan", "above", "below", "spike"]
 
 DEFAULT_SPEC = Path(__file__).with_name("metrics.yaml")
 
@@ -85,7 +85,6 @@ class WatchRule:
     rule: Rule
     value: float = 0.0  # of above, below
     ratio: float = 100.0  # of spike: to the median of the points before
-    share: float = 0.5  # of plateau: the last part of the run without a new best
     says: str = ""
 
 
@@ -218,24 +217,24 @@ class Spec:
         check_known("metric", name, by_name)
         return by_name[name]
 
-    def adjusted(
-        self, *, thresholds: Sequence[str] = (), margins: Sequence[str] = (), last_k: int | None = None
-    ) -> Spec:
-        """Return the metrics with the thresholds and margins written METRIC=VALUE, and with another k."""
-        changes: dict[str, dict[str, Any]] = {m.name: {"k": last_k} if last_k else {} for m in self.metrics}
+    def adjusted(self, *, thresholds: Sequence[str] = (), margins: Sequence[str] = ()) -> Spec:
+        """Return the metrics with margins, and thresholds whose first x is compared, written METRIC=VALUE."""
+        metrics = {metric.name: metric for metric in self.metrics}
         for flag, items in (("threshold", thresholds), ("margin", margins)):
             for item in items:
                 name, _, value = item.partition("=")
-                self.metric(name)
+                metric = self.metric(name)
                 try:
                     number = float(value.removesuffix("%") if flag == "margin" else value)
                 except ValueError:
                     raise UsageError(f"--{flag} {item}: write METRIC=NUMBER, as success=0.8") from None
                 if not (math.isfinite(number) and (flag == "threshold" or number >= 0)):
                     raise UsageError(f"--{flag} {item}: give a finite number{', not below 0' * (flag == 'margin')}")
-                changes[name][flag] = value if flag == "margin" else number
-        metrics = tuple(dataclasses.replace(metric, **changes[metric.name]) for metric in self.metrics)
-        return dataclasses.replace(self, metrics=metrics)
+                changed: dict[str, Any] = {"margin": value}
+                if flag == "threshold":
+                    changed = {"threshold": number, "reducer": "time_to_threshold", "margin": ""}
+                metrics[name] = dataclasses.replace(metric, **changed)
+        return dataclasses.replace(self, metrics=tuple(metrics.values()))
 
     def field_names(self, name: str) -> tuple[str, ...]:
         """Return the names a setting goes by in different trainers."""

@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 
 from query_mutator.errors import UsageError, reason_of
@@ -117,7 +116,7 @@ def _track(workload: Workload, batch: int, recipe: Recipe, rounding: int, *, gue
         except RuntimeError as error:
             raise UsageError(
                 f"{workload.name} cannot be sized: a step on tensors without data fails ({reason_of(error)}); if its "
-                "sizes depend on data, measure real steps with qm size verify"
+                "sizes depend on data, only real steps show them"
             ) from error
         for peaks in (ledger.peaks, ledger.lows):
             peaks.pop("build", None)
@@ -182,12 +181,9 @@ class Trainer:
         batch: int,
         *,
         phase: Callable[[str], Any] = lambda name: nullcontext(),
-        device: str = "cpu",
     ) -> None:
         self.workload, self.recipe, self.batch, self.phase = workload, recipe, batch, phase
-        self.device = device
-        module = workload.build().train()
-        self.module = module if device == "cpu" else module.to(device)  # fake weights cannot be moved
+        self.module = workload.build().train()
         _freeze(self.module, recipe.frozen)
         if recipe.checkpointing:
             _checkpoint_blocks(self.module, self._emulated)
@@ -200,8 +196,6 @@ class Trainer:
             with self.phase("inputs"):
                 found = self.workload.batch(self.batch)
                 inputs = found if isinstance(found, (tuple, list)) else (found,)
-                if self.device != "cpu":
-                    inputs = tree_map(lambda part: part.to(self.device) if isinstance(part, Tensor) else part, inputs)
             with self.phase("forward"), self._autocast():
                 loss = self.workload.loss(self.module, *inputs) / self.recipe.accumulate
             with self.phase("backward"):
@@ -229,13 +223,13 @@ class Trainer:
         if self.recipe.precision == "fp32":
             yield
             return
-        with torch.autocast(self.device.partition(":")[0], dtype=_DTYPES[self.recipe.precision]), self._emulated():
+        with torch.autocast("cpu", dtype=_DTYPES[self.recipe.precision]), self._emulated():
             yield
 
     def _emulated(self) -> AbstractContextManager[Any]:
         """Return what runs a GPU's list of operations in fp32 on a CPU."""
-        on_cpu, half = self.device == "cpu", self.recipe.precision != "fp32"
-        return CudaFullPrecision() if on_cpu and half and self.recipe.autocast == "cuda" else nullcontext()
+        half = self.recipe.precision != "fp32"
+        return CudaFullPrecision() if half and self.recipe.autocast == "cuda" else nullcontext()
 
 
 def _checkpoint_blocks(module: nn.Module, recomputing: Callable[[], AbstractContextManager[Any]]) -> None:

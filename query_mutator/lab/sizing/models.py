@@ -111,42 +111,6 @@ def gpt(*, tokens: int = 256, layers: int = 6, width: int = 384, heads: int = 6,
     )
 
 
-# --- ResNet18 ---------------------------------------------------------------------------------------------------------
-
-
-class ResidualBlock(nn.Module):
-    """A basic block of ResNet18."""
-
-    def __init__(self, before: int, after: int, stride: int) -> None:
-        super().__init__()
-        self.conv_1, self.norm_1 = nn.Conv2d(before, after, 3, stride, 1, bias=False), nn.BatchNorm2d(after)
-        self.conv_2, self.norm_2 = nn.Conv2d(after, after, 3, 1, 1, bias=False), nn.BatchNorm2d(after)
-        fitting = nn.Sequential(nn.Conv2d(before, after, 1, stride, bias=False), nn.BatchNorm2d(after))
-        self.skip = nn.Identity() if stride == 1 and before == after else fitting
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return [B, after, H/stride, W/stride]."""
-        y = F.relu(self.norm_1(self.conv_1(x)), inplace=True)
-        return F.relu(self.norm_2(self.conv_2(y)) + self.skip(x), inplace=True)
-
-
-def resnet18() -> Workload:
-    """Return the training of ResNet18 on 224 x 224 images, 1000 classes."""
-
-    def build() -> nn.Module:
-        stem = (nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1))
-        widths = pairwise((64, 64, 64, 128, 128, 256, 256, 512, 512))
-        blocks = (ResidualBlock(before, after, 1 if before == after else 2) for before, after in widths)
-        return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 1000))
-
-    return Workload(
-        name="resnet18",
-        build=build,
-        batch=lambda size: (torch.randn(size, 3, 224, 224), torch.randint(0, 1000, (size,))),
-        loss=_cross_entropy,
-    )
-
-
 # --- language models --------------------------------------------------------------------------------------------------
 
 
@@ -195,7 +159,6 @@ def _built(kind: str, sizes: dict[str, object]) -> nn.Module:
 MODELS: dict[str, Callable[..., Workload]] = {
     "mlp": mlp,
     "gpt": gpt,
-    "resnet18": resnet18,
     **{name: partial(causal, name) for name in CAUSAL},
     **{name: partial(bert, name) for name in BERTS},
 }

@@ -1,4 +1,4 @@
-"""The settings of a sweep with their means, and what those show without a fitted surface: close cells, drops, plateaus.
+"""The settings of a sweep with their means, and what those show without a fitted surface: close cells, and drops.
 
 N results, C cells (settings), D axes; places are log2 of the settings, a higher mean is better
 
@@ -10,19 +10,17 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
 
 import numpy as np
 
 from query_mutator.stats.intervals import Floats, student_t
 
-__all__ = ["CONFIDENCE", "Cells", "Drop", "End"]
+__all__ = ["CONFIDENCE", "Cells", "finer_grid"]
 
 CONFIDENCE = 0.95
-End = Literal["low", "high"]
 
 _SMOOTH = 0.5  # a bell that is as wide as the grid's steps continues to fall at half the slope or more
 _ABRUPT = 1 / 3  # below this share it is narrower than the grid
@@ -32,9 +30,7 @@ _MATERIAL = 0.1  # of the range of all means: a smaller fall is not a cliff
 _STEEP_TOO = 0.25  # of the abrupt fall
 _HIGHER = 2.0  # times the rise of a bell between cells: how far a peak there may rise above them
 _BENT = 0.5  # of the bend at the top: how much a smooth curve bends next to it
-_NEGLIGIBLE = 0.05  # of the range along an axis: a rise that does not count
-_AS_GOOD = 0.25  # of the range along an axis: how much a plateau may rise, and
-_VISIBLE = 0.8  # the level at which a rise counts as seen
+_BETWEEN = 3  # settings to try between two that are neighbors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,49 +172,6 @@ class Cells:
         top = np.clip(-curve[1] / (2 * curve[0]), ends.min(), ends.max())
         return max(0.0, float(np.polyval(curve, top) - logs[cell]))
 
-    def plateau(self, axis: int, end: End) -> tuple[float, float, float] | None:
-        """Return the longest run of at least three levels up to an end, with the best cell, that do not differ.
-
-        Its lowest and highest place, and what the smallest costs at most against the others.
-        """
-        line = self._line(self.best, axis)
-        line = line if end == "high" else line[::-1]
-        for length in range(len(line) - 1, 2, -1):
-            loss = self._loss(axis, line[-length:], line[:-length])
-            if loss is not None:
-                at = self.places[line[-length:], axis]
-                return float(at.min()), float(at.max()), loss
-        return None
-
-    def _loss(self, axis: int, level: list[int], others: list[int]) -> float | None:
-        """Return what the smallest level may cost; None where the levels differ, or the others are as good."""
-        if not self.degrees or self.best not in level:
-            return None
-        room, t = _AS_GOOD * float(np.ptp(self.means[level + others])), self._t(len(level + others) - 3)
-        smallest = min(level, key=lambda cell: float(self.places[cell, axis]))
-        against_others = {**{cell: 1 / (len(level) - 1) for cell in level}, smallest: -1.0}
-        top_of_others = max(others, key=lambda cell: float(self.means[cell]))
-        ahead, its_error = self._estimate({**{cell: 1 / len(level) for cell in level}, top_of_others: -1.0})
-        if ahead <= t * its_error or self._differ(level):
-            return None
-        (costs, error), (rise, of_rise) = self._estimate(against_others), self._estimate(self._rise(axis, level))
-        visible = student_t(self.degrees, level=_VISIBLE)
-        small = _NEGLIGIBLE / _AS_GOOD * room
-        is_level = abs(rise) < max(small, visible * of_rise) and costs < max(small, visible * error)
-        loss = max(0.0, costs) + t * error
-        return loss if is_level and abs(rise) + t * of_rise < room and loss < room else None
-
-    def _rise(self, axis: int, level: list[int]) -> dict[int, float]:
-        """Return the rise of a straight line over the levels, as weights of their means."""
-        at = self.places[level, axis] - self.places[level, axis].mean()
-        return dict(zip(level, (np.ptp(at) * at / (at**2).sum()).tolist(), strict=True))
-
-    def _differ(self, level: list[int]) -> bool:
-        """Return whether the range of the levels' means is significant (t tests of all pairs, Bonferroni)."""
-        far = self._t(len(level) * (len(level) - 1))
-        pairs = (self._estimate({a: 1.0, b: -1.0}) for a, b in itertools.combinations(level, 2))
-        return any(abs(value) > far * error for value, error in pairs)
-
     def _sides(self) -> Iterator[tuple[int, list[int]]]:
         """Yield axis, and the cells from each rival to an end of that axis, all else equal."""
         for rival in self.close_cells:
@@ -295,3 +248,26 @@ def _around(line: list[int], cell: int) -> list[int]:
     """Return a cell of a line with its neighbors there."""
     at = line.index(cell)
     return line[max(0, at - 1) : at + 2]
+
+
+def finer_grid(cells: Cells, names: Sequence[str]) -> tuple[str, ...]:
+    """Return NAME=VALUE,VALUE for each axis on which the grid is too coarse next to the best settings."""
+    found = []
+    for axis, name in enumerate(names):
+        levels = 2 ** np.unique(cells.places[:, axis])
+        is_whole = bool(np.allclose(levels, np.round(levels)))
+        values: set[str] = set()
+        for drop in cells.drops:
+            if drop.axis == axis and drop.is_certain:
+                for end in (drop.end, *drop.also):
+                    values |= _between(drop.start, end, is_whole=is_whole)
+        if values:
+            found.append(f"{name}={','.join(sorted(values, key=float))}")
+    return tuple(found)
+
+
+def _between(a: float, b: float, *, is_whole: bool) -> set[str]:
+    """Return two neighbors and settings between them; empty where there are none, as between 2 and 3."""
+    places = 2 ** np.linspace(a, b, _BETWEEN + 2)
+    values = {str(round(at)) if is_whole else f"{at:.4g}" for at in places.tolist()}
+    return values if len(values) > 2 else set()

@@ -1,20 +1,37 @@
-"""One sweep from flags to findings: run the trials, extend the grid or search, estimate the optimum, confirm it."""
+"""One sweep: run the trials, extend the grid or let Optuna search, estimate the optimum, confirm it."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar, Literal
 
+from cyclopts import Parameter
+
+from query_mutator.bounds import Count, Few, FewOrNone, Positive, Prose, Seed
 from query_mutator.cli.console import note, table
+from query_mutator.cli.flags import Positional
+from query_mutator.cli.outputs import JsonTo, Output
 from query_mutator.errors import UsageError, hide_credentials
+from query_mutator.files.json_lines import JsonLines, read_json_lines
+from query_mutator.lab.analysis.events import Reducer
+from query_mutator.lab.analysis.report import interval, number, reading_name
 from query_mutator.lab.analysis.spec import MetricSpec, Spec, read_spec
-from query_mutator.lab.analysis.wording import interval, number, reading_name
-from query_mutator.lab.sweep.config import SweepFlags
-from query_mutator.lab.sweep.engines import Ended, Engine
-from query_mutator.lab.sweep.plan import (
+from query_mutator.lab.sweep.results import (
+    PRINTED,
+    Measured,
+    SettingResult,
+    best_setting,
+    by_setting,
+    measure,
+    optimum_of,
+    sentence,
+)
+from query_mutator.lab.sweep.running import Ended, Engine, EngineFlags, SweepFolder, is_sweep, run_trials
+from query_mutator.lab.sweep.surface import Optimum
+from query_mutator.lab.sweep.trials import (
     FOLD,
     Setting,
     Trial,
@@ -27,21 +44,83 @@ from query_mutator.lab.sweep.plan import (
     random_settings,
     trials_of,
 )
-from query_mutator.lab.sweep.results import (
-    PRINTED,
-    Measured,
-    SettingResult,
-    best_setting,
-    by_setting,
-    measure,
-    optimum_of,
-    sentence,
-)
-from query_mutator.lab.sweep.runner import Runner, SweepFolder
-from query_mutator.lab.sweep.search import optuna_settings
-from query_mutator.lab.sweep.surface import Optimum
 
-__all__ = ["Findings", "Sweep"]
+__all__ = ["Findings", "Sweep", "SweepFlags"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepFlags(EngineFlags):
+    """Run a command over settings and seeds, and estimate which setting is best and how certain that is.
+
+    Everything after a bare -- is the command. Each trial gets the flags of its setting and --seed; {name}, {seed} and
+    {dir} in the command are replaced instead. Rerun the command to resume an interrupted sweep.
+    """
+
+    FIRST: ClassVar[tuple[str, ...]] = (
+        "command", "grid", "random", "trials", "seeds", "jobs", "engine", "dir", "retry_failed", "dry_run", "metric",
+        "confirm", "json",
+    )  # fmt: skip
+
+    command: Positional[tuple[Prose, ...]] = ()
+    """The command, after a bare --."""
+    grid: tuple[str, ...] = ()
+    """NAME=VALUE,VALUE: values of the flag --NAME (_ for -); may be given several times."""
+    random: tuple[str, ...] = ()
+    """NAME=LOW:HIGH: sample log-uniformly, with --trials."""
+    sampler: Literal["random", "optuna"] = "random"
+    """How --random samples: independently, or with Optuna's search (needs the optuna package)."""
+    trials: Few = 20
+    """Settings that --random samples."""
+    seeds: Few = 3
+    """Seeds of each setting."""
+    first_seed: Seed = 1
+    """The first seed."""
+    seed_step: Count = 1000
+    """Distance between two seeds. Many trainers give environment i the seed plus i, so runs with neighboring seeds
+    share most of their environments and are not independent repeats."""
+    timeout_min: Positive | None = None
+    """Minutes after which a trial is killed and counted as failed."""
+    dir: Annotated[str, Parameter(name=("--out", "--dir")), Output(is_sweep, is_folder=True, resumes=True)] = (
+        "sweeps/sweep"
+    )
+    """Folder of the sweep; the trials write under it."""
+    dry_run: bool = False
+    """Print the commands and exit."""
+    metric: str = "success"
+    """Performance metric, named as in the metric file, or as the command prints it."""
+    reducer: Reducer | None = None
+    """How a trial's curve of it becomes one number, such as auc; by default as in the metric file."""
+    throughput: str | None = None
+    """Throughput metric; by default the first that is known."""
+    axis: str = "step"
+    """Axis of the budget at which trials are compared: all are read up to the end of the shortest."""
+    spec: str | None = None
+    """Metric file (YAML), as for qm analyze."""
+    extend: FewOrNone = 0
+    """How many times the grid may be extended at an end where the best setting lies."""
+    confirm: FewOrNone = 0
+    """Fresh seeds for the best setting, for a figure without the selection bias of choosing it."""
+    json: JsonTo = None
+    """File for the results, by default results.json in --out; without FILE, or with -, print them in place of text."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.command:
+            raise ValueError(
+                "no command is given; write it after --, as: qm sweep --grid lr=1e-3,1e-2 -- python train.py"
+            )
+        if bool(self.grid) == bool(self.random):
+            raise ValueError("give either --grid NAME=VALUE,VALUE or --random NAME=LOW:HIGH")
+
+    @property
+    def trial_seeds(self) -> range:
+        """Return the seeds of every setting."""
+        return range(self.first_seed, self.first_seed + self.seeds * self.seed_step, self.seed_step)
+
+    @property
+    def fresh_seeds(self) -> range:
+        """Return the seeds of --confirm, none of which was used to choose the best setting."""
+        return range(self.trial_seeds.stop, self.trial_seeds.stop + self.confirm * self.seed_step, self.seed_step)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +140,7 @@ class Findings:
         """Return what the trials' numbers are: the metric, and the reducer of its curve if there is one."""
         if all(row.source == PRINTED for row in self.measured):
             return self.metric.name
-        return f"{self.metric.name}, {reading_name(self.metric, self.metric.reducer)}"
+        return f"{self.metric.name}, {reading_name(self.metric)}"
 
     def table(self) -> str:
         """Return a row for each setting as a plain-text table."""
@@ -72,11 +151,10 @@ class Findings:
                 f"{len(result.values)} of {sum(trial.setting == result.setting for trial in self.trials)}",
                 f"{number(result.mean)} {interval(result.interval)}".strip(),
                 number(result.throughput),
-                "yes" if result.on_front else "",
             )
             for result in self.results
         ]
-        header = (*names, "runs", f"{self.reading} [95 %]", "throughput", "Pareto front")
+        header = (*names, "runs", f"{self.reading} [95 %]", "throughput")
         return table(f"{len(self.results)} settings", header, rows)
 
     def as_json(self) -> dict[str, Any]:
@@ -95,7 +173,7 @@ class Sweep:
     """Plan a sweep from its flags, and run it. UsageError for flags that make no plan."""
 
     def __init__(self, flags: SweepFlags) -> None:
-        self.flags, self.spec = flags, _spec(flags)
+        self.flags, self.spec, self.folder = flags, _spec(flags), Path(flags.dir)
         self.metric = self.spec.metric(flags.metric)
         self.grid, self.ranges = parse_grid(flags.grid), parse_ranges(flags.random)
         self.folds: Sequence[Value | None] = self.grid.pop(FOLD, (None,))
@@ -105,53 +183,67 @@ class Sweep:
 
     def commands(self) -> list[str]:
         """Return the command line of every planned trial."""
-        folder = Path(self.flags.dir) / "trials"
+        folder = self.folder / "trials"
         return [shlex.join(command_of(trial, self.flags.command, folder / trial.name)) for trial in self.trials]
 
     def run(self, engine: Engine) -> Findings:
         """Run the missing trials, extending the grid and confirming the best setting as the flags say."""
-        flags = self.flags
-        self._folder = SweepFolder(Path(flags.dir), command=hide_credentials(shlex.join(flags.command)))
-        self._runner = Runner(self._folder, engine, command=flags.command, timeout_min=flags.timeout_min)
+        flags, self._engine = self.flags, engine
+        self._folder = SweepFolder(self.folder, command=hide_credentials(shlex.join(flags.command)))
         if flags.sampler == "optuna" and self.ranges:
-            settings = optuna_settings(
-                self.ranges, self._means, flags=flags, batch=engine.slots, maximize=self.metric.more_is_better
-            )
-            self.trials = trials_of(settings, flags.trial_seeds)
+            self.trials = trials_of([*self._optuna_settings()], flags.trial_seeds)
         self._run(self.trials)
         for _ in range(flags.extend if self.grid else 0):
             if not self._extend_grid():
                 break
-        return self._findings()
+        measured = self._measured(self.trials)
+        results, optimum = self._results(measured), optimum_of(measured, maximize=self.metric.more_is_better)
+        ended = [self._ended[trial.name] for trial in self.trials if trial.name in self._ended]
+        failed = [*(one for one in ended if one.status != "done"), *self._without_number().values()]
+        for one in failed:
+            note(f"{one.name}: {one.status} (exit code {one.exit_code}): {one.says or 'stderr is empty'}")
+        if failed:
+            note(f"their output is under {self.folder / 'trials'}")
+        best = best_setting(results, optimum, maximize=self.metric.more_is_better)
+        return Findings(
+            metric=self.metric,
+            trials=self.trials,
+            measured=measured,
+            failed=failed,
+            results=results,
+            optimum=optimum,
+            says=[sentence(self.metric, optimum, best), *([self._confirm(best)] if flags.confirm else [])],
+        )
 
     def _run(self, trials: Sequence[Trial]) -> None:
-        again = self._without_number() if self.flags.retry_failed else {}
-        self._ended |= self._runner.run(trials, retry_failed=self.flags.retry_failed, again=again)
+        flags = self.flags
+        self._ended |= run_trials(
+            self._folder,
+            self._engine,
+            trials,
+            command=flags.command,
+            timeout_s=flags.timeout_min * 60 if flags.timeout_min else None,
+            retry_failed=flags.retry_failed,
+            again=self._without_number() if flags.retry_failed else {},
+        )
 
     def _without_number(self) -> dict[str, Ended]:
         """Return as failed the trials that succeeded without a finite number for the metric; none if all lack it."""
-        ended = self._folder.ended()
-        rows = self._measured([trial for trial in self.trials if trial.name in ended])
+        ended, rows = self._folder.ended(), self._measured(self.trials)
         lost = {row.trial.name for row in rows if row.performance is None}
         says = f"its {self.metric.name} is missing, NaN or infinite"
         return {name: replace(ended[name], status="failed", says=says) for name in lost if len(lost) < len(rows)}
 
     def _measured(self, trials: Sequence[Trial]) -> list[Measured]:
         """Return the numbers of the trials that succeeded."""
-        ended = self._folder.ended()
+        ended, flags = self._folder.ended(), self.flags
         done = [trial for trial in trials if trial.name in ended and ended[trial.name].status == "done"]
-        return measure(self._folder, done, self.spec, self.flags)
+        wanted = flags.throughput
+        speeds = [m for m in self.spec.metrics if (m.name == wanted if wanted else m.role == "throughput")]
+        return measure(self._folder, done, self.metric, speeds, self.spec, axis=flags.axis)
 
-    def _results(self, trials: Sequence[Trial]) -> list[SettingResult]:
-        return by_setting(self._measured(trials), maximize=self.metric.more_is_better, bounds=self.metric.bounds)
-
-    def _means(self, settings: Sequence[Setting]) -> list[float | None]:
-        """Run settings; return the mean of each over its seeds, None where no trial has a number."""
-        batch = trials_of(settings, self.flags.trial_seeds)
-        self._run(batch)
-        results = [result for result in self._results(batch) if not result.diverged]
-        means = {tuple(result.setting.items()): result.mean for result in results}
-        return [means.get(tuple(setting.items())) for setting in settings]
+    def _results(self, measured: Sequence[Measured]) -> list[SettingResult]:
+        return by_setting(measured, bounds=self.metric.bounds)
 
     def _extend_grid(self) -> bool:
         """Add a value at each end of the grid where the optimum lies, and run it; return whether there was one."""
@@ -168,38 +260,11 @@ class Sweep:
         self._run(self.trials)
         return True
 
-    def _findings(self) -> Findings:
-        measured = self._measured(self.trials)
-        results = by_setting(measured, maximize=self.metric.more_is_better, bounds=self.metric.bounds)
-        optimum = optimum_of(measured, maximize=self.metric.more_is_better)
-        ended = [self._ended[trial.name] for trial in self.trials if trial.name in self._ended]
-        failed = [*(one for one in ended if one.status != "done"), *self._without_number().values()]
-        self._note_failures(failed)
-        best = best_setting(results, optimum, maximize=self.metric.more_is_better)
-        says = [sentence(self.metric, optimum, best)]
-        if self.flags.confirm:
-            says.append(self._confirm(best))
-        return Findings(
-            metric=self.metric,
-            trials=self.trials,
-            measured=measured,
-            failed=failed,
-            results=results,
-            optimum=optimum,
-            says=says,
-        )
-
-    def _note_failures(self, failed: Sequence[Ended]) -> None:
-        for ended in failed:
-            note(f"{ended.name}: {ended.status} (exit code {ended.exit_code}): {ended.says or 'stderr is empty'}")
-        if failed:
-            note(f"their output is under {self._folder.path / 'trials'}")
-
     def _confirm(self, best: SettingResult) -> str:
         """Run the best setting with fresh seeds; return how it did."""
         fresh = trials_of([best.setting], self.flags.fresh_seeds, folds=self.folds)
         self._run(fresh)
-        results = self._results(fresh)
+        results = self._results(self._measured(fresh))
         if not results:
             return "Not confirmed: no fresh seed of the best setting has a number."
         again = results[0]
@@ -207,6 +272,59 @@ class Sweep:
             f"Confirmed with {again.repeats.replace('seed', 'fresh seed')}: {best.name} has {self.metric.name} "
             f"{number(again.mean)} {interval(again.interval)} (in the sweep {number(best.mean)})."
         )
+
+    # --- settings chosen by Optuna, in batches; every result is kept in the sweep's folder, so a rerun resumes
+
+    def _optuna_settings(self) -> Iterator[Setting]:
+        """Yield the settings that Optuna chose by the means of earlier ones, as many at a time as the engine runs."""
+        optuna, path, count = _optuna(), self.folder / "optuna.jsonl", self.flags.trials
+        known = list(read_json_lines(path))[:count] if path.exists() else []
+        sampler = optuna.samplers.TPESampler(seed=len(known), multivariate=True, constant_liar=True)
+        direction = "maximize" if self.metric.more_is_better else "minimize"
+        study = optuna.create_study(direction=direction, sampler=sampler)
+        axes = {name: _distribution(optuna, *ends) for name, ends in self.ranges.items()}
+        states = optuna.trial.TrialState
+        for row in known:
+            state = states.FAIL if row["value"] is None else states.COMPLETE
+            about = {"params": row["setting"], "distributions": axes, "value": row["value"], "state": state}
+            study.add_trial(optuna.trial.create_trial(**about))
+            yield row["setting"]
+        rows = JsonLines(path)
+        while (missing := count - len(study.trials)) > 0:
+            asked = [study.ask(axes) for _ in range(min(self._engine.slots, missing))]
+            chosen = [{name: _rounded(value) for name, value in trial.params.items()} for trial in asked]
+            for trial, setting, value in zip(asked, chosen, self._means(chosen), strict=True):
+                study.tell(trial, value, state=states.FAIL if value is None else None)
+                rows.append({"setting": setting, "value": value})
+            yield from chosen
+        rows.close()
+
+    def _means(self, settings: Sequence[Setting]) -> list[float | None]:
+        """Run settings; return the mean of each over its seeds, None where no trial has a number."""
+        batch = trials_of(settings, self.flags.trial_seeds)
+        self._run(batch)
+        results = [result for result in self._results(self._measured(batch)) if not result.diverged]
+        means = {tuple(result.setting.items()): result.mean for result in results}
+        return [means.get(tuple(setting.items())) for setting in settings]
+
+
+def _optuna() -> Any:
+    try:
+        import optuna
+    except ImportError:
+        raise UsageError("--sampler optuna needs the package optuna; pip install 'query-mutator[optuna]'") from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna
+
+
+def _distribution(optuna: Any, low: float, high: float) -> Any:
+    whole = isinstance(low, int) and isinstance(high, int)
+    kind: Callable[..., Any] = getattr(optuna.distributions, f"{'Int' if whole else 'Float'}Distribution")
+    return kind(low, high, log=True)
+
+
+def _rounded(value: float) -> float:
+    return value if isinstance(value, int) else float(f"{value:.4g}")
 
 
 def _spec(flags: SweepFlags) -> Spec:

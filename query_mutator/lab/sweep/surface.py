@@ -2,38 +2,45 @@
 
     N results, C cells (settings), D axes, B simulated surfaces
 
-Surfaces that agree with the results (`kriging`, a parametric bootstrap) and the settings that do not differ from the
-best one (`cells`) give a region for the optimum, simultaneous over the axes. The verdict is the first that holds:
+Surfaces that agree with the results (a Gaussian process of scikit-learn, simulated: a parametric bootstrap) and the
+settings that do not differ from the best one (`cells`) give a region for the optimum, simultaneous over the axes. The
+verdict is the first that holds:
 
     coarse      next to one of the best settings the means fall abruptly: a cliff, or a peak narrower than the grid
-    ridge       the region is narrow across a diagonal and long along it: two settings trade off against each other
     undecided   several regions are alike: between settings another peak may be higher than the best setting
     interior    the region reaches no end, and the middle beats both ends of every axis (intersection-union test)
-    plateau     the region reaches an end, and the levels up to there do not differ
     edge        the region reaches one end of an axis and not the other
     undecided   anything else; along an axis on which the region reaches both ends, nothing was found
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
-from query_mutator.lab.sweep.cells import CONFIDENCE, Cells, End
-from query_mutator.lab.sweep.kriging import Surface
-from query_mutator.lab.sweep.shapes import Flat, Ridge, find_flats, find_ridge, finer_grid
+from query_mutator.lab.sweep.cells import CONFIDENCE, Cells, finer_grid
 from query_mutator.stats.intervals import Floats
 
-__all__ = ["AxisOptimum", "Optimum", "find_optimum", "pareto_front"]
+__all__ = ["AxisOptimum", "Optimum", "find_optimum"]
 
-Kind = Literal["interior", "edge", "undecided", "ridge", "plateau", "coarse"]
+End = Literal["low", "high"]
+Kind = Literal["interior", "edge", "undecided", "coarse"]
 
 _EXCLUDED = (1 - CONFIDENCE) / 2  # p value that excludes an end; half, because the same results chose the optimum
 _LEVELS = 3  # values per axis that a quadratic needs
+SURFACES = 800
+MESH_POINTS = 500
+MOST_AXES = 5  # of which a mesh has five points each
+_WIDE = 10.0  # prior variance of the quadratic, in units of that of the means; axes run from -1 to 1
+_SIZES = (0.1, 1.0)  # variance of the remainder, in the same unit
+_LENGTHS = (0.25, 0.4, 0.8, 1.6, 3.2, 6.4)  # of the remainder; the grid does not resolve a shorter one
+_PRIOR = np.tile(np.square(_LENGTHS), len(_SIZES))  # of each size and length: most curves are smooth
+_LEAST_NOISE = 1e-6  # keeps the equations solvable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +75,6 @@ class Optimum:
     p: float
     confidence: float
     why: str
-    ridge: Ridge | None = None
-    plateaus: tuple[Flat, ...] = ()
     finer: tuple[str, ...] = ()  # NAME=VALUE,VALUE for --grid where the grid is too coarse
 
 
@@ -88,11 +93,9 @@ def find_optimum(x: Floats, y: Floats, *, names: Sequence[str], maximize: bool =
         _axis(name, best[d], low[d], high[d], (ends[0][d], ends[1][d]), 0.0 if finer else step, is_at=is_at[d])
         for d, (name, step) in enumerate(zip(names, surface.steps, strict=True))
     )
-    flats = find_flats(cells, [axis.reaches for axis in axes], names, scale=scale)
-    line = find_ridge(cells, surface, [bool(axis.reaches) for axis in axes], names)
     p = float(surface.end_p().max())
     peaks = tuple(_place(cells, cell, names) for cell in (cells.best, *cells.rivals))
-    kind, why = _verdict(axes, p, finer=finer, ridge=line, flats=flats, peaks=peaks)
+    kind, why = _verdict(axes, p, finer=finer, peaks=peaks)
     return Optimum(
         kind=kind,
         axes=axes,
@@ -100,21 +103,8 @@ def find_optimum(x: Floats, y: Floats, *, names: Sequence[str], maximize: bool =
         p=p,
         confidence=CONFIDENCE,
         why=why,
-        ridge=line if kind == "ridge" else None,
-        plateaus=flats if kind == "plateau" else (),
         finer=finer,
     )
-
-
-def pareto_front(performance: Sequence[float], throughput: Sequence[float]) -> list[int]:
-    """Return the settings that no other beats in both, the fastest last; higher is better in both."""
-    points = list(enumerate(zip(performance, throughput, strict=True)))
-    front = [
-        at
-        for at, (p, t) in points
-        if not any(q >= p and u >= t and (q > p or u > t) for other, (q, u) in points if other != at)
-    ]
-    return sorted(front, key=lambda at: throughput[at])
 
 
 def _region(cells: Cells, surface: Surface, *, is_coarse: bool) -> tuple[tuple[Floats, Floats], Floats, float]:
@@ -151,6 +141,98 @@ def _likely(cells: Cells, surface: Surface) -> Floats:
     return np.asarray(cells.places[[cell for cell, out in zip(cells.close_cells, is_out, strict=True) if not out]])
 
 
+# --- surfaces ---------------------------------------------------------------------------------------------------------
+
+
+class Surface:
+    """Surfaces over a mesh, conditioned on the results: their mean [M], and B simulated ones [M, B]."""
+
+    mean: Floats
+    simulated: Floats
+
+    def __init__(self, cells: Cells, rng: np.random.Generator) -> None:
+        low, high = cells.logs.min(axis=0), cells.logs.max(axis=0)
+        self.mesh = _mesh(low, high)
+        center, scale = float(cells.means.mean()), float(cells.means.std()) or 1.0
+        places, mesh = (2 * (at - low) / (high - low) - 1 for at in (cells.places, self.mesh))
+        means = (cells.means - center) / scale
+        noise = cells.variance / scale**2 if cells.degrees else _residual(places, means)
+        processes = _processes(places, means, np.maximum(noise / cells.count, _LEAST_NOISE))
+        evidence = np.array([process.log_marginal_likelihood_value_ for process in processes])
+        likely = _PRIOR * np.exp(evidence - evidence.max())
+        chosen = rng.choice(len(processes), SURFACES, p=likely / likely.sum())
+        # The noise is estimated too: Student's t in place of a normal.
+        spread = np.sqrt(cells.degrees / rng.chisquare(cells.degrees, SURFACES)) if cells.degrees else np.ones(SURFACES)
+        self.mean, self.simulated = np.zeros(len(mesh)), np.empty((len(mesh), SURFACES))
+        for number in np.unique(chosen).tolist():
+            drawn = np.flatnonzero(chosen == number)
+            mean, covariance = processes[number].predict(mesh, return_cov=True)
+            root = np.linalg.cholesky(covariance + _LEAST_NOISE * np.eye(len(mesh)))
+            deviations = spread[drawn] * (root @ rng.normal(size=(len(mesh), len(drawn))))
+            self.mean += (center + scale * mean) * len(drawn) / SURFACES
+            self.simulated[:, drawn] = center + scale * (mean[:, None] + deviations)
+
+    @property
+    def steps(self) -> Floats:
+        """Return the distance of two mesh points along each axis [D]."""
+        levels = [np.unique(column) for column in self.mesh.T]
+        return np.array([float(of[1] - of[0]) if len(of) > 1 else 0.0 for of in levels])
+
+    @property
+    def top(self) -> int:
+        """Return the mesh point with the highest mean."""
+        return int(np.argmax(self.mean))
+
+    def optima(self) -> Floats:
+        """Return the maximum of each simulated surface [B, D]."""
+        return np.asarray(self.mesh[np.argmax(self.simulated, axis=0)])
+
+    def end_shares(self) -> Floats:
+        """Return the share of surfaces whose maximum lies at the low and at the high end of each axis [D, 2]."""
+        ends = np.stack([self.mesh.min(axis=0), self.mesh.max(axis=0)], axis=1)
+        return np.asarray((self.optima()[:, :, None] == ends).mean(axis=0))
+
+    def end_p(self) -> Floats:
+        """Return the share of surfaces not higher at the top than at the low and high end of each axis [D, 2].
+
+        The place at an end is the best there: along a ridge it is not the one with the other settings of the top.
+        """
+        found = np.ones((self.mesh.shape[1], 2))
+        for d, column in enumerate(self.mesh.T):
+            for side, end in enumerate((column.min(), column.max())):
+                face = np.flatnonzero(column == end)
+                at = face[np.argmax(self.mean[face])]
+                hits = int((self.simulated[self.top] <= self.simulated[at]).sum())
+                found[d, side] = (hits + 1) / (self.simulated.shape[1] + 1)
+        return found
+
+
+def _processes(places: Floats, means: Floats, noise: Floats) -> list[Any]:
+    """Return Gaussian processes of cells' means [C] with noise [C] at places [C, D] from -1 to 1."""
+    from sklearn.gaussian_process import GaussianProcessRegressor
+    from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct
+
+    quadratic = ConstantKernel(_WIDE) * DotProduct(1.0) ** 2
+    kernels = [quadratic + ConstantKernel(size) * RBF(length) for size, length in itertools.product(_SIZES, _LENGTHS)]
+    return [GaussianProcessRegressor(kernel, alpha=noise, optimizer=None).fit(places, means) for kernel in kernels]
+
+
+def _residual(places: Floats, means: Floats) -> float:
+    """Return the variance that a least-squares quadratic leaves over."""
+    pairs = itertools.combinations_with_replacement(places.T, 2)
+    terms = np.stack([np.ones(len(places)), *places.T, *(one * other for one, other in pairs)], axis=1)
+    rest = means - terms @ np.linalg.lstsq(terms, means, rcond=None)[0]
+    return float((rest**2).sum()) / max(1, len(means) - int(np.linalg.matrix_rank(terms)))
+
+
+def _mesh(low: Floats, high: Floats) -> Floats:
+    if len(low) > MOST_AXES:
+        raise ValueError(f"the optimum of more than {MOST_AXES} settings is not estimated; vary fewer of them")
+    points = 201 if len(low) == 1 else max(5, int(MESH_POINTS ** (1 / len(low))))
+    axes = [np.linspace(*ends, points) for ends in zip(low, high, strict=True)]
+    return np.stack([axis.ravel() for axis in np.meshgrid(*axes, indexing="ij")], axis=1)
+
+
 # --- words ------------------------------------------------------------------------------------------------------------
 
 
@@ -175,39 +257,23 @@ def _place(cells: Cells, cell: int, names: Sequence[str]) -> str:
     return ", ".join(f"{name}={2**at:.6g}" for name, at in zip(names, cells.places[cell].tolist(), strict=True))
 
 
-def _verdict(
-    axes: Sequence[AxisOptimum],
-    p: float,
-    *,
-    finer: Sequence[str],
-    ridge: Ridge | None,
-    flats: Sequence[Flat],
-    peaks: Sequence[str],
-) -> tuple[Kind, str]:
+def _verdict(axes: Sequence[AxisOptimum], p: float, *, finer: Sequence[str], peaks: Sequence[str]) -> tuple[Kind, str]:
     """Return the first verdict that holds, and why."""
-    advice = f"the grid is too coarse here: try --grid {' --grid '.join(finer)}" if finer else ""
-    if ridge is not None:
-        return "ridge", "; ".join(filter(None, (ridge.why, advice)))
     if finer:
+        advice = f"the grid is too coarse here: try --grid {' --grid '.join(finer)}"
         return "coarse", f"between neighboring settings the results fall abruptly; {advice}"
     if len(peaks) > 1:
         return "undecided", f"several regions are alike: near {'; near '.join(peaks)}; add settings around each"
     if p < _EXCLUDED and not any(axis.reaches for axis in axes):
         return "interior", f"the middle beats both ends of every axis (p = {p:.2g})"
-    if flats:
-        left = [axis for axis in axes if axis.name not in {flat.name for flat in flats}]
-        return "plateau", "; ".join(filter(None, (*(flat.why for flat in flats), _elsewhere(left))))
     edge = _edge(axes)
     if edge:
         return "edge", _with_flat(edge, axes)
     if not any(axis.reaches for axis in axes):
         return "undecided", f"the middle is not shown to beat the ends (p = {p:.2g}); add seeds"
-    return "undecided", _with_flat(_inside(axes), axes)
-
-
-def _elsewhere(axes: Sequence[AxisOptimum]) -> str:
-    """Return what is known along the axes without a plateau."""
-    return _with_flat(_edge(axes) or _inside(axes), axes)
+    inside = [axis.name for axis in axes if not axis.reaches]
+    found = f"along {' and '.join(inside)} the best lies inside the grid" if inside else ""
+    return "undecided", _with_flat(found, axes)
 
 
 def _edge(axes: Sequence[AxisOptimum]) -> str:
@@ -218,11 +284,6 @@ def _edge(axes: Sequence[AxisOptimum]) -> str:
     if possible:
         return f"the best may lie at the edge of the grid ({', '.join(possible)}); extend it there, or add seeds"
     return ""
-
-
-def _inside(axes: Sequence[AxisOptimum]) -> str:
-    inside = [axis.name for axis in axes if not axis.reaches]
-    return f"along {' and '.join(inside)} the best lies inside the grid" if inside else ""
 
 
 def _with_flat(found: str, axes: Sequence[AxisOptimum]) -> str:

@@ -4,7 +4,7 @@
 pages of a folder of runs. The parts: `results` (the comparison with the baselines), `usage` (what the policy does),
 `figures` (learning and calls), `questions` (what was said), and `charts` (numbers as text, geometry of the charts).
 
-Imports stats, runs, and the HTML page of lab.analysis, and the pure functions of evaluation.
+Imports stats, files, runs, and the pure functions of evaluation.
 """
 
 __all__ = ["build", "run_reader", "watch"]

@@ -23,10 +23,10 @@ from query_mutator.cli.console import exit_code
 from query_mutator.cli.flags import flags_of, parse_flags
 from query_mutator.cli.settings import SHARED_GROUPS, TABLES, files_read, shared_fields
 from query_mutator.commands import COMMANDS
+from query_mutator.commands.analyze import ExtractFlags
 from query_mutator.commands.main import main as qm_main
 from query_mutator.data.loaders import load_questions
 from query_mutator.errors import UsageError
-from query_mutator.lab.analysis.config import ExtractFlags
 from query_mutator.llm.backends import ServerFlags
 from query_mutator.settings.calls import Calls
 from query_mutator.settings.learner import PRESETS, IQNConfig
@@ -69,8 +69,6 @@ OTHER_MEANING: dict[str, set[str]] = {
     "LengthsBuildFlags": {"dataset"},
     "VerifyFlags": {"dataset"},
     # what is sized
-    "DeviceFlags": {"device"},
-    "RealFlags": {"timeout_s"},
     "SizeFlags": {"device"},
     "SizeWorkersFlags": {"batch_size", "dataset", "num_workers"},
 }

@@ -166,17 +166,6 @@ def test_few_false_verdicts_whatever_the_spreads(n: int, m: int, spread: float) 
     assert false <= 0.06 + 2 * math.sqrt(0.06 * 0.94 / 2000)
 
 
-def test_the_permutation_test_is_exact_and_tells_how_small_it_could_get() -> None:
-    apart = significance.permutation_test([1, 2, 3], [4, 5, 6])
-    assert (apart.p, apart.smallest, apart.exact) == (0.1, 0.1, True)
-    ours, theirs = [1.0, 5.0, 4.0, 8.0], [3.0, 9.0, 7.0, 6.5]
-    expected = scipy.stats.permutation_test(
-        (ours, theirs), lambda a, b: abs(np.mean(a) - np.mean(b)), n_resamples=np.inf, alternative="greater"
-    )
-    assert significance.permutation_test(ours, theirs).p == pytest.approx(expected.pvalue)
-    assert not significance.permutation_test(range(20), range(1, 21)).exact
-
-
 def test_holm_against_numbers_worked_by_hand() -> None:
     assert significance.holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
     assert significance.holm([0.9, 0.8]) == [1.0, 1.0]
@@ -204,26 +193,6 @@ def test_two_seeds_against_one_have_a_smallest_effect_too() -> None:
 def test_the_spread_within_groups() -> None:
     assert significance.pooled_spread([1.0, 3.0], [10.0, 12.0], [5.0]) == pytest.approx(math.sqrt(2))
     assert math.isnan(significance.pooled_spread([1.0], [2.0]))
-
-
-@pytest.mark.parametrize("runs", [3, 5, 10])
-def test_the_interval_over_tasks_covers_what_it_says(runs: int) -> None:
-    rng = np.random.default_rng(runs)
-    middles = np.array([0.2, 0.5, 0.6, 0.9])
-    # The interquartile mean of infinitely many runs of the four tasks.
-    truth = intervals.interquartile_mean(rng.normal(middles[:, None], 0.1, (4, 200_000)))
-    drawn = rng.normal(middles[:, None], 0.1, (300, runs, 4, 1))[..., 0].swapaxes(1, 2)
-    covered = [low <= truth <= high for low, high in map(intervals.stratified_interval, drawn)]
-    assert np.mean(covered) >= 0.91
-
-
-def test_several_tasks_together() -> None:
-    values = [[0.0, 1.0, 2.0, 3.0], [4.0, 5.0, 6.0, 7.0]]
-    assert intervals.interquartile_mean(values) == 3.5
-    low, high = intervals.stratified_interval(values)
-    assert 2.0 < low < 3.5 < high < 5.0
-    assert intervals.probability_of_improvement(values, values) == 0.5
-    assert intervals.probability_of_improvement([[2.0], [2.0]], [[1.0, 2.0], [3.0]]) == (0.75 + 0.0) / 2
 
 
 @pytest.mark.parametrize("gained", [0, 1, 3, 8, 40, 700])

@@ -86,27 +86,20 @@ def branches() -> Workload:
     return workload_of("crop by values")
 
 
-def test_verify_measures_what_was_sized(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()  # the child process has sequences of full length
+@pytest.mark.parametrize("name", ["selects_rows", "branches"])
+def test_sizes_that_depend_on_data_are_refused(name: str) -> None:
+    with pytest.raises(UsageError, match="real steps"):
+        main(["size", f"{HERE}:{name}", "--batch", "4"])
+
+
+def test_what_is_sized_is_with_or_without_onednn(capsys: pytest.CaptureFixture[str]) -> None:
     peaks = []
     for flag in ("--onednn", "--no-onednn"):
-        assert main(["size", "verify", f"{HERE}:lstm", "--batch", "6", "--device", "cpu", flag]) == 0
+        assert main(["size", f"{HERE}:lstm", "--batch", "6", "--device", "cpu", flag]) == 0
         said = capsys.readouterr().out
         assert f"(oneDNN {'off' if flag == '--no-onednn' else 'on'}) on cpu" in said
-        assert "+0.0%" in said or "-0.0%" in said
-        peaks.append(said.splitlines()[4].split()[1])
-        assert main(["size", f"{HERE}:lstm", "--batch", "6", "--device", "cpu", flag]) == 0
-        row = capsys.readouterr().out.splitlines()[4].split()
-        assert int(row[4]) == round(float(peaks[-1]))  # as it is, batch, peak
+        peaks.append(said.splitlines()[4].split()[4])
     assert peaks[0] != peaks[1]
-
-
-@pytest.mark.parametrize("name", ["selects_rows", "branches"])
-def test_sizes_that_depend_on_data_are_refused_and_measured(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(UsageError, match="qm size verify"):
-        main(["size", f"{HERE}:{name}", "--batch", "4"])
-    assert main(["size", "verify", f"{HERE}:{name}", "--batch", "4", "--device", "cpu"]) == 0
-    assert "refused" in capsys.readouterr().out
 
 
 def test_the_device_that_is_sized_is_named(capsys: pytest.CaptureFixture[str]) -> None:
@@ -117,7 +110,7 @@ def test_the_device_that_is_sized_is_named(capsys: pytest.CaptureFixture[str]) -
     ):
         assert main(["size", "mlp", "--batch", "1", *flags]) == 0
         assert words in capsys.readouterr().out
-    with pytest.raises(UsageError, match="--device 'tpu' must be"):
+    with pytest.raises(UsageError, match="--device"):
         main(["size", "mlp", "--device", "tpu"])
 
 

@@ -9,17 +9,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from query_mutator.commands.main import main
-from query_mutator.commands.size_presets import iqn, policy
 from query_mutator.errors import UsageError
 from query_mutator.lab.sizing.cuda import CachingAllocator, reserved_peak
 from query_mutator.lab.sizing.machine import MIB
 from query_mutator.lab.sizing.memory import estimate, fit, largest_batch, measured_peak
-from query_mutator.lab.sizing.models import gpt, model, resnet18
+from query_mutator.lab.sizing.models import gpt, model
 from query_mutator.lab.sizing.sizes import PLAIN, TABLED, room_on, tabled, train_line, vram_bytes
-from query_mutator.lab.sizing.steps import bisect, knee_line
 from query_mutator.lab.sizing.tracker import _warn_of_guesses
 from query_mutator.lab.sizing.workload import Recipe, Workload, recipe_of
 
@@ -70,7 +68,6 @@ CASES = {
     "gpt accumulating": (small(), 4, replace(CPU, accumulate=2)),
     "gpt half frozen": (small(), 8, replace(CPU, frozen=("blocks",))),
     "gpt SGD": (small(), 8, replace(CPU, optimizer="sgd")),
-    "our iqn": (iqn(), 512, CPU),
 }
 
 
@@ -80,23 +77,6 @@ def test_the_estimate_is_within_one_per_cent_of_the_truth(name: str) -> None:
     found = estimate(workload, batch, recipe, rounding=1)
     assert found.peak == pytest.approx(measured_peak(workload, batch, recipe), rel=0.01)
     assert found.reserved >= found.peak
-
-
-def test_the_trainer_s_own_policy_is_within_ten_per_cent() -> None:
-    """With real tensors autograd adds the gradients of actor and critic in place, with fake ones it does not."""
-    found = estimate(policy(), 256, CPU, rounding=1)
-    assert found.peak == pytest.approx(measured_peak(policy(), 256, CPU), rel=0.1)
-
-
-@pytest.mark.parametrize(("side", "batch"), [(32, 2), (224, 4)])
-def test_a_residual_network_is_within_three_per_cent(side: int, batch: int) -> None:
-    def pictures(size: int) -> tuple[Tensor, ...]:
-        return torch.randn(size, 3, side, side), torch.randint(0, 1000, (size,))
-
-    workload = replace(resnet18(), batch=pictures)
-    found = estimate(workload, batch, CPU, rounding=1)
-    assert found.peak == pytest.approx(measured_peak(workload, batch, CPU), rel=0.03)
-    assert found.parameters == 11_689_512 * 4
 
 
 @pytest.mark.parametrize(
@@ -190,15 +170,15 @@ def test_memory_of_cards() -> None:
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = str(tmp_path / "size.json")
     flags = ["--batch", "4", "--vram", "2GB", "--what-if", "sgd", "bf16+accumulate:2", "--json", out]
-    assert main(["size", "policy", *flags]) == 0
+    assert main(["size", "gpt", "--tokens", "32", *flags]) == 0
     said = capsys.readouterr().out
     assert "largest batch on 2GB (sgd):" in said
     assert "takes one more gradient buffer" in said
     data = json.loads(Path(out).read_text())
     assert [row["variant"] for row in data["estimates"]] == ["as it is", "sgd", "bf16+accumulate:2"]
-    assert data["largest_batch"]["sgd"] > 1000
-    with pytest.raises(UsageError, match="unknown preset 'poliy'"):
-        main(["size", "poliy"])
+    assert data["largest_batch"]["sgd"] > 100
+    with pytest.raises(UsageError, match="unknown preset 'gtp'"):
+        main(["size", "gtp"])
     with pytest.raises(UsageError, match="give package"):
         main(["size", "query_mutator.lab.sizing.models:nothing"])
 
@@ -226,23 +206,6 @@ def test_lines_for_lerobot_have_options_that_exist() -> None:
     assert "workers" not in train_line(batch_size=16)
 
 
-def test_the_knee() -> None:
-    assert "knee at batch 4: 95 %" in knee_line({1: 10, 2: 19, 4: 36, 8: 38, 16: 38}).replace("95%", "95 %")
-    assert "no knee up to batch 4" in knee_line({1: 10, 2: 19, 4: 36})
-
-
-@pytest.mark.parametrize("truth", [0, 1, 5, 37])
-def test_bisection_finds_the_largest_that_fits(truth: int) -> None:
-    tried: list[int] = []
-
-    def fits(batch: int) -> bool:
-        tried.append(batch)
-        return batch <= truth
-
-    assert bisect(fits) == truth
-    assert max(tried) <= max(1, 2 * truth)
-
-
 @pytest.mark.parametrize(("seen", "expected"), [(False, 0), (True, 1)])
 def test_only_code_of_the_model_that_reads_a_number_is_warned_of(
     seen: bool, expected: int, caplog: pytest.LogCaptureFixture
@@ -260,27 +223,15 @@ def test_only_code_of_the_model_that_reads_a_number_is_warned_of(
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (["verify", "mlp", "--batch", "0"], "must be at least 1"),
-        (["verify", "mlp", "--largest", "--device", "cpu"], "--largest needs a GPU"),
-        (["throughput", "mlp", "--seconds", "-1"], "must be above 0"),
+        (["mlp", "--batch", "0"], "must be at least 1"),
         (["mlp", "--batch", "1", "--what-if", "frozen:nowhere"], "matches no parameter"),
-        (["verify", "mlp", "--device", "cuda"], "PyTorch sees no GPU"),
         (["smolvla", "--what-if", "bf16"], "knows as it is, unfrozen alone"),
         (["smolvla", "--cameras", "7"], "2 or 3 cameras"),
         (["sb3-sac", "--tokens", "7"], "--tokens is not for sb3-sac"),
         (["act", "--optimizer", "sgd"], "the table of act is of adamw"),
-        (["verify", "act"], "is in a table alone"),
         (["mlp", "--tokens", "3"], "--tokens is not for mlp; it is for gpt"),
     ],
 )
 def test_mistakes_are_one_line(argv: list[str], words: str) -> None:
-    if "cuda" in argv and torch.cuda.is_available():
-        pytest.skip("there is a GPU")
     with pytest.raises(UsageError, match=words):
         main(["size", *argv])
-
-
-def test_throughput_by_batch_size(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--batch", "8", "64", "--seconds", "0.1", "--device", "cpu"]
-    assert main(["size", "throughput", "policy", *flags]) == 0
-    assert "knee" in capsys.readouterr().out

@@ -14,7 +14,7 @@ import pytest
 
 from query_mutator.commands.main import main
 from query_mutator.errors import TooManyFailuresError, UsageError
-from query_mutator.lab.sweep.plan import (
+from query_mutator.lab.sweep.trials import (
     Trial,
     command_of,
     extended,
@@ -60,9 +60,6 @@ def test_the_golden_middle_of_a_command(tmp_path: Path, trainer: list[str], caps
     assert "The golden middle is at train_batch_size about" in said
     assert "Confirmed with 2 fresh seeds: train_batch_size=512 has success 0.69" in said
     assert found["optimum"]["kind"] == "interior"  # type: ignore[index]
-    settings = {row["setting"]["train_batch_size"]: row for row in found["settings"]}  # type: ignore[attr-defined]
-    assert [batch for batch, row in settings.items() if row["on_front"]] == [512, 2048, 8192]
-    assert (tmp_path / "s" / "heatmap.png").stat().st_size > 10_000
     fresh = (tmp_path / "s" / "trials" / "train_batch_size=512,seed=4001" / "command.txt").read_text()
     assert fresh.strip().endswith("--train-batch-size 512 --seed 4001")
 
@@ -194,7 +191,6 @@ def test_the_folds_of_one_setting_are_a_sweep(tmp_path: Path, trainer: list[str]
     assert main(["sweep", *folds, *trainer, "--train-batch-size", "512"]) == 0
     (row,) = json.loads((tmp_path / "s" / "results.json").read_text())["settings"]
     assert (row["setting"], row["folds"], len(row["values"])) == ({}, 3, 6)
-    assert (tmp_path / "s" / "heatmap.png").stat().st_size > 0
 
 
 def test_settings_of_grids_and_of_chance() -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from query_mutator.errors import UsageError
-from query_mutator.lab.analysis.tables import number_or_text
+from query_mutator.lab.analysis.runs import number_or_text
 
 __all__ = [
     "FOLD", "Setting", "Trial", "Value", "command_of", "extended", "grid_settings", "parse_grid", "parse_ranges",
@@ -32,10 +32,9 @@ Value = int | float | str
 Setting = Mapping[str, Value]
 
 FOLD = "validation_fold"  # a name in the grid that tells repeats apart, as seeds do
+LONGEST_NAME = 200  # of a folder: most file systems take 255 bytes
 _OUR_TRAINER = "train_query_mutator.py"  # or `qm train`, `python -m query_mutator train`
 _OUR_PROGRAMS = {"qm", "query_mutator"}
-
-LONGEST_NAME = 200  # of a folder: most file systems take 255 bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +100,18 @@ def _sampled(low: float, high: float, rng: np.random.Generator) -> Value:
     return round(value) if isinstance(low, int) and isinstance(high, int) else float(f"{value:.4g}")
 
 
+def extended(values: Sequence[Value], end: str) -> Value | None:
+    """Return the value beyond an end of a grid, one step further in log space; None where there is none."""
+    numbers = sorted(value for value in values if isinstance(value, (int, float)))
+    if len(numbers) < 2:
+        return None
+    last, before = (numbers[-1], numbers[-2]) if end == "high" else (numbers[0], numbers[1])
+    beyond = last * last / before
+    whole = all(isinstance(value, int) for value in numbers)
+    value: Value = max(1, round(beyond)) if whole else float(f"{beyond:.4g}")
+    return None if value in values else value
+
+
 def trials_of(
     settings: Sequence[Setting], seeds: Iterable[int], *, folds: Sequence[Value | None] = (None,)
 ) -> list[Trial]:
@@ -128,18 +139,6 @@ def _is_our_trainer(command: Sequence[str]) -> bool:
     starts = zip(names, names[1:], [*names[2:], ""], strict=False)
     as_command = any(one in _OUR_PROGRAMS and two == "train" and three != "sft" for one, two, three in starts)
     return as_command or _OUR_TRAINER in names
-
-
-def extended(values: Sequence[Value], end: str) -> Value | None:
-    """Return the value beyond an end of a grid, one step further in log space; None where there is none."""
-    numbers = sorted(value for value in values if isinstance(value, (int, float)))
-    if len(numbers) < 2:
-        return None
-    last, before = (numbers[-1], numbers[-2]) if end == "high" else (numbers[0], numbers[1])
-    beyond = last * last / before
-    whole = all(isinstance(value, int) for value in numbers)
-    value: Value = max(1, round(beyond)) if whole else float(f"{beyond:.4g}")
-    return None if value in values else value
 
 
 def _plain(name: str) -> str:

@@ -1,0 +1,345 @@
+"""The page of a comparison: verdicts, runs, tables, settings, hardware, and the source of every number.
+
+The sentences are templates that the program fills with numbers; where a cause takes a person's judgment, the page says
+so. `render` writes the page as text, Markdown, reStructuredText or HTML, with a template for each.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+from jinja2 import Environment, FileSystemLoader
+
+from query_mutator.cli.console import table
+from query_mutator.files.html import html_document
+from query_mutator.lab.analysis.compare import Analysis, Comparison, GroupValue, MetricResult, at_checkpoints
+from query_mutator.lab.analysis.curves import Reading
+from query_mutator.lab.analysis.spec import MetricSpec
+from query_mutator.stats.intervals import Interval
+
+__all__ = ["Figure", "Section", "interval", "number", "page", "reading_name", "render"]
+
+Format = Literal["text", "markdown", "rst", "html"]
+
+_VERBS = {"better": "is better than", "worse": "is worse than", "equivalent": "is equivalent to"}
+_BETTER = {"up": "more is better", "down": "less is better", "-": ""}
+_DECIDES = "Only performance metrics decide which group is better; the others say what else is different."
+
+
+class Cell(NamedTuple):
+    """A cell of a table, and run, tag and x of its number."""
+
+    text: str
+    trace: str = ""
+
+    def __str__(self) -> str:
+        return self.text
+
+
+Row = tuple[str | Cell, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Rows under a header; the first column names the row."""
+
+    title: str
+    header: Sequence[str]
+    rows: Sequence[Row]
+
+    @property
+    def all_rows(self) -> Sequence[Row]:
+        """Return the header as a row, and the rows."""
+        return [tuple(self.header), *self.rows]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """The curves: SVG source, and the name of their file."""
+
+    file: str
+    svg: str = ""
+    caption: str = "Mean over runs with its 95 % interval; thin lines are single runs."
+
+
+@dataclass(frozen=True)
+class Code:
+    """A block of shell commands."""
+
+    text: str
+
+
+Block = str | list[str] | Table | Figure | Code  # a list is one of remarks
+
+
+@dataclass(frozen=True)
+class Section:
+    """A title and the blocks under it; `level` 0 is the title of the page."""
+
+    title: str
+    blocks: Sequence[Block]
+    level: int = 1
+
+
+def page(
+    analysis: Analysis, *, title: str, command: str, every: float | None = None, figure: Figure | None = None
+) -> list[Section]:
+    """Return the sections that have content; tables by the axis have a row for `every` so much of it."""
+    performance = analysis.of_role("performance")
+    findings = [line for result in performance for line in _sentences(result)]
+    sections = [
+        Section(title, [_overview(analysis)], level=0),
+        Section("Results", [findings or ["Nothing was compared, so there is no finding."], *filter(None, [figure])]),
+        Section("Run Analysis", [_runs_table(analysis), "To reproduce these numbers:", Code(command)]),
+        Section("Detailed Metrics Analysis", [_comparison_table(result, analysis) for result in performance]),
+        Section(f"By {analysis.axis}", [*_by_checkpoint(analysis, every)]),
+        Section("Other metrics", [_DECIDES, *_other_metrics(analysis)]),
+        Section("Warnings", [*_warnings(analysis)]),
+        Section("Configuration Changes", [*_differences(analysis)] or ["These runs have no recorded settings."]),
+        Section("Hardware", [*_hardware(analysis)]),
+        Section("Sources of the numbers", [_sources(analysis)]),
+    ]
+    return [section for section in sections if section.blocks]
+
+
+def render(sections: Sequence[Section], format: Format) -> str:
+    """Return the page as text, Markdown, reStructuredText or HTML."""
+    text = _environment(format == "html").get_template(f"page_{format}.txt").render(sections=sections)
+    if format == "html":
+        style = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
+        return html_document(title=sections[0].title, style=style.strip(), body=text.strip())
+    return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
+
+
+@functools.cache
+def _environment(is_html: bool) -> Environment:
+    found = Environment(
+        loader=FileSystemLoader(Path(__file__).parent), autoescape=is_html, trim_blocks=True, lstrip_blocks=True
+    )
+    found.filters["kind"] = lambda block: type(block).__name__
+    found.filters["table"] = lambda block: table(block.title, block.header, [[*map(str, row)] for row in block.rows])
+    found.filters["escaped"] = lambda text: re.sub(r"([\\*`|_])", r"\\\1", str(text))
+    found.filters["element"] = lambda svg: re.sub(r"^.*?(?=<svg)", "", svg, flags=re.DOTALL)  # without its declarations
+    return found
+
+
+# --- words ------------------------------------------------------------------------------------------------------------
+
+
+def number(value: float, *, signed: bool = False) -> str:
+    """Return a number with four significant digits."""
+    if math.isnan(value):
+        return "-"
+    if value and abs(value) >= 1e4:
+        return f"{value:+,.0f}" if signed else f"{value:,.0f}"
+    return f"{value:+.4g}" if signed else f"{value:.4g}"
+
+
+def interval(bounds: Interval, *, signed: bool = False) -> str:
+    """Return an interval as [low, high]; "" for the whole line."""
+    if not all(map(math.isfinite, bounds)):
+        return ""
+    return f"[{number(bounds[0], signed=signed)}, {number(bounds[1], signed=signed)}]"
+
+
+def reading_name(metric: MetricSpec) -> str:
+    """Return the reducer of a metric in words."""
+    names = {
+        "mean_last_k": f"mean of last {metric.k}",
+        "best_so_far": "best so far",
+        "auc": "area under curve / width",
+        "time_to_threshold": f"first x at {metric.threshold}",
+    }
+    return names.get(metric.reducer, metric.reducer)
+
+
+def _clock(seconds: float) -> str:
+    """Return a time as h:mm:ss, "-" for one that is not known."""
+    if not math.isfinite(seconds):
+        return "-"
+    whole = round(seconds)
+    return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
+
+
+def _at(x: float, axis: str) -> str:
+    """Return a place on an axis as text."""
+    if axis == "time" and math.isfinite(x):
+        return _clock(x)
+    return f"{x:,.0f}" if math.isfinite(x) and abs(x) >= 100 else number(x)
+
+
+def _trace_of(reading: Reading) -> str:
+    """Return run, tag and x of a number, with all digits of x, so that the point can be found."""
+    divided = f", divided by {reading.divided_by}" if reading.divided_by else ""
+    return f"{reading.run} {reading.tag} x={reading.x:.12g}{divided}"
+
+
+def _change(comparison: Comparison) -> str:
+    share = f" ({100 * comparison.share:+.1f} %)" if math.isfinite(comparison.share) else ""
+    return f"{number(comparison.difference, signed=True)}{share}"
+
+
+# --- results ----------------------------------------------------------------------------------------------------------
+
+
+def _overview(analysis: Analysis) -> str:
+    changed = ", ".join(analysis.settings) or "none of the recorded settings"
+    seeds = ", ".join(f"{group.name}: {group.num_seeds}" for group in analysis.groups)
+    return (
+        f"Experiment Overview: {len(analysis.runs)} runs in {len(analysis.groups)} groups. What was changed between "
+        f"them: {changed}. Baseline: {analysis.baseline}. Seeds by group: {seeds}."
+    )
+
+
+def _runs_table(analysis: Analysis) -> Table:
+    rows: list[Row] = []
+    for group in analysis.groups:
+        for run, seed in zip(group.runs, group.seeds, strict=True):
+            points = sum(map(len, run.series.values()))
+            folders = " + ".join(folder.name for folder in run.folders[1:])
+            name = f"{run.name} (+ {folders})" if folders else run.name
+            shown_seed = "" if seed is None else str(seed)
+            rows.append((name, group.name, shown_seed, f"{run.last_step:,}", _clock(run.duration_s), f"{points:,}"))
+    return Table(title="Runs", header=("run", "group", "seed", "last step", "duration", "points"), rows=rows)
+
+
+def _sentences(result: MetricResult) -> Iterator[str]:
+    """Yield the verdicts on a metric in words, with the numbers behind them."""
+    counts = {value.group: len(value.numbers) for value in result.groups}
+    for c in result.comparisons:
+        change = _change(c)
+        if math.isfinite(c.interval[0]):
+            change += f", 95 % interval {interval(c.interval, signed=True)}"
+        verb, inconclusive = _VERBS.get(c.verdict, "against"), "inconclusive: " if c.verdict == "inconclusive" else ""
+        n = f"n = {counts[c.group]} against {counts[c.baseline]}"
+        yield f"{result.name}: {c.group} {verb} {c.baseline}: {change}, {n}; {inconclusive}{c.why}"
+
+
+def _comparison_table(result: MetricResult, analysis: Analysis) -> Table:
+    """Return a metric's row for each group: value, difference, tests, verdict."""
+    compared = {comparison.group: comparison for comparison in result.comparisons}
+    metric, unit = result.metric, analysis.unit
+    in_unit = unit if metric.reducer == "time_to_threshold" else metric.unit
+    window = f"up to {_at(result.window[1], analysis.axis)} {unit}"
+    title = f"{result.name}{in_unit and f' in {in_unit}'}; {_BETTER[metric.direction]}; {window}; "
+    return Table(
+        title=f"{title}baseline {analysis.baseline}",
+        header=("group", "n", f"{reading_name(metric)} [95 %]", "difference [95 %]", "p (Holm)", "margin", "detectable",
+                "verdict"),
+        rows=[(*_value_cells(value), *_comparison_cells(compared.get(value.group))) for value in result.groups],
+    )  # fmt: skip
+
+
+def _value_cells(value: GroupValue) -> Row:
+    text = f"{number(value.mean)} {interval(value.interval)}".strip()
+    return value.group, str(len(value.numbers)), Cell(text, "; ".join(map(_trace_of, value.values)))
+
+
+def _comparison_cells(comparison: Comparison | None) -> Row:
+    if comparison is None:
+        return ("", "", "", "", "baseline")
+    change = f"{_change(comparison)} {interval(comparison.interval, signed=True)}".strip()
+    margin = "none stated" if comparison.margin is None else number(comparison.margin)
+    detectable = number(comparison.detectable) if math.isfinite(comparison.detectable) else ""
+    return (change, f"{comparison.p:.3g}", margin, detectable, comparison.verdict)
+
+
+def _other_metrics(analysis: Analysis) -> Iterator[Table]:
+    """Yield one table for each role that does not decide."""
+    header = ("metric", "group", "n", "value [95 %]", "against baseline", "verdict")
+    for role in ("throughput", "stability", "diagnostic"):
+        rows: list[Row] = []
+        for result in analysis.of_role(role):
+            compared = {comparison.group: comparison for comparison in result.comparisons}
+            divisors = {r.divided_by.split()[0] for value in result.groups for r in value.values if r.divided_by}
+            unit = f" ({result.metric.unit})" if result.metric.unit else ""
+            name = result.name + unit + "".join(f" / {divisor}" for divisor in sorted(divisors))
+            for value in result.groups:
+                one = compared.get(value.group)
+                rows.append((name, *_value_cells(value), *((_change(one), one.verdict) if one else ("", ""))))
+        if rows:
+            yield Table(title=f"{role.capitalize()} (baseline: {analysis.baseline})", header=header, rows=rows)
+
+
+def _by_checkpoint(analysis: Analysis, every: float | None) -> Iterator[Table]:
+    """Yield, for each performance metric, its values at checkpoints of the common window."""
+    for result in analysis.of_role("performance") or analysis.results[:1]:
+        found = at_checkpoints(result, interval=every)
+        rows = [(_at(x, analysis.axis), *map(_mean_cell, by_group.values())) for x, by_group in found.items()]
+        best = "best so far" if result.metric.reducer == "best_so_far" else "linear between points"
+        title = f"{result.name}: mean over seeds ({best}), common window only"
+        if rows:
+            yield Table(title=title, header=(analysis.unit, *(value.group for value in result.groups)), rows=rows)
+
+
+def _mean_cell(readings: Sequence[Reading]) -> str | Cell:
+    known = [reading.value for reading in readings if math.isfinite(reading.value)]
+    if not known:
+        return "-"
+    missing = f" ({len(known)} of {len(readings)})" if len(known) < len(readings) else ""
+    return Cell(number(float(np.mean(known))) + missing, "; ".join(map(_trace_of, readings)))
+
+
+def _sources(analysis: Analysis) -> Table:
+    rows = [
+        (result.name, read.run, read.tag, _at(read.x, analysis.axis), number(read.value), read.divided_by)
+        for result in analysis.results
+        for group in result.groups
+        for read in group.values
+    ]
+    header = ("metric", "run", "tag", analysis.unit, "value", "divided by")
+    return Table(title="One row for each run and metric", header=header, rows=rows)
+
+
+# --- what else differs, and what follows ------------------------------------------------------------------------------
+
+
+def _differences(analysis: Analysis) -> Iterator[Block]:
+    """Yield the settings that differ, and what else moved with them."""
+    names = [group.name for group in analysis.groups]
+    if analysis.settings:
+        settings = [(name, *values) for name, values in analysis.settings.items()]
+        yield Table(title="Settings", header=("setting", *names), rows=settings)
+    if analysis.confounders:
+        rows = [
+            (row.name, *("" if value is None else number(value) for value in row.values), "moved" if row.moved else "")
+            for row in analysis.confounders
+        ]
+        yield Table(title="Confounders: what else moved", header=("figure", *names, ""), rows=rows)
+    moved = [row.name for row in analysis.confounders if row.moved]
+    if moved and len(names) > 1:
+        yield (
+            f"The settings above were not changed alone: {' and '.join(moved)} moved with them. So a difference "
+            "between the groups cannot be attributed to any one of them."
+        )
+
+
+def _warnings(analysis: Analysis) -> Iterator[Block]:
+    """Yield what the watch rules found, and remarks on the comparison."""
+    rows = [
+        (f.run, f.metric, f.rule, Cell(number(f.value), f"{f.run} {f.tag} x={f.x:.12g}"), f.says)
+        for f in analysis.findings
+    ]
+    if rows:
+        yield Table(title="Watch rules", header=("run", "metric", "rule", "value", "what"), rows=rows)
+    if analysis.remarks:
+        yield [*analysis.remarks]
+
+
+def _hardware(analysis: Analysis) -> Iterator[Block]:
+    known = [run.hardware for run in analysis.runs if run.hardware]
+    if not known:
+        yield "The runs did not record their hardware; compare throughput on equal hardware only."
+        return
+    names = dict.fromkeys(name for hardware in known for name in hardware)
+    values = {name: list(dict.fromkeys(str(hardware.get(name, "")) for hardware in known)) for name in names}
+    same = all(len(of_name) == 1 for of_name in values.values()) and len(known) == len(analysis.runs)
+    yield Table(title="Hardware", header=("", "value"), rows=[(name, " | ".join(v)) for name, v in values.items()])
+    yield "The same for all runs." if same else "Different or unknown between runs: throughput is not comparable."
