@@ -35,6 +35,7 @@ import numpy as np
 import torch
 
 from benchmarks.memoised import memoised_system
+from ppo.frozen import InferencePolicy
 from query_mutator.bounds import group_of
 from query_mutator.data.split import ValidationFold
 from query_mutator.env.episode import QuestionMemory
@@ -43,7 +44,6 @@ from query_mutator.errors import TooFewAnswersError
 from query_mutator.evaluation.methods import Evaluator, MakePlayer, always, by_policy
 from query_mutator.evaluation.outcomes import Outcome
 from query_mutator.files import user_cache_folder
-from query_mutator.learners.learner import InferencePolicy
 from query_mutator.learners.named import LEARNERS
 from query_mutator.llm.client import Client
 from query_mutator.plan.table import learn_confidence
@@ -59,8 +59,7 @@ from query_mutator.training.loop import OffPolicyLoop, TrainingLoop
 from query_mutator.training.parts import envs_seed
 from query_mutator.training.resume import make_learner
 from query_mutator.types import SUBMIT, StepRecord
-from rl_query_mutator_env import QueryMutationEnv
-from train_query_mutator import batch_envs
+from rl_query_mutator_env import BatchedQueryMutationEnv, QueryMutationEnv
 from train_query_mutator import main as train_main
 
 FOLDS: tuple[ValidationFold, ...] = (0, 1, 2, 3, 4)
@@ -149,7 +148,8 @@ def train(
         make_env(task, client=system.calls.client, env_id=env_id, on_record=records.append)
         for env_id in range(config.num_processes)
     ]
-    learner, batch = make_learner(config, task, None), batch_envs(config, envs)
+    learner = make_learner(config, task, None)
+    batch = BatchedQueryMutationEnv(envs, config.batch_size if config.use_batching else None)
     recall(learner, task, answers, seed=config.seed)
     common: dict[str, Any] = {
         "seed": envs_seed(config.seed, updates_done=0),

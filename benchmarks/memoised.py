@@ -11,13 +11,11 @@ import os
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
 from query_mutator.encoder import CachedEncoder, Encoder
-from query_mutator.operators import Operator
 from query_mutator.session.models import OpenModels, open_models
 from query_mutator.settings.models import ModelSettings
 from query_mutator.types import FloatArray
@@ -54,32 +52,13 @@ class StoredVectors:
             file.write(records.tobytes())
             self._rows.update(zip(keys, rows, strict=True))
 
-    def close(self) -> None:
-        """Close the encoder inside."""
-        self.inner.close()
-
-
-class _SharedTests(OpenModels):
-    """Models whose tasks share the local tests of the operators, which remember the texts they have seen."""
-
-    def with_local_tests(self, operators: Sequence[Operator], vocabulary: frozenset[str]) -> tuple[Operator, ...]:
-        """Return the operators with the local tests that hold for this mutator."""
-        key = tuple(operator.name for operator in operators)
-        if key not in self._tested:
-            self._tested[key] = super().with_local_tests(operators, vocabulary)
-        return self._tested[key]
-
-    @cached_property
-    def _tested(self) -> dict[tuple[str, ...], tuple[Operator, ...]]:
-        return {}
-
 
 def memoised_system(settings: ModelSettings, folder: Path) -> OpenModels:
     """Return the system of `settings`, whose replies and embeddings are kept in `folder`; not those of a recording."""
     folder.mkdir(parents=True, exist_ok=True)
     if settings.backend != "recorded":
         settings = replace(settings, cache="all", cache_path=str(folder / "replies.sqlite"))
-    system = _SharedTests(**vars(open_models(settings)))
+    system = open_models(settings)
     assert isinstance(system.encoder, CachedEncoder)
     system.encoder.inner = StoredVectors(system.encoder.inner, folder)
     return system
