@@ -149,14 +149,12 @@ class HttpServer(ModelServer):
         self, path: str, body: Json, *, retry_count: int | None = None, timeout_s: float | None = None
     ) -> Json | ErrorInfo:
         reply = self._transport.post(path, body, retry_count=retry_count, timeout_s=timeout_s)
-        return self._explained(reply) if isinstance(reply, ErrorInfo) else reply
-
-    def _explained(self, error: ErrorInfo) -> ErrorInfo:
-        """Return a server's error, with advice where there is some."""
-        if error.kind == "connect":
+        if not isinstance(reply, ErrorInfo):
+            return reply
+        if reply.kind == "connect":
             self._contexts.clear()  # a restarted server may have another
-        advice = f"; {self.more_context}" if error.kind == "prompt_too_long" else ""
-        return replace(error, message=error.message + advice)
+        advice = f"; {self.more_context}" if reply.kind == "prompt_too_long" else ""
+        return replace(reply, message=reply.message + advice)
 
     def _completion(self, request: ChatRequest, reply: Json | ErrorInfo, *, latency_s: float) -> Completion:
         if isinstance(reply, ErrorInfo):

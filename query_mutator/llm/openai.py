@@ -69,7 +69,7 @@ class OpenAIBackend(HttpServer):
         BackendError while the server loads its model: llama-server lists it then already.
         """
         self._listed(timeout_s=timeout_s)
-        health = self._root_reply("/health", timeout_s=timeout_s)
+        health = self._at_root("/health", timeout_s=timeout_s)
         if isinstance(health, ErrorInfo) and health.kind == "busy":
             raise BackendError(f"{self.url} is not ready ({health}); wait until it is", kind="busy")
         return ""
@@ -94,7 +94,8 @@ class OpenAIBackend(HttpServer):
 
     def slots(self, model: str) -> int | None:
         """Return the number of slots that llama-server reports."""
-        return _positive(self._at_root("/props").get("total_slots"))
+        reply = self._at_root("/props")
+        return None if isinstance(reply, ErrorInfo) else _positive(reply.get("total_slots"))
 
     def context(self, model: str) -> int | None:
         """Return `num_ctx` or what the list of models reports: vLLM's `max_model_len`, llama-server's `n_ctx`."""
@@ -120,18 +121,10 @@ class OpenAIBackend(HttpServer):
         except BackendError:
             return []
 
-    def _at_root(self, path: str, body: Json | None = None) -> Json:
-        """Return what the server says at a path outside `/v1`, {} for an error."""
-        reply = self._root_reply(path, body)
-        return {} if isinstance(reply, ErrorInfo) else reply
-
-    def _root_reply(
-        self, path: str, body: Json | None = None, *, timeout_s: float = INFO_TIMEOUT_S
-    ) -> Json | ErrorInfo:
+    def _at_root(self, path: str, *, timeout_s: float = INFO_TIMEOUT_S) -> Json | ErrorInfo:
+        """Return what the server says at a path outside `/v1`."""
         with closing(Transport(self.url.removesuffix("/v1"), pool_size=1, headers=self._headers)) as root:
-            if body is None:
-                return root.get(path, timeout_s=timeout_s)
-            return root.post(path, body, timeout_s=timeout_s)
+            return root.get(path, timeout_s=timeout_s)
 
 
 def _positive(value: object) -> int | None:
