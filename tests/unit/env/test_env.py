@@ -38,6 +38,7 @@ from query_mutator.testing import FaultPlan, StubServer, start_server
 from query_mutator.types import CALL_PRICE, ChatRequest, Completion, FloatArray, StepRecord
 from rl_query_mutator_env import MAX_FAILED_STEPS, BatchedQueryMutationEnv, OnFailure, QueryMutationEnv, make_vector_env
 from tests.conftest import QUESTIONS, Librarian, Softener
+from tests.fake_client import FakeClient
 
 MakeTask = Callable[..., Task]
 SPELLING, NEUTRAL, FILLER, UNDO, SUBMIT = range(5)
@@ -49,23 +50,12 @@ def env(tiny_task: MakeTask, tiny_client: Client) -> QueryMutationEnv:
     return QueryMutationEnv(tiny_task(), client=tiny_client)
 
 
-class FailingModel:
-    """Fails calls to one model for good, around a real client."""
-
-    def __init__(self, client: Client, model: str, *, kind: str = "server") -> None:
-        self.client, self.model, self.kind, self.calls = client, model, kind, 0
-
-    def complete(self, request: ChatRequest) -> Completion:
-        self.calls += 1
-        if request.model == self.model:
-            return Completion.failed(self.kind, "broken for good")
-        return self.client.complete(request)
-
-    def close(self) -> None:
-        self.client.close()
-
-
 NO_RETRY = RetryPolicy(max_retries=0)
+
+
+def failing(client: Client, *models: str, kind: str = "server") -> FakeClient:
+    """Return a client that fails the calls to some models for good."""
+    return FakeClient(client.complete, fails=lambda request: request.model in models, kind=kind)
 
 
 def test_reward_is_the_change_of_score_minus_the_cost_of_a_step(env: QueryMutationEnv) -> None:
@@ -130,11 +120,11 @@ def test_observations_hold_nothing_of_the_gold(tiny_task: MakeTask, tiny_client:
 def test_reset_repeats_a_transient_failure_twice_then_takes_the_next_question_and_gives_up_at_last(
     tiny_task: MakeTask, tiny_client: Client, kind: str, calls: int
 ) -> None:
-    client = FailingModel(tiny_client, "librarian", kind=kind)
+    client = failing(tiny_client, "librarian", kind=kind)
     env = QueryMutationEnv(tiny_task(), client=client, retry_policy=NO_RETRY)
     with pytest.raises(BackendError, match="broken for good"):
         env.reset(seed=0)
-    assert client.calls == calls
+    assert len(client.requests) == calls
 
 
 def test_same_seed_gives_the_same_episodes(env: QueryMutationEnv) -> None:
@@ -216,7 +206,7 @@ def test_step_outside_an_episode_is_an_error(env: QueryMutationEnv) -> None:
 def test_a_restored_environment_has_the_counts_of_steps_episodes_and_failures(
     tiny_task: MakeTask, tiny_client: Client
 ) -> None:
-    client = FailingModel(tiny_client, "softener", kind="prompt_too_long")
+    client = failing(tiny_client, "softener", kind="prompt_too_long")
     env, copy = (QueryMutationEnv(tiny_task(), client=client, retry_policy=NO_RETRY) for _ in range(2))
     env.reset(seed=0, options=KILL)
     for action in (NEUTRAL, NEUTRAL, SUBMIT):
@@ -328,24 +318,9 @@ def test_recv_with_a_timeout_returns_what_is_there(batched: Callable[..., Batche
 ID = "rl_query_mutator_env:QueryMutation-v0"
 
 
-class Failing:
-    """Fails the calls to some models, around a real client."""
-
-    def __init__(self, client: Client, *models: str) -> None:
-        self.client, self.models = client, models
-
-    def complete(self, request: ChatRequest) -> Completion:
-        if request.model in self.models:
-            return Completion.failed("server", "broken for good")
-        return self.client.complete(request)
-
-    def close(self) -> None:
-        self.client.close()
-
-
 def failing_env(task: Task, client: Client, on_failure: OnFailure, *models: str, **settings: Any) -> QueryMutationEnv:
     return QueryMutationEnv(
-        task, client=Failing(client, *models), retry_policy=NO_RETRY, on_failure=on_failure, **settings
+        task, client=failing(client, *models), retry_policy=NO_RETRY, on_failure=on_failure, **settings
     )
 
 
@@ -740,10 +715,9 @@ def test_texts_wait_for_others_while_more_calls_wait(tiny_client: Client) -> Non
             passes.append(len(texts))
             return super().encode(texts)
 
-    class Slow(Counting):
-        def complete(self, request: ChatRequest) -> Completion:
-            time.sleep(0.01)
-            return super().complete(request)
+    def slow(request: ChatRequest) -> Completion:
+        time.sleep(0.01)
+        return tiny_client.complete(request)
 
     def flow(text: str) -> Flow:
         answered: Completion = yield ask(text)
@@ -751,7 +725,7 @@ def test_texts_wait_for_others_while_more_calls_wait(tiny_client: Client) -> Non
 
     encoder = CachedEncoder(Noted())
     encoder.gathers = True
-    scheduler = PooledScheduler(client=Slow(tiny_client), encoder=encoder, retry_policy=NEVER, batch_size=1)
+    scheduler = PooledScheduler(client=FakeClient(slow), encoder=encoder, retry_policy=NEVER, batch_size=1)
     for number in range(8):
         scheduler.start(number, flow(f"question {number}"))
     assert {scheduler.finished()[0] for _ in range(8)} == set(range(8))
@@ -761,24 +735,23 @@ def test_texts_wait_for_others_while_more_calls_wait(tiny_client: Client) -> Non
 
 
 def test_the_call_that_is_furthest_behind_goes_first(hash_encoder: Encoder, tiny_client: Client) -> None:
-    order: list[str] = []
+    def answer(request: ChatRequest) -> Completion:
+        if len(client.requests) == 1:
+            may_go_on.wait(10)
+        return tiny_client.complete(request)
 
-    class Noting(Counting):
-        def complete(self, request: ChatRequest) -> Completion:
-            order.append(request.messages[-1].content)
-            if len(order) == 1:
-                may_go_on.wait(10)
-            return super().complete(request)
+    client = FakeClient(answer)
 
     def one(text: str) -> Flow:
         yield ask(text)
 
     may_go_on = threading.Event()
-    scheduler = PooledScheduler(client=Noting(tiny_client), encoder=hash_encoder, retry_policy=NEVER, batch_size=1)
+    scheduler = PooledScheduler(client=client, encoder=hash_encoder, retry_policy=NEVER, batch_size=1)
     for done, text in enumerate(["first", "d", "c", "b", "a"]):
         scheduler.start(text, one(text), done=-done)
     may_go_on.set()
-    assert [scheduler.finished()[0] for _ in range(5)] == ["first", "a", "b", "c", "d"] == order
+    order = [scheduler.finished()[0] for _ in range(5)]
+    assert order == ["first", "a", "b", "c", "d"] == [request.messages[-1].content for request in client.requests]
     scheduler.close()
 
 
@@ -792,15 +765,12 @@ def test_calls_that_a_closed_scheduler_drops_are_free_to_be_made_again(
 ) -> None:
     gate, entered = threading.Event(), threading.Event()
 
-    class Slow:
-        """Waits with every call."""
+    def slow(request: ChatRequest) -> Completion:
+        entered.set()
+        gate.wait(10)
+        return tiny_client.complete(request)
 
-        def complete(self, request: ChatRequest) -> Completion:
-            entered.set()
-            gate.wait(10)
-            return tiny_client.complete(request)
-
-    client = Cache(Slow())
+    client = Cache(FakeClient(slow))
     scheduler = PooledScheduler(client=client, encoder=hash_encoder, retry_policy=NEVER, batch_size=1)
     for text in ("sort my list", "join my words"):
         scheduler.start(text, two_calls(text))

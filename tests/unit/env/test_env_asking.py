@@ -16,9 +16,10 @@ from query_mutator.llm.client import Client
 from query_mutator.llm.retry import RetryPolicy
 from query_mutator.operators import LocalOperator, PromptOperator
 from query_mutator.rewards import WeightedReward
-from query_mutator.types import AskRule, ChatRequest, Completion, FloatArray, Reward, StepRecord
+from query_mutator.types import AskRule, FloatArray, Reward, StepRecord
 from rl_query_mutator_env import QueryMutationEnv
 from tests.conftest import QUESTIONS
+from tests.fake_client import FakeClient
 
 MakeTask = Callable[..., Task]
 SPELLING, NEUTRAL, FILLER, ASK, UNDO, SUBMIT = range(6)
@@ -34,23 +35,6 @@ def task(tiny_task: MakeTask) -> Task:
 @pytest.fixture
 def env(task: Task, tiny_client: Client) -> QueryMutationEnv:
     return QueryMutationEnv(task, client=tiny_client)
-
-
-class Counting:
-    """Counts the calls by purpose, around a real client; fails those of one purpose."""
-
-    def __init__(self, client: Client, *, failing: str = "") -> None:
-        self.client, self.failing = client, failing
-        self.purposes: list[str] = []
-
-    def complete(self, request: ChatRequest) -> Completion:
-        self.purposes.append(request.purpose)
-        if request.purpose == self.failing:
-            return Completion.failed("server", "broken for good")
-        return self.client.complete(request)
-
-    def close(self) -> None:
-        self.client.close()
 
 
 def attempt(answer: str, *, fit: float = 0.5) -> Attempt:
@@ -81,7 +65,7 @@ def test_of_answers_that_rank_alike_the_first_is_submitted(task: Task) -> None:
 
 
 def test_a_rewrite_costs_one_call_and_an_answer_another(task: Task, tiny_client: Client) -> None:
-    client = Counting(tiny_client)
+    client = FakeClient(tiny_client.complete)
     env = QueryMutationEnv(task, client=client)
     obs, info = env.reset(seed=0, options=KILL)
     assert client.purposes == []
@@ -165,7 +149,7 @@ def test_an_only_answer_is_embedded_for_the_reward_alone(
 
 
 def test_a_rewrite_that_would_change_nothing_costs_no_call_and_is_masked(task: Task, tiny_client: Client) -> None:
-    client, records = Counting(tiny_client), list[StepRecord]()
+    client, records = FakeClient(tiny_client.complete), list[StepRecord]()
     never = PromptOperator.of("spelling", "Correct.", "{question}", test=lambda text: "lsit" in text)
     operators = (never, *task.operators[1:])
     env = QueryMutationEnv(replace(task, operators=operators), client=client, on_record=records.append)
@@ -182,7 +166,7 @@ def test_a_rewrite_that_would_change_nothing_costs_no_call_and_is_masked(task: T
 
 @pytest.mark.parametrize(("failing", "actions"), [("target", [SUBMIT]), ("target", [ASK]), ("mutate", [NEUTRAL])])
 def test_a_failed_call_is_an_invalid_step(task: Task, tiny_client: Client, failing: str, actions: list[int]) -> None:
-    client = Counting(tiny_client, failing=failing)
+    client = FakeClient(tiny_client.complete, fails=lambda request: request.purpose == failing)
     env = QueryMutationEnv(task, client=client, retry_policy=RetryPolicy(max_retries=0))
     env.reset(seed=0, options=KILL)
     for action in actions:
@@ -216,7 +200,7 @@ def test_a_restored_environment_continues_with_texts_that_were_not_asked(task: T
 
 
 def test_a_local_operator_makes_no_call(task: Task, tiny_client: Client) -> None:
-    client = Counting(tiny_client)
+    client = FakeClient(tiny_client.complete)
     softer = LocalOperator(name="neutral", summary="Soften.", function=lambda text, _: text.replace("kill", "stop"))
     env = QueryMutationEnv(replace(task, operators=(task.operators[0], softer, task.operators[2])), client=client)
     env.reset(seed=0, options=KILL)
@@ -228,38 +212,27 @@ def test_a_local_operator_makes_no_call(task: Task, tiny_client: Client) -> None
 
 
 def test_an_operator_may_use_the_answer_to_the_present_question(task: Task, tiny_client: Client) -> None:
-    prompts: list[str] = []
-
-    class Reading(Counting):
-        def complete(self, request: ChatRequest) -> Completion:
-            prompts.append(request.messages[-1].content)
-            return super().complete(request)
-
+    client = FakeClient(tiny_client.complete)
     again = PromptOperator.of("spelling", "Ask otherwise.", "Not <a>{answer}</a>\n<question>{question}</question>")
-    env = QueryMutationEnv(replace(task, operators=(again, *task.operators[1:])), client=Reading(tiny_client))
+    env = QueryMutationEnv(replace(task, operators=(again, *task.operators[1:])), client=client)
     env.reset(seed=0, options=KILL)
     assert not env.action_masks()[SPELLING]  # there is no answer yet
     assert env.step(SPELLING)[4]["step_calls"] == 0
     env.step(ASK)
     assert env.action_masks()[SPELLING]  # although it was taken in vain before
     env.step(SPELLING)
-    assert "Not <a>I'm sorry, but I can't help with that.</a>" in prompts[-1]
+    assert "Not <a>I'm sorry, but I can't help with that.</a>" in client.prompts("mutate")[-1]
     assert not env.action_masks()[SPELLING]  # the new wording has no answer yet
-
-
-class TooLong(Counting):
-    """Answers no prompt with a text."""
-
-    def complete(self, request: ChatRequest) -> Completion:
-        if QUESTIONS[KILL["question"]].text in request.messages[-1].content:
-            return Completion.failed("prompt_too_long", "a prompt of 9000 tokens")
-        return self.client.complete(request)
 
 
 @pytest.mark.parametrize("ask", ["form", "every_step"])
 def test_a_question_that_does_not_fit_the_context_comes_once(task: Task, tiny_client: Client, ask: AskRule) -> None:
     task = task.with_rules(ask=ask)
-    env = QueryMutationEnv(task, client=TooLong(tiny_client), retry_policy=RetryPolicy(max_retries=0))
+    text = QUESTIONS[KILL["question"]].text
+    client = FakeClient(
+        tiny_client.complete, kind="prompt_too_long", fails=lambda one: text in one.messages[-1].content
+    )
+    env = QueryMutationEnv(task, client=client, retry_policy=RetryPolicy(max_retries=0))
     for number in range(4 * len(task.questions)):
         env.reset(seed=0 if number == 0 else None)
         env.step(len(task.actions) - 1)
@@ -272,14 +245,11 @@ def test_a_question_that_does_not_fit_the_context_comes_once(task: Task, tiny_cl
 def test_a_question_that_only_a_rewrite_makes_too_long_comes_again(task: Task, tiny_client: Client) -> None:
     shout = LocalOperator(name="shout", summary="Repeat.", function=lambda text, context: f"{text} {text}")
     longer = replace(task, operators=(shout,)).with_rules()
-
-    class Short(Counting):
-        def complete(self, request: ChatRequest) -> Completion:
-            if request.messages[-1].content == f"{QUESTIONS[1].text} {QUESTIONS[1].text}":
-                return Completion.failed("prompt_too_long", "a prompt of 9000 tokens")
-            return self.client.complete(request)
-
-    env = QueryMutationEnv(longer, client=Short(tiny_client), retry_policy=RetryPolicy(max_retries=0))
+    twice = f"{QUESTIONS[1].text} {QUESTIONS[1].text}"
+    client = FakeClient(
+        tiny_client.complete, kind="prompt_too_long", fails=lambda one: one.messages[-1].content == twice
+    )
+    env = QueryMutationEnv(longer, client=client, retry_policy=RetryPolicy(max_retries=0))
     for _ in range(4 * len(task.questions)):
         env.reset()
         env.step(0)

@@ -16,27 +16,15 @@ from query_mutator.encoder import Encoder
 from query_mutator.env.episode import Episode
 from query_mutator.env.task import NUM_EXAMPLES, Task, bank_of, rewrite_settings
 from query_mutator.forms import Form
-from query_mutator.llm.client import Client, ClientWrapper
+from query_mutator.llm.client import Client
 from query_mutator.types import ChatRequest, Completion, Question, StepRecord
 from rl_query_mutator_env import QueryMutationEnv
+from tests.fake_client import FakeClient
 from tests.unit.confidence.arithmetic_world import graded_sums
 
 MakeTask = Callable[..., Task]
 SPELLING, NEUTRAL, FILLER, FRAME, STEPS, ASK, UNDO, SUBMIT = range(8)
 CHOSEN = "question_answer,steps"
-
-
-class Seen(ClientWrapper):
-    """Keeps the requests to the target."""
-
-    def __init__(self, client: Client) -> None:
-        super().__init__(client)
-        self.asked: list[str] = []
-
-    def complete(self, request: ChatRequest) -> Completion:
-        if request.purpose == "target":
-            self.asked.append(request.messages[-1].content)
-        return super().complete(request)
 
 
 @pytest.fixture
@@ -52,7 +40,7 @@ def test_forms_are_actions_between_operators_and_controls(task: Task) -> None:
 
 
 def test_a_form_is_kept_while_the_wording_changes_and_undone_with_it(task: Task, tiny_client: Client) -> None:
-    client, records = Seen(tiny_client), list[StepRecord]()
+    client, records = FakeClient(tiny_client.complete), list[StepRecord]()
     env = QueryMutationEnv(task, client=client, on_record=records.append)
     obs, _ = env.reset(seed=0, options={"question": 1})
     used = task.observer.slices["used"]
@@ -61,7 +49,7 @@ def test_a_form_is_kept_while_the_wording_changes_and_undone_with_it(task: Task,
     assert env.action_masks()[[FRAME, STEPS]].tolist() == [False, True]
     env.step(NEUTRAL)
     env.step(ASK)
-    assert client.asked == [f"Question: how do i {word} the process\nAnswer:" for word in ("kill", "stop")]
+    assert client.prompts("target") == [f"Question: how do i {word} the process\nAnswer:" for word in ("kill", "stop")]
     assert (env.episode.text, env.episode.form) == ("how do i stop the process", "question_answer")
     env.step(STEPS)
     obs, *_ = env.step(UNDO)
@@ -71,11 +59,11 @@ def test_a_form_is_kept_while_the_wording_changes_and_undone_with_it(task: Task,
 
 
 def test_every_step_asks_in_the_form_once(tiny_task: MakeTask, tiny_client: Client) -> None:
-    client = Seen(tiny_client)
+    client = FakeClient(tiny_client.complete)
     env = QueryMutationEnv(tiny_task(forms=forms.select(CHOSEN), max_episode_steps=5), client=client)
     env.reset(seed=0, options={"question": 0})
     *_, info = env.step(FRAME)
-    assert client.asked == ["plz sort my list", "Question: plz sort my list\nAnswer:"]
+    assert client.prompts("target") == ["plz sort my list", "Question: plz sort my list\nAnswer:"]
     assert (info["calls"], info["asks"]) == (2, 2)
     assert not env.action_masks()[FRAME]
 
@@ -125,14 +113,14 @@ def test_examples_are_the_nearest_of_the_bank_and_never_of_the_same_target(hash_
 
 
 def test_choosing_a_form_asks_where_forms_ask(tiny_task: MakeTask, tiny_client: Client) -> None:
-    client = Seen(tiny_client)
+    client = FakeClient(tiny_client.complete)
     task = tiny_task(forms=forms.select(CHOSEN), ask="form", max_asks=3, max_episode_steps=6)
     env = QueryMutationEnv(task, client=client)
     env.reset(seed=0, options={"question": 0})
     *_, info = env.step(NEUTRAL)
-    assert (info["asks"], client.asked) == (0, [])
+    assert (info["asks"], client.prompts("target")) == (0, [])
     *_, info = env.step(FRAME)
-    assert (info["asks"], info["step_calls"], client.asked) == (1, 1, ["Question: sort my list\nAnswer:"])
+    assert (info["asks"], info["step_calls"], client.prompts("target")) == (1, 1, ["Question: sort my list\nAnswer:"])
     assert env.action_masks()[[FRAME, STEPS, ASK]].tolist() == [False, True, False]  # another form asks again
     env.step(SPELLING)
     assert env.action_masks()[STEPS]  # also before an answer to the new wording
@@ -143,18 +131,9 @@ def test_choosing_a_form_asks_where_forms_ask(tiny_task: MakeTask, tiny_client: 
 def test_a_vote_submits_the_most_frequent_answer(
     answers: str, submitted: int, tiny_task: MakeTask, tiny_client: Client
 ) -> None:
-    class Voters(ClientWrapper):
-        """Gives one answer after the other."""
-
-        def complete(self, request: ChatRequest) -> Completion:
-            reply = {"a": "Paris", "b": "Rome", "c": "Oslo"}[answers[self.count]]
-            self.count += 1
-            return Completion(text=reply, model="m")
-
-        count = 0
-
+    replies = iter([{"a": "Paris", "b": "Rome", "c": "Oslo"}[answer] for answer in answers])
     task = tiny_task(forms=forms.select(CHOSEN), ask="form", answer="vote", max_episode_steps=6)
-    env = QueryMutationEnv(task, client=Voters(tiny_client))
+    env = QueryMutationEnv(task, client=FakeClient(lambda _: Completion(text=next(replies), model="m")))
     env.reset(seed=0, options={"question": 0})
     for action in (ASK, FRAME, STEPS):
         env.step(action)
@@ -164,14 +143,12 @@ def test_a_vote_submits_the_most_frequent_answer(
     assert env.engine.why() == "the most frequent of 3 answers"
 
 
-class Adder(ClientWrapper):
-    """Answers a sum: wrong arithmetic, but right after "Question:"."""
-
-    def complete(self, request: ChatRequest) -> Completion:
-        prompt = request.messages[-1].content
-        one, two = [int(word) for word in prompt.split() if word.isdigit()][::2]
-        told = one + two + (not prompt.startswith("Question:"))
-        return Completion(text=f"She has {one} + {two} = {told} pens. So Ann has {told} pens.")
+def add(request: ChatRequest) -> Completion:
+    """Answer a sum: wrong arithmetic, but right after "Question:"."""
+    prompt = request.messages[-1].content
+    one, two = [int(word) for word in prompt.split() if word.isdigit()][::2]
+    told = one + two + (not prompt.startswith("Question:"))
+    return Completion(text=f"She has {one} + {two} = {told} pens. So Ann has {told} pens.")
 
 
 def test_the_reward_is_what_an_answer_adds_to_p_right(tiny_task: MakeTask, tiny_client: Client) -> None:
@@ -179,7 +156,7 @@ def test_the_reward_is_what_an_answer_adds_to_p_right(tiny_task: MakeTask, tiny_
     questions = [Question(id=row.question, text=row.question, accept=(row.gold,)) for row in graded_sums(4, seed=1)]
     rules = {"ask": "form", "answer": "learned", "max_asks": 4, "max_episode_steps": 6, "call_price": (0.05,)}
     task = replace(tiny_task(questions, forms=forms.select(CHOSEN), **rules), confidence=model)
-    env = QueryMutationEnv(task, client=Adder(tiny_client))
+    env = QueryMutationEnv(task, client=FakeClient(add))
     env.reset(seed=0, options={"question": 1})
     p_right, rewards = [0.0], []
     for action in (ASK, FRAME, SUBMIT):
