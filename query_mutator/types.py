@@ -55,7 +55,7 @@ ERROR_KINDS = (
 NUMERIC, UNSAFE = "numeric", "unsafe"
 
 #: The parts of a score that say whether an answer is right, the first that a reward has counts.
-SUCCESS_PARTS = ("right", "exact", "numeric", "committed", "contains", "judge")
+SUCCESS_PARTS = ("right", "exact", "numeric", "committed", "judge")
 
 ASK, UNDO, SUBMIT = "ask", "undo", "submit"
 CONTROLS = (ASK, UNDO, SUBMIT)  # the actions that are not operators or forms

@@ -8,7 +8,7 @@
 Loads no torch. It may import `training` and all below it.
 """
 
-from query_mutator.apply.rewriter import Mode, Rewrite, Rewriter, rewrite_flow
+from query_mutator.apply.rewriter import Rewrite, Rewriter, rewrite_flow
 from query_mutator.session.play import Limits, Step
 
-__all__ = ["Limits", "Mode", "Rewrite", "Rewriter", "Step", "rewrite_flow"]
+__all__ = ["Limits", "Rewrite", "Rewriter", "Step", "rewrite_flow"]

@@ -285,13 +285,12 @@ def answer_file(
     *,
     failures: FailureWindow,
     shown: Callable[[], object],
-    on_bad_line: Callable[[int, str], None],
 ) -> None:
     """Answer all lines of a file that are not done; `start` returns the flow of a line, with its Answer.
 
     Raises TooManyFailuresError when calls fail too often; the command can be resumed.
     """
-    asks = _asks(lines, rows, on_bad_line, shown)
+    asks = _asks(lines, rows, shown)
     in_progress: dict[int, Ask] = {}
     while True:
         while len(in_progress) < AHEAD * scheduler.batch_size and (ask := next(asks, None)) is not None:
@@ -310,9 +309,7 @@ def answer_file(
         shown()
 
 
-def _asks(
-    lines: Sequence[bytes], rows: BatchRows, on_bad_line: Callable[[int, str], None], shown: Callable[[], object]
-) -> Iterator[Ask]:
+def _asks(lines: Sequence[bytes], rows: BatchRows, shown: Callable[[], object]) -> Iterator[Ask]:
     """Yield what the lines ask that are not done; lines that ask nothing are done at once."""
     for number, line in enumerate(lines, 1):
         if not line.strip() or number in rows.done:
@@ -320,7 +317,6 @@ def _asks(
         try:
             ask = parse_line(number, line)
         except ValueError as error:
-            on_bad_line(number, str(error))
             said = {"code": "invalid_line", "message": str(error)}
             rows.add(number, {"line": number, "id": None, "error": said}, "invalid_line")
             shown()

@@ -33,14 +33,9 @@ from query_mutator.settings.calls import DIRECT
 from query_mutator.settings.models import ModelSettings
 from query_mutator.types import AS_IS, ChatRequest, Completion, ErrorInfo, Message, Question
 
-#: "full": as the policy was trained; "blind": all rewrites first, then one question to the target.
-Mode = Literal["full", "blind"]
-
 _REASONS: dict[Stopped, str] = {
     "max_calls": "max_calls was reached", "deadline": "the deadline was reached", "error": "a call failed"
 }  # fmt: skip
-
-MODES: tuple[Mode, ...] = ("full", "blind")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,19 +180,17 @@ class Rewriter:
         return self.models.target_model
 
     @property
-    def modes(self) -> tuple[Mode, ...]:
-        """Return the modes this policy can act in; "blind" needs one that asks once."""
-        asks_once = self.task.rules.max_asks == 1 or bool(getattr(self.policy, "asks_once", False))
-        return MODES if self.task.rules.policy_asks and asks_once else ("full",)
+    def asks_once(self) -> bool:
+        """Return whether the policy makes all rewrites first, and looks at no answer."""
+        rules = self.task.rules
+        return rules.policy_asks and (rules.max_asks == 1 or bool(getattr(self.policy, "asks_once", False)))
 
-    def rewrite(
-        self, question: str, *, mode: Mode = "full", max_calls: int | None = None, deadline_s: float | None = None
-    ) -> Rewrite:
+    def rewrite(self, question: str, *, max_calls: int | None = None, deadline_s: float | None = None) -> Rewrite:
         """Rewrite a question, with calls one after the other in this thread; BackendError when no answer was got.
 
         `max_calls` and `deadline_s` (seconds) bound it: the best answer so far is submitted when one is reached.
         """
-        flow = self.flow(question, mode=mode, limits=Limits(max_calls=max_calls, deadline_s=deadline_s))
+        flow = self.flow(question, limits=Limits(max_calls=max_calls, deadline_s=deadline_s))
         return _answered(
             run_flow(
                 flow,
@@ -212,7 +205,6 @@ class Rewriter:
         questions: Sequence[str],
         *,
         batch_size: int | None = None,
-        mode: Mode = "full",
         max_calls: int | None = None,
         deadline_s: float | None = None,
     ) -> list[Rewrite]:
@@ -224,7 +216,7 @@ class Rewriter:
         size = most if batch_size is None else min(batch_size, most)
         limits = Limits(max_calls=max_calls, deadline_s=deadline_s)
         for question in questions:
-            self._check(question, mode)
+            self._check(question)
         scheduler = PooledScheduler(
             client=self.models.calls.eval_client,
             encoder=self.models.encoder,
@@ -236,7 +228,7 @@ class Rewriter:
         try:
             while len(found) < len(questions):
                 while scheduler.in_progress < 2 * size and (place := next(waiting, None)) is not None:
-                    scheduler.start(place[0], self.flow(place[1], mode=mode, limits=limits), done=place[0])
+                    scheduler.start(place[0], self.flow(place[1], limits=limits), done=place[0])
                 index, rewrite = scheduler.finished()
                 found[index] = rewrite
         finally:
@@ -244,7 +236,7 @@ class Rewriter:
         return [found[index] for index in range(len(questions))]
 
     async def arewrite(
-        self, question: str, *, mode: Mode = "full", max_calls: int | None = None, deadline_s: float | None = None
+        self, question: str, *, max_calls: int | None = None, deadline_s: float | None = None
     ) -> Rewrite:
         """Rewrite a question without blocking the event loop; see `rewrite`.
 
@@ -253,7 +245,7 @@ class Rewriter:
         limits = Limits(max_calls=max_calls, deadline_s=deadline_s)
         return _answered(
             await run_flow_async(
-                await asyncio.to_thread(self.flow, question, mode=mode, limits=limits),  # it encodes the question
+                await asyncio.to_thread(self.flow, question, limits=limits),  # it encodes the question
                 complete=self._complete,
                 encoder=self.models.encoder,
                 retry_policy=self.models.retry_policy,
@@ -264,7 +256,6 @@ class Rewriter:
         self,
         question: str,
         *,
-        mode: Mode = "full",
         limits: Limits | None = None,
         first_answer: str | None = None,
         asks_at_end: bool = True,
@@ -272,11 +263,15 @@ class Rewriter:
     ) -> Flow:
         """Return the decisions on a question as a flow, for a driver of your own (see `rewrite_flow`).
 
-        Making it encodes the question. UsageError for an empty question, and for a mode that the policy cannot act in.
+        Making it encodes the question. UsageError for an empty question, and for a policy that looks at answers with
+        `asks_at_end=False`.
         """
-        self._check(question, mode)
-        if not asks_at_end and mode != "blind":
-            raise UsageError('asks_at_end=False needs mode="blind": other policies look at answers')
+        self._check(question)
+        if not asks_at_end and not self.asks_once:
+            raise UsageError(
+                "asks_at_end=False needs a policy that rewrites without an answer: one trained with --ask form "
+                "--max-asks 1, or a plan with one answer"
+            )
         task = self.task.on([Question(id=self._ids.get(question, ""), text=question)])
         return rewrite_flow(
             task,
@@ -311,19 +306,13 @@ class Rewriter:
             self._threads = ThreadPoolExecutor(self.models.settings.batch_size, thread_name_prefix="qm-rewrite")
         return await complete_in_thread(self.models.calls.eval_client, request, self._threads)
 
-    def _check(self, question: str, mode: Mode) -> None:
+    def _check(self, question: str) -> None:
         if self._is_closed:
             raise UsageError("this Rewriter was closed; load the policy again")
         if not question.strip():
             raise UsageError("the question is empty; give a text")
         if any("\ud800" <= letter <= "\udfff" for letter in question):
             raise UsageError("the question has half a character (a lone surrogate); decode it as UTF-8")
-        check_known("mode", mode, MODES)
-        if mode not in self.modes:
-            raise UsageError(
-                'mode="blind" needs a policy that rewrites without an answer: one trained with --ask form '
-                '--max-asks 1, or a plan with one answer; use mode="full"'
-            )
 
 
 def _answered(rewrite: Rewrite) -> Rewrite:

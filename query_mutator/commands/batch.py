@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from cyclopts import Parameter
 from filelock import FileLock, Timeout
@@ -32,7 +32,6 @@ from query_mutator.env.scheduling import Flow, PooledScheduler
 from query_mutator.errors import EXIT_FAILURES, TooManyFailuresError, UsageError, disk_errors
 from query_mutator.evaluation.methods import by_policy, metered, outcome_flow
 from query_mutator.files import file_sha256
-from query_mutator.llm.cache import Cache
 from query_mutator.llm.store import Store
 from query_mutator.session.models import OpenModels, ResolvedModels, open_models
 from query_mutator.session.play import FailureWindow
@@ -41,8 +40,6 @@ from query_mutator.types import AS_IS, Completion, Question
 
 if TYPE_CHECKING:
     from query_mutator.evaluation.outcomes import Outcome
-
-SHOWN_BAD_LINES = 5  # all are in the file of errors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,56 +137,21 @@ def _answer_all(flags: BatchFlags, work: Work, rows: BatchRows, lines: Sequence[
         retry_policy=work.models.retry_policy,
         batch_size=work.models.settings.batch_size,
     )
-    rate = flags.max_failure_rate
-    try:
-        with _Bar(sum(map(bool, map(bytes.strip, lines))), rows, calls.eval_client) as bar:
-            answer_file(
-                lines,
-                rows,
-                scheduler,
-                work.start,
-                failures=FailureWindow(rate, unit="lines"),
-                shown=bar.update,
-                on_bad_line=_BadLines(flags.questions),
-            )
-    finally:
-        scheduler.close()
+    began, counted = time.perf_counter(), calls.eval_client
+    total = sum(map(bool, map(bytes.strip, lines)))
+    # Lines of an earlier command took no time.
+    with progress("answering", total, unit="line", initial=len(rows.done)) as bar:
 
+        def shown() -> None:
+            rate = counted.totals.calls / max(1e-9, time.perf_counter() - began)
+            bar.set_postfix({"calls/s": f"{rate:.1f}", "failed": rows.num_failed}, refresh=False)
+            bar.update()
 
-class _Bar:
-    """A progress bar with calls per second and lines that failed; lines of an earlier command took no time."""
-
-    def __init__(self, total: int, rows: BatchRows, counted: Cache) -> None:
-        self._rows, self._counted, self._began = rows, counted, time.perf_counter()
-        self._bar = progress("answering", total, unit="line")
-        self._bar.initial = self._bar.n = len(rows.done)
-
-    def update(self) -> None:
-        """Count a line."""
-        seconds = max(1e-9, time.perf_counter() - self._began)
-        figures = {"calls/s": f"{self._counted.totals.calls / seconds:.1f}", "failed": self._rows.num_failed}
-        self._bar.set_postfix(figures, refresh=False)
-        self._bar.update()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.close()
-
-
-class _BadLines:
-    """Prints the first lines that cannot be asked."""
-
-    def __init__(self, path: str) -> None:
-        self._path, self._count = path, 0
-
-    def __call__(self, number: int, reason: str) -> None:
-        self._count += 1
-        if self._count <= SHOWN_BAD_LINES:
-            note(f"{self._path}:{number}: {reason}")
-        elif self._count == SHOWN_BAD_LINES + 1:
-            note("further lines that cannot be asked are in the file of errors only")
+        try:
+            failures = FailureWindow(flags.max_failure_rate, unit="lines")
+            answer_file(lines, rows, scheduler, work.start, failures=failures, shown=shown)
+        finally:
+            scheduler.close()
 
 
 # --- how a line is answered ------------------------------------------------------------------------------------------

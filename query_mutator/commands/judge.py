@@ -129,20 +129,16 @@ def _sentence(model: str, own: Mapping[str, Any], usual: str) -> str:
 
 
 def _in_words(report: dict[str, Any]) -> str:
-    names = {
-        "accuracy": "accuracy",
-        "true_positive": "yes where the label is yes",
-        "true_negative": "no where the label is no",
-        "kappa": "Cohen's kappa",
-    }
-    header = ("", report["judge"][:24], f"always {report['constant']['verdict']}")
-    rows = []
-    for key, name in names.items():
-        cells = []
-        for column in (report["agreement"], report["constant"]):
-            low, high = column[f"{key}_ci"]
-            cells.append(f"{column.get(key, column.get(f'{key}_rate')):.2f} [{low:.2f}, {high:.2f}]")
-        rows.append((name, *cells))
+    own, constant = report["agreement"], report["constant"]
+    names = {"accuracy": "accuracy", "true_positive_rate": "yes where the label is yes",
+             "true_negative_rate": "no where the label is no", "kappa": "Cohen's kappa"}  # fmt: skip
+
+    def cell(column: Mapping[str, Any], key: str) -> str:
+        low, high = column[f"{key.removesuffix('_rate')}_ci"]
+        return f"{column[key]:.2f} [{low:.2f}, {high:.2f}]"
+
+    rows = [(name, cell(own, key), cell(constant, key)) for key, name in names.items()]
     unscored = ", ".join(f"{count} {kind}" for kind, count in report["unscored"].items()) or "none"
-    title = f"{report['agreement']['n']} labelled answers, 95 % intervals; without a verdict: {unscored}"
+    title = f"{own['n']} labelled answers, 95 % intervals; without a verdict: {unscored}"
+    header = ("", report["judge"][:24], f"always {constant['verdict']}")
     return f"{table(title, header, rows)}\n{report['verdict']}"

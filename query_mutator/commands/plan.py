@@ -63,7 +63,7 @@ from query_mutator.session.task import (
 from query_mutator.settings.episode import CallRules, Operators, TaskSettings
 from query_mutator.settings.evaluation import CallBudget, FailureRate
 from query_mutator.settings.models import ModelSettings, Sampling
-from query_mutator.settings.output import DryRun, NamedRun, Resume
+from query_mutator.settings.output import NamedRun
 from query_mutator.settings.questions import Questions, Reward
 from query_mutator.training.estimate import duration
 from query_mutator.training.run_folder import described, planned
@@ -83,8 +83,6 @@ OF_ONE_COMMAND = ("json", "force", "dry_run", "resume")
 @defaults(name=ALGO, max_asks=1)
 class PlanFlags(
     NamedRun,
-    DryRun,
-    Resume,
     Questions,
     Operators,
     CallRules,

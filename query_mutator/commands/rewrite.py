@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
-from query_mutator.apply import Limits, Mode, Rewrite
+from query_mutator.apply import Limits, Rewrite
 from query_mutator.bounds import Count, Prose, Seconds
 from query_mutator.cli.flags import Positional
 from query_mutator.cli.outputs import JsonTo, Output, OutputFlags, holding
@@ -26,8 +26,6 @@ class RewriteFlags(PolicyFlags, OutputFlags):
     """The question; - reads one per line from standard input. Of two arguments the first is the run."""
     after_run: Positional[Prose | None] = None
     """The question, if a run is given before it."""
-    mode: Mode = "full"
-    """full: as the policy was trained; blind: all rewrites first, then one question to the target."""
     max_calls: Count | None = None
     """Maximum model calls for a question, retries aside; the best answer so far is submitted."""
     request_deadline_s: Seconds | None = None
@@ -54,9 +52,7 @@ def rewrite(flags: RewriteFlags) -> None:
         raise UsageError("the question is empty; give one as an argument, or - to read lines from standard input")
 
     with open_policy(flags) as rewriter:
-        rewrites = rewriter.rewrite_many(
-            texts, mode=flags.mode, max_calls=flags.max_calls, deadline_s=flags.request_deadline_s
-        )
+        rewrites = rewriter.rewrite_many(texts, max_calls=flags.max_calls, deadline_s=flags.request_deadline_s)
     lines = "".join(encode(_row(one)).decode() + "\n" for one in rewrites)
     print(lines if flags.json == "-" else "\n".join(map(_in_words, rewrites)), end="")
     if flags.json not in (None, "-"):

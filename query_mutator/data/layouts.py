@@ -5,9 +5,8 @@
     TriviaQA    question, answer with a value and aliases       value and aliases are accepted
     GSM8K       question, answer that ends with `#### 42`       the final number; tag `numeric`
     XSTest      prompt, type, and label or focus                a question without gold, or a guard request
-    OR-Bench    prompt, category with one of its ten names      the same; the file's name says which
 
-Formats: arXiv:1606.05250 and 1806.03822, 1705.03551, 2110.14168, 2308.01263, 2405.20947.
+Formats: arXiv:1606.05250 and 1806.03822, 1705.03551, 2110.14168, 2308.01263.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ Converted = dict[str, Any] | str  # the columns of our format, or why the row is
 
 #: What any layout reads, so that other columns of Parquet files are never loaded.
 COLUMNS = frozenset(
-    {"question", "question_id", "answers", "answer", "is_impossible", "prompt", "type", "label", "focus", "category",
-     "choices", "options"}
+    {"question", "question_id", "answers", "answer", "is_impossible", "prompt", "type", "label", "focus", "choices",
+     "options"}
 )  # fmt: skip
 
 _FINAL_NUMBER = re.compile(r"^####\s*(\S*\d\S*)\s*\Z", re.MULTILINE)
@@ -36,9 +35,6 @@ _XSTEST_SAFE = frozenset(
     {"homonyms", "figurative_language", "safe_targets", "safe_contexts", "definitions", "real_group_nons_discr",
      "nons_group_real_discr", "historical_events", "privacy_public", "privacy_fictional"}
 )  # fmt: skip
-_OR_BENCH_CATEGORIES = frozenset(
-    {"deception", "harassment", "harmful", "hate", "illegal", "privacy", "self-harm", "sexual", "unethical", "violence"}
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,20 +47,19 @@ class Layout:
 
 
 def layout_of(rows: Sequence[Fields], *, where: str) -> Layout | None:
-    """Return the layout of a file by its first rows, None for our own format; DatasetError if it is ambiguous.
-
-    `where` is the file's name, by which OR-Bench's parts differ.
-    """
+    """Return the layout of a file by its first rows, None for our own format; DatasetError if it is ambiguous."""
     columns = set(rows[0]) if rows else set()
     if {"question", "answers"} <= columns:
-        _check_answers(rows, where)
+        if any(_texts(row.get("answers")) is None for row in rows):
+            raise DatasetError(
+                f"{where}: `answers` is {_seen([row.get('answers') for row in rows])}; known are SQuAD's {{text: "
+                "[...]} and [{text: ...}], and a list of texts; name another column with --answer-column"
+            )
         return Layout(name="SQuAD", convert=_squad, remark="contexts are left out: the model is asked without them")
     if {"question", "answer"} <= columns:
         return _by_answer(rows, columns, where)
     if {"prompt", "type"} <= columns and columns & {"label", "focus"}:
         return Layout(name="XSTest", convert=_xstest)
-    if {"prompt", "category"} <= columns and {str(row.get("category")) for row in rows} <= _OR_BENCH_CATEGORIES:
-        return _or_bench(where)
     return None
 
 
@@ -82,16 +77,6 @@ def _by_answer(rows: Sequence[Fields], columns: set[str], where: str) -> Layout 
         )
     numbered = sum(isinstance(answer, str) and bool(_FINAL_NUMBER.search(answer)) for answer in answers)
     return Layout(name="GSM8K", convert=_gsm8k) if 2 * numbered > len(answers) else None
-
-
-def _check_answers(rows: Sequence[Fields], where: str) -> None:
-    """Raise for a column `answers` that is not SQuAD's."""
-    answers = [row.get("answers") for row in rows]
-    if any(_texts(found) is None for found in answers):
-        raise DatasetError(
-            f"{where}: `answers` is {_seen(answers)}; known are SQuAD's {{text: [...]}} and [{{text: ...}}], and a "
-            "list of texts; name another column with --answer-column"
-        )
 
 
 def _seen(values: Sequence[Any]) -> str:
@@ -147,19 +132,6 @@ def _xstest(row: Fields) -> Converted:
     if label == "safe" or (not label and kind in _XSTEST_SAFE):
         return _ours(row.get("prompt"), row.get("id"), kind)
     return f"neither safe nor unsafe (label {label[:20]!r}, type {kind[:40]!r})"
-
-
-def _or_bench(where: str) -> Layout:
-    """Return the layout of one of OR-Bench's three parts, which have the same columns."""
-    name = where.lower()
-    toxic, harmless = "toxic" in name, "hard" in name or "80k" in name
-    if toxic == harmless:
-        raise DatasetError(
-            f"{where}: columns prompt and category are those of OR-Bench, whose parts differ in their names only; name "
-            "the file as there, with `80k` or `hard` (safe to answer) or `toxic` (guard requests only)"
-        )
-    tags = (UNSAFE,) if toxic else ()
-    return Layout(name="OR-Bench", convert=lambda row: _ours(row.get("prompt"), None, str(row.get("category")), *tags))
 
 
 def _ours(text: Any, id_: Any, *tags: str) -> dict[str, Any]:

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import itertools
 import json
-from array import array
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from query_mutator.cli.console import note
 from query_mutator.data.layouts import COLUMNS, Layout, layout_of
@@ -25,8 +22,6 @@ from query_mutator.errors import DatasetError
 from query_mutator.registry import nearest
 from query_mutator.types import NUMERIC, UNSAFE, Question
 
-Gold = tuple[tuple[str, ...], str | None]  # accepted names, reference
-KNOWN_ANSWERS = 1 << 16
 _PEEKED_ROWS = 20  # read to recognize the layout
 _SHOWN_REASONS = 3  # why rows are dropped
 QUESTION_COLUMNS = ("query", "question", "prompt", "text")
@@ -62,7 +57,7 @@ def load_question_set(
 ) -> QuestionSet:
     """Return the questions of files that belong together, and apart from them those with the tag `unsafe`.
 
-    `name` is shown in place of the files; parts of OR-Bench differ by it.
+    `name` is shown in place of the files.
     """
     name = name or str(paths[0])
     asked = {column for column in (question_column, answer_column) if column is not None}
@@ -71,9 +66,8 @@ def load_question_set(
     first = list(itertools.islice(rows, _PEEKED_ROWS))
     layout = None if asked else layout_of([row for _, row in first], where=name)
     questions: list[Question] = []
-    lines = array("q")
+    seen: dict[str, int] = {}  # id -> line
     dropped: Counter[str] = Counter()
-    known: dict[Gold, Gold] = {}  # answers repeat; one object for each saves a third of the memory of large files
     for (path, line), row in itertools.chain(first, rows):
         if layout is not None:
             converted = layout.convert(row)
@@ -81,13 +75,16 @@ def load_question_set(
                 dropped[converted if isinstance(converted, str) else "without a question"] += 1
                 continue
             row = converted
-        questions.append(_question(row, f"{path}:{line}", len(questions), question_column, answer_column, known))
-        lines.append(line)
+        question = _question(row, f"{path}:{line}", len(questions), question_column, answer_column)
+        if question.id in seen:
+            before = f"line {seen[question.id]}; give each row another id"
+            raise DatasetError(f"{name}:{line}: id {question.id!r} is already in {before}")
+        seen[question.id] = line
+        questions.append(question)
     if dropped and not questions:
         raise DatasetError(f"{name}: all {dropped.total()} rows are dropped: {_reasons(dropped)}")
     if not questions:
         raise DatasetError(f"{name}: no questions in it; each row needs a question column such as `query`")
-    _check_ids(name, questions, lines)
     # Apart from the questions: no other code sees the two together.
     guard = tuple(question for question in questions if UNSAFE in question.tags)
     found = QuestionSet(questions=[q for q in questions if UNSAFE not in q.tags] if guard else questions, guard=guard)
@@ -109,36 +106,14 @@ def _what_was_read(name: str, layout: Layout, found: QuestionSet, dropped: Count
     return f"{name}: read as {layout.name}; {'; '.join([*parts, *filter(None, [layout.remark])])}"
 
 
-def _check_ids(path: str, questions: list[Question], lines: array[int]) -> None:
-    """Raise for an id that occurs twice."""
-    # Sorted hashes find candidates in 8 bytes a question, where a set of ids takes a hundred.
-    hashes = np.fromiter((hash(question.id) for question in questions), np.int64, len(questions))
-    in_order = np.sort(hashes)
-    doubled = in_order[1:][in_order[1:] == in_order[:-1]]
-    seen: dict[str, int] = {}
-    for place in np.flatnonzero(np.isin(hashes, doubled)).tolist() if len(doubled) else ():
-        name, line = questions[place].id, lines[place]
-        if name in seen:
-            raise DatasetError(f"{path}:{line}: id {name!r} is already in line {seen[name]}; give each row another id")
-        seen[name] = line
-
-
 def _question(
-    row: dict[str, Any],
-    where: str,
-    index: int,
-    question_column: str | None,
-    answer_column: str | None,
-    known: dict[Gold, Gold],
+    row: dict[str, Any], where: str, index: int, question_column: str | None, answer_column: str | None
 ) -> Question:
     text = row.get(_column(row, question_column, QUESTION_COLUMNS, where, "question") or "")
     if not isinstance(text, str) or not text.strip():
         what = "empty" if text is None or isinstance(text, str) else "not a text"
         raise DatasetError(f"{where}: the question is {what}; fill it in or drop the row")
-    gold = _gold(row, where, answer_column)
-    answer = row.get(_column(row, answer_column, ANSWER_COLUMNS, where, "answer", required=False) or "")
-    is_numeric = is_number(answer) and not isinstance(answer, bool)
-    accept, reference = known.setdefault(gold, gold) if len(known) < KNOWN_ANSWERS else known.get(gold, gold)
+    accept, reference, is_numeric = _gold(row, where, answer_column)
     about = row.get("about")
     if about is not None and not (isinstance(about, str) and about.strip()):
         raise DatasetError(f"{where}: `about` must be a text, not {str(about)[:80]!r}")
@@ -161,8 +136,8 @@ def _id(value: Any, where: str, index: int) -> str:
     return str(value)
 
 
-def _gold(row: dict[str, Any], where: str, answer_column: str | None) -> Gold:
-    """Return (accepted names, reference)."""
+def _gold(row: dict[str, Any], where: str, answer_column: str | None) -> tuple[tuple[str, ...], str | None, bool]:
+    """Return accepted names, reference, and whether the gold is a number."""
     column = _column(row, answer_column, ANSWER_COLUMNS, where, "answer", required=False)
     value = row.get(column) if column else None
     reference = row.get("reference")
@@ -181,7 +156,7 @@ def _gold(row: dict[str, Any], where: str, answer_column: str | None) -> Gold:
         raise DatasetError(f"{where}: `{column}` must be a text, a number or a list of names, not {str(value)[:80]}")
     if reference is not None and not isinstance(reference, str):
         raise DatasetError(f"{where}: `reference` must be a text")
-    return accept, reference or None
+    return accept, reference or None, is_number(value) and not isinstance(value, bool)
 
 
 def _column(

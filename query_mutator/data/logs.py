@@ -111,10 +111,10 @@ def _truth(value: Any, name: str, where: str) -> bool | None:
 
 def _number(value: Any, name: str, where: str) -> float | None:
     try:
-        found = None if value is None or isinstance(value, bool) else float(value)
-    except (TypeError, ValueError, OverflowError):
+        found = None if value is None else float(str(value))
+    except ValueError:
         found = math.nan
-    if isinstance(value, bool) or (found is not None and not math.isfinite(found)):
+    if found is not None and not math.isfinite(found):
         raise DatasetError(f"{where}: `{name}` must be a number, not {_shown(value)}")
     return found
 

@@ -5,44 +5,32 @@ from __future__ import annotations
 import csv
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from query_mutator.cli.console import progress
 from query_mutator.errors import DatasetError
 from query_mutator.files import parse_json, parse_json_object
 
 Row = tuple[int, dict[str, Any]]  # line number in the file (1-based; of Parquet the row number), the row's fields
 _FIELD_CHARACTERS = 1 << 30  # of a CSV cell; Python's own limit is 131,072
 _BATCH_ROWS = 4096  # of Parquet, in memory at once
-_BAR_BYTES = 8 << 20  # smaller files are read too fast for a progress bar
 
 
 def read_rows(path: Path, *, columns: Collection[str] = ()) -> Iterator[Row]:
-    """Yield the rows of a file; of Parquet only those of `columns` that it has, so that memory stays small."""
-    suffix = path.suffix.lower()
+    """Return the rows of a file; of Parquet only those of `columns` that it has, so that memory stays small."""
     with _file_errors(path):
         if not path.is_file():
             found = "a folder" if path.is_dir() else "no such file"
             raise DatasetError(f"{path}: {found}; give a .jsonl, .json, .csv or .parquet file")
-        size = path.stat().st_size
-    readers: dict[str, Callable[[], Iterator[Row]]] = {
-        ".jsonl": lambda: _jsonl_rows(path),
-        ".json": lambda: _json_rows(path),
-        ".csv": lambda: _csv_rows(path),
-        ".parquet": lambda: _parquet_rows(path, columns),
-    }
+    suffix = path.suffix.lower()
+    if suffix == ".parquet":
+        return _parquet_rows(path, columns)
+    readers = {".jsonl": _jsonl_rows, ".json": _json_rows, ".csv": _csv_rows}
     if suffix not in readers:
         raise DatasetError(f"{path}: unknown kind {suffix or 'without suffix'!r}; give .jsonl, .json, .csv or .parquet")
-    if size < _BAR_BYTES:
-        yield from readers[suffix]()
-        return
-    with progress(f"reading {path.name}", _num_rows(path), unit="row") as bar:
-        for row in readers[suffix]():
-            bar.update()
-            yield row
+    return readers[suffix](path)
 
 
 @contextmanager
@@ -55,14 +43,6 @@ def _file_errors(path: Path) -> Iterator[None]:
     except OSError as error:
         name = str(path) if len(str(path)) <= 300 else f"{str(path)[:100]}... ({len(str(path))} characters)"
         raise DatasetError(f"{name}: cannot be read ({error.strerror or error}); check the path") from None
-
-
-def _num_rows(path: Path) -> int | None:
-    """Return the rows of a Parquet file, None for files whose rows are not counted before they are read."""
-    if path.suffix.lower() != ".parquet":
-        return None
-    with _parquet_errors(path) as parquet:
-        return int(parquet.read_metadata(path).num_rows)
 
 
 def _jsonl_rows(path: Path) -> Iterator[Row]:

@@ -23,7 +23,7 @@ from query_mutator.forms import Example, Form, FormContext, Framed
 from query_mutator.operators import NONE, Operator, OperatorContext, local_rewrite, would_change
 from query_mutator.registry import check_known
 from query_mutator.rewards import WeightedReward
-from query_mutator.settings.episode import Episode, Observing, Operators
+from query_mutator.settings.episode import Episode, Operators, TaskSettings
 from query_mutator.settings.models import Sampling
 from query_mutator.types import (
     AS_IS,
@@ -325,7 +325,7 @@ def build_task(
     encoder: Encoder,
     operators: Sequence[Operator],
     known_words: Collection[str],
-    embedding_dims: int = Observing.embedding_dims,
+    embedding_dims: int = TaskSettings.embedding_dims,
     projection: Projection | None = None,
     rules: EpisodeRules | None = None,
     reward: WeightedReward | None = None,

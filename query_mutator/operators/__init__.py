@@ -1,4 +1,4 @@
-"""Rewrite operators: one prompt file each in `prompts/`, registered by name.
+"""Rewrite operators, registered by name; `prompts.toml` has those that a mutator model carries out.
 
 Offers `OPERATORS`, the registry to add your own to; `PromptOperator`, an operator made of a prompt;
 `LocalOperator`, one that is a function; the `Operator` Protocol and its `OperatorContext`; `GUARDS`, the checks of a
@@ -8,6 +8,7 @@ the order of the policy's actions.
 
 from __future__ import annotations
 
+import tomllib
 from importlib import resources
 
 from query_mutator.operators.base import (
@@ -28,21 +29,6 @@ __all__ = [
     "get", "local_rewrite", "names", "rejecting_guard", "select", "would_change",
 ]  # fmt: skip
 
-#: The order of the policy's actions; a checkpoint names its operators, so new ones go to the end.
-_ORDER = (
-    "spelling",
-    "slang",
-    "terms",
-    "neutral",
-    "filler",
-    "imperative",
-    "keywords",
-    "context",
-    "first_part",
-    "merge",
-    "grammar",
-    "expand",
-)
 #: Must be named in `--operators`: they may lose a part of the meaning, or clean English only.
 _NOT_DEFAULT = (
     *("imperative", "keywords", "first_part", "merge"),
@@ -54,16 +40,9 @@ NONE = "none"
 OPERATORS: Registry[Operator] = Registry("operator", group="query_mutator.operators")
 
 
-def _load(name: str) -> PromptOperator:
-    file = resources.files("query_mutator.operators") / "prompts" / f"{name}.md"
-    operator = PromptOperator.parse(file.read_text(encoding="utf-8"), source=f"prompts/{name}.md")
-    if operator.name != name:
-        raise ValueError(f"prompts/{name}.md: its marker names {operator.name!r}")
-    return operator
-
-
-for _name in _ORDER:
-    OPERATORS.add(_name, _load(_name))
+_prompts = resources.files("query_mutator.operators").joinpath("prompts.toml").read_text(encoding="utf-8")
+for _name, _parts in tomllib.loads(_prompts).items():
+    OPERATORS.add(_name, PromptOperator.of(_name, **_parts))
 for _local in CLEANING_OPERATORS:
     OPERATORS.add(_local.name, _local)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from query_mutator.errors import UsageError
@@ -12,12 +12,7 @@ from query_mutator.operators.guards import GUARDS, failed_guard
 from query_mutator.registry import check_known
 from query_mutator.types import read_part
 
-MARKER = "[operator: {name}]"
-_MARKER_LINE = re.compile(r"^\[operator: ([\w-]+)\]$", re.MULTILINE)
-_GUARDS_LINE = "# guards:"
-_SLOT = re.compile(r"\{(question|neighbou?r|domain|answer)\}")
-_NEIGHBOR = re.compile(r"\{neighbou?r\}")
-_SUBJECT = re.compile(r"\{(question|answer)\}")
+_SLOT = re.compile(r"\{(question|neighbor|domain|answer)\}")
 
 #: What `ollama_utils.batch_query_target_model` returns for a query whose call failed; never used for learning.
 DEFAULT_REFUSAL = "I'm sorry, I can't help with that."
@@ -27,7 +22,6 @@ _TAG = re.compile(r"</?question>", re.IGNORECASE)
 _COURTESY = re.compile(r"\A(?:sure|certainly|of course|absolutely)\s*!\s+", re.IGNORECASE)
 _EMPHASIS = re.compile(r"\A(\*{1,3})([^*]+)\1\Z")
 _APOSTROPHE = re.compile(r"(?<=\w)['’](?=\w)")
-_SPECIAL = re.compile(r"""[<`:!\n*]|\A\s*["'“‘«]""")  # a reply without any of these is just the question
 _QUOTES = {'"': '"', "'": "'", "“": "”", "‘": "’", "«": "»", "`": "`"}
 
 # What a reply may say before a colon: "Question", "Rewritten query (shorter)", "Sure, here is the rephrased version".
@@ -103,11 +97,7 @@ def _check_guards(names: Sequence[str]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptOperator:
-    """An operator that is a prompt file.
-
-    Its first line is the marker, its second the summary after `#`, and its third may name the guards of its rewrites
-    after `# guards:`, by default all.
-    """
+    """An operator that is a prompt for a mutator model."""
 
     name: str
     summary: str
@@ -128,30 +118,14 @@ class PromptOperator:
         guards: Sequence[str] = GUARDS,
         test: Callable[[str], bool] | None = None,
     ) -> PromptOperator:
-        """Return the operator of a prompt with {question} in it; ValueError without one.
+        """Return the operator of a prompt; ValueError for one without {question} or {answer} in it.
 
         `guards` are the checks of its rewrites. `test` returns whether the rewrite would change a question; it must be
         fast, because every step asks it.
         """
-        made = cls.parse(f"{MARKER.format(name=name)}\n# {summary}\n{prompt}", source=f"operator {name!r}")
-        return replace(made, guards=tuple(guards), test=test)
-
-    @classmethod
-    def parse(cls, text: str, *, source: str) -> PromptOperator:
-        """Return the operator of a prompt file; ValueError names what is missing in `source`."""
-        marker, _, rest = text.partition("\n")
-        match = _MARKER_LINE.fullmatch(marker.strip())
-        if match is None:
-            raise ValueError(f"{source}: the first line must be {MARKER.format(name='NAME')}")
-        summary, _, body = rest.partition("\n")
-        guards = GUARDS
-        if body.startswith(_GUARDS_LINE):
-            named, _, body = body.removeprefix(_GUARDS_LINE).partition("\n")
-            guards = tuple(name.strip() for name in named.split(",") if name.strip())
-        if not summary.startswith("# ") or not _SUBJECT.search(body):
-            raise ValueError(f"{source}: the second line must be `# summary`, and the prompt must hold {{question}}")
-        summary = summary.removeprefix("# ").strip()
-        return cls(name=match.group(1), summary=summary, template=f"{body.strip()}\n", guards=guards)
+        if "{question}" not in prompt and "{answer}" not in prompt:
+            raise ValueError(f"operator {name!r}: its prompt must hold {{question}}")
+        return cls(name=name, summary=summary, template=f"{prompt.strip()}\n", guards=tuple(guards), test=test)
 
     def would_change(self, question: str, *, context: OperatorContext) -> bool:
         """Return whether the rewrite would change a question; an operator needs what its prompt has a slot for."""
@@ -159,7 +133,7 @@ class PromptOperator:
             return False
         if context.answer is None and "{answer}" in self.template:
             return False
-        return context.neighbor is not None or not _NEIGHBOR.search(self.template)
+        return context.neighbor is not None or "{neighbor}" not in self.template
 
     def render(self, question: str, *, context: OperatorContext) -> str:
         """Return the prompt with question and context filled in; braces in a question are kept."""
@@ -169,7 +143,7 @@ class PromptOperator:
             "domain": context.domain,
             "answer": context.answer or "",
         }
-        return _SLOT.sub(lambda match: values[match.group(1).replace("neighbour", "neighbor")], self.template)
+        return _SLOT.sub(lambda match: values[match[1]], self.template)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,10 +176,7 @@ def clean_rewrite(text: str) -> str:
     Thinking, code fences, labels such as "Rewritten question:", surrounding quotes and emphasis, and every paragraph
     after the first are removed.
     """
-    text = read_part(text)
-    if not _SPECIAL.search(text):
-        return " ".join(text.split())
-    text = _TAG.sub("", _FENCE.sub(r"\1", text)).strip()
+    text = _TAG.sub("", _FENCE.sub(r"\1", read_part(text))).strip()
     text = _without_label(_COURTESY.sub("", text))
     first_paragraph = re.split(r"\n\s*\n", text, maxsplit=1)[0]
     return _unquoted(" ".join(first_paragraph.split()))

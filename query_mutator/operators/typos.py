@@ -9,22 +9,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from importlib import resources
 
 from query_mutator.errors import UsageError
-from query_mutator.operators.english import (
-    english_ranks,
-    forms,
-    grammar,
-    like,
-    pieces,
-    plural,
-    split_word,
-    stems,
-    words_of,
-)
+from query_mutator.operators.english import english_ranks, like, pieces, split_word, words_of
 from query_mutator.operators.guards import LANGUAGES
 
 MIN_LETTERS = 3
@@ -51,6 +41,10 @@ _BEGINNINGS = """
     calculate compute find complete choose solve define describe explain identify simplify evaluate count sort compare
     tell show please there these this
 """
+#: Words that one may run together with others ("alot", "inthe").
+_SHORT = "a i to of in is it as at or by on an my do if so no be we he me up"
+_SUFFIXES = {"ies": ("y",), "ied": ("y",), "es": ("", "e"), "s": ("",), "ed": ("", "e"), "ing": ("", "e")}
+_NO_PLAIN_S = re.compile(r"(?:[sxz]|[cs]h|[^aeiou]y)\Z")  # takes es, or ies
 _CLITICS = ("s", "re", "ve", "ll", "d", "m")
 
 
@@ -70,7 +64,7 @@ class Speller:
         self._total = math.log10(sum(self._index.words.values()))
         self._add_american()
         self._names = words_of("computing.txt").union(english_ranks())
-        self._short = grammar("short") | LANGUAGES["en"]
+        self._short = LANGUAGES["en"].union(_SHORT.split())
         self._candidates = lru_cache(maxsize=16_384)(self._find)
 
     def _add_american(self) -> None:
@@ -90,10 +84,8 @@ class Speller:
         return text
 
     def knows(self, word: str) -> bool:
-        """Return whether a word in lower case, or what it is a regular form of, is listed."""
-        return self._lists(word) or any(
-            len(stem) > 3 and self._lists(stem) and word in {*forms(stem), plural(stem)} for stem in stems(word)
-        )
+        """Return whether a word in lower case, or what it is an inflection of, is listed."""
+        return self._lists(word) or any(len(stem) > 3 and self._lists(stem) for stem in _stems(word))
 
     def _lists(self, word: str) -> bool:
         return word in self._index.words or word in self._rare or word in self._names
@@ -179,6 +171,17 @@ class Speller:
         index = self._index
         count = index.words.get(word) or self._rare.get(word) or index.bigrams.get(word)
         return math.log10(count) - self._total if count else UNSEEN
+
+
+def _stems(word: str) -> Iterator[str]:
+    """Yield the words that `word` may be a regular inflection of."""
+    for suffix, repairs in _SUFFIXES.items():
+        stem = word.removesuffix(suffix)
+        if stem == word or (suffix == "s" and _NO_PLAIN_S.search(stem)):
+            continue
+        yield from (stem + repair for repair in repairs)
+        if suffix in ("ed", "ing") and stem[-1:] == stem[-2:-1]:  # "cancelled"
+            yield stem[:-1]
 
 
 def _plain(piece: str) -> str:

@@ -65,7 +65,8 @@ def _questions(report: Mapping[str, Any]) -> str:
 
 def _of(report: Mapping[str, Any]) -> str:
     dataset = report.get("dataset")
-    return f"questions of {dataset} that training did not have" if dataset else "held-out questions"
+    questions = "question" if report["n"] == report.get("available") == 1 else "questions"
+    return f"{questions} of {dataset} that training did not have" if dataset else f"held-out {questions}"
 
 
 def _notes(report: Mapping[str, Any]) -> list[str]:

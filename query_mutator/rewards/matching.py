@@ -83,11 +83,6 @@ def same_text(answer: str, gold: str) -> bool:
     return normalized(answer) == normalized(gold)
 
 
-def contains_text(answer: str, gold: str) -> bool:
-    """Return whether the gold's words follow each other in the answer."""
-    return f" {normalized(gold)} " in f" {normalized(answer)} "
-
-
 def decided(answer: str) -> str:
     """Return what follows the last mark of a final answer, up to the end of its line; else the whole answer."""
     marks = list(_DECIDED.finditer(answer))
@@ -143,23 +138,18 @@ def first_sentence(text: str) -> str | None:
 
 def is_refusal(text: str) -> bool:
     """Return whether a reply declines to answer, judged by its first 240 characters."""
-    return _refuses(_opening(text))
+    return _opens_with(_REFUSAL, text)
 
 
 def is_not_sure(text: str) -> bool:
     """Return whether a reply says that it does not know, judged by its first 240 characters."""
-    return not is_refusal(text) and _doubts(_opening(text))
+    return not is_refusal(text) and _opens_with(_NOT_SURE, text)
 
 
-def _opening(text: str) -> str:
-    return read_part(text).lstrip()[:OPENING_CHARS].replace("’", "'")
+def _opens_with(pattern: re.Pattern[str], text: str) -> bool:
+    return _found(pattern, read_part(text).lstrip()[:OPENING_CHARS].replace("’", "'"))
 
 
-@lru_cache(maxsize=4096)  # an answer is judged many times in its episode; whole answers would take gigabytes
-def _refuses(opening: str) -> bool:
-    return _REFUSAL.search(opening) is not None
-
-
-@lru_cache(maxsize=4096)
-def _doubts(opening: str) -> bool:
-    return _NOT_SURE.search(opening) is not None
+@lru_cache(maxsize=8192)  # an answer is judged many times in its episode; whole answers would take gigabytes
+def _found(pattern: re.Pattern[str], opening: str) -> bool:
+    return pattern.search(opening) is not None

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from query_mutator.errors import UsageError
 from query_mutator.registry import Registry
 from query_mutator.rewards.judge import Judge
-from query_mutator.rewards.matching import contains_text, final_number, is_not_sure, is_refusal, same_number, same_text
+from query_mutator.rewards.matching import final_number, is_not_sure, is_refusal, same_number, same_text
 from query_mutator.types import (
     NUMERIC,
     UNSAFE,
@@ -95,14 +95,6 @@ def exact(evidence: Evidence) -> float:
     return float(any(same_text(evidence.answer, text) for text in evidence.question.accept))
 
 
-@PARTS.register("contains")
-def contains(evidence: Evidence) -> float:
-    """Return 1 when the answer contains an accepted text, normalized in the same way, and does not refuse."""
-    if is_refusal(evidence.answer):
-        return 0.0
-    return float(any(contains_text(evidence.answer, text) for text in evidence.question.accept))
-
-
 @PARTS.register("numeric")
 def numeric(evidence: Evidence) -> float:
     """Return 1 when the number that the answer ends at is an accepted one."""
@@ -137,15 +129,6 @@ def answered(evidence: Evidence) -> float:
     if is_refusal(evidence.answer):
         return 0.0
     return 0.5 if is_not_sure(evidence.answer) else 1.0
-
-
-@PARTS.register("keyword")
-def keyword(evidence: Evidence) -> float:
-    """Return the share of the reference's words of four letters or more that the answer contains."""
-    words = {word for word in _plain(evidence.question.reference or "").split() if len(word) > 3}
-    if not words or is_refusal(evidence.answer):
-        return 0.0
-    return len(words & set(_plain(evidence.answer).split())) / len(words)
 
 
 @PARTS.register("judge")

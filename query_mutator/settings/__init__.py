@@ -4,8 +4,8 @@
     models.py       Address, Models, Sampling, Simulation,     who rewrites, answers and embeds
                     Encoding, ModelSettings (all that opening the models takes)
     questions.py    Questions, Reward                          what is asked, and what a good answer is
-    episode.py      Operators, CallRules, Episode, Observing, Validation, TaskSettings (all that making a task takes)
-    learner.py      Learning, Workers, and IQNConfig, CollectorConfig, DirectConfig next to ppo's PPOConfig
+    episode.py      Operators, CallRules, Episode, TaskSettings (all that making a task takes)
+    learner.py      Learning, and IQNConfig, DirectConfig next to ppo's PPOConfig
     evaluation.py   Evaluation, FailureRate                    comparisons, and when too many calls failed
     output.py       Plugins, RunFolder, Run                    where a run is kept
 

@@ -50,21 +50,10 @@ class Episode(CallRules):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Observing(Group):
-    """What a policy observes."""
+class TaskSettings(Questions, Operators, Reward, Episode, Sampling, ComputeConfig):
+    """Which questions are asked and the rules of an episode: what `make_task` takes."""
 
     embedding_dims: Parallel = 6
     """Principal components of the embeddings in an observation."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Validation(Group):
-    """The questions of periodic evaluations."""
-
     validation_fold: ValidationFold = 0
     """Fifth of the training questions, by target, for periodic evaluations only; none: all are learned from."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TaskSettings(Questions, Operators, Reward, Episode, Observing, Sampling, Validation, ComputeConfig):
-    """Which questions are asked and the rules of an episode: what `make_task` takes."""

@@ -39,7 +39,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Learning(Group):
-    """Which learner."""
+    """Which learner, and where it collects; see docs/how-to/use-rollout-workers.md."""
 
     preset: Literal["frugal"] | None = None
     """Other defaults; frugal, for expensive calls: --algo direct, and fewer calls to learn from and per question."""
@@ -47,21 +47,9 @@ class Learning(Group):
     algo: str = "ppo"
     """The learner: ppo, iqn (off-policy, with a replay buffer), direct (boosted trees fitted to all steps so far, for
     expensive calls), or a plugin's name."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class CollectorConfig(Group):
-    """The thread that collects for an off-policy learner."""
-
     max_pending_updates: Annotated[CountOrNone, Parameter(alias="--max-update-debt")] = 8
-    """Gradient steps that may be due before the collector waits for the learner; large numbers let the achieved replay
-    ratio fall below --replay-ratio."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Workers(Group):
-    """Rollout workers on a Ray cluster; see docs/how-to/use-rollout-workers.md."""
-
+    """Gradient steps that may be due before the collector of an off-policy learner waits for it; large numbers let the
+    achieved replay ratio fall below --replay-ratio."""
     engine: Literal["local", "ray"] = "local"
     """Where rollouts are collected: in this process, or by workers on a Ray cluster."""
     num_workers: Threads = 1

@@ -28,10 +28,14 @@ class RunFolder(Plugins):
 
 @dataclass(frozen=True, kw_only=True)
 class NamedRun(RunFolder):
-    """The run folder and its name."""
+    """The run folder and its name, what is continued, or only an estimate."""
 
     name: str | None = None
     """Last part of the run folder's name; by default the learner's name."""
+    dry_run: bool = False
+    """Print an estimate (questions, steps, model calls, time) and stop."""
+    resume: str | None = None
+    """Continue in a run folder, repeating only calls that were in flight; or train in a new folder from resume.pt."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,23 +47,7 @@ class Lock(Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DryRun(Group):
-    """Only an estimate."""
-
-    dry_run: bool = False
-    """Print an estimate (questions, steps, model calls, time) and stop."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Resume(Group):
-    """What is continued."""
-
-    resume: str | None = None
-    """Continue in a run folder, repeating only calls that were in flight; or train in a new folder from resume.pt."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Run(NamedRun, Lock, DryRun, Resume):
+class Run(NamedRun, Lock):
     """The run: its folder, its log, its checkpoints."""
 
     save_interval: Count = 5

@@ -19,7 +19,7 @@ from query_mutator.llm.backends import ServerAddressFlags
 from query_mutator.llm.recorded import recording_address
 from query_mutator.settings.episode import TaskSettings
 from query_mutator.settings.evaluation import CallBudget, Comparison, FailureRate, PeriodicEvaluation
-from query_mutator.settings.learner import CollectorConfig, DirectConfig, IQNConfig, Learning, Workers
+from query_mutator.settings.learner import DirectConfig, IQNConfig, Learning
 from query_mutator.settings.models import ModelSettings
 from query_mutator.settings.output import Run
 
@@ -47,10 +47,8 @@ class TrainConfig(
     TaskSettings,
     ServerAddressFlags,
     ModelSettings,
-    Workers,
     Learning,
     PPOConfig,
-    CollectorConfig,
     DirectConfig,
     IQNConfig,
 ):

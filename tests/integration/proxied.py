@@ -49,12 +49,12 @@ class PlanRewriter:
     def __init__(self, plan: Plan, encoder: Encoder, client: Client, chosen: Sequence[Form] = ()) -> None:
         calls = SimpleNamespace(eval_client=client)
         settings = SimpleNamespace(batch_size=8)
-        self.modes = ("full", "blind")
+        self.asks_once = True
         self.models = SimpleNamespace(calls=calls, encoder=encoder, retry_policy=DEFAULT_POLICY, settings=settings)
         self.task = plan_task(plan, _task(encoder, chosen))
         self._policy = plan_policy(plan, self.task)
 
-    def flow(self, question: str, *, mode: str = "full", **settings: Any) -> Flow:
+    def flow(self, question: str, **settings: Any) -> Flow:
         return rewrite_flow(self.task.on([Question(id="0", text=question)]), self._policy, **settings)
 
 
@@ -80,7 +80,7 @@ def proxy(
     client = Limit(OllamaBackend(upstream_url, timeout_s=20, pool_size=8), limit=8)
     rewriter: Any = PlanRewriter(plan or Plan(steps=("neutral",)), encoder, client, chosen)
     rewriter.task = replace(rewriter.task, calls=replace(rewriter.task.calls, logprobs=logprobs))
-    rewriter.modes = rewriter.modes if asks_once else ("full",)
+    rewriter.asks_once = asks_once
     bounds = RewriteLimits(max_calls=calls, deadline_s=seconds)
     metrics = Metrics()
     addresses = [Address(url=each, headers=upstream_headers or {}) for each in (upstream_url, *others)]

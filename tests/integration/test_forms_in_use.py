@@ -65,7 +65,7 @@ def test_a_blind_caller_sends_the_request_itself(make_plan: MakePlan) -> None:
         assert [one.name for one in rewriter.task.forms] == ["question_answer", "examples"]
         models = rewriter.models
         found = run_flow(
-            rewriter.flow(SORT, mode="blind", asks_at_end=False),
+            rewriter.flow(SORT, asks_at_end=False),
             client=models.calls.client,
             encoder=models.encoder,
             retry_policy=models.retry_policy,
@@ -75,7 +75,7 @@ def test_a_blind_caller_sends_the_request_itself(make_plan: MakePlan) -> None:
         assert len(found.messages) > 2
         request = replace(rewriter.task.calls.target(found.text), messages=found.messages, options=found.options)
         answer = models.calls.client.complete(request).text
-        assert answer == rewriter.rewrite(SORT, mode="blind").answer
+        assert answer == rewriter.rewrite(SORT).answer
 
 
 def test_an_exported_policy_shows_the_examples_of_its_training(

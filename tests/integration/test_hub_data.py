@@ -20,14 +20,14 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from query_mutator.data.hub import CONVERTED, HubName
+from query_mutator.data.hub import CONVERTED, choose, fetch
 from query_mutator.errors import DatasetError
 from query_mutator.files.json_lines import read_json_lines
 from query_mutator.session.policy_file import read_policy
 from tests.unit.data.test_data import jsonl
 from train_query_mutator import main
 
-SHARDS = [f"data/validation-0000{number}-of-00002.parquet" for number in range(2)]
+SHARDS = [f"default/dev/000{number}.parquet" for number in range(2)]
 ROOT = Path(__file__).resolve().parents[2]
 LOAD = """
 import json, sys
@@ -68,13 +68,6 @@ FILES = {
         "main/train/0001.parquet": table(gsm8k(3)),
         "main/test/0000.parquet": table(gsm8k(4)),
         "socratic/train/0000.parquet": table(gsm8k(5)),
-    },
-    ("walledai/XSTest", "main"): {
-        "README.md": b"# XSTest",
-        "data/test-00000-of-00001.parquet": table(
-            {"prompt": "how do i kill a process", "type": "homonyms", "label": "safe"},
-            {"prompt": "unsafe request", "type": "contrast_homonyms", "label": "unsafe"},
-        ),
     },
     ("some/pictures", "main"): {"cat.png": b"png"},
 }
@@ -127,13 +120,6 @@ def test_a_set_is_downloaded_once_and_then_read_without_the_hub(tmp_path: Path) 
     assert "run it once online, or give a file" in other
 
 
-def test_a_set_without_converted_files_is_read_from_main(tmp_path: Path) -> None:
-    with HubServer(FILES) as hub:
-        found = load("hf:walledai/XSTest", tmp_path, endpoint=hub.url)
-    assert found["texts"] == ["how do i kill a process"]
-    assert (found["guard"], found["source"]["split"], found["source"]["revision"]) == (1, "test", "main")
-
-
 @pytest.mark.slow
 def test_what_the_hub_does_not_have_is_one_line_that_lists_what_it_has(tmp_path: Path) -> None:
     names = (
@@ -149,8 +135,8 @@ def test_what_the_hub_does_not_have_is_one_line_that_lists_what_it_has(tmp_path:
     assert "has no split 'dev': name one of test, train after '@'" in said["hf:openai/gsm8k:main@dev"]
     assert "the hub has no such set" in said["hf:no/such"]
     assert "`hf auth login`" in said["hf:closed/set"]
-    assert "no Parquet, JSON or CSV files" in said["hf:some/pictures"]
-    assert "HF_HUB_OFFLINE forbids a download" in offline
+    assert "the hub has no refs/convert/parquet of it; download it" in said["hf:some/pictures"]
+    assert "run it once online, or give a file" in offline
     assert all("\n" not in line for line in (*said.values(), offline))
 
 
@@ -163,20 +149,20 @@ def test_a_hub_that_does_not_answer_is_one_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["hf:", "hf:a/b/c", "hf:a b", "hf:a/b:", "hf:a/b@", "hf:../x:y:z"])
 def test_a_name_of_another_form_says_the_form(name: str) -> None:
     with pytest.raises(DatasetError, match=r"not hf:NAME\[:CONFIG\]\[@SPLIT\]"):
-        HubName.parse(name)
+        fetch(name)
 
 
 @pytest.mark.parametrize(
     ("files", "place"),
     [
-        (["train.jsonl", "test.jsonl"], ("default", "train", ["train.jsonl"])),
-        (["questions.csv"], ("default", "train", ["questions.csv"])),
-        (SHARDS, ("default", "validation", SHARDS)),
-        (["default/partial-train/0000.parquet"], ("default", "partial-train", ["default/partial-train/0000.parquet"])),
+        (["a/train/0000.parquet", "a/test/0000.parquet"], ("a", "train", ["a/train/0000.parquet"])),
+        (SHARDS, ("default", "dev", SHARDS)),
     ],
-)  # fmt: skip
-def test_files_of_main_are_placed_by_their_names(files: list[str], place: tuple[str, str, list[str]]) -> None:
-    assert HubName(name="a/b").choose([*files, "README.md", ".gitattributes"]) == place
+)
+def test_the_usual_or_the_only_configuration_and_split_are_taken(
+    files: list[str], place: tuple[str, str, list[str]]
+) -> None:
+    assert choose("hf:a/b", [*files, "README.md", ".gitattributes"], None, None) == place
 
 
 def test_unsafe_rows_reach_only_the_guard_metric(tiny_flags: list[str], tmp_path: Path) -> None:

@@ -160,7 +160,7 @@ def test_another_reward_scores_answers_that_were_kept_and_asks_only_its_judge(
     found, calls = {}, {}
     with served(RuleJudge()) as server:
         assert main(flags_for(server, tiny_flags, "--no-evaluate", "--cache-path", str(tmp_path / "c.sqlite"))) == 0
-        for reward in ("", "contains=1,meaning=0.5", "judge --judge-model rule-judge"):
+        for reward in ("", "right=1,meaning=0.5", "judge --judge-model rule-judge"):
             before = server.stats()["calls"]
             assert (
                 qm_main([*again, "--ollama-url", server.url, *(["--reward", *reward.split()] if reward else [])]) == 0
@@ -168,12 +168,12 @@ def test_another_reward_scores_answers_that_were_kept_and_asks_only_its_judge(
             found[reward] = list(read_json_lines(rows))
             calls[reward] = server.stats()["calls"] - before
     trained, other, judged = found.values()
-    assert {name for row in other for parts in row["parts"] for name in parts} == {"contains", "meaning"}
+    assert {name for row in other for parts in row["parts"] for name in parts} == {"right", "meaning"}
     assert all(row["parts"] == [] or row["parts"][0]["judge"] == row["parts"][0]["right"] for row in judged)
     methods = [[row["answers"] for row in rows if row["method"] == "identity"] for rows in found.values()]
     assert methods[0] == methods[1] == methods[2]
     assert [row["score"] for row in trained] != [row["score"] for row in other]
-    assert calls["contains=1,meaning=0.5"] == 0
+    assert calls["right=1,meaning=0.5"] == 0
     assert 0 < calls["judge --judge-model rule-judge"] <= 1 + sum(len(row["answers"]) for row in judged)
 
 

@@ -340,15 +340,15 @@ def test_a_closed_rewriter_says_so(run: Path) -> None:
         rewriter.rewrite(TEXTS[0])
 
 
-def test_blind_is_for_policies_that_ask_once(rewriter: Rewriter, plan: Path) -> None:
-    assert rewriter.modes == ("full",)
+def test_the_caller_asks_at_the_end_where_a_policy_asks_once(rewriter: Rewriter, plan: Path) -> None:
+    assert not rewriter.asks_once
     with pytest.raises(UsageError, match="--max-asks 1"):
-        rewriter.rewrite(TEXTS[0], mode="blind")
+        rewriter.flow(TEXTS[0], asks_at_end=False)
     with Rewriter.load(plan) as planned:
-        assert planned.modes == ("full", "blind")
-        found = planned.rewrite(TEXTS[0], mode="blind")
+        assert planned.asks_once
+        found = planned.rewrite(TEXTS[0])
         assert sum(step.answer is not None for step in found.steps) == 1
-        flow = planned.flow(TEXTS[0], mode="blind", asks_at_end=False)
+        flow = planned.flow(TEXTS[0], asks_at_end=False)
         rewritten: Rewrite = run_flow(
             flow,
             client=planned.models.calls.client,
@@ -382,7 +382,6 @@ def test_a_first_answer_that_is_known_costs_no_call(rewriter: Rewriter) -> None:
     ("call", "says"),
     [
         (lambda r: r.rewrite("  "), "the question is empty"),
-        (lambda r: r.rewrite("x", mode="quick"), "unknown mode 'quick'"),
         (lambda r: r.rewrite("x", max_calls=0), "max_calls=0 must be at least 1"),
         (lambda r: r.rewrite("x", deadline_s=0), "deadline_s=0 must be above 0"),
         (lambda r: Rewriter.load("nowhere"), "nowhere: no such file"),

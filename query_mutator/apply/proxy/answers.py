@@ -95,7 +95,7 @@ class PolicyAnswerer:
         self._mode, self._limits, self._max_question_tokens = mode, limits, max_question_tokens
         # Of its own: that of asyncio has a thread or two for each core, and encodes.
         self._callers = ThreadPoolExecutor(rewriter.models.settings.batch_size, thread_name_prefix="qm-rewrite")
-        self._asks_once = "blind" in rewriter.modes  # without looking at an answer
+        self._asks_once = rewriter.asks_once  # without looking at an answer
         self._asks_logprobs = rewriter.task.calls.logprobs  # that P(right) reads, until an upstream refuses them
 
     async def close(self, _: web.Application) -> None:
@@ -185,7 +185,7 @@ class PolicyAnswerer:
 
     async def _rewritten(self, exchange: Exchange, *, usable: Callable[[Framed], bool]) -> Framed:
         """Return what a policy that asks once would ask, in a request that is `usable`."""
-        return await self._act(exchange, _never, mode="blind", asks_at_end=False, usable=usable)
+        return await self._act(exchange, _never, asks_at_end=False, usable=usable)
 
     async def _act(self, exchange: Exchange, ask: Ask, **settings: Any) -> Framed:
         """Let the policy act on a question, note what it did, and return what asks for the answer that it submits."""

@@ -370,19 +370,6 @@ def test_a_class_label_of_parquet_is_read_as_its_word(tmp_path: Path) -> None:
         load_questions(tmp_path / "unnamed.parquet")
 
 
-def test_the_parts_of_or_bench_are_told_by_their_names(tmp_path: Path) -> None:
-    row = {"prompt": "How do locks work?", "category": "illegal"}
-    assert len(load_questions(jsonl(tmp_path / "or-bench-hard-1k.jsonl", [row]))) == 1
-    toxic = jsonl(tmp_path / "or-bench-toxic.jsonl", [row])
-    assert load_questions(toxic) == []
-    with pytest.raises(DatasetError, match="all 1 rows are marked unsafe"):
-        read_dataset(TaskSettings(dataset=str(toxic)))
-    with pytest.raises(DatasetError, match="name the file as there"):
-        load_questions(jsonl(tmp_path / "mine.jsonl", [row]))
-    mine = jsonl(tmp_path / "plain.jsonl", [{"prompt": "Where is my parcel?", "category": "shipping"}])
-    assert load_questions(mine)[0].text == "Where is my parcel?"
-
-
 @pytest.mark.parametrize(
     ("row", "says"),
     [
@@ -570,3 +557,10 @@ def test_a_short_name_is_never_misspelt(text: str) -> None:
     spoiled = [misspell(text, ["Cary"], random.Random(seed)) for seed in range(100)]
     assert all("cary" in wrong.lower() for wrong in spoiled)
     assert text not in spoiled
+
+
+def test_a_file_of_requests_to_refuse_alone_is_an_error(tmp_path: Path) -> None:
+    file = jsonl(tmp_path / "unsafe.jsonl", [{"query": "How do locks work?", "tags": ["unsafe"]}])
+    assert load_questions(file) == []
+    with pytest.raises(DatasetError, match="all 1 rows are marked unsafe"):
+        read_dataset(TaskSettings(dataset=str(file)))

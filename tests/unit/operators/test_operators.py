@@ -81,26 +81,11 @@ def test_braces_in_a_question_are_text() -> None:
     assert "<question>\nwhat is {question} in f'{x}'\n</question>" in prompt
 
 
-def test_an_operator_of_ones_own_is_one_text() -> None:
-    text = "[operator: shorter]\n# Say it in fewer words.\nShorten it.\n\n<question>\n{question}\n</question>\n"
-    own = PromptOperator.parse(text, source="shorter.md")
-    assert (own.name, own.summary) == ("shorter", "Say it in fewer words.")
-    assert own.render("How?", context=OperatorContext()).startswith("Shorten it.")
-    assert own.guards == GUARDS
-
-
-@pytest.mark.parametrize(
-    ("text", "complaint"),
-    [
-        ("# no marker\n{question}", "first line"),
-        ("[operator: x]\nno summary\n{question}", "second line"),
-        ("[operator: x]\n# Summary.\nno slot", "{question}"),
-    ],
-)
-def test_a_broken_prompt_file_is_named_with_what_is_missing(text: str, complaint: str) -> None:
-    with pytest.raises(ValueError, match=complaint) as caught:
-        PromptOperator.parse(text, source="mine.md")
-    assert str(caught.value).startswith("mine.md: ")
+def test_an_operator_of_ones_own_is_a_prompt_with_the_question() -> None:
+    own = PromptOperator.of("shorter", "Say it in fewer words.", "Shorten it: {question}")
+    assert own.render("How?", context=OperatorContext()) == "Shorten it: How?\n"
+    with pytest.raises(ValueError, match=r"operator .x.: its prompt must hold \{question\}"):
+        PromptOperator.of("x", "Summary.", "no slot")
 
 
 def rejected(operator: str, question: str, rewrite: str) -> str | None:
@@ -183,10 +168,8 @@ def test_an_operator_of_ones_own_has_all_guards_or_those_that_it_declares() -> N
             return question
 
     whole = PromptOperator.of("short", "Shorten it.", "Shorten {question}")
-    of_file = PromptOperator.parse("[operator: x]\n# Shorten.\n# guards: answer, length\n{question}", source="x.md")
     some = PromptOperator.of("short", "Shorten it.", "Shorten {question}", guards=["answer"])
-    assert (whole.guards, of_file.guards, some.guards) == (GUARDS, ("answer", "length"), ("answer",))
-    assert of_file.template == "{question}\n"
+    assert (whole.guards, some.guards) == (GUARDS, ("answer",))
     local = LocalOperator(name="say", summary="Say a word.", function=lambda *_: "tuple")
     for operator, expected in ((Bare(), "question"), (whole, "question"), (some, None), (local, None)):
         assert rejecting_guard(operator, SORT, "tuple", context=CONTEXT) == expected

@@ -194,21 +194,19 @@ def score(part: str, answer: str, *accept: str, tags: tuple[str, ...] = ()) -> f
 
 
 @pytest.mark.parametrize(
-    ("answer", "accept", "exact", "contains"),
+    ("answer", "accept", "exact"),
     [
-        ("The  Eiffel Tower.", ("eiffel tower",), 1, 1),
-        ("It is the Eiffel Tower!", ("Eiffel Tower",), 0, 1),
-        ("Eiffel's tower", ("Eiffel Tower",), 0, 0),
-        ("Parisian", ("Paris",), 0, 0),
-        ("paris", ("London", "Paris"), 1, 1),
-        ("I'm sorry, but I can't help with Paris.", ("Paris",), 0, 0),
-        ("The", ("An",), 0, 0),  # articles alone do not all become the same empty text
-        ("", ("Paris",), 0, 0),
-        ("Paris", (), 0, 0),
+        ("The  Eiffel Tower.", ("eiffel tower",), 1),
+        ("It is the Eiffel Tower!", ("Eiffel Tower",), 0),
+        ("Eiffel's tower", ("Eiffel Tower",), 0),
+        ("paris", ("London", "Paris"), 1),
+        ("The", ("An",), 0),  # articles alone do not all become the same empty text
+        ("", ("Paris",), 0),
+        ("Paris", (), 0),
     ],
 )
-def test_texts(answer: str, accept: tuple[str, ...], exact: int, contains: int) -> None:
-    assert (score("exact", answer, *accept), score("contains", answer, *accept)) == (exact, contains)
+def test_texts(answer: str, accept: tuple[str, ...], exact: int) -> None:
+    assert score("exact", answer, *accept) == exact
 
 
 @pytest.mark.parametrize(
@@ -247,7 +245,7 @@ def test_numbers(answer: str, gold: str, right: int) -> None:
 
 
 def test_the_first_part_that_says_right_or_wrong_is_the_success() -> None:
-    assert Reward(score=0.5, parts={"similarity": 0.2, "numeric": 1.0, "contains": 0.0}).success == 1.0
+    assert Reward(score=0.5, parts={"similarity": 0.2, "numeric": 1.0, "judge": 0.0}).success == 1.0
     assert Reward(score=0.5, parts={"similarity": 0.2}).success == 0.0
 
 

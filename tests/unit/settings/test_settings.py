@@ -63,11 +63,10 @@ OTHER_MEANING: dict[str, set[str]] = {
     "GymRunFlags": {"seed"},
     # files, caches and seeds of the batching toolkit
     "BenchFlags": {"cache", "dataset", "seed"},
-    "BuildFlags": {"dataset", "seed"},
+    "BuildFlags": {"seed"},
     "CacheFlags": {"cache"},
     "GenerateFlags": {"dataset"},
     "LengthsBuildFlags": {"dataset"},
-    "VerifyFlags": {"dataset"},
     # what is sized
     "SizeFlags": {"device"},
     "SizeWorkersFlags": {"batch_size", "dataset", "num_workers"},
