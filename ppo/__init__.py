@@ -7,8 +7,7 @@
     rollout.py     RolloutBuffer [T, N], filled in lock-step or in any order
     gae.py         compute_gae: advantages and returns
     loss.py        ppo_loss: clipped ratio, clipped value, entropy
-    descent.py     FlatAdam: gradient clipping and Adam in one step
-    algorithm.py   ppo_update and PPO, which holds policy, optimizer, schedule and random streams
+    algorithm.py   FlatAdam, ppo_update and PPO, which holds policy, optimizer, schedule and random streams
     collect.py     RolloutCollector: steps a vector environment into a buffer
     checkpoint.py  save and load without pickled code
 
@@ -16,6 +15,6 @@
 torch.
 """
 
-__all__ = ["algorithm", "checkpoint", "collect", "config", "descent", "fields", "frozen", "gae", "loss", "policy",
+__all__ = ["algorithm", "checkpoint", "collect", "config", "fields", "frozen", "gae", "loss", "policy",
     "rollout",
 ]  # fmt: skip

@@ -8,8 +8,7 @@ when to ask again, `plain_vote` is the rival. It imports `rewards` (how numbers 
 
 from query_mutator.confidence.answer_keys import AnswerKind, Attempt, LoggedAnswer, answer_groups, answer_key
 from query_mutator.confidence.crossfit import training_table
-from query_mutator.confidence.explanation import Reason
-from query_mutator.confidence.model import ConfidenceModel, Submission
+from query_mutator.confidence.model import ConfidenceModel, Reason, Submission
 from query_mutator.confidence.stopping import (
     StoppingRule,
     greedy_order,

@@ -5,7 +5,9 @@
     columns of a reply (features) -> log odds (scorers) -> calibrated P(right) -> given the other answers (submission)
 
 The scorer is chosen by cross-validation, and its probabilities are calibrated on out-of-fold ones (Platt 1999); folds
-keep the answers about one target together. Gold is read in fitting only.
+keep the answers about one target together. Gold is read in fitting only. `to_arrays` stores a model as numpy arrays and
+JSON, in checkpoints and policy files, which strangers may write. `explain` says why a P(right) is high or low: the
+change of log odds when a group of columns is that of a usual reply.
 """
 
 from __future__ import annotations
@@ -32,21 +34,102 @@ from query_mutator.confidence.crossfit import (
     training_table,
     with_forms,
 )
-from query_mutator.confidence.explanation import Reason, agreement_reason, reasons
 from query_mutator.confidence.features import FEATURES, LOGPROB
-from query_mutator.confidence.scorers import SCORERS, Candidate, Scorer
-from query_mutator.confidence.stored import VERSION, About, FitReport, read_stored
+from query_mutator.confidence.scorers import SCORERS, Candidate, Scorer, real_array
 from query_mutator.confidence.submission import combined, submitted
 from query_mutator.encoder import Encoder
-from query_mutator.errors import UsageError
+from query_mutator.errors import CheckpointError, TooFewAnswersError, UsageError
+from query_mutator.files.whole import record_of
 from query_mutator.registry import check_known
-from query_mutator.stats.agreement import reliability
-from query_mutator.types import DoubleArray
+from query_mutator.stats.agreement import auroc, brier_score, expected_calibration_error, reliability
+from query_mutator.types import MAX_NAME_CHARS, DoubleArray
+
+VERSION = 1
+_MOST_JSON_BYTES = 1_000_000
+_MOST_FORMS = 1_000
+_MOST_LOG_ODDS = 50.0
+_MOST_AGREEMENT = 10.0
+_LEAST_LOG_ODDS = 0.03  # of a reason
 
 MOST_READ = 20_000  # results that are kept of each kind
 MOST_CHARS = 2_000  # of the question and answers of a result that is kept: 40 MB of text at most
 Read = tuple[str | Attempt, ...]  # a question and answers to it
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reason:
+    """Something about an answer, in words, and how much it adds to the log odds of being right."""
+
+    text: str
+    log_odds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitReport:
+    """How good the out-of-fold P(right) was."""
+
+    scorer: Candidate
+    answers: int
+    targets: int
+    base_rate: float  # of right answers
+    brier: float
+    calibration_error: float
+    auroc: float
+
+    @property
+    def in_words(self) -> str:
+        """Return the report in one line."""
+        return (
+            f"P(right): learned from {self.answers:,} answers, {self.base_rate:.0%} right; "
+            f"AUROC {self.auroc:.2f}, calibration error {self.calibration_error:.3f}, out of fold"
+        )
+
+    @property
+    def is_ordered(self) -> bool:
+        """Return whether right answers are ordered above wrong ones more often than by chance."""
+        return self.auroc > 0.5
+
+    def check(self) -> None:
+        """Raise TooFewAnswersError for a fit that orders right and wrong answers no better than chance."""
+        if not self.is_ordered:
+            raise TooFewAnswersError(
+                f"P(right) of {self.answers:,} answers orders right and wrong ones no better than chance "
+                f"(AUROC {self.auroc:.2f}, out of fold); give more questions"
+            )
+
+    @classmethod
+    def of(cls, p: DoubleArray, right: DoubleArray, *, scorer: Candidate, targets: int) -> Self:
+        """Return the report of probabilities [n] of outcomes [n]."""
+        return cls(
+            scorer=scorer,
+            answers=len(p),
+            targets=targets,
+            base_rate=float(right.mean()),
+            brier=brier_score(p, right),
+            calibration_error=expected_calibration_error(p, right),
+            auroc=auroc(p, right),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class About:
+    """What a stored model holds besides numbers; see `ConfidenceModel`."""
+
+    version: int
+    features: tuple[str, ...]
+    rates: Mapping[str, float]
+    kind: AnswerKind | None
+    encoder: str
+    report: FitReport
+
+    def __post_init__(self) -> None:
+        if (self.version, self.features) != (VERSION, FEATURES):
+            raise ValueError("it is of another version of Query Mutator; fit it again")
+        if any(len(name) > MAX_NAME_CHARS for name in (self.encoder, *self.rates)) or len(self.rates) > _MOST_FORMS:
+            raise ValueError("a name of an encoder or a form is too long, or there are too many")
+        if any(abs(rate) > _MOST_LOG_ODDS for rate in self.rates.values()):
+            raise ValueError("a rate of a form is out of bounds")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,10 +251,10 @@ class ConfidenceModel:
     ) -> list[Reason]:
         """Return what moved the P(right) of one attempt away from that of a usual reply, the strongest first."""
         columns = self._columns(question, attempts[index], encoder)[0]
-        found = reasons(columns, self.reference, lambda rows: self.calibration.log_odds(self.scorer.log_odds(rows)))
+        found = _reasons(columns, self.reference, lambda rows: self.calibration.log_odds(self.scorer.log_odds(rows)))
         groups = self._groups(question, attempts, encoder)
         alone = self.p_alone(question, attempts, encoder=encoder)
-        other = agreement_reason(alone, combined(alone, groups, agreement=self.agreement), groups, index)
+        other = _agreement_reason(alone, combined(alone, groups, agreement=self.agreement), groups, index)
         return sorted([*found, *other], key=lambda reason: -abs(reason.log_odds))
 
     def describe(self) -> dict[str, Any]:
@@ -201,7 +284,7 @@ class ConfidenceModel:
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Self:
         """Return the model in arrays; CheckpointError of one line for arrays that hold none."""
-        return cls(**read_stored(arrays))
+        return cls(**_read_stored(arrays))
 
     def _check(self, encoder: Encoder | None) -> None:
         """Raise a UsageError for another encoder than that of the fit."""
@@ -233,3 +316,93 @@ def _once(kept: dict[Read, T], key: Read, read: Callable[[], T]) -> T:
         if sum(map(len, texts)) <= MOST_CHARS:
             kept[key] = found
     return found
+
+
+def _read_stored(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """Return the fields of a `ConfidenceModel` that arrays hold; CheckpointError of one line for anything else."""
+    about = _about(arrays)
+    slope, intercept = real_array(arrays, "calibration", size=2).tolist()
+    (agreement,) = real_array(arrays, "agreement", size=1).tolist()
+    if not (0 < slope <= _MOST_LOG_ODDS and abs(intercept) <= _MOST_LOG_ODDS and 0 <= agreement <= _MOST_AGREEMENT):
+        raise CheckpointError("the model of P(right) has a calibration or agreement out of bounds")
+    reference, known = (real_array(arrays, name, size=len(FEATURES)) for name in ("reference", "known"))
+    return {
+        "scorer": Scorer.from_arrays(arrays, columns=len(FEATURES)),
+        "calibration": Platt(slope=slope, intercept=intercept),
+        "agreement": agreement,
+        "reference": np.where(known > 0, reference, math.nan),
+        "rates": about.rates,
+        "kind": about.kind,
+        "encoder_source": about.encoder,
+        "report": about.report,
+    }
+
+
+def _about(arrays: Mapping[str, np.ndarray]) -> About:
+    array = arrays.get("about")
+    if not isinstance(array, np.ndarray) or array.dtype != np.uint8 or array.ndim != 1 or len(array) > _MOST_JSON_BYTES:
+        raise CheckpointError("the array `about` is missing, or is not JSON in bytes")
+    try:
+        return record_of(About, json.loads(array.tobytes()), where="about")
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"the model of P(right) cannot be read: {error}") from None
+
+
+def _reasons(
+    columns: DoubleArray, reference: DoubleArray, log_odds: Callable[[DoubleArray], DoubleArray]
+) -> list[Reason]:
+    """Return the reasons for the columns [F] of one answer; `log_odds` scores rows [n, F]."""
+    rows = np.tile(columns, (len(GROUPS) + 1, 1))
+    for row, group in zip(rows[1:], GROUPS, strict=True):
+        at = [FEATURES.index(name) for name in group]
+        row[at] = reference[at]
+    own, *without = log_odds(rows).tolist()
+    values = dict(zip(FEATURES, columns.tolist(), strict=True))
+    found = [
+        Reason(text=text.format_map(values), log_odds=own - other)
+        for text, other in zip(GROUPS.values(), without, strict=True)
+        if abs(own - other) >= _LEAST_LOG_ODDS
+    ]
+    return sorted(found, key=lambda reason: -abs(reason.log_odds))
+
+
+def _agreement_reason(alone: DoubleArray, whole: DoubleArray, groups: Sequence[int], index: int) -> list[Reason]:
+    """Return what the other answers [k] do to the P(right) of one; nothing where there are none."""
+    others = len(groups) - 1
+    if not others:
+        return []
+    same = list(groups).count(groups[index]) - 1
+    change = _logit(float(whole[index])) - _logit(float(alone[index]))
+    return [Reason(text=f"{same} of {others} other answers {'agrees' if same == 1 else 'agree'}", log_odds=change)]
+
+
+def _logit(p: float) -> float:
+    p = min(max(p, 1e-9), 1 - 1e-9)
+    return math.log(p / (1 - p))
+
+
+#: Columns that change together -> what they are, in words with values of columns; every column is in one group.
+GROUPS: Mapping[tuple[str, ...], str] = {
+    ("equations", "wrong_equations", "wrong_share", "last_adds_up", "sums", "differences", "products", "quotients",
+     "variables"): "{wrong_equations:.0f} of {equations:.0f} equations are wrong",
+    ("answer_is_result", "answer_is_last_result", "marked_is_last", "answer_repeats", "numbers"):
+        "how the last number follows from the equations",
+    ("answer_in_question", "has_key", "key_words", "key_in_question"): "what the answer shares with the question",
+    ("given_used", "given_unused", "given_mentioned", "given_reused", "steps_for_given"):
+        "numbers of the question in no equation: {given_unused:.0f}",
+    ("unknown_operands", "constant_operands", "unused_results"):
+        "numbers in the equations from nowhere: {unknown_operands:.0f}",
+    ("answer_is_whole", "answer_is_negative", "answer_is_zero", "answer_size", "answer_to_question", "answer_decimals",
+     "fractional_results", "negative_results"): "the size of the number",
+    ("cut", "unfinished", "ends_in_question", "question_marks", "concludes", "last_words", "chars_after_answer",
+     "numbers_in_last", "new_in_last", "first_in_last"): "how the reply ends",
+    ("hedges", "refuses", "not_sure", "alternatives"): "hedges in the reply: {hedges:.0f}",
+    ("repeated_phrases", "repeated_sentences"): "{repeated_phrases:.0%} of the phrases are repeated",
+    ("chars", "words", "lines", "sentences", "list_items", "markup"): "the length of the reply",
+    ("asked_in_last", "asked_in_reply", "question_covered", "new_words", "echoes_context", "closeness"):
+        "the last sentence has {asked_in_last:.0%} of the words that were asked about",
+    ("question_words", "question_sentences", "question_condition", "given", "given_in_words", "given_size",
+     "given_fractional", "question_shares", "question_compares"): "the question itself",
+    ("form",): "the form of the request",
+    ("logprob",): "the log probability of the reply",
+}  # fmt: skip

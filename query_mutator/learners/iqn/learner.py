@@ -22,8 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ppo.algorithm import usable_device
-from ppo.descent import FlatAdam
+from ppo.algorithm import FlatAdam, usable_device
 from ppo.frozen import action_streams
 from ppo.policy import masked, orthogonal_linear
 from query_mutator.learners.iqn.frozen import MASKED_VALUE, FrozenQuantiles

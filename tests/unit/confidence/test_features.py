@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from query_mutator.confidence import Attempt
-from query_mutator.confidence.explanation import GROUPS
 from query_mutator.confidence.features import FEATURES, equations_in, feature_row
+from query_mutator.confidence.model import GROUPS
 
 QUESTION = "Tom has 12 apples and buys 30 more. How many apples does he have?"
 

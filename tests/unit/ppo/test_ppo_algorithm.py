@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from ppo.algorithm import PPO, explained_variance, ppo_update
+from ppo.algorithm import PPO, FlatAdam, explained_variance, ppo_update
 from ppo.checkpoint import load_checkpoint, save_checkpoint
 from ppo.config import PPOConfig
-from ppo.descent import FlatAdam
 from ppo.policy import Policy
 from ppo.rollout import Batch, RolloutBuffer
 
