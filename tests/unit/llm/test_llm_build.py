@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -39,6 +38,7 @@ from query_mutator.session.models import open_models
 from query_mutator.settings.models import ModelSettings
 from query_mutator.testing import Echo, FaultPlan, StubServer, start_server
 from query_mutator.types import ChatRequest, Completion, Message
+from tests.fake_client import FakeClient, Gate
 from tests.patience import measured
 
 
@@ -606,28 +606,6 @@ def test_a_random_reply_is_repeatable_only_when_a_draw_is_named() -> None:
     assert is_repeatable(ChatRequest.user("why?", model="m", temperature=0.7, sample=0))
 
 
-class Gate:
-    """A client whose calls wait at a gate."""
-
-    def __init__(self, reply: Completion) -> None:
-        self.reply = reply
-        self.entered = threading.Semaphore(0)
-        self.open = threading.Event()
-        self.calls = 0
-
-    def __repr__(self) -> str:
-        return "Gate()"
-
-    def complete(self, request: ChatRequest) -> Completion:
-        self.calls += 1
-        self.entered.release()
-        self.open.wait(10)
-        return self.reply
-
-    def close(self) -> None:
-        self.open.set()
-
-
 @pytest.mark.parametrize("reply", [Completion(text="because", eval_s=2.0), Completion.failed("server", "x")])
 def test_followers_get_the_leaders_outcome_at_no_cost(reply: Completion) -> None:
     gate = Gate(reply)
@@ -673,13 +651,11 @@ def test_threads_that_wait_for_a_twin_hold_no_place_of_the_limit() -> None:
     assert gate.calls == 2 or cache.shared_calls < 4
 
 
-class Broken(Gate):
-    def complete(self, request: ChatRequest) -> Completion:
+def test_a_leader_that_is_torn_away_leaves_nobody_waiting() -> None:
+    def torn_away(request: ChatRequest) -> Completion:
         raise KeyboardInterrupt
 
-
-def test_a_leader_that_is_torn_away_leaves_nobody_waiting() -> None:
-    cache = Cache(Broken(Completion()))
+    cache = Cache(FakeClient(torn_away))
     got: list[Completion] = []
     work = cache.join(REQUEST, got.append)
     assert cache.join(REQUEST, got.append) is None

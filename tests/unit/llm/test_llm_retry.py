@@ -26,6 +26,7 @@ from query_mutator.llm.retry import DEFAULT_POLICY, Retry, RetryPolicy
 from query_mutator.llm.stack import ClientStack, build_client
 from query_mutator.testing import Echo, StubServer, start_server
 from query_mutator.types import ERROR_KINDS, ChatRequest, Completion, ErrorInfo
+from tests.fake_client import FakeClient, Gate, script
 
 REQUEST = ChatRequest.user("why?", model="m")
 AGAIN = {"connect", "busy", "server", "malformed", "empty", "incomplete"}
@@ -85,27 +86,6 @@ def test_no_attempt_begins_after_the_deadline_of_a_call() -> None:
     assert asked == [10.0, 10.0, None]
 
 
-class Script:
-    """A client that plays replies back and counts the calls."""
-
-    def __init__(self, *replies: Completion) -> None:
-        self.replies = list(replies)
-        self.asked = threading.Semaphore(0)
-        self.closed = False
-        self.attempts: list[int] = []
-
-    def __repr__(self) -> str:
-        return "Script()"
-
-    def complete(self, request: ChatRequest) -> Completion:
-        self.attempts.append(request.attempt)
-        self.asked.release()
-        return self.replies.pop(0)
-
-    def close(self) -> None:
-        self.closed = True
-
-
 @pytest.mark.parametrize(
     ("kinds", "policy", "outcome", "attempts"),
     [
@@ -120,26 +100,27 @@ def test_a_failure_that_passes_is_tried_until_the_answer_comes_and_the_last_one_
     kinds: list[str], policy: RetryPolicy, outcome: str | None, attempts: int
 ) -> None:
     failures = [Completion.failed(kind, "x", retry_after_s=100.0 if kind == "busy" else None) for kind in kinds]
-    client = Script(*failures, Completion(text="because"))
+    client = script(*failures, Completion(text="because"))
     reply = Retry(client, policy).complete(REQUEST)
     assert (reply.error and reply.error.kind, reply.attempts) == (outcome, attempts)
-    assert client.attempts == [*range(1, attempts + 1)]  # the server sees the number
+    assert [request.attempt for request in client.requests] == [*range(1, attempts + 1)]  # the server sees the number
 
 
 def test_close_wakes_a_waiting_call_and_closes_the_client_within() -> None:
-    client = Script(Completion.failed("busy", "x", retry_after_s=100.0), Completion(text="never asked"))
+    asked, busy = threading.Event(), Completion.failed("busy", "x", retry_after_s=100.0)
+    client = FakeClient(lambda _: asked.set() or busy)
     retry = Retry(client)
     with ThreadPoolExecutor(1) as pool:
         call = pool.submit(retry.complete, REQUEST)
-        assert client.asked.acquire(timeout=10)
+        assert asked.wait(10)
         retry.close()
         assert not call.result(10).ok
-    assert client.closed
+    assert (client.calls, client.closed) == (1, True)
 
 
 def test_calls_of_other_kinds_are_tried_again_too() -> None:
     outcomes: list[ErrorInfo | str] = [ErrorInfo(kind="connect", message="x"), "vectors"]
-    retry = Retry(Script())
+    retry = Retry(script(Completion()))
     assert retry.call(lambda _: outcomes.pop(0), ChatRequest(model="m", messages=())) == "vectors"
 
 
@@ -280,33 +261,6 @@ def test_models_of_one_name_must_have_one_digest_unless_mixing_is_allowed() -> N
             require_same_models(servers, ["elsewhere"], allow_mixed=True)
         for server in servers:
             server.close()
-
-
-class Gate:
-    """A client whose calls wait at a gate; it notes how many are in at once."""
-
-    def __init__(self) -> None:
-        self.entered = threading.Semaphore(0)
-        self.open = threading.Event()
-        self.inside = 0
-        self.most = 0
-        self._lock = threading.Lock()
-
-    def __repr__(self) -> str:
-        return "Gate()"
-
-    def complete(self, request: ChatRequest) -> Completion:
-        with self._lock:
-            self.inside += 1
-            self.most = max(self.most, self.inside)
-        self.entered.release()
-        self.open.wait(10)
-        with self._lock:
-            self.inside -= 1
-        return Completion(text="ok")
-
-    def close(self) -> None:
-        self.open.set()
 
 
 def test_other_kinds_of_call_take_places_of_the_same_bound() -> None:

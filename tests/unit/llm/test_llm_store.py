@@ -19,6 +19,7 @@ from query_mutator.llm.stack import identity_of
 from query_mutator.llm.store import Store, default_cache_path
 from query_mutator.testing import start_server
 from query_mutator.types import ChatRequest, Completion
+from tests.fake_client import FakeClient, script
 
 REQUEST = ChatRequest.user("why?", model="m")
 BUSY = Completion.failed("busy", "later", status=503, retry_after_s=2.0)
@@ -41,24 +42,6 @@ cache.close()
 """
 
 
-class Script:
-    """A client that plays replies back and counts the calls."""
-
-    def __init__(self, *replies: Completion) -> None:
-        self.replies = list(replies)
-        self.calls = 0
-
-    def __repr__(self) -> str:
-        return "Script()"
-
-    def complete(self, request: ChatRequest) -> Completion:
-        self.calls += 1
-        return self.replies[min(self.calls, len(self.replies)) - 1]
-
-    def close(self) -> None:
-        """Nothing is held."""
-
-
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "deep" / "replies.sqlite"
@@ -71,8 +54,8 @@ def store(path: Path) -> Iterator[Store]:
     opened.close()
 
 
-def over(store: Store, *replies: Completion, identity: str = "weights") -> tuple[Cache, Script]:
-    client = Script(*replies)
+def over(store: Store, *replies: Completion, identity: str = "weights") -> tuple[Cache, FakeClient]:
+    client = script(*replies)
     return Cache(client, run=store, identity=lambda model: identity), client
 
 
@@ -92,8 +75,8 @@ def test_a_reply_is_kept_whole_and_costs_nothing_again(store: Store) -> None:
 
 def test_a_reply_of_all_runs_is_copied_into_the_file_of_this_one(store: Store, tmp_path: Path) -> None:
     shared = Store(tmp_path / "shared.sqlite", is_cache=True)
-    Cache(Script(ANSWER), shared=shared).complete(REQUEST)
-    client = Script(Completion(text="another"))
+    Cache(script(ANSWER), shared=shared).complete(REQUEST)
+    client = script(Completion(text="another"))
     assert Cache(client, shared=shared, run=store).complete(REQUEST).text == ANSWER.text
     assert (client.calls, len(store)) == (0, 1)
     shared.close()
@@ -155,7 +138,7 @@ def test_many_threads_share_the_store(store: Store) -> None:
 
 
 def test_a_shared_call_is_stored_once_and_known_before_its_twin_could_ask_again(store: Store) -> None:
-    client = Script(ANSWER)
+    client = script(ANSWER)
     cache = Cache(client, run=store)
     got: list[Completion] = []
     work = cache.join(REQUEST, got.append)
@@ -194,7 +177,7 @@ def test_without_an_identity_the_call_is_made_and_nothing_stored(store: Store) -
     def unknown(model: str) -> str:
         raise BackendError("the server is gone")
 
-    client = Script(BUSY)
+    client = script(BUSY)
     assert Cache(client, run=store, identity=unknown).complete(REQUEST) == BUSY
     assert (client.calls, len(store)) == (1, 0)
 
@@ -219,7 +202,7 @@ def test_a_rollout_that_is_played_again_finds_its_failures_replies_and_actions_a
 
     again = Store(path)
     again.begin(0)
-    client = Script(Completion(text="asked anew"))
+    client = script(Completion(text="asked anew"))
     cache = Cache(client, run=again, identity=lambda model: "weights")
     assert again.replay([(3, 7), (4, 0), (4, 1)], [0, 0, 1]) == [2, 5, 1]
     first, second = (cache.complete(turn(7, attempt=attempt)) for attempt in (1, 2))
@@ -246,7 +229,7 @@ def test_what_was_paid_before_the_checkpoint_is_not_counted_again(path: Path) ->
     store.close()
     again = Store(path)
     again.begin(32)
-    cache = Cache(Script(), run=again, identity=lambda model: "weights")
+    cache = Cache(script(), run=again, identity=lambda model: "weights")
     assert cache.complete(turn(33)).attempts == 0
     assert cache.totals.calls == 0
     again.close()
@@ -323,7 +306,7 @@ def test_a_path_that_cannot_be_a_file_is_one_line(tmp_path: Path) -> None:
 def test_a_cache_that_fails_later_costs_a_warning_and_not_the_reply(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store, client = Store(path, is_cache=True), Script(ANSWER)
+    store, client = Store(path, is_cache=True), script(ANSWER)
     cache = Cache(client, shared=store)
     store.execute("DROP TABLE replies")
     assert [cache.complete(REQUEST).text for _ in range(2)] == [ANSWER.text] * 2
