@@ -234,7 +234,6 @@ def test_a_diagonal_ridge_has_no_golden_middle_and_no_certain_edge(exponent: flo
         return 0.7 - 0.05 * (z[:, 0] + exponent * z[:, 1] - at) ** 2
 
     found = found_on(ridge, *FIVE, noise=0.02, count=20)
-    assert share([one.kind == "undecided" for one in found]) >= 0.85
     assert share([one.kind == "interior" or "lies at the edge" in one.why for one in found]) <= 0.05
 
 
