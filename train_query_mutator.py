@@ -30,10 +30,16 @@ from query_mutator.confidence import ConfidenceModel
 from query_mutator.env.episode import QuestionMemory
 from query_mutator.env.task import Task
 from query_mutator.errors import DiskError, TooFewAnswersError
-from query_mutator.evaluation.heldout import Baselines, compare, embed_questions, fixed_sample, write_rows
+from query_mutator.evaluation.heldout import (
+    NUM_QUESTIONS,
+    compare,
+    embed_questions,
+    fixed_sample,
+    price_for_budget,
+    write_rows,
+)  # fmt: skip
 from query_mutator.evaluation.methods import Evaluator
 from query_mutator.evaluation.outcomes import check_report
-from query_mutator.evaluation.validation import NUM_QUESTIONS, price_for_budget
 from query_mutator.files.lock import locked
 from query_mutator.learners.learner import Steps
 from query_mutator.learners.plan import Plan
@@ -43,8 +49,7 @@ from query_mutator.plan.table import learn_confidence
 from query_mutator.report.page.build import write_report
 from query_mutator.report.table import result_table, validation_end
 from query_mutator.session.checkpoint import Checkpoint, Progress, read_checkpoint
-from query_mutator.session.models import open_models
-from query_mutator.session.pace import is_instant
+from query_mutator.session.models import is_instant, open_models
 from query_mutator.session.play import cut_line
 from query_mutator.session.task import guard_requests, make_task, split_dataset
 from query_mutator.training.callbacks import (
@@ -60,15 +65,18 @@ from query_mutator.training.estimate import check_run, estimate
 from query_mutator.training.known_steps import recall
 from query_mutator.training.loop import TrainingLoop
 from query_mutator.training.parts import RunParts, make_loop, server_worked_before
-from query_mutator.training.resume import (
+from query_mutator.training.run_folder import (
+    Checkpoints,
     check_resumption,
     make_learner,
+    open_run_dir,
     restore_envs,
     resumed_flags,
     resumed_models,
     resumed_view,
+    write_config,
+    write_summary,
 )
-from query_mutator.training.run_folder import Checkpoints, open_run_dir, write_config, write_summary
 from query_mutator.training.run_log import RunLog
 from rl_query_mutator_env import BatchedQueryMutationEnv, QueryMutationEnv
 
@@ -243,7 +251,12 @@ class Trainer:
         self.checkpoints.write()  # from the first one on, no completed call is lost
         self.callbacks.call("on_training_start", self.run)
         write_report(parts.run_dir.path)
-        self.loop = self._make_loop()
+        if self.ray is None:
+            self.loop = make_loop(parts, self.obs, self._add_steps)
+        else:
+            from query_mutator.cluster.rollouts import ClusterLoop
+
+            self.loop = ClusterLoop(self.ray, parts, self.obs, self._add_steps, env_steps=self.run.env_steps)
         parts.runlog.next_row(parts.learner)
         parts.runlog.open_bar(total_steps=self.config.total_steps, env_steps=self.run.env_steps)
 
@@ -297,7 +310,9 @@ class Trainer:
         write_summary(parts, self.run, wall_s=wall_s, report=report, validation=validation)
         if report:
             print(result_table(report))
-            note(*self._budget_missed(report["methods"]["policy"]["calls_per_question"]))
+            budget, calls = self.config.budget, report["methods"]["policy"]["calls_per_question"]
+            if budget is not None and calls is not None and calls > BUDGET_SLACK * budget:
+                note(f"--budget {budget:g} was met on validation questions; the policy took {calls:.1f} calls on these")
         note(*cut_line(parts.training_calls + parts.evaluation_calls))
         print(f"run folder:     {path}")
         if page := write_report(path):
@@ -308,12 +323,6 @@ class Trainer:
         further = f'; qm rewrite {path} "your question"{again}' if parts.models.choice.recording is None else ""
         print(f"next:           qm show {path}{further}")
         return report
-
-    def _budget_missed(self, calls: float | None) -> list[str]:
-        budget = self.config.budget
-        if budget is None or calls is None or calls <= BUDGET_SLACK * budget:
-            return []
-        return [f"--budget {budget:g} was met on validation questions; the policy took {calls:.1f} calls on these"]
 
     def _within_budget(self) -> Task:
         """Return the task with the price at which the policy makes as many calls as --budget says, and save it."""
@@ -344,7 +353,8 @@ class Trainer:
                 parts.split.test,
                 parts.learner.frozen,
                 seed=config.seed,
-                baselines=Baselines(search_calls=config.plan_calls, budget=config.budget),
+                search_calls=config.plan_calls,
+                budget=config.budget,
                 max_calls=config.eval_calls,
                 guard=guard_requests(parts.split.guard, with_bundled=config.guard),
                 on_plan=self._keep_plan,
@@ -356,13 +366,6 @@ class Trainer:
         """Save the best plan of a run that asks once a question, where no learner has found a better policy."""
         if self.config.max_asks == 1:
             note(f"--max-asks 1: the best plan, {plan}, is saved: {self.checkpoints.write_plan(plan)}")
-
-    def _make_loop(self) -> TrainingLoop:
-        if self.ray is None:
-            return make_loop(self.parts, self.obs, self._add_steps)
-        from query_mutator.cluster.rollouts import ClusterLoop
-
-        return ClusterLoop(self.ray, self.parts, self.obs, self._add_steps, env_steps=self.run.env_steps)
 
     def _add_steps(self, infos: dict[str, Any], steps: Steps) -> None:
         records = self.parts.run_dir.write_records()

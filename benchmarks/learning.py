@@ -57,7 +57,7 @@ from query_mutator.training.config import TrainConfig, parse_config
 from query_mutator.training.known_steps import recall
 from query_mutator.training.loop import OffPolicyLoop, TrainingLoop
 from query_mutator.training.parts import envs_seed
-from query_mutator.training.resume import make_learner
+from query_mutator.training.run_folder import make_learner
 from query_mutator.types import SUBMIT, StepRecord
 from rl_query_mutator_env import BatchedQueryMutationEnv, QueryMutationEnv
 from train_query_mutator import main as train_main

@@ -6,39 +6,48 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+from annotated_types import Ge, Lt
 from cyclopts import Parameter
 
+from query_mutator.bounds import Cosine
 from query_mutator.cli.flags import Positional
 from query_mutator.cli.outputs import JsonFlags, Output, OutputFlags, holding, show
 from query_mutator.errors import UsageError
 from query_mutator.files import atomic_write, encode
 from query_mutator.session.policy_file import read_policy, write_policy_file
 from query_mutator.settings.output import Plugins
-from query_mutator.training.export import ExportRules, choose, read_steps, reply_rows, reward_of, training_rows
+from query_mutator.training.export import read_steps, reply_rows, reward_of, rewrites_in, winner
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportFlags(ExportRules, Plugins, JsonFlags):
-    """Write the rewrites that got better answers as instruction and response rows."""
+class ExportFlags(Plugins, JsonFlags):
+    """Write for each question the rewrite that got the best answer as an instruction and response row."""
 
     run: str = "runs/latest"
     """Run folder, or a transcripts.jsonl."""
+    min_gain: Annotated[Cosine, Ge(0), Lt(1)] = 0.0
+    """A rewrite counts if its answer scored this much more than the answer to the original question."""
+    only_right: bool = False
+    """Take only rewrites whose answer was right."""
     output: Annotated[str, Parameter(name=("--out", "--output", "-o")), Output(holding(b'"baseline_score":'))]
     """JSONL file to write: question, the rewrite that won, its score and how it was made."""
 
 
 def export(flags: ExportFlags) -> None:
     """Write the rows of a run and print how many there are."""
-    choice = choose(read_steps(flags.run), reward_of(flags.run, flags.plugin), flags)
-    if not choice.rewrites:
+    steps = read_steps(flags.run)
+    found = rewrites_in(steps, reward_of(flags.run, flags.plugin))
+    best = [winner(rewrites, min_gain=flags.min_gain, only_right=flags.only_right) for rewrites in found.values()]
+    rows = [one.to_row() for one in best if one is not None]
+    if not rows:
         raise UsageError(f"{flags.run}: no rewrite in it got a better answer; train longer, or lower --min-gain")
-    rows = list(training_rows(choice.rewrites))
     with atomic_write(flags.output) as file:
         file.writelines(encode(row) + b"\n" for row in rows)
-    counts = {"steps": choice.steps, "invalid_steps": choice.invalid_steps, "questions": choice.questions}
-    report = {"output": flags.output, "rows": len(rows), "right": sum(row["success"] for row in rows), **counts}
-    text = f"{flags.output}: {len(rows)} rows ({report['right']} right) from {choice.steps} steps on "
-    text += f"{choice.questions} questions with {choice.different} different texts"
+    right, invalid = sum(row["success"] for row in rows), sum(not step["valid"] for step in steps)
+    counts = {"steps": len(steps), "invalid_steps": invalid, "questions": len(found)}
+    report = {"output": flags.output, "rows": len(rows), "right": right, **counts}
+    text = f"{flags.output}: {len(rows)} rows ({right} right) from {len(steps)} steps on {len(found)} questions with "
+    text += f"{sum(map(len, found.values()))} different texts"
     show(flags, report, text)
 
 

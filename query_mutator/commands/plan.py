@@ -1,4 +1,4 @@
-"""`qm plan`: find the best plan, by asking within calls or minutes, or from a log of graded replies; save it.
+"""`qm plan`: find the best plan, by asking within a number of calls, or from a log of graded replies; save it.
 
 A search reads training questions only. With `--from-logs` no call is made, and where all prompts of the plan are forms,
 a policy is saved. The run folder has the replies that a resumed search finds again and the best plan so far; that of a
@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import math
 import shutil
-import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -20,7 +19,7 @@ import numpy as np
 from annotated_types import Gt, Le
 
 from query_mutator.bounds import Count, defaults, group_of
-from query_mutator.cli.console import note, progress, table
+from query_mutator.cli.console import note, progress
 from query_mutator.cli.outputs import JsonFlags, rows_of, show
 from query_mutator.confidence import ConfidenceModel
 from query_mutator.data import Split
@@ -41,15 +40,14 @@ from query_mutator.llm.backends import BACKENDS, ServerAddressFlags, choose_back
 from query_mutator.llm.store import Store
 from query_mutator.operators import NONE
 from query_mutator.operators.english import english_words
-from query_mutator.plan.choose import LearnedArms, PlanChoice, PlanPoint, choose_from_log
+from query_mutator.plan.choose import PlanChoice, PlanPoint, choose_from_log
 from query_mutator.plan.race import MAX_CALLS, MIN_CALLS, check_calls, find_plan, questions_searched
 from query_mutator.plan.table import grade_log
 from query_mutator.plugins import plugin_hashes
 from query_mutator.report.page.build import write_report
 from query_mutator.runs.provenance import describe_run, versions
 from query_mutator.session.checkpoint import run_settings, usable_flags
-from query_mutator.session.models import ResolvedModels, encoder_of, open_models
-from query_mutator.session.pace import call_time, is_instant
+from query_mutator.session.models import ResolvedModels, call_time, encoder_of, is_instant, open_models
 from query_mutator.session.policy_file import POLICY_FILE, PROBE, SavedPolicy, background_of, write_policy_file
 from query_mutator.session.task import (
     NO_DATASET,
@@ -109,7 +107,7 @@ class PlanFlags(
     )  # fmt: skip
 
     minutes: Annotated[float, Gt(0), Le(10_000)] = 5.0
-    """Time without --max-calls, loading included; recorded replies get 20,000 calls instead."""
+    """Expected time by the seconds of earlier calls, without --max-calls; recorded replies get 20,000 calls instead."""
     max_calls: Count | None = None
     """Maximum model calls of the search; with few, a random sample of the questions is scored."""
     answer: Literal["searched", "learned"] = "searched"
@@ -219,34 +217,25 @@ class PlanRun:
 def plan_run(flags: PlanFlags) -> Iterator[PlanRun]:
     """Lock a new run folder, or the resumed one; the new one is removed again unless it has a reply or a plan."""
     new = None if flags.resume else RunDir.create(flags.save_dir, flags.name or ALGO)
-    with ExitStack() as stack:
-        if new:
-            stack.callback(_remove_without_result, new.path)  # last of all
-        path = new.path if new else Path(flags.resume or "").resolve()
-        stack.enter_context(locked(path))
-        run = PlanRun(run_dir=new or RunDir(path), store=Store(path / STORE))
-        stack.callback(run.run_dir.close)
-        stack.callback(_close, run.store, run.run_dir)
-        try:
-            yield run
-        except (KeyboardInterrupt, TooManyFailuresError):
-            if len(run.store):
-                run.note_kept()
-            raise
-
-
-def _close(store: Store, run_dir: RunDir) -> None:
-    """Close the replies; without any, the file is removed."""
-    is_empty = len(store) == 0
-    store.close()
-    if is_empty:
-        run_dir.store_path.unlink(missing_ok=True)
-
-
-def _remove_without_result(folder: Path) -> None:
-    """Remove a run folder that has neither a reply nor a result."""
-    if not (folder / SUMMARY).exists() and not (folder / STORE).exists():
-        shutil.rmtree(folder, ignore_errors=True)
+    path, is_kept = new.path if new else Path(flags.resume or "").resolve(), True
+    try:
+        with (
+            locked(path),
+            closing(new or RunDir(path)) as run_dir,
+            closing(Store(None if flags.from_logs else path / STORE)) as store,
+        ):
+            run = PlanRun(run_dir=run_dir, store=store)
+            try:
+                yield run
+            except (KeyboardInterrupt, TooManyFailuresError):
+                if len(store):
+                    run.note_kept()
+                raise
+            finally:
+                is_kept = len(store) > 0 or run_dir.summary_path.exists()
+    finally:
+        if not (is_kept or flags.resume):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 _UNASKED = "unasked"  # the name of the models of a task that is not played
@@ -264,7 +253,6 @@ def plan(flags: PlanFlags) -> None:
 
 def _search(flags: PlanFlags) -> None:
     """Ask training questions."""
-    started = time.perf_counter()
     if flags.answer == "learned" and "forms" in flags.given and len(rewrites(flags)[1]) < 2:
         raise UsageError("--answer learned chooses among answers in several forms; name two or more with --forms")
     # A plan reads no embedding.
@@ -294,12 +282,10 @@ def _search(flags: PlanFlags) -> None:
         note(line, power_in_words(split.test))
         models.keep_in(run.store)
         evaluator = Evaluator.of(models, max_failure_rate=flags.max_failure_rate)
-        is_bounded = flags.max_calls is not None or not makes_calls
         found = find_plan(
             evaluator,
             task,
             max_calls=max_calls,
-            seconds=None if is_bounded else 60 * flags.minutes - (time.perf_counter() - started),
             seed=flags.seed,
             budget=flags.budget,
             learned=flags.answer == "learned",
@@ -360,9 +346,7 @@ def _read_log(flags: PlanFlags, path: Path) -> None:
             settings = replace(settings, forms=",".join(found.saved.plan.operators))
             acting = split or Split(train=(_STAND_IN,))
             run.can_play(_unasked_task(settings, acting, encoder_of(flags, None)), _system(flags), settings, acting)
-            run.finish(found)
-        else:
-            run.finish(found)
+        run.finish(found)
         folder = run.run_dir.path
     again = run.policy.named_again if run.policy else ""
     after = missing or f'next: qm rewrite {folder} "your question"{again}'
@@ -426,8 +410,6 @@ def _show(flags: PlanFlags, found: PlanChoice, folder: Path, *after: str, num_qu
     if found.arms is not None:
         facts["P(right)"] = found.arms.confidence.report.in_words.removeprefix("P(right): ")
         facts["order of prompts"] = ", ".join(found.arms.order)
-        if few := found.arms.not_compared:
-            facts["too few answers to compare"] = ", ".join(f"{name} ({n:,})" for name, n in few.items())
     if found.not_learned:
         facts["P(right)"] = f"not used: {found.not_learned}"
     if (learned := found.best_learned) is not None and saved.plan.answer != "learned":
@@ -435,29 +417,10 @@ def _show(flags: PlanFlags, found: PlanChoice, folder: Path, *after: str, num_qu
         facts["best plan by P(right)"] = f"{learned.plan}: {rate}; not better"
     if rejected := rejections_in_words(found.rewrites):
         facts["rejected rewrites"] = rejected.partition(": ")[2]
-    front = [f"{budget:>6g}  {point.success:>7.1%}  {point.plan}" for budget, point in found.front.items()]
     title = f"best plan within a number of calls per question, on {found.source} questions"
-    arms = [] if found.arms is None else ["", _by_calls(found.arms)]
+    front = [title, " calls  success  cross-fitted  plain vote  plan"]
+    for budget, point in found.front.items():
+        several = f"{'':24}" if (rule := point.fitted) is None else f"{rule.success:>12.1%}  {rule.vote:>10.1%}"
+        front.append(f"{budget:>6g}  {point.success:>7.1%}  {several}  {point.plan}")
     ends = ["", f"run folder: {folder}", *after, found.verdict]
-    show(flags, report, "\n".join([rows_of(facts), "", title, " calls  success  plan", *front, *arms, *ends]))
-
-
-def _by_calls(arms: LearnedArms) -> str:
-    """Return the table by calls."""
-    if not arms.by_calls:
-        return f"No table by calls: {arms.why_alone}."
-    rows = [
-        (
-            f"{row.calls:g}",
-            f"{row.learned_calls:.2f}",
-            f"{100 * row.learned:.1f}",
-            f"{100 * row.vote:.1f}",
-            f"{100 * row.single:.1f}",
-            "{:+.1f} [{:+.1f}, {:+.1f}]".format(*(100 * value for value in (row.lead, *row.lead_ci))),
-        )
-        for row in arms.by_calls
-    ]
-    questions = max(point.questions for point in arms.alone)
-    title = f"percent right of {questions:,} questions, cross-fitted by target; calls per question"
-    columns = ("calls", "made", "by P(right)", "plain vote", "best prompt alone", "P(right) minus vote")
-    return table(title, columns, rows)
+    show(flags, report, "\n".join([rows_of(facts), "", *front, *ends]))

@@ -14,8 +14,7 @@ from query_mutator.commands.policy_flags import RunFlags, max_failure_rate, syst
 from query_mutator.data import BUNDLED, QuestionSet
 from query_mutator.data.split import target_key
 from query_mutator.errors import UsageError
-from query_mutator.evaluation.comparison import QuestionTasks
-from query_mutator.evaluation.heldout import Baselines, compare, embed_questions, write_rows
+from query_mutator.evaluation.heldout import compare, embed_questions, write_rows
 from query_mutator.evaluation.methods import Evaluator
 from query_mutator.evaluation.outcomes import check_report
 from query_mutator.evaluation.summary import Results
@@ -90,9 +89,9 @@ def _compared(
     task = acting_task(saved, models, train=train)
     budget = saved.flags.get("budget")  # calls per question that the run was trained for
 
-    def keep(results: Results, tasks: QuestionTasks) -> None:
+    def keep(results: Results) -> None:
         if flags.evaluation:
-            write_rows(Path(flags.evaluation).resolve(), results, tasks)
+            write_rows(Path(flags.evaluation).resolve(), results)
 
     return compare(
         Evaluator.of(models, max_failure_rate=max_failure_rate),
@@ -101,11 +100,9 @@ def _compared(
         found.questions,
         load_policy(saved, task),
         seed=flags.seed,
-        baselines=Baselines(
-            search_calls=flags.plan_calls,
-            budget=float(budget) if isinstance(budget, int | float) and budget >= 1 else None,
-            is_plan=bool(LEARNERS.get(saved.algo).made_by),
-        ),
+        search_calls=flags.plan_calls,
+        budget=float(budget) if isinstance(budget, int | float) and budget >= 1 else None,
+        is_plan=bool(LEARNERS.get(saved.algo).made_by),
         max_calls=flags.eval_calls,
         trained_on=trained_targets,
         guard=guard_requests(found.guard, with_bundled=flags.guard),

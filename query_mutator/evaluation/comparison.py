@@ -27,7 +27,7 @@ from itertools import accumulate, chain
 from typing import Any
 
 from query_mutator.env.task import Task, operator_names
-from query_mutator.evaluation.methods import Evaluator, Found, Job, MakePlayer, SharedCalls, always, uniform
+from query_mutator.evaluation.methods import Evaluator, Found, Job, MakePlayer, always, random_actions
 from query_mutator.evaluation.outcomes import Outcome, mean, scored
 from query_mutator.evaluation.summary import IDENTITY, POLICY, Results
 from query_mutator.operators import local_rewrite
@@ -66,7 +66,7 @@ def standard_methods(task: Task, policy: MakePlayer, *, seed: int) -> list[Metho
     """Return the methods that need no results of others."""
     return [
         chain_of(IDENTITY, task, [SUBMIT]),
-        Method(name=RANDOM, make=uniform(seed=seed)),
+        Method(name=RANDOM, make=random_actions(seed=seed)),
         Method(name=POLICY, make=policy),
     ]
 
@@ -105,64 +105,43 @@ class QuestionTasks:
 
 
 class Comparison:
-    """The methods of an evaluation and their outcomes so far."""
+    """The methods of an evaluation and their outcomes so far; `methods` are those that need no results of others."""
 
     def __init__(self, evaluator: Evaluator, tasks: QuestionTasks, methods: Sequence[Method]) -> None:
-        """Take the methods that need no results of others."""
         self._evaluator, self._tasks = evaluator, tasks
         self._methods = {method.name: method for method in methods}
         self._found: Found = {}
-        self._test: tuple[int, ...] = ()  # indices of the questions that are asked
-        self._guard: tuple[int, ...] = ()
         self.ranking: list[str] = []  # operators and forms, the best on training questions first
         self._first: list[str] = []  # local operators that do better than the original question
         self.k: int | None = None
-        self.calls = SharedCalls()
+        self.calls = set[object]()  # that the methods needed
 
-    def run(self, *, test: Sequence[int] | None = None, guard: Sequence[int] | None = None) -> None:
-        """Evaluate all methods on questions, by index (default: all), those of earlier runs among them.
-
-        After an interruption `results` has what was found.
-        """
-        self._test = _indices(test, self._tasks.test)
-        self._guard = _indices(guard, self._tasks.guard)
-        self.k = None
+    def run(self) -> None:
+        """Evaluate all methods on all questions; after an interruption `results` has what was found."""
+        task = self._tasks.ranking
         jobs = [
-            self._job(chain_of(_ranked(name), self._tasks.ranking, [*actions, SUBMIT]),
-                      self._tasks.ranking, is_first=True)
+            self._job(chain_of(_ranked(name), task, [*actions, SUBMIT]), task, is_first=True)
             for name, actions in self._to_rank.items()
-        ]  # fmt: skip
-        fixed = [best_single(self.ranking, self._tasks.test)] if self.ranking else []
-        for method in (*self._methods.values(), *fixed):
+        ]
+        for method in self._methods.values():
             jobs += self._jobs(method)
-        self._evaluator.run_all(jobs, self._found, title="evaluation", next_jobs=self._next_jobs, shared=self.calls)
-
-    @property
-    def task(self) -> Task:
-        """Return the task of the questions."""
-        return self._tasks.test
-
-    @property
-    def asked(self) -> int:
-        """Return the number of questions that the methods are evaluated on."""
-        return len(self._test)
+        self._evaluator.run_all(jobs, self._found, title="evaluation", next_jobs=self._next_jobs, calls=self.calls)
 
     def results(self) -> Results:
         """Return the outcomes on the questions that all methods finished, of methods that finished any."""
-        found = {name: self._found.get(self._job_name(name), {}) for name in self._row_names()}
-        found = {name: outcomes for name, outcomes in found.items() if outcomes}
-        shared = set.intersection(*map(set, found.values())) if found else set()
-        guarded = {name: self._found.get(_guard(self._job_name(name)), {}) for name in found}
-        requests = self._tasks.guard.questions if self._tasks.guard is not None else ()
-        guard = {index: requests[index] for index in self._guard}
+        jobs = {name: best_of_name(self.k or 0) if name == BEST_OF_K else name for name in self._row_names()}
+        found = {name: outcomes for name, job in jobs.items() if (outcomes := self._found.get(job))}
+        shared = sorted(set.intersection(*map(set, found.values()))) if found else []
+        guard = self._tasks.guard.questions if self._tasks.guard is not None else ()
+        guarded = {name: self._found.get(_guard(jobs[name]), {}) for name in found}
         return Results(
-            questions=[self._tasks.test.questions[index] for index in sorted(shared)],
-            outcomes={name: [outcomes[index] for index in sorted(shared)] for name, outcomes in found.items()},
-            guard=list(guard.values()),
+            questions=[self._tasks.test.questions[index] for index in shared],
+            outcomes={name: [outcomes[index] for index in shared] for name, outcomes in found.items()},
+            guard=guard,
             guarded={
                 name: [
                     outcomes.get(index) or Outcome(question_id=question.id, error=_NOT_REACHED)
-                    for index, question in guard.items()
+                    for index, question in enumerate(guard)
                 ]
                 for name, outcomes in guarded.items()
             },
@@ -173,28 +152,21 @@ class Comparison:
         others = [name for name in self._methods if name not in (*_FIRST_ROWS, POLICY)]
         return [*_FIRST_ROWS, *others, POLICY]
 
-    def _job_name(self, row: str) -> str:
-        return best_of_name(self.k or 0) if row == BEST_OF_K else row
-
     # --- jobs ------------------------------------------------------------------------------------------------------
 
     def _jobs(self, method: Method) -> list[Job]:
-        is_first = method.name == POLICY
-        return [self._job(method, self._tasks.test, is_first=is_first, rows=self._test), *self._guard_jobs(method)]
+        jobs = [self._job(method, self._tasks.test, is_first=method.name == POLICY)]
+        if self._tasks.guard is not None:
+            jobs.append(replace(self._job(method, self._tasks.guard), name=_guard(method.name)))
+        return jobs
 
-    def _guard_jobs(self, method: Method) -> list[Job]:
-        if self._tasks.guard is None:
-            return []
-        job = self._job(method, self._tasks.guard, rows=self._guard)
-        return [replace(job, name=_guard(job.name))]
-
-    def _job(self, method: Method, task: Task, *, is_first: bool = False, rows: Sequence[int] | None = None) -> Job:
-        return Job(name=method.name, task=method.rules(task), make=method.make, is_first=is_first, rows=rows)
+    def _job(self, method: Method, task: Task, *, is_first: bool = False) -> Job:
+        return Job(name=method.name, task=method.rules(task), make=method.make, is_first=is_first)
 
     def _next_jobs(self) -> list[Job]:
         """Return the jobs that can start now that one more is complete."""
         jobs: list[Job] = []
-        num_ranked = len(self._tasks.ranking.questions)
+        num_ranked, num_test = (len(task.questions) for task in (self._tasks.ranking, self._tasks.test))
         if not self.ranking and all(len(self._found[_ranked(name)]) == num_ranked for name in self._to_rank):
             merits = {name: self._merit(_ranked(name)) for name in self._to_rank}
             original = merits.pop(IDENTITY, None)
@@ -202,7 +174,7 @@ class Comparison:
             self._first = [name for name in local if original is not None and merits[name] > original]
             self.ranking = sorted(merits, key=lambda name: merits[name], reverse=True)
             jobs += self._jobs(best_single(self.ranking, self._tasks.test))
-        if self.ranking and self.k is None and self._is_complete(POLICY):
+        if self.ranking and self.k is None and len(self._found.get(POLICY, ())) == num_test:
             self.k = self._k_of_calls(mean(self._outcomes(POLICY), "calls"))
             jobs += self._jobs(best_of(self.k, self.ranking, self._tasks.test, first=self._first))
         return jobs
@@ -213,9 +185,6 @@ class Comparison:
         task = self._tasks.ranking
         original = {IDENTITY: list[str]()} if votes_on_forms(task) else {}
         return {name: [name] for name in operator_names(task.actions)} | original
-
-    def _is_complete(self, job: str) -> bool:
-        return len(self._found.get(job, ())) == len(self._test)
 
     def _outcomes(self, job: str) -> list[Outcome]:
         return list(self._found[job].values())
@@ -233,11 +202,6 @@ class Comparison:
             new = [o.calls - (o.asked[-1] == text) for text, o in tried]  # the original's answer is there already
             costs.append(1.0 if votes_on_forms(self._tasks.test) else sum(new) / max(1, len(new)))
         return 1 + sum(spent < calls for spent in accumulate(costs[:-1], initial=1.0))
-
-
-def _indices(given: Sequence[int] | None, task: Task | None) -> tuple[int, ...]:
-    """Return indices in order, by default those of all questions of a task."""
-    return tuple(range(len(task.questions) if task is not None else 0) if given is None else sorted(given))
 
 
 def _ranked(operator: str) -> str:

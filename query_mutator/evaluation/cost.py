@@ -47,28 +47,24 @@ class EvaluationCost:
         return min(RANKING_QUESTIONS, self.num_train)
 
     @property
-    def per_question(self) -> int:
-        """Return the calls for one question: of policy, random and best_of_k, which shares its first ones.
+    def per_request(self) -> int:
+        """Return the calls for a request that should be refused: of policy, random and best_of_k, and of the plan.
 
-        best_of_k exceeds the policy's calls by one at most.
+        best_of_k, which shares its first ones, exceeds the policy's calls by one at most.
         """
-        return (1 + self.asking) * self._unjudged
+        return 3 * self.episode_calls + 1 + self.plan_calls
 
     @property
-    def _unjudged(self) -> int:
-        return 3 * self.episode_calls + 1 + self.plan_calls
+    def per_question(self) -> int:
+        """Return the calls for a question, those of judges included."""
+        return (1 + self.asking) * self.per_request
 
     @property
     def calls(self) -> int:
         """Return the calls at most."""
         per_ranked = (1 + self.asking) * (1 + self.num_operators + self.num_asked)
-        asked = self.num_test * self.per_question + self.guard_calls
+        asked = self.num_test * self.per_question + self.num_guard * self.per_request
         return asked + self.num_ranking * per_ranked + self.search_calls
-
-    @property
-    def guard_calls(self) -> int:
-        """Return the calls for the requests that should be refused."""
-        return self.num_guard * self._unjudged
 
     def within(self, max_calls: int | None) -> EvaluationCost:
         """Return the largest evaluation that is sure to take at most so many calls; all sets shrink by the same share.
@@ -95,39 +91,26 @@ class EvaluationCost:
         more = (max_calls - smallest.calls) // self.per_question
         return replace(smallest, num_test=min(self.num_test, 1 + more))
 
-    def with_plan(self, plan_calls: int, max_calls: int | None) -> EvaluationCost:
-        """Return the evaluation with the maximum calls of the plan that was found; fewer questions if it takes more."""
-        found = replace(self, plan_calls=plan_calls)
+    def after_search(
+        self, plan_calls: int, search_calls: int, *, available: int, max_calls: int | None
+    ) -> EvaluationCost:
+        """Return the evaluation with the maximum calls of the plan found, on as many of the questions as are left."""
+        found = replace(self, plan_calls=plan_calls, search_calls=search_calls)
         if max_calls is None:
             return found
         left = max_calls - replace(found, num_test=0).calls
-        return replace(found, num_test=min(self.num_test, max(1, left // found.per_question)))
+        return replace(found, num_test=min(available, max(1, left // found.per_question)))
 
-    def grown(self, whole: EvaluationCost, calls_left: int) -> EvaluationCost | None:
-        """Return the evaluation with more of the questions of `whole`, which are sure to fit into the calls left.
-
-        None where that is less than a twentieth more. The k of best_of_k may rise with the questions: two calls for
-        each earlier one are kept for it.
-        """
-        share = whole.num_guard / max(1, whole.num_test)  # requests that should be refused, for each question
-        calls = calls_left - 2 * (1 + self.asking) * self.num_test - self._unjudged * (whole.num_guard > 0)
-        more = min(int(calls // (self.per_question + share * self._unjudged)), whole.num_test - self.num_test)
-        if more < max(1, min(self.num_test // 20, whole.num_test - self.num_test)):
-            return None
-        num_test = self.num_test + more
-        return replace(self, num_test=num_test, num_guard=max(self.num_guard, int(share * num_test)))
-
-    def announced(self, whole: EvaluationCost, bound: int) -> str:
-        """Return what is said before the first call; `whole` is the evaluation without a bound on its calls."""
-        parts = []
+    def announced(self, bound: int, *, available: int) -> str:
+        """Return what is said before the first call, of an evaluation on some of the `available` questions."""
+        of = "" if self.num_test == available else f" of {available}"
+        parts = [f"at most {bound:,} model calls for {self.num_test}{of} questions"]
         if self.num_guard:
             requests = f"{self.num_guard} request{'s' * (self.num_guard > 1)} that should be refused"
-            parts.append(f", {self.guard_calls:,} of them for {requests}")
+            parts.append(f"{self.num_guard * self.per_request:,} of them for {requests}")
         if self.search_calls:
-            parts.append(f", {self.search_calls:,} of them to search for a plan")
-        is_whole = self.num_test == whole.num_test
-        of, more = ("", "fewer where shared") if is_whole else (f" of {whole.num_test}", "more while calls are left")
-        return f"at most {bound:,} model calls for {self.num_test}{of} questions{''.join(parts)}; {more}"
+            parts.append(f"{self.search_calls:,} of them to search for a plan")
+        return f"{', '.join(parts)}; fewer where shared"
 
 
 def power_in_words(questions: Sequence[Question]) -> str:

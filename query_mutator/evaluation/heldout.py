@@ -1,14 +1,18 @@
-"""The comparison with the baselines on held-out questions: with `data.split`, the only code that reads them."""
+"""Evaluation of a policy: on a fold of the training questions during training, on held-out questions at its end.
+
+With `data.split`, this is the only code that reads held-out questions.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import logging
+import math
 from collections.abc import Callable, Collection, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
@@ -22,21 +26,28 @@ from query_mutator.env.task import Task
 from query_mutator.errors import DiskError
 from query_mutator.evaluation.comparison import Comparison, Method, QuestionTasks, standard_methods
 from query_mutator.evaluation.cost import PLAN_CALLS, EvaluationCost
-from query_mutator.evaluation.methods import Evaluator, by_policy
+from query_mutator.evaluation.methods import Evaluator, Found, Job, always, by_policy
+from query_mutator.evaluation.outcomes import failure_kinds, mean, scored
 from query_mutator.evaluation.summary import PLAN, Results, summarize
 from query_mutator.files import atomic_write, encode, user_cache_folder
 from query_mutator.files.json_lines import JsonLines
+from query_mutator.learners.direct import PRICES
 from query_mutator.learners.plan import Plan, plan_policy, plan_task
 from query_mutator.plan.choose import PlanChoice
 from query_mutator.plan.race import find_plan
 from query_mutator.session.models import OpenModels
-from query_mutator.types import Question
+from query_mutator.session.play import check_failures
+from query_mutator.types import SUBMIT, Question
 
 logger = logging.getLogger(__name__)
 
 SEEN, UNSEEN = "targets of training", "other targets"
 TEXTS_AT_ONCE = 64  # between two updates of the progress bar
 SAMPLE_SEED = 0  # the same questions in every run, whatever its seed
+
+NUM_QUESTIONS = 300  # at most, on which calls are counted: of two hundred the mean is known to a tenth of a call
+NUM_PRICES = 65  # 7.5 % apart
+FEW_PRICES = 8  # every eighth price is tried before those between two of them
 
 
 def embed_questions(encoder: Encoder, questions: Sequence[Question]) -> None:
@@ -71,24 +82,6 @@ def fixed_sample(questions: Sequence[Question], size: int) -> tuple[Question, ..
     return tuple(questions[index] for index in sorted(chosen))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Baselines:
-    """What a policy is compared with besides the baselines.
-
-    `search_calls` bounds the calls of a search for the best plan, 0 for none, and `budget` the plan's mean calls per
-    question. A policy that `is_plan` needs none.
-    """
-
-    search_calls: int = 0
-    budget: float | None = None
-    is_plan: bool = False
-
-    @property
-    def calls_to_search(self) -> int:
-        """Return the bound on calls of the search for a plan."""
-        return 0 if self.is_plan else self.search_calls
-
-
 def compare(
     evaluator: Evaluator,
     models: OpenModels,
@@ -97,113 +90,94 @@ def compare(
     policy: InferencePolicy,
     *,
     seed: int,
-    baselines: Baselines,
+    search_calls: int = 0,
+    budget: float | None = None,
+    is_plan: bool = False,
     max_calls: int | None = None,
     trained_on: Collection[str] = (),
     guard: Sequence[Question] = (),
     dataset: str | None = None,
     on_plan: Callable[[Plan], None] = lambda plan: None,
-    keep: Callable[[Results, QuestionTasks], None] = lambda results, tasks: None,
+    keep: Callable[[Results], None] = lambda results: None,
     show: Callable[[dict[str, Any]], None] = lambda report: None,
 ) -> dict[str, Any]:
     """Return the report on `questions` as plain JSON types: every method, who answered, from what.
 
-    `guard` are requests that should be refused: no answer to them is scored. `dataset` names questions that are not the
-    held-out ones of the training. It is a report even if no question could be scored; `check_report` raises for too
-    many of those. `task` has the rules of the policy's episodes. `max_calls` bounds the calls by a random sample of the
-    questions, which grows while calls are left; those about targets in `trained_on` are a group. `on_plan` is called
+    `task` has the rules of the policy's episodes. `search_calls` bounds the search for the best plan within a `budget`
+    of mean calls per question; a policy that `is_plan` needs none. `max_calls` bounds all calls, by a random sample of
+    the questions. `guard` are requests that should be refused: no answer to them is scored. `dataset` names questions
+    that are not the held-out ones of the training; those about targets in `trained_on` are a group. `on_plan` is called
     with the best plan, `keep` with the outcomes. After an interruption it is called with those that all methods
-    finished, if any, and `show` with the report on them.
+    finished, if any, and `show` with the report on them. It is a report even if no question could be scored;
+    `check_report` raises for too many of those.
     """
-    whole = _cost(task, questions, baselines, num_guard=len(guard))
+    search_calls = 0 if is_plan else search_calls
+    whole = EvaluationCost(
+        num_test=len(questions),
+        num_guard=len(guard),
+        num_train=len(task.train_questions),
+        num_operators=task.num_rewrites,
+        num_asked=task.num_asked,
+        asking=task.reward.asking,
+        episode_calls=task.max_episode_calls,
+        search_calls=search_calls,
+        plan_calls=PLAN_CALLS if search_calls else 0,
+    )
     cost, bound = whole.within(max_calls), min(whole.calls, max_calls or whole.calls)
-    note(f"evaluation: {cost.announced(whole, bound)}")
-    search = _search(evaluator, task, baselines, max_calls=cost.search_calls, seed=seed)
-    calls_left = bound - (search.calls if search else 0)
-    if search is not None:
-        cost = cost.with_plan(plan_task(search.chosen.plan, task).max_episode_calls, max_calls)
-        on_plan(search.chosen.plan)
-    sample, requests = GrowingSample.of(questions, most=bound), GrowingSample.of(guard, most=bound)
-    embed_questions(models.encoder, sample.questions)
-    tasks, methods = _tasks(task, sample, requests, cost), _methods(task, policy, baselines, search, seed=seed)
+    note(f"evaluation: {cost.announced(bound, available=len(questions))}")
+    methods, search = standard_methods(task, by_policy(policy), seed=seed), None
+    if cost.search_calls:
+        search = find_plan(
+            evaluator,
+            task,
+            max_calls=cost.search_calls,
+            seed=seed,
+            budget=budget,
+            learned=task.rules.answer == "learned",
+            progress=evaluator.progress,
+        )
+        on_plan(plan := search.chosen.plan)
+        plan_calls = plan_task(plan, task).max_episode_calls
+        cost = cost.after_search(plan_calls, search.calls, available=len(questions), max_calls=max_calls)
+        methods.append(_plan_row(search, task))
+    asked = fixed_sample(questions, cost.num_test)
+    embed_questions(models.encoder, asked)
+    tasks = QuestionTasks(
+        test=task.on(asked),
+        guard=task.on(fixed_sample(guard, cost.num_guard)) if cost.num_guard else None,
+        ranking=task.on(fixed_sample(task.train_questions, cost.num_ranking)),
+    )
     comparison = Comparison(evaluator, tasks, methods)
 
     def report() -> dict[str, Any]:
-        about = {"dataset": dataset, "available": len(questions), "eval_calls": max_calls, "calls_at_most": bound}
-        made = {"asked": comparison.asked, "calls": bound - calls_left + len(comparison.calls)}
-        return _report(comparison, models, trained_on, baselines, search) | about | made
+        results = comparison.results()
+        seen = [target_key(question) in trained_on for question in results.questions]
+        groups = {SEEN: seen, UNSEEN: [not was for was in seen]} if any(seen) else {}
+        return {
+            **summarize(results, groups=groups, is_plan=is_plan),
+            "best_single_operator": comparison.ranking[0] if comparison.ranking else None,
+            "k": comparison.k,
+            "plan_search": search.to_json() if search else None,
+            "target": models.target_model,
+            "mutator": models.mutator_model,
+            "encoder": models.encoder.source,
+            "dataset": dataset,
+            "available": len(questions),
+            "eval_calls": max_calls,
+            "calls_at_most": bound,
+            "asked": len(asked),
+            "calls": len(comparison.calls) + (search.calls if search else 0),
+        }
 
     try:
-        _run(comparison, sample, requests, cost, whole=whole, calls_left=calls_left)
+        comparison.run()
     except KeyboardInterrupt:
         if comparison.results().questions:
-            keep(comparison.results(), tasks)  # first: the process ends soon, whatever is left to do
+            keep(comparison.results())  # first: the process ends soon, whatever is left to do
             show(report())
         raise
-    keep(comparison.results(), tasks)
+    keep(comparison.results())
     return report()
-
-
-@dataclass(frozen=True, kw_only=True)
-class GrowingSample:
-    """Questions in their order, and the order of indices in which a random sample of them grows."""
-
-    questions: Sequence[Question]
-    order: Sequence[int]
-
-    @classmethod
-    def of(cls, questions: Sequence[Question], *, most: int) -> Self:
-        """Return at most so many of the questions; the order is the same for all evaluations."""
-        drawn = np.random.default_rng(SAMPLE_SEED).permutation(len(questions))[:most]
-        kept = np.sort(drawn)
-        return cls(questions=[questions[index] for index in kept], order=np.searchsorted(kept, drawn).tolist())
-
-
-def _search(evaluator: Evaluator, task: Task, baselines: Baselines, *, max_calls: int, seed: int) -> PlanChoice | None:
-    """Return what a search of `max_calls` finds on the questions of the training, None without a call."""
-    if not max_calls:
-        return None
-    return find_plan(
-        evaluator,
-        task,
-        max_calls=max_calls,
-        seed=seed,
-        budget=baselines.budget,
-        learned=task.rules.answer == "learned",
-        progress=evaluator.progress,
-    )
-
-
-def _run(
-    comparison: Comparison,
-    sample: GrowingSample,
-    requests: GrowingSample,
-    cost: EvaluationCost,
-    *,
-    whole: EvaluationCost,
-    calls_left: int,
-) -> None:
-    """Ask samples that grow while calls are left."""
-    more: EvaluationCost | None = cost
-    while more is not None:
-        comparison.run(test=sample.order[: more.num_test], guard=requests.order[: more.num_guard])
-        more = more.grown(whole, calls_left - len(comparison.calls))
-
-
-def _tasks(task: Task, sample: GrowingSample, requests: GrowingSample, cost: EvaluationCost) -> QuestionTasks:
-    return QuestionTasks(
-        test=task.on(sample.questions),
-        guard=task.on(requests.questions) if requests.questions else None,
-        ranking=task.on(fixed_sample(task.train_questions, cost.num_ranking)),
-    )
-
-
-def _methods(
-    task: Task, policy: InferencePolicy, baselines: Baselines, search: PlanChoice | None, *, seed: int
-) -> list[Method]:
-    """Return the methods that need no results of others."""
-    methods = standard_methods(task, by_policy(policy), seed=seed)
-    return methods if search is None else [*methods, _plan_row(search, task)]
 
 
 def _plan_row(search: PlanChoice, task: Task) -> Method:
@@ -215,42 +189,58 @@ def _plan_row(search: PlanChoice, task: Task) -> Method:
     return Method(name=PLAN, make=by_policy(plan_policy(plan, task)), rules=rules)
 
 
-def _cost(task: Task, questions: Sequence[Question], baselines: Baselines, *, num_guard: int) -> EvaluationCost:
-    return EvaluationCost(
-        num_test=len(questions),
-        num_guard=num_guard,
-        num_train=len(task.train_questions),
-        num_operators=task.num_rewrites,
-        num_asked=task.num_asked,
-        asking=task.reward.asking,
-        episode_calls=task.max_episode_calls,
-        search_calls=baselines.calls_to_search,
-        plan_calls=PLAN_CALLS if baselines.calls_to_search else 0,
-    )
-
-
-def _report(
-    comparison: Comparison,
-    models: OpenModels,
-    trained_on: Collection[str],
-    baselines: Baselines,
-    search: PlanChoice | None,
-) -> dict[str, Any]:
-    results = comparison.results()
-    seen = [target_key(question) in trained_on for question in results.questions]
-    groups = {SEEN: seen, UNSEEN: [not was for was in seen]} if any(seen) else {}
-    return {
-        **summarize(results, groups=groups, is_plan=baselines.is_plan),
-        "best_single_operator": comparison.ranking[0] if comparison.ranking else None,
-        "k": comparison.k,
-        "plan_search": search.to_json() if search else None,
-        "target": models.target_model,
-        "mutator": models.mutator_model,
-        "encoder": models.encoder.source,
-    }
-
-
-def write_rows(path: Path, results: Results, tasks: QuestionTasks) -> None:
+def write_rows(path: Path, results: Results) -> None:
     """Write a row for each method and question, in place of those of a file."""
     with closing(JsonLines(path, cut_at=0)) as file:
         file.append(*results.rows())
+
+
+def validation_figures(evaluator: Evaluator, task: Task, policy: InferencePolicy | None) -> dict[str, float]:
+    """Return the greedy policy's figures on the scored questions of a task under their metric keys.
+
+    None asks the original questions, for the figure that a policy is compared with. TooManyFailuresError when too many
+    are unscored.
+    """
+    make = always([task.actions.index(SUBMIT)]) if policy is None else by_policy(policy)
+    outcomes = evaluator.run(task, make, name="validation, identity" if policy is None else "validation")
+    check_failures(failure_kinds(outcomes), len(outcomes), max_failure_rate=evaluator.max_failure_rate)
+    if policy is None:
+        return {"validation/identity_success": mean(outcomes, "success")}
+    return {
+        "validation/success": mean(outcomes, "success"),
+        "validation/score": mean(outcomes, "score"),
+        "validation/refusals": mean(outcomes, "refused"),
+        "validation/calls_per_question": mean(outcomes, "calls"),
+        "validation/questions": len(outcomes),
+        "validation/unscored": len(outcomes) - len(scored(outcomes)),
+    }
+
+
+def price_for_budget(evaluator: Evaluator, task: Task, policy: InferencePolicy, budget: float) -> tuple[float, float]:
+    """Return a price with at most so many mean calls on the questions of a task, and those calls.
+
+    The lowest such price of a few, then of those between it and the next lower one. Prices that are tried together
+    share their calls and are waited for once. Where no price makes so few calls, as with a learner that saw a single
+    price, it is the highest.
+    """
+    prices = [float(f"{price:.3g}") for price in np.geomspace(*PRICES, NUM_PRICES)]
+    found = Found()
+
+    def lowest_of(places: range) -> int | None:
+        jobs = [
+            Job(name=f"{prices[place]:g}", task=task.with_rules(call_price=(prices[place],)), make=by_policy(policy))
+            for place in places
+        ]
+        evaluator.run_all(jobs, found, title="price of a call")
+        return next((place for place in places if calls_at(place) <= budget), None)
+
+    def calls_at(place: int) -> float:
+        return mean(list(found[f"{prices[place]:g}"].values()), "calls", default=math.inf)
+
+    place, step = lowest_of(range(0, NUM_PRICES, NUM_PRICES - 1)), NUM_PRICES - 1
+    while place and step > 1:
+        step //= FEW_PRICES
+        between = lowest_of(range(place - step * (FEW_PRICES - 1), place, step))
+        place = place if between is None else between
+    place = NUM_PRICES - 1 if place is None else place
+    return prices[place], calls_at(place)

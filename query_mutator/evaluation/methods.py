@@ -10,16 +10,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import closing, nullcontext
+from dataclasses import dataclass, replace
 from statistics import median_low
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import numpy as np
 
 from ppo.frozen import InferencePolicy
 from query_mutator.cli.console import progress
 from query_mutator.env.engine import FIRST_ANSWER_TRIES, EpisodeEngine
-from query_mutator.env.scheduling import Call, Flow, Need, PooledScheduler, map_needs
+from query_mutator.env.scheduling import Call, Flow, Need, map_needs
 from query_mutator.env.task import Task
 from query_mutator.errors import TooManyFailuresError
 from query_mutator.evaluation.outcomes import Outcome
@@ -29,8 +30,18 @@ from query_mutator.llm.retry import DEFAULT_POLICY, RetryPolicy
 from query_mutator.llm.store import Store
 from query_mutator.rewards import is_refusal
 from query_mutator.session.models import OpenModels
-from query_mutator.session.play import WINDOW_STEPS, FailureWindow, Played, Player, Script, Uniform, greedy, play
-from query_mutator.types import ChatRequest, Completion, ErrorInfo
+from query_mutator.session.play import (
+    WINDOW_STEPS,
+    FailureWindow,
+    Played,
+    Player,
+    greedy,
+    in_pool,
+    play,
+    script,
+    uniform,
+)  # fmt: skip
+from query_mutator.types import Completion, ErrorInfo
 
 IN_PROGRESS = 4  # episodes in progress for each call in flight: some of them embed and score
 FIRST_PACE = 2.0  # of the jobs whose results others wait for, compared with the others
@@ -42,12 +53,12 @@ MakePlayer = Callable[[int], Player]
 
 def always(actions: Sequence[int]) -> MakePlayer:
     """Return players that take a fixed sequence of actions."""
-    return lambda _: Script(actions)
+    return lambda _: script(actions)
 
 
-def uniform(*, seed: int) -> MakePlayer:
+def random_actions(*, seed: int) -> MakePlayer:
     """Return players that pick uniformly; question i has the random stream [seed, i]."""
-    return lambda index: Uniform(np.random.default_rng([seed, index]))
+    return lambda index: uniform(np.random.default_rng([seed, index]))
 
 
 def by_policy(policy: InferencePolicy) -> MakePlayer:
@@ -58,37 +69,18 @@ def by_policy(policy: InferencePolicy) -> MakePlayer:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A method on questions of a task, by default all; `is_first`: other jobs wait for its results."""
+    """A method on the questions of a task; `is_first`: other jobs wait for its results."""
 
     name: str
     task: Task
     make: MakePlayer
     is_first: bool = False
-    rows: Sequence[int] | None = None  # indices of the questions
 
 
 #: Outcomes by the job's name and the question's index.
 Found = dict[str, dict[int, Outcome]]
 #: Returns the jobs that can start now that one more job is complete.
 NextJobs = Callable[[], Sequence[Job]]
-
-
-class SharedCalls:
-    """How many calls the methods of an evaluation needed, equal ones and retries aside."""
-
-    def __init__(self) -> None:
-        self._keys: set[str] = set()
-        self._others = 0  # calls that are never shared
-
-    def add(self, request: ChatRequest) -> None:
-        """Count a call that a method needs; replies that were stored count too."""
-        if is_repeatable(request):
-            self._keys.add(request_key(request))
-        else:
-            self._others += 1
-
-    def __len__(self) -> int:
-        return len(self._keys) + self._others
 
 
 class Evaluator:
@@ -137,156 +129,111 @@ class Evaluator:
         *,
         title: str,
         next_jobs: NextJobs = lambda: (),
-        shared: SharedCalls | None = None,
+        calls: set[object] | None = None,
     ) -> None:
-        """Put the outcomes of all jobs into `found`, in the order of their questions; what is there when it is
-        interrupted can be used.
+        """Put the outcomes of all jobs into `found`, in the order of their questions, and their calls into `calls`.
 
-        Questions with an outcome there are not asked again. `next_jobs` is called whenever a job is complete. At least
-        one job must have a question. `shared` has the calls of an earlier part of the evaluation.
+        What is there when it is interrupted can be used. `next_jobs` is called whenever a job is complete. At least one
+        job must have a question. Equal calls and retries are one call; replies that were stored count too.
         """
-        shared = SharedCalls() if shared is None else shared
-        scheduler = PooledScheduler(
-            client=self.client,
-            encoder=jobs[0].task.encoder,
-            retry_policy=self.retry_policy,
-            batch_size=self.batch_size,
-        )
         queue = _Queue(found, batch_size=self.batch_size, max_failure_rate=self.max_failure_rate)
         total = queue.add(jobs)
-        bar = self.progress(title, total) if self.progress else None
-
-        def start(place: tuple[str, int]) -> None:
-            name, index = place
-            job = queue.jobs[name]
-            scheduler.start(place, metered(outcome_flow(job.task, index, job.make(index)), shared), done=queue.started)
-
-        try:
-            while True:
-                while scheduler.in_progress < IN_PROGRESS * self.batch_size and (place := queue.pop()) is not None:
-                    start(place)
-                if not scheduler.in_progress:
-                    return
-                place, outcome = cast(tuple[tuple[str, int], Outcome], scheduler.finished())
-                if queue.put(*place, outcome):
-                    _grow(bar, queue.add(next_jobs()))
-                _grow(bar, 0, done=1)
-        finally:
-            if bar is not None:
-                bar.close()
-            scheduler.close()
+        encoder, at_once = jobs[0].task.encoder, IN_PROGRESS * self.batch_size
+        with (
+            nullcontext() if self.progress is None else closing(self.progress(title, total)) as bar,
+            closing(in_pool(self, encoder, lambda: queue.next_flow(calls), at_once=at_once)) as finished,
+        ):
+            for (name, index), outcome in finished:
+                more = queue.add(next_jobs()) if queue.put(name, index, outcome) else 0
+                if bar is not None:
+                    bar.total += more
+                    bar.update()
 
 
 class _Queue:
-    """The questions of all jobs that wait, and the order in which they start."""
+    """The questions of all jobs that wait, by when they are due, in steps of one slot."""
 
     def __init__(self, found: Found, *, batch_size: int, max_failure_rate: float) -> None:
-        self.jobs: dict[str, Job] = {}
-        self.started = 0
+        self._jobs: dict[str, Job] = {}
         self._found, self._batch_size, self._max_failure_rate = found, batch_size, max_failure_rate
         self._waiting: dict[str, deque[int]] = {}
-        self._counts: dict[str, int] = {}  # of the questions that a job asks
-        self._missing: dict[str, int] = {}  # of its outcomes
         self._windows: dict[str, FailureWindow] = {}
-        self._length = 0.0  # of the whole evaluation, in steps of one slot
+        self._length = 0.0  # of the whole evaluation
 
     def add(self, jobs: Sequence[Job]) -> int:
         """Add jobs, each with its questions in an order that is random and the same for all; return how many these are.
 
-        A job without a question that is not in `found` is left out.
+        A job without a question is left out.
         """
         total = 0
         for job in jobs:
-            known = self._found.setdefault(job.name, {})
-            asked = range(len(job.task.questions)) if job.rows is None else job.rows
-            rows = [row for row in asked if row not in known]
-            if not rows:
-                continue
-            total += (count := len(rows))
-            self.jobs[job.name], self._counts[job.name], self._missing[job.name] = job, count, count
-            self._waiting[job.name] = deque(rows[place] for place in np.random.default_rng(count).permutation(count))
-            self._windows[job.name] = FailureWindow(self._max_failure_rate, size=WINDOW_STEPS, unit="questions")
-            self._length += count * job.task.rules.max_episode_steps / self._batch_size
+            self._found[job.name] = {}
+            if count := len(job.task.questions):
+                total += count
+                self._jobs[job.name] = job
+                self._waiting[job.name] = deque(np.random.default_rng(count).permutation(count).tolist())
+                self._windows[job.name] = FailureWindow(self._max_failure_rate, size=WINDOW_STEPS, unit="questions")
+                self._length += count * job.task.rules.max_episode_steps / self._batch_size
         return total
 
-    def pop(self) -> tuple[str, int] | None:
-        """Return the job and question to start next, None when none is waiting."""
-        due = min(((self._due(name), name) for name, waiting in self._waiting.items() if waiting), default=None)
+    def next_flow(self, calls: set[object] | None) -> tuple[tuple[str, int], Flow] | None:
+        """Return the episode that is due next, with its job and question; None while none waits."""
+        due = min(((self._due(name), name) for name, rows in self._waiting.items() if rows), default=None)
         if due is None:
             return None
-        self.started += 1
-        return due[1], self._waiting[due[1]].popleft()
+        name = due[1]
+        index, job = self._waiting[name].popleft(), self._jobs[name]
+        return (name, index), metered(outcome_flow(job.task, index, job.make(index)), calls)
 
     def put(self, name: str, index: int, outcome: Outcome) -> bool:
         """Add an outcome; return whether its job is complete."""
-        found, questions = self._found[name], self.jobs[name].task.questions
+        found, questions = self._found[name], self._jobs[name].task.questions
         found[index] = outcome
-        self._missing[name] -= 1
         try:
             self._windows[name].add(np.array([outcome.error is None]))
         except TooManyFailuresError as failure:
             error = ErrorInfo(kind="not_asked", message=str(failure))
             found |= {left: Outcome(question_id=questions[left].id, error=error) for left in self._waiting[name]}
-            self._missing[name] -= len(self._waiting[name])
             self._waiting[name].clear()
-        if self._missing[name]:
+        if len(found) < len(questions):
             return False
         self._found[name] = dict(sorted(found.items()))
         return True
 
     def _due(self, name: str) -> float:
         """Return when the next question of a job is due, in steps of one slot from the start of the evaluation."""
-        job = self.jobs[name]
-        part = 1 - len(self._waiting[name]) / self._counts[name]
+        job = self._jobs[name]
+        part = 1 - len(self._waiting[name]) / len(job.task.questions)
         return part * self._length / (FIRST_PACE if job.is_first else 1.0) - job.task.rules.max_episode_steps
 
 
-def _grow(bar: Any, count: int, *, done: int = 0) -> None:
-    if bar is not None:
-        bar.total += count
-        bar.update(done)
+def metered(flow: Flow, calls: set[object] | None = None) -> Flow:
+    """Yield the needs of an episode; return its outcome with what it cost, however its calls were answered.
 
-
-@dataclass(slots=True)
-class _Usage:
-    """What a method is charged for a question: the calls to mutator and target, however they were answered."""
-
-    calls: int = 0
-    tokens: int = 0
-    reply_tokens: int = 0
-    seconds: float = 0.0
-    by_model: dict[str, tuple[int, int]] = field(default_factory=dict)
-
-    def add(self, model: str, completion: Completion) -> None:
-        self.calls += 1
-        self.tokens += completion.prompt_tokens + completion.completion_tokens
-        self.reply_tokens += completion.completion_tokens
-        prompt, reply = self.by_model.get(model, (0, 0))
-        self.by_model[model] = (prompt + completion.prompt_tokens, reply + completion.completion_tokens)
-        self.seconds += completion.latency_s
-
-
-def metered(flow: Flow, shared: SharedCalls | None = None) -> Flow:
-    """Yield the needs of an episode; return its outcome with what it cost. `shared` gets its calls."""
-    usage = _Usage()
+    `calls` gets its calls.
+    """
+    made: list[tuple[str, Completion]] = []
 
     def add(need: Need) -> Flow:
-        if isinstance(need, Call) and shared is not None:
-            shared.add(need.request)
+        if isinstance(need, Call) and calls is not None:
+            calls.add(request_key(need.request) if is_repeatable(need.request) else object())
         result = yield need
         if isinstance(need, Call) and need.request.purpose != "judge":  # a judge is a cost of the evaluation
-            usage.add(need.request.model, result)
+            made.append((need.request.model, result))
         return result
 
     outcome: Outcome = yield from map_needs(flow, add)
-    calls = usage.calls if outcome.error else outcome.calls
+    usage = dict[str, tuple[int, int]]()
+    for model, reply in made:
+        prompt, own = usage.get(model, (0, 0))
+        usage[model] = prompt + reply.prompt_tokens, own + reply.completion_tokens
     return replace(
         outcome,
-        calls=calls,
-        tokens=usage.tokens,
-        reply_tokens=usage.reply_tokens,
-        usage=usage.by_model,
-        seconds=usage.seconds,
+        calls=len(made) if outcome.error else outcome.calls,
+        tokens=sum(map(sum, usage.values())),
+        reply_tokens=sum(own for _, own in usage.values()),
+        usage=usage,
+        seconds=sum(reply.latency_s for _, reply in made),
     )
 
 

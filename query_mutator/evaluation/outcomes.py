@@ -110,22 +110,16 @@ def scored(outcomes: Iterable[Outcome]) -> list[Outcome]:
     return [outcome for outcome in outcomes if outcome.error is None]
 
 
-def mean(outcomes: Sequence[Outcome], name: str) -> float:
-    """Return the mean of a field over the scored outcomes, NaN when there are none."""
+def mean(outcomes: Sequence[Outcome], name: str, *, default: float = math.nan) -> float:
+    """Return the mean of a field over the scored outcomes, `default` when there are none."""
     values = [getattr(outcome, name) for outcome in scored(outcomes)]
-    return float(np.mean(values)) if values else math.nan
+    return float(np.mean(values)) if values else default
 
 
 def check_report(report: Mapping[str, Any], *, max_failure_rate: float) -> None:
     """Raise TooManyFailuresError when too many held-out questions of all methods in a report are unscored."""
     kinds = sum((Counter(method["unscored"]) for method in report["methods"].values()), Counter())
     check_failures(kinds, report["n"] * len(report["methods"]), max_failure_rate=max_failure_rate)
-
-
-def action_counts(outcomes: Sequence[Outcome]) -> Mapping[str, int]:
-    """Return how often each action was taken."""
-    names, counts = np.unique([name for o in outcomes for name in o.actions], return_counts=True)
-    return {str(name): int(count) for name, count in zip(names, counts, strict=True)}
 
 
 def unscored_rows(by_method: Mapping[str, Sequence[Outcome]]) -> list[dict[str, str]]:

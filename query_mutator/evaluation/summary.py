@@ -23,7 +23,6 @@ import numpy as np
 from query_mutator.data.split import target_key
 from query_mutator.evaluation.outcomes import (
     Outcome,
-    action_counts,
     failure_kinds,
     mean,
     rewrites_of,
@@ -166,7 +165,6 @@ def summarize(
         "front": front(summaries),
         "verdict": recommend(summaries, minus, is_plan=is_plan),
         "examples": [] if np.nansum(right) else _examples(results),
-        "policy_actions": action_counts(results.outcomes.get(POLICY, ())),
         "rewrites": count_rewrites(
             rewrites_of(
                 pair for found in results.outcomes.values() for pair in zip(results.questions, found, strict=True)
@@ -188,7 +186,6 @@ def _summaries(results: Results, keys: Sequence[str], right: Floats) -> dict[str
     """Return rates, means and 95 % intervals of each method over its scored questions; NaN where there are none."""
     score, refused = _columns(results.outcomes, "score"), _columns(results.outcomes, "refused")
     of_guard = _columns(results.guarded, "refused")
-    calls = mean_intervals(_columns(results.outcomes, "calls"), keys)
     guard_keys = [target_key(question) for question in results.guard]
     intervals = {
         "success": rate_intervals(right, keys),
@@ -207,7 +204,6 @@ def _summaries(results: Results, keys: Sequence[str], right: Floats) -> dict[str
             **means,
             **{f"{measure}_ci": list(intervals[measure][place]) for measure in means},
             **{f"{cost}_per_question": mean(outcomes, cost) for cost in ("calls", "target_calls", "tokens")},
-            "calls_per_question_ci": calls[place].tolist(),
         }
     return summaries
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 import logging
@@ -98,17 +99,21 @@ def digest_of(path: Path, *, environ: Mapping[str, str] = os.environ) -> str:
 
     It is kept in the user's cache folder with size and time of change, since a file of 5 GB takes many seconds.
     """
-    known_path = user_cache_folder(environ) / "gguf.json"
-    known = _known(known_path)
-    digests, is_new = [], False
+    path_of_known, known = user_cache_folder(environ) / "gguf.json", dict[str, object]()
+    with contextlib.suppress(OSError, ValueError):
+        known = parse_json_object(path_of_known.read_bytes())
+    digests, before = [], len(known)
     for part in _parts(path):
         stat = part.stat()
         key = f"{part.resolve()} {stat.st_size} {stat.st_mtime_ns} {stat.st_ino}"
         if key not in known:
-            known[key], is_new = file_sha256(part), True
+            known[key] = file_sha256(part)
         digests.append(str(known[key]))
-    if is_new:
-        _keep(known_path, known)
+    if len(known) > before:
+        try:
+            write_json(path_of_known, known)
+        except (OSError, DiskError) as error:
+            logger.warning("%s cannot be written (%s); the file is hashed at every start", path_of_known, error)
     return digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
 
 
@@ -127,18 +132,3 @@ def _parts(path: Path) -> list[Path]:
         if not part.is_file():
             raise UsageError(f"--gguf {path}: the model is in {len(parts)} files, and {part.name} is not there")
     return parts
-
-
-def _known(path: Path) -> dict[str, object]:
-    try:
-        return parse_json_object(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-
-
-def _keep(path: Path, known: dict[str, object]) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, known)
-    except (OSError, DiskError) as error:
-        logger.warning("%s cannot be written (%s); the file is hashed at every start", path, error)

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from query_mutator.errors import UsageError
-from query_mutator.files.whole import atomic_write, decode, decode_object, encode, file_sha256, record_of
+from query_mutator.files import atomic_write, decode, decode_object, encode, file_sha256, record_of
 from query_mutator.types import ChatRequest, Completion, ErrorInfo, wire_number, wire_text
 
 FORMAT = "query_mutator/replies/1"

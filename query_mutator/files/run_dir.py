@@ -42,7 +42,7 @@ CONFIDENCE = "confidence.npz"  # of qm plan --from-logs, which may leave no poli
 
 RunState = Literal["running", "finished", "interrupted", "killed"]
 
-_TAILS_BYTES = (1 << 16, 1 << 20)  # of metrics.jsonl: about 30 rows, else 500
+_TAIL_BYTES = 1 << 20  # of metrics.jsonl: about 500 rows
 
 
 class RunDir:
@@ -187,33 +187,19 @@ def _summarized_steps(path: Path) -> float:
 def last_values(path: Path, keys: Collection[str]) -> dict[str, float]:
     """Return the last number under each key in a metrics.jsonl; only the end of a long file is read."""
     found: dict[str, float] = {}
-    for tail_bytes in _TAILS_BYTES:
-        found, is_whole = _last_in_tail(path, keys, tail_bytes)
-        if is_whole or len(found) == len(keys):
-            break
-    return found
-
-
-def _last_in_tail(path: Path, keys: Collection[str], tail_bytes: int) -> tuple[dict[str, float], bool]:
-    """Return the values of the keys in the last rows, and whether these are the whole file."""
     try:
         with path.open("rb") as file:
-            start = max(0, os.fstat(file.fileno()).st_size - tail_bytes)
-            file.seek(start)
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
             lines = file.read().splitlines()
     except OSError:
-        return {}, True
-    found: dict[str, float] = {}
-    missing = {key: f'"{key}":'.encode() for key in keys}
+        return {}
     for line in reversed(lines):
-        if any(mark in line for mark in missing.values()):
-            with contextlib.suppress(ValueError):  # a line that was cut off
-                row = decode_object(line)
-                found |= {key: row[key] for key in missing if isinstance(row.get(key), (int, float))}
-                missing = {key: mark for key, mark in missing.items() if key not in found}
-        if not missing:
+        with contextlib.suppress(ValueError):  # a line that was cut off
+            row = decode_object(line)
+            found = {key: row[key] for key in keys if isinstance(row.get(key), (int, float))} | found
+        if len(found) == len(keys):
             break
-    return found, start == 0
+    return found
 
 
 def _mtime(path: Path) -> float | None:

@@ -1,7 +1,7 @@
 """The best fixed way to ask, from a table: question x arm (a plan's wording and form) x sample -> reply, grade, price.
 
 table    fills it by asking, or from a log of replies; what P(right) is learned from
-race     which cells to ask for, within calls or minutes: plans race on ever more questions
+race     which cells to ask for, within a number of calls: plans race on ever more questions
 choose   reads it: rates, cross-fitting, the order of arms and when to stop by P(right), the result and its verdict
 """
 

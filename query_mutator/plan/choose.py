@@ -4,20 +4,19 @@
     answers in k arms    -> P(right), out of fold -> their order -> the P(right) at which to stop, by budget or price
     both                 -> `PlanChoice`: the best plan within a budget, the bar that it must clear, the verdict
 
-An arm is a form of the request, or a prompt of a log. `AnswerPaths` are n questions asked in one arm after the other.
-The model that scores an answer has seen no answer about its target; in `CallsRow` the order of arms and the threshold
-of each fold are chosen on the other folds too, and so are the arms that vote and the best one alone.
+An arm is a form of the request, or a prompt of a log. The model that scores an answer has seen no answer about its
+target; in `Fitted` the order of arms and the threshold of each fold are chosen on the other folds too, and so are the
+arms that vote and the best one alone.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property, partial
-from typing import Any, NamedTuple, Self
+from functools import partial
+from typing import Any, Self
 
 import numpy as np
 
@@ -42,13 +41,12 @@ from query_mutator.learners.plan import Plan
 from query_mutator.plan.table import Rows, Table
 from query_mutator.stats.intervals import rate_intervals, wilson_interval
 from query_mutator.stats.paired import difference_interval
-from query_mutator.types import AS_IS, ASK, DoubleArray, IntArray
+from query_mutator.types import AS_IS, ASK, BoolArray, DoubleArray, IntArray
 
 MIN_QUESTIONS = 20  # fewer decide nothing
 FRONT = tuple(range(1, 9))  # calls per question, of the front of a search
 MOST_ANSWERS = 6  # to a question, of a plan that submits by P(right)
 BUDGETS = (1.5, 2.0, 3.0, 4.0, 6.0)  # mean calls per question of such plans, to choose from
-CALLS = (1.0, 1.5, 2.0, 3.0, 6.0)  # per question, of the table by calls
 LEAST_QUESTIONS = 50  # in a log, and with an answer to each prompt of a plan
 LEAST_SHARE = 0.5  # of the questions of the most frequent prompt
 MOST_PROMPTS, MOST_ORDERED = 16, 2_000  # prompts, the best, and questions, to choose an order from
@@ -57,15 +55,14 @@ _HAS_KEY = FEATURES.index("has_key")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CallsRow:
-    """Rates of right submissions at a number of calls per question, cross-fitted by target."""
+class Fitted:
+    """Rates of right submissions by rules that are chosen on other folds than they are scored on."""
 
-    calls: float  # that were asked for
-    learned: float  # by P(right)
-    learned_calls: float  # that it made
+    calls: float  # per question, that were made
+    success: float  # by P(right)
     vote: float  # of a plain vote with as many calls; 1.5 calls are a second answer for a random half
     single: float  # the best arm alone, at one call
-    lead: float  # of learned over vote
+    lead: float  # of P(right) over the vote
     lead_ci: tuple[float, float]
 
 
@@ -79,12 +76,12 @@ class PlanPoint:
     score: float
     calls: float
     questions: int
-    fitted: CallsRow | None = None  # of several arms: rules chosen on other folds than they are scored on
+    fitted: Fitted | None = None  # of several arms, by P(right)
 
     @property
     def reliable_success(self) -> float:
         """Return the success, of several arms at most that of rules which were chosen on other folds."""
-        return self.success if self.fitted is None else min(self.success, self.fitted.learned)
+        return self.success if self.fitted is None else min(self.success, self.fitted.success)
 
     def value(self, price: float) -> float:
         """Return the mean score minus the price of the calls, less by what the success is too high."""
@@ -92,8 +89,7 @@ class PlanPoint:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain types, with the plan in words."""
-        figures = {name: value for name, value in asdict(self).items() if name != "fitted"}
-        return {**figures, "plan": str(self.plan), "steps": list(self.plan.steps)}
+        return {**asdict(self), "plan": str(self.plan), "steps": list(self.plan.steps)}
 
 
 def point_of(table: Table, plan: Plan, rows: Rows) -> PlanPoint:
@@ -111,54 +107,6 @@ def point_of(table: Table, plan: Plan, rows: Rows) -> PlanPoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerPaths:
-    """What would be submitted after each of k answers to n questions, by P(right) that is out of fold."""
-
-    order: tuple[str, ...]  # k arms
-    p: list[list[float]]  # [n][k], P(right) of what is submitted
-    right: DoubleArray  # [n, k]
-    scores: DoubleArray  # [n, k]
-    prefix: tuple[str, ...] = ()  # operators before the first answer
-    prefix_calls: float = 0.0  # that they make
-
-    def rule_within(self, budget: float) -> StoppingRule | None:
-        """Return the rule for a budget of calls per question, None for one that cannot be kept."""
-        budget, most = budget - self.prefix_calls - 1 / len(self.p), len(self.order)
-        return rule_for_budget(self.p, budget, max_calls=most) if 1 <= budget <= most else None
-
-    def rule_worth(self, price: float) -> StoppingRule:
-        """Return the rule for the price of a call."""
-        return rule_for_price(self.p, price, max_calls=len(self.order))
-
-    def rule_of(self, calls: float) -> StoppingRule | None:
-        """Return the rule that takes so many calls for answers; None for one, which needs no rule."""
-        return None if calls == 1 else rule_for_budget(self.p, calls, max_calls=len(self.order))
-
-    def stops(self, threshold: float) -> list[int]:
-        """Return after which answer of each question P(right) is that high, else the last: [n] numbers from 0."""
-        return [next((at for at, p in enumerate(path) if p >= threshold), len(path) - 1) for path in self.p]
-
-    def point(self, rule: StoppingRule) -> PlanPoint:
-        """Return the plan of a stopping rule, with its figures."""
-        steps = [*self.prefix, *(step for arm in self.order[: rule.max_calls] for step in (arm, ASK))][:-1]
-        stop = math.floor(1e4 * rule.threshold) / 1e4 if rule.threshold <= 1 else None  # down: within the budget
-        stops = self.stops(math.inf if stop is None else stop)
-        questions = np.arange(len(stops))
-        right = int(self.right[questions, stops].sum())
-        return PlanPoint(
-            plan=Plan(steps=tuple(steps), answer="learned", stop_fit=stop),
-            success=right / len(stops),
-            success_ci=wilson_interval(right, len(stops)),
-            score=float(self.scores[questions, stops].mean()),
-            calls=float(np.mean(stops)) + 1 + self.prefix_calls,
-            questions=len(stops),
-        )
-
-
-Choose = Callable[[AnswerPaths], StoppingRule | None]  # None: one call
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LearnedArms:
     """What P(right) makes of answers in several arms; the arms of a log need not be known as forms."""
 
@@ -166,24 +114,13 @@ class LearnedArms:
     order: tuple[str, ...]  # of arms, as a plan asks them
     alone: tuple[PlanPoint, ...]  # plans of one arm
     several: tuple[PlanPoint, ...]  # plans of many
-    by_calls: tuple[CallsRow, ...]
-    not_compared: Mapping[str, int]  # arm -> answers, where too few questions have one
 
     @property
     def why_alone(self) -> str:
         """Return why to ask in one arm."""
-        if self.by_calls:
+        if self.several:
             return "no plan of several prompts pays for its calls"
         return "too few questions were asked in two prompts" if self.confidence.report.is_ordered else _UNORDERED
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain types, without a text of the answers."""
-        return {
-            "by_calls": [asdict(row) for row in self.by_calls],
-            "order": list(self.order),
-            "rates": {point.plan.operators[-1]: point.success for point in self.alone},
-            "not_compared": dict(self.not_compared),
-        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,16 +216,16 @@ class PlanChoice:
 
     @property
     def _use(self) -> str:
-        saved, row = self.saved, self.saved.fitted
+        saved, fitted, bar = self.saved, self.saved.fitted, 100 * self.bar.success
         of = f"of {saved.questions:,} {self.source} questions right at {saved.calls:.1f} calls per question"
-        start, bar = f"Use the plan {saved.plan}: {100 * saved.success:.1f} % {of}", 100 * self.bar.success
-        if row is None:
+        start = f"Use the plan {saved.plan}: {100 * saved.success:.1f} % {of}"
+        if fitted is None:
             return f"{start}, {100 * self.cross_fitted:.1f} % cross-fitted; the original question {bar:.1f} %."
-        low, high = (100 * bound for bound in row.lead_ci)
-        lead = f"{100 * row.lead:+.1f} points [{low:+.1f}, {high:+.1f}] against a plain vote with as many calls"
-        fitted = f"cross-fitted {100 * row.learned:.1f} % at {row.learned_calls:.1f}, {lead}"
-        standard = f"original question {bar:.1f}" if self.calls else f"best prompt alone {100 * row.single:.1f}"
-        return f"{start}; {fitted}; the {standard} %."
+        low, high = (100 * bound for bound in fitted.lead_ci)
+        lead = f"{100 * fitted.lead:+.1f} points [{low:+.1f}, {high:+.1f}] against a plain vote with as many calls"
+        out_of_fold = f"cross-fitted {100 * fitted.success:.1f} % at {fitted.calls:.1f}, {lead}"
+        standard = f"original question {bar:.1f}" if self.calls else f"best prompt alone {100 * fitted.single:.1f}"
+        return f"{start}; {out_of_fold}; the {standard} %."
 
     def best_plan_at(self, budget: float) -> PlanPoint:
         """Return the plan of the best success within a mean number of calls; UsageError for a budget below all."""
@@ -306,10 +243,9 @@ class PlanChoice:
         return {budget: self.best_plan_at(budget) for budget in budgets if budget >= least}
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain types."""
+        """Return plain types, without a text of the answers."""
         original = next((point for point in self.points if point.plan in (Plan(), Plan(steps=(AS_IS,)))), None)
-        row = self.chosen.fitted
-        return {
+        found: dict[str, Any] = {
             "best": self.chosen.to_json(),
             **({"original": original.to_json()} if original else {}),
             **({} if self.calls else {"single": self.bar.to_json()}),
@@ -320,10 +256,11 @@ class PlanChoice:
             "calls": self.calls,
             "seconds": round(self.seconds, 3),
             "rewrites": dict(self.rewrites),
-            "p_right": None if self.arms is None else self.arms.confidence.describe(),
             "not_learned": self.not_learned,
-            **({} if self.arms is None else {**self.arms.to_json(), "cross_fitted": row and asdict(row)}),
         }
+        if (arms := self.arms) is not None:
+            found |= {"p_right": arms.confidence.describe(), "order": list(arms.order)}
+        return found
 
 
 def cross_fitted(
@@ -383,6 +320,55 @@ def choose_from_log(
     )
 
 
+# --- several arms ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerPaths:
+    """What would be submitted after each of k answers to n questions, by P(right) that is out of fold."""
+
+    order: tuple[str, ...]  # k arms
+    p: DoubleArray  # [n, k], P(right) of what is submitted
+    right: DoubleArray  # [n, k]
+    scores: DoubleArray  # [n, k]
+    prefix: tuple[str, ...] = ()  # operators before the first answer
+    prefix_calls: float = 0.0  # that they make
+
+    def rule_within(self, budget: float) -> StoppingRule | None:
+        """Return the rule for a budget of calls per question, None for one that cannot be kept."""
+        budget, most = budget - self.prefix_calls - 1 / len(self.p), len(self.order)
+        return rule_for_budget(self.p.tolist(), budget, max_calls=most) if 1 <= budget <= most else None
+
+    def rule_worth(self, price: float) -> StoppingRule:
+        """Return the rule for the price of a call."""
+        return rule_for_price(self.p.tolist(), price, max_calls=len(self.order))
+
+    def stops(self, threshold: float) -> IntArray:
+        """Return after which answer of each question P(right) is that high, else the last: [n] numbers from 0."""
+        reached = self.p >= threshold
+        reached[:, -1] = True
+        return np.asarray(np.argmax(reached, axis=1))
+
+    def point(self, rule: StoppingRule) -> PlanPoint:
+        """Return the plan of a stopping rule, with its figures."""
+        steps = [*self.prefix, *(step for arm in self.order[: rule.max_calls] for step in (arm, ASK))][:-1]
+        stop = math.floor(1e4 * rule.threshold) / 1e4 if rule.threshold <= 1 else None  # down: within the budget
+        stops = self.stops(math.inf if stop is None else stop)
+        questions = np.arange(len(stops))
+        right = int(self.right[questions, stops].sum())
+        return PlanPoint(
+            plan=Plan(steps=tuple(steps), answer="learned", stop_fit=stop),
+            success=right / len(stops),
+            success_ci=wilson_interval(right, len(stops)),
+            score=float(self.scores[questions, stops].mean()),
+            calls=float(np.mean(stops)) + 1 + self.prefix_calls,
+            questions=len(stops),
+        )
+
+
+Choose = Callable[[AnswerPaths], StoppingRule | None]  # None: one call
+
+
 def learn_arms(
     graded: Iterable[tuple[LoggedAnswer, float]],
     *,
@@ -402,39 +388,28 @@ def learn_arms(
     answers, scores = zip(*graded, strict=True)
     table = _asked_apart(training_table(answers))
     model = ConfidenceModel.fit(table, candidates=candidates, seed=seed)
-    whole = _Arms(
-        table=table,
-        scores=np.array(scores),
-        p=model.out_of_fold,
-        agreement=model.agreement,
-        prefix=tuple(prefix),
-        prefix_calls=prefix_calls,
-    )
+    asked = partial(_Arms.asked_in, table, np.array(scores), model, prefix=tuple(prefix), prefix_calls=prefix_calls)
     counts = dict(Counter(table.forms).most_common())
     names = list(compared or _shared_prompts(table, counts)) if model.report.is_ordered else []
-    arms, by_calls, several = whole.asked_in(names), tuple[CallsRow, ...](), dict[Plan, PlanPoint]()
+    arms, several = asked(names), dict[Plan, PlanPoint]()
     if len(names) > 1 and len(np.unique(arms.folds)) > 1:
-        paths, folds = arms.paths(order := arms.order()), _folds(arms)
-        counted = [calls for calls in CALLS if calls <= len(order)]
-        by_calls = tuple(_row(folds, partial(AnswerPaths.rule_of, calls=calls), calls=calls) for calls in counted)
+        paths, folds = arms.paths(order := arms.order()), arms.by_fold()
         alone = [arms.alone(name) for name in names]
         choices: list[Choose] = [partial(AnswerPaths.rule_within, budget=calls) for calls in (*BUDGETS, budget or 0.0)]
         choices.append(partial(AnswerPaths.rule_worth, price=price))
         for choose in choices:
             rule = choose(paths)
             if rule is not None and (point := paths.point(rule)).plan not in several:
-                several[point.plan] = replace(point, fitted=_row(folds, choose))
+                several[point.plan] = replace(point, fitted=_fitted(folds, choose))
     else:  # no questions were asked in several arms, or nothing says which answer is right: compare rates
         names = [name for name, n in counts.items() if n >= LEAST_QUESTIONS] or list(counts)[:1]
-        alone = [whole.asked_in([name]).alone(name) for name in names]
+        alone = [asked([name]).alone(name) for name in names]
         order = [max(alone, key=lambda point: point.success).plan.operators[-1]]
     return LearnedArms(
         confidence=model,
         order=tuple(order),
         alone=tuple(alone),
         several=tuple(several.values()),
-        by_calls=by_calls,
-        not_compared={name: n for name, n in counts.items() if name not in names},
     )
 
 
@@ -462,157 +437,125 @@ def _shared_prompts(table: TrainingTable, counts: Mapping[str, int]) -> list[str
 
 @dataclass(frozen=True, kw_only=True)
 class _Arms:
-    """Answers in some arms after the operators `prefix`, with scores and P(right) [n] out of fold."""
+    """Answers to n questions in each of k arms, after the operators `prefix`: `rows` [n, k] of a table."""
 
     table: TrainingTable
-    scores: DoubleArray
-    p: DoubleArray
-    agreement: float
-    names: Sequence[str] = ()
-    prefix: tuple[str, ...] = ()
-    prefix_calls: float = 0.0
+    scores: DoubleArray  # of all answers of the table
+    model: ConfidenceModel
+    names: Sequence[str]  # k
+    rows: IntArray
+    prefix: tuple[str, ...]
+    prefix_calls: float
 
-    @cached_property
-    def places(self) -> list[list[int]]:
-        """Return the rows of each question that was asked in all arms, in their order."""
-        return places_by_question(self.table, self.names)
-
-    @cached_property
-    def rates(self) -> Mapping[str, float]:
-        """Return the rate of right answers in each arm."""
-        arms = np.array(self.table.forms)
-        return {name: float(self.table.right[arms == name].mean()) for name in self.names}
-
-    def asked_in(self, names: Sequence[str]) -> _Arms:
-        """Return the answers to questions that were asked in all of some arms, question by question."""
-        rows = np.array(sorted(itertools.chain(*places_by_question(self.table, names))), dtype=np.int64)
-        return replace(self, names=names).part(rows[np.argsort(self.table.questions[rows], kind="stable")])
-
-    def part(self, rows: IntArray) -> _Arms:
-        """Return some of the answers, all those to a question together."""
-        return replace(self, table=self.table.part(rows), scores=self.scores[rows], p=self.p[rows])
+    @classmethod
+    def asked_in(
+        cls, table: TrainingTable, scores: DoubleArray, model: ConfidenceModel, names: Sequence[str], **more: Any
+    ) -> Self:
+        """Return the answers to the questions of a table that were asked in all of some arms, in their order."""
+        rows = np.array(places_by_question(table, names), dtype=np.int64).reshape(-1, max(1, len(names)))
+        rows = rows[np.argsort(table.questions[rows[:, 0]], kind="stable")]
+        return cls(table=table, scores=scores, model=model, names=names, rows=rows, **more)
 
     @property
     def folds(self) -> IntArray:
-        """Return the fold [n] of each answer."""
-        return self.table.fold_of(FOLDS)
+        """Return the fold [n] of each question."""
+        return self.table.fold_of(FOLDS)[self.rows[:, 0]]
 
     @property
     def targets(self) -> list[str]:
         """Return what each question is about."""
-        return [str(self.table.targets[rows[0]]) for rows in self.places]
+        return [str(target) for target in self.table.targets[self.rows[:, 0]]]
+
+    def part(self, inside: BoolArray | slice) -> Self:
+        """Return the answers to some of the questions."""
+        return replace(self, rows=self.rows[inside])
+
+    def right(self, name: str) -> DoubleArray:
+        """Return whether the answers in an arm are right [n]."""
+        return self.table.right[self.rows[:, self.names.index(name)]]
 
     def by_rate(self) -> list[str]:
         """Return the arms, that with the most right answers first."""
-        return sorted(self.names, key=lambda name: -self.rates[name])
+        return sorted(self.names, key=lambda name: -self.right(name).mean())
 
     def order(self) -> list[str]:
         """Return the arms in the order in which a plan asks them."""
-        ranked, every = self.by_rate()[:MOST_PROMPTS], -(-len(self.places) // MOST_ORDERED)
-        part = self.part(np.array(sorted(itertools.chain(*self.places[::every])), dtype=np.int64))
-        return greedy_order(part.table, part.p, ranked, first=ranked[0], agreement=self.agreement, most=MOST_ANSWERS)
+        ranked, rows = self.by_rate()[:MOST_PROMPTS], self.rows[:: -(-len(self.rows) // MOST_ORDERED)].reshape(-1)
+        table, p = self.table.part(rows), self.model.out_of_fold[rows]
+        return greedy_order(table, p, ranked, first=ranked[0], agreement=self.model.agreement, most=MOST_ANSWERS)
 
     def paths(self, order: Sequence[str]) -> AnswerPaths:
         """Return what would be submitted after each answer in an order of arms."""
         p, chosen = [], []
-        for places in places_by_question(self.table, order):
-            groups = self.table.answer_groups[places].tolist()
-            found = submissions(self.p[places], groups, agreement=self.agreement)
+        for rows in self.rows[:, [self.names.index(name) for name in order]]:
+            groups = self.table.answer_groups[rows].tolist()
+            found = submissions(self.model.out_of_fold[rows], groups, agreement=self.model.agreement)
             p.append([value for _, value in found])
-            chosen.append([places[at] for at, _ in found])
-        rows = np.array(chosen, dtype=np.int64).reshape(len(chosen), len(order))
+            chosen.append([rows[at] for at, _ in found])
+        places = np.array(chosen, dtype=np.int64).reshape(len(chosen), len(order))
         return AnswerPaths(
             order=tuple(order),
-            p=p,
-            right=self.table.right[rows],
-            scores=self.scores[rows],
+            p=np.array(p, dtype=np.float64).reshape(places.shape),
+            right=self.table.right[places],
+            scores=self.scores[places],
             prefix=self.prefix,
             prefix_calls=self.prefix_calls,
         )
 
     def alone(self, name: str) -> PlanPoint:
         """Return the plan that asks in one arm."""
-        at = self._rows_of(name)
-        (interval,) = rate_intervals(self.table.right[at][:, None], self.targets)
+        right = self.right(name)
+        (interval,) = rate_intervals(right[:, None], self.targets)
         return PlanPoint(
             plan=Plan(steps=(*self.prefix, name)),
-            success=self.rates[name],
+            success=float(right.mean()),
             success_ci=interval,
-            score=float(self.scores[at].mean()),
+            score=float(self.scores[self.rows[:, self.names.index(name)]].mean()),
             calls=1 + self.prefix_calls,
-            questions=len(at),
+            questions=len(right),
         )
 
-    def right_alone(self, name: str) -> DoubleArray:
-        """Return whether the answers in an arm are right [n]."""
-        return self.table.right[self._rows_of(name)]
-
-    def right_by_vote(self, names: Sequence[str]) -> DoubleArray:
+    def vote(self, names: Sequence[str]) -> DoubleArray:
         """Return whether the most frequent of the answers in some arms is right [n]; a reply may have none."""
-        right = []
-        for asked in zip(*map(self._rows_of, names), strict=True):
-            rows = list(asked)
+        chosen = []
+        for rows in self.rows[:, [self.names.index(name) for name in names]]:
             counted = self.table.columns[rows, _HAS_KEY]
-            chosen = vote(self.table.answer_groups[rows].tolist(), counted if counted.any() else None)
-            right.append(self.table.right[rows[chosen]])
-        return np.array(right)
+            chosen.append(rows[vote(self.table.answer_groups[rows].tolist(), counted if counted.any() else None)])
+        return self.table.right[chosen]
 
-    def _rows_of(self, name: str) -> list[int]:
-        return [rows[self.names.index(name)] for rows in self.places]
+    def by_fold(self) -> list[tuple[Self, AnswerPaths, AnswerPaths, list[str]]]:
+        """Return for each fold its answers, the paths of the others and its own in the best order of the others.
 
-
-class _Fold(NamedTuple):
-    """n questions of a fold, asked in an order that is chosen on the others."""
-
-    others: AnswerPaths
-    paths: AnswerPaths
-    votes: list[DoubleArray]  # [n] each: whether the vote of 1, 2, ... answers is right
-    single: DoubleArray  # [n], whether the best arm alone is right
-    targets: list[str]
+        Last are the arms by the others' rates.
+        """
+        found = []
+        for fold in np.unique(self.folds):
+            part, others = self.part(self.folds == fold), self.part(self.folds != fold)
+            order = others.order()
+            found.append((part, others.paths(order), part.paths(order), others.by_rate()))
+        return found
 
 
-def _folds(arms: _Arms) -> list[_Fold]:
-    """Return the folds of a table, each with its order and votes by the others."""
-    found = []
-    for number in np.unique(arms.folds):
-        others, part = (arms.part(np.flatnonzero(inside)) for inside in (arms.folds != number, arms.folds == number))
-        order, ranked = others.order(), others.by_rate()
-        found.append(
-            _Fold(
-                others=others.paths(order),
-                paths=part.paths(order),
-                votes=[part.right_by_vote(ranked[: calls + 1]) for calls in range(len(order))],
-                single=part.right_alone(ranked[0]),
-                targets=part.targets,
-            )
-        )
-    return found
-
-
-def _row(folds: Sequence[_Fold], choose: Choose, *, calls: float | None = None) -> CallsRow:
+def _fitted(folds: Sequence[tuple[_Arms, AnswerPaths, AnswerPaths, list[str]]], choose: Choose) -> Fitted:
     """Return what submissions by P(right) bring, by a rule chosen on the other folds, and a vote of as many calls."""
     learned, made = [], []
-    for fold in folds:
-        rule = choose(fold.others)
-        stops = [0] * len(fold.targets) if rule is None else fold.paths.stops(rule.threshold)
-        learned.append(fold.paths.right[np.arange(len(stops)), stops])
-        made += [1 + stop for stop in stops]
-    right, targets = np.concatenate(learned), [target for fold in folds for target in fold.targets]
-    answers, before = float(np.mean(made)), folds[0].paths.prefix_calls
-    voted = np.concatenate([_vote_of(fold, answers) for fold in folds])
-    return CallsRow(
-        calls=before + (answers if calls is None else calls),
-        learned=float(right.mean()),
-        learned_calls=before + answers,
-        vote=float(voted.mean()),
-        single=float(np.concatenate([fold.single for fold in folds]).mean()),
-        lead=float((right - voted).mean()),
-        lead_ci=difference_interval(right - voted, targets),
+    for _, others, paths, _ in folds:
+        rule = choose(others)
+        stops = paths.stops(-math.inf if rule is None else rule.threshold)
+        learned.append(paths.right[np.arange(len(stops)), stops])
+        made.append(1 + stops)
+    right, calls = np.concatenate(learned), float(np.concatenate(made).mean())
+    low, share = math.floor(calls), calls - math.floor(calls)  # a random share of the questions gets one more vote
+
+    def voted(count: int) -> DoubleArray:
+        return np.concatenate([part.vote(ranked[:count]) for part, _, _, ranked in folds])
+
+    leads = right - ((1 - share) * voted(low) + share * voted(math.ceil(calls)))
+    return Fitted(
+        calls=calls + folds[0][1].prefix_calls,
+        success=float(right.mean()),
+        vote=float((right - leads).mean()),
+        single=float(np.concatenate([part.right(ranked[0]) for part, _, _, ranked in folds]).mean()),
+        lead=float(leads.mean()),
+        lead_ci=difference_interval(leads, [target for part, *_ in folds for target in part.targets]),
     )
-
-
-def _vote_of(fold: _Fold, calls: float) -> DoubleArray:
-    """Return how often a vote is right [n]; between two numbers a random share of the questions gets the larger one."""
-    low, high = math.floor(calls), math.ceil(calls)
-    share = calls - low
-    return np.asarray((1 - share) * fold.votes[low - 1] + share * fold.votes[high - 1])

@@ -1,4 +1,4 @@
-"""Fill a table within calls or minutes: plans race on ever more training questions.
+"""Fill a table within a number of calls: plans race on ever more training questions.
 
     single actions   the original question and every action alone, with at most `SINGLES` of the calls
     compositions     every edit of the best plan that was not edited yet, those of the most promising actions first:
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, nullcontext
@@ -27,7 +26,8 @@ from query_mutator.env.task import Task, operator_names
 from query_mutator.errors import TooFewAnswersError, UsageError
 from query_mutator.learners.plan import Plan
 from query_mutator.plan.choose import FRONT, LearnedArms, PlanChoice, PlanPoint, cross_fitted, learn_arms, point_of
-from query_mutator.plan.table import Caller, Table
+from query_mutator.plan.table import Table
+from query_mutator.session.play import Caller
 from query_mutator.stats.intervals import Floats
 from query_mutator.types import ASK, AnswerRule
 
@@ -41,14 +41,10 @@ SINGLES = 0.6  # share of the calls for actions alone
 SURE = 1.65  # standard errors behind the best: 95 %, one-sided
 EDITED = 6  # best plans to edit, and the best one at each budget
 SHRINK = 16  # questions after which half of an action's lead is believed
-SEARCHED_SHARE = 2 / 3  # of calls and time, where P(right) is learned: the rest asks in all forms
+SEARCHED_SHARE = 2 / 3  # of the calls, where P(right) is learned: the rest asks in all forms
 
 RULES: tuple[AnswerRule, ...] = ("vote", "best")
 STOP_FITS = (0.5, 0.6, 0.7, 0.8)
-
-PIECE_S = 10.0  # of a search with a deadline between two checks of the clock
-EXPECTED_S = 30.0  # of calls at the expected speed, with which the one seen is averaged
-SHOWN_CHARACTERS = 32  # of a plan in the bar
 
 
 def find_plan(
@@ -56,7 +52,6 @@ def find_plan(
     task: Task,
     *,
     max_calls: int,
-    seconds: float | None = None,
     seed: int = 0,
     budget: float | None = None,
     learned: bool = False,
@@ -65,36 +60,23 @@ def find_plan(
 ) -> PlanChoice:
     """Return the plans found on the questions of a task (training questions) with at most `max_calls` calls.
 
-    With `seconds` it ends by then, give or take a few seconds, with what was found on the questions scored so far.
     `budget` bounds the mean calls per question of the plan to choose. Few calls score fewer questions, a random sample.
-    With `learned` a third of it asks in all forms, for plans that submit the answer that is most likely right; where
+    With `learned` a third of them asks in all forms, for plans that submit the answer that is most likely right; where
     that does not suffice the result says why it has none.
     `caller` is an `Evaluator`. `on_best` is called with each plan that is the best one so far, on the questions scored
     so far. UsageError for too few calls.
     """
     check_calls(max_calls)
-    share = SEARCHED_SHARE if learned else 1.0
     count = questions_searched(len(task.questions), max_calls, learned=learned)
-    bar = progress("plan search", max_calls) if progress else None
-
-    def on_call() -> None:
-        if bar is not None:
-            bar.total, bar.figures = race.max_calls, race.figures
-            bar.update()
-
-    with nullcontext() if bar is None else closing(bar):
-        race = Race(
-            Table(caller, task, on_call=on_call),
-            np.random.default_rng(seed).permutation(len(task.questions))[:count].tolist(),
-            max_calls=int(share * max_calls),
-            seconds=seconds and share * seconds,
-            budget=budget,
-            on_best=on_best,
-        )
+    order = np.random.default_rng(seed).permutation(len(task.questions))[:count].tolist()
+    with nullcontext() if progress is None else closing(progress("plan search", max_calls)) as bar:
+        table = Table(caller, task, on_call=lambda: bar.update() if bar is not None else None)
+        max_searched = int(SEARCHED_SHARE * max_calls) if learned else max_calls
+        race = Race(table, order, max_calls=max_searched, budget=budget, on_best=on_best)
         race.run()
         arms, not_learned = None, ""
         if learned:
-            race.extend(max_calls, seconds)
+            race.max_calls = max_calls
             try:
                 arms = _ask_in_all_forms(race, seed=seed)
             except TooFewAnswersError as error:
@@ -147,61 +129,50 @@ def _ask_in_all_forms(race: Race, *, seed: int) -> LearnedArms:
     return arms
 
 
-class Edits:
-    """The plans that a task's actions allow."""
+def edits_of(plan: Plan, task: Task, *, has_no_effect: Callable[[str], bool]) -> Iterator[Plan]:
+    """Yield the plans of a task that differ by one edit; a first early answer comes with each submit rule.
 
-    def __init__(self, task: Task) -> None:
-        self.names = operator_names(task.actions)
-        self.singles = [Plan(steps=(name,)) for name in self.names]
-        self._forms = {form.name for form in task.forms}
-        self._may_ask_early = task.rules.max_asks != 1
-
-    def of(self, plan: Plan, *, has_no_effect: Callable[[str], bool]) -> Iterator[Plan]:
-        """Yield the plans that differ by one edit; a first early answer comes with each submit rule.
-
-        `has_no_effect` returns whether an action leaves every original question as it is.
-        """
-        rules = (plan.answer,) if plan.asks_early else RULES
-        for steps in self._edits(plan.steps, has_no_effect):
-            yield from (self._made(steps, rule, plan.stop_fit) for rule in rules)
-
-    def _edits(self, steps: Sequence[str], has_no_effect: Callable[[str], bool]) -> Iterator[Sequence[str]]:
-        """Yield steps with one inserted, deleted or swapped, or with one more action for a second answer."""
-        count = len(steps)
-        for name in self.names:
-            if name not in steps:  # some work on an answer only
-                for new in ((name,), (ASK, name)) if has_no_effect(name) else ((name,),):
-                    yield from ((*steps[:at], *new, *steps[at:]) for at in range(count + 1))
-                yield *steps, ASK, name
-        yield from ((*steps[:at], *steps[at + 1 :]) for at in range(count))
-        for one, other in itertools.combinations(range(count), 2):
-            swapped = list(steps)
-            swapped[one], swapped[other] = steps[other], steps[one]
-            yield swapped
-        yield from ((*steps[:at], ASK, *steps[at:]) for at in range(count))
-
-    def _made(self, steps: Sequence[str], rule: AnswerRule, stop_fit: float | None) -> Plan:
-        """Return the plan of these steps, with the ask of each form and without those that repeat one or the last."""
-        steps = [each for name in steps for each in ((name, ASK) if name in self._forms else (name,))]
+    `has_no_effect` returns whether an action leaves every original question as it is.
+    """
+    forms, rules = {form.name for form in task.forms}, (plan.answer,) if plan.asks_early else RULES
+    for edited in _edits(plan.steps, operator_names(task.actions), has_no_effect):
+        # A form asks; an ask that repeats another one or the last is left out.
+        steps = [each for name in edited for each in ((name, ASK) if name in forms else (name,))]
         kept = [name for name, after in itertools.pairwise((*steps, ASK)) if not name == after == ASK]
-        if not self._may_ask_early:
+        if task.rules.max_asks == 1:
             kept = [name for name in kept if name != ASK]
-        if ASK not in kept:
-            return Plan(steps=tuple(kept))
-        return Plan(steps=tuple(kept), answer=rule, stop_fit=stop_fit)
+        for rule in rules:
+            found = Plan(steps=tuple(kept))
+            yield replace(found, answer=rule, stop_fit=plan.stop_fit) if found.asks_early else found
 
-    def variants(self, plan: Plan) -> list[Plan]:
-        """Return a plan under every submit rule and stop threshold, which share most of their calls."""
-        pairs = itertools.product(RULES, (None, *STOP_FITS)) if plan.asks_early else ()
-        return [replace(plan, answer=rule, stop_fit=fit) for rule, fit in pairs]
+
+def _edits(steps: Sequence[str], names: Sequence[str], has_no_effect: Callable[[str], bool]) -> Iterator[Sequence[str]]:
+    """Yield steps with one inserted, deleted or swapped, or with one more action for a second answer."""
+    count = len(steps)
+    for name in names:
+        if name not in steps:  # some work on an answer only
+            for new in ((name,), (ASK, name)) if has_no_effect(name) else ((name,),):
+                yield from ((*steps[:at], *new, *steps[at:]) for at in range(count + 1))
+            yield *steps, ASK, name
+    yield from ((*steps[:at], *steps[at + 1 :]) for at in range(count))
+    for one, other in itertools.combinations(range(count), 2):
+        swapped = list(steps)
+        swapped[one], swapped[other] = steps[other], steps[one]
+        yield swapped
+    yield from ((*steps[:at], ASK, *steps[at:]) for at in range(count))
+
+
+def variants(plan: Plan) -> list[Plan]:
+    """Return a plan under every submit rule and stop threshold, which share most of their calls."""
+    pairs = itertools.product(RULES, (None, *STOP_FITS)) if plan.asks_early else ()
+    return [replace(plan, answer=rule, stop_fit=fit) for rule, fit in pairs]
 
 
 class Race:
     """Scores plans on ever more of the questions `order`, at each stage those of the stage before and as many again.
 
     `best` is the best plan on the most questions on which plans were compared; `on_best` is called whenever it
-    changes. `budget` bounds the mean calls per question of the plan to choose. With `seconds` plans are scored piece by
-    piece, and `max_calls` is bounded by what fits into the time left at the speed seen so far.
+    changes. `budget` bounds the mean calls per question of the plan to choose.
     """
 
     def __init__(
@@ -210,54 +181,39 @@ class Race:
         order: Sequence[int],
         *,
         max_calls: int,
-        seconds: float | None = None,
-        budget: float | None = None,
-        on_best: Callable[[PlanPoint], object] = lambda point: None,
+        budget: float | None,
+        on_best: Callable[[PlanPoint], Any],
     ) -> None:
-        self._edits = Edits(table.task)
-        first = FIRST_SHARE * max_calls / (2 * len(self._edits.singles) or 1)
+        self.table, self.max_calls, self.budget, self._on_best = table, max_calls, budget, on_best
+        self.names = operator_names(table.task.actions)
+        first = FIRST_SHARE * max_calls / (2 * len(self.names) or 1)
         doubled = (FIRST_QUESTIONS * 2**stage for stage in itertools.count())
         sizes = [*itertools.takewhile(len(order).__gt__, doubled), len(order)]
         small = sum(size <= first for size in sizes[1:])
         self.stages: list[Rows] = [tuple(order[:size]) for size in sizes[small:]]
-        self.table, self.budget = table, budget
-        self._max_calls, self._seconds, self._started = max_calls, seconds, time.perf_counter()
         self.tried: dict[Rows, dict[Plan, None]] = {rows: {} for rows in self.stages}
         self.best: PlanPoint | None = None
         self.price = float(np.mean(table.task.rules.call_price))
-        self._on_best = on_best
         self._points: dict[tuple[Plan, int], PlanPoint] = {}
+        self._started = time.perf_counter()
 
     def run(self) -> None:
         """Race single actions, then edits of the best plans, until calls or ideas run out."""
-        table, edits, whole = self.table, self._edits, self.stages[-1]
-        cheap_first = sorted(edits.singles, key=lambda one: table.max_calls(one, self.stages[0]))
-        self._race(cheap_first, self.budget, SINGLES)
+        table, whole = self.table, self.stages[-1]
+        singles = [Plan(steps=(name,)) for name in self.names]
+        self._race(sorted(singles, key=lambda one: table.max_calls(one, self.stages[0])), self.budget, SINGLES)
         edited: set[Plan] = set()
         while (job := self._next(edited)) is not None and table.calls < self.max_calls:
             plan, budget = job
             edited.add(plan)
-            plans = dict.fromkeys(edits.of(plan, has_no_effect=self._has_no_effect))
-            leads = {name: self._lead(name, budget) for name in edits.names}
+            plans = dict.fromkeys(edits_of(plan, table.task, has_no_effect=self._has_no_effect))
+            leads = {name: self._lead(name, budget) for name in self.names}
             by_promise = sorted(plans, key=lambda one: sum(leads[name] for name in one.operators), reverse=True)
             self._race(by_promise, budget)
-            self.score(edits.variants(plan), whole)
-
-    def figures(self) -> list[str]:
-        """Return calls made of the bound, calls per second and the best plan so far, for a bar."""
-        rate = self.table.calls / max(1e-9, time.perf_counter() - self._started)
-        figures = [f"{self.table.calls}/{self.max_calls}", f"{rate:.3g} calls/s"]
-        if (best := self.best) is not None:
-            plan = textwrap.shorten(str(best.plan), SHOWN_CHARACTERS, placeholder=" …")
-            figures.append(f"best {best.success:.0%} {plan}")
-        return figures
-
-    def extend(self, max_calls: int, seconds: float | None) -> None:
-        """Allow more calls or time."""
-        self._max_calls, self._seconds = max_calls, seconds
+            self.score(variants(plan), whole)
 
     def result(self, arms: LearnedArms | None = None, *, not_learned: str = "") -> PlanChoice:
-        """Return what was found, on all questions, or the most on which the calls or the time let plans be compared."""
+        """Return what was found, on all questions, or the most on which the calls let plans be compared."""
         rows = self.compared_rows
         plans = list(dict.fromkeys([Plan(), *self.tried[rows]]))
         return PlanChoice.of(
@@ -279,45 +235,24 @@ class Race:
         """Return the most questions on which plans were compared."""
         return max(filter(self.tried.get, self.stages), key=lambda rows: (len(self.tried[rows]) > 1, len(rows)))
 
-    @property
-    def max_calls(self) -> int:
-        """Return how many calls the search may have made at its end, as far as is known now."""
-        if self._seconds is None:
-            return self._max_calls
-        left = max(0.0, self._seconds - (time.perf_counter() - self._started))
-        return min(self._max_calls, self.table.calls + int(left * self._calls_per_s(self._seconds)))
-
-    def _calls_per_s(self, seconds: float) -> float:
-        """Return the speed so far, close to the expected one in the first seconds."""
-        expected = EXPECTED_S * self._max_calls / max(1.0, seconds)
-        return (self.table.calls + expected) / (time.perf_counter() - self._started + EXPECTED_S)
-
     def score(self, plans: Iterable[Plan], rows: Rows, share: float = 1.0) -> None:
         """Score plans in their order while their calls are sure to fit a share of those of the search."""
         waiting = [plan for plan in plans if plan not in self.tried[rows]]
         while waiting:
             left = int(share * self.max_calls) - self.table.calls
             totals = itertools.accumulate(self.table.max_calls(plan, rows) for plan in waiting)
-            fitting = list(itertools.takewhile(left.__ge__, totals))
-            if self._seconds is not None:
-                piece = PIECE_S * min(self._calls_per_s(self._seconds), self._max_calls / max(1.0, self._seconds))
-                if self.best is None:  # two plans soon, or one, whatever it takes
-                    fitting = fitting[:2] or [0]
-                fitting = fitting[: max(1, sum(total <= piece for total in fitting))]
+            fitting = sum(1 for _ in itertools.takewhile(left.__ge__, totals))
             if not fitting:
                 return
-            now, waiting = waiting[: len(fitting)], waiting[len(fitting) :]
+            now, waiting = waiting[:fitting], waiting[fitting:]
             self.table.gather(now, rows)
             self.tried[rows] |= dict.fromkeys(now)
-            self._note_best()
-
-    def _note_best(self) -> None:
-        rows = self.compared_rows
-        tried = self.tried[rows]
-        leader = self.point((self.ranked(tried, rows, self.budget) or self.ranked(tried, rows))[0][0], rows)
-        if leader != self.best:
-            self.best = leader
-            self._on_best(leader)
+            compared = self.compared_rows
+            tried = self.tried[compared]
+            groups = self.ranked(tried, compared, self.budget) or self.ranked(tried, compared)
+            if (leader := self.point(groups[0][0], compared)) != self.best:
+                self.best = leader
+                self._on_best(leader)
 
     def ranked(self, plans: Iterable[Plan], rows: Rows, budget: float | None = None) -> list[list[Plan]]:
         """Return plans by value, the best first; with a budget by success, those above it left out.

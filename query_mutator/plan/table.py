@@ -9,11 +9,11 @@ rows, which both have.
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,17 +23,15 @@ from query_mutator.data.logs import LoggedReply
 from query_mutator.data.split import Split, target_key
 from query_mutator.env.engine import EpisodeEngine
 from query_mutator.env.episode import Asked, Attempt, QuestionMemory, Rewriting
-from query_mutator.env.scheduling import Call, Flow, Need, PooledScheduler, map_needs
+from query_mutator.env.scheduling import Call, Flow, Need, map_needs
 from query_mutator.env.task import Task
 from query_mutator.errors import DatasetError
 from query_mutator.forms import FORMS
 from query_mutator.learners.plan import Plan, PlanPlayer, plan_task
 from query_mutator.llm.cache import request_key
-from query_mutator.llm.client import Client
-from query_mutator.llm.retry import RetryPolicy
 from query_mutator.registry import check_known
 from query_mutator.rewards import Evidence, Unscored, WeightedReward
-from query_mutator.session.play import Played, check_failures, play
+from query_mutator.session.play import Caller, Played, check_failures, in_pool, play
 from query_mutator.types import ASK, UNSAFE, ErrorInfo, Question
 
 Rows = Sequence[int]  # indices of questions
@@ -42,19 +40,9 @@ ANSWERS = (2, 6)  # to a question, at least and at most, to learn P(right) from
 CLEANED_SHARE = 0.75  # of the questions, whose text local operators rewrite first
 QUESTIONS_OF_A_PLAN = 32
 
-MOST_REPLIES = 200_000  # of a log: 120 MB of columns
 MOST_ASKED_AGAIN = 8  # replies to one question in one form: traffic repeats itself
 MOST_FORMS = 200
 _NO_VECTOR = np.empty(0, dtype=np.float32)
-
-
-class Caller(Protocol):
-    """Makes model calls (`Evaluator`)."""
-
-    client: Client
-    retry_policy: RetryPolicy
-    batch_size: int
-    max_failure_rate: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,21 +101,20 @@ class Table:
         """
         first = {self.task.questions[row].text: row for row in reversed(rows)}
         for row in rows:
-            if first[self.task.questions[row].text] == row:
-                cells = [self.cells(plan, [row])[0].attempt for plan in plans]
-                for attempt in cells if plans else self.answers(row).values():
-                    if attempt is not None:
-                        yield self._logged(row, attempt), attempt.reward.score
-
-    def _logged(self, row: int, attempt: Attempt) -> LoggedAnswer:
-        question = self.task.questions[row]
-        return LoggedAnswer(
-            question=question.text,
-            attempt=self.task.reply_of(row, attempt),
-            right=attempt.reward.success >= 0.5,
-            target=target_key(question),
-            gold=question.accept[0] if question.accept else question.reference,
-        )
+            question = self.task.questions[row]
+            known = [self.cells(plan, [row])[0].attempt for plan in plans] if plans else self.answers(row).values()
+            for attempt in known if first[question.text] == row else ():
+                if attempt is not None:
+                    yield (
+                        LoggedAnswer(
+                            question=question.text,
+                            attempt=self.task.reply_of(row, attempt),
+                            right=attempt.reward.success >= 0.5,
+                            target=target_key(question),
+                            gold=question.accept[0] if question.accept else question.reference,
+                        ),
+                        attempt.reward.score,
+                    )
 
     @property
     def rewrites(self) -> dict[str, dict[str, Any]]:
@@ -154,21 +141,10 @@ class Table:
         waiting = (
             (row, part) for row in rows for part in parts if any(row not in self._cells.get(plan, ()) for plan in part)
         )
-        scheduler = PooledScheduler(
-            client=self._caller.client,
-            encoder=self.task.encoder,
-            retry_policy=self._caller.retry_policy,
-            batch_size=self._caller.batch_size,
-        )
-        try:
-            for row, part in itertools.islice(waiting, flows):
-                scheduler.start(row, self._complete(part, row))
-            while scheduler.in_progress:
-                scheduler.finished()
-                for row, part in itertools.islice(waiting, 1):
-                    scheduler.start(row, self._complete(part, row))
-        finally:
-            scheduler.close()
+        parted = ((row, self._complete(part, row)) for row, part in waiting)
+        with closing(in_pool(self._caller, self.task.encoder, lambda: next(parted, None), at_once=flows)) as finished:
+            for _ in finished:
+                pass
         for plan in plans:
             kinds = Counter(cell.error.kind for cell in self.cells(plan, rows) if cell.error is not None)
             check_failures(kinds, len(rows), max_failure_rate=self._caller.max_failure_rate)
@@ -249,14 +225,12 @@ def learn_confidence(
 
     TooFewAnswersError for too few to learn from, or to order them better than chance.
     """
-    bar = progress("answers to learn P(right) from", max_calls) if progress else None
-    table = Table(caller, task, on_call=lambda: bar.update() if bar is not None else None)
-    rng = np.random.default_rng(seed)
+    rng, asked = np.random.default_rng(seed), list[int]()
     order = rng.permutation(len(task.questions)).tolist()
     count = int(np.clip(max_calls // max(1, len(order)), *ANSWERS))
     size = max(1, min(QUESTIONS_OF_A_PLAN, max_calls // count))
-    asked: list[int] = []
-    try:
+    with nullcontext() if progress is None else closing(progress("answers to learn P(right) from", max_calls)) as bar:
+        table = Table(caller, task, on_call=lambda: bar.update() if bar is not None else None)
         for start in range(0, len(order), size):
             rows = order[start : start + size]
             plan = random_plan(table.task, rng, answers=count)
@@ -264,9 +238,6 @@ def learn_confidence(
                 break
             table.gather([plan], rows)
             asked += rows
-    finally:
-        if bar is not None:
-            bar.close()
     confidence = ConfidenceModel.fit([answer for answer, _ in table.graded(asked)], seed=seed)
     confidence.report.check()
     return Learned(confidence, {row: QuestionMemory(attempts=dict(table.answers(row))) for row in asked})
@@ -330,24 +301,16 @@ def grade_log(
         prompts.add(reply.form)
         question = _question_of(reply, known)
         if {_same(reply.question), target_key(question)} & held_out:
-            why: str | None = "about held-out questions of --dataset"
+            log.left_out["about held-out questions of --dataset"] += 1
         elif UNSAFE in reply.tags:
-            why = "marked unsafe"
+            log.left_out["marked unsafe"] += 1
         elif forms and reply.form not in forms:
-            why = "in other prompts than --forms"
+            log.left_out["in other prompts than --forms"] += 1
+        elif asked[reply.question, reply.form] == MOST_ASKED_AGAIN:
+            log.left_out["of a question that was asked again and again"] += 1
         else:
             asked[reply.question, reply.form] += 1
-            is_repeated = asked[reply.question, reply.form] > MOST_ASKED_AGAIN
-            is_late = len(log.answers) >= MOST_REPLIES
-            why = (
-                "of a question that was asked again and again" if is_repeated
-                else f"after the first {MOST_REPLIES:,}" if is_late
-                else None
-            )  # fmt: skip
-        if why is None:
             _add(log, reply, question, reward)
-        else:
-            log.left_out[why] += 1
     for name in forms:
         check_known("prompt", name, sorted(prompts)[:MOST_FORMS])
     if len(log.forms) > MOST_FORMS:

@@ -2,7 +2,6 @@
 
     models.py        open_models: server, client and encoder of a run
     task.py          make_task: questions and their split, the reward and its judge, the rules of an episode
-    trust.py         what a saved policy may use: what this user named
     checkpoint.py    the state of a training
     policy_file.py   the policy and what acting needs in addition to the weights, in one file
     loading.py       from a run folder or a policy file to a task against running models

@@ -6,7 +6,6 @@ is read where the newest one is damaged.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -15,12 +14,9 @@ from typing import Any
 
 from query_mutator.confidence import ConfidenceModel
 from query_mutator.env.observation import Projection
-from query_mutator.env.task import rewrite_settings
 from query_mutator.errors import CheckpointError, UsageError
-from query_mutator.files import disk_errors, read_checked_json
+from query_mutator.files import as_type, disk_errors, read_checked_json
 from query_mutator.files.run_dir import first_readable
-from query_mutator.files.whole import as_type
-from query_mutator.forms import ALL
 from query_mutator.learners.learner import tensors
 from query_mutator.session.policy_file import POLICY_FILE, SHOWN_CHARS, check_named, check_plugins, reaching
 
@@ -86,11 +82,6 @@ class Checkpoint:
             return written.replace(newest)
 
 
-def snapshot(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of a learner's state that later updates do not change."""
-    return copy.deepcopy(dict(state))
-
-
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 
@@ -149,7 +140,7 @@ def _read(path: Path, *, flags: Mapping[str, Any], plugins: Mapping[str, str]) -
             envs=state["envs"],
             confidence=replace(models[0], fold_models=tuple(models[1:]), fold_of=state["fold_of"]) if models else None,
             callbacks=state["callbacks"],
-            flags={**flags, **_rewrites(flags, state["actions"])},
+            flags=flags,
             plugins=plugins,
             path=path,
         )
@@ -160,9 +151,3 @@ def _read(path: Path, *, flags: Mapping[str, Any], plugins: Mapping[str, str]) -
 
 def _arrays(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: tensor.numpy() for name, tensor in values.items()}
-
-
-def _rewrites(flags: Mapping[str, Any], actions: Sequence[str]) -> Mapping[str, str]:
-    """Return flags that name operators and forms where they stand for all: a later version may have more."""
-    forms = str(flags.get("forms", ""))
-    return rewrite_settings(actions, forms) if flags.get("operators") == "" or forms == ALL else {}

@@ -25,7 +25,6 @@ from query_mutator.session.policy_file import (
     check_named,
     check_plugins,
     read_policy,
-    warn_of_rewrites,
 )
 from query_mutator.session.task import make_task
 from query_mutator.settings.models import ADDRESS_FLAGS
@@ -108,5 +107,4 @@ def acting_task(saved: SavedPolicy, models: OpenModels, *, train: Sequence[Quest
     if saved.system.target_model == models.target_model and (saved.system.file_digests or digests) != digests:
         logger.warning("%s is another file than in training; results may differ", models.target_model)
     check_actions(saved.actions, task.actions, forms=saved.task.forms, path=saved.path)
-    warn_of_rewrites(background, (*task.operators, *task.forms))
     return task

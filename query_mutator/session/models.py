@@ -25,24 +25,14 @@ from query_mutator.llm.backends import (
     open_servers,
     resolve_backend,
 )
-from query_mutator.llm.client import ModelServer
 from query_mutator.llm.embeddings import Embed, ServerEncoder, encoder_named, known_rows
 from query_mutator.llm.retry import RetryPolicy
 from query_mutator.llm.stack import ClientStack, build_client
-from query_mutator.llm.store import Store
+from query_mutator.llm.store import Store, default_cache_path, seconds_seen
 from query_mutator.settings.calls import CacheMode, Calls
-from query_mutator.settings.models import ADDRESS_FLAGS, ModelSettings
+from query_mutator.settings.models import ADDRESS_FLAGS, AUTO, ModelSettings
 from query_mutator.settings.questions import RECORDED_SET
 from query_mutator.types import ChatRequest, Completion, FloatArray
-
-__all__ = [
-    "OpenModels",
-    "ResolvedModels",
-    "check_files",
-    "check_open_files",
-    "encoder_of",
-    "open_models",
-]
 
 OTHER_FILES = 28  # of a trainer, besides its connections; 20 were seen
 
@@ -140,13 +130,30 @@ def open_models(settings: ModelSettings, *, dataset: str | None = None) -> OpenM
     with ExitStack() as stack:
         # Calls search and encode from many threads at once: BLAS threads beside each would outnumber the cores.
         stack.enter_context(threadpool_limits(1, user_api="blas"))
-        choice = _choice(settings, dataset)
+        choice = resolve_backend(
+            settings.backend,
+            target_model=settings.target_model,
+            mutator_model=settings.mutator_model,
+            has_recording=dataset == RECORDED_SET,
+            **{flag: getattr(settings, flag) for flag in ADDRESS_FLAGS},
+        )
         check_open_files(settings, servers=len(choice.urls))
-        calls = _client(settings, choice, stack)
+        backend, urls, cache = choice.kind, choice.urls, _cache_mode(settings, choice)
+        if backend == RECORDED and settings.simulated_s:
+            backend, urls = DEFAULT_BACKEND, (_serve_recorded(settings, choice, stack),)
+        calls = build_client(urls, group_of(Calls, settings, cache=cache), backend=backend, show=show_status)
         stack.callback(calls.close)
-        target, mutator = _names(settings, choice)
+        own, other = choice.default_models or (None, None)
+        target = settings.target_model or own
+        assert target is not None  # `resolve_backend` requires one
+        mutator = settings.mutator_model or other or target
         if isinstance(settings, ResolvedModels):
-            check_files(calls.servers, settings.file_digests)
+            for server in calls.servers if settings.file_digests else ():
+                if settings.file_digests != server.file_digests():
+                    raise UsageError(
+                        f"{', '.join(server.addresses())} changed since this policy was trained; give the earlier "
+                        f"file, or name this one with --{server.url_flag} in a new run"
+                    )
         calls.require_models([target, mutator])
         encoder = encoder_of(settings, calls.embed)
         encoder.gathers = not settings.deterministic and any(server.runs_files for server in calls.servers)
@@ -164,30 +171,6 @@ def open_models(settings: ModelSettings, *, dataset: str | None = None) -> OpenM
             mutator_model=mutator,
             resources=stack.pop_all(),
         )
-
-
-def _choice(settings: ModelSettings, dataset: str | None) -> BackendChoice:
-    """Return the backend and its addresses."""
-    return resolve_backend(
-        settings.backend,
-        target_model=settings.target_model,
-        mutator_model=settings.mutator_model,
-        has_recording=dataset == RECORDED_SET,
-        **{flag: getattr(settings, flag) for flag in ADDRESS_FLAGS},
-    )
-
-
-def _client(settings: ModelSettings, choice: BackendChoice, stack: ExitStack) -> ClientStack:
-    """Return the client of the servers; recorded replies with simulated times get a server of their own."""
-    backend, urls = choice.kind, choice.urls
-    if backend == RECORDED and settings.simulated_s:
-        backend, urls = DEFAULT_BACKEND, (_serve_recorded(settings, choice, stack),)
-    return build_client(
-        urls,
-        group_of(Calls, settings, cache=_cache_mode(settings, choice)),
-        backend=backend,
-        show=show_status,
-    )
 
 
 def _serve_recorded(settings: ModelSettings, choice: BackendChoice, stack: ExitStack) -> str:
@@ -221,14 +204,6 @@ def _cache_mode(settings: ModelSettings, choice: BackendChoice) -> CacheMode:
     return "off" if BACKENDS.get(choice.kind).is_instant else "all"
 
 
-def _names(settings: ModelSettings, choice: BackendChoice) -> tuple[str, str]:
-    """Return the target and the mutator: those of the settings, else the server's default ones."""
-    target, mutator = choice.default_models or (None, None)
-    target = settings.target_model or target
-    assert target is not None  # `resolve_backend` requires one
-    return target, settings.mutator_model or mutator or target
-
-
 def check_open_files(settings: ModelSettings, *, servers: int) -> None:
     """Raise the limit on open files if the run needs more; UsageError when this is not allowed.
 
@@ -256,11 +231,25 @@ def encoder_of(settings: ModelSettings, embed: Embed | None) -> CachedEncoder:
     return encoder_named(settings.encoder, embed, device=settings.device, deterministic=settings.deterministic)
 
 
-def check_files(servers: Sequence[ModelServer], digests: Sequence[str]) -> None:
-    """Raise a UsageError unless the files of models are those with these digests; without digests any are fine."""
-    for server in servers if digests else ():
-        if tuple(digests) != server.file_digests():
-            raise UsageError(
-                f"{', '.join(server.addresses())} changed since this policy was trained; give the earlier file, or "
-                f"name this one with --{server.url_flag} in a new run"
-            )
+MODEL_CALL_S = 2.0  # a model of about 3 B parameters on a desktop GPU
+
+
+def is_instant(settings: ModelSettings) -> bool:
+    """Return whether calls take next to no time, as those to recorded replies do."""
+    instant = {name: BACKENDS.get(name).url_flag for name in BACKENDS if BACKENDS.get(name).is_instant}
+    if settings.backend == AUTO:
+        return any(settings.urls.get(flag) for flag in instant.values())
+    return settings.backend in instant
+
+
+def call_time(settings: ModelSettings) -> tuple[float, str]:
+    """Return the seconds of a call, divided by the calls in flight, and the words for where they come from."""
+    in_flight = settings.calls_in_flight
+    if is_instant(settings):
+        simulated = f"{settings.simulated_s:g} s a call, {in_flight} in flight" if settings.simulated_s else "no wait"
+        return settings.simulated_s / in_flight, f"{simulated}, as replies are recorded"
+    models = {name.removesuffix(":latest") for name in (settings.target_model, settings.mutator_model) if name}
+    seen = seconds_seen(settings.cache_path or default_cache_path(), models)
+    known = "assumed: no reply of these models is kept" if seen is None else "as the newest replies that are kept"
+    call_s = MODEL_CALL_S if seen is None else seen
+    return call_s / in_flight, f"{call_s:.3g} s a call, {known}, {in_flight} in flight"

@@ -1,7 +1,7 @@
 """Play an episode: `play(policy, engine)` is the one loop over steps of a policy that is no longer learning.
 
     engine = EpisodeEngine.open(task, 0)                            # question 0 of the task
-    flow = play(ByObservation(lambda obs: 3), engine)               # or greedy(policy), Script([3, 7]), ...
+    flow = play(script([3, 7]), engine)                             # or greedy(policy), ...
     played = run_flow(flow, client=client, encoder=task.encoder, retry_policy=RetryPolicy())
     print(played.stopped, engine.submitted.answer, engine.episode.calls)
 
@@ -13,22 +13,26 @@ same engine.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ppo.frozen import InferencePolicy
+from query_mutator.encoder import Encoder
 from query_mutator.env.engine import EpisodeEngine
 from query_mutator.env.episode import Asked
-from query_mutator.env.scheduling import Call, Flow, Need, map_needs
+from query_mutator.env.scheduling import Call, Flow, Need, PooledScheduler, map_needs
 from query_mutator.errors import TooManyFailuresError
 from query_mutator.llm.cache import CallTotals
-from query_mutator.types import AS_IS, ASK, CONTROLS, Completion, ErrorInfo, FloatArray
+from query_mutator.llm.client import Client
+from query_mutator.llm.retry import RetryPolicy
+from query_mutator.types import AS_IS, ASK, CONTROLS, Completion, ErrorInfo
 
 #: What ended an episode before its policy did: a limit, or a call that failed for good.
 Stopped = Literal["max_calls", "deadline", "error"]
@@ -51,44 +55,30 @@ class Player(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class ByObservation:
-    """Picks actions by a function of the observation [O]."""
+class Chooser:
+    """A player of a function of the engine."""
 
-    choose: Callable[[FloatArray], int]
-    observes = True
+    choose: Callable[[EpisodeEngine], int]
+    observes: bool = False
 
     def __call__(self, engine: EpisodeEngine) -> int:
         """Return the function's action."""
-        return self.choose(engine.observe())
+        return self.choose(engine)
 
 
-def greedy(policy: InferencePolicy) -> ByObservation:
+def greedy(policy: InferencePolicy) -> Chooser:
     """Return the player that takes a policy's most probable action."""
-    return ByObservation(lambda obs: int(policy.act(obs[None], (), greedy=True).actions[0]))
+    return Chooser(lambda engine: int(policy.act(engine.observe()[None], (), greedy=True).actions[0]), observes=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Script:
-    """Takes a fixed sequence of actions."""
-
-    actions: Sequence[int]
-    observes = False
-
-    def __call__(self, engine: EpisodeEngine) -> int:
-        """Return the action of this step."""
-        return self.actions[engine.episode.steps]
+def script(actions: Sequence[int]) -> Chooser:
+    """Return the player that takes a fixed sequence of actions."""
+    return Chooser(lambda engine: actions[engine.episode.steps])
 
 
-@dataclass(frozen=True, slots=True)
-class Uniform:
-    """Picks uniformly among all actions."""
-
-    rng: np.random.Generator
-    observes = False
-
-    def __call__(self, engine: EpisodeEngine) -> int:
-        """Return a random action."""
-        return int(self.rng.integers(len(engine.task.actions)))
+def uniform(rng: np.random.Generator) -> Chooser:
+    """Return the player that picks uniformly among all actions."""
+    return Chooser(lambda engine: int(rng.integers(len(engine.task.actions))))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,6 +266,37 @@ def check_failures(kinds: Mapping[str, int], asked: int, *, max_failure_rate: fl
             f"calls failed for good in {failed} of {asked} questions of the evaluation, most often "
             f"{max(kinds, key=lambda kind: kinds[kind])!r}; check the server, or allow more with --max-failure-rate"
         )
+
+
+class Caller(Protocol):
+    """Makes the model calls of flows (`Evaluator`)."""
+
+    client: Client
+    retry_policy: RetryPolicy
+    batch_size: int
+    max_failure_rate: float
+
+
+def in_pool(
+    caller: Caller, encoder: Encoder, next_flow: Callable[[], tuple[Any, Flow] | None], *, at_once: int
+) -> Generator[tuple[Any, Any], None, None]:
+    """Run flows, each with a key, `at_once` of them at a time; yield the key and the result of each as it ends.
+
+    `next_flow` returns None while there is none to start. Close the iterator: it stops what runs.
+    """
+    scheduler = PooledScheduler(
+        client=caller.client, encoder=encoder, retry_policy=caller.retry_policy, batch_size=caller.batch_size
+    )
+    started = itertools.count()
+    try:
+        while True:
+            while scheduler.in_progress < at_once and (waiting := next_flow()) is not None:
+                scheduler.start(*waiting, done=next(started))
+            if not scheduler.in_progress:
+                return
+            yield scheduler.finished()
+    finally:
+        scheduler.close()
 
 
 class FailureWindow:

@@ -15,7 +15,6 @@ command names again what it uses.
 from __future__ import annotations
 
 import hashlib
-import inspect
 import logging
 import os
 import re
@@ -40,15 +39,12 @@ from query_mutator.encoder import DEFAULT_ENCODER, Encoder
 from query_mutator.env.observation import Projection
 from query_mutator.env.task import Task, can_be_shown, rewrite_settings
 from query_mutator.errors import CheckpointError, UsageError
-from query_mutator.files import atomic_write, encode, parse_json_object
+from query_mutator.files import atomic_write, encode, parse_json_object, record_of
 from query_mutator.files.gguf_file import PACKAGED
 from query_mutator.files.run_dir import CONFIDENCE
-from query_mutator.files.whole import record_of
-from query_mutator.forms import Example, Form, FormContext
 from query_mutator.llm.address import server_url
 from query_mutator.llm.backends import BACKENDS
 from query_mutator.llm.recorded import BUNDLED_RECORDINGS
-from query_mutator.operators import LocalOperator, Operator, PromptOperator
 from query_mutator.plugins import absolute
 from query_mutator.session.models import ResolvedModels
 from query_mutator.session.task import example_bank
@@ -70,7 +66,6 @@ MAX_VALUES = 2_000_000  # in the JSON: an object of Python takes 50 times the by
 MAX_DIMS = 4
 SHOWN_CHARS = 200
 PROBE = "What does this encoder make of a plain sentence?"
-FORM_PROBE, REPLY_PROBE = f"Hello. {PROBE} Thanks!", "One step.\nAnswer: two\nthree"
 _SAME_ENCODER = 1e-3  # largest difference of a row between two machines
 _DIGEST_CHARS, _SHA256_CHARS = 16, 64
 
@@ -85,11 +80,10 @@ _LOCAL_FLAGS = ("from_logs", "name", "config", "resume", "plugin", "force", "jso
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Background:
-    """The training questions with their vectors [Q, D], and digests that tell whether acting uses the same parts."""
+    """The training questions with their vectors [Q, D], and digests of the encoder and of all that was trained on."""
 
     train: tuple[Question, ...] = ()  # without gold in an exported file
     train_vectors: FloatArray = field(default_factory=lambda: np.empty((0, 0), np.float32))
-    operators: Mapping[str, str] = field(default_factory=dict)  # name -> digest; forms too
     encoder: str = ""  # its fingerprint, the sha256 of weights and tokenizer
     probe: FloatArray = field(default_factory=lambda: np.empty(0, np.float32))  # [D] its row for PROBE
     shows_examples: bool = False  # whether forms show training questions with their answers
@@ -99,9 +93,8 @@ class Background:
 
 
 def background_of(task: Task, split: Split, *, dataset: str) -> Background:
-    """Return the background of a run: its questions, and digests of operators and encoder."""
+    """Return the background of a run."""
     seen, known = (*split.train, *split.validation), task.train_questions
-    rewrites: list[Operator | Form] = [*task.operators, *task.forms]
     each_bytes = task.train_vectors[:1].nbytes + sum(len(encode(asdict(one))) for one in known[:100]) / len(known[:100])
     most = min(MAX_NEIGHBORS, int(MAX_NEIGHBOR_BYTES / each_bytes))
     chosen: Sequence[int] = range(len(known))
@@ -110,7 +103,6 @@ def background_of(task: Task, split: Split, *, dataset: str) -> Background:
     return Background(
         train=tuple(known[index] for index in chosen),
         train_vectors=task.train_vectors[list(chosen)],
-        operators={one.name: digest_of(one) for one in rewrites},
         encoder=task.encoder.fingerprint,
         probe=task.encoder.encode([PROBE])[0],
         shows_examples=task.bank is not None and example_bank(dataset) is None,
@@ -122,28 +114,6 @@ def background_of(task: Task, split: Split, *, dataset: str) -> Background:
 def text_digest(text: str) -> str:
     """Return a short digest of a text."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:_DIGEST_CHARS]
-
-
-def digest_of(one: Operator | Form) -> str:
-    """Return a digest of an operator's prompt or code ("" for unreadable code), or of what a form makes of a probe."""
-    if isinstance(one, Form):
-        framed = one.frame(FORM_PROBE, context=FormContext(examples=(Example("Which?", "That."),)))
-        return text_digest(f"{framed} {one.read(REPLY_PROBE)}")
-    if isinstance(one, PromptOperator):
-        return text_digest(one.template)
-    made_of: Any = one.function if isinstance(one, LocalOperator) else type(one)
-    try:
-        return text_digest(inspect.getsource(made_of))
-    except (OSError, TypeError):  # no source, such as in a notebook
-        return ""
-
-
-def warn_of_rewrites(background: Background, rewrites: Iterable[Operator | Form]) -> None:
-    """Log a warning for each operator or form that is not the one of the training."""
-    for one in rewrites:
-        if background.operators.get(one.name, "") not in ("", digest_of(one)):
-            what = "form" if isinstance(one, Form) else "operator"
-            logger.warning("%s %s has changed since the training; results may differ", what, one.name)
 
 
 def check_encoder(background: Background, encoder: Encoder, *, path: object) -> None:
@@ -243,22 +213,19 @@ def _is_inside(path: str) -> bool:
     return not path.startswith((HUB, "~")) and here != here.parent and Path(path).resolve().is_relative_to(here)
 
 
-def _never(value: str) -> bool:
-    return False
-
-
-#: Each setting that may reach beyond this process -> whether a value comes with the product or stays in this folder.
-_IS_OWN: Mapping[str, Callable[[str], bool]] = {
+#: Each setting that may reach beyond this process -> whether a value comes with the product or stays in this folder;
+#: None: never.
+_IS_OWN: Mapping[str, Callable[[str], bool] | None] = {
     "ollama_url": partial(_is_default, "ollama_url"),
     "openai_url": partial(_is_default, "openai_url"),
     "gguf": PACKAGED.__contains__,
     "recording": BUNDLED_RECORDINGS.__contains__,
     "encoder": lambda spec: spec in (DEFAULT_ENCODER, "hash") or spec.startswith("ollama:"),
-    "local_server_url": _never,
-    "ray_address": _never,
-    "judge_model": _never,
+    "local_server_url": None,
+    "ray_address": None,
+    "judge_model": None,
     "judge_rubric": lambda text: "\n" in text,  # else a file
-    "cache_path": _never,
+    "cache_path": None,
     "dataset": lambda spec: spec in BUNDLED or _is_inside(spec),
     "save_dir": _is_inside,
 }
@@ -270,7 +237,7 @@ def reaching(settings: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
     for name, is_own in _IS_OWN.items():
         value = settings.get(name)
         texts = tuple(str(one) for one in (value if isinstance(value, (tuple, list)) else (value,)) if one)
-        if not all(map(is_own, texts)):
+        if texts and not (is_own and all(map(is_own, texts))):
             found[name] = texts
     return found
 
@@ -318,17 +285,19 @@ def check_plugins(recorded: Iterable[str], named: Iterable[str], *, source: obje
 def write_policy_file(path: str | Path, policy: SavedPolicy) -> None:
     """Write a policy; CheckpointError for one whose weights are not named arrays of numbers."""
     known = policy.background
-    tensors = {f"weights/{name}": _array(name, value) for name, value in policy.weights.items()}
-    tensors |= {f"confidence/{name}": np.asarray(value) for name, value in (policy.confidence or {}).items()}
-    tensors |= {"mean": policy.projection.mean, "components": policy.projection.components}
-    tensors |= {"train_vectors": known.train_vectors, "probe": known.probe}
-    about = {name: getattr(policy, name) for name in _PLAIN} | {"background": {}}
+    tensors = {
+        **{f"weights/{name}": _array(name, value) for name, value in policy.weights.items()},
+        **{f"confidence/{name}": np.asarray(value) for name, value in (policy.confidence or {}).items()},
+        "mean": policy.projection.mean,
+        "components": policy.projection.components,
+        "train_vectors": known.train_vectors,
+        "probe": known.probe,
+    }
+    background = {one.name: getattr(known, one.name) for one in fields(Background) if one.name not in _TENSORS}
+    background |= {name: sorted(texts) for name, texts in background.items() if isinstance(texts, frozenset)}
+    about = {name: getattr(policy, name) for name in _PLAIN}
+    about |= {"background": {**background, "train": [asdict(question) for question in known.train]}}
     about |= {"task": asdict(policy.task), "system": asdict(policy.system)}
-    for one in fields(Background):
-        if one.name not in ("train", *_TENSORS):
-            value = getattr(known, one.name)
-            about["background"][one.name] = sorted(value) if isinstance(value, frozenset) else value
-    about["background"]["train"] = [asdict(question) for question in known.train]
     text = encode({"format": FORMAT, **about}).decode()
     arrays = {name: np.asarray(array, order="C") for name, array in tensors.items()}
     try:
@@ -413,19 +382,15 @@ def _checked(text: str, tensors: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
     if missing := _TENSORS.keys() - tensors.keys():
         raise ValueError(f"it has no {min(missing)}")
     for name, array in tensors.items():
-        _check(name, array)
+        is_known = name in _TENSORS
+        if not is_known and not _WEIGHTS.fullmatch(name):
+            raise ValueError(f"it has a tensor {name!r}")
+        dims = _TENSORS.get(name, min(array.ndim, MAX_DIMS))
+        if array.dtype.kind not in ("f" if is_known else "fiub") or array.ndim != dims:
+            raise ValueError(f"{name} has the shape {array.shape} and the type {array.dtype}")
+        if array.dtype.kind == "f" and name not in _NAN_WEIGHTS and not np.isfinite(array).all():
+            raise ValueError(f"{name} has numbers that are not finite")
     return about
-
-
-def _check(name: str, array: NDArray[Any]) -> None:
-    """Raise a ValueError for a tensor that a policy does not have."""
-    dims, kinds = (_TENSORS[name], "f") if name in _TENSORS else (array.ndim, "fiub")
-    if name not in _TENSORS and not _WEIGHTS.fullmatch(name):
-        raise ValueError(f"it has a tensor {name!r}")
-    if array.dtype.kind not in kinds or array.ndim != dims or dims > MAX_DIMS:
-        raise ValueError(f"{name} has the shape {array.shape} and the type {array.dtype}")
-    if array.dtype.kind == "f" and name not in _NAN_WEIGHTS and not np.isfinite(array).all():
-        raise ValueError(f"{name} has numbers that are not finite")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -441,17 +406,16 @@ def _policy(path: Path, about: Mapping[str, Any], tensors: Mapping[str, NDArray[
     rubric = about["task"].get("judge_rubric")
     if rubric and "\n" not in str(rubric):  # the settings would read that file
         raise ValueError("task.judge_rubric names a file, where its text is expected")
-    parts: dict[str, dict[str, NDArray[Any]]] = {"weights": {}, "confidence": {}}
-    for name, array in tensors.items():
-        if name not in _TENSORS:
-            kind, _, rest = name.partition("/")
-            parts[kind][rest] = array
+    weights, confidence = (
+        {name.removeprefix(kind): array for name, array in tensors.items() if name.startswith(kind)}
+        for kind in ("weights/", "confidence/")
+    )
     found: SavedPolicy = record_of(
         SavedPolicy,
         {
             **{name: value for name, value in about.items() if name not in ("path", "projection")},
-            "weights": parts["weights"],
-            "confidence": parts["confidence"] or None,
+            "weights": weights,
+            "confidence": confidence or None,
             "projection": Projection(mean=tensors["mean"], components=tensors["components"]),
         },
         where="policy",

@@ -46,8 +46,8 @@ class Comparison(Group):
     """The comparison with the baselines on held-out questions."""
 
     eval_calls: Count | None = None
-    """Maximum model calls of the comparison with the baselines, retries aside: a random sample of the questions, the
-    same for all methods, grows while calls are left."""
+    """Maximum model calls of the comparison with the baselines, retries aside: of a random sample of the questions,
+    the same for all methods."""
     guard: bool = False
     """Ask the bundled requests that should be refused too; with a bundled set of questions they are always asked."""
     answer_calls: Count = 3000

@@ -1,9 +1,10 @@
 """Training: the flags, the loops that collect and update, and what continues a run.
 
-`config` has every flag; `loop` collects rollouts and learns; `callbacks` hang on it; `resume` continues a run;
-`run_log` computes the rows of metrics; `estimate` says what a run costs. `train_query_mutator.py` calls them in order.
+`config` has every flag; `loop` collects rollouts and learns; `callbacks` hang on it; `run_folder` writes a run and
+continues it; `run_log` computes the rows of metrics; `estimate` says what a run costs. `train_query_mutator.py` calls
+them in order.
 """
 
 __all__ = [
-    "callbacks", "config", "estimate", "export", "known_steps", "loop", "parts", "resume", "run_folder", "run_log",
+    "callbacks", "config", "estimate", "export", "known_steps", "loop", "parts", "run_folder", "run_log",
 ]  # fmt: skip

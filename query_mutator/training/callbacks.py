@@ -25,7 +25,7 @@ import numpy as np
 
 from query_mutator.cli.console import note
 from query_mutator.errors import QueryMutatorError, UsageError
-from query_mutator.evaluation.validation import PeriodicEval, make_periodic_eval
+from query_mutator.evaluation.heldout import fixed_sample, validation_figures
 from query_mutator.files.metrics import is_metric
 from query_mutator.learners.learner import Steps
 from query_mutator.llm.probe import reported_slots, slots_advice, slots_under_load
@@ -202,9 +202,8 @@ class LongPromptReport(Callback):
     """Report prompts that were too long: each question once during the run, the first few by name, and the sum."""
 
     def __init__(self, parts: RunParts) -> None:
-        self._envs, self._runlog = parts.env_list, parts.runlog
+        self._envs, self._reported = parts.env_list, set[str]()
         self._advice = parts.models.calls.backend_class.more_context
-        self._reported: set[str] = set()
 
     @property
     def _counts(self) -> Counter[str]:
@@ -212,15 +211,11 @@ class LongPromptReport(Callback):
         return sum((env.prompts_too_long for env in self._envs), Counter())
 
     def on_rollout_end(self, run: RunView) -> None:
-        """Print a line for each new question, and show the number in the bar with the question that failed most."""
-        counts = self._counts
-        if not counts:
-            return
-        self._runlog.show({"too long": f"{counts.total()} ({counts.most_common(1)[0][0]})"})
-        new = [question for question in counts if question not in self._reported]
-        for question in new[: max(0, SHOWN_QUESTIONS - len(self._reported))]:
-            note(f"question {question}: its prompt does not fit the model's context and is not scored; {self._advice}")
-        self._reported.update(new)
+        """Print a line for each new question."""
+        for question in self._counts:
+            if question not in self._reported and len(self._reported) < SHOWN_QUESTIONS:
+                note(f"question {question}: its prompt does not fit the model's context, not scored; {self._advice}")
+                self._reported.add(question)
 
     def on_log(self, run: RunView) -> None:
         """Add the number to the row."""
@@ -229,46 +224,43 @@ class LongPromptReport(Callback):
     def on_training_end(self, run: RunView) -> None:
         """Print the sum."""
         if counts := self._counts:
-            note(
-                f"{counts.total()} prompts of {len(counts)} question{'s' * (len(counts) > 1)} did not fit the model's "
-                f"context and were not scored; {self._advice}"
-            )
+            what = f"{counts.total()} prompts of {len(counts)} question{'s' * (len(counts) > 1)}"
+            note(f"{what} did not fit the model's context and were not scored; {self._advice}")
 
 
 class Validation(Callback):
     """Evaluate the policy before the first update, every `updates_between_evals` updates, and after the last."""
 
     def __init__(self, parts: RunParts) -> None:
-        self._parts = parts
-        self._evaluate: PeriodicEval | None = None
+        self._parts, self._task = parts, parts.task
+        self._identity: dict[str, float] = {}  # the figure of the original questions; {}: there is no evaluation
 
     def on_training_start(self, run: RunView) -> None:
-        """Prepare the evaluation; write the row of a new run."""
+        """Evaluate the original questions; write the row of a new run."""
         config, parts = run.config, self._parts
-        if config.updates_between_evals:
-            self._evaluate = make_periodic_eval(
-                parts.evaluator, parts.task, parts.split.validation, size=config.eval_questions
-            )
+        if config.updates_between_evals and parts.split.validation:
+            self._task = parts.task.on(fixed_sample(parts.split.validation, config.eval_questions))
+            self._identity = validation_figures(parts.evaluator, self._task, None)
         if config.validation_fold != "none" and not parts.split.validation:
             note(
                 f"--validation-fold {config.validation_fold} holds none of the {len(parts.split.train)} questions to "
                 "learn from, so there are no periodic evaluations; give another fold"
             )
-        if self._evaluate and not run.env_steps:
-            run.row = self._figures(self._evaluate, run)
+        if self._identity and not run.env_steps:
+            run.row = self._figures(run)
             parts.run_dir.metrics.write(run.row, step=0, wall_s=parts.runlog.wall_s)
 
     def on_update_end(self, run: RunView) -> None:
         """Add the figures to the row when an evaluation is due."""
-        if self._evaluate and (run.is_last or run.updates_done % run.config.updates_between_evals == 0):
-            run.row |= self._figures(self._evaluate, run)
+        if self._identity and (run.is_last or run.updates_done % run.config.updates_between_evals == 0):
+            run.row |= self._figures(run)
 
-    def _figures(self, evaluate: PeriodicEval, run: RunView) -> dict[str, float]:
+    def _figures(self, run: RunView) -> dict[str, float]:
         with server_worked_before():
-            row = evaluate(self._parts.learner.frozen)
+            row = validation_figures(self._parts.evaluator, self._task, self._parts.learner.frozen)
         run.best_success = max(run.best_success, row["validation/success"])  # NaN leaves the first
         self._parts.runlog.validated(row["validation/success"])
-        return {**row, "validation/best_success": run.best_success}
+        return {**row, **self._identity, "validation/best_success": run.best_success}
 
 
 class JudgeWatch(Callback):

@@ -14,6 +14,7 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import NamedTuple
 
 from query_mutator.bounds import group_of
 from query_mutator.cli.console import note
@@ -26,7 +27,7 @@ from query_mutator.learners.named import LEARNERS
 from query_mutator.llm.backends import choose_backend
 from query_mutator.operators import local_rewrite
 from query_mutator.session.checkpoint import Checkpoint
-from query_mutator.session.pace import call_time
+from query_mutator.session.models import call_time
 from query_mutator.session.policy_file import check_actions
 from query_mutator.session.task import check_gold, guard_requests, make_reward, rewrites
 from query_mutator.training.config import TrainConfig
@@ -90,8 +91,7 @@ def comparison(config: TrainConfig, split: Split) -> tuple[int, int]:
     return min(cost.calls, config.eval_calls or cost.calls), cost.within(config.eval_calls).num_test
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Episodes:
+class Episodes(NamedTuple):
     """Means of an episode."""
 
     steps: float
@@ -202,8 +202,7 @@ def random_episodes(rules: EpisodeRules, *, asked: int, local: int, forms: int) 
     """
     rng = random.Random(0)
     played = [_play(rng, rules, asked=asked, local=local, forms=forms) for _ in range(EPISODES)]
-    steps, calls, answers = (sum(column) / EPISODES for column in zip(*played, strict=True))
-    return Episodes(steps=steps, calls=calls, answers=answers)
+    return Episodes(*(sum(column) / EPISODES for column in zip(*played, strict=True)))
 
 
 def _play(rng: random.Random, rules: EpisodeRules, *, asked: int, local: int, forms: int) -> tuple[int, int, int]:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from query_mutator import forms as form_registry
-from query_mutator.bounds import Cosine
 from query_mutator.data.logs import LoggedReply
 from query_mutator.data.split import target_key
 from query_mutator.errors import UsageError
+from query_mutator.files import as_type, record_of
 from query_mutator.files.json_lines import read_json_lines
 from query_mutator.files.run_dir import STORE
-from query_mutator.files.whole import record_of
 from query_mutator.forms import FormContext
 from query_mutator.llm.store import Store
 from query_mutator.plan.table import is_right
@@ -27,19 +26,18 @@ from query_mutator.session.task import default_reward, split_dataset
 from query_mutator.settings.episode import TaskSettings
 from query_mutator.types import AS_IS, CONTROLS, success_in
 
-_NUMBER = (int, float)
-_NEEDED: dict[str, type | tuple[type, ...]] = {
+_NEEDED: Mapping[str, Any] = {
     **dict.fromkeys(("env", "episode"), int),
     **dict.fromkeys(("question_id", "question", "operator", "rewrite"), str),
-    "parts": dict,
-    "baseline_score": (*_NUMBER, type(None)),
+    "parts": Mapping[str, float],
+    "baseline_score": float | None,
     "valid": bool,
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rewrite:
-    """One rewrite of a question and the score of the answer to it."""
+    """One rewrite of a question, and the score of the answer to it."""
 
     question_id: str
     question: str
@@ -54,44 +52,17 @@ class Rewrite:
         """Return the score above that of the answer to the original question."""
         return round(self.score - self.baseline_score, 6)  # differences in the last bits are not a gain
 
-
-@dataclass(frozen=True, kw_only=True)
-class ExportRules:
-    """Which rewrites of a question become rows."""
-
-    min_gain: Cosine = 0.0
-    """A rewrite counts if its answer scored this much more than the answer to the original question."""
-    only_right: bool = False
-    """Take only rewrites whose answer was right."""
-    every: bool = False
-    """Write all rewrites that gained, not only the best of each question."""
-    keep_unchanged: bool = False
-    """Add questions that were right originally and that no rewrite improved, with themselves as the rewrite."""
-
-    def __post_init__(self) -> None:
-        if not 0.0 <= self.min_gain < 1.0:
-            raise ValueError(f"--min-gain {self.min_gain} must be at least 0 and below 1")
-
-    def winners(self, rewrites: Collection[Rewrite]) -> list[Rewrite]:
-        """Return the rewrites of one question that become rows."""
-        gained = sorted(filter(self._counts, rewrites), key=lambda one: (-one.score, len(one.text), one.text))
-        if gained:
-            return gained if self.every else gained[:1]
-        unchanged = [one for one in rewrites if one.text == one.question and one.right]
-        return unchanged[:1] if self.keep_unchanged else []
-
-    def _counts(self, one: Rewrite) -> bool:
-        return one.text != one.question and one.gain > self.min_gain and (one.right or not self.only_right)
-
-
-class Choice(NamedTuple):
-    """The rewrites chosen, and the numbers of steps, questions and different rewrites they come from."""
-
-    rewrites: list[Rewrite]
-    steps: int
-    invalid_steps: int
-    questions: int
-    different: int
+    def to_row(self) -> dict[str, Any]:
+        """Return a row with `instruction` (the question), `response` (the rewrite) and what is known of it."""
+        return {
+            "id": self.question_id,
+            "instruction": self.question,
+            "response": self.text,
+            "score": round(self.score, 6),
+            "baseline_score": round(self.baseline_score, 6),
+            "success": self.right,
+            "operators": list(self.operators),
+        }
 
 
 def read_steps(run: str) -> list[dict[str, Any]]:
@@ -101,18 +72,16 @@ def read_steps(run: str) -> list[dict[str, Any]]:
         raise UsageError(f"{path}: no such file; give a run folder such as runs/latest, or a transcripts.jsonl")
     steps = list(read_json_lines(path))
     for number, step in enumerate(steps, start=1):
-        if wrong := _wrong_in(step):
-            raise UsageError(f"{path}:{number}: not a step of a run, {wrong}; export from the run that wrote it")
+        try:
+            as_type(step, Mapping[str, Any], "it")
+            for name, hint in _NEEDED.items():
+                as_type(step[name], hint, f"its {name}")
+        except (KeyError, ValueError) as error:
+            what = f"it lacks {error.args[0]}" if isinstance(error, KeyError) else str(error)
+            raise UsageError(
+                f"{path}:{number}: not a step of a run, {what}; export from the run that wrote it"
+            ) from None
     return steps
-
-
-def _wrong_in(step: dict[str, Any]) -> str:
-    """Return what a step of a transcript lacks, or which entry has another type than in a run; "" if nothing."""
-    if missing := _NEEDED.keys() - step.keys():
-        return f"it lacks {', '.join(sorted(missing))}"
-    wrong = [name for name, kind in _NEEDED.items() if not isinstance(step[name], kind)]
-    wrong = wrong or [f"parts.{name}" for name, value in step["parts"].items() if not isinstance(value, _NUMBER)]
-    return f"its {wrong[0]} has another type" if wrong else ""
 
 
 def reward_of(run: str, plugins: Sequence[str] = ()) -> WeightedReward:
@@ -128,38 +97,25 @@ def reward_of(run: str, plugins: Sequence[str] = ()) -> WeightedReward:
     return WeightedReward.parse(str(reward)) if reward else WeightedReward()
 
 
-def choose(steps: Iterable[Mapping[str, Any]], reward: WeightedReward, rules: ExportRules) -> Choice:
-    """Return the rewrites of each question that win by the rules."""
+def rewrites_in(steps: Iterable[Mapping[str, Any]], reward: WeightedReward) -> dict[str, list[Rewrite]]:
+    """Return the different rewrites of each question, in the order in which they were made."""
     found: dict[str, dict[str, Rewrite]] = {}  # question -> text -> its first rewrite
-    count = invalid = 0
     for one in _rewrites(steps, reward):
-        count += 1
-        if one is None:
-            invalid += 1
-        else:
-            found.setdefault(one.question, {}).setdefault(one.text, one)
-    chosen = [winner for rewrites in found.values() for winner in rules.winners(rewrites.values())]
-    return Choice(chosen, count, invalid, len(found), sum(map(len, found.values())))
+        found.setdefault(one.question, {}).setdefault(one.text, one)
+    return {question: list(by_text.values()) for question, by_text in found.items()}
 
 
-def training_rows(rewrites: Iterable[Rewrite]) -> Iterator[dict[str, Any]]:
-    """Yield rows with `instruction` (the question), `response` (the rewrite) and metadata; further ids are `ID#2`."""
-    seen: dict[str, int] = {}
-    for one in rewrites:
-        seen[one.question_id] = count = seen.get(one.question_id, 0) + 1
-        yield {
-            "id": one.question_id if count == 1 else f"{one.question_id}#{count}",
-            "instruction": one.question,
-            "response": one.text,
-            "score": round(one.score, 6),
-            "baseline_score": round(one.baseline_score, 6),
-            "success": one.right,
-            "operators": list(one.operators),
-        }
+def winner(rewrites: Iterable[Rewrite], *, min_gain: float, only_right: bool) -> Rewrite | None:
+    """Return the rewrite of a question whose answer scored best, None where none gained more than `min_gain`."""
+    gained = [
+        one for one in rewrites
+        if one.text != one.question and one.gain > min_gain and (one.right or not only_right)
+    ]  # fmt: skip
+    return min(gained, key=lambda one: (-one.score, len(one.text), one.text), default=None)
 
 
-def _rewrites(steps: Iterable[Mapping[str, Any]], reward: WeightedReward) -> Iterator[Rewrite | None]:
-    """Yield the text after each step of a transcript that has an answer, None for a step whose call failed.
+def _rewrites(steps: Iterable[Mapping[str, Any]], reward: WeightedReward) -> Iterator[Rewrite]:
+    """Yield the text after each valid step of a transcript that has an answer.
 
     What was asked in a form is left out: its gain is not the text's. The baseline of a question whose original was not
     asked is 0.
@@ -168,7 +124,6 @@ def _rewrites(steps: Iterable[Mapping[str, Any]], reward: WeightedReward) -> Ite
     for step in steps:
         names = applied.setdefault((int(step["env"]), int(step["episode"])), [])
         if not step["valid"] or "rewrite" in step.get("cut", ()):  # the transcript has its beginning only
-            yield None
             continue
         form = step.get("form", AS_IS)
         if step["operator"] == "undo":

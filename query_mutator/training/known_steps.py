@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 
@@ -18,20 +18,11 @@ from query_mutator.types import ASK, SUBMIT, ChatRequest, Completion
 _STREAM = 5  # of random numbers, in addition to those of the learners
 
 
-@runtime_checkable
-class RecallingLearner(Protocol):
-    """A learner that learns from steps which another policy took."""
-
-    def recall(self, steps: Steps) -> None:
-        """Learn from steps before the training; `env_ids` are the numbers of their episodes, from 0 up."""
-
-
 def recall(learner: Learner, task: Task, answers: Mapping[int, QuestionMemory], *, seed: int) -> None:
-    """Have a learner that can learn from what is known of questions, by their number."""
-    if isinstance(learner, RecallingLearner):
-        steps = known_steps(task, answers, seed=seed)
-        if steps is not None:
-            learner.recall(steps)
+    """Have a learner with a method `recall`, which takes steps of another policy, learn from what is known."""
+    take = getattr(learner, "recall", None)
+    if take is not None and (steps := known_steps(task, answers, seed=seed)) is not None:
+        take(steps)
 
 
 def known_steps(task: Task, answers: Mapping[int, QuestionMemory], *, seed: int) -> Steps | None:
@@ -51,7 +42,11 @@ def _steps(engine: EpisodeEngine, memory: QuestionMemory, rng: np.random.Generat
     """Yield the fields of Steps after the first, until the episode ends or needs a call."""
     task, episode = engine.task, engine.episode
     episode.call_price, ended = float(rng.choice(task.rules.call_price)), False
-    while not ended and (choices := [action for action in _allowed(engine) if _is_known(action, engine, memory)]):
+    while not ended:
+        allowed = [action for action, is_allowed in enumerate(engine.action_mask()) if is_allowed]
+        choices = [action for action in allowed if _is_known(action, engine, memory)]
+        if not choices:
+            return
         action = int(rng.choice(choices))
         obs, worth, calls = engine.observe(), engine.worth, episode.calls
         try:
@@ -65,10 +60,6 @@ def _steps(engine: EpisodeEngine, memory: QuestionMemory, rng: np.random.Generat
         reward = engine.worth - worth - episode.call_price * calls
         ended = engine.is_over
         yield obs, action, reward, engine.observe(), ended, False, True, 0, calls
-
-
-def _allowed(engine: EpisodeEngine) -> Iterator[int]:
-    return (action for action, is_allowed in enumerate(engine.action_mask()) if is_allowed)
 
 
 def _is_known(action: int, engine: EpisodeEngine, memory: QuestionMemory) -> bool:

@@ -36,7 +36,6 @@ class RunLog:
         self._calls = calls
         self._bar: FiguresBar | None = None
         self._shown: dict[str, str] = {}  # the latest figures of the bar
-        self._more: Mapping[str, str] = {}
         self._began = time.perf_counter() - wall_s
         self._episodes: list[dict[str, float]] = []
         self._steps = self._learned_then = 0
@@ -69,10 +68,6 @@ class RunLog:
         """Return the totals of calls for training since this process started."""
         return self._calls.client.totals - self._calls_at_start
 
-    def show(self, more: Mapping[str, str]) -> None:
-        """Add figures to those of the progress bar, or replace them."""
-        self._more = more
-
     def validated(self, success: float) -> None:
         """Show the success of a periodic evaluation from now on."""
         if not math.isnan(success):
@@ -87,8 +82,7 @@ class RunLog:
             share = min(1.0, calls.latency_s / (seconds * self._calls.limit.limit))
             self._shown |= {"rate": f"{calls.calls / seconds:.3g} calls/s", "share": f"limit {100 * share:.0f}%"}
         self._shown["failed"] = f"{totals.failed} failed"
-        more = [f"{name} {value}" for name, value in self._more.items()]
-        return [*(self._shown[name] for name in _FIGURES if name in self._shown), *more]
+        return [self._shown[name] for name in _FIGURES if name in self._shown]
 
     def row(self, learner: Learner) -> dict[str, float]:
         """Return the figures since the last row, under their metric keys."""

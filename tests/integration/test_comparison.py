@@ -31,8 +31,8 @@ from query_mutator.evaluation.comparison import (
     standard_methods,
 )
 from query_mutator.evaluation.methods import Evaluator, Found, Job, always
+from query_mutator.files import file_sha256
 from query_mutator.files.json_lines import read_json_lines
-from query_mutator.files.whole import file_sha256
 from query_mutator.forms import FORMS
 from query_mutator.llm.cache import Cache
 from query_mutator.llm.client import Client
@@ -203,11 +203,10 @@ def test_eval_calls_bounds_the_calls_by_a_sample_of_the_questions(
     assert qm(*argv, "--eval-calls", "400") == 0
     made = tiny_server.stats()["calls"] - before
     out, err = capsys.readouterr()
-    first, at_first = json.loads(out), re.search(r"for (\d+) of 60 questions.*; more while calls are left", err)
-    assert at_first is not None
+    first = json.loads(out)
+    assert " of 60 questions, " in err
     assert made <= first["calls"] <= first["calls_at_most"] == 400  # the plans of the search are asked once
-    assert 2 * int(at_first[1]) < first["n"] == first["asked"] < first["available"] == 60  # of the calls really needed
-    assert first["n"] >= 20
+    assert 5 <= first["n"] == first["asked"] < first["available"] == 60
     assert all(method["scored"] == first["n"] for method in first["methods"].values())
     assert qm(*argv, "--eval-calls", "400") == 0
     second = json.loads(capsys.readouterr().out)

@@ -11,7 +11,6 @@ import pytest
 
 from query_mutator import Rewriter
 from query_mutator.env.scheduling import run_flow
-from query_mutator.forms import FORMS, Form
 from query_mutator.learners.plan import Plan, plan_policy, plan_task
 from query_mutator.session.policy_file import read_policy, write_policy_file
 from query_mutator.testing import StubServer
@@ -94,18 +93,6 @@ def test_an_exported_policy_shows_the_examples_of_its_training(
     saved = read_policy(given)
     assert not saved.background.has_gold
     assert all(len(question.accept) == 1 and not question.reference for question in saved.background.train)
-
-
-def test_a_form_that_has_changed_is_a_warning(
-    make_plan: MakePlan, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = make_plan("question_answer")
-    with Rewriter.load(path):
-        assert "has changed" not in caplog.text
-    changed = Form.of("question_answer", "Another.", "Q: {question}\nA:")
-    monkeypatch.setitem(FORMS._entries, "question_answer", changed)
-    with Rewriter.load(path):
-        assert "form question_answer has changed since the training" in caplog.text
 
 
 def test_rows_of_a_file_name_the_form_that_was_asked(make_plan: MakePlan, tmp_path: Path) -> None:

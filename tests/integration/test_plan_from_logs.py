@@ -120,7 +120,7 @@ def test_a_log_becomes_a_policy_that_is_evaluated_and_used(
     report, run = json.loads((tmp_path / "plan.json").read_text()), the_run(tmp_path)
     assert report["plan"]["success"] > 0.9
     assert report["p_right"]["auroc"] > 0.95
-    assert [row["calls"] for row in report["by_calls"]] == [1, 1.5, 2]
+    assert [bool(point["fitted"]) for point in report["front"].values()] == [False, True, True, True, True, True]
     assert said.out.splitlines()[-1] == report["verdict"]
 
     assert qm("eval", "--checkpoint", run, *named, "--dataset", dataset, "--json", tmp_path / "eval.json") == 0
@@ -137,7 +137,7 @@ def test_a_log_becomes_a_policy_that_is_evaluated_and_used(
     assert answer["of"] == "logged question"
     assert [*answer["methods"]] == ["best_single", "best_plan"]
     names = {point["method"] for point in answer["front"]}
-    assert names == {"by P(right), 1", "by P(right), 1.5", "by P(right), 2", "vote of 2"}
+    assert names >= {"by P(right), 1.5", "plain vote, 1.5"}  # and those of other plans at more calls
     quality = answer["p_right"]
     assert len(quality["reliability"]) == 10
     assert sum(each["n"] for each in quality["reliability"]) == 2 * train

@@ -237,14 +237,6 @@ def test_the_best_rewrite_of_each_question_is_kept_once(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_every_rewrite_that_gained_with_the_way_to_it(tmp_path: Path) -> None:
-    rows = exported(tmp_path, "--every")
-    assert [(row["id"], row["response"], row["operators"]) for row in rows] == [
-        ("q1", "sort", ["filler"]),
-        ("q1#2", "sort it now", ["filler", "neutral"]),
-    ]
-
-
 def test_what_a_form_gained_is_no_rewrite(tmp_path: Path) -> None:
     framed = [
         step("steps", "plz sort", 1.0, form="steps"),
@@ -255,7 +247,7 @@ def test_what_a_form_gained_is_no_rewrite(tmp_path: Path) -> None:
         step("as_is", "please sort", 1.0, form="as_is", env=1),
     ]
     write_rows(tmp_path / "transcripts.jsonl", framed)
-    assert qm("data", "export", "--run", tmp_path, "-o", tmp_path / "rows.jsonl", "--every") == 0
+    assert qm("data", "export", "--run", tmp_path, "-o", tmp_path / "rows.jsonl") == 0
     (row,) = read_json_lines(tmp_path / "rows.jsonl")
     assert (row["response"], row["operators"]) == ("please sort", ["spelling"])
 
@@ -270,11 +262,6 @@ def test_a_rejected_rewrite_is_none_and_its_operator_none_of_the_way(tmp_path: P
     assert qm("data", "export", "--run", tmp_path, "-o", tmp_path / "rows.jsonl") == 0
     (row,) = read_json_lines(tmp_path / "rows.jsonl")
     assert (row["instruction"], row["response"], row["operators"]) == ("plz sort", "please sort", ["spelling"])
-
-
-def test_questions_that_are_right_already_stay_as_they_are(tmp_path: Path) -> None:
-    rows = exported(tmp_path, "--keep-unchanged")
-    assert [(row["instruction"], row["response"]) for row in rows] == [("plz sort", "sort"), ("len", "len")]
 
 
 def test_rewards_of_the_run_decide(tmp_path: Path) -> None:
@@ -307,7 +294,7 @@ def test_a_real_run_becomes_rows(tiny_flags: list[str], tmp_path: Path, capsys: 
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [(None, "no such file; give a run folder"), ('{"a": 1}\n{"a": 2}\n', ":1: not a step of a run, it lacks baseline")],
+    [(None, "no such file; give a run folder"), ('{"a": 1}\n{"a": 2}\n', ":1: not a step of a run, it lacks env")],
 )
 def test_what_is_no_transcript_is_one_line(
     tmp_path: Path, content: str | None, said: str, capsys: pytest.CaptureFixture[str]

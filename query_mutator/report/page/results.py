@@ -76,13 +76,13 @@ def _plan_front(search: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _log_front(search: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return submissions by P(right) and by plain votes, as far as the table of a log goes."""
+    """Return submissions by P(right) and plain votes of as many calls, by rules chosen on other folds."""
     n, found = search["best"]["questions"], {}
-    for row in search["by_calls"]:
-        shared = {"calls_per_question": row["learned_calls"], "scored": n}
-        found[f"by P(right), {row['calls']:g}"] = {"success": row["learned"], **shared}
-        if row["calls"] >= 2:
-            found[f"vote of {row['calls']:g}"] = {"success": row["vote"], **shared}
+    least = {point["plan"]: (budget, point["fitted"]) for budget, point in reversed(search["front"].items())}
+    for budget, fitted in ((budget, rates) for budget, rates in reversed(least.values()) if rates):
+        shared = {"calls_per_question": fitted["calls"], "scored": n}
+        found[f"by P(right), {budget}"] = {"success": fitted["success"], **shared}
+        found[f"plain vote, {budget}"] = {"success": fitted["vote"], **shared}
     return [{**point, "success_ci": _wilson(point["success"], n)} for point in front(found)]
 
 

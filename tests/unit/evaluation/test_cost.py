@@ -14,8 +14,8 @@ from query_mutator.env.observation import PRICE_SCALE
 from query_mutator.env.task import Task
 from query_mutator.errors import UsageError
 from query_mutator.evaluation.cost import EvaluationCost, power_in_words
+from query_mutator.evaluation.heldout import price_for_budget
 from query_mutator.evaluation.methods import Evaluator
-from query_mutator.evaluation.validation import price_for_budget
 from query_mutator.learners.direct import PRICES
 from query_mutator.llm.client import Client
 from query_mutator.llm.retry import RetryPolicy
@@ -114,19 +114,6 @@ def test_a_plan_search_keeps_a_third_of_the_calls_or_all_that_it_asked_for(max_c
     others = WHOLE.calls - WHOLE.search_calls
     assert dear.within(others + 40_000).search_calls == 40_000
     assert dear.within(others + 40_000).num_test == WHOLE.num_test
-
-
-def test_an_evaluation_grows_by_what_is_sure_to_fit() -> None:
-    first = WHOLE.within(5000)
-    more = first.grown(WHOLE, 2000)
-    assert more is not None
-    assert 0 < more.num_test - first.num_test <= 2000 // first.per_question
-    assert more.num_guard >= first.num_guard
-    assert first.grown(WHOLE, 100) is None
-    whole = first.grown(WHOLE, 10**6)
-    assert whole is not None
-    assert (whole.num_test, whole.num_guard) == (300, 28)
-    assert whole.grown(WHOLE, 10**6) is None
 
 
 def test_fewer_calls_than_one_question_takes_are_refused_with_the_number_that_does() -> None:

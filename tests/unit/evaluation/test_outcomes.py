@@ -15,7 +15,7 @@ from query_mutator.encoder import Encoder
 from query_mutator.env.scheduling import run_flow
 from query_mutator.env.task import Task
 from query_mutator.errors import TooManyFailuresError
-from query_mutator.evaluation.heldout import GrowingSample, fixed_sample
+from query_mutator.evaluation.heldout import fixed_sample
 from query_mutator.evaluation.methods import Evaluator, always
 from query_mutator.evaluation.outcomes import Outcome, check_report, rejections_in_words
 from query_mutator.evaluation.summary import Results, front, summarize
@@ -212,16 +212,6 @@ def test_a_sample_is_random_in_order_and_the_same_each_time() -> None:
     assert found == fixed_sample(QUESTIONS, 10) != tuple(QUESTIONS[:10])
     assert [int(one.id) for one in found] == sorted(int(one.id) for one in found)
     assert fixed_sample(QUESTIONS, 100) == tuple(QUESTIONS)
-
-
-def test_a_growing_sample_grows_in_one_random_order_whatever_its_bound() -> None:
-    def first(most: int) -> list[str]:
-        sample = GrowingSample.of(QUESTIONS, most=most)
-        assert sorted(sample.order) == list(range(min(most, 100)))
-        return [sample.questions[place].id for place in sample.order[:20]]
-
-    assert first(60) == first(1000)
-    assert first(60) != [one.id for one in QUESTIONS[:20]]
 
 
 class Answering(Softener):

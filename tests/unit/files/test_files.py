@@ -32,6 +32,7 @@ from query_mutator.files import (
     encode,
     parse_json,
     read_checked_json,
+    record_of,
     write_checked_json,
     write_json,
     write_text,
@@ -41,7 +42,6 @@ from query_mutator.files.json_lines import JsonLines, check_json_lines, read_jso
 from query_mutator.files.lock import locked
 from query_mutator.files.metrics import MetricsWriter
 from query_mutator.files.replies import RepliesHead, read_replies, write_replies
-from query_mutator.files.whole import record_of
 from query_mutator.types import Completion, ErrorInfo, Question
 
 PLAIN = st.recursive(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -10,7 +9,6 @@ from dataclasses import replace
 
 import pytest
 
-from query_mutator.cli.console import FiguresBar
 from query_mutator.data.split import FOLDS, fold_of
 from query_mutator.env.task import Task
 from query_mutator.errors import TooManyFailuresError, UsageError
@@ -20,7 +18,6 @@ from query_mutator.learners.plan import Plan, PlanPolicy, plan_policy, plan_task
 from query_mutator.llm.client import Client
 from query_mutator.llm.retry import RetryPolicy
 from query_mutator.operators import LocalOperator, PromptOperator
-from query_mutator.plan import race
 from query_mutator.plan.choose import PlanChoice, PlanPoint
 from query_mutator.plan.race import find_plan
 from query_mutator.plan.table import Cell, Table
@@ -271,21 +268,6 @@ def test_a_search_that_cannot_learn_p_right_makes_no_more_calls(tested: Task, ti
     assert search.best_learned is None
 
 
-def test_a_search_has_one_bar_with_its_calls_and_the_best_plan(tested: Task, tiny_client: Client) -> None:
-    bars: list[FiguresBar] = []
-
-    def progress(name: str, total: int) -> FiguresBar:
-        bars.append(FiguresBar(desc=name, total=total, file=io.StringIO(), ncols=100, mininterval=0))
-        return bars[0]
-
-    search = find_plan(evaluator(tiny_client), tested, max_calls=2000, progress=progress)
-    assert len(bars) == 1
-    line = str(bars[0])
-    assert (bars[0].n, bars[0].total) == (search.calls, 2000)
-    assert f" left, {search.calls}/2000, " in line
-    assert line.count("/2000") == 1
-
-
 class Marked:
     """A model that is right on the more questions the better their marks are."""
 
@@ -333,29 +315,6 @@ def test_a_race_keeps_to_the_budget_of_the_plan(task: Task) -> None:
     found = search(task, Marked(), budget=1.0)
     assert found.saved.calls == 1
     assert found.saved.success >= 0.8
-
-
-class Slow(Marked):
-    """The same model, by a clock on which a call takes a tenth of a second: half as fast as expected."""
-
-    now = 0.0
-
-    def complete(self, request: ChatRequest) -> Completion:
-        self.now += 0.1
-        return super().complete(request)
-
-
-@pytest.mark.parametrize(("seconds", "calls", "questions"), [(45.0, 900, QUESTIONS), (15.0, 300, 16), (0.0, 300, 8)])
-def test_a_race_ends_at_its_deadline_with_the_questions_that_it_reached(
-    task: Task, monkeypatch: pytest.MonkeyPatch, seconds: float, calls: int, questions: int
-) -> None:
-    client, seen = Slow(), list[PlanPoint]()
-    monkeypatch.setattr(race.time, "perf_counter", lambda: client.now)
-    found = search(task, client, max_calls=calls, seconds=seconds, on_best=seen.append)
-    assert client.now <= seconds + 1
-    assert seen[0].questions == 8
-    assert found.bar.questions == found.saved.questions >= questions
-    assert seconds < 45 or {"good", "clean"} <= set(found.saved.plan.steps)
 
 
 def test_the_best_plan_so_far_is_known_after_each_stage(task: Task) -> None:

@@ -31,18 +31,17 @@ from query_mutator.llm.client import Client, ModelServer
 from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.retry import RetryPolicy
 from query_mutator.llm.store import Store
-from query_mutator.session.models import ResolvedModels, open_models
-from query_mutator.session.pace import call_time
+from query_mutator.session.models import ResolvedModels, call_time, open_models
 from query_mutator.session.play import (
-    ByObservation,
+    Chooser,
     FailureWindow,
     Limits,
     Played,
     Player,
-    Script,
-    Uniform,
     cut_line,
     play,
+    script,
+    uniform,
 )
 from query_mutator.settings.models import ModelSettings
 from query_mutator.training.callbacks import LongPromptReport
@@ -138,11 +137,10 @@ class Env:
 
 
 def test_long_prompts_are_reported_once_shown_and_summed(capsys: pytest.CaptureFixture[str]) -> None:
-    envs, shown, run = [Env(q1=2), Env(q1=1, q2=1), Env()], dict[str, str](), Any
+    envs, run = [Env(q1=2), Env(q1=1, q2=1), Env()], Any
     parts: Any = SimpleNamespace(
         env_list=envs,
         models=SimpleNamespace(calls=SimpleNamespace(backend_class=OllamaBackend)),
-        runlog=SimpleNamespace(show=shown.update),
     )
     report = LongPromptReport(parts)
     said = []
@@ -150,7 +148,6 @@ def test_long_prompts_are_reported_once_shown_and_summed(capsys: pytest.CaptureF
         report.on_rollout_end(run)
         said.append([line.split(":")[0] for line in capsys.readouterr().err.splitlines()])
     assert said == [["question q1", "question q2"], []]
-    assert shown == {"too long": "4 (q1)"}
     envs[2].prompts_too_long.update({f"r{number}": 1 for number in range(9)})
     report.on_rollout_end(run)
     assert len(capsys.readouterr().err.splitlines()) == 3  # after five questions they are only counted
@@ -222,7 +219,7 @@ def test_an_episode_is_that_of_the_environment(
             return int(rng.integers(len(task.actions)))
 
         engine.episode.call_price = task.rules.call_price[0]
-        result = played(ByObservation(choose), engine, tiny_client)
+        result = played(Chooser(lambda engine: choose(engine.observe()), observes=True), engine, tiny_client)
         assert result.stopped is None
         assert [step.operator for step in result.steps] == env.episode.names  # type: ignore[union-attr]
         np.testing.assert_array_equal(ours, seen[:-1])
@@ -231,8 +228,8 @@ def test_an_episode_is_that_of_the_environment(
         assert engine.submitted.answer == info["_text"]["answer"]
 
 
-def actions_of(task: Task, names: Sequence[str]) -> Script:
-    return Script([task.actions.index(name) for name in names])
+def actions_of(task: Task, names: Sequence[str]) -> Chooser:
+    return script([task.actions.index(name) for name in names])
 
 
 def test_a_memory_saves_calls_that_are_still_counted(tiny_task: MakeTask, tiny_client: Client) -> None:
@@ -275,7 +272,7 @@ def test_a_failed_first_answer_ends_an_episode_after_its_tries(tiny_task: MakeTa
     for tries in (1, 3):
         client = Broken()
         engine = EpisodeEngine.open(tiny_task(), 0)
-        flow = play(Uniform(np.random.default_rng(0)), engine, first_tries=tries)
+        flow = play(uniform(np.random.default_rng(0)), engine, first_tries=tries)
         result = run_flow(flow, client=client, encoder=engine.task.encoder, retry_policy=RetryPolicy(max_retries=0))
         assert (result.stopped, result.error.kind, result.steps) == ("error", "server", [])
         assert client.calls == tries
@@ -295,7 +292,7 @@ def test_one_call_suffices_for_a_form(tiny_task: Callable[..., Task], tiny_clien
     task = tiny_task(forms=forms.select("short_answer"), ask="form")
     steps = [task.actions.index("short_answer"), task.actions.index("submit")]
     engine = EpisodeEngine.open(task, 0, observes=False)
-    flow = play(Script(steps), engine, limits=Limits(max_calls=most), asks_when_stopped=True)
+    flow = play(script(steps), engine, limits=Limits(max_calls=most), asks_when_stopped=True)
     played = run_flow(flow, client=tiny_client, encoder=task.encoder, retry_policy=RetryPolicy())
     assert (played.stopped, engine.episode.calls) == (None, 1)
     assert engine.submitted is not None

@@ -28,7 +28,7 @@ from query_mutator.training.config import TrainConfig
 from query_mutator.training.estimate import Estimate, bounded, estimate, random_episodes
 from query_mutator.training.loop import TrainingLoop
 from query_mutator.training.parts import RunParts, envs_seed
-from query_mutator.training.resume import FREE, differences, resumed_models, resumed_view
+from query_mutator.training.run_folder import FREE, differences, resumed_models, resumed_view
 
 PROJECT: dict[str, Any] = {"ask": "form", "plan_calls": 4000, "max_episode_steps": 12}
 FIELDS = {"observation": 0, "reward": 1}
