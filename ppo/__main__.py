@@ -70,8 +70,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     try:
         run(parse(argv))
-    except ValueError as error:
-        print(f"python -m ppo: {error}", file=sys.stderr)
+    except (ValueError, ModuleNotFoundError) as error:
+        says = str(error)
+        if isinstance(error, ModuleNotFoundError):
+            says = f'this needs {error.name}: pip install "query-mutator[train]"'
+        print(f"python -m ppo: {says}", file=sys.stderr)
         sys.exit(2)
 
 

@@ -23,14 +23,34 @@ ROOT = Path(__file__).resolve().parents[1]
 TORCH = "torch==2.13.0"  # the one tested version
 STEP_S = 600
 
+QUESTION = "What country is Beijing the capital of?"
+BATCH = f"""
+echo '{{"id": 1, "prompt": "{QUESTION}"}}' > in.jsonl
+qm batch in.jsonl --checkpoint runs/latest --out out.jsonl; cat out.jsonl
+"""
+#: Ask a policy through `qm serve`, before a test server with the model of its training.
+SERVE = f"""
+qm test-server --port 11511 --model SmolLM2-135M-Instruct.Q4_1 & qm serve runs/latest \\
+  --ollama-url http://127.0.0.1:11511 --port 11512 2>/dev/null & trap 'kill %1 %2' EXIT; for i in $(seq 60); do
+python - 2>/dev/null <<END && break; sleep 0.5; done
+import json, urllib.request as u
+say = {{"model": "SmolLM2-135M-Instruct.Q4_1+qm", "messages": [{{"role": "user", "content": "{QUESTION}"}}]}}
+print(u.urlopen("http://127.0.0.1:11512/api/chat", json.dumps(say).encode(), timeout=9).read().decode())
+END
+"""
+
 #: What using takes: the commands of an install without an extra, which has no torch.
 LIGHT: tuple[tuple[str, str], ...] = (
     ("qm --help", "qm COMMAND"),
     ("qm init", "wrote qm.toml"),
     ("qm doctor --backend recorded --no-probe", "model:"),
     ("qm plan --backend recorded --max-calls 600", "plan"),
-    ("qm rewrite runs/latest 'What country is Beijing the capital of?'", "answer"),
+    (f"qm rewrite runs/latest '{QUESTION}'", "answer"),
+    ("qm eval runs/latest --eval-calls 200", "held-out questions"),
+    (BATCH, '"answer":'),
+    (SERVE, '"done":true'),
     ("qm train 2>&1 | grep -F 'query-mutator[train]'", "pip install"),
+    ("python -m ppo 2>&1 | grep -F 'query-mutator[train]'", "pip install"),
     ("python -c 'import torch' 2>&1 | tail -1", "No module named"),
 )
 #: The commands of the smoke test with the extra `train`, and what each has to print.
@@ -43,7 +63,7 @@ COMMANDS: tuple[tuple[str, str], ...] = (
         "policy",
     ),
     ("qm report runs/latest", "report.html"),
-    ("qm rewrite 'What country is Beijing the capital of?'", "answer"),
+    (f"qm rewrite '{QUESTION}'", "answer"),
 )
 
 

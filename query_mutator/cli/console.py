@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from traceback import walk_tb
 from types import FrameType
 from typing import Any, NoReturn, TextIO, cast
 from weakref import WeakSet
@@ -163,6 +164,8 @@ def _exit_code(main: Callable[[Sequence[str]], int], argv: Sequence[str], *, pro
         extra = _EXTRAS.get((error.name or "").partition(".")[0])
         if extra is None:
             raise
+        if any(".lab." in frame.f_globals["__name__"] for frame, _ in walk_tb(error.__traceback__)):
+            extra = "lab"  # has what it shares with the batching toolkit too
         return _print_error(prog, f'this needs {error.name}: pip install "query-mutator[{extra}]"', EXIT_USAGE)
     except KeyboardInterrupt as error:
         code = error.exit_code if isinstance(error, Interrupted) else EXIT_INTERRUPTED

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from query_mutator.bounds import group_of
 from query_mutator.confidence import ConfidenceModel
@@ -37,10 +37,12 @@ from query_mutator.session.models import OpenModels, ResolvedModels
 from query_mutator.session.policy_file import POLICY_FILE, SavedPolicy, background_of, write_policy_file
 from query_mutator.settings.episode import TaskSettings
 from query_mutator.settings.models import AUTO
-from query_mutator.training.callbacks import CallbackList, RunView
 from query_mutator.training.config import TrainConfig
-from query_mutator.training.parts import RunParts
 from query_mutator.types import FloatArray
+
+if TYPE_CHECKING:  # they need gymnasium
+    from query_mutator.training.callbacks import CallbackList, RunView
+    from query_mutator.training.parts import RunParts
 
 
 def open_run_dir(config: TrainConfig, checkpoint: Checkpoint | None, stack: ExitStack) -> RunDir:
@@ -318,6 +320,8 @@ def restore_envs(parts: RunParts, checkpoint: Checkpoint | None) -> FloatArray |
 
 def resumed_view(parts: RunParts, checkpoint: Checkpoint | None) -> RunView:
     """Return the run as callbacks see it; the best success counts on while the validation questions are the same."""
+    from query_mutator.training.callbacks import RunView
+
     done = checkpoint.progress if checkpoint else Progress()
     has_same_fold = checkpoint is not None and checkpoint.flags["validation_fold"] == parts.config.validation_fold
     return RunView(

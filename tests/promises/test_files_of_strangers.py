@@ -22,7 +22,7 @@ from tests.promises.helpers import QM, TRAIN, Command, ModelServer, contents, go
 
 KEY = "sk-of-the-user-0123456789"
 QUESTION = "plz tell me the river umm"
-COMMANDS = ("rewrite", "eval", "eval of two models", "serve", "batch", "train")
+COMMANDS = ("rewrite", "eval", "serve", "batch", "train")
 EVIL = """
 from pathlib import Path
 from query_mutator.operators import OPERATORS, LocalOperator
@@ -76,7 +76,6 @@ def user_runs(run_folder: Path, home: Path, *more: str, commands: Sequence[str] 
     words: dict[str, list[str | Path]] = {
         "rewrite": ["rewrite", QUESTION, "--checkpoint", policy],
         "eval": ["eval", "--checkpoint", policy],
-        "eval of two models": ["eval", "--checkpoint", policy, "--target-model", "librarian", "echo"],
         "serve": ["serve", policy, "--port", "0"],
         "batch": ["batch", lines, "--checkpoint", policy, "--out", home / "out.jsonl"],
         "train": ["train", "--resume", run_folder, "--num-env-steps", "128", *named],

