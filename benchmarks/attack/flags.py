@@ -68,9 +68,6 @@ QUICK: dict[str, tuple[str, ...]] = {
     "qm analyze": ("RUN",),
     "qm sweep": ("--grid", "lr=1,2", "--out", "sweep"),
     "qm size": ("mlp",),
-    "qm size throughput": ("missing", "--batch", "1", "--seconds", "0.01"),
-    "qm size verify": ("missing", "--batch", "1"),
-    "qm size calibrate": ("mlp", "--measured", "8=2GB", "16=3GB"),
     "qm size workers": ("--from-logs", "RUN"),
 }
 #: Words after the random ones, which keep a command from serving, from running for long, or from a real server.
@@ -80,7 +77,7 @@ LAST: dict[str, tuple[str, ...]] = {
     "qm watch": ("--port", "-1"),
     "qm sweep": ("--dry-run", "--", "true"),
 }
-PLAN = ("-d", "file.jsonl", "--bucket-edges", "8,16", "--overflow-max", "32", "--token-budget", "64")
+PLAN = ("--bucket-edges", "8,16", "--overflow-max", "32", "--token-budget", "64")
 DRY_RUNS = 0.8  # share of the trainer's cases; the others train for a few steps
 
 SMALL = ("0", "1", "2", "3", "8", "0.5", "0.01", "1.0")  # often valid, and never a long run
