@@ -35,17 +35,11 @@ HIDDEN, LAYERS, HEADS, EPSILON = 384, 6, 12, np.float32(1e-12)
 MAX_TOKENS = 256
 PASS_ROWS = 8  # texts in a forward pass: with more the activations leave the cache, and a text takes longer
 FEW_PASSES = 4  # one after the other: starting threads would take longer
+_BLOCK_ROWS = 16  # whose activations are computed in one go: 98 KB each
 _THREADS = min(4, os.cpu_count() or 1)
 _MAX_WORD_CHARS = 100  # of a word that has pieces
-_CJK = (
-    "\u3400-\u4dbf",
-    "\u4e00-\u9fff",
-    "\uf900-\ufaff",
-    "\U00020000-\U0002a6df",
-    "\U0002a700-\U0002ceaf",
-    "\U0002f800-\U0002fa1f",
-)
-_WORD_BY_ITSELF = re.compile(f"[{''.join(_CJK)}!-/:-@\\[-`{{-~]")
+_CJK = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002a6df\U0002a700-\U0002ceaf\U0002f800-\U0002fa1f"
+_WORD_BY_ITSELF = re.compile(f"[{_CJK}!-/:-@\\[-`{{-~]")
 _Pair = tuple[FloatArray, FloatArray]  # weight [in, out] and bias, or scale and shift
 
 
@@ -150,15 +144,21 @@ def _normalized(rows: FloatArray, pair: _Pair) -> FloatArray:
 
 
 def _gelu(rows: FloatArray) -> FloatArray:
-    """Return x times the normal distribution function at x; its error function is accurate to 6e-7 in float32.
+    """Replace x by x times the normal distribution function at x; its error function is accurate to 6e-7 in float32.
 
-    Abramowitz and Stegun (1964), formula 7.1.26; scipy's takes twice the time.
+    Abramowitz and Stegun (1964), formula 7.1.26; scipy's takes twice the time. In blocks that stay in the cache.
     """
-    size = np.abs(rows) * np.float32(np.sqrt(0.5))
-    t = 1 / (1 + np.float32(0.3275911) * size)
-    polynomial = ((((1.061405429 * t - 1.453152027) * t + 1.421413741) * t - 0.284496736) * t + 0.254829592) * t
-    tail = polynomial * np.exp(-size * size)  # 1 - erf(size)
-    return np.asarray(np.where(rows > 0, rows * (1 - tail / 2), rows * tail / 2), dtype=np.float32)
+    for start in range(0, len(rows), _BLOCK_ROWS):
+        block = rows[start : start + _BLOCK_ROWS]
+        size = np.abs(block) * np.float32(np.sqrt(0.5))
+        t = 1 / (1 + np.float32(0.3275911) * size)
+        tail = 1.061405429 * t
+        for coefficient in (-1.453152027, 1.421413741, -0.284496736, 0.254829592):
+            tail += coefficient
+            tail *= t
+        tail *= np.exp(-size * size) / 2  # (1 - erf(size)) / 2
+        block *= np.where(block > 0, 1 - tail, tail)
+    return rows
 
 
 @cache
