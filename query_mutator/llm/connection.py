@@ -125,9 +125,12 @@ class _Connection(HTTPConnection):
                 self._call.release()  # its reply was read, perhaps a moment ago
                 call.is_first = False
             call.hold(getattr(self.sock, "socket", self.sock))  # TLS within TLS wraps one
-        self._parts = []
-        super().request(*args, **settings)
-        parts, self._parts = self._parts, None
+        parts: list[bytes] = []
+        self._parts = parts
+        try:
+            super().request(*args, **settings)
+        finally:
+            self._parts = None
         self.send(b"".join(parts))
         self._call = call
 
