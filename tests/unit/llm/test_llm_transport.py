@@ -137,6 +137,13 @@ def test_a_connection_the_server_closed_meanwhile_is_replaced(serve: Any) -> Non
     assert server.accepted == 2
 
 
+def test_closing_ends_the_kept_connection(serve: Any) -> None:
+    server, transport = serve(http('{"a": 1}'))
+    assert transport.get("/") == {"a": 1}
+    transport.close()
+    assert server.gone.acquire(timeout=5)
+
+
 def test_a_wait_for_bytes_is_as_long_as_the_call_has_left() -> None:
     """A byte that comes late does not start the time-out of a stalled server anew."""
     ours, theirs = socket.socketpair()
