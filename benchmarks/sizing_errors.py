@@ -12,7 +12,9 @@ from __future__ import annotations
 import argparse
 import itertools
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
 from typing import Any
 
 import torch
@@ -21,14 +23,12 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from query_mutator.errors import UsageError
-from query_mutator.lab.sizing.machine import run_child
-from query_mutator.lab.sizing.memory import estimate, measured_peak
-from query_mutator.lab.sizing.tracker import onednn
+from query_mutator.lab.sizing.memory import Trainer, estimate
+from query_mutator.lab.sizing.tracker import onednn, peak_of, recorded_allocations
 from query_mutator.lab.sizing.workload import Batch, Recipe, Workload
 
-__all__ = ["KINDS", "OPTIMIZERS", "Kind", "Row", "compare", "measure_rows", "workload_of"]
+__all__ = ["KINDS", "OPTIMIZERS", "Kind", "Row", "compare", "measured_peak", "workload_of"]
 
-THIS = "benchmarks.sizing_errors"  # children import it by this name
 OPTIMIZERS = ("sgd-momentum", "adamw", "adafactor")
 STEPS, FEATURES, UNITS = 100, 64, 256
 MIB = 2**20
@@ -246,6 +246,15 @@ def workload_of(name: str) -> Workload:
     return Workload(name=name, build=kind.build, batch=kind.batch, loss=kind.loss)
 
 
+def measured_peak(workload: Workload, batch: int, recipe: Recipe) -> int:
+    """Return the real peak on this CPU in bytes, summed from the profiler's record of every block."""
+    with recorded_allocations() as sizes:
+        trainer = Trainer(workload, recipe, batch)
+        for _ in range(2):
+            trainer.step(micro_batches=recipe.accumulate)
+    return peak_of(sizes)
+
+
 def compare(name: str, batch: int, recipe: Recipe, *, with_onednn: bool) -> Row:
     """Estimate and measure in this process."""
     with onednn(with_onednn):
@@ -257,15 +266,15 @@ def compare(name: str, batch: int, recipe: Recipe, *, with_onednn: bool) -> Row:
     return Row(low=found.low, high=found.peak, truth=truth, refused=found.data_dependent)
 
 
-def measure_rows(*, name: str, precision: str, optimizers: list[str]) -> dict[str, Any]:
-    """Compare one kind in a child process, for `run_child`: both batch sizes, oneDNN off and on."""
+def measure_rows(name: str, precision: str, optimizers: list[str]) -> list[tuple[str, str, str, Row]]:
+    """Compare one kind, in a child process: both batch sizes, oneDNN off and on."""
     torch.set_num_threads(1)
     rows = []
     for optimizer, with_onednn, batch in itertools.product(optimizers, (False, True), KINDS[name].sizes):
-        recipe = Recipe(optimizer=optimizer, precision=precision).on("cpu")  # type: ignore[arg-type]
+        recipe = Recipe(optimizer=optimizer, precision=precision, device="cpu")  # type: ignore[arg-type]
         row = compare(name, batch, recipe, with_onednn=with_onednn)
-        rows.append([optimizer, "on" if with_onednn else "off", str(batch), asdict(row)])
-    return {"rows": rows}
+        rows.append((optimizer, "on" if with_onednn else "off", str(batch), row))
+    return rows
 
 
 def main() -> None:
@@ -280,10 +289,9 @@ def main() -> None:
     held = []
     for name in names:
         for precision in KINDS[name].precisions:
-            task = {"name": name, "precision": precision, "optimizers": arguments.optimizers}
-            found = run_child(f"{THIS}:measure_rows", task, what=name, timeout_s=1800)
-            for *cells, fields in found["rows"]:
-                row = Row(**fields)
+            with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+                found = pool.submit(measure_rows, name, precision, arguments.optimizers).result()
+            for *cells, row in found:
                 held.append(row.holds)
                 print(f"| {' | '.join([name, precision, *cells, *_said(row)])} |", flush=True)
     print(f"{sum(held)} of {len(held)} rows hold")

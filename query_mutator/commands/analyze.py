@@ -17,10 +17,10 @@ from query_mutator.cli.console import note, run_cli, table
 from query_mutator.cli.flags import Positional, parse_flags
 from query_mutator.cli.outputs import FIGURE, JsonTo, Output, OutputFlags, holding
 from query_mutator.errors import UsageError
-from query_mutator.files import atomic_write, write_text
+from query_mutator.files import atomic_write
 from query_mutator.lab.analysis.compare import Analysis, analyze
 from query_mutator.lab.analysis.export import as_csv, as_json, write_csv
-from query_mutator.lab.analysis.figures import as_svg, draw_curves, save_figure
+from query_mutator.lab.analysis.figures import draw_curves
 from query_mutator.lab.analysis.groups import group_runs
 from query_mutator.lab.analysis.report import Figure, page, render
 from query_mutator.lab.analysis.runs import Run, add_settings, find_runs, load_runs
@@ -101,7 +101,7 @@ class AnalyzeFlags(RunFlags, OutputFlags):
             raise ValueError(f"figure={self.figure} must end in .png or .svg")
 
 
-_FILES = ("json", "csv", "markdown", "rst", "html", "figure")  # flags that name outputs
+_NOT_NAMED = ("runs", "force", "json", "csv", "markdown", "rst", "html", "figure")  # flags that change no number
 
 
 def compare_runs(flags: AnalyzeFlags) -> None:
@@ -118,30 +118,32 @@ def compare_runs(flags: AnalyzeFlags) -> None:
 
     sys.stdout.write(as_json(analysis) if flags.json == "-" else render(sections()[:-1], "text"))
     drawn = Figure(file=Path(flags.figure).name) if flags.figure else None
-    texts: dict[str, Callable[[], str]] = {
+    outputs: dict[str, Callable[[], str | bytes]] = {
         "json": lambda: as_json(analysis),
         "csv": lambda: as_csv(analysis, interval=flags.interval),
         "markdown": lambda: render(sections(drawn), "markdown"),
         "rst": lambda: render(sections(drawn), "rst"),
-        "html": lambda: render(sections(Figure(file="", svg=as_svg(_curves(analysis)))), "html"),
+        "html": lambda: render(sections(Figure(svg=_curves(analysis, "svg").decode())), "html"),
+        "figure": lambda: _curves(analysis, Path(flags.figure or "").suffix[1:]),
     }
-    if flags.figure:
-        save_figure(_curves(analysis), Path(flags.figure))
-    for name, text in texts.items():
-        if (path := getattr(flags, name)) not in (None, "-"):
-            write_text(path, text())
-    note(*(path for name in _FILES if (path := getattr(flags, name)) not in (None, "-")))
+    written = {name: path for name in outputs if (path := getattr(flags, name)) not in (None, "-")}
+    for name, path in written.items():
+        content = outputs[name]()
+        with atomic_write(path) as file:
+            file.write(content if isinstance(content, bytes) else content.encode())
+    note(*written.values())
 
 
-def _curves(analysis: Analysis) -> Any:
-    return draw_curves(analysis.of_role("performance") or analysis.results[:4], unit=analysis.unit)
+def _curves(analysis: Analysis, format: str) -> bytes:
+    results = analysis.of_role("performance") or analysis.results[:4]
+    return draw_curves(results, unit=analysis.unit, format=format)
 
 
 def _words(flags: AnalyzeFlags) -> Iterator[str]:
     """Yield the flags that differ from their defaults, without those that name outputs."""
     for field in fields(flags):
         value, name = getattr(flags, field.name), field.name.replace("_", "-")
-        if field.name in ("runs", "force", *_FILES) or value == field.default:
+        if field.name in _NOT_NAMED or value == field.default:
             continue
         if isinstance(value, bool):
             yield f"--{name}" if value else f"--no-{name}"

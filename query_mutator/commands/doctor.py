@@ -197,7 +197,7 @@ def _settings(probes: Sequence[Probe], rates: Sequence[float]) -> list[Finding]:
     if len(rates) == len(known):
         rate = sum(rates)
     is_open = any(probe.slots == probe.width for probe in known)
-    return [Finding("set", str(size_calls(slots, width=slots if is_open else None, service_s=slots / rate)))]
+    return [Finding("set", size_calls(slots, width=slots if is_open else None, service_s=slots / rate))]
 
 
 def _line(finding: Finding) -> str:

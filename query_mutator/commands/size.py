@@ -20,7 +20,7 @@ from query_mutator.errors import UsageError
 from query_mutator.lab.sizing.collecting import PROCESS_BYTES, replay_bytes, rollout_bytes
 from query_mutator.lab.sizing.machine import MIB, load_target, machine_budget
 from query_mutator.lab.sizing.sizes import PLAIN, TABLED, room_on, tabled, train_line, vram_bytes
-from query_mutator.lab.sizing.workers import advice_text, advise, log_verdict, profile_items
+from query_mutator.lab.sizing.workers import advice_text, advise, log_verdict
 from query_mutator.lab.sizing.workload import Optimizer, Workload, recipe_of
 from query_mutator.registry import check_known
 
@@ -96,8 +96,7 @@ def size(flags: SizeFlags) -> None:
     """Print memory by batch size and variant, and the largest batch for the card."""
     room = None if flags.vram is None else room_on(flags.vram, context_bytes=flags.context_mib * MIB)
     device = "cuda" if flags.device == "auto" and room is not None else flags.device
-    sized = _tabled(flags, room) if flags.model in TABLED else _tracked(flags, device, room)
-    shown, estimates, largest, source = sized
+    shown, estimates, largest, source = _tabled(flags, room) if flags.model in TABLED else _tracked(flags, device, room)
     lines = [shown]
     for name, batch in largest.items():
         found = batch or "none, not even one sample fits"
@@ -123,7 +122,7 @@ def _tracked(flags: SizeFlags, device: str, room: float | None) -> _Sizes:
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     workload = flags.workload()
-    recipes = {name or PLAIN: recipe_of(name, flags.optimizer).on(device) for name in (None, *flags.what_if)}
+    recipes = {name or PLAIN: recipe_of(name, flags.optimizer, device) for name in (None, *flags.what_if)}
     found, largest = [], {}
     with onednn(flags.onednn):
         for name, recipe in recipes.items():
@@ -171,12 +170,7 @@ def _tabled(flags: SizeFlags, room: float | None) -> _Sizes:
         for batch in flags.batch
     ]
     rows = [
-        (
-            str(row["variant"]),
-            str(row["batch"]),
-            f"{row['peak'] / MIB:,.0f}",
-            f"{fits[row['variant']].slope / MIB:,.4g}",
-        )
+        (row["variant"], str(row["batch"]), f"{row['peak'] / MIB:,.0f}", f"{fits[row['variant']].slope / MIB:,.4g}")
         for row in estimates
     ]
     title = f"{flags.model}: MiB of a training step (from a table of tracked steps: fp32, AdamW, on a GPU)"
@@ -281,6 +275,8 @@ def size_workers(flags: SizeWorkersFlags) -> None:
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     if load > budget.cpus:
         note(f"other programs keep this machine busy (load {load:.1f}), which slows what is measured now")
+    from query_mutator.lab.sizing.loading import profile_items
+
     source = flags.loader or flags.dataset or ""
     profile = profile_items(source, batch_size=flags.batch_size, step=flags.step, seconds=flags.seconds)
     advice = advise(profile, budget, step_s=profile.step_s if flags.step else (flags.step_ms or 0.0) / 1000)

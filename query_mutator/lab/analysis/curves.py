@@ -251,25 +251,22 @@ class Finding:
 
 
 def watch(curve: Curve, metric: MetricSpec) -> Iterator[Finding]:
-    """Yield what the metric's rules find in a curve; values that are not finite are always reported."""
-    yield from _hits(curve, metric, WatchRule(rule="nan"), ~np.isfinite(curve.y), "not finite")
+    """Yield the first point that each of the metric's rules hits in a curve; NaN and infinity are always reported."""
     sound = curve.finite()
-    for rule in metric.watch if len(sound) else ():
+    for rule in (WatchRule(rule="nan"), *(metric.watch if len(sound) else ())):
+        looked_at, hit, says = curve, ~np.isfinite(curve.y), "not finite"
         if rule.rule == "above":
-            yield from _hits(sound, metric, rule, sound.y > rule.value, f"above {rule.value:g}")
+            looked_at, hit, says = sound, sound.y > rule.value, f"above {rule.value:g}"
         elif rule.rule == "below":
-            yield from _hits(sound, metric, rule, sound.y < rule.value, f"below {rule.value:g}")
+            looked_at, hit, says = sound, sound.y < rule.value, f"below {rule.value:g}"
         elif rule.rule == "spike":
-            usual = f"more than {rule.ratio:g} times the median of the points before"
-            yield from _hits(sound, metric, rule, _spikes(sound, rule.ratio), usual)
-
-
-def _hits(curve: Curve, metric: MetricSpec, rule: WatchRule, hit: NDArray[np.bool_], says: str) -> Iterator[Finding]:
-    """Yield the first point that a rule hits, with the number of hits."""
-    if hit.any():
-        at, times = int(np.argmax(hit)), int(hit.sum())
-        count = f"({times} of {len(curve)} points, first at {curve.x[at]:,.10g})"
-        yield _finding(curve, metric, rule, at, f"{rule.says or says} {count}")
+            says = f"more than {rule.ratio:g} times the median of the points before"
+            looked_at, hit = sound, _spikes(sound, rule.ratio)
+        if hit.any():
+            x, value = float(looked_at.x[np.argmax(hit)]), float(looked_at.y[np.argmax(hit)])
+            count = f"({int(hit.sum())} of {len(looked_at)} points, first at {x:,.10g})"
+            says = f"{rule.says or says} {count}"
+            yield Finding(run=curve.run, metric=metric.name, tag=curve.tag, rule=rule.rule, x=x, value=value, says=says)
 
 
 def _spikes(curve: Curve, ratio: float) -> NDArray[np.bool_]:
@@ -280,15 +277,3 @@ def _spikes(curve: Curve, ratio: float) -> NDArray[np.bool_]:
     usual = np.roll(median_filter(size, _BEFORE, origin=_BEFORE // 2 - 1, mode="nearest"), 1)
     usual[:3] = np.inf  # of too few points
     return np.asarray((size > ratio * usual) & (usual > 0))
-
-
-def _finding(curve: Curve, metric: MetricSpec, rule: WatchRule, at: int, says: str) -> Finding:
-    return Finding(
-        run=curve.run,
-        metric=metric.name,
-        tag=curve.tag,
-        rule=rule.rule,
-        x=float(curve.x[at]),
-        value=float(curve.y[at]),
-        says=says,
-    )

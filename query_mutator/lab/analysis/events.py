@@ -31,13 +31,7 @@ _SAME_SCALE = 2  # how far the last steps of two tags that count the same may be
 Columns = tuple[Any, Any, Any]  # of one tag: arrays of steps, wall times and numbers
 
 _SCALARS = ("", "scalars")  # plugins of scalars
-_BFLOAT16, _HALF = 14, 19
-#: dtype -> encoding of its numbers in `tensor_content`
-_CONTENT = {1: "<f4", 2: "<f8", 3: "<i4", 4: "u1", 5: "<i2", 6: "i1", 9: "<i8", 10: "?", 17: "<u2", 19: "<f2",
-            22: "<u4", 23: "<u8"}  # fmt: skip
-_NUMBERS = (
-    "float_val", "double_val", "int_val", "int64_val", "bool_val", "half_val", "uint32_val", "uint64_val",
-)  # fmt: skip
+_FLOAT = 1  # the type of nearly all tensors of one number
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -199,14 +193,15 @@ def _tensor(value: Any, file: EventFile, plugins: dict[str, str]) -> float | Non
 
 
 def _number(tensor: Any) -> float | None:
-    """Return the number of a tensor that has one; TensorBoard's `make_ndarray` takes 50 us and knows no bfloat16."""
-    if tensor.tensor_content:
-        kind = np.dtype(_CONTENT.get(tensor.dtype, "V1"))
-        alone = kind.kind != "V" and len(tensor.tensor_content) == kind.itemsize
-        return float(np.frombuffer(tensor.tensor_content, kind)[0]) if alone else None
-    found: Any = next((numbers for name in _NUMBERS if (numbers := getattr(tensor, name))), ())
-    if len(found) != 1:
+    """Return the number of a tensor that has one; TensorBoard's `make_ndarray` takes 50 us."""
+    if tensor.dtype == _FLOAT and len(tensor.float_val) == 1:
+        return float(tensor.float_val[0])
+    if tensor.dtype == _FLOAT and len(tensor.tensor_content) == 4:
+        return float(np.frombuffer(tensor.tensor_content, "<f4")[0])
+    from tensorboard.util.tensor_util import make_ndarray
+
+    try:
+        array = make_ndarray(tensor)
+    except (TypeError, ValueError):  # a type that it does not know, or another number of values than the shape says
         return None
-    if tensor.dtype == _HALF:
-        return float(np.uint16(found[0]).view(np.float16))
-    return float(np.uint32(found[0] << 16).view(np.float32)) if tensor.dtype == _BFLOAT16 else float(found[0])
+    return float(array.item()) if array.size == 1 and array.dtype.kind in "biuf" else None

@@ -1,58 +1,34 @@
-"""Figures: the mean curve of each group with its 95 % band, single runs thin behind it; matplotlib without pyplot."""
+"""Curves: the mean of each group with its 95 % band, single runs thin behind it; matplotlib without pyplot."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Sequence
 from itertools import cycle
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from query_mutator.files import atomic_write
+from query_mutator.lab.analysis.compare import MetricResult
+from query_mutator.lab.analysis.curves import Curve
 from query_mutator.lab.analysis.events import Floats
 from query_mutator.stats.intervals import student_t
 
-if TYPE_CHECKING:  # they load pydantic, which the figures of a report do without
-    from query_mutator.lab.analysis.compare import MetricResult
-    from query_mutator.lab.analysis.curves import Curve
-
-__all__ = ["as_svg", "draw_curves", "new_figure", "save_figure"]
+__all__ = ["draw_curves"]
 
 _COLORS = ("#1b4965", "#c1666b", "#d4a017", "#2a9d8f", "#7d5ba6", "#6c757d", "#e07a5f", "#457b9d", "#81b29a", "#b5838d")
 _POINTS = 200  # of a mean curve
 _DRAWN = 2000  # points of one run that are drawn at most
 
 
-def new_figure(width: float, height: float) -> Any:
-    """Return an empty matplotlib figure, in inches; it needs no window system."""
+def draw_curves(results: Sequence[MetricResult], *, unit: str, format: str) -> bytes:
+    """Return a picture, png or svg, with a panel for each metric."""
     import matplotlib.figure
 
     matplotlib.rcParams["svg.hashsalt"] = "query-mutator"  # the same curves give the same file
-    return matplotlib.figure.Figure(figsize=(width, height), dpi=120, layout="constrained")
-
-
-def save_figure(figure: Any, path: Path) -> None:
-    """Write a figure as PNG or SVG, by the suffix of `path`."""
-    with atomic_write(path) as file:
-        file.write(_image(figure, path.suffix.removeprefix(".")))
-
-
-def draw_curves(results: Sequence[MetricResult], *, unit: str) -> Any:
-    """Return a figure with a panel for each metric."""
-    figure = new_figure(8, 4.2 * len(results))
+    figure = matplotlib.figure.Figure(figsize=(8, 4.2 * len(results)), dpi=120, layout="constrained")
     for axes, result in zip(figure.subplots(len(results), squeeze=False)[:, 0], results, strict=True):
         _panel(axes, result, unit)
-    return figure
-
-
-def as_svg(figure: Any) -> str:
-    """Return a figure as SVG source."""
-    return _image(figure, "svg").decode()
-
-
-def _image(figure: Any, format: str) -> bytes:
     out = io.BytesIO()
     figure.savefig(out, format=format, metadata={"Date": None} if format == "svg" else None)
     return out.getvalue()

@@ -18,9 +18,9 @@ from functools import cached_property
 import numpy as np
 
 from query_mutator.errors import UsageError
-from query_mutator.lab.analysis.curves import AXES, counter_of, curves_of, reduced, setting
+from query_mutator.lab.analysis.curves import counter_of, curves_of, reduced, setting
 from query_mutator.lab.analysis.runs import Run
-from query_mutator.lab.analysis.spec import Confounder, Spec
+from query_mutator.lab.analysis.spec import Spec, worked_out
 from query_mutator.registry import nearest
 
 __all__ = ["Group", "Moved", "config_diff", "confounder_report", "group_runs"]
@@ -99,12 +99,12 @@ def config_diff(groups: Sequence[Group], spec: Spec) -> dict[str, tuple[str, ...
 def confounder_report(groups: Sequence[Group], spec: Spec) -> list[Moved]:
     """Return the derived figures that the runs allow, those that moved first."""
     rows = []
-    for confounder in spec.confounders:
-        values = tuple(_mean([_derived(run, confounder, spec) for run in group.runs]) for group in groups)
+    for name, formulas in spec.confounders.items():
+        values = tuple(_mean([_derived(run, formulas, spec) for run in group.runs]) for group in groups)
         known = [value for value in values if value is not None]
         if known:
             moved = max(known) - min(known) > _MOVED * max(map(abs, known))
-            rows.append(Moved(name=confounder.name, values=values, moved=moved))
+            rows.append(Moved(name=name, values=values, moved=moved))
     return sorted(rows, key=lambda row: not row.moved)
 
 
@@ -201,41 +201,22 @@ def _common(group: Group, name: str) -> str:
 # --- derived figures --------------------------------------------------------------------------------------------------
 
 
-def _derived(run: Run, confounder: Confounder, spec: Spec) -> float | None:
-    if confounder.metric:
-        curves = curves_of(run, spec.metric(confounder.metric), spec).values()
-        return _mean([reduced(curve, spec.metric(confounder.metric)).value for curve in curves])
-    if confounder.over:
-        counted = _ratio(_growth(run, confounder.over, spec), _growth(run, confounder.under, spec))
-        if counted is not None or not confounder.field:
-            return counted
-    value = _number(setting(run, spec, confounder.field))
-    return _ratio(value, _number(setting(run, spec, confounder.per_field))) if confounder.per_field else value
+def _derived(run: Run, formulas: Sequence[str], spec: Spec) -> float | None:
+    found = (worked_out(formula, lambda name: _quantity(run, name, spec)) for formula in formulas)
+    return next((value for value in found if value is not None), None)
 
 
-def _growth(run: Run, axis: str, spec: Spec) -> float | None:
-    """Return the last value of a counter; samples learned are updates times batch where only these are known."""
-    if axis in AXES:
-        counter = counter_of(run, spec, "env_steps") if "env_steps" in spec.axes else None
-        return float(counter.value[-1]) if counter is not None else float(run.last_step)
-    counter = counter_of(run, spec, axis)
-    if counter is not None:
-        return float(counter.value[-1])
-    if axis == "samples" and "updates" in spec.axes:
-        updates, batch = _growth(run, "updates", spec), _number(setting(run, spec, "batch"))
-        return updates * batch if updates is not None and batch is not None else None
-    return None
-
-
-def _ratio(over: float | None, under: float | None) -> float | None:
-    return over / under if over is not None and under else None
-
-
-def _number(value: object | None) -> float | None:
-    try:
-        return float(str(value))
-    except ValueError:
-        return None
+def _quantity(run: Run, name: str, spec: Spec) -> object | None:
+    """Return the last value of a counter, the mean of a metric, or a setting."""
+    if name == "step":
+        return _quantity(run, "env_steps", spec) or run.last_step
+    if name in spec.axes:
+        counter = counter_of(run, spec, name)
+        return None if counter is None else counter.value[-1]
+    if name in {metric.name for metric in spec.metrics}:
+        metric = spec.metric(name)
+        return _mean([reduced(curve, metric).value for curve in curves_of(run, metric, spec).values()])
+    return setting(run, spec, name)
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -10,7 +10,6 @@ import functools
 import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -19,7 +18,7 @@ from jinja2 import Environment, FileSystemLoader
 
 from query_mutator.cli.console import table
 from query_mutator.files.html import html_document
-from query_mutator.lab.analysis.compare import Analysis, Comparison, GroupValue, MetricResult, at_checkpoints
+from query_mutator.lab.analysis.compare import Analysis, Comparison, MetricResult, at_checkpoints
 from query_mutator.lab.analysis.curves import Reading
 from query_mutator.lab.analysis.spec import MetricSpec
 from query_mutator.stats.intervals import Interval
@@ -46,41 +45,30 @@ class Cell(NamedTuple):
 Row = tuple[str | Cell, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Table:
+class Table(NamedTuple):
     """Rows under a header; the first column names the row."""
 
     title: str
     header: Sequence[str]
     rows: Sequence[Row]
 
-    @property
-    def all_rows(self) -> Sequence[Row]:
-        """Return the header as a row, and the rows."""
-        return [tuple(self.header), *self.rows]
 
+class Figure(NamedTuple):
+    """The curves: SVG source, or the name of their file."""
 
-@dataclass(frozen=True, kw_only=True)
-class Figure:
-    """The curves: SVG source, and the name of their file."""
-
-    file: str
+    file: str = ""
     svg: str = ""
     caption: str = "Mean over runs with its 95 % interval; thin lines are single runs."
 
 
-@dataclass(frozen=True)
-class Code:
+class Code(str):
     """A block of shell commands."""
-
-    text: str
 
 
 Block = str | list[str] | Table | Figure | Code  # a list is one of remarks
 
 
-@dataclass(frozen=True)
-class Section:
+class Section(NamedTuple):
     """A title and the blocks under it; `level` 0 is the title of the page."""
 
     title: str
@@ -98,9 +86,9 @@ def page(
         Section(title, [_overview(analysis)], level=0),
         Section("Results", [findings or ["Nothing was compared, so there is no finding."], *filter(None, [figure])]),
         Section("Run Analysis", [_runs_table(analysis), "To reproduce these numbers:", Code(command)]),
-        Section("Detailed Metrics Analysis", [_comparison_table(result, analysis) for result in performance]),
+        Section("Detailed Metrics Analysis", [_decisive_table(result, analysis) for result in performance]),
         Section(f"By {analysis.axis}", [*_by_checkpoint(analysis, every)]),
-        Section("Other metrics", [_DECIDES, *_other_metrics(analysis)]),
+        Section("Other metrics", [_DECIDES, *_other_tables(analysis)]),
         Section("Warnings", [*_warnings(analysis)]),
         Section("Configuration Changes", [*_differences(analysis)] or ["These runs have no recorded settings."]),
         Section("Hardware", [*_hardware(analysis)]),
@@ -222,50 +210,50 @@ def _sentences(result: MetricResult) -> Iterator[str]:
         yield f"{result.name}: {c.group} {verb} {c.baseline}: {change}, {n}; {inconclusive}{c.why}"
 
 
-def _comparison_table(result: MetricResult, analysis: Analysis) -> Table:
-    """Return a metric's row for each group: value, difference, tests, verdict."""
-    compared = {comparison.group: comparison for comparison in result.comparisons}
-    metric, unit = result.metric, analysis.unit
-    in_unit = unit if metric.reducer == "time_to_threshold" else metric.unit
-    window = f"up to {_at(result.window[1], analysis.axis)} {unit}"
-    title = f"{result.name}{in_unit and f' in {in_unit}'}; {_BETTER[metric.direction]}; {window}; "
-    return Table(
-        title=f"{title}baseline {analysis.baseline}",
-        header=("group", "n", f"{reading_name(metric)} [95 %]", "difference [95 %]", "p (Holm)", "margin", "detectable",
-                "verdict"),
-        rows=[(*_value_cells(value), *_comparison_cells(compared.get(value.group))) for value in result.groups],
-    )  # fmt: skip
+def _decisive_table(result: MetricResult, analysis: Analysis) -> Table:
+    """Return the values, differences and tests of a performance metric."""
+    in_unit = analysis.unit if result.metric.reducer == "time_to_threshold" else result.metric.unit
+    about = [
+        f"{result.name}{in_unit and f' in {in_unit}'}, {reading_name(result.metric)}",
+        _BETTER[result.metric.direction],
+        f"up to {_at(result.window[1], analysis.axis)} {analysis.unit}",
+        f"baseline {analysis.baseline}",
+    ]
+    return _metrics_table("; ".join(about), [result], tests=("p (Holm)", "margin", "detectable"))
 
 
-def _value_cells(value: GroupValue) -> Row:
-    text = f"{number(value.mean)} {interval(value.interval)}".strip()
-    return value.group, str(len(value.numbers)), Cell(text, "; ".join(map(_trace_of, value.values)))
+def _other_tables(analysis: Analysis) -> Iterator[Table]:
+    """Yield one table for each role that does not decide."""
+    for role in ("throughput", "stability", "diagnostic"):
+        if results := analysis.of_role(role):
+            yield _metrics_table(f"{role.capitalize()} (baseline: {analysis.baseline})", results)
 
 
-def _comparison_cells(comparison: Comparison | None) -> Row:
+def _metrics_table(title: str, results: Sequence[MetricResult], *, tests: Sequence[str] = ()) -> Table:
+    """Return a row for each metric and group, with the columns of `tests` if they count."""
+    rows: list[Row] = []
+    for result in results:
+        compared = {comparison.group: comparison for comparison in result.comparisons}
+        divisors = {r.divided_by.split()[0] for value in result.groups for r in value.values if r.divided_by}
+        unit = f" ({result.metric.unit})" if result.metric.unit else ""
+        name = " / ".join([result.name + unit, *sorted(divisors)])
+        for value in result.groups:
+            text = f"{number(value.mean)} {interval(value.interval)}".strip()
+            cells = _comparison_cells(compared.get(value.group))
+            shown = cells if tests else (cells[0], cells[-1])
+            trace = "; ".join(map(_trace_of, value.values))
+            rows.append((name, value.group, str(len(value.numbers)), Cell(text, trace), *shown))
+    header = ("metric", "group", "n", "value [95 %]", "difference [95 %]", *tests, "verdict")
+    return Table(title=title, header=header, rows=rows)
+
+
+def _comparison_cells(comparison: Comparison | None) -> tuple[str, ...]:
     if comparison is None:
         return ("", "", "", "", "baseline")
     change = f"{_change(comparison)} {interval(comparison.interval, signed=True)}".strip()
     margin = "none stated" if comparison.margin is None else number(comparison.margin)
     detectable = number(comparison.detectable) if math.isfinite(comparison.detectable) else ""
     return (change, f"{comparison.p:.3g}", margin, detectable, comparison.verdict)
-
-
-def _other_metrics(analysis: Analysis) -> Iterator[Table]:
-    """Yield one table for each role that does not decide."""
-    header = ("metric", "group", "n", "value [95 %]", "against baseline", "verdict")
-    for role in ("throughput", "stability", "diagnostic"):
-        rows: list[Row] = []
-        for result in analysis.of_role(role):
-            compared = {comparison.group: comparison for comparison in result.comparisons}
-            divisors = {r.divided_by.split()[0] for value in result.groups for r in value.values if r.divided_by}
-            unit = f" ({result.metric.unit})" if result.metric.unit else ""
-            name = result.name + unit + "".join(f" / {divisor}" for divisor in sorted(divisors))
-            for value in result.groups:
-                one = compared.get(value.group)
-                rows.append((name, *_value_cells(value), *((_change(one), one.verdict) if one else ("", ""))))
-        if rows:
-            yield Table(title=f"{role.capitalize()} (baseline: {analysis.baseline})", header=header, rows=rows)
 
 
 def _by_checkpoint(analysis: Analysis, every: float | None) -> Iterator[Table]:

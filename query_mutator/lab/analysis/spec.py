@@ -6,7 +6,7 @@ import dataclasses
 import fnmatch
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from functools import cached_property
 from pathlib import Path
@@ -22,8 +22,8 @@ from query_mutator.registry import check_known, nearest
 from query_mutator.stats.intervals import WHOLE_LINE, Interval
 
 __all__ = [
-    "DEFAULT_SPEC", "Confounder", "Direction", "FieldAlias", "MetricSpec", "Role", "Spec", "TagPattern",
-    "WatchRule", "read_spec",
+    "DEFAULT_SPEC", "Direction", "FieldAlias", "MetricSpec", "Role", "Spec", "TagPattern", "WatchRule", "read_spec",
+    "worked_out",
 ]  # fmt: skip
 
 Direction = Literal["up", "down", "-"]
@@ -151,43 +151,37 @@ class MetricSpec:
 
 
 @dataclass(frozen=True, kw_only=True, config=_STRICT)
-class Confounder:
-    """A derived figure: a counter's growth over another's, a metric, or a setting (over another)."""
-
-    name: str
-    over: str = ""
-    under: str = ""
-    metric: str = ""
-    field: str = ""
-    per_field: str = ""
-
-
-@dataclass(frozen=True, kw_only=True, config=_STRICT)
 class FieldAlias:
-    """A setting under another name, or made of several: their product, divided by `per`; not where `unless` holds."""
+    """A setting under another name, or worked out from several (`worked_out`); not where `unless` holds."""
 
-    field: str = ""
-    product: Names = ()
-    per: str = ""
+    field: str
     unless: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-
-    @model_validator(mode="after")
-    def _check(self) -> FieldAlias:
-        if bool(self.field) == bool(self.product):
-            raise ValueError("give either a field or a product")
-        return self
 
     def value(self, config: Mapping[str, Any]) -> object | None:
         """Return what a run's settings say; None where a part is missing or `unless` holds."""
         if any(config.get(name) == value for name, value in self.unless.items()):
             return None
-        if self.field:
-            return config.get(self.field)
-        parts = [config.get(name) for name in self.product]
-        over = config.get(self.per) if self.per else 1
-        if not over or not all(isinstance(part, (int, float)) for part in [*parts, over]):
+        return worked_out(self.field, config.get) if " " in self.field else config.get(self.field)
+
+
+def worked_out(formula: str, value_of: Callable[[str], object | None]) -> float | None:
+    """Return `a * b / c` of named numbers, from left to right; None where one is missing or a divisor is 0."""
+    name, *rest = re.split(r" ([*/]) ", formula)
+    found = as_number(value_of(name))
+    for sign, name in zip(rest[::2], rest[1::2], strict=True):
+        other = as_number(value_of(name))
+        if found is None or other is None or (sign == "/" and not other):
             return None
-        return math.prod(map(float, filter(None, parts))) / float(over) if all(parts) else None
+        found = found * other if sign == "*" else found / other
+    return found
+
+
+def as_number(value: object | None) -> float | None:
+    """Return the number that a setting is, None for anything else."""
+    try:
+        return float(str(value))
+    except ValueError:
+        return None
 
 
 Aliases = Annotated[tuple[Annotated[FieldAlias, _or_text("field")], ...], _LIST]
@@ -201,7 +195,7 @@ class Spec:
     axes: Mapping[str, Names] = dataclasses.field(default_factory=dict)
     fields: Mapping[str, Aliases] = dataclasses.field(default_factory=dict)
     field_tags: Mapping[str, Names] = dataclasses.field(default_factory=dict)
-    confounders: tuple[Confounder, ...] = ()
+    confounders: Mapping[str, Names] = dataclasses.field(default_factory=dict)
 
     @model_validator(mode="after")
     def _check(self) -> Spec:
@@ -261,7 +255,7 @@ def _explained(error: Mapping[str, Any], data: Mapping[str, Any]) -> str:
     if where[:1] == ["metrics"] and len(where) > 1 and isinstance(metric := data["metrics"][int(where[1])], Mapping):
         where[:2] = [f"metric {metric.get('name')!r}"]
     if error["type"] == "unexpected_keyword_argument":
-        classes = (Spec, MetricSpec, TagPattern, WatchRule, FieldAlias, Confounder)
+        classes = (Spec, MetricSpec, TagPattern, WatchRule, FieldAlias)
         known = [field.name for cls in classes for field in fields(cls)]
         near = nearest(where[-1], known)
         hint = f"did you mean {near!r}?" if near else f"known: {', '.join(known)}"

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 __all__ = [
-    "CALLS_PER_STEP", "ENVIRONMENTS_PER_CALL", "PROCESS_BYTES", "CallsAdvice", "cache_bytes", "cache_line",
-    "replay_bytes", "rollout_bytes", "size_calls",
+    "CALLS_PER_STEP", "ENVIRONMENTS_PER_CALL", "PROCESS_BYTES", "cache_bytes", "cache_line", "replay_bytes",
+    "rollout_bytes", "size_calls",
 ]  # fmt: skip
 
 PROCESS_BYTES = 256 * 2**20  # an interpreter with PyTorch, started by spawn; forked ones share most of it
@@ -38,37 +37,18 @@ def _action_bytes(numbers: int) -> int:
     return 8 if numbers == 1 else 4 * numbers  # a single number is assumed to be a discrete action (int64)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallsAdvice:
-    """Flags for the trainer, the most steps per second they allow, and the measurement behind them."""
-
-    batch_size: int
-    num_processes: int
-    steps_per_s: float
-    why: str
-
-    def __str__(self) -> str:
-        return (
-            f"--batch-size {self.batch_size} --num-processes {self.num_processes}: "
-            f"at most {self.steps_per_s:.3g} steps/s ({self.why})"
-        )
-
-
-def size_calls(slots: int | None, *, width: int | None, service_s: float | None) -> CallsAdvice | None:
-    """Return the flags for a server with `slots` concurrent calls of `service_s` each; None if those are unknown.
+def size_calls(slots: int, *, width: int | None, service_s: float) -> str:
+    """Return the trainer's flags for a server with `slots` concurrent calls of `service_s` each, and what they allow.
 
     `width` is the number of calls that the probe sent at once: if as many slots were seen, there may be more. It is
     None for slots that the server reports.
     """
-    if slots is None or slots < 1 or service_s is None or not 0 < service_s < math.inf:
-        return None
     count = "1 slot" if slots == 1 else f"{slots} slots"
     seen = f"{count} or more" if width is not None and slots >= width else count
-    return CallsAdvice(
-        batch_size=slots,
-        num_processes=ENVIRONMENTS_PER_CALL * slots,
-        steps_per_s=slots / service_s / CALLS_PER_STEP,
-        why=f"measured: {seen}, {service_s:.3g} s a call; {CALLS_PER_STEP} calls a step",
+    return (
+        f"--batch-size {slots} --num-processes {ENVIRONMENTS_PER_CALL * slots}: "
+        f"at most {slots / service_s / CALLS_PER_STEP:.3g} steps/s "
+        f"(measured: {seen}, {service_s:.3g} s a call; {CALLS_PER_STEP} calls a step)"
     )
 
 

@@ -1,12 +1,11 @@
-"""Read the items of a data set one by one in a child process, and measure what they, batches and steps cost."""
+"""Read the items of a data set one by one, and measure what they, batches and steps cost."""
 
 from __future__ import annotations
 
 import importlib.util
 import random
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -18,15 +17,29 @@ from query_mutator.errors import UsageError
 from query_mutator.lab.sizing.machine import load_target
 from query_mutator.lab.sizing.workers import Profile
 
-__all__ = ["as_loader", "read_items"]
+__all__ = ["profile_items"]
 
 _USUAL_BATCH = 8
 
 
-def read_items(*, source: str, batch_size: int | None, step: str | None, seconds: float) -> dict[str, Any]:
-    """Return the fields of a Profile; time in which other programs had the processor is left out."""
-    loader, take = as_loader(source, batch_size=batch_size), _step(step)
-    batch_size, items = batch_size or loader.batch_size or _USUAL_BATCH, _items(loader.dataset)
+def profile_items(source: str, *, batch_size: int | None, step: str | None, seconds: float) -> Profile:
+    """Return the cost of items, without time in which other programs had the processor; UsageError if that fails.
+
+    A source is lerobot:REPO, or package.module:name of a data set, of a DataLoader, or of a function that returns one.
+    A loader keeps its own batches.
+    """
+    try:
+        loader = _as_loader(source, batch_size=batch_size)
+        take = load_target(step) if step else lambda batch: None
+        return _measured(loader, take, batch_size or loader.batch_size or _USUAL_BATCH, seconds)
+    except UsageError:
+        raise
+    except Exception as error:  # of the user's own code
+        raise UsageError(f"reading items of {source} failed: {type(error).__name__}: {error}") from error
+
+
+def _measured(loader: DataLoader[Any], take: Any, batch_size: int, seconds: float) -> Profile:
+    items = _items(loader.dataset)
     item_s: list[float] = []
     collate_s: list[float] = []
     step_s: list[float] = []
@@ -47,7 +60,7 @@ def read_items(*, source: str, batch_size: int | None, step: str | None, seconds
         collate_s.append(taken - made)
         step_s.append(time.perf_counter() - taken)
     leaves = tree_leaves(batch)
-    profile = Profile(
+    return Profile(
         item_s=item_s,
         collate_s=median(collate_s),
         step_s=median(step_s),
@@ -55,7 +68,6 @@ def read_items(*, source: str, batch_size: int | None, step: str | None, seconds
         batch_bytes=sum(len(one) if isinstance(one, (bytes, str)) else getattr(one, "nbytes", 0) for one in leaves),
         cpu_share=min(1.0, busy / max(sum(item_s), 1e-9)),
     )
-    return asdict(profile)
 
 
 def _items(data: Any) -> Iterator[Any]:
@@ -67,13 +79,6 @@ def _items(data: Any) -> Iterator[Any]:
             yield from (data[at] for at in random.Random(0).sample(range(len(data)), len(data)))
 
 
-def _step(name: str | None) -> Callable[[Any], Any]:
-    found = (lambda batch: None) if name is None else load_target(name)
-    if not callable(found):
-        raise UsageError(f"--step {name} is a {type(found).__name__}; it should be a function of a batch")
-    return found
-
-
 def _queued_s() -> float:
     """Return the seconds that this thread was ready to run without a processor; 0 if the system does not say."""
     try:
@@ -82,32 +87,22 @@ def _queued_s() -> float:
         return 0.0
 
 
-# --- data sets --------------------------------------------------------------------------------------------------------
-
-
-def as_loader(source: str, *, batch_size: int | None) -> DataLoader[Any]:
-    """Return the loader of a source, with its own batches; UsageError if there is none.
-
-    A source is lerobot:REPO, or package.module:name of a data set, of a DataLoader, or of a function that
-    returns one.
-    """
-    found = _open(source)
-    if isinstance(found, DataLoader):
-        return found
-    if not (hasattr(found, "__getitem__") or isinstance(found, IterableDataset)):
-        raise UsageError(f"{source} is a {type(found).__name__}; it should be a data set or a DataLoader")
-    return DataLoader(found, batch_size=batch_size or _USUAL_BATCH, collate_fn=_stacked)
-
-
-def _open(source: str) -> Any:
+def _as_loader(source: str, *, batch_size: int | None) -> DataLoader[Any]:
     if source.startswith("lerobot:"):
         if importlib.util.find_spec("lerobot") is None:
             raise UsageError(f"--dataset {source} needs LeRobot: pip install lerobot")
         from lerobot.datasets.lerobot_dataset import LeRobotDataset
 
-        return LeRobotDataset(source.removeprefix("lerobot:"))
-    found = load_target(source)
-    return found if isinstance(found, (Dataset, DataLoader)) or not callable(found) else found()
+        found = LeRobotDataset(source.removeprefix("lerobot:"))
+    else:
+        found = load_target(source)
+        if callable(found) and not isinstance(found, (Dataset, DataLoader)):
+            found = found()
+    if isinstance(found, DataLoader):
+        return found
+    if not (hasattr(found, "__getitem__") or isinstance(found, IterableDataset)):
+        raise UsageError(f"{source} is a {type(found).__name__}; it should be a data set or a DataLoader")
+    return DataLoader(found, batch_size=batch_size or _USUAL_BATCH, collate_fn=_stacked)
 
 
 def _stacked(items: list[Any]) -> Any:

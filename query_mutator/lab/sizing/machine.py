@@ -1,18 +1,10 @@
-"""What worker processes may use of this machine, and measurements in a child process of it.
-
-run_child("package.module:function", task)  ->  python -m query_mutator.lab.sizing.machine TARGET TASK  ->  JSON
-
-A child's memory that leaks or runs out harms nothing else.
-"""
+"""What worker processes may use of this machine: processors, memory, shared memory; and objects of a user's modules."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib
-import json
 import os
-import signal
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,43 +12,9 @@ from typing import Any
 
 from query_mutator.errors import UsageError
 
-__all__ = ["GIB", "MIB", "Budget", "load_target", "machine_budget", "run_child"]
+__all__ = ["GIB", "MIB", "Budget", "load_target", "machine_budget"]
 
 MIB, GIB = 2**20, 2**30
-TIMEOUT_S = 120.0
-_ERROR = "usage_error"  # key of a result that is an error message
-
-
-def run_child(target: str, task: dict[str, Any], *, what: str, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
-    """Return the JSON result of `target(**task)` in a child process; UsageError if it fails or takes too long.
-
-    `what` names the task in error messages. The child is killed with all processes that it started.
-    """
-    root = str(Path(__file__).resolve().parents[3])  # importable in the child wherever the command runs
-    path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
-    child = subprocess.Popen(
-        [sys.executable, "-m", __name__, target, json.dumps(task)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        env={**os.environ, "PYTHONPATH": path},
-    )
-    try:
-        out, err = child.communicate(timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        raise UsageError(f"{what}: no result within {timeout_s:.0f} s") from None
-    finally:
-        with contextlib.suppress(ProcessLookupError):  # it and the workers it may have left
-            os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
-    if child.returncode != 0:
-        lines = [line for line in err.splitlines() if line.strip()] or [f"exit code {child.returncode}"]
-        raise UsageError(f"{what} failed: {lines[-1]}")
-    found: dict[str, Any] = json.loads(out.splitlines()[-1])
-    if _ERROR in found:
-        raise UsageError(found[_ERROR])
-    return found
 
 
 def load_target(name: str) -> Any:
@@ -139,16 +97,3 @@ def _text(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except OSError:
         return ""
-
-
-def _main() -> None:
-    target, task = sys.argv[1:]
-    try:
-        found = load_target(target)(**json.loads(task))
-    except UsageError as error:
-        found = {_ERROR: str(error)}
-    print(json.dumps(found))
-
-
-if __name__ == "__main__":
-    _main()

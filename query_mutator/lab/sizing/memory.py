@@ -13,7 +13,7 @@ import functools
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -31,12 +31,10 @@ from query_mutator.lab.sizing.tracker import (
     Probe,
     StorageTracker,
     onednn,
-    peak_of,
-    recorded_allocations,
 )
 from query_mutator.lab.sizing.workload import Recipe, Workload
 
-__all__ = ["MemoryEstimate", "Trainer", "estimate", "fit", "largest_batch", "measured_peak"]
+__all__ = ["MemoryEstimate", "Trainer", "estimate", "fit", "largest_batch"]
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
@@ -75,36 +73,26 @@ def estimate(
 ) -> MemoryEstimate:
     """Return the memory of a training step without allocating it; UsageError if the model's code needs real data."""
     recipe = recipe or Recipe()
-    step = _track(workload, batch, recipe, rounding)
+    ledger, sizes, guessed = _track(workload, batch, recipe, rounding)
     return MemoryEstimate(
         batch=batch,
-        peak=step.peak,
-        low=max(step.lows.values()),
-        data_dependent=step.guessed and _depends_on_data(workload, batch, recipe),
-        reserved=reserved_peak(step.trace),
-        phases=step.peaks,
-        **step.sizes,
+        peak=max(ledger.peaks.values()),
+        low=max(ledger.lows.values()),
+        data_dependent=guessed and _depends_on_data(workload, batch, recipe),
+        reserved=reserved_peak(ledger.trace),
+        phases=ledger.peaks,
+        **sizes,
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Tracked:
-    """What the ledger has after the second step."""
+def _track(
+    workload: Workload, batch: int, recipe: Recipe, rounding: int, *, guess: int = 0
+) -> tuple[Ledger, dict[str, int], bool]:
+    """Track two steps; return the ledger, the sizes of what remains, and whether .item() was guessed.
 
-    peaks: dict[str, int]
-    lows: dict[str, int]
-    trace: list[tuple[int, int]]
-    sizes: dict[str, int]
-    guessed: bool
-
-    @property
-    def peak(self) -> int:
-        return max(self.peaks.values())
-
-
-def _track(workload: Workload, batch: int, recipe: Recipe, rounding: int, *, guess: int = 0) -> _Tracked:
-    """Track two steps; UsageError if the model's code needs real data. `guess` chooses what .item() returns."""
-    on_cpu = recipe.autocast == "cpu"
+    `guess` chooses what .item() returns. UsageError if the model's code needs real data.
+    """
+    on_cpu = recipe.device == "cpu"
     ledger, fake = Ledger(rounding=rounding), FakeTensorMode(allow_non_fake_inputs=True)
     tracker = StorageTracker(ledger, fake, probe=_PROBE if on_cpu else None, guess=guess)
     of_cpu = onednn(on_cpu and bool(torch.backends.mkldnn.enabled))  # a GPU has other layers
@@ -120,32 +108,18 @@ def _track(workload: Workload, batch: int, recipe: Recipe, rounding: int, *, gue
             ) from error
         for peaks in (ledger.peaks, ledger.lows):
             peaks.pop("build", None)
-        return _Tracked(
-            peaks=dict(ledger.peaks),
-            lows=dict(ledger.lows),
-            trace=list(ledger.trace),
-            sizes=trainer.sizes(),
-            guessed=tracker.guessed,
-        )
+        # a copy: the ledger also notes what is freed after the step
+        return replace(ledger, trace=list(ledger.trace)), trainer.sizes(), tracker.guessed
 
 
 def _depends_on_data(workload: Workload, batch: int, recipe: Recipe) -> bool:
     """Return whether other guesses of what .item() returns change what is allocated, as branches do."""
     try:
-        tracked = [_track(workload, batch, recipe, 1, guess=guess) for guess in range(len(GUESSES))]
+        ledgers = [_track(workload, batch, recipe, 1, guess=guess)[0] for guess in range(len(GUESSES))]
     except UsageError:
         return True
-    sizes = [[size for _, size in one.trace] for one in tracked]
+    sizes = [[size for _, size in ledger.trace] for ledger in ledgers]
     return any(one != sizes[0] for one in sizes)
-
-
-def measured_peak(workload: Workload, batch: int, recipe: Recipe | None = None) -> int:
-    """Return the real peak on this CPU in bytes, summed from the profiler's record of every block."""
-    with recorded_allocations() as sizes:
-        trainer = Trainer(workload, recipe or Recipe(), batch)
-        for _ in range(2):
-            trainer.step(micro_batches=trainer.recipe.accumulate)
-    return peak_of(sizes)
 
 
 def fit(workload: Workload, recipe: Recipe | None = None, *, batches: tuple[int, int] = (16, 32)) -> Fit:
@@ -188,7 +162,8 @@ class Trainer:
         if recipe.checkpointing:
             _checkpoint_blocks(self.module, self._emulated)
         self.trained = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
-        self.optimizer = _OPTIMIZERS[recipe.optimizer](self.trained, lr=1e-3, foreach=recipe.foreach)
+        self.foreach = recipe.device == "cuda"  # PyTorch's default there
+        self.optimizer = _OPTIMIZERS[recipe.optimizer](self.trained, lr=1e-3, foreach=self.foreach)
 
     def step(self, *, micro_batches: int) -> None:
         """Take one step: run micro-batches forward and backward, clip, update, drop the gradients."""
@@ -203,10 +178,10 @@ class Trainer:
             del loss, inputs, found
         if self.recipe.clip is not None:
             with self.phase("clip"):
-                nn.utils.clip_grad_norm_(self.trained, self.recipe.clip, foreach=self.recipe.foreach)
+                nn.utils.clip_grad_norm_(self.trained, self.recipe.clip, foreach=self.foreach)
         with self.phase("optimizer"):
             self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=self.recipe.set_to_none)
+        self.optimizer.zero_grad()
 
     def sizes(self) -> dict[str, int]:
         """Return the bytes of parameters, buffers, all gradients, and optimizer state."""
@@ -229,7 +204,7 @@ class Trainer:
     def _emulated(self) -> AbstractContextManager[Any]:
         """Return what runs a GPU's list of operations in fp32 on a CPU."""
         half = self.recipe.precision != "fp32"
-        return CudaFullPrecision() if half and self.recipe.autocast == "cuda" else nullcontext()
+        return CudaFullPrecision() if half and self.recipe.device == "cuda" else nullcontext()
 
 
 def _checkpoint_blocks(module: nn.Module, recomputing: Callable[[], AbstractContextManager[Any]]) -> None:

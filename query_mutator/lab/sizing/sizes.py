@@ -14,13 +14,13 @@ from pathlib import Path
 from query_mutator.errors import UsageError
 from query_mutator.lab.sizing.machine import GIB, MIB
 
-__all__ = ["CONTEXT_BYTES", "PLAIN", "TABLED", "Fit", "room_on", "tabled", "train_line", "vram_bytes"]
+__all__ = ["CONTEXT_BYTES", "PLAIN", "TABLED", "TABLES", "Fit", "room_on", "tabled", "train_line", "vram_bytes"]
 
 CONTEXT_BYTES = 600 * MIB  # a CUDA context with its libraries: 300 to 1300 MiB by card and version
 SLACK = 0.06  # share of the card kept for workspaces and fragmentation
 PLAIN = "as it is"  # the variant without --what-if
-_TABLES = tomllib.loads(Path(__file__).with_name("sizes.toml").read_text(encoding="utf-8"))
-TABLED = tuple(_TABLES["models"])
+TABLES = tomllib.loads(Path(__file__).with_name("sizes.toml").read_text(encoding="utf-8"))
+TABLED = tuple(TABLES["models"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ def vram_bytes(text: str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(g|m)(?:i?b)?", text.strip().lower())
     if match:
         return int(float(match[1]) * (GIB if match[2] == "g" else MIB))
-    cards, name = _TABLES["cards"], re.sub(r"[\s_]|nvidia|geforce", "", text.lower())
+    cards, name = TABLES["cards"], re.sub(r"[\s_]|nvidia|geforce", "", text.lower())
     if name in cards:
         return int(cards[name] * GIB)
     raise UsageError(f"--vram {text} is not an amount or a known card; write 12GB, or one of {', '.join(cards)}")
@@ -67,7 +67,7 @@ def tabled(
     tokens: int | None = None,
 ) -> Fit:
     """Return the fit of a model of the table; UsageError for a variant, or a size, that it lacks."""
-    model = _TABLES["models"][name]
+    model = TABLES["models"][name]
     row = model["variants"].get(variant.partition(":")[0])
     if row is None:
         raise UsageError(f"--what-if {variant}: the table of {name} knows {', '.join(model['variants'])} alone")

@@ -18,10 +18,10 @@ from statistics import median
 
 from query_mutator.cli.console import table
 from query_mutator.errors import UsageError
-from query_mutator.lab.sizing.machine import MIB, Budget, run_child
+from query_mutator.lab.sizing.machine import MIB, Budget
 from query_mutator.lab.sizing.sizes import train_line
 
-__all__ = ["Advice", "Predicted", "Profile", "advice_text", "advise", "log_verdict", "profile_items"]
+__all__ = ["Advice", "Predicted", "Profile", "advice_text", "advise", "log_verdict"]
 
 ENOUGH = 0.05  # share of the time that steps may wait
 PREFETCHES = (2, 4, 8)
@@ -81,12 +81,6 @@ class Advice:
         return self.chosen.stall <= ENOUGH
 
 
-def profile_items(source: str, *, batch_size: int | None, step: str | None, seconds: float) -> Profile:
-    """Return the cost of items, read one by one in a child process; UsageError if that fails."""
-    task = {"source": source, "batch_size": batch_size, "step": step, "seconds": seconds}
-    return Profile(**run_child("query_mutator.lab.sizing.loading:read_items", task, what=f"reading items of {source}"))
-
-
 def advise(profile: Profile, budget: Budget, *, step_s: float) -> Advice:
     """Return the smallest number of workers whose steps of `step_s` hardly wait, batches ahead before workers."""
     batch_s, (most, limited_by) = profile.batch_times(), _most_workers(profile, budget)
@@ -143,15 +137,17 @@ def _most_workers(profile: Profile, budget: Budget) -> tuple[int, str]:
 
 # --- words ------------------------------------------------------------------------------------------------------------
 
-_HELPS = {
-    "computing": "they compute, so workers help up to the number of processors",
-    "waiting": "they wait, so workers help beyond the number of processors",
-    "both": "they compute and wait",
-}
-_CURES = {
-    "computing": "make items cheaper (smaller images, faster decoding, a cache of decoded items)",
-    "waiting": "bring data nearer (local disk, larger files, a cache in memory)",
-    "both": "make items cheaper, or bring data nearer",
+#: What items do -> what follows for workers, and what to do where no number of them is enough
+_WORDS = {
+    "computing": (
+        "they compute, so workers help up to the number of processors",
+        "make items cheaper (smaller images, faster decoding, a cache of decoded items)",
+    ),
+    "waiting": (
+        "they wait, so workers help beyond the number of processors",
+        "bring data nearer (local disk, larger files, a cache in memory)",
+    ),
+    "both": ("they compute and wait", "make items cheaper, or bring data nearer"),
 }
 
 
@@ -164,10 +160,11 @@ def advice_text(advice: Advice) -> str:
         (str(one.workers), str(one.prefetch) if one.workers else "", f"{one.stall:.1%}", f"{one.samples_per_s:,.0f}")
         for one in advice.tried
     ]
+    helps, cure = _WORDS[profile.bound]
     ahead = f" prefetch_factor={best.prefetch}" if best.workers else ""
     lines = [
         f"items: {1e3 * mean:.3g} ms each, 95 % within {1e3 * p95:.3g} ms, the longest {1e3 * times[-1]:.3g} ms; "
-        f"processor time {profile.cpu_share:.0%}: {_HELPS[profile.bound]}",
+        f"processor time {profile.cpu_share:.0%}: {helps}",
         f"a batch of {profile.batch_size}: {1e3 * (mean * profile.batch_size + profile.collate_s):.3g} ms to make, "
         f"{profile.batch_bytes / MIB:.3g} MiB; a step takes {1e3 * advice.step_s:.3g} ms",
         table("simulated from the items' times", ("workers", "ahead", "steps wait", "samples/s"), rows),
@@ -179,7 +176,7 @@ def advice_text(advice: Advice) -> str:
     elif not advice.enough:
         limit = f"{advice.limited_by} allow no more than {advice.most}"
         faster = f"up to {1 / max(0.01, 1 - best.stall):.2g} times as fast"
-        lines.append(f"no number of workers is enough, and {limit}: {_CURES[profile.bound]}; {faster}")
+        lines.append(f"no number of workers is enough, and {limit}: {cure}; {faster}")
     more = f", prefetch_factor={best.prefetch}, persistent_workers=True" if best.workers else ""
     lines.append(f"DataLoader(..., batch_size={profile.batch_size}, num_workers={best.workers}{more})")
     return "\n".join([*lines, train_line(batch_size=profile.batch_size, workers=best.workers, prefetch=best.prefetch)])

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from query_mutator.errors import UsageError
 
@@ -45,23 +45,17 @@ class Recipe:
     checkpointing: bool = False
     frozen: tuple[str, ...] = ()  # prefixes of parameter names; "*" for all but the last module
     clip: float | None = 1.0
-    foreach: bool = True  # as on CUDA; False as on a CPU
-    set_to_none: bool = True
-    autocast: Literal["cuda", "cpu"] = "cuda"  # whose list of operations stays in fp32 with bf16 and fp16
+    device: str = "cuda"  # or "cpu": decides `foreach` of the optimizer, and what autocast leaves in fp32
 
     def __post_init__(self) -> None:
         for name, known in (("optimizer", get_args(Optimizer)), ("precision", get_args(Precision))):
             if getattr(self, name) not in known:
                 raise UsageError(f"{name} {getattr(self, name)!r} is unknown; known are {', '.join(known)}")
 
-    def on(self, device: str) -> Self:
-        """Return the recipe as PyTorch carries it out on a device, `cpu` or a GPU."""
-        return replace(self, foreach=False, autocast="cpu") if device == "cpu" else self
 
-
-def recipe_of(variant: str | None, optimizer: Optimizer = "adamw") -> Recipe:
+def recipe_of(variant: str | None, optimizer: Optimizer = "adamw", device: str = "cuda") -> Recipe:
     """Return the recipe of a variant: bf16, fp16, checkpointing, accumulate:N, frozen[:PREFIX], sgd, joined by +."""
-    recipe = Recipe(optimizer=optimizer)
+    recipe = Recipe(optimizer=optimizer, device=device)
     for item in re.split(r"[+,]", variant) if variant else ():
         name, _, value = item.partition(":")
         if name in get_args(Precision):

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from benchmarks.sizing_errors import KINDS, OPTIMIZERS, compare, workload_of
+from benchmarks.sizing_errors import KINDS, OPTIMIZERS, compare, measured_peak, workload_of
 from query_mutator.commands.main import main
 from query_mutator.errors import UsageError
-from query_mutator.lab.sizing.memory import estimate, measured_peak
+from query_mutator.lab.sizing.memory import estimate
 from query_mutator.lab.sizing.workload import Recipe, Workload
 
 pytestmark = pytest.mark.slow
@@ -30,7 +30,7 @@ def _short_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_kind_is_within_three_per_cent_or_refused(name: str, with_onednn: bool) -> None:
     optimizer = OPTIMIZERS[(list(KINDS).index(name) + with_onednn) % len(OPTIMIZERS)]
     for precision in KINDS[name].precisions:
-        recipe = Recipe(optimizer=optimizer, precision=precision).on("cpu")  # type: ignore[arg-type]
+        recipe = Recipe(optimizer=optimizer, precision=precision, device="cpu")  # type: ignore[arg-type]
         row = compare(name, 5, recipe, with_onednn=with_onednn)
         assert row.refused == (name in REFUSED)
         assert row.holds, row
@@ -38,14 +38,14 @@ def test_every_kind_is_within_three_per_cent_or_refused(name: str, with_onednn: 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_every_optimizer_is_exact_and_takes_its_state(optimizer: str) -> None:
-    row = compare("fan-out", 64, Recipe(optimizer=optimizer).on("cpu"), with_onednn=True)  # type: ignore[arg-type]
+    row = compare("fan-out", 64, Recipe(optimizer=optimizer, device="cpu"), with_onednn=True)  # type: ignore[arg-type]
     assert row.error == pytest.approx(0, abs=0.001)
 
 
 def test_an_operation_too_large_to_run_has_a_range_that_holds_the_truth(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("query_mutator.lab.sizing.tracker.PROBE_BYTES", 2**20)
     monkeypatch.setattr("query_mutator.lab.sizing.memory._PROBE.known", {})
-    row = compare("conv3d", 8, Recipe().on("cpu"), with_onednn=True)
+    row = compare("conv3d", 8, Recipe(device="cpu"), with_onednn=True)
     assert row.low < row.truth <= row.high
 
 
@@ -67,7 +67,7 @@ def test_a_number_that_changes_no_size_is_sized_precisely() -> None:
         y: Tensor = module(x)
         return (y * y if y.sum() > 100 else y).mean()
 
-    recipe = Recipe().on("cpu")
+    recipe = Recipe(device="cpu")
     found = estimate(workload(scaled), 512, recipe, rounding=1)
     assert not found.data_dependent
     assert found.peak == measured_peak(workload(scaled), 512, recipe)
@@ -125,5 +125,5 @@ def test_lengths_may_be_of_any_integer_type() -> None:
             batch=lambda size, dtype=dtype: (torch.randn(size, 100, 8), torch.full((size,), 60, dtype=dtype)),  # type: ignore[misc]
             loss=cropped,
         )
-        found = estimate(workload, 16, Recipe().on("cpu"), rounding=1)
-        assert found.peak == pytest.approx(measured_peak(workload, 16, Recipe().on("cpu")), rel=0.01)
+        found = estimate(workload, 16, Recipe(device="cpu"), rounding=1)
+        assert found.peak == pytest.approx(measured_peak(workload, 16, Recipe(device="cpu")), rel=0.01)

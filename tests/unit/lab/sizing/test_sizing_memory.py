@@ -11,23 +11,26 @@ import pytest
 import torch
 from torch import nn
 
+from benchmarks.sizing_errors import measured_peak
 from query_mutator.commands.main import main
 from query_mutator.errors import UsageError
 from query_mutator.lab.sizing.cuda import CachingAllocator, reserved_peak
 from query_mutator.lab.sizing.machine import MIB
-from query_mutator.lab.sizing.memory import estimate, fit, largest_batch, measured_peak
-from query_mutator.lab.sizing.models import gpt, model
+from query_mutator.lab.sizing.memory import estimate, fit, largest_batch
+from query_mutator.lab.sizing.models import language_model, model
 from query_mutator.lab.sizing.sizes import PLAIN, TABLED, room_on, tabled, train_line, vram_bytes
 from query_mutator.lab.sizing.tracker import _warn_of_guesses
 from query_mutator.lab.sizing.workload import Recipe, Workload, recipe_of
 
 pytestmark = pytest.mark.slow
 
-CPU = Recipe(foreach=False, autocast="cpu")
+CPU = Recipe(device="cpu")
 
 
 def small() -> Workload:
-    return gpt(layers=2, width=64, heads=2, vocabulary=64, tokens=32)
+    config = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 256}
+    more = {"vocab_size": 64, "use_cache": False}
+    return language_model("small", model="GPTNeoXForCausalLM", tokens=32, config=config | more)
 
 
 @pytest.fixture(autouse=True)
@@ -66,7 +69,7 @@ CASES = {
     "gpt checkpointed": (small(), 8, replace(CPU, checkpointing=True)),
     "gpt bf16": (small(), 8, replace(CPU, precision="bf16")),
     "gpt accumulating": (small(), 4, replace(CPU, accumulate=2)),
-    "gpt half frozen": (small(), 8, replace(CPU, frozen=("blocks",))),
+    "gpt half frozen": (small(), 8, replace(CPU, frozen=("gpt_neox.layers",))),
     "gpt SGD": (small(), 8, replace(CPU, optimizer="sgd")),
 }
 
@@ -229,7 +232,7 @@ def test_only_code_of_the_model_that_reads_a_number_is_warned_of(
         (["smolvla", "--cameras", "7"], "2 or 3 cameras"),
         (["sb3-sac", "--tokens", "7"], "--tokens is not for sb3-sac"),
         (["act", "--optimizer", "sgd"], "the table of act is of adamw"),
-        (["mlp", "--tokens", "3"], "--tokens is not for mlp; it is for gpt"),
+        (["mlp", "--tokens", "3"], "--tokens is not for mlp"),
     ],
 )
 def test_mistakes_are_one_line(argv: list[str], words: str) -> None:
