@@ -136,8 +136,7 @@ def newest_run(folder: Path) -> Path | None:
 def _matches(place: Path, name: str) -> list[Path]:
     if glob.has_magic(name):
         found = (Path(match) for match in sorted(glob.glob(str(place / name)), key=_natural))
-        logged = (path for path in found if not path.is_symlink() and (_event_files(path) or _table_files(path)))
-        return [path for path in logged if not _is_plan(path)]
+        return [path for path in found if not path.is_symlink() and (_event_files(path) or _table_files(path))]
     return [place / name] if (place / name).exists() else []
 
 
@@ -145,15 +144,7 @@ def _natural(text: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", text)]
 
 
-def _is_plan(path: Path) -> bool:
-    """Return whether a folder is that of a plan search, which logs no series."""
-    config = path / _CONFIGS[0]
-    return config.exists() and dict(_flat(read_mapping(config), ".")).get("flags.algo") == "plan"
-
-
 def _nothing_in(path: Path) -> str:
-    if _is_plan(path):
-        return f"{path}: a run of qm plan, which logs no metrics; see qm show {path}, or compare it with qm eval"
     inside = sorted({file.parent.name for file in path.rglob(EVENTS)})[:4] if path.is_dir() else []
     if inside:
         return f"{path}: a folder of runs, not a run; name the runs, or write '{path}/*' (it holds {', '.join(inside)})"
@@ -169,7 +160,8 @@ def _event_files(path: Path) -> list[Path]:
 def _table_files(path: Path) -> list[Path]:
     if path.is_file():
         return [path] if path.suffix in (".jsonl", ".json", ".csv") else []
-    return [path / name for name in TABLES if (path / name).exists()]
+    files = [path / name for name in TABLES]
+    return [file for file in files if file.exists() and file.stat().st_size]  # that of a plan run is empty
 
 
 def _suffixed(path: Path) -> list[Path]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
-import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
@@ -12,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, FiniteFloat, TypeAdapter, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
 
 from query_mutator.errors import UsageError
@@ -99,7 +98,7 @@ class MetricSpec:
     direction: Direction = "-"
     reducer: Reducer = "last"
     k: int = 5
-    threshold: float | None = None
+    threshold: FiniteFloat | None = None
     role: Role = "diagnostic"
     margin: str = ""
     limits: tuple[float, float] | None = None
@@ -217,17 +216,14 @@ class Spec:
         for flag, items in (("threshold", thresholds), ("margin", margins)):
             for item in items:
                 name, _, value = item.partition("=")
-                metric = self.metric(name)
-                try:
-                    number = float(value.removesuffix("%") if flag == "margin" else value)
-                except ValueError:
-                    raise UsageError(f"--{flag} {item}: write METRIC=NUMBER, as success=0.8") from None
-                if not (math.isfinite(number) and (flag == "threshold" or number >= 0)):
-                    raise UsageError(f"--{flag} {item}: give a finite number{', not below 0' * (flag == 'margin')}")
-                changed: dict[str, Any] = {"margin": value}
+                self.metric(name)
+                changed: dict[str, Any] = {flag: value or None}
                 if flag == "threshold":
-                    changed = {"threshold": number, "reducer": "time_to_threshold", "margin": ""}
-                metrics[name] = dataclasses.replace(metric, **changed)
+                    changed |= {"reducer": "time_to_threshold", "margin": ""}
+                try:
+                    metrics[name] = dataclasses.replace(metrics[name], **changed)
+                except ValidationError:
+                    raise UsageError(f"--{flag} {item}: write METRIC=NUMBER, as success=0.8") from None
         return dataclasses.replace(self, metrics=tuple(metrics.values()))
 
     def field_names(self, name: str) -> tuple[str, ...]:

@@ -179,7 +179,6 @@ class Sweep:
         self.folds: Sequence[Value | None] = self.grid.pop(FOLD, (None,))
         settings = grid_settings(self.grid) if flags.grid else random_settings(self.ranges, count=flags.trials)
         self.trials = trials_of(settings, flags.trial_seeds, folds=self.folds)
-        self._ended: dict[str, Ended] = {}
 
     def commands(self) -> list[str]:
         """Return the command line of every planned trial."""
@@ -198,8 +197,7 @@ class Sweep:
                 break
         measured = self._measured(self.trials)
         results, optimum = self._results(measured), optimum_of(measured, maximize=self.metric.more_is_better)
-        ended = [self._ended[trial.name] for trial in self.trials if trial.name in self._ended]
-        failed = [*(one for one in ended if one.status != "done"), *self._without_number().values()]
+        failed = self._failed()
         for one in failed:
             note(f"{one.name}: {one.status} (exit code {one.exit_code}): {one.says or 'stderr is empty'}")
         if failed:
@@ -217,22 +215,23 @@ class Sweep:
 
     def _run(self, trials: Sequence[Trial]) -> None:
         flags = self.flags
-        self._ended |= run_trials(
+        run_trials(
             self._folder,
             self._engine,
             trials,
             command=flags.command,
             timeout_s=flags.timeout_min * 60 if flags.timeout_min else None,
-            retry_failed=flags.retry_failed,
-            again=self._without_number() if flags.retry_failed else {},
+            again={one.name for one in self._failed()} if flags.retry_failed else (),
         )
 
-    def _without_number(self) -> dict[str, Ended]:
-        """Return as failed the trials that succeeded without a finite number for the metric; none if all lack it."""
+    def _failed(self) -> list[Ended]:
+        """Return the planned trials that failed, as those do that have no finite number where others have one."""
         ended, rows = self._folder.ended(), self._measured(self.trials)
-        lost = {row.trial.name for row in rows if row.performance is None}
+        lost = [row.trial.name for row in rows if row.performance is None]
         says = f"its {self.metric.name} is missing, NaN or infinite"
-        return {name: replace(ended[name], status="failed", says=says) for name in lost if len(lost) < len(rows)}
+        failed = [one for trial in self.trials if (one := ended.get(trial.name)) and one.status != "done"]
+        without = [replace(ended[name], status="failed", says=says) for name in lost if len(lost) < len(rows)]
+        return [*failed, *without]
 
     def _measured(self, trials: Sequence[Trial]) -> list[Measured]:
         """Return the numbers of the trials that succeeded."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,28 +85,22 @@ def measure(
     A trial writes them to a run folder under its own, or prints a JSON object as the last line of its output. Its
     throughput is the first of `speeds` that it has.
     """
-    curves = {trial.name: _curves(folder.folder_of(trial), [metric, *speeds], spec, axis) for trial in trials}
-    printed = {trial.name: _printed(folder.folder_of(trial)) for trial in trials}
-    logged = [found[metric.name] for found in curves.values() if metric.name in found]
+    all_curves = [_curves(folder.folder_of(trial), [metric, *speeds], spec, axis) for trial in trials]
+    logged = [curves[metric.name] for curves in all_curves if metric.name in curves]
     end = min((curve.x[-1] for curve in logged if curve.diverged_at is None), default=math.inf)
-
-    def value(name: str, metrics: Sequence[MetricSpec]) -> float | None:
-        """Return the first of the metrics that the trial logged, else the first that it printed."""
-        logged = next((_reading(curves[name][m.name], m, end) for m in metrics if m.name in curves[name]), None)
-        shown = next((printed[name][m.name] for m in metrics if m.name in printed[name]), None)
-        found = shown if logged is None else logged
-        return found if found is not None and abs(found) < _MOST else None  # NaN is not below
-
     measured = []
-    for trial in trials:
-        curve, shown = curves[trial.name].get(metric.name), printed[trial.name].get(metric.name)
+    for trial, curves in zip(trials, all_curves, strict=True):
+        readings = {one.name: _reading(curves[one.name], one, end) for one in [metric, *speeds] if one.name in curves}
+        numbers = _printed(folder.folder_of(trial)) | readings
+        sound = {name: number for name, number in numbers.items() if abs(number) < _MOST}  # NaN is not below
+        curve, number = curves.get(metric.name), numbers.get(metric.name)
         measured.append(
             Measured(
                 trial=trial,
-                performance=value(trial.name, [metric]),
-                throughput=value(trial.name, speeds),
+                performance=sound.get(metric.name),
+                throughput=next((sound[one.name] for one in speeds if one.name in sound), None),
                 source=f"{curve.run} {curve.tag}" if curve else PRINTED,
-                has_diverged=curve.diverged_at is not None if curve else shown is not None and not abs(shown) < _MOST,
+                has_diverged=metric.name not in sound and (curve.diverged_at if curve else number) is not None,
             )
         )
     return measured
@@ -204,7 +198,7 @@ def _curves(folder: Path, metrics: Sequence[MetricSpec], spec: Spec, axis: str) 
     return {name: curve for name, curve in found.items() if curve is not None and len(curve)}
 
 
-def _printed(folder: Path) -> Mapping[str, float]:
+def _printed(folder: Path) -> dict[str, float]:
     """Return the numbers in the last line of a trial's output, if that is a JSON object."""
     try:
         text = (folder / "stdout.txt").read_text(encoding="utf-8", errors="replace")
@@ -216,8 +210,5 @@ def _printed(folder: Path) -> Mapping[str, float]:
     return {key: float(value) if abs(value) < _MOST else math.nan for key, value in numbers.items()}
 
 
-def _reading(curve: Curve, metric: MetricSpec, end: float) -> float | None:
-    if curve.diverged_at is not None:
-        return math.nan
-    value = reduced(curve.until(end), metric).value
-    return value if math.isfinite(value) else None
+def _reading(curve: Curve, metric: MetricSpec, end: float) -> float:
+    return math.nan if curve.diverged_at is not None else reduced(curve.until(end), metric).value

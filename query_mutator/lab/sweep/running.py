@@ -166,10 +166,9 @@ def run_trials(
     *,
     command: Sequence[str],
     timeout_s: float | None = None,
-    retry_failed: bool = False,
     again: Collection[str] = (),
-) -> dict[str, Ended]:
-    """Run the trials of a command that have not ended yet, and those named in `again`; return how each ended.
+) -> None:
+    """Run the trials of a command that have not ended yet, and those named in `again`; note how each ends.
 
     A failed trial does not stop the others.
     """
@@ -177,7 +176,7 @@ def run_trials(
     jobs = [
         Job(trial=trial, command=tuple(command), folder=folder.folder_of(trial), timeout_s=timeout_s)
         for trial in trials
-        if trial.name not in before or trial.name in again or (retry_failed and before[trial.name].status != "done")
+        if trial.name not in before or trial.name in again
     ]
     with (
         contextlib.closing(JsonLines(folder.rows_path)) as rows,
@@ -188,8 +187,6 @@ def run_trials(
         for one in results:
             rows.append(asdict(one))
             bar.update()
-    ended_now = folder.ended()
-    return {trial.name: ended_now[trial.name] for trial in trials if trial.name in ended_now}
 
 
 # --- processes of this machine ----------------------------------------------------------------------------------------

@@ -324,17 +324,13 @@ def test_times_that_are_not_finite_are_not_known(wall: str, tmp_path: Path, caps
     assert qm("analyze", *sorted(tmp_path.iterdir())) == 0
 
 
-def test_a_plan_run_is_left_out_of_a_pattern_and_said_to_log_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_logged_nothing_is_left_out_of_a_pattern(tmp_path: Path) -> None:
     write_run(tmp_path / "ppo", {"rollout/ep_rew_mean": [1.0, 2.0]})
-    plan = tmp_path / "plan"
-    plan.mkdir()
-    (plan / "config.json").write_text(json.dumps({"flags": {"algo": "plan"}}), encoding="utf-8")
-    (plan / "metrics.jsonl").touch()
+    (tmp_path / "plan").mkdir()
+    (tmp_path / "plan" / "metrics.jsonl").touch()
     assert find_runs([str(tmp_path / "p*")]) == [tmp_path / "ppo"]
-    assert qm("analyze", plan) == 2
-    assert f"{plan}: a run of qm plan, which logs no metrics; see qm show {plan}" in capsys.readouterr().err
+    with pytest.raises(UsageError, match="no numbers found"):
+        load_run(tmp_path / "plan")
 
 
 SPEC = read_spec()
