@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -15,7 +15,6 @@ from query_mutator.cli.console import note, table
 from query_mutator.cli.flags import Positional
 from query_mutator.cli.outputs import JsonTo, Output
 from query_mutator.errors import UsageError, hide_credentials
-from query_mutator.files.json_lines import JsonLines, read_json_lines
 from query_mutator.lab.analysis.events import Reducer
 from query_mutator.lab.analysis.report import interval, number, reading_name
 from query_mutator.lab.analysis.spec import MetricSpec, Spec, read_spec
@@ -190,7 +189,7 @@ class Sweep:
         flags, self._engine = self.flags, engine
         self._folder = SweepFolder(self.folder, command=hide_credentials(shlex.join(flags.command)))
         if flags.sampler == "optuna" and self.ranges:
-            self.trials = trials_of([*self._optuna_settings()], flags.trial_seeds)
+            self.trials = trials_of(self._optuna_settings(), flags.trial_seeds)
         self._run(self.trials)
         for _ in range(flags.extend if self.grid else 0):
             if not self._extend_grid():
@@ -272,31 +271,23 @@ class Sweep:
             f"{number(again.mean)} {interval(again.interval)} (in the sweep {number(best.mean)})."
         )
 
-    # --- settings chosen by Optuna, in batches; every result is kept in the sweep's folder, so a rerun resumes
+    def _optuna_settings(self) -> list[Setting]:
+        """Return the settings that Optuna chooses by the means of earlier ones, as many at a time as the engine runs.
 
-    def _optuna_settings(self) -> Iterator[Setting]:
-        """Yield the settings that Optuna chose by the means of earlier ones, as many at a time as the engine runs."""
-        optuna, path, count = _optuna(), self.folder / "optuna.jsonl", self.flags.trials
-        known = list(read_json_lines(path))[:count] if path.exists() else []
-        sampler = optuna.samplers.TPESampler(seed=len(known), multivariate=True, constant_liar=True)
+        Its seed is fixed and no trial is run twice, so the same command resumes the search.
+        """
+        optuna, settings = _optuna(), list[Setting]()
+        sampler = optuna.samplers.TPESampler(seed=0, multivariate=True, constant_liar=True)
         direction = "maximize" if self.metric.more_is_better else "minimize"
         study = optuna.create_study(direction=direction, sampler=sampler)
         axes = {name: _distribution(optuna, *ends) for name, ends in self.ranges.items()}
-        states = optuna.trial.TrialState
-        for row in known:
-            state = states.FAIL if row["value"] is None else states.COMPLETE
-            about = {"params": row["setting"], "distributions": axes, "value": row["value"], "state": state}
-            study.add_trial(optuna.trial.create_trial(**about))
-            yield row["setting"]
-        rows = JsonLines(path)
-        while (missing := count - len(study.trials)) > 0:
+        while (missing := self.flags.trials - len(study.trials)) > 0:
             asked = [study.ask(axes) for _ in range(min(self._engine.slots, missing))]
             chosen = [{name: _rounded(value) for name, value in trial.params.items()} for trial in asked]
-            for trial, setting, value in zip(asked, chosen, self._means(chosen), strict=True):
-                study.tell(trial, value, state=states.FAIL if value is None else None)
-                rows.append({"setting": setting, "value": value})
-            yield from chosen
-        rows.close()
+            for trial, value in zip(asked, self._means(chosen), strict=True):
+                study.tell(trial, value, state=optuna.trial.TrialState.FAIL if value is None else None)
+            settings += chosen
+        return settings
 
     def _means(self, settings: Sequence[Setting]) -> list[float | None]:
         """Run settings; return the mean of each over its seeds, None where no trial has a number."""
