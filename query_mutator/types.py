@@ -129,9 +129,7 @@ class ChatRequest:
     sample: int | None = None  # which of several random replies to the same request; None: any
     attempt: int = 1  # from 1; above 1 the request is a retry, which a header tells the server
     json_schema: Mapping[str, Any] | None = None  # the reply is to be JSON of it, from servers that keep to one
-    think: bool = False  # do not tell the model not to think
     logprobs: bool = False  # the completion is to have `logprob`, from servers that report it
-    choices: tuple[str, ...] = ()  # reply with a JSON object of their probabilities as the first token
     deadline: float | None = field(default=None, compare=False, repr=False)  # of time.monotonic, for reply and retries
     #: Environment, its step and the call within it, if a failure is to be found again when the step is played again.
     turn: tuple[int, int, str] | None = field(default=None, compare=False, repr=False)

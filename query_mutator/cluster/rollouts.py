@@ -341,12 +341,11 @@ def weights_of(models: OpenModels) -> dict[str, frozenset[str]]:
 def require_same_weights(spec: WorkerSpec, weights: Mapping[str, frozenset[str]]) -> None:
     """Raise a UsageError on a machine whose encoder or models are not those of the learner's process."""
     for name, found in weights.items():
-        known, may_differ = spec.weights[name] | found, name != ENCODER and spec.config.allow_mixed
-        if len(known) > 1 and not may_differ:
-            advice = "" if name == ENCODER else ", or give --allow-mixed"
+        known = spec.weights[name] | found
+        if len(known) > 1:
             raise UsageError(
                 f"{name} is not the same on {socket.gethostname()}, where a rollout worker runs, and here "
-                f"({', '.join(sorted(digest[:12] for digest in known))}): install the same weights on each{advice}"
+                f"({', '.join(sorted(digest[:12] for digest in known))}): install the same weights on each"
             )
 
 

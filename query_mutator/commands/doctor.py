@@ -129,7 +129,6 @@ def examine(server: ModelServer, config: DoctorConfig) -> Iterator[Finding]:
 
 def _calls(server: ModelServer, models: Sequence[str], config: DoctorConfig) -> Generator[Finding, None, int]:
     """Yield what calls find out, without a probe what the server reports; return the calls to make at once, or 0."""
-    before = {model: server.loaded_context(model) for model in models}
     probe = None
     if config.probe:
         probe = measure_calls(server, [server], models[0], width=config.probe_width, budget_s=config.probe_s)
@@ -141,7 +140,7 @@ def _calls(server: ModelServer, models: Sequence[str], config: DoctorConfig) -> 
         return 0
     for model in models:
         yield Finding("schema", f"{model}: {schema_sentence(server, model)}")
-    yield Finding("reload", reload_sentence(server, models, before=before))
+    yield Finding("reload", reload_sentence(server, models))
     yield Finding("slots", _slots(probe), probe=probe)
     if info := server.model_info(models[0]):
         num_ctx = config.num_ctx or server.context(models[0])

@@ -108,7 +108,6 @@ def _report(judge: Judge, rows: Sequence[Mapping[str, Any]], replies: Sequence[C
     constant |= {"kappa_ci": (0.0, 0.0)}  # 0 whatever the labels
     return {
         "judge": judge.model,
-        "form": judge.form,
         "unscored": dict(kinds),
         "agreement": own,
         "constant": {"verdict": "yes" if usual else "no", **constant},

@@ -21,6 +21,7 @@ from annotated_types import Gt, Le
 from query_mutator.bounds import Count, defaults, group_of
 from query_mutator.cli.console import note, progress
 from query_mutator.cli.outputs import JsonFlags, rows_of, show
+from query_mutator.cli.settings import files_read
 from query_mutator.confidence import ConfidenceModel
 from query_mutator.data import Split
 from query_mutator.data.logs import read_logged_replies
@@ -32,7 +33,7 @@ from query_mutator.evaluation.methods import Evaluator
 from query_mutator.evaluation.outcomes import rejections_in_words
 from query_mutator.files import atomic_write, file_sha256, write_checked_json
 from query_mutator.files.lock import locked
-from query_mutator.files.run_dir import CONFIDENCE, STORE, SUMMARY, RunDir, check_name
+from query_mutator.files.run_dir import CONFIDENCE, STORE, SUMMARY, RunDir, check_name, describe_run, versions
 from query_mutator.forms import ALL, FORMS
 from query_mutator.forms import select as select_forms
 from query_mutator.learners.plan import Plan
@@ -45,7 +46,6 @@ from query_mutator.plan.race import MAX_CALLS, MIN_CALLS, check_calls, find_plan
 from query_mutator.plan.table import grade_log
 from query_mutator.plugins import plugin_hashes
 from query_mutator.report.page.build import write_report
-from query_mutator.runs.provenance import describe_run, versions
 from query_mutator.session.checkpoint import run_settings, usable_flags
 from query_mutator.session.models import ResolvedModels, call_time, encoder_of, is_instant, open_models
 from query_mutator.session.policy_file import POLICY_FILE, PROBE, SavedPolicy, background_of, write_policy_file
@@ -102,8 +102,8 @@ class PlanFlags(
         "target_model", "target_max_tokens", "batch_size", "seed", "save_dir", "resume", "dry_run", "json",
     )  # fmt: skip
     IN_FILE: ClassVar[tuple[str, ...]] = (
-        "adaptive", "allow_mixed", "call_price", "deadline_s", "deterministic", "device", "domain",
-        "judge_form", "keep_alive", "max_reply_mb", "skip_unchanged",
+        "adaptive", "call_price", "deadline_s", "deterministic", "device", "domain",
+        "keep_alive", "max_reply_mb", "skip_unchanged",
     )  # fmt: skip
 
     minutes: Annotated[float, Gt(0), Le(10_000)] = 5.0
@@ -158,7 +158,8 @@ class PlanRun:
         """Write config.json."""
         kept = {name: value for name, value in asdict(flags).items() if name not in OF_ONE_COMMAND}
         self.flags = {**kept, "algo": ALGO, "dataset": dataset}
-        self.run_dir.write_config(describe_run(self.flags, **about), resumed_at=len(self.store) if flags.resume else 0)
+        config = describe_run(self.flags, settings_files=files_read(), **about)
+        self.run_dir.write_config(config, resumed_at=len(self.store) if flags.resume else 0)
 
     def can_play(self, task: Task, system: ResolvedModels, settings: TaskSettings, split: Split) -> None:
         """Save the original question as the first plan."""

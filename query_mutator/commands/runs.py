@@ -17,8 +17,8 @@ from query_mutator.cli.console import table
 from query_mutator.cli.flags import Positional
 from query_mutator.cli.outputs import JsonFlags, show
 from query_mutator.errors import UsageError
+from query_mutator.files.run_dir import list_runs
 from query_mutator.report.table import compare_entries, paired_text, read_entry
-from query_mutator.runs.listing import list_runs
 
 _HEADER = ("run", "state", "steps", "valid", "held-out", "calls", "age")
 _AGES = ((86_400.0, "d"), (3600.0, "h"), (60.0, "min"))

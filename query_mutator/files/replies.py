@@ -15,7 +15,6 @@ import functools
 import itertools
 import lzma
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
@@ -28,17 +27,13 @@ from query_mutator.types import ChatRequest, Completion, ErrorInfo, wire_number,
 
 FORMAT = "query_mutator/replies/1"
 ENDS = ("stop", "length", "empty")  # where the model ended it, at the token limit, without text
-MAX_ROWS = 10**6
 _MAX_BYTES = 256 * 2**20  # unpacked
-_MAX_LINE_BYTES = 2**20
-_PIECE_BYTES = 2**18
 _XZ_MEMORY_BYTES = 64 * 2**20
-_KEY = re.compile(r"[0-9a-f]{8,64}")
 _DIGITS = 4  # of times and log probabilities
 _THOUSANDTHS = 1000
 _KEY_BYTES = 8
 #: Fields of a request besides model, messages, max_tokens and temperature that are in its key where they are set.
-_OPTIONAL = ("options", "json_schema", "think", "choices")
+_OPTIONAL = ("options", "json_schema")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,39 +53,14 @@ class RepliesHead:
     def __post_init__(self) -> None:
         if self.format != FORMAT:
             raise ValueError(f"its format is {self.format[:60]!r}, not {FORMAT!r}")
-        if not 0 <= self.rows <= MAX_ROWS:
-            raise ValueError(f"{self.rows:,} replies, of at most {MAX_ROWS:,}")
 
 
 def write_replies(path: str | Path, head: RepliesHead, replies: Mapping[str, Sequence[Completion]]) -> None:
     """Write replies by key, the samples of each in order; the same replies give the same bytes."""
-    rows = [(key, reply) for key, samples in replies.items() for reply in samples]
+    rows = [_row(key, reply) for key, samples in replies.items() for reply in samples]
     with atomic_write(path) as file, lzma.open(file, "wb", preset=lzma.PRESET_DEFAULT | lzma.PRESET_EXTREME) as packed:
-        packed.write(encode(asdict(head) | {"rows": len(rows)}) + b"\n")
-        for key, reply in rows:
-            packed.write(encode(_row(key, reply)) + b"\n")
-
-
-def read_replies(path: str | Path) -> tuple[RepliesHead, dict[str, tuple[Completion, ...]]]:
-    """Return the head of a file and its replies by key; UsageError for a file that is damaged or of another kind."""
-    replies: dict[str, tuple[Completion, ...]] = {}
-    lines = _lines(Path(path))
-    count = 0
-    try:
-        head = record_of(RepliesHead, decode_object(next(lines, b"")), where="its first line")
-        for count, line in enumerate(lines, 1):
-            if count > head.rows:
-                break
-            key, reply = _reply(line, head.model)
-            replies[key] = (*replies.get(key, ()), reply)
-        if count != head.rows:
-            raise ValueError(f"it has not the {head.rows:,} replies that its first line announces")
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be read ({error.strerror})") from None
-    except (ValueError, TypeError, lzma.LZMAError) as error:
-        where = f"line {count + 1}: " if count else ""
-        raise UsageError(f"{path}: {where}{error}; damaged, or not a file of recorded replies: restore it") from None
-    return head, replies
+        for line in (asdict(head) | {"rows": len(rows)}, *rows):
+            packed.write(encode(line) + b"\n")
 
 
 def _row(key: str, reply: Completion) -> list[object]:
@@ -102,18 +72,44 @@ def _row(key: str, reply: Completion) -> list[object]:
     return [*row, tokens] if tokens else row
 
 
+def read_replies(path: str | Path) -> tuple[RepliesHead, dict[str, tuple[Completion, ...]]]:
+    """Return the head of a file and its replies by key; UsageError for a file that is damaged or of another kind."""
+    replies: dict[str, tuple[Completion, ...]] = {}
+    number = 1
+    try:
+        first, *lines = _unpacked(Path(path)).split(b"\n")
+        head = record_of(RepliesHead, decode_object(first), where="its first line")
+        if len(lines) != head.rows:
+            raise ValueError(f"it has not the {head.rows:,} replies that its first line announces")
+        for number, line in enumerate(lines, 2):  # noqa: B007, named in errors
+            key, reply = _reply(line, head.model)
+            replies[key] = (*replies.get(key, ()), reply)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read ({error.strerror})") from None
+    except (ValueError, TypeError, lzma.LZMAError) as error:
+        advice = "damaged, or not a file of recorded replies: restore it"
+        raise UsageError(f"{path}: line {number}: {error}; {advice}") from None
+    return head, replies
+
+
+def _unpacked(path: Path) -> bytes:
+    """Return the content of an xz file without the last line's end; an endless one or one with more is a ValueError."""
+    unpacking = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY_BYTES)
+    with path.open("rb") as file:
+        text = unpacking.decompress(file.read(_MAX_BYTES), _MAX_BYTES)
+    if not unpacking.eof or unpacking.unused_data or not text.endswith(b"\n"):
+        raise ValueError("it is too large, or does not end with a line")
+    return text[:-1]
+
+
 def _reply(line: bytes, model: str) -> tuple[str, Completion]:
     """Return the key and the reply of a row; ValueError or TypeError for any other line."""
     key, text, prompt_tokens, tokens, prompt_eval_s, eval_s, logprob, end, *rest = decode(line)
-    if not (isinstance(key, str) and _KEY.fullmatch(key)):
-        raise ValueError("a key that is not hexadecimal digits")
-    if end not in ENDS or (end == "empty") != (not text):
-        raise ValueError("a reply that ends in no known way")
-    if logprob is not None and not (isinstance(logprob, (int, float)) and -math.inf < logprob <= 0):
-        raise ValueError("a log probability above 0")
     each = rest[0] if rest else []
-    if len(rest) > 1 or not (isinstance(each, list) and all(isinstance(one, int) and one <= 0 for one in each)):
-        raise ValueError("log probabilities of tokens that are not whole numbers from 0 down")
+    if not isinstance(key, str) or end not in ENDS or (end == "empty") != (not text):
+        raise ValueError("a reply without a key, or that ends in no known way")
+    if not -math.inf < (logprob or 0) <= 0 or max(each, default=0) > 0:
+        raise ValueError("a log probability above 0")
     times = wire_number(prompt_eval_s), wire_number(eval_s)
     return key, Completion(
         text=wire_text(text),
@@ -125,28 +121,9 @@ def _reply(line: bytes, model: str) -> tuple[str, Completion]:
         prompt_eval_s=times[0],
         eval_s=times[1],
         hit_limit=end == "length",
-        logprob=None if logprob is None else float(logprob),
+        logprob=logprob,
         token_logprobs=tuple(one / _THOUSANDTHS for one in each),
     )
-
-
-def _lines(path: Path) -> Iterator[bytes]:
-    """Yield the lines of an xz file, unpacked piece by piece; ValueError or LZMAError for a damaged or endless one."""
-    unpacking = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY_BYTES)
-    rest, size = b"", 0
-    with path.open("rb") as file:
-        while not unpacking.eof:
-            packed = file.read(_PIECE_BYTES) if unpacking.needs_input else b""
-            if unpacking.needs_input and not packed:
-                raise ValueError("it ends early")
-            piece = unpacking.decompress(packed, _PIECE_BYTES)
-            size += len(piece)
-            *whole, rest = (rest + piece).split(b"\n")
-            if size > _MAX_BYTES or len(rest) > _MAX_LINE_BYTES:
-                raise ValueError("it is too large")
-            yield from whole
-        if rest or unpacking.unused_data or file.read(1):
-            raise ValueError("it does not end with a line")
 
 
 def reply_key(request: ChatRequest) -> str:

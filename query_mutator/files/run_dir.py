@@ -1,4 +1,4 @@
-"""The folder of one run: `<save_dir>/<time>-<name>/`, always a new one.
+"""The folder of one run: `<save_dir>/<time>-<name>/`, always a new one; the list of such folders; what config.json has.
 
 `<save_dir>/latest` links to the newest run that holds something: a finished step, or a plan.
 
@@ -19,22 +19,31 @@ import contextlib
 import logging
 import math
 import os
+import platform
+import shlex
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import datetime
+from functools import lru_cache
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
-from query_mutator.errors import CheckpointError
+from query_mutator.errors import CheckpointError, UsageError, hide_credentials
 from query_mutator.files import LOCK, decode_object, disk_errors, read_checked_json, write_checked_json
 from query_mutator.files.json_lines import JsonLines
 from query_mutator.files.metrics import METRICS_FILE, MetricsWriter
 from query_mutator.types import StepRecord
+from query_mutator.version import __version__
 
 logger = logging.getLogger(__name__)
 
 
 LATEST = "latest"
+CONFIG = "config.json"
 SUMMARY = "summary.json"
 STORE = "replies.sqlite"
 T = TypeVar("T")
@@ -43,6 +52,9 @@ CONFIDENCE = "confidence.npz"  # of qm plan --from-logs, which may leave no poli
 RunState = Literal["running", "finished", "interrupted", "killed"]
 
 _TAIL_BYTES = 1 << 20  # of metrics.jsonl: about 500 rows
+_RUN_FILES = (CONFIG, METRICS_FILE, SUMMARY, LOCK)
+_FIGURES = ("step", "validation/success", "llm/calls")
+PACKAGES = ("torch", "numpy", "gymnasium", "sentence-transformers", "transformers", "tokenizers")
 
 
 class RunDir:
@@ -58,7 +70,7 @@ class RunDir:
     ) -> None:
         """Open the files of a folder. On resume, truncate the row files to these lengths."""
         self.path = path
-        self.config_path, self.summary_path = path / "config.json", path / SUMMARY
+        self.config_path, self.summary_path = path / CONFIG, path / SUMMARY
         self.metrics_path = path / "metrics.jsonl"
         self.store_path, self.evaluation_path = path / STORE, path / "evaluation.jsonl"
         self.transcripts = JsonLines(path / "transcripts.jsonl", cut_at=transcripts_bytes)
@@ -221,3 +233,175 @@ def _may_be_alive(lock: Path) -> bool:
     except (OSError, ValueError):  # another user's process, a lock that is just being written
         return True
     return True
+
+
+# --- the runs in a folder ---------------------------------------------------------------------------------------------
+
+
+def list_runs(folder: Path) -> list[dict[str, Any]]:
+    """Return the runs in a folder, the newest last, or the one run that it is; UsageError if it is not a folder.
+
+    None is what the files of a run do not say; `started` is in seconds since 1970. A run that ended before
+    its first step or plan is left out.
+    """
+    try:
+        names = set(os.listdir(folder))
+    except OSError as error:
+        raise UsageError(
+            f"{folder}: {error.strerror}; give the folder of run folders (--save-dir of the runs)"
+        ) from None
+    if CONFIG in names:
+        return [_listed(folder)]
+    paths = [folder / name for name in names]
+    runs = [_listed(path) for path in paths if not path.is_symlink() and _is_run(path)]
+    return sorted(runs, key=lambda run: (run["started"], run["name"]))
+
+
+def _is_run(path: Path) -> bool:
+    """Return whether a folder is that of a run which holds something, or still may."""
+    is_run = any((path / name).exists() for name in _RUN_FILES)
+    return is_run and (not _is_empty(path) or run_state(path) == "running")
+
+
+def _is_empty(path: Path) -> bool:
+    """Return whether a run folder has neither a row nor a result."""
+    rows = [path / name for name in ("transcripts.jsonl", METRICS_FILE)]
+    has_rows = any(row.exists() and row.stat().st_size for row in rows)
+    return (path / "resume.pt").exists() and not has_rows and not (path / SUMMARY).exists()
+
+
+def _listed(path: Path) -> dict[str, Any]:
+    config, summary = _read(path / CONFIG), _read(path / SUMMARY)
+    flags, state = config.get("flags"), run_state(path)
+    figures = last_values(path / METRICS_FILE, _FIGURES)
+    report = summary if state == "finished" else {}  # that of an earlier part of a resumed run says nothing
+    calls = _number(report, "llm_calls")
+    if calls is not None:
+        calls += _number(report, "eval_llm_calls") or 0
+    return {
+        "name": path.resolve().name,
+        "state": state,
+        "started": _started(path, config),
+        "steps": _whole(figures.get("step")),
+        "steps_asked": steps_asked(flags if isinstance(flags, Mapping) else {}),
+        "validation_success": figures.get("validation/success"),  # of the last periodic evaluation
+        "held_out_success": _number(report, "eval", "methods", "policy", "success"),  # at the end
+        "calls": _whole(figures.get("llm/calls") if calls is None else calls),  # that of the end included
+    }
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Return the object in a file, {} if it is absent or damaged: a listing shows the other runs all the same."""
+    with contextlib.suppress(OSError, ValueError):
+        return decode_object(path.read_bytes())
+    return {}
+
+
+def _started(path: Path, config: Mapping[str, Any]) -> float:
+    with contextlib.suppress(TypeError, ValueError):
+        return datetime.fromisoformat(config.get("started", "")).timestamp()
+    with contextlib.suppress(OSError):
+        return path.stat().st_mtime
+    return 0.0
+
+
+def steps_asked(flags: Mapping[str, Any]) -> int | None:
+    """Return the steps of the run that was asked for: whole rollouts, as PPOConfig.total_steps has them."""
+    steps, rollout = _number(flags, "num_env_steps"), 1.0
+    for name in ("num_processes", "num_steps"):
+        rollout *= _number(flags, name) or 1.0
+    return None if steps is None else int(max(1, -(-steps // rollout)) * rollout)
+
+
+def _number(data: Any, *keys: str) -> float | None:
+    for key in keys:
+        data = data.get(key) if isinstance(data, Mapping) else None
+    return data if isinstance(data, (int, float)) else None
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else int(value)
+
+
+# --- what made a run --------------------------------------------------------------------------------------------------
+
+
+def describe_run(flags: Mapping[str, Any], **parts: Any) -> dict[str, Any]:
+    """Return the content of config.json: all that is needed to understand and repeat a run; `parts` are added."""
+    return {
+        "flags": dict(flags),
+        "command_line": command_line(),
+        **parts,
+        "versions": versions(),
+        "commit": commit(),
+        "hardware": hardware(),
+    }
+
+
+@lru_cache(maxsize=1)
+def versions() -> dict[str, str]:
+    """Return the versions of the product, Python and the packages that can move a result."""
+    found = {"query-mutator": __version__, "python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def hardware() -> dict[str, Any]:
+    """Return processor, cores this process may use, memory in GiB, and GPUs if torch is loaded and sees any."""
+    return {
+        "machine": platform.machine(),
+        "system": f"{platform.system()} {platform.release()}",
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory_gib": _memory_gib(),
+        "gpus": _gpus(),
+    }
+
+
+def command_line() -> str:
+    """Return how this process was started, ready to be pasted into a shell, without credentials in URLs."""
+    words = [Path(sys.executable).name, *sys.orig_argv[1:]]
+    return shlex.join(map(hide_credentials, words))
+
+
+def commit() -> str | None:
+    """Return the commit of the checkout the package runs from ("-dirty" when changed), None outside one."""
+    file = Path(__file__).resolve()
+    is_ours = _git(file.parent, "ls-files", "--error-unmatch", file.name)
+    return _git(file.parent, "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty") if is_ours else None
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor()
+    )
+
+
+def _memory_gib() -> float | None:
+    try:
+        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
+    except (AttributeError, ValueError, OSError):
+        return None
+
+
+def _gpus() -> list[str]:
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available():
+        return []
+    return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]

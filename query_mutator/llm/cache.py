@@ -56,8 +56,8 @@ def _key(request: ChatRequest, identity: str) -> str:
     numbers = _encoded(request.max_tokens, request.temperature, request.seed, request.sample)
     options = _encode(dict(request.options)) if request.options else "{}"
     form = ""
-    if request.json_schema is not None or request.think or request.choices or request.logprobs:
-        form = f", {_encode([request.json_schema, request.think, request.choices, request.logprobs])}"
+    if request.json_schema is not None or request.logprobs:
+        form = f", {_encode([request.json_schema, request.logprobs])}"
     return hashlib.sha256(f"[{quoted(identity)}, [{messages}], {numbers}, {options}{form}]".encode()).hexdigest()
 
 

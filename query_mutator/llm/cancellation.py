@@ -114,16 +114,6 @@ def current_cancellation() -> Cancellation:
     return _current.get()
 
 
-@contextmanager
-def uncancelled() -> Iterator[None]:
-    """Make calls for others too, which the cancellation of the one that is made does not end."""
-    token = _current.set(Cancellation())
-    try:
-        yield
-    finally:
-        _current.reset(token)
-
-
 async def complete_in_thread(client: Client, request: ChatRequest, executor: Executor | None = None) -> Completion:
     """Return a client's completion, awaited; cancelling the task cancels the call."""
     cancellation = Cancellation()

@@ -85,7 +85,6 @@ class ModelServer(Client, Protocol):
     fetch_model: ClassVar[str] = ""  # the command that gets a model the server does not have, with "{name}"
     more_slots: ClassVar[str] = "start it with {slots} slots"  # advice for a server that works on fewer calls at once
     more_loaded: ClassVar[str] = "let it keep both loaded"  # advice for a server that loads two models in turns
-    sends_think: ClassVar[bool] = False  # whether calls switch off the thinking of models that think
     more_context: ClassVar[str] = "use a model with a larger context"  # advice for prompts that do not fit
 
     url: str = ""
@@ -219,10 +218,6 @@ class ModelServer(Client, Protocol):
 
     def context(self, model: str) -> int | None:
         """Return how many tokens of prompt and reply fit into one call; None when the server does not say."""
-        return None
-
-    def loaded_context(self, model: str) -> int | None:
-        """Return the context that a model is loaded with at present; None when it is not, or is not listed."""
         return None
 
     @property

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -33,8 +31,8 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 REFUSALS = (400, 422, 501)  # of a field that a server does not support
-_TOP_LOGPROBS = 20  # the most that OpenAI and Ollama give
-_NO_LOGPROBS = "the reply has no log probabilities; use a server that gives them (Ollama 0.12.11, vLLM, llama-server)"
+#: Fields of a request that a server may refuse: what its message then names, and the value that leaves the field out.
+_OPTIONAL: Mapping[str, tuple[str, Any]] = {"logprobs": ("logprob", False), "json_schema": ("format", None)}
 _MAX_NAMES = 10_000  # of models: the nearest name to a wrong one is looked for among them
 
 
@@ -65,7 +63,7 @@ class HttpServer(ModelServer):
         )
         self.url = self._transport.url
         self._contexts: dict[str, int | None] = {}  # of loaded models
-        self._gives_logprobs = True  # until it refuses
+        self._refused: dict[str, Any] = {}  # fields that are left out
 
     @classmethod
     def address(cls, given: str | None = None, *, environ: Mapping[str, str] = os.environ) -> str:
@@ -87,24 +85,22 @@ class HttpServer(ModelServer):
     def complete(self, request: ChatRequest) -> Completion:
         """Return the reply to a chat request, or a Completion that carries the error."""
         started = time.perf_counter()
-        asks_logprobs = request.logprobs and self._gives_logprobs
+        if self._refused:
+            request = replace(request, **self._refused)
         left_s = self._left_s(request)
         reply = self._post(self.chat_path, self._body(request), retry_count=request.attempt - 1, timeout_s=left_s)
-        if asks_logprobs and _refuses_logprobs(reply):
-            self._gives_logprobs = False
-            logger.info("%s: no log probabilities: %s; replies are read without them", self.url, reply)
-            return self.complete(request)
+        for field, (word, absent) in _OPTIONAL.items() if isinstance(reply, ErrorInfo) else ():
+            if getattr(request, field) and reply.status in REFUSALS and word in reply.message.lower():
+                self._refused[field] = absent
+                logger.info("%s: no %s: %s; calls are made without", self.url, field, reply)
+                return self.complete(request)
         return self._completion(request, reply, latency_s=time.perf_counter() - started)
 
     def _body(self, request: ChatRequest) -> Json:
         """Return the body of a chat call with what the request says about the form of the reply."""
         body = self.chat_body(request)
-        if request.choices:
-            body |= {"logprobs": True, "top_logprobs": _TOP_LOGPROBS}
-        elif request.logprobs and self._gives_logprobs:
+        if request.logprobs:
             body |= {"logprobs": True, "top_logprobs": 1}  # llama-server gives none with 0
-        if request.think:
-            body.pop("think", None)
         return body
 
     def embed(self, model: str, texts: Sequence[str]) -> FloatArray | ErrorInfo:
@@ -164,17 +160,7 @@ class HttpServer(ModelServer):
         if isinstance(completion, ErrorInfo):
             return Completion(error=completion, latency_s=latency_s)
         completion = replace(completion, text=self._transport.without_secrets(completion.text))
-        completion = self._uncut(request, completion) if completion.ok else completion
-        return self._chosen(request, reply, completion) if request.choices else completion
-
-    def _chosen(self, request: ChatRequest, reply: Json, completion: Completion) -> Completion:
-        """Return the completion with the probabilities of the request's choices as its text."""
-        if completion.error is not None and completion.error.kind != "empty":  # the first token may be a space
-            return completion
-        found = parsed(lambda: _probabilities(reply, request.choices), what=_NO_LOGPROBS)
-        if isinstance(found, ErrorInfo):
-            return replace(completion, text="", error=replace(found, kind="request"))
-        return replace(completion, text=json.dumps(found), error=None, hit_limit=False)
+        return self._uncut(request, completion) if completion.ok else completion
 
     def _uncut(self, request: ChatRequest, completion: Completion) -> Completion:
         """Return the completion, or an error if its prompt fills the context: Ollama then dropped the beginning."""
@@ -202,19 +188,6 @@ class HttpServer(ModelServer):
         return self._contexts[model]
 
 
-def _probabilities(reply: Json, choices: Sequence[str]) -> dict[str, float]:
-    """Return the probability of each choice among the most probable first tokens, whatever their case and blanks."""
-    rows = reply["choices"][0]["logprobs"]["content"] if "choices" in reply else reply["logprobs"]
-    tokens, found = list(rows[0]["top_logprobs"]), dict.fromkeys(choices, 0.0)
-    for row in tokens:
-        logprob = float(row["logprob"])
-        if (token := wire_text(row["token"]).strip().lower()) in found and logprob <= 0:
-            found[token] += math.exp(logprob)
-    if not tokens:
-        raise ValueError("no tokens")
-    return found
-
-
 def rows_in(reply: Json, name: str) -> list[Json]:
     """Return the objects in a list of a reply, which some servers leave out; TypeError for anything else."""
     found = reply.get(name) or []
@@ -227,10 +200,6 @@ def names_in(rows: Sequence[Json], *keys: str) -> tuple[str, ...]:
     """Return the name of each object under the first of the keys that it has; a name beyond reason is left out."""
     names = (next((row[key] for key in keys if row.get(key)), "") for row in rows[:_MAX_NAMES])
     return tuple(wire_text(name) for name in names if isinstance(name, str) and 0 < len(name) <= MAX_NAME_CHARS)
-
-
-def _refuses_logprobs(reply: Json | ErrorInfo) -> bool:
-    return isinstance(reply, ErrorInfo) and "logprob" in reply.message.lower() and reply.status in REFUSALS
 
 
 def _rows(reply: Json) -> list[list[float]]:

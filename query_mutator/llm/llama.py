@@ -241,10 +241,6 @@ class LlamaBackend(ModelServer):
         """Return how many tokens of prompt and reply fit into one call."""
         return self._loaded(model).context(model)
 
-    def loaded_context(self, model: str) -> int | None:
-        """Return the context of a loaded model, None before its first call."""
-        return self.context(model) if model in self._running else None
-
     # --- calls -----------------------------------------------------------------------------------------------------
 
     def complete(self, request: ChatRequest) -> Completion:

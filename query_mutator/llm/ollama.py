@@ -33,7 +33,6 @@ class OllamaBackend(HttpServer):
     more_slots = "OLLAMA_NUM_PARALLEL={slots} ollama serve"
     more_loaded = "OLLAMA_MAX_LOADED_MODELS=2 ollama serve, if there is memory for both"
     more_context = "give a larger --num-ctx"
-    sends_think = True
     start_advice = "start it with `ollama serve`, or give --ollama-url, --openai-url or --gguf FILE (smollm2 to try)"
     key_advice = "for a server that needs a token see docs/how-to/add-a-backend.md"
     completion = staticmethod(Completion.from_ollama)
@@ -71,15 +70,11 @@ class OllamaBackend(HttpServer):
         """
         requested = self.runner_options.get("num_ctx")
         if requested is None:
-            return self.loaded_context(model) or _parameter(self._show(model), "num_ctx")
+            rows = self._listed("/api/ps")
+            loaded = next((row.get("context_length") for row in rows if row.get("name") == with_tag(model)), None)
+            return loaded if isinstance(loaded, int) else _parameter(self._show(model), "num_ctx")
         lengths = (value for key, value in self.model_info(model).items() if key.endswith(".context_length"))
         return min([int(requested), *(length for length in lengths if isinstance(length, int) and length > 0)])
-
-    def loaded_context(self, model: str) -> int | None:
-        """Return the context of a loaded model, or None when it is not listed or the server does not say."""
-        rows = self._listed("/api/ps")
-        found = next((row.get("context_length") for row in rows if row.get("name") == with_tag(model)), None)
-        return found if isinstance(found, int) else None
 
     def describe_model(self, model: str) -> str:
         """Return digest and capabilities of an installed model."""

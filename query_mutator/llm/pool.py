@@ -1,15 +1,9 @@
-"""The servers of a run as one: a call goes to the server that is done with it soonest, and away from one that fails.
+"""The servers of a run as one: a call goes to the server with the fewest calls in flight, and away from one that fails.
 
-Each server has a breaker:
-
-    closed     calls go there; a refused connection, or three failures in a row, opens it
-    open       no calls for a while, longer every time
-    half-open  one call is let through: an answer closes the breaker, a failure opens it again
-
-A call that could not connect, got 503 or 429, or found no memory goes to the next server at once. One that lost its
-connection to the last of them asks the servers for their version. If nothing answers (a restart, an update, out of
-memory), it and the calls after it wait until a server does, and are made again; this costs no attempt. A server that
-answers with an error, or that never answered, is not waited for.
+A server that refuses a connection, or fails three times in a row, rests for a while, longer every time; then one call
+is let through. A call that could not connect, got 503 or 429, or found no memory goes to the next server at once. If
+nothing answers any more (a restart, an update, out of memory), calls wait until a server does, and are made again; this
+costs no attempt. A server that answers with an error, or that never answered, is not waited for.
 """
 
 from __future__ import annotations
@@ -23,7 +17,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from query_mutator.errors import BackendError, ServerDownError, UsageError
-from query_mutator.llm.cancellation import uncancelled
+from query_mutator.llm.cancellation import current_cancellation
 from query_mutator.llm.client import ModelServer, error_of
 from query_mutator.types import ChatRequest, Completion, ErrorInfo, FloatArray
 
@@ -31,17 +25,11 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-FAILURES_TO_OPEN = 3
-FIRST_BREAK_S = 1.0  # doubles each time the breaker opens in a row
-MAX_BREAK_S = 30.0
+MAX_FAILURES = 3  # in a row, after which a server rests
+MAX_REST_S = 30.0  # from 1 s, doubled each time
 
-_NOT_REACHED = frozenset({"connect"})  # the server is gone: its breaker opens at once
-_UNHEALTHY = _NOT_REACHED | {"busy", "memory", "timeout", "server", "malformed"}
-_ELSEWHERE = _NOT_REACHED | {"busy", "memory", "prompt_too_long"}  # the call goes to another server at once
-
-_MIN_SAMPLES = 8  # replies after which a server's speed counts
-_WINDOW = 50  # replies in the running mean of a call's time
-_MAX_NOISE = 1.5  # a server counts as slow above this ratio to the fastest one; less is chance
+_ELSEWHERE = frozenset({"connect", "busy", "memory", "prompt_too_long"})  # the call goes to another server at once
+_UNHEALTHY = frozenset({"connect", "busy", "memory", "timeout", "server", "malformed"})
 _SHOWN_CHARS = 12  # of a digest, as in `ollama list`
 
 POLL_S = 1.0  # between two questions whether a server is back
@@ -51,56 +39,33 @@ MAX_ABSENCES = 3  # of one call: a request that ends the server must not be repe
 
 @dataclass(slots=True)
 class Server:
-    """One server of a pool: its calls in flight, its speed and its breaker."""
+    """One server of a pool, its calls in flight and its failures."""
 
     backend: ModelServer
     in_flight: int = 0
     last_used: int = 0
-    replies: int = 0
-    mean_s: float = 0.0
     failures: int = 0  # in a row
-    breaks: int = 0  # in a row
-    open_until: float = 0.0  # time.monotonic(); 0 while closed
-
-    @property
-    def call_s(self) -> float | None:
-        """Return the mean seconds of a call, or None while too few are done."""
-        return self.mean_s if self.replies >= _MIN_SAMPLES else None
+    rests_until: float = 0.0  # time.monotonic(); 0 while it is healthy
 
     def is_available(self, now: float) -> bool:
-        """Return whether a call may go here: the breaker is closed, or half-open without a trial call."""
-        return self.open_until == 0 or (now >= self.open_until and self.in_flight == 0)
+        """Return whether a call may go here: the server is healthy, or has rested and has no call in flight."""
+        return self.rests_until == 0 or (now >= self.rests_until and self.in_flight == 0)
 
-    def note(self, error: ErrorInfo | None, *, now: float, seconds: float = 0.0) -> None:
-        """Record a reply that took `seconds`, or a failure; one that is about the request closes the breaker too."""
-        if error is None:
-            self.replies += 1
-            self.mean_s += (seconds - self.mean_s) / min(self.replies, _WINDOW)
-        elif error.kind == "cancelled":
-            return
+    def note(self, error: ErrorInfo | None, *, now: float) -> None:
+        """Record a reply, or a failure; one that is about the request shows a healthy server too."""
         if error is None or error.kind not in _UNHEALTHY:
-            self.failures, self.breaks, self.open_until = 0, 0, 0.0
-            return
-        self.failures += 1
-        was_trial = self.open_until != 0
-        if was_trial or error.kind in _NOT_REACHED or self.failures >= FAILURES_TO_OPEN:
-            if not was_trial or now >= self.open_until:
-                self.breaks += 1
-            self.open_until = now + min(MAX_BREAK_S, FIRST_BREAK_S * 2.0 ** (self.breaks - 1))
-
-
-class _Absence:
-    """A time in which no server answered, or one call's suspicion of it."""
-
-    def __init__(self) -> None:
-        self.over = threading.Event()
-        self.was_real = False
+            if error is None or error.kind != "cancelled":
+                self.failures, self.rests_until = 0, 0.0
+        elif now >= self.rests_until:  # else the call began before the rest
+            self.failures = max(self.failures + 1, MAX_FAILURES if error.kind == "connect" else 0)
+            if self.failures >= MAX_FAILURES:
+                self.rests_until = now + min(MAX_REST_S, 2.0 ** (self.failures - MAX_FAILURES))
 
 
 class Pool:
     """A client that spreads calls over servers, and holds them while none answers, for at most `wait_s` at a time.
 
-    `show` is called with one line when a wait starts, and with "" when it ends. `clock` is the breakers' time.
+    `show` is called with one line when a wait starts, and with "" when it ends. `clock` is that of the rests.
     """
 
     def __init__(
@@ -117,10 +82,12 @@ class Pool:
         self.is_instant = all(backend.is_instant for backend in backends)
         self._wait_s, self._show, self._clock = wait_s, show, clock
         self._turns = 0
-        self._lock = threading.Lock()  # guards the servers' counters, the turns and the three below
-        self._absence: _Absence | None = None
-        self._has_answered = self._has_given_up = False
-        self._closed = threading.Event()
+        self._lock = threading.Lock()  # guards the servers' counters and the turns
+        self._has_answered = False  # since the last wait that was in vain
+        self._is_there, self._closed = threading.Event(), threading.Event()
+        self._is_there.set()
+        self._watching = threading.Lock()  # one call asks for all that wait
+        self._absences = 0
 
     def __repr__(self) -> str:
         return f"Pool({[server.backend for server in self.servers]!r})"
@@ -140,9 +107,7 @@ class Pool:
 
     def answered(self) -> None:
         """Record that a server answered: from now on it is waited for."""
-        if self._has_given_up or not self._has_answered:
-            with self._lock:
-                self._has_answered, self._has_given_up = True, False
+        self._has_answered = True
 
     def close(self) -> None:
         """Close all servers and end the wait: the calls held fail as those of a closed server do; idempotent."""
@@ -151,15 +116,14 @@ class Pool:
         self._closed.set()
 
     def _call(self, once: Callable[[ModelServer], T]) -> T:
-        absence = self._absence
-        if absence is not None:  # no new call starts
-            absence.over.wait()
         for absences in itertools.count():
+            self._is_there.wait()
+            seen = self._absences
             reply = self._try(once)
             error = error_of(reply)
             if error is None or error.status is not None:
                 self.answered()
-            if error is None or not is_lost(error) or absences == MAX_ABSENCES or not self._waited():
+            if error is None or not is_lost(error) or absences == MAX_ABSENCES or not self._waited(seen):
                 return reply
         raise AssertionError("unreachable")
 
@@ -167,12 +131,12 @@ class Pool:
         """Return the reply of the first server that takes the call, else the last one's failure."""
         untried = list(self.servers)
         while True:
-            server, started = self._choose(untried), self._clock()
+            server = self._choose(untried)
             try:
                 reply = once(server.backend)
-                error, now = error_of(reply), self._clock()
+                error = error_of(reply)
                 with self._lock:
-                    server.note(error, now=now, seconds=now - started)
+                    server.note(error, now=self._clock())
             finally:
                 with self._lock:
                     server.in_flight -= 1
@@ -181,53 +145,45 @@ class Pool:
                 return reply
 
     def _choose(self, among: Sequence[Server]) -> Server:
-        """Choose a server and count a call there; with all breakers open, the one that opened first."""
+        """Choose a server and count a call there: fewest in flight, used longest ago; if all rest, whose rest ends."""
         with self._lock:
             now = self._clock()
             available = [server for server in among if server.is_available(now)]
-            server = soonest(available) if available else min(among, key=lambda server: server.open_until)
+            if available:
+                server = min(available, key=lambda server: (server.in_flight, server.last_used))
+            else:
+                server = min(among, key=lambda server: server.rests_until)
             self._turns += 1
             server.last_used = self._turns
             server.in_flight += 1
             return server
 
-    def _waited(self) -> bool:
-        """Wait while nothing answers; return whether it is worth making the call again."""
-        with self._lock:
-            if not self._wait_s or not self._has_answered or self._has_given_up:
-                return False
-            absence, is_first = self._absence or _Absence(), self._absence is None
-            self._absence = absence
-        if is_first:
-            try:
-                with uncancelled():
-                    absence.was_real = self._watch()
-            finally:
-                with self._lock:
-                    self._absence = None
-                absence.over.set()
-        else:
-            absence.over.wait()
-        return absence.was_real
+    def _waited(self, seen: int) -> bool:
+        """Wait while nothing answers; return whether there was an absence since the call began, after `seen` ones."""
+        with self._watching:
+            if self._absences == seen and self._wait_s and self._has_answered:
+                self._absences += self._watch()
+            return self._absences != seen
 
     def _watch(self) -> bool:
         """Poll the servers until one answers; False when one does at once, or when the time is up."""
         if self._is_answered(loading=True):
             return False
         began, since = time.monotonic(), time.strftime("%H:%M")
+        self._is_there.clear()
         self._show(f"server away since {since}, waiting")
         try:
             while not self._closed.wait(POLL_S):
                 if self._is_answered(loading=False):
                     logger.warning("%s: nothing answered from %s to %s", self.url, since, time.strftime("%H:%M"))
                     return True
-                if time.monotonic() - began > self._wait_s:
-                    with self._lock:
-                        self._has_given_up = True
+                self._has_answered = time.monotonic() - began < self._wait_s
+                if not self._has_answered or current_cancellation().is_set:  # another call that waits asks from now on
                     return False
             return True  # the servers are closed and say so
         finally:
             self._show("")
+            self._is_there.set()
 
     def _is_answered(self, *, loading: bool) -> bool:
         """Return whether a server answers, if with an error; `loading` for one that asks to come back later."""
@@ -237,26 +193,10 @@ class Pool:
             except ServerDownError:
                 continue
             except BackendError as error:
-                if not loading and error.kind == "busy":  # llama-server while it loads its model
+                if error.kind == "cancelled" or (not loading and error.kind == "busy"):  # llama-server while it loads
                     continue
             return True
         return False
-
-
-def soonest(servers: Sequence[Server]) -> Server:
-    """Return the server for the next call: fewest calls in flight, a slow server's weighing more.
-
-    A tie goes to the one used longest ago.
-    """
-    if len(servers) == 1:
-        return servers[0]
-    normal_s = _MAX_NOISE * min((server.call_s for server in servers if server.call_s is not None), default=0.0)
-
-    def load(server: Server) -> tuple[float, int]:
-        slowness = max(1.0, server.call_s / normal_s) if server.call_s is not None and normal_s > 0 else 1.0
-        return (server.in_flight + 1) * slowness, server.last_used
-
-    return min(servers, key=load)
 
 
 def is_lost(error: ErrorInfo) -> bool:
@@ -264,16 +204,13 @@ def is_lost(error: ErrorInfo) -> bool:
     return error.kind in ("connect", "malformed") and error.status is None
 
 
-def require_same_models(servers: Sequence[ModelServer], models: Sequence[str], *, allow_mixed: bool = False) -> None:
+def require_same_models(servers: Sequence[ModelServer], models: Sequence[str]) -> None:
     """Raise ModelMissingError unless every server has all models, UsageError when the digests of one differ.
 
     Otherwise a reply would depend on which server was free. A server that reports no digest is not compared.
     """
     for model in dict.fromkeys(models):
         digests = {server.url: server.digest(model) for server in servers}
-        if not allow_mixed and len({digest for digest in digests.values() if digest}) > 1:
+        if len({digest for digest in digests.values() if digest}) > 1:
             found = ", ".join(f"{url} has {digest[:_SHOWN_CHARS]}" for url, digest in digests.items())
-            raise UsageError(
-                f"{model} is not the same on all servers ({found}): install the same weights on each, "
-                "or give --allow-mixed"
-            )
+            raise UsageError(f"{model} is not the same on all servers ({found}): install the same weights on each")

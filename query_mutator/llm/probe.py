@@ -8,7 +8,6 @@ for them, they are shortened. Calls that got a slot at once did not wait; the ot
 The server's own durations separate the two; without them, the time beyond that of the call alone does.
 
 schema_sentence, reload_sentence, context_sentence     a sentence each, for `qm doctor`
-judge_form                                             the most reliable of three ways to get a verdict from a judge
 """
 
 from __future__ import annotations
@@ -16,11 +15,10 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import Literal
 
 from query_mutator.files import decode_object
 from query_mutator.llm.cache import CallTotals
@@ -34,18 +32,14 @@ FEWEST_TOKENS = 8  # of the calls that are sent together
 PROBE_TEXT = "Count slowly upwards from 1000, one number a line."
 MIN_SERVICE_S = 0.002  # shorter calls are over before the next one arrives
 
-#: How a judge's verdict comes: JSON of a schema, probabilities of yes and no as the first token, or a word.
-JudgeForm = Literal["schema", "logprobs", "words"]
-
 _QUESTION = "Is water wet? Explain in one sentence."  # no model answers it in JSON on its own
-_YES_OR_NO = "Is water wet? Reply with one word, yes or no."
 _SCHEMA = {
     "type": "object",
     "properties": {"answer": {"type": "string", "enum": ["yes", "no"]}},
     "required": ["answer"],
     "additionalProperties": False,
 }
-_REPLY_TOKENS, _THOUGHT_TOKENS = 128, 1024
+_REPLY_TOKENS = 128
 _LOAD_S = 0.3  # a call to a loaded model reports some milliseconds
 
 
@@ -203,67 +197,27 @@ class Recorder(ClientWrapper):
 
 
 def schema_sentence(server: ModelServer, model: str) -> str:
-    """Return whether the model's replies keep to a JSON schema, which a judge needs."""
-    reply, think = _schema_reply(server, model)
-    if _keeps(reply) and think:
-        return "think: false makes the server ignore format: leave think out of calls that need JSON"
-    if _keeps(reply):
-        return "think: false and format work together" if server.sends_think else "replies keep to a JSON schema"
-    if reply.error is not None and reply.error.kind != "empty":
-        return f"no JSON of a schema ({reply.error})"
+    """Return whether the model's replies keep to a JSON schema, as a judge's should."""
+    request = ChatRequest.user(_QUESTION, model=model, max_tokens=_REPLY_TOKENS, seed=0, json_schema=_SCHEMA)
+    reply = server.complete(request)
+    try:
+        if decode_object(reply.text.encode()).get("answer") in ("yes", "no"):
+            return "replies keep to a JSON schema"
+    except ValueError:
+        if reply.error is not None and reply.error.kind != "empty":
+            return f"no JSON of a schema ({reply.error})"
     return "the server ignores the JSON schema: do not rely on JSON from this model"
 
 
-def judge_form(server: ModelServer, model: str) -> tuple[JudgeForm, bool]:
-    """Return the most reliable way to get a yes/no verdict, and whether the model must think first."""
-    reply, think = _schema_reply(server, model)
-    if _keeps(reply):
-        return "schema", think
-    asked = ChatRequest.user(_YES_OR_NO, model=model, max_tokens=1, seed=0, choices=("yes", "no"))
-    return ("logprobs" if _has_choice(server.complete(asked)) else "words"), False
-
-
-def _schema_reply(server: ModelServer, model: str) -> tuple[Completion, bool]:
-    """Return a reply to a request for JSON, and whether the model had to think first for it."""
-    request = ChatRequest.user(_QUESTION, model=model, max_tokens=_REPLY_TOKENS, seed=0)
-    reply = server.complete(replace(request, json_schema=_SCHEMA))
-    if _keeps(reply) or not server.sends_think:
-        return reply, False
-    longer = server.complete(replace(request, max_tokens=_THOUGHT_TOKENS, json_schema=_SCHEMA, think=True))
-    return (longer, True) if _keeps(longer) else (reply, False)
-
-
-def _has_choice(reply: Completion) -> bool:
-    """Return whether a reply holds probabilities; a backend that knows none answers in words."""
-    try:
-        return reply.ok and sum(map(float, decode_object(reply.text.encode()).values())) > 0
-    except (ValueError, TypeError):
-        return False
-
-
-def _keeps(reply: Completion) -> bool:
-    try:
-        return decode_object(reply.text.encode()).get("answer") in ("yes", "no")
-    except ValueError:
-        return False
-
-
-def reload_sentence(server: ModelServer, models: Sequence[str], *, before: Mapping[str, int | None]) -> str:
-    """Return which our calls loaded a model again; `before` has the contexts they were loaded with before all."""
-    for model in models:
-        was, now = before.get(model), server.loaded_context(model)
-        if was is not None and now is not None and was != now:
+def reload_sentence(server: ModelServer, models: Sequence[str]) -> str:
+    """Return whether calls to two models in turns load one of them again."""
+    first, last = models[0], models[-1]
+    if first != last:
+        for model in (first, last, first):
+            reply = server.complete(ChatRequest.user("Hello", model=model, max_tokens=1))
+        if reply.load_s > _LOAD_S:
             return (
-                f"{model} was loaded with num_ctx={was}, these calls loaded it again with {now}: give --num-ctx {was}, "
-                "or have the server's other clients send what these calls do"
-            )
-    if len(models) > 1:
-        first, second = models[:2]
-        for model in (first, second, first):
-            last = server.complete(ChatRequest.user("Hello", model=model, max_tokens=1))
-        if last.load_s > _LOAD_S:
-            return (
-                f"{first} was loaded again ({last.load_s:.1f} s) after a call to {second}, and so in every step: use "
+                f"{first} was loaded again ({reply.load_s:.1f} s) after a call to {last}, and so in every step: use "
                 f"one model for both, or {server.more_loaded}"
             )
     if not server.has_runner_options:

@@ -43,7 +43,6 @@ class ClientStack:
     eval_client: Cache  # the same for evaluation, which may have the store of all runs to itself
     identity: Callable[[str], str]  # of the models, for the store
     cache: Store | None  # replies that all runs share
-    allow_mixed: bool
 
     @property
     def backend_class(self) -> type[ModelServer]:
@@ -66,7 +65,7 @@ class ClientStack:
 
     def require_models(self, models: Sequence[str]) -> None:
         """Raise ModelMissingError unless every server has all models, UsageError when their weights differ."""
-        require_same_models(self.servers, models, allow_mixed=self.allow_mixed)
+        require_same_models(self.servers, models)
         for model in models:
             self.identity(model)  # now, so that stored replies are found while no server answers
         self.pool.answered()
@@ -136,7 +135,6 @@ def build_client(
         eval_client=Cache(limit, identity=identity, shared=cache),
         identity=identity,
         cache=cache,
-        allow_mixed=settings.allow_mixed,
     )
 
 

@@ -15,9 +15,9 @@ from query_mutator.evaluation.outcomes import rejections_in_words
 from query_mutator.evaluation.summary import warning_of
 from query_mutator.files import read_checked_json
 from query_mutator.files.json_lines import read_json_lines
+from query_mutator.files.pairs import pair_rows, paired_json, read_held_out, shown_p
 from query_mutator.plan.choose import MIN_QUESTIONS
 from query_mutator.registry import check_known
-from query_mutator.runs.pairs import pair_rows, paired_json, read_held_out, shown_p
 
 _HEADER = (
     "",

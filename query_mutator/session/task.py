@@ -31,7 +31,6 @@ from query_mutator.env.observation import Projection
 from query_mutator.env.task import CallSettings, EpisodeRules, Task, build_task
 from query_mutator.errors import DatasetError, KeywordError, UsageError
 from query_mutator.forms import Form
-from query_mutator.llm.probe import JudgeForm, judge_form
 from query_mutator.llm.stack import ClientStack
 from query_mutator.operators import Operator, PromptOperator, local_rewrite
 from query_mutator.operators.english import english_words
@@ -44,12 +43,6 @@ from query_mutator.settings.questions import Judging
 from query_mutator.types import SUCCESS_PARTS, Question
 
 REFERENCE_METRICS = tuple(name for name in SUCCESS_PARTS if name != "judge")  # that a judge is compared with
-JUDGE_FORMS: Mapping[JudgeForm, str] = {
-    "schema": "which keeps to a JSON schema",
-    "logprobs": "by the probabilities of yes and no",
-    "words": "by its first word: replies without a verdict leave steps unscored",
-}
-
 NO_DATASET = "none"  # of a plan that was learned from a log
 
 _WORD = re.compile(r"[a-z]+(?:'[a-z]+)*")
@@ -101,15 +94,11 @@ def check_gold(questions: Sequence[Question], settings: TaskSettings) -> None:
 
 
 def make_judge(calls: ClientStack, settings: Judging, *, seed: int | None) -> Judge | None:
-    """Return the judge by a model, which the server was asked how to have it say yes or no; None without a model."""
-    model, form, think = settings.judge_model, settings.judge_form, False
-    if model is None:
+    """Return the judge by a model, which every server must have; None without a model."""
+    if settings.judge_model is None:
         return None
-    calls.require_models([model])
-    if form == "auto":
-        form, think = judge_form(calls.servers[0], model)
-        note(f"judge: {model}, {JUDGE_FORMS[form]}")
-    return Judge(model=model, rubric=settings.judge_rubric or DEFAULT_RUBRIC, form=form, think=think, seed=seed)
+    calls.require_models([settings.judge_model])
+    return Judge(model=settings.judge_model, rubric=settings.judge_rubric or DEFAULT_RUBRIC, seed=seed)
 
 
 def read_dataset(settings: TaskSettings, *, for_training: bool = True) -> QuestionSet:

@@ -30,8 +30,6 @@ class Connection(Context):
     """Longest reply that is read, in MB; a longer one is a failed call."""
     keep_alive: Duration = "30m"
     """How long an Ollama server keeps a model loaded after a call."""
-    allow_mixed: bool = False
-    """Allow several servers to have different weights under one model's name."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,9 +39,6 @@ class Judging(Group):
     """Model of the reward part judge; another one than the model that answers."""
     judge_rubric: Prose = ""
     """File with the rubric of the judge, kept in the run's settings; by default whether the answer is correct."""
-    judge_form: Literal["auto", "schema", "logprobs", "words"] = "auto"
-    """How the judge says yes or no: JSON of a schema, probabilities of the first token, its first word; auto asks the
-    server once."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "judge_rubric", _rubric_text(self.judge_rubric))  # a resumed run reads no file again

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import logging
 import math
 import time
@@ -283,7 +282,10 @@ class Calls:
                 raise PromptError(said.error.message, status=said.error.status or 400)
             if call.fault == "stall":
                 await asyncio.Event().wait()  # until the client closes the connection, which cancels the call
-            text, outcome.logprobs = _logprobs(text, said.logprob, request)
+            if request.logprobs:
+                if said.logprob is None:
+                    raise PromptError(f'"{request.model}" does not support logprobs')
+                outcome.logprobs = [{"token": token, "logprob": said.logprob} for token in tokens_of(text)]
             outcome.prompt_tokens = said.prompt_tokens or len(tokens_of(read))
             limit = request.max_tokens
             if not (call.shift or cuts_silently):
@@ -410,19 +412,6 @@ class Calls:
         except Exception as error:
             logger.exception("a model failed")
             raise PromptError(f"an error was encountered while running the model: {error}", status=500) from error
-
-
-def _logprobs(text: str, logprob: float | None, request: ChatRequest) -> tuple[str, list[dict[str, Any]] | None]:
-    """Return the reply and, where the client asks for them, its tokens with log probabilities."""
-    if not request.logprobs:
-        return text, None
-    if request.options.get("top_logprobs", 1) > 1:
-        top = [{"token": one, "logprob": math.log(max(share, 1e-30))} for one, share in json.loads(text).items()]
-        first = max(top, key=lambda row: row["logprob"])
-        return first["token"], [{**first, "top_logprobs": top}]
-    if logprob is None:
-        raise PromptError(f'"{request.model}" does not support logprobs')
-    return text, [{"token": token, "logprob": logprob} for token in tokens_of(text)]
 
 
 async def _stream(tokens: Sequence[str], write: Write, *, over_s: float, before: float) -> None:

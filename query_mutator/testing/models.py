@@ -44,9 +44,8 @@ class TextModel(Protocol):
         ...
 
 
-#: A function as a model. Its request has what the client sent: `max_tokens` is -1 without a limit, and `options` has
-#: `top_logprobs` where the client asks for several first tokens, whose probabilities then are the reply: a JSON object.
-#: A completion says more than a text: `logprob`, `hit_limit`, and its counts of tokens where they are above 0.
+#: A function as a model. Its request has what the client sent: `max_tokens` is -1 without a limit. A completion says
+#: more than a text: `logprob`, `hit_limit`, and its counts of tokens where they are above 0.
 Answer: TypeAlias = "Callable[[ChatRequest], str | Completion]"
 
 
@@ -59,7 +58,6 @@ class Served:
     weights: str  # models with the same share a runner
     answer: Answer | None = None
     encode: Callable[[Sequence[str]], Any] | None = None
-    takes_requests: bool = False  # whether it knows of log probabilities and thinking
     parameters: Mapping[str, int] = field(default_factory=dict)  # of the model's file, as num_ctx
     threads: Executor | None = None  # None: it is asked on the event loop
     modified_at: datetime = field(default_factory=lambda: datetime.now(UTC))
@@ -79,7 +77,6 @@ def text_model(name: str, model: TextModel | Answer) -> Served:
         digest=getattr(model, "digest", None) or _sha256(f"{name}\0{type(model).__qualname__}"),
         weights=getattr(model, "weights", name),
         answer=(lambda request: ask([user_text(request)])[0]) if ask else cast(Answer, model),
-        takes_requests=ask is None,
         threads=None if getattr(model, "is_instant", False) else threads,
         parameters=getattr(model, "parameters", {}),
     )

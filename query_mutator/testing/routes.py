@@ -129,14 +129,10 @@ class Routes:
     ) -> Call:
         """Return the call for a text; PromptError for a model or request that cannot have one."""
         name, model = payload.get("model", ""), self._find(payload)
-        wrong = [what for what in ("think", "logprobs") if payload.get(what) and not model.takes_requests]
-        if payload.get("tools") or model.answer is None or wrong:
-            what = "tools" if payload.get("tools") else "chat" if model.answer is None else wrong[0]
-            raise PromptError(f'"{name}" does not support {what.replace("think", "thinking")}')
+        if payload.get("tools") or payload.get("think") or model.answer is None:
+            what = "tools" if payload.get("tools") else "thinking" if payload.get("think") else "chat"
+            raise PromptError(f'"{name}" does not support {what}')
         rest = {key: value for key, value in options.items() if key not in _SAMPLING}
-        top = payload.get("top_logprobs")
-        if payload.get("logprobs") and isinstance(top, int) and top > 1:
-            rest["top_logprobs"] = top
         request = ChatRequest(
             model=name,
             messages=tuple(map(_message, messages)),
@@ -145,7 +141,6 @@ class Routes:
             seed=options.get("seed"),
             options=rest,
             json_schema=_ANY_JSON if format == "json" else format,
-            think=bool(payload.get("think")),
             logprobs=bool(payload.get("logprobs")),
         )
         return Call(model=model, request=request, fault=fault, **_limits(payload))

@@ -65,8 +65,8 @@ class TrainConfig(
         "mutator_model", "dataset", "algo", "seed", "lr", "save_dir", "resume", "dry_run",
     )  # fmt: skip
     IN_FILE: ClassVar[tuple[str, ...]] = (
-        "allow_mixed", "answer_column", "call_price", "clip_vloss", "deadline_s", "entropy_coef",
-        "epsilon_end", "epsilon_fraction", "epsilon_start", "judge_form", "kappa", "keep_alive", "local_server_url",
+        "answer_column", "call_price", "clip_vloss", "deadline_s", "entropy_coef",
+        "epsilon_end", "epsilon_fraction", "epsilon_start", "kappa", "keep_alive", "local_server_url",
         "max_grad_norm", "max_pending_updates", "max_reply_mb", "mutator_max_tokens", "n_step", "norm_adv",
         "num_cosines", "num_eval_quantiles", "num_models", "num_quantiles", "per_alpha", "per_beta", "question_column",
         "random_share", "ray_address", "replay_size", "skip_unchanged", "sync_every", "target_kl", "target_tau",

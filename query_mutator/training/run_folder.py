@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from query_mutator.bounds import group_of
+from query_mutator.cli.settings import files_read
 from query_mutator.confidence import ConfidenceModel
 from query_mutator.data import Split
 from query_mutator.env.task import Task
@@ -25,13 +26,12 @@ from query_mutator.files import write_checked_json
 from query_mutator.files.json_lines import check_json_lines
 from query_mutator.files.lock import locked
 from query_mutator.files.metrics import METRICS_FILE
-from query_mutator.files.run_dir import SUMMARY, RunDir
+from query_mutator.files.run_dir import SUMMARY, RunDir, describe_run, versions
 from query_mutator.learners.learner import Learner
 from query_mutator.learners.named import LEARNERS
 from query_mutator.learners.plan import Plan, plan_policy, plan_task
 from query_mutator.llm.backends import BACKENDS, DEFAULT_BACKEND
 from query_mutator.plugins import plugin_hashes
-from query_mutator.runs.provenance import describe_run, versions
 from query_mutator.session.checkpoint import PREVIOUS, RESUME, Checkpoint, Progress, usable_flags
 from query_mutator.session.models import OpenModels, ResolvedModels
 from query_mutator.session.policy_file import POLICY_FILE, SavedPolicy, background_of, write_policy_file
@@ -70,7 +70,8 @@ def _remove_unbegun(run_dir: RunDir) -> None:
 
 def write_config(parts: RunParts, *, resumed_at: int) -> None:
     """Write config.json, to which a resumed run adds the steps and the command."""
-    config = describe_run(asdict(parts.config), **described(parts.models, parts.split, parts.config.plugin))
+    about = described(parts.models, parts.split, parts.config.plugin)
+    config = describe_run(asdict(parts.config), settings_files=files_read(), **about)
     parts.run_dir.write_config(config, resumed_at=resumed_at)
 
 
@@ -216,7 +217,7 @@ class Checkpoints:
 FREE = frozenset(
     {
         *("batch_size", "use_batching", "adaptive", "ollama_url", "openai_url", "gguf", "recording"),
-        *("allow_mixed", "keep_alive"),
+        "keep_alive",
         *("ray_address", "local_server_url"),
         *("timeout_s", "max_reply_mb", "deadline_s", "max_retries", "wait_for_server_s", "max_failure_rate"),
         *("cache", "cache_path"),

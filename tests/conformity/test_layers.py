@@ -16,7 +16,7 @@ SURFACE = {"train_query_mutator", "rl_query_mutator_env", "ollama_utils", "bench
 
 VOCABULARY = {"errors", "plugins", "registry", "types", "version"}
 BASE = VOCABULARY | {"bounds", "files", "settings", "stats", "cli"}
-CALLS = BASE | {"encoder", "llm", "runs"}
+CALLS = BASE | {"encoder", "llm"}
 TASK = CALLS | {"confidence", "data", "forms", "operators", "rewards"}
 ENV = TASK | {"env"}
 LEARNERS = ENV | {"learners", "ppo"}
@@ -40,7 +40,6 @@ ALLOWED: dict[str, set[str]] = {
     "cli": VOCABULARY | {"bounds", "files", "ppo", "settings"},
     "encoder": VOCABULARY,
     "testing": VOCABULARY | {"bounds", "files", "settings", "stats"},
-    "runs": BASE,
     "llm": BASE - {"cli"} | {"encoder"},
     "operators": CALLS,
     "forms": VOCABULARY,

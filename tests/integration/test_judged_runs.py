@@ -20,7 +20,6 @@ from query_mutator.commands.main import main as qm_main
 from query_mutator.data import guard_questions
 from query_mutator.files.json_lines import read_json_lines
 from query_mutator.llm.openai import OpenAIBackend
-from query_mutator.llm.probe import judge_form
 from query_mutator.rewards import Judge
 from query_mutator.session.policy_file import read_policy
 from query_mutator.stats.agreement import agreement, cohen_kappa
@@ -87,7 +86,7 @@ def test_a_run_with_a_judge_counts_and_bounds_its_calls(tiny_flags: list[str], t
     assert last["judge/unscored"] == 0
     assert last["judge/score"] == last["judge/gold"]
     assert 1 < InFlight.peak <= 4  # --batch-size, of 8 slots
-    assert last["llm/calls"] == stats["calls"] - 1  # but for the question how it says yes
+    assert last["llm/calls"] == stats["calls"]
     config = json.loads((run / "config.json").read_text())
     assert config["flags"]["judge_rubric"] == "Say yes if an accepted name is in the answer.\n"
     assert read_policy(run).task.judge_rubric == config["flags"]["judge_rubric"]
@@ -96,9 +95,7 @@ def test_a_run_with_a_judge_counts_and_bounds_its_calls(tiny_flags: list[str], t
 def test_a_reply_without_a_verdict_is_an_invalid_step_and_never_a_score(tiny_flags: list[str], tmp_path: Path) -> None:
     with served(Muttering()) as server:
         more = ("--reward", "judge", "--judge-model", "muttering", "--no-evaluate", "--max-failure-rate", "1")
-        Path("words.json").write_text('{"judge_form": "words"}')
-        words = ("--config", "words.json", "--eval-interval", "0")
-        assert main(flags_for(server, tiny_flags, *more, *words)) == 0
+        assert main(flags_for(server, tiny_flags, *more, "--eval-interval", "0")) == 0
     run = (tmp_path / "runs" / "latest").resolve()
     rows = list(read_json_lines(run / "transcripts.jsonl"))
     unscored = [row for row in rows if not row["valid"]]
@@ -174,7 +171,7 @@ def test_another_reward_scores_answers_that_were_kept_and_asks_only_its_judge(
     assert methods[0] == methods[1] == methods[2]
     assert [row["score"] for row in trained] != [row["score"] for row in other]
     assert calls["right=1,meaning=0.5"] == 0
-    assert 0 < calls["judge --judge-model rule-judge"] <= 1 + sum(len(row["answers"]) for row in judged)
+    assert 0 < calls["judge --judge-model rule-judge"] <= sum(len(row["answers"]) for row in judged)
 
 
 def test_a_judge_that_is_not_there_is_one_line(tiny_flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -184,15 +181,11 @@ def test_a_judge_that_is_not_there_is_one_line(tiny_flags: list[str], capsys: py
     assert "has no model 'nobody'" in capsys.readouterr().err
 
 
-def test_llama_cpp_keeps_to_the_schema_and_gives_log_probabilities(tiny_gguf: Path) -> None:
+def test_llama_cpp_keeps_to_the_schema(tiny_gguf: Path) -> None:
     with LlamaServer(tiny_gguf, slots=2) as server, closing(OpenAIBackend(server.url)) as backend:
-        assert judge_form(backend, MODEL) == ("schema", False)
-        judge = Judge(model=MODEL, rubric="Say yes.", form="schema")
+        judge = Judge(model=MODEL, rubric="Say yes.")
         verdicts = [judge.verdict(backend.complete(judge.request("q", f"answer {n}"))) for n in range(4)]
         assert set(verdicts) <= {0.0, 1.0}  # random weights, but always a verdict
-        reply = backend.complete(Judge(model=MODEL, form="logprobs").request("q", "a"))
-    assert reply.ok
-    assert set(json.loads(reply.text)) == {"yes", "no"}
 
 
 class Generous:
@@ -251,7 +244,7 @@ def test_a_good_judge_a_generous_one_and_one_without_verdicts(
         said = capsys.readouterr().out
         assert qm([*flags, "generous", "--json", str(report), "--force"]) == 0
         generous: dict[str, Any] = json.loads(report.read_text())
-        assert exit_code(qm, [*flags, "echo", "--judge-form", "words"], prog="qm") == 3
+        assert exit_code(qm, [*flags, "echo"], prog="qm") == 3
     assert good["agreement"]["kappa"] == 1.0
     assert good["verdict"].startswith("rule-judge agrees with the labels (kappa 1.00 [0.")
     assert good["constant"]["kappa_ci"] == [0.0, 0.0]

@@ -142,25 +142,16 @@ def test_context_schema_and_reloads_have_a_sentence_each(capsys: pytest.CaptureF
         quiet = lines_of(capsys, ["--ollama-url", server.url, "--no-probe"])
         assert server.stats()["loads"] == 1
     assert lines["context"] == ["4096 tokens of the model's 32768: a reply of 256 leaves 3840 for a prompt"]
-    assert lines["schema"] == ["upper:latest: think: false and format work together"]
+    assert lines["schema"] == ["upper:latest: replies keep to a JSON schema"]
     assert lines["reload"][0].startswith("none now; a call of any client with another num_ctx")
     assert quiet["context"] == lines["context"]
     assert not {"schema", "reload", "slots", "set"} & quiet.keys()
 
 
-def test_a_model_that_another_client_loaded_with_another_context_is_a_finding(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_context_that_is_too_small_for_a_reply_is_a_finding(capsys: pytest.CaptureFixture[str]) -> None:
     with start_server([Upper()], latency_ms=5) as server:
-        other = OllamaBackend(server.url, runner_options={"num_ctx": 256})
-        assert other.complete(ChatRequest.user("hello", model="upper")).ok
-        other.close()
-        lines = lines_of(capsys, ["--ollama-url", server.url])
-        too_small = lines_of(capsys, ["--ollama-url", server.url, "--num-ctx", "200"])
-    assert lines["reload"][0].startswith(
-        "upper:latest was loaded with num_ctx=256, these calls loaded it again with 4096: give --num-ctx 256"
-    )
-    assert too_small["context"][0].endswith("too few for a reply of 256; give a larger --num-ctx")
+        lines = lines_of(capsys, ["--ollama-url", server.url, "--num-ctx", "200"])
+    assert lines["context"][0].endswith("too few for a reply of 256; give a larger --num-ctx")
 
 
 def test_two_models_that_push_each_other_out_are_a_finding(capsys: pytest.CaptureFixture[str]) -> None:
@@ -175,6 +166,10 @@ def test_two_models_that_push_each_other_out_are_a_finding(capsys: pytest.Captur
     assert [finding.split(":")[0] for finding in lines["schema"]] == ["upper", "short"]
 
 
+def refusal(said: str) -> bytes:
+    return http(json.dumps({"error": said}), status="400 Bad Request")
+
+
 def reply_of(text: str) -> bytes:
     return http(json.dumps({"model": "m", "message": {"content": text}, "done": True, "done_reason": "stop"}))
 
@@ -182,31 +177,25 @@ def reply_of(text: str) -> bytes:
 @pytest.mark.parametrize(
     ("replies", "sentence"),
     [
-        (['{"answer": "yes"}'], "think: false and format work together"),
-        (["Yes, very.", '{"answer": "no"}'], "think: false makes the server ignore format: leave think out"),
-        (["Yes, very.", '{"answer": "perhaps"}'], "the server ignores the JSON schema: do not rely on JSON"),
-        (["[1]", "wet"], "the server ignores the JSON schema"),
+        ([reply_of('{"answer": "yes"}')], "replies keep to a JSON schema"),
+        ([reply_of('{"answer": "perhaps"}')], "the server ignores the JSON schema: do not rely on JSON"),
+        ([reply_of("[1]")], "the server ignores the JSON schema"),
+        ([refusal("invalid format"), reply_of("wet")], "the server ignores the JSON schema"),  # asked without
+        ([refusal("no such option")], "no JSON of a schema (request: "),
     ],
 )
-def test_whether_think_and_format_work_together_is_asked_with_and_without_think(
-    replies: list[str], sentence: str
-) -> None:
-    with closing(ScriptedServer(*map(reply_of, replies))) as server:
+def test_whether_replies_keep_to_a_schema_is_asked_as_in_a_run(replies: list[bytes], sentence: str) -> None:
+    with closing(ScriptedServer(*replies)) as server:
         ours = OllamaBackend(server.url)
         assert schema_sentence(ours, "m").startswith(sentence)
         ours.close()
         asked = [request for request in server.requests if b"/api/chat" in request]  # besides the model's context
         bodies = [json.loads(request.partition(b"\r\n\r\n")[2]) for request in asked]
-    assert [body.get("think") for body in bodies] == [False, None][: len(replies)]
-    assert all(body["format"]["required"] == ["answer"] for body in bodies)
+    assert [body.get("format", {}).get("required") for body in bodies] == [["answer"], None][: len(replies)]
     assert all(body.keys() >= {"options", "keep_alive", "truncate", "shift"} for body in bodies)  # nothing reloads
 
 
-def test_a_server_that_refuses_a_schema_or_has_none_is_reported() -> None:
-    with closing(ScriptedServer(http('{"error": "invalid format"}', status="400 Bad Request"))) as server:
-        ours = OllamaBackend(server.url)
-        assert "no JSON of a schema (request: " in schema_sentence(ours, "m")
-        ours.close()
+def test_a_server_without_a_schema_or_context_is_reported() -> None:
 
     class Other(ModelServer):
         def complete(self, request: ChatRequest) -> Completion:

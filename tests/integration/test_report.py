@@ -25,10 +25,10 @@ from query_mutator.evaluation.outcomes import Outcome
 from query_mutator.evaluation.summary import Results, summarize
 from query_mutator.files import write_checked_json
 from query_mutator.files.json_lines import JsonLines, read_json_lines
+from query_mutator.files.pairs import pair_rows, read_held_out
 from query_mutator.report.page.build import MARK, MAX_CHARS, write_page
 from query_mutator.report.page.questions import pairs_of
 from query_mutator.report.page.run_reader import RunReader
-from query_mutator.runs.pairs import pair_rows, read_held_out
 from query_mutator.training.callbacks import CALLBACKS, Callback, RunView
 from query_mutator.types import ErrorInfo, Question
 from tests.browser.page_runs import write_run

@@ -10,9 +10,9 @@ from functools import lru_cache
 from itertools import combinations
 from typing import Any
 
+from query_mutator.files.pairs import pair_rows, paired_json
 from query_mutator.forms import FORMS
 from query_mutator.report.page.charts import fixed, signed
-from query_mutator.runs.pairs import pair_rows, paired_json
 from query_mutator.types import AS_IS, ASK, SUBMIT, UNDO, success_in
 
 MAX_QUESTIONS = 1000  # of a set on the page; the others are in its figures only

@@ -13,12 +13,11 @@ from query_mutator.errors import HIDDEN, UsageError, hide_credentials
 from query_mutator.evaluation.summary import POLICY
 from query_mutator.files import read_checked_json
 from query_mutator.files.json_lines import read_json_lines
-from query_mutator.files.run_dir import run_state
+from query_mutator.files.run_dir import run_state, steps_asked
 from query_mutator.report.page.figures import Figures
 from query_mutator.report.page.questions import Episodes, Evaluation
 from query_mutator.report.page.results import results_of
 from query_mutator.report.page.usage import Choices, TrainingUsage
-from query_mutator.runs.listing import steps_asked
 from query_mutator.types import wire_text
 
 _CONFIG, _SUMMARY = "config.json", "summary.json"

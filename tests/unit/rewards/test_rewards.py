@@ -23,7 +23,6 @@ from query_mutator.data.loaders import GENERAL_2
 from query_mutator.errors import UsageError
 from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.openai import OpenAIBackend
-from query_mutator.llm.probe import JudgeForm, judge_form
 from query_mutator.operators.base import clean_rewrite
 from query_mutator.operators.guards import GUARDS, failed_guard
 from query_mutator.rewards import PARTS, Evidence, Judge, NoReward, Unscored, WeightedReward, is_not_sure, is_refusal
@@ -404,8 +403,7 @@ def readers() -> Iterator[tuple[str, Callable[[str], object]]]:
             yield f"{part} of a {name}", lambda text, part=part, question=question: graded_long(part, question, text)
     for form in forms.names():
         yield form, forms.get(form).answer_in
-    for form in ("schema", "logprobs", "words"):
-        yield f"judge by {form}", lambda text, form=form: Judge(model="m", form=form).verdict(Completion(text=text))
+    yield "judge", lambda text: Judge(model="m").verdict(Completion(text=text))
     for kind in KINDS:
         yield f"vote by {kind}", lambda text, kind=kind: plain_vote("How?", [Attempt(text=text)], kind=kind)
         yield f"features of {kind}", lambda text, kind=kind: feature_row(FEW, Attempt(text=text), kind=kind)
@@ -496,32 +494,24 @@ def test_an_answer_cannot_leave_its_marks(attack: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("form", "reply", "verdict"),
+    ("reply", "verdict"),
     [
-        ("schema", '{"verdict": "yes"}', 1.0),
-        ("schema", ' {"verdict": "No"} ', 0.0),
-        ("schema", '{"verdict": "perhaps"}', None),
-        ("schema", '{"verdict": ["yes"]}', None),
-        ("schema", '{"grade": "yes"}', None),
-        ("schema", '["yes"]', None),
-        ("schema", '{"verdict": "yes"', None),
-        ("schema", "I'm sorry, but I can't help with that.", None),
-        ("schema", "", None),
-        ("schema", "[" * 5000, None),
-        ("words", "Yes.", 1.0),
-        ("words", "**no**, because", 0.0),
-        ("words", "yes and no", None),
-        ("words", "Maybe yes", None),
-        ("words", "I cannot judge this.", None),
-        ("words", "", None),
-        ("logprobs", '{"yes": 0.6, "no": 0.2}', 0.75),
-        ("logprobs", '{"yes": 0.1, "no": 0.2}', None),  # about to say something else
-        ("logprobs", "yes", None),
+        ('{"verdict": "yes"}', 1.0),
+        (' {"verdict": "No"} ', 0.0),
+        ('{"verdict": "perhaps"}', None),
+        ('{"grade": "yes"}', None),
+        ("I'm sorry, but I can't help with that.", None),
+        ("", None),
+        ("[" * 5000, None),
+        ("Yes.", 1.0),  # of a server that ignores the schema
+        ("**no**, because", 0.0),
+        ("yes and no", None),
+        ("Maybe yes", None),
+        ("I cannot judge this.", None),
     ],
 )
-def test_a_reply_is_read_or_has_no_verdict(form: JudgeForm, reply: str, verdict: float | None) -> None:
-    found = Judge(model="m", form=form).verdict(Completion(text=reply))
-    assert found == (pytest.approx(verdict) if verdict is not None else None)
+def test_a_reply_is_read_or_has_no_verdict(reply: str, verdict: float | None) -> None:
+    assert Judge(model="m").verdict(Completion(text=reply)) == verdict
 
 
 def test_the_part_asks_once_and_is_unscored_without_a_verdict() -> None:
@@ -587,7 +577,6 @@ class Parrot:
 @pytest.mark.parametrize("kind", [OllamaBackend, OpenAIBackend])
 def test_a_judge_keeps_to_the_schema(kind: type[OllamaBackend | OpenAIBackend]) -> None:
     with start_server({"rule-judge": RuleJudge()}) as server, closing(kind(server.url)) as backend:
-        assert judge_form(backend, "rule-judge") == ("schema", False)
         replies = [
             JUDGE.verdict(backend.complete(JUDGE.request("Capital of France?", answer, accepted=("Paris",))))
             for answer in ("It is Paris.", "It is London.", ATTACKS[0])
@@ -595,56 +584,15 @@ def test_a_judge_keeps_to_the_schema(kind: type[OllamaBackend | OpenAIBackend]) 
     assert replies == [1.0, 0.0, 0.0]
 
 
-def chat(text: str, **fields: Any) -> bytes:
-    return http(dumps({"model": "m", "message": {"content": text}, "done": True, "done_reason": "stop", **fields}))
-
-
-TOP = [{"token": " Yes", "logprob": -0.2}, {"token": "no", "logprob": -2.0}, {"token": "Well", "logprob": -4.0}]
-
-
-def test_log_probabilities_of_ollama_and_openai() -> None:
-    request = Judge(model="m", form="logprobs").request("q", "a")
-    probabilities = {"yes": np.exp(-0.2), "no": np.exp(-2.0)}
-    ollama = chat("Yes", logprobs=[{"token": "Yes", "logprob": -0.2, "top_logprobs": TOP}])
-    choice = {
-        "message": {"content": "Yes"},
-        "finish_reason": "length",
-        "logprobs": {"content": [{"top_logprobs": TOP}]},
-    }
-    openai = http(dumps({"model": "m", "choices": [choice]}))
-    for kind, reply in ((OllamaBackend, ollama), (OpenAIBackend, openai)):
-        with closing(ScriptedServer(reply)) as server, closing(kind(server.url)) as backend:
-            found = backend.complete(request)
-            body = loads(server.requests[0].partition(b"\r\n\r\n")[2])
-        assert loads(found.text) == pytest.approx(probabilities)
-        assert (body["logprobs"], body["top_logprobs"]) == (True, 20)
-
-
-@pytest.mark.parametrize(
-    "logprobs", [None, [], [{"top_logprobs": []}], [{"top_logprobs": [{"token": 1, "logprob": "x"}]}], [{}], "yes"]
-)
-def test_a_server_without_log_probabilities_is_an_error_that_says_so(logprobs: Any) -> None:
-    request = Judge(model="m", form="logprobs").request("q", "a")
-    with closing(ScriptedServer(chat("Yes", logprobs=logprobs))) as server, closing(OllamaBackend(server.url)) as ours:
-        found = ours.complete(request)
-    assert found.error is not None
-    assert found.error.kind == "request"
-    assert "no log probabilities" in found.error.message
-
-
-@pytest.mark.parametrize(
-    ("replies", "form"),
-    [
-        ([chat('{"answer": "no"}')], ("schema", False)),
-        ([chat("Yes!"), chat('{"answer": "yes"}')], ("schema", True)),
-        ([chat("Yes!"), chat("Yes!"), chat("Yes", logprobs=[{"top_logprobs": TOP}])], ("logprobs", False)),
-        ([chat("Yes!"), chat("Yes!"), chat("Yes")], ("words", False)),
-    ],
-)
-def test_the_surest_form_that_a_server_has_is_found(replies: list[bytes], form: tuple[str, bool]) -> None:
-    with closing(ScriptedServer(*replies)) as server, closing(OllamaBackend(server.url)) as backend:
-        backend._contexts["m"] = None  # so that only chats are asked
-        assert judge_form(backend, "m") == form
+def test_a_server_that_refuses_the_schema_is_asked_without() -> None:
+    refusal = http('{"error": {"message": "This response_format type is unavailable"}}', status="400 Bad Request")
+    choice = {"message": {"content": "Yes."}, "finish_reason": "stop"}
+    with closing(ScriptedServer(refusal, http(dumps({"choices": [choice]})))) as server:
+        with closing(OpenAIBackend(server.url)) as backend:
+            verdicts = [JUDGE.verdict(backend.complete(JUDGE.request("q", "a"))) for _ in range(2)]
+        bodies = [loads(request.partition(b"\r\n\r\n")[2]) for request in server.requests if b"POST" in request]
+    assert verdicts == [1.0, 1.0]
+    assert ["response_format" in body for body in bodies] == [True, False, False]
 
 
 # --- the watch -------------------------------------------------------------------------------------------------------
