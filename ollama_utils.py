@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
@@ -144,9 +144,9 @@ def batch_mutate_queries(
 # ---------------------------------------------------------------- the sentence encoder
 
 
-def encode_query(query: str, *, model: str | None = None, url: str | None = None) -> FloatArray:
+def encode_query(query: str, *, model: str | None = None) -> FloatArray:
     """Return the embedding of one query [dim], a unit vector."""
-    row: FloatArray = batch_encode_queries([query], model=model, url=url)[0]
+    row: FloatArray = batch_encode_queries([query], model=model)[0]
     return row
 
 
@@ -156,18 +156,17 @@ def batch_encode_queries(
     batch_size: int | None = None,
     max_workers: int | None = None,
     model: str | None = None,
-    url: str | None = None,
 ) -> FloatArray:
     """Return the embeddings of queries [n, dim] as unit rows, computed `batch_size` (8) texts at a time.
 
-    `model` is any encoder of `--encoder`: a name (by default all-MiniLM-L6-v2), a folder, `hash`, or `ollama:NAME` at
-    `url`. Raises EncoderError or BackendError, as nothing can stand in for an embedding.
+    `model` is any encoder of `--encoder`: a name (by default all-MiniLM-L6-v2), a folder or `hash`. Raises
+    EncoderError, as nothing can stand in for an embedding.
     """
     import numpy as np
 
     rows_at_once = _calls_at_once(batch_size, max_workers)
     texts = _texts(queries)
-    encoder = _encoder(model, OllamaBackend.address(url))
+    encoder = _encoder(model)
     if not texts:
         return np.zeros((0, encoder.dim), dtype=np.float32)
     starts = range(0, len(texts), rows_at_once)
@@ -175,16 +174,11 @@ def batch_encode_queries(
 
 
 @functools.lru_cache(maxsize=4)
-def _encoder(model: str | None, url: str) -> Encoder:
-    """Return the encoder, loaded once; one on a server opens a connection per call and keeps none."""
-    from query_mutator.encoder import DEFAULT_ENCODER
-    from query_mutator.llm.embeddings import encoder_named
+def _encoder(model: str | None) -> Encoder:
+    """Return the encoder, loaded once."""
+    from query_mutator.encoder import DEFAULT_ENCODER, resolve_encoder
 
-    def embed(name: str, texts: Sequence[str], keep: Callable[[FloatArray], None]) -> FloatArray:
-        with closing(build_client(url, batch_size=1)) as stack:
-            return stack.embed(name, texts, keep)
-
-    return encoder_named(model or DEFAULT_ENCODER, embed)
+    return resolve_encoder(model or DEFAULT_ENCODER)
 
 
 # ---------------------------------------------------------------- shared

@@ -1,4 +1,4 @@
-"""Encode the replies of a recording and write their rows beside it, 32 bytes each (see `query_mutator.llm.embeddings`).
+"""Encode the replies of a recording and write their rows beside it, 32 bytes each (see `llm/reply_vectors.py`).
 
     python scripts/reply_vectors.py query_mutator/data/recorded/smollm2-135m.jsonl.xz \
         --dataset query_mutator/data/questions/general.jsonl query_mutator/data/questions/general_2.jsonl
@@ -28,7 +28,7 @@ from query_mutator.encoder import resolve_encoder
 from query_mutator.env.task import CallSettings
 from query_mutator.files import atomic_write
 from query_mutator.files.replies import Recording
-from query_mutator.llm.embeddings import FORMAT, recorded_texts, vectors_path
+from query_mutator.llm.reply_vectors import FORMAT, recorded_texts, vectors_path
 from query_mutator.types import FloatArray, read_part
 
 KEPT, PIECES, TYPICAL = 256, 32, 256

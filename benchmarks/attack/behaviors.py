@@ -312,12 +312,3 @@ BAD: dict[str, Behavior] = {**PROTOCOL, **SIZES, **JSON, **CONTENT, **STREAMS, *
 BEHAVIORS: dict[str, Behavior] = {**GOOD, **BAD}
 LARGE = {"big", "15 MB of text"}  # once in a case: memory is bounded for one reply
 UNCHECKED = {"15 MB of text"}  # the answer is what was sent, too long to keep here
-
-ROWS = ["[[1, NaN]]", "[[1, null]]", "[[1e39, 1]]", "[null]", "[[]]", "[]", "7", "[[1], [2, 3]]", "[[0, 0, 0, 0]]",
-        "[[1, 2, 3, 4, 5]]", '[["x"]]', "[[[1]]]", "[[1e400]]", '{"0": [1]}']  # fmt: skip
-
-
-def embeddings(ask: Ask) -> Iterable[bytes]:
-    """Answer with embeddings that are none."""
-    rows = ask.rng.choice(ROWS)
-    return [http(f'{{"embeddings": {rows}, "data": {rows}}}'.encode())]

@@ -20,7 +20,6 @@ Behavior = Callable[["Ask"], Iterable[bytes]]
 
 MODEL = "m:latest"
 CHAT = {"/api/chat": "ollama", "/v1/chat/completions": "openai"}
-EMBED = {"/api/embed": "ollama", "/v1/embeddings": "openai"}
 
 
 class Close(Exception):
@@ -133,10 +132,9 @@ class HostileServer:
         rng: random.Random,
         share: float = 1.0,
         probes: bool = False,
-        embeds: bool = False,
         limit: int = 1 << 30,
     ) -> None:
-        self.behavior, self.share, self.probes, self.embeds = behavior, share, probes, embeds
+        self.behavior, self.share, self.probes = behavior, share, probes
         self._left = limit  # of the times that it misbehaves
         self.meant: dict[str, str] = {}  # prompt -> what the last reply to it meant to say
         self._rng = rng
@@ -189,9 +187,8 @@ class HostileServer:
         with self._lock:
             rng = random.Random(self._rng.random())
         if path not in CHAT:
-            is_hostile = self.embeds if path in EMBED else self.probes
             ask = Ask("ollama", False, path, self._closing, rng)
-            return self.behavior(ask) if is_hostile and rng.random() < self.share else [_about(path, body)]
+            return self.behavior(ask) if self.probes and rng.random() < self.share else [_about(path)]
         ask = Ask(CHAT[path], body.get("stream") is True, _last_content(body), self._closing, rng)
         ask.previous, self._previous = self._previous, ask.honest()
         pieces: Iterable[bytes] = [ask.honest()]
@@ -230,18 +227,8 @@ def _last_content(body: Mapping[str, Any]) -> str:
     return str(last.get("content")) if isinstance(last, dict) else ""
 
 
-def _texts(found: Any) -> list[str]:
-    return [text for text in found if isinstance(text, str)] if isinstance(found, list) else []
-
-
-def _about(path: str, body: Mapping[str, Any]) -> bytes:
-    """Return an honest reply about the server, its models, or texts to embed."""
-    if path in EMBED:
-        rows = [
-            [float(1 + len(text) % 7), 1.0, 0.5, float(sum(map(ord, text)) % 11)] for text in _texts(body.get("input"))
-        ]
-        data = [{"index": index, "embedding": row} for index, row in enumerate(rows)]
-        return http(json.dumps({"embeddings": rows, "data": data}).encode())
+def _about(path: str) -> bytes:
+    """Return an honest reply about the server or its models."""
     known: dict[str, Any] = {
         "/api/version": {"version": "0.24.0"},
         "/api/tags": {"models": [{"name": MODEL, "model": MODEL, "digest": "d" * 64}]},

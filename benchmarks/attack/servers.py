@@ -13,12 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from benchmarks.attack.behaviors import BEHAVIORS, GOOD, LARGE, UNCHECKED, embeddings
+from benchmarks.attack.behaviors import BEHAVIORS, GOOD, LARGE, UNCHECKED
 from benchmarks.attack.harness import Finished, Outcome, run_cli, run_qm
 from benchmarks.attack.hostile import MODEL, HostileServer, answer_to
 from query_mutator.errors import QueryMutatorError
 from query_mutator.llm.client import ModelServer
-from query_mutator.llm.embeddings import encoder_named
 from query_mutator.llm.stack import ClientStack, build_client
 from query_mutator.types import MAX_ERROR_CHARS, ChatRequest, Completion
 from train_query_mutator import main as train_main
@@ -32,7 +31,7 @@ PROBES_S = 2.0  # then no further question to the server: each may take its time
 def attack(rng: random.Random, folder: Path) -> Outcome:
     """Run one case: a client, a question to the server about itself, a command, or a training."""
     name = rng.choice(list(BEHAVIORS))
-    kind = rng.choices([_calls, _probes, _embeddings, _command, _training], weights=[30, 4, 4, 1, 2])[0]
+    kind = rng.choices([_calls, _probes, _command, _training], weights=[30, 4, 1, 2])[0]
     began = time.monotonic()
     outcome: Outcome = kind(rng, folder, name)
     if time.monotonic() - began > MAX_CASE_S and outcome.verdict == "ok":
@@ -113,29 +112,6 @@ def _questions(stack: ClientStack, server: ModelServer) -> list[Any]:
     ]
 
 
-def _embeddings(rng: random.Random, folder: Path, name: str) -> Outcome:
-    """Embed texts; only finite unit rows of one length may come out, or errors of the package."""
-    behavior = embeddings if rng.random() < 0.7 else BEHAVIORS[name]
-    server = HostileServer(behavior, rng=rng, share=rng.choice([1.0, 0.3]), embeds=True)
-    stack = build_client(server.url, backend="ollama", timeout_s=TIMEOUT_S, max_retries=0)
-    try:
-        encoder = encoder_named(f"ollama:{MODEL}", stack.embed)
-        for _ in range(5):
-            try:
-                rows = encoder.encode([str(rng.random()), "text"])
-            except QueryMutatorError:
-                continue
-            norms = (rows**2).sum(axis=1)  # 0 for a row of zeros
-            if rows.shape != (2, encoder.dim) or not (abs(norms * (norms - 1)) < 1e-3).all():
-                return Outcome(case=f"{name}: embeddings", verdict="wrong", detail=repr(rows)[:500])
-    except QueryMutatorError:
-        pass
-    finally:
-        stack.close()
-        server.close()
-    return Outcome(case=f"{'rows' if behavior is embeddings else name}: embeddings")
-
-
 def _command(rng: random.Random, folder: Path, name: str) -> Outcome:
     """Run `qm doctor` against the server."""
     behavior = BEHAVIORS["closes before" if name in _STALLING else name]
@@ -153,16 +129,12 @@ def _training(rng: random.Random, folder: Path, name: str) -> Outcome:
     behavior = BEHAVIORS["closes before" if name in _STALLING else name]
     rows = [{"id": str(number), "query": f"what is {number}?", "accept": ["sorted"]} for number in range(12)]
     (folder / "q.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    remote = rng.random() < 0.3
-    share = rng.choice([1.0, 0.3])
-    server = HostileServer(
-        embeddings if remote else behavior, rng=rng, share=share, embeds=remote, limit=1 if name in LARGE else 1000
-    )
+    server = HostileServer(behavior, rng=rng, share=rng.choice([1.0, 0.3]), limit=1 if name in LARGE else 1000)
     flags = {
         "ollama-url": server.url, "target-model": MODEL, "dataset": "q.jsonl", "num-env-steps": 16, "num-processes": 2,
         "num-steps": 4, "num-mini-batch": 1, "batch-size": 2, "timeout-s": TIMEOUT_S, "max-retries": 1,
         "max-failure-rate": 1, "wait-for-server": 0, "eval-interval": 0, "save-dir": "runs",
-        "encoder": f"ollama:{MODEL}" if remote else "hash", "cache-path": "replies.sqlite",
+        "encoder": "hash", "cache-path": "replies.sqlite",
     }  # fmt: skip
     argv = [word for flag, value in flags.items() for word in (f"--{flag}", str(value))]
     argv += ["--no-evaluate"]
@@ -170,7 +142,7 @@ def _training(rng: random.Random, folder: Path, name: str) -> Outcome:
         done = run_cli(train_main, argv, folder)
     finally:
         server.close()
-    outcome = _judged(done, "rows" if remote else name)
+    outcome = _judged(done, name)
     for path in folder.glob("runs/*/transcripts.jsonl"):
         if outcome.verdict == "ok" and (wrong := _misplaced(path, server)):
             return Outcome(case=outcome.case, verdict="wrong", detail=wrong)

@@ -346,7 +346,7 @@ def _read_log(flags: PlanFlags, path: Path) -> None:
         if not missing:
             settings = replace(settings, forms=",".join(found.saved.plan.operators))
             acting = split or Split(train=(_STAND_IN,))
-            run.can_play(_unasked_task(settings, acting, encoder_of(flags, None)), _system(flags), settings, acting)
+            run.can_play(_unasked_task(settings, acting, encoder_of(flags)), _system(flags), settings, acting)
         run.finish(found)
         folder = run.run_dir.path
     again = run.policy.named_again if run.policy else ""

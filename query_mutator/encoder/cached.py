@@ -26,7 +26,6 @@ class CachedEncoder:
     def __init__(self, inner: Encoder, *, max_texts: int = MAX_TEXTS) -> None:
         self.name, self.dim, self.source, self.fingerprint = inner.name, inner.dim, inner.source, inner.fingerprint
         self.inner = inner
-        self.is_remote: bool = getattr(inner, "is_remote", False)  # whether a server makes the embeddings
         self.known: Callable[[str], FloatArray | None] = lambda text: None  # rows of texts that need no encoding
         self.gathers = False  # whether texts wait for others: a model that is called needs the same cores
         self._max_texts = max_texts
@@ -98,8 +97,6 @@ def resolve_encoder(spec: str = DEFAULT_ENCODER, *, device: str = "cpu", determi
         return CachedEncoder(MiniLM(deterministic=deterministic))
     if spec == "hash":
         return CachedEncoder(HashEncoder())
-    if spec.startswith("ollama:"):
-        raise EncoderError(f"encoder {spec!r} needs an Ollama server; use --backend ollama or --ollama-url")
     if spec.startswith((".", "~", "/")) and not Path(spec).is_dir():
         raise EncoderError(f"encoder folder {spec} does not exist; give a folder or a name such as {DEFAULT_ENCODER}")
     try:
@@ -109,5 +106,5 @@ def resolve_encoder(spec: str = DEFAULT_ENCODER, *, device: str = "cpu", determi
             f'encoder {spec!r} needs sentence-transformers; run `pip install "query-mutator[train]"`'
         ) from error
     except Exception as error:  # a broken file raises what its reader does, the hub client a dozen types
-        advice = f"give a folder, a name of the hub, ollama:NAME or {DEFAULT_ENCODER}"
+        advice = f"give a folder, a name of the hub or {DEFAULT_ENCODER}"
         raise EncoderError(f"encoder {spec!r} cannot be loaded ({reason_of(error)[:160]}); {advice}") from error

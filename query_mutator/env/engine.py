@@ -253,13 +253,10 @@ class EpisodeEngine:
         return Rewriting((rewrite or text) if guard is None else text, guard)
 
     def _embed(self, text: str) -> Flow:
-        """Embed a wording that is not asked yet; return the error of a server that failed."""
+        """Embed a wording that is not asked yet."""
         if text not in self.episode.vectors:
             vectors = yield Encode((text,))
-            if isinstance(vectors, ErrorInfo):
-                return vectors
             self.episode.vectors[text] = vectors[0]
-        return None
 
     def _timed(self, request: ChatRequest, phase: str, kind: str) -> Flow:
         """Yield one call of a step, count it and note its time; return the Completion."""
@@ -277,10 +274,8 @@ class EpisodeEngine:
         A reward part that asks a model is a cost of training, not of the policy: its calls are not in `episode.calls`.
         """
         task, index, (text, form) = self.task, self.episode.index, asked
-        vectors = yield from self._vectors(text, read_part(answered.text))
-        if isinstance(vectors, ErrorInfo):
-            return vectors
-        original, (text_vector, answer_vector) = task.question_vectors[index], vectors
+        text_vector, answer_vector = yield from self._vectors(text, read_part(answered.text))
+        original = task.question_vectors[index]
         evidence = Evidence(
             question=task.questions[index],
             rewrite=text,
@@ -321,12 +316,10 @@ class EpisodeEngine:
                 return reply.error
 
     def _vectors(self, text: str, answer: str) -> Flow:
-        """Return the embeddings [D] of a wording and an answer, zeros for one that nothing reads, or an ErrorInfo."""
+        """Return the embeddings [D] of a wording and an answer, zeros for one that nothing reads."""
         known, reads = self.episode.vectors.get(text), self.task.embeds_answers
         texts = [text] * (known is None) + [answer] * reads
         found = (yield Encode(tuple(texts))) if texts else []
-        if isinstance(found, ErrorInfo):
-            return found
         of_text = found[0] if known is None else known
         return of_text, found[-1] if reads else np.zeros_like(of_text)
 

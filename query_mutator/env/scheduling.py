@@ -25,11 +25,10 @@ from typing import Any
 import numpy as np
 
 from query_mutator.encoder import CachedEncoder, Encoder
-from query_mutator.errors import BackendError
 from query_mutator.llm.cache import Work, abandon, join
 from query_mutator.llm.client import Client
 from query_mutator.llm.retry import Attempts, RetryPolicy, with_retries
-from query_mutator.types import ChatRequest, Completion, ErrorInfo, FloatArray
+from query_mutator.types import ChatRequest, Completion, FloatArray
 
 ENCODE_WORKERS = 2  # a pass uses one core, and most cores are idle while calls are in flight
 
@@ -45,9 +44,9 @@ def run_flow(flow: Flow, *, client: Client, encoder: Encoder, retry_policy: Retr
         if isinstance(need, Prepare):
             result = None
         elif isinstance(need, Encode):
-            result = encoded(encoder, need.texts)
+            result = encoder.encode(need.texts)
         else:
-            result = with_retries(client.complete, need.request, retry_policy)
+            result = with_retries(client, need.request, retry_policy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +58,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Encode:
-    """Request embeddings of texts [n]; the flow is sent an array [n, D], or the ErrorInfo of a failed server."""
+    """Request embeddings of texts [n]; the flow is sent an array [n, D]."""
 
     texts: tuple[str, ...]
 
@@ -145,12 +144,11 @@ class PooledScheduler(Scheduler):
         self._callers = ThreadPoolExecutor(max_workers=batch_size, thread_name_prefix="qm-call")
         self._waiting_calls: queue.PriorityQueue[tuple[int, int, Work]] = queue.PriorityQueue()
         self._call_ids = itertools.count()  # among calls of equal priority the first comes first
-        is_local = isinstance(encoder, CachedEncoder) and not encoder.is_remote
-        self._encode_workers = ENCODE_WORKERS if is_local else 1  # a server gets one batch at a time
+        self._prepares = isinstance(encoder, CachedEncoder)
+        self._encode_workers = ENCODE_WORKERS if self._prepares else 1
         self._encoders = ThreadPoolExecutor(max_workers=self._encode_workers, thread_name_prefix="qm-encode")
         self._to_encode: list[tuple[_Running | None, tuple[str, ...]]] = []  # None: of a flow that does not wait yet
         self._gathers = isinstance(encoder, CachedEncoder) and encoder.gathers
-        self._prepares = is_local  # for a server it would be one more call
         self._encoding = 0  # batches of texts in flight
         self._timers: list[tuple[float, int, _Running]] = []
         self._timer_ids = itertools.count()
@@ -303,21 +301,10 @@ def _cached(encoder: Encoder, texts: Sequence[str]) -> FloatArray | None:
     return encoder.get(texts) if isinstance(encoder, CachedEncoder) else None
 
 
-def _encode_batch(encoder: Encoder, groups: Sequence[tuple[str, ...]]) -> list[FloatArray | ErrorInfo]:
-    vectors = encoded(encoder, [text for texts in groups for text in texts])
-    if isinstance(vectors, ErrorInfo):
-        if vectors.kind == "prompt_too_long" and len(groups) > 1:  # the others fit
-            return [encoded(encoder, texts) for texts in groups]
-        return [vectors] * len(groups)
+def _encode_batch(encoder: Encoder, groups: Sequence[tuple[str, ...]]) -> list[FloatArray]:
+    vectors = encoder.encode([text for texts in groups for text in texts])
     stops = np.cumsum([len(texts) for texts in groups])
     return [vectors[stop - len(texts) : stop] for texts, stop in zip(groups, stops, strict=True)]
-
-
-def encoded(encoder: Encoder, texts: Sequence[str]) -> FloatArray | ErrorInfo:
-    try:
-        return encoder.encode(texts)
-    except BackendError as error:  # raised only by an encoder on a server, after its retries
-        return ErrorInfo(kind=error.kind, message=str(error))
 
 
 async def run_flow_async(
@@ -341,7 +328,7 @@ async def run_flow_async(
             if isinstance(need, Prepare):
                 result = None
             elif isinstance(need, Encode):
-                result = await asyncio.to_thread(encoded, encoder, need.texts)
+                result = await asyncio.to_thread(encoder.encode, need.texts)
             else:
                 attempts = Attempts(need.request, retry_policy)
                 reply = await complete(attempts.next())

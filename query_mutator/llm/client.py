@@ -14,7 +14,7 @@ from query_mutator.errors import ModelMissingError, UsageError
 from query_mutator.files.replies import Recording
 from query_mutator.registry import nearest
 from query_mutator.settings.calls import Calls
-from query_mutator.types import ChatRequest, Completion, ErrorInfo, FloatArray
+from query_mutator.types import ChatRequest, Completion
 
 MAX_EXAMINED = 50  # models whose capabilities are asked for a message
 _SHOWN_NAMES = 20
@@ -25,13 +25,6 @@ def shown_names(names: Sequence[str]) -> str:
     """Return the names of models for a message: a hosted server has thousands."""
     more = len(names) - _SHOWN_NAMES
     return ", ".join(names[:_SHOWN_NAMES]) + (f" and {more:,} more" if more > 0 else "") or "none"
-
-
-def error_of(reply: object) -> ErrorInfo | None:
-    """Return why a call failed: the error of a completion, or the one in place of embeddings."""
-    if isinstance(reply, Completion):
-        return reply.error
-    return reply if isinstance(reply, ErrorInfo) else None
 
 
 class Client(Protocol):
@@ -224,10 +217,6 @@ class ModelServer(Client, Protocol):
     def recording(self) -> Recording | None:
         """Return the recorded replies, beyond which nothing can be asked; None where any prompt is answered."""
         return None
-
-    def embed(self, model: str, texts: Sequence[str]) -> FloatArray | ErrorInfo:
-        """Return an error, as there are no embeddings by default."""
-        return ErrorInfo(kind="request", message=f"{self.title} makes no embeddings; choose another --encoder")
 
     def close(self) -> None:
         """Release nothing."""

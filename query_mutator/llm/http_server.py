@@ -19,7 +19,6 @@ from query_mutator.types import (
     ChatRequest,
     Completion,
     ErrorInfo,
-    FloatArray,
     Json,
     logprob_fields,
     wire_number,
@@ -43,7 +42,6 @@ class HttpServer(ModelServer):
     #: Makes the record of a reply of `latency_s`; any exception means a reply of another form.
     completion: ClassVar[Callable[..., Completion]]
     chat_path: ClassVar[str]
-    embed_path: ClassVar[str]
     start_advice: ClassVar[str] = "check the address"
     key_advice: str = ""  # for a server that refuses a call without a key, or with another one
 
@@ -76,10 +74,6 @@ class HttpServer(ModelServer):
         """Return the body of a chat call."""
         raise NotImplementedError
 
-    def embed_body(self, model: str, texts: Sequence[str]) -> Json:
-        """Return the body of an embedding call."""
-        raise NotImplementedError
-
     # --- calls -----------------------------------------------------------------------------------------------------
 
     def complete(self, request: ChatRequest) -> Completion:
@@ -89,11 +83,10 @@ class HttpServer(ModelServer):
             request = replace(request, **self._refused)
         left_s = self._left_s(request)
         reply = self._post(self.chat_path, self._body(request), retry_count=request.attempt - 1, timeout_s=left_s)
-        for field, (word, absent) in _OPTIONAL.items() if isinstance(reply, ErrorInfo) else ():
-            if getattr(request, field) and reply.status in REFUSALS and word in reply.message.lower():
-                self._refused[field] = absent
-                logger.info("%s: no %s: %s; calls are made without", self.url, field, reply)
-                return self.complete(request)
+        if isinstance(reply, ErrorInfo) and (field := _refused_field(request, reply)):
+            self._refused[field] = _OPTIONAL[field][1]
+            logger.info("%s: no %s: %s; calls are made without", self.url, field, reply)
+            return self.complete(request)
         return self._completion(request, reply, latency_s=time.perf_counter() - started)
 
     def _body(self, request: ChatRequest) -> Json:
@@ -102,17 +95,6 @@ class HttpServer(ModelServer):
         if request.logprobs:
             body |= {"logprobs": True, "top_logprobs": 1}  # llama-server gives none with 0
         return body
-
-    def embed(self, model: str, texts: Sequence[str]) -> FloatArray | ErrorInfo:
-        """Return the embeddings of texts [n, dim] (zeros for an empty text), or why there are none."""
-        reply = self._post(self.embed_path, self.embed_body(model, texts))
-        if isinstance(reply, ErrorInfo):
-            return reply
-        what = f"the reply does not hold {len(texts)} rows of numbers"
-        rows = parsed(lambda: _matrix(_rows(reply), count=len(texts)), what=what)
-        if not isinstance(rows, ErrorInfo) and texts and not rows.size:
-            return ErrorInfo(kind="empty", message="the server's embeddings are empty")
-        return rows
 
     def close(self) -> None:
         """Cancel the calls in flight and close the connections; idempotent."""
@@ -188,6 +170,12 @@ class HttpServer(ModelServer):
         return self._contexts[model]
 
 
+def _refused_field(request: ChatRequest, error: ErrorInfo) -> str | None:
+    """Return the optional field of a request that a server refused, None for an error of another kind."""
+    said = error.message.lower() if error.status in REFUSALS else ""
+    return next((name for name, (word, _) in _OPTIONAL.items() if getattr(request, name) and word in said), None)
+
+
 def rows_in(reply: Json, name: str) -> list[Json]:
     """Return the objects in a list of a reply, which some servers leave out; TypeError for anything else."""
     found = reply.get(name) or []
@@ -200,31 +188,6 @@ def names_in(rows: Sequence[Json], *keys: str) -> tuple[str, ...]:
     """Return the name of each object under the first of the keys that it has; a name beyond reason is left out."""
     names = (next((row[key] for key in keys if row.get(key)), "") for row in rows[:_MAX_NAMES])
     return tuple(wire_text(name) for name in names if isinstance(name, str) and 0 < len(name) <= MAX_NAME_CHARS)
-
-
-def _rows(reply: Json) -> list[list[float]]:
-    """Return the embeddings in a reply in Ollama's or OpenAI's form; that of an empty text may be an empty row."""
-    if "embeddings" in reply:
-        return list(reply["embeddings"])
-    rows = {int(row["index"]): row["embedding"] for row in reply["data"]}
-    return [rows[index] for index in range(len(rows))]
-
-
-def _matrix(rows: Sequence[Sequence[float]], *, count: int) -> FloatArray:
-    """Return embeddings [n, dim], with zeros for an empty row; ValueError unless all numbers are finite."""
-    import numpy as np
-
-    if len(rows) != count:
-        raise ValueError(f"{len(rows)} rows")
-    dim = max(map(len, rows), default=0)
-    with np.errstate(over="ignore"):  # a number beyond float32 becomes infinite
-        matrix = np.array([row or [0.0] * dim for row in rows], dtype=np.float32)
-    if matrix.shape[1:] != (dim,) * (count > 0):
-        raise ValueError(f"an array of shape {matrix.shape}")
-    matrix = matrix.reshape(count, dim)
-    if not np.isfinite(matrix).all():
-        raise ValueError("numbers that are not finite")
-    return matrix
 
 
 def completion_of(payload: Mapping[str, Any], *, latency_s: float = 0.0) -> Completion:

@@ -1,4 +1,4 @@
-"""One bound on the calls in flight, shared by every kind of call; fixed, or found from the times the server reports.
+"""One bound on the calls in flight, shared by all calls; fixed, or found from the times the server reports.
 
     wait ratio = time the server queued calls / time it worked on them      (n calls on s slots: n / s - 1)
 
@@ -22,10 +22,7 @@ _OVERLOAD = frozenset({"busy", "timeout"})
 
 
 class Limit(ClientWrapper):
-    """A client that lets at most `limit` calls through at once; an adaptive limit moves between 1 and where it starts.
-
-    Embeddings take a place with `with limit`.
-    """
+    """A client that lets at most `limit` calls through at once; an adaptive one moves between 1 and where it starts."""
 
     def __init__(self, client: Client, *, limit: int, is_adaptive: bool = False) -> None:
         if limit < 1:
@@ -61,18 +58,12 @@ class Limit(ClientWrapper):
                     self._learn(reply, window)
                 deliver(reply)
             finally:
-                self.__exit__()
+                with self._changed:
+                    self._in_flight -= 1
+                    if self._waiting:
+                        self._changed.notify()
 
         return work
-
-    def __enter__(self) -> None:
-        self._take(None)
-
-    def __exit__(self, *_: object) -> None:
-        with self._changed:
-            self._in_flight -= 1
-            if self._waiting:
-                self._changed.notify()
 
     def _take(self, deadline: float | None) -> bool:
         """Take a place as soon as there is one; return whether there was before a time of `time.monotonic()`."""

@@ -1,9 +1,9 @@
-"""The backend for servers with Ollama's own routes: /api/chat, /api/embed, /api/tags, /api/version."""
+"""The backend for servers with Ollama's own routes: /api/chat, /api/tags, /api/version."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from query_mutator.llm.address import DEFAULT_URL
@@ -37,7 +37,6 @@ class OllamaBackend(HttpServer):
     key_advice = "for a server that needs a token see docs/how-to/add-a-backend.md"
     completion = staticmethod(Completion.from_ollama)
     chat_path = "/api/chat"
-    embed_path = "/api/embed"
 
     def version(self, *, timeout_s: float = INFO_TIMEOUT_S) -> str:
         """Return the server's version; ServerDownError when nothing answers there."""
@@ -85,11 +84,6 @@ class OllamaBackend(HttpServer):
     def chat_body(self, request: ChatRequest) -> Json:
         """Return the body of /api/chat."""
         return chat_payload(request, keep_alive=self.keep_alive, runner_options=self.runner_options)
-
-    def embed_body(self, model: str, texts: Sequence[str]) -> Json:
-        """Return the body of /api/embed."""
-        body: Json = {"model": model, "input": list(texts), "keep_alive": self.keep_alive, "truncate": False}
-        return {**body, "options": self.runner_options} if self.runner_options else body
 
     def _listed(self, path: str, *, timeout_s: float = INFO_TIMEOUT_S) -> list[Json]:
         return self.info(path, lambda reply: rows_in(reply, "models"), timeout_s=timeout_s)

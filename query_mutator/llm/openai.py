@@ -6,7 +6,7 @@ The key comes from the environment and goes into one header; no message, log or 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import closing
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
@@ -38,7 +38,6 @@ class OpenAIBackend(HttpServer):
     start_advice = "check --openai-url"
     completion = staticmethod(completion_of)
     chat_path = "/chat/completions"
-    embed_path = "/embeddings"
 
     def __init__(
         self,
@@ -107,10 +106,6 @@ class OpenAIBackend(HttpServer):
     def chat_body(self, request: ChatRequest) -> Json:
         """Return the body of /chat/completions."""
         return chat_payload(request, token_field=self._token_field)
-
-    def embed_body(self, model: str, texts: Sequence[str]) -> Json:
-        """Return the body of /embeddings."""
-        return {"model": model, "input": list(texts), "encoding_format": "float"}
 
     def _listed(self, *, timeout_s: float = INFO_TIMEOUT_S) -> list[Json]:
         """Return the list of models, [] from a server that has none; ServerDownError when nothing answers."""

@@ -14,14 +14,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 from query_mutator.errors import BackendError, ServerDownError, UsageError
 from query_mutator.llm.cancellation import current_cancellation
-from query_mutator.llm.client import ModelServer, error_of
-from query_mutator.types import ChatRequest, Completion, ErrorInfo, FloatArray
-
-T = TypeVar("T")
+from query_mutator.llm.client import ModelServer
+from query_mutator.types import ChatRequest, Completion, ErrorInfo
 
 logger = logging.getLogger(__name__)
 
@@ -99,11 +96,16 @@ class Pool:
 
     def complete(self, request: ChatRequest) -> Completion:
         """Return the reply of one server, or the last one's failure when none took the call."""
-        return self._call(lambda backend: backend.complete(request))
-
-    def embed(self, model: str, texts: Sequence[str]) -> FloatArray | ErrorInfo:
-        """Return the embeddings of texts [n, dim] from one server, or the last one's failure."""
-        return self._call(lambda backend: backend.embed(model, texts))
+        for absences in itertools.count():
+            self._is_there.wait()
+            seen = self._absences
+            reply = self._try(request)
+            error = reply.error
+            if error is None or error.status is not None:
+                self.answered()
+            if error is None or not is_lost(error) or absences == MAX_ABSENCES or not self._waited(seen):
+                return reply
+        raise AssertionError("unreachable")
 
     def answered(self) -> None:
         """Record that a server answered: from now on it is waited for."""
@@ -115,33 +117,20 @@ class Pool:
             server.backend.close()
         self._closed.set()
 
-    def _call(self, once: Callable[[ModelServer], T]) -> T:
-        for absences in itertools.count():
-            self._is_there.wait()
-            seen = self._absences
-            reply = self._try(once)
-            error = error_of(reply)
-            if error is None or error.status is not None:
-                self.answered()
-            if error is None or not is_lost(error) or absences == MAX_ABSENCES or not self._waited(seen):
-                return reply
-        raise AssertionError("unreachable")
-
-    def _try(self, once: Callable[[ModelServer], T]) -> T:
+    def _try(self, request: ChatRequest) -> Completion:
         """Return the reply of the first server that takes the call, else the last one's failure."""
         untried = list(self.servers)
         while True:
             server = self._choose(untried)
             try:
-                reply = once(server.backend)
-                error = error_of(reply)
+                reply = server.backend.complete(request)
                 with self._lock:
-                    server.note(error, now=self._clock())
+                    server.note(reply.error, now=self._clock())
             finally:
                 with self._lock:
                     server.in_flight -= 1
             untried.remove(server)
-            if error is None or error.kind not in _ELSEWHERE or not untried:
+            if reply.error is None or reply.error.kind not in _ELSEWHERE or not untried:
                 return reply
 
     def _choose(self, among: Sequence[Server]) -> Server:

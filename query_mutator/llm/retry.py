@@ -11,13 +11,11 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar, cast
+from typing import Any
 
-from query_mutator.llm.client import Client, ClientWrapper, error_of
+from query_mutator.llm.client import Client, ClientWrapper
 from query_mutator.settings.calls import Calls
 from query_mutator.types import ChatRequest, Completion, ErrorInfo
-
-T = TypeVar("T")
 
 MAX_RETRY_AFTER_S = 120.0  # a server may ask for more; then the next attempt just fails again
 MAX_TIMEOUTS = 1  # a retried timeout joins the end of the server's queue
@@ -99,19 +97,15 @@ class Attempts:
 
 
 def with_retries(
-    once: Callable[[ChatRequest], T],
-    request: ChatRequest,
-    policy: RetryPolicy,
-    *,
-    wait: Callable[[float], Any] = time.sleep,
-) -> T:
-    """Call `once` and wait in turns; return its result when it is final, or when `wait` returns true."""
+    client: Client, request: ChatRequest, policy: RetryPolicy, *, wait: Callable[[float], Any] = time.sleep
+) -> Completion:
+    """Call a client and wait in turns; return its reply when it is final, or when `wait` returns true."""
     attempts = Attempts(request, policy)
     while True:
-        result = once(attempts.next())
-        seconds = attempts.delay_s(error_of(result))
+        reply = client.complete(attempts.next())
+        seconds = attempts.delay_s(reply.error)
         if seconds is None or wait(seconds):
-            return cast(T, attempts.result(result)) if isinstance(result, Completion) else result
+            return attempts.result(reply)
 
 
 class Retry(ClientWrapper):
@@ -124,11 +118,7 @@ class Retry(ClientWrapper):
 
     def complete(self, request: ChatRequest) -> Completion:
         """Return the first reply that is an answer, or the last failure; `attempts` says how many calls it took."""
-        return self.call(self._client.complete, request)
-
-    def call(self, once: Callable[[ChatRequest], T], request: ChatRequest) -> T:
-        """Return the last result of calls of another kind; `request` has the model and no message."""
-        return with_retries(once, request, self.policy, wait=self._closed.wait)
+        return with_retries(self._client, request, self.policy, wait=self._closed.wait)
 
     def close(self) -> None:
         """Give up waiting and close the inner client; idempotent."""

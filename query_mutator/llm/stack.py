@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from query_mutator.errors import BackendError, UsageError
+from query_mutator.errors import UsageError
 from query_mutator.llm.backends import DEFAULT_BACKEND, open_servers
 from query_mutator.llm.cache import Cache
 from query_mutator.llm.client import ModelServer
@@ -21,16 +21,13 @@ from query_mutator.llm.pool import Pool, require_same_models
 from query_mutator.llm.retry import Retry, RetryPolicy
 from query_mutator.llm.store import Store, default_cache_path
 from query_mutator.settings.calls import DIRECT, Calls
-from query_mutator.types import ChatRequest, ErrorInfo, FloatArray
 
 logger = logging.getLogger(__name__)
-
-_SHOWN_CHARS = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientStack:
-    """The layers around one server or several; all kinds of calls share the one bound of `limit`.
+    """The layers around one server or several; all calls share the one bound of `limit`.
 
     The servers are of one backend and have the same models, so what one says of a model holds for all.
     """
@@ -69,27 +66,6 @@ class ClientStack:
         for model in models:
             self.identity(model)  # now, so that stored replies are found while no server answers
         self.pool.answered()
-
-    def embed(
-        self, model: str, texts: Sequence[str], keep: Callable[[FloatArray], None] = lambda rows: None
-    ) -> FloatArray:
-        """Return embeddings of texts [n, dim] from a server; BackendError when it fails for good.
-
-        `keep` is called with them before the call gives up its place among those in flight.
-        """
-
-        def once(_: ChatRequest) -> FloatArray | ErrorInfo:
-            with self.limit:
-                reply = self.pool.embed(model, texts)
-                if not isinstance(reply, ErrorInfo):
-                    keep(reply)
-                return reply
-
-        reply = self.retry.call(once, ChatRequest(model=model, messages=()))
-        if isinstance(reply, ErrorInfo):
-            about = _longest(texts) if reply.kind == "prompt_too_long" else ""
-            raise BackendError(f"{self.pool.url} gave no embeddings from {model!r} ({about}{reply})", kind=reply.kind)
-        return reply
 
     def close(self) -> None:
         """Cancel calls in flight and close connections and cache; idempotent."""
@@ -151,11 +127,6 @@ def identity_of(servers: Sequence[ModelServer], *, extra: str) -> Callable[[str]
         return f"{' '.join(digests)} {extra}"
 
     return identity
-
-
-def _longest(texts: Sequence[str]) -> str:
-    longest = max(texts, key=len)
-    return f"the longest of {len(texts)} texts has {len(longest)} characters: {longest[:_SHOWN_CHARS]!r}; "
 
 
 def _open_cache(path: Path | str | None) -> Store | None:

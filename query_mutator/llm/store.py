@@ -2,7 +2,6 @@
 
     replies.sqlite     replies     key -> model, prompt, reply         what was asked and answered, failures too
                        actions     env, step -> action                 written before the step starts
-                       vectors     text -> vector                      embeddings that a server made
                        facts       name -> value
 
 A reply is written before it is used, so a run that was killed plays its last rollout again from the file and pays for
@@ -39,7 +38,6 @@ _SCHEMA = """
         key BLOB PRIMARY KEY, model TEXT, prompt TEXT, reply TEXT, since INTEGER, stored_at REAL, checksum INTEGER);
     CREATE TABLE IF NOT EXISTS actions (
         env INTEGER, step INTEGER, action INTEGER, checksum INTEGER, PRIMARY KEY (env, step)) WITHOUT ROWID;
-    CREATE TABLE IF NOT EXISTS vectors (text BLOB PRIMARY KEY, vector BLOB, checksum INTEGER);
     CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value, checksum INTEGER) WITHOUT ROWID;
 """
 
@@ -185,16 +183,6 @@ class Store:
                 return int(row[2])
             self.execute("DELETE FROM actions WHERE env = ? AND step >= ?", (env, step))
         return None
-
-    def vectors(self) -> dict[str, bytes]:
-        """Return the embeddings by text."""
-        rows = self.execute("SELECT * FROM vectors")
-        return {row[0].decode(errors="surrogatepass"): row[1] for row in rows if row[-1] == _checksum(row[:-1])}
-
-    def put_vectors(self, vectors: Mapping[str, bytes]) -> None:
-        """Write embeddings by text."""
-        for text, vector in vectors.items():
-            self._write("vectors", (text.encode(errors="surrogatepass"), vector))
 
     def fact(self, name: str, default: Any = None) -> Any:
         """Return a stored fact."""

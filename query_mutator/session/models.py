@@ -5,17 +5,15 @@ Used by the command lines, by `Rewriter` and by `gymnasium.make("rl_query_mutato
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-import numpy as np
 from threadpoolctl import threadpool_limits
 
 from query_mutator.bounds import group_of
 from query_mutator.cli.console import closing_on_interrupt, show_status
-from query_mutator.encoder import CachedEncoder
+from query_mutator.encoder import CachedEncoder, resolve_encoder
 from query_mutator.errors import UsageError
 from query_mutator.llm.backends import (
     BACKENDS,
@@ -25,14 +23,14 @@ from query_mutator.llm.backends import (
     open_servers,
     resolve_backend,
 )
-from query_mutator.llm.embeddings import Embed, ServerEncoder, encoder_named, known_rows
+from query_mutator.llm.reply_vectors import known_rows
 from query_mutator.llm.retry import RetryPolicy
 from query_mutator.llm.stack import ClientStack, build_client
 from query_mutator.llm.store import Store, default_cache_path, seconds_seen
 from query_mutator.settings.calls import CacheMode, Calls
 from query_mutator.settings.models import ADDRESS_FLAGS, AUTO, ModelSettings
 from query_mutator.settings.questions import RECORDED_SET
-from query_mutator.types import ChatRequest, Completion, FloatArray
+from query_mutator.types import ChatRequest, Completion
 
 OTHER_FILES = 28  # of a trainer, besides its connections; 20 were seen
 
@@ -82,20 +80,8 @@ class OpenModels:
         )
 
     def keep_in(self, store: Store) -> None:
-        """Look into the store of a run first from now on, and write every reply and a server's embeddings there."""
+        """Look into the store of a run first from now on, and write every reply there."""
         self.calls.keep(store)
-        inner = self.encoder.inner
-        if not isinstance(inner, ServerEncoder):
-            return
-        if known := store.vectors():
-            rows = np.stack([np.frombuffer(row, dtype="<f4") for row in known.values()])
-            self.encoder.put(list(known), rows.astype(np.float32))
-
-        def keep(texts: Sequence[str], rows: FloatArray) -> None:
-            found = np.ascontiguousarray(rows, dtype="<f4")
-            store.put_vectors({text: row.tobytes() for text, row in zip(texts, found, strict=True)})
-
-        inner.on_encoded = keep
 
     def describe(self) -> dict[str, Any]:
         """Return who answers and which encoder is used, for config.json."""
@@ -155,7 +141,7 @@ def open_models(settings: ModelSettings, *, dataset: str | None = None) -> OpenM
                         f"file, or name this one with --{server.url_flag} in a new run"
                     )
         calls.require_models([target, mutator])
-        encoder = encoder_of(settings, calls.embed)
+        encoder = encoder_of(settings)
         encoder.gathers = not settings.deterministic and any(server.runs_files for server in calls.servers)
         if choice.recording is not None:
             encoder.known = known_rows(choice.recording, encoder.fingerprint)
@@ -226,9 +212,9 @@ def check_open_files(settings: ModelSettings, *, servers: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
-def encoder_of(settings: ModelSettings, embed: Embed | None) -> CachedEncoder:
-    """Return the encoder that the settings name; `embed` makes the calls of one on a server."""
-    return encoder_named(settings.encoder, embed, device=settings.device, deterministic=settings.deterministic)
+def encoder_of(settings: ModelSettings) -> CachedEncoder:
+    """Return the encoder that the settings name."""
+    return resolve_encoder(settings.encoder, device=settings.device, deterministic=settings.deterministic)
 
 
 MODEL_CALL_S = 2.0  # a model of about 3 B parameters on a desktop GPU

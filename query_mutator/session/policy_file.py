@@ -220,7 +220,7 @@ _IS_OWN: Mapping[str, Callable[[str], bool] | None] = {
     "openai_url": partial(_is_default, "openai_url"),
     "gguf": PACKAGED.__contains__,
     "recording": BUNDLED_RECORDINGS.__contains__,
-    "encoder": lambda spec: spec in (DEFAULT_ENCODER, "hash") or spec.startswith("ollama:"),
+    "encoder": (DEFAULT_ENCODER, "hash").__contains__,
     "local_server_url": None,
     "ray_address": None,
     "judge_model": None,

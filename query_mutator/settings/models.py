@@ -97,7 +97,7 @@ class Encoding(Group):
     """The sentence encoder."""
 
     encoder: str = "all-MiniLM-L6-v2"
-    """Sentence encoder: a folder, a hub name, ollama:NAME, or hash (instant, for benchmarks)."""
+    """Sentence encoder: a folder, a hub name, or hash (instant, for benchmarks)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,11 +24,8 @@ from query_mutator.files.json_lines import read_json_lines
 from query_mutator.llm.limit import Limit
 from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.retry import RetryPolicy
-from query_mutator.session.checkpoint import read_checkpoint
 from query_mutator.testing import KINDS, FaultPlan, StubServer, start_server
-from query_mutator.types import FloatArray
 from tests.conftest import QUESTIONS, Librarian, Softener
-from tests.integration.killing import transcript
 from train_query_mutator import main
 from train_query_mutator import main as train_main
 
@@ -259,43 +256,6 @@ def test_server_that_goes_away_for_good_ends_the_run_with_exit_code_three(
     assert exit_code(main, [*argv, "--wait-for-server", wait_s], prog="train") == 3
     end.join()
     assert "connect" in capsys.readouterr().err
-
-
-def test_embeddings_that_fail_for_good_make_a_step_invalid(faulty_flags: list[str], tmp_path: Path) -> None:
-    with start_server([Librarian(), Softener()], encoder=FaultyEmbeddings(), num_parallel=64) as server:
-        argv = [*faulty_flags, "--ollama-url", server.url, "--encoder", "ollama:all-minilm", "--max-retries", "0"]
-        argv += ["--timeout", "60", "--max-failure-rate", "1", "--no-use-linear-lr-decay"]  # nothing stalls
-        assert exit_code(main, argv, prog="train") == 0
-        run = (tmp_path / "runs" / "latest").resolve()
-        before = read_checkpoint(run).progress.invalid_steps
-        for resumed in (run / "resume.pt", run):
-            words = ["--resume", str(resumed), "--ollama-url", server.url, "--encoder", "ollama:all-minilm"]
-            assert exit_code(main, [*words, "--num-env-steps", "384"], prog="train") == 0
-    new = (tmp_path / "runs" / "latest").resolve()
-    for folder, steps, earlier in ((run, 384, 0), (new, 128, before)):
-        rows = transcript(folder)
-        invalid = [row for row in rows if not row["valid"]]
-        assert len(rows) == steps
-        assert 0 < before < len(invalid) + earlier
-        assert list(read_json_lines(folder / "metrics.jsonl"))[-1]["llm/invalid_steps"] == len(invalid) + earlier
-        assert all("no embeddings" in row["error"]["message"] for row in invalid)
-
-
-class FaultyEmbeddings:
-    """An encoder that cannot encode what became of "kill" questions."""
-
-    def __init__(self) -> None:
-        self._inner = resolve_encoder("hash")
-        self.name, self.dim, self.source = self._inner.name, self._inner.dim, self._inner.source
-        self.fingerprint = self._inner.fingerprint
-
-    def encode(self, texts: Sequence[str]) -> FloatArray:
-        if any("stop" in text for text in texts):
-            raise RuntimeError("no answer to that")
-        return self._inner.encode(texts)
-
-    def close(self) -> None:
-        self._inner.close()
 
 
 def wait_for(condition: Callable[[], bool]) -> None:

@@ -14,7 +14,7 @@ from query_mutator.commands.main import main
 from query_mutator.files.json_lines import read_json_lines
 from query_mutator.llm.openai import OpenAIBackend
 from query_mutator.llm.stack import build_client
-from query_mutator.types import ChatRequest, ErrorInfo
+from query_mutator.types import ChatRequest
 from tests.integration.conftest import EVERY_STEP
 from tests.integration.killing import start
 from tests.integration.llama_server import CONTEXT, MODEL, LlamaServer
@@ -92,18 +92,6 @@ def test_a_reply_that_ends_at_the_token_limit_is_marked(server: LlamaServer) -> 
     backend.close()
     assert {reply.hit_limit for reply in replies} == {True, False}
     assert all(reply.hit_limit == (reply.completion_tokens == 24) for reply in replies)
-
-
-def test_a_text_that_is_too_long_to_embed_is_a_failed_call_of_its_kind(tiny_gguf: Path) -> None:
-    with LlamaServer(tiny_gguf, embeds=True) as server:
-        backend = OpenAIBackend(server.url)
-        rows = backend.embed(MODEL, ["one", "two words", "one"])
-        error = backend.embed(MODEL, ["one", "word " * CONTEXT])
-        backend.close()
-    assert not isinstance(rows, ErrorInfo)
-    assert rows.shape == (3, 64)
-    assert isinstance(error, ErrorInfo)
-    assert error.kind == "prompt_too_long"
 
 
 def test_a_server_that_is_killed_and_restarted_is_used_again(tiny_gguf: Path) -> None:

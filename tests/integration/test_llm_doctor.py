@@ -12,17 +12,14 @@ import pytest
 
 from query_mutator.commands.main import main
 from query_mutator.encoder import resolve_encoder
-from query_mutator.env.scheduling import Encode, Flow, PooledScheduler
-from query_mutator.errors import BackendError, ServerDownError, UsageError
+from query_mutator.errors import ServerDownError, UsageError
 from query_mutator.llm.client import ModelServer
-from query_mutator.llm.embeddings import encoder_named
 from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.openai import OpenAIBackend
 from query_mutator.llm.probe import context_sentence, schema_sentence
-from query_mutator.llm.retry import DEFAULT_POLICY
 from query_mutator.llm.stack import build_client
 from query_mutator.testing import StubServer, start_server
-from query_mutator.types import ChatRequest, Completion, ErrorInfo
+from query_mutator.types import ChatRequest, Completion
 from tests.conftest import OnUpper, Upper
 from tests.integration.raw_http import TwoNumbers, chat
 from tests.patience import measured
@@ -281,35 +278,6 @@ def test_a_reply_that_ends_at_a_limit_or_slides_is_marked(ollama: OllamaBackend)
     assert marked("one two three", model="upper", max_tokens=2)
     assert not marked("one two three", model="upper", max_tokens=20)
     assert marked("go", model="talker", max_tokens=1000)  # 0.24 ends it at the context, 0.9 slides past it
-
-
-def test_a_text_beyond_the_context_has_no_embedding(server: StubServer) -> None:
-    ours = OllamaBackend(server.url, runner_options={"num_ctx": 128})
-    error = ours.embed("all-minilm", ["fits", LONG])
-    ours.close()
-    assert isinstance(error, ErrorInfo)
-    assert error.kind == "prompt_too_long"
-    assert "--num-ctx" in error.message
-    stack = build_client(server.url, num_ctx=128)
-    with pytest.raises(BackendError, match=r"longest of 2 texts has 1509 characters: 'begin word word .*--num-ctx"):
-        stack.embed("all-minilm", ["fits", LONG])
-    stack.close()
-
-
-def test_a_text_beyond_the_context_fails_alone_among_those_sent_with_it(server: StubServer) -> None:
-    def flow(text: str) -> Flow:
-        return (yield Encode((text,)))
-
-    stack = build_client(server.url, num_ctx=128)
-    encoder = encoder_named("ollama:all-minilm", stack.embed)
-    scheduler = PooledScheduler(client=stack.client, encoder=encoder, retry_policy=DEFAULT_POLICY, batch_size=4)
-    for text in ("one", "two", LONG, "four"):
-        scheduler.start(text, flow(text))
-    found = dict(scheduler.finished() for _ in range(4))
-    scheduler.close()
-    stack.close()
-    assert [text for text, vectors in found.items() if isinstance(vectors, ErrorInfo)] == [LONG]
-    assert found[LONG].kind == "prompt_too_long"
 
 
 def test_doctor_says_the_memory_of_the_caches(capsys: pytest.CaptureFixture[str]) -> None:

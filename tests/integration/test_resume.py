@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 import torch
 
-from query_mutator.encoder import resolve_encoder
 from query_mutator.session.checkpoint import read_checkpoint
 from query_mutator.testing import StubServer, start_server
 from tests.conftest import Librarian, Softener
@@ -76,23 +73,3 @@ def test_what_was_paid_is_not_asked_again_without_deterministic_either(
     train(["--resume", str(run), "--ollama-url", server.url], tmp_path)
     assert len(transcript(run)) == 256
     assert 0 <= server.stats()["calls"] - calls_of(run) <= BATCH_SIZE
-
-
-def test_embeddings_that_a_server_made_are_not_asked_for_again(tiny_flags: list[str], tmp_path: Path) -> None:
-    encoder = resolve_encoder("hash")
-    with start_server([Librarian(), Softener()], encoder=encoder, num_parallel=8, latency_ms=4) as server:
-        argv = [*only_url(tiny_flags, server.url), "--encoder", "ollama:all-minilm", "--no-evaluate", "--seed", "7"]
-        argv += ["--eval-interval", "0", "--num-env-steps", "256", "--save-interval", "100", "--deterministic"]
-        whole, killed = tmp_path / "whole", tmp_path / "killed"
-        whole.mkdir()
-        killed.mkdir()
-        train([*argv, "--save-dir", str(whole)], whole)
-        asked = server.stats()["routes"]["/api/embed"]
-        process = start([*argv, "--save-dir", str(killed)], killed)
-        assert kill_when(process, lambda: server.stats()["routes"]["/api/embed"] >= asked + asked // 2)
-        train(["--resume", str(run_in(killed)), "--ollama-url", server.url], killed)
-    run = run_in(killed)
-    with closing(sqlite3.connect(run / "replies.sqlite")) as store:
-        (count,) = store.execute("SELECT count(*) FROM vectors").fetchone()
-    assert count > 5
-    assert transcript(run) == transcript(run_in(whole))

@@ -15,7 +15,6 @@ import pytest
 
 from query_mutator.cli.console import exit_code
 from query_mutator.commands.main import main as qm
-from query_mutator.encoder import resolve_encoder
 from query_mutator.files.json_lines import read_json_lines
 from query_mutator.llm.client import Client
 from query_mutator.llm.stack import build_client
@@ -124,18 +123,17 @@ def ask_all(client: Client, wanted: Sequence[ChatRequest], *, threads: int = 8) 
         return list(pool.map(client.complete, wanted))
 
 
-def test_mutator_target_and_embedding_calls_to_one_model_load_it_once() -> None:
-    with start_server([Upper()], encoder=resolve_encoder("hash"), num_parallel=4, load_ms=20) as server:
+def test_mutator_target_and_judge_calls_to_one_model_load_it_once() -> None:
+    with start_server([Upper()], num_parallel=4, load_ms=20) as server:
         stack = build_client(server.url, num_ctx=2048, keep_alive="45m")
         for purpose in ("mutate", "target", "judge"):
             fields = {"purpose": purpose, "options": {"num_ctx": 512, "top_p": 0.5}}  # the run's num_ctx wins
             assert all(reply.ok for reply in ask_all(stack.client, requests(4, **fields)))
-        stack.embed("all-minilm", ["text"])
         running = {model.model: model for model in ollama.Client(host=server.url).ps().models}
         loads = server.stats()["loads"]
         stack.close()
-    assert loads == 2  # the two models, once each
-    assert running["upper:latest"].context_length == running["all-minilm:latest"].context_length == 2048
+    assert loads == 1
+    assert running["upper:latest"].context_length == 2048
 
 
 def test_a_second_evaluation_makes_no_call_and_training_is_not_cached(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The sentence encoder: near the library's, cached; other models; rows of a server and of recorded replies."""
+"""The sentence encoder: near the library's, cached; other models; rows of recorded replies."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -19,17 +19,10 @@ from tokenizers import Tokenizer
 
 from query_mutator.encoder import CachedEncoder, Encoder, HashEncoder, resolve_encoder
 from query_mutator.encoder.minilm import MAX_TOKENS, PACKAGE, token_ids, weights_file
-from query_mutator.errors import BackendError, EncoderError, UsageError
+from query_mutator.errors import EncoderError, UsageError
 from query_mutator.files.replies import Recording, RepliesHead, write_replies
-from query_mutator.llm.embeddings import (
-    FORMAT,
-    ServerEncoder,
-    encoder_named,
-    known_rows,
-    recorded_texts,
-    vectors_path,
-)
 from query_mutator.llm.recorded import BUNDLED_RECORDINGS, RecordedBackend
+from query_mutator.llm.reply_vectors import FORMAT, known_rows, recorded_texts, vectors_path
 from query_mutator.operators.english import english_ranks, english_words
 from query_mutator.types import Completion, FloatArray
 
@@ -296,7 +289,6 @@ def test_another_kind_of_encoder_is_run_by_its_library_without_noise(
     [
         ("./no-such-folder", "encoder folder ./no-such-folder does not exist"),
         ("someone/no-such-model", "'someone/no-such-model' cannot be loaded (We couldn't connect"),
-        ("ollama:all-minilm", "needs an Ollama server"),
     ],
 )
 def test_an_unavailable_encoder_is_a_one_line_error(spec: str, says: str, no_hub: Path) -> None:
@@ -320,76 +312,10 @@ def test_broken_weights_are_one_line(folder: Path, tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
-# embeddings of a server
-
-
-def test_rows_of_a_server_are_normalized_and_cached() -> None:
-    asked: list[tuple[str, list[str]]] = []
-
-    def embed(model: str, texts: Sequence[str], keep: Callable[[FloatArray], None]) -> FloatArray:
-        asked.append((model, list(texts)))
-        rows = np.array([[3.0, 4.0]] * len(texts), np.float32)
-        keep(rows)
-        return rows
-
-    encoder = encoder_named("ollama:nomic-embed-text", embed)
-    del asked[:]
-    rows = encoder.encode(["a", "", "a"])
-    np.testing.assert_allclose(rows, [[0.6, 0.8]] * 3)
-    assert asked == [("nomic-embed-text", ["a", " "])]  # a server has no row for an empty text
-    assert (encoder.name, encoder.dim) == ("ollama:nomic-embed-text", 2)
-
-
-def test_many_texts_are_asked_for_in_several_requests_and_keep_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("query_mutator.llm.embeddings.TEXTS_AT_ONCE", 3)
-    asked: list[list[str]] = []
-
-    def embed(model: str, texts: Sequence[str], keep: Callable[[FloatArray], None]) -> FloatArray:
-        asked.append(list(texts))
-        rows = np.array([[1.0, float(len(text))] for text in texts], np.float32)
-        keep(rows)
-        return rows
-
-    encoder = ServerEncoder("m", embed)
-    del asked[:]
-    texts = [letter * size for size, letter in zip((7, 1, 5, 2, 6, 3, 4), "gaebfcd", strict=True)]
-    rows = encoder.encode(texts)
-    assert asked == [texts[:3], texts[3:6], texts[6:]]
-    np.testing.assert_allclose(rows[:, 1] / rows[:, 0], [7, 1, 5, 2, 6, 3, 4], rtol=1e-5)
-
-
-def test_rows_of_another_length_than_the_first_are_a_backend_error() -> None:
-    dims = iter([2, 3, 2])
-
-    def embed(model: str, texts: Sequence[str], keep: Callable[[FloatArray], None]) -> FloatArray:
-        rows = np.ones((len(texts), next(dims)), np.float32)
-        keep(rows)
-        return rows
-
-    encoder = encoder_named("ollama:m", embed)
-    with pytest.raises(BackendError, match="1 x 3 embeddings in place of 1 x 2"):
-        encoder.encode(["a"])
-    assert encoder.encode(["a"]).shape == (1, 2)
-
-
-def test_rows_that_are_not_finite_are_a_backend_error() -> None:
-    with pytest.raises(BackendError, match="not finite"):
-        encoder_named("ollama:m", lambda _, texts, keep: keep(np.full((len(texts), 2), np.nan, np.float32)))
-
-
 def test_the_beginning_of_a_long_text_is_read(encoder: Encoder) -> None:
     long = "sort a list " * 100_000
     for any_encoder in (encoder, CachedEncoder(HashEncoder())):
         np.testing.assert_array_equal(*(any_encoder.encode([text])[0] for text in (long, long[:100_000])))
-
-
-def test_a_model_without_embeddings_is_an_encoder_error() -> None:
-    def no_rows(model: str, texts: Sequence[str], keep: Callable[[FloatArray], None]) -> FloatArray:
-        keep(np.empty((1, 0), np.float32))
-        raise AssertionError("unreachable")
-
-    with pytest.raises(EncoderError, match="gave no embeddings"):
-        encoder_named("ollama:llama3", no_rows)
 
 
 # words

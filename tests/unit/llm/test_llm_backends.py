@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-import numpy as np
 import pytest
 
 from query_mutator.confidence import Attempt
@@ -22,7 +21,7 @@ from query_mutator.llm.ollama import OllamaBackend, chat_payload, with_tag
 from query_mutator.llm.openai import OpenAIBackend, base_url
 from query_mutator.llm.openai import chat_payload as openai_payload
 from query_mutator.testing import FaultPlan, StubServer, start_server
-from query_mutator.types import ChatRequest, Completion, ErrorInfo, Message, without_thought
+from query_mutator.types import ChatRequest, Completion, Message, without_thought
 from tests.conftest import Librarian, Upper
 from tests.scripted_server import http
 
@@ -74,16 +73,9 @@ def test_a_faulty_reply_is_an_error_of_its_kind_and_never_text(make: type[HttpSe
 
 def test_a_model_that_is_not_there_is_an_error_of_the_call(each: HttpServer) -> None:
     request = ChatRequest.user("why?", model="nowhere")
-    errors = [each.complete(request).error, each.embed("nowhere", ["text"])]
-    assert [(error.kind, error.status) for error in errors if error is not None] == [("model_missing", 404)] * 2
-
-
-def test_embeddings_are_rows_in_the_order_of_the_texts(each: HttpServer) -> None:
-    texts = ["sort a list", "read a file", "sort a list"]
-    rows = each.embed("all-minilm", texts)
-    assert not isinstance(rows, ErrorInfo)
-    assert rows.dtype == np.float32
-    np.testing.assert_allclose(rows, resolve_encoder("hash").encode(texts), atol=1e-6)
+    error = each.complete(request).error
+    assert error is not None
+    assert (error.kind, error.status) == ("model_missing", 404)
 
 
 @pytest.mark.parametrize(

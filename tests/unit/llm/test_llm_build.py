@@ -13,18 +13,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from query_mutator.encoder import resolve_encoder
-from query_mutator.errors import BackendError, ModelMissingError, ServerDownError, UsageError
+from query_mutator.errors import ModelMissingError, ServerDownError, UsageError
 from query_mutator.files.gguf_file import gguf_path
 from query_mutator.files.replies import RepliesHead, reply_key, write_replies
 from query_mutator.llm.address import is_loopback, server_url
 from query_mutator.llm.backends import open_servers, resolve_backend
 from query_mutator.llm.cache import Cache, is_repeatable, join, request_key
 from query_mutator.llm.connection import Session
-from query_mutator.llm.embeddings import encoder_named
 from query_mutator.llm.limit import Limit
 from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.openai import OpenAIBackend
@@ -189,16 +187,6 @@ def test_each_of_several_servers_must_answer_and_have_the_models(server: StubSer
             resolve_backend(ollama_url=[other.url, server.url], target_model="other")
     with pytest.raises(ServerDownError, match=nobody):
         resolve_backend(ollama_url=[server.url, nobody], target_model="echo")
-
-
-def test_the_stack_embeds_through_the_server(server: StubServer) -> None:
-    stack = build_client(server.url)
-    encoder = encoder_named("ollama:all-minilm", stack.embed)
-    texts = ["sort a list", "read a file"]
-    np.testing.assert_allclose(encoder.encode(texts), resolve_encoder("hash").encode(texts), atol=1e-6)
-    with pytest.raises(BackendError, match=r"no embeddings from 'nowhere' \(model_missing"):
-        stack.embed("nowhere", texts)
-    stack.close()
 
 
 @pytest.mark.parametrize(
@@ -371,7 +359,7 @@ def test_what_decides_a_reply_is_in_its_key() -> None:
     ]  # fmt: skip
     other: Sequence[dict[str, Any]] = [
         {"model": "other"}, {"max_tokens": 41}, {"temperature": 0.7}, {"options": {"stop": ["\n"]}},
-        {"messages": (Message(role="system", content=RECORDED.messages[0].content),)}, {"choices": ("yes", "no")},
+        {"messages": (Message(role="system", content=RECORDED.messages[0].content),)}, {"json_schema": {"type": "object"}},
     ]  # fmt: skip
     assert {reply_key(replace(RECORDED, **change)) for change in same} == {reply_key(RECORDED)}
     assert len({reply_key(replace(RECORDED, **change)) for change in other} | {reply_key(RECORDED)}) == 1 + len(other)
@@ -580,7 +568,7 @@ def test_a_key_depends_on_all_that_decides_a_reply_and_on_nothing_else() -> None
     assert len(keys) == 9
     forms = [{"json_schema": {}}, {"json_schema": {"type": "object"}}, {"logprobs": True}]
     keys |= {request_key(replace(REQUEST, **form)) for form in forms}  # type: ignore[arg-type]
-    assert len(keys) == 13
+    assert len(keys) == 12
     assert request_key(ChatRequest.user("why?", model="m", purpose="mutate")) == request_key(REQUEST)
     assert request_key(REQUEST, identity="other weights") != request_key(REQUEST)
 

@@ -5,16 +5,13 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
-from query_mutator.encoder import resolve_encoder
 from query_mutator.errors import ModelMissingError, UsageError
 from query_mutator.llm import pool as pool_module
 from query_mutator.llm.cache import Cache
@@ -118,12 +115,6 @@ def test_close_wakes_a_waiting_call_and_closes_the_client_within() -> None:
     assert (client.calls, client.closed) == (1, True)
 
 
-def test_calls_of_other_kinds_are_tried_again_too() -> None:
-    outcomes: list[ErrorInfo | str] = [ErrorInfo(kind="connect", message="x"), "vectors"]
-    retry = Retry(script(Completion()))
-    assert retry.call(lambda _: outcomes.pop(0), ChatRequest(model="m", messages=())) == "vectors"
-
-
 @pytest.mark.parametrize(("in_flight", "chosen"), [([2, 1, 3], 1), ([1, 1, 1], 2)], ids=["fewest", "a tie"])
 def test_the_next_call_goes_to_the_server_with_the_fewest_used_longest_ago(in_flight: list[int], chosen: int) -> None:
     backends = [Scripted(None) for _ in in_flight]
@@ -147,9 +138,6 @@ class Scripted(ModelServer):
         kind = self.kinds[min(self.asked, len(self.kinds) - 1)]
         self.asked += 1
         return Completion(text="ok") if kind is None else Completion.failed(kind, "scripted")
-
-    def embed(self, model: str, texts: Sequence[str]) -> Any:
-        return ErrorInfo(kind="connect", message="scripted")
 
     def close(self) -> None:
         self.closed = True
@@ -230,14 +218,6 @@ def test_close_closes_every_server_and_repr_prints_the_nesting() -> None:
         Pool([])
 
 
-def test_embeddings_fail_over_too() -> None:
-    with start_server({}, encoder=resolve_encoder("hash")) as server:
-        pool = Pool([Scripted(None), OllamaBackend(server.url)])
-        rows = pool.embed("all-minilm", ["a text"])
-        pool.close()
-    assert isinstance(rows, np.ndarray)
-
-
 class Other(Echo):
     """The same name, other weights."""
 
@@ -252,18 +232,6 @@ def test_models_of_one_name_must_have_one_digest() -> None:
             require_same_models(servers, ["elsewhere"])
         for server in servers:
             server.close()
-
-
-def test_other_kinds_of_call_take_places_of_the_same_bound() -> None:
-    gate = Gate()
-    limit = Limit(gate, limit=1)
-    with ThreadPoolExecutor(1) as pool:
-        with limit:
-            call = pool.submit(limit.complete, REQUEST)
-            assert not gate.entered.acquire(timeout=0.05)
-        assert gate.entered.acquire(timeout=10)
-        gate.open.set()
-        assert call.result(10).ok
 
 
 def test_close_lets_waiting_calls_through() -> None:
@@ -408,7 +376,7 @@ def connect(shown: list[str]) -> Iterator[Callable[..., ClientStack]]:
 
 def again(server: StubServer, **settings: object) -> StubServer:
     """Start a server where one was."""
-    return start_server([], port=server.port, encoder=resolve_encoder("hash"), **settings)  # type: ignore[arg-type]
+    return start_server([], port=server.port, **settings)  # type: ignore[arg-type]
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -448,18 +416,6 @@ def test_calls_in_flight_and_later_ones_wait_and_cost_no_attempt(
     assert shown[0].startswith("server away since ")
     assert shown[0].endswith(", waiting")
     assert shown[1:] == [""]
-
-
-def test_embeddings_wait_too(connect: Callable[..., ClientStack], shown: list[str]) -> None:
-    server = start_server([], encoder=resolve_encoder("hash"))
-    stack = connect(server)
-    stack.require_models(["all-minilm"])  # it answered
-    server.close()
-    with ThreadPoolExecutor(1) as pool:
-        rows = pool.submit(stack.embed, "all-minilm", ["a text"])
-        until(lambda: bool(shown))
-        with again(server):
-            assert rows.result(timeout=20).shape[0] == 1
 
 
 def test_known_replies_are_found_while_the_server_is_away(shown: list[str], tmp_path: Path) -> None:

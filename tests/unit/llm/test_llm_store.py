@@ -252,17 +252,6 @@ def test_a_call_that_was_ended_from_our_side_is_made_again_and_no_action_after_i
     again.close()
 
 
-def test_embeddings_come_back_to_the_bit(path: Path) -> None:
-    rows = {"why?": b"\x00\xff", "é\ud800": b"\x01"}
-    store = Store(path)
-    store.put_vectors(rows)
-    store.close()
-    again = Store(path)
-    again.execute("INSERT INTO vectors VALUES (?, ?, 7)", (b"damaged", b"\x00"))
-    assert again.vectors() == rows
-    again.close()
-
-
 # --- damage ----------------------------------------------------------------------------------------------------------
 
 

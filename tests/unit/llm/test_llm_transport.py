@@ -514,29 +514,3 @@ def test_a_list_of_models_is_read_as_far_as_it_holds_names(connect: Connect, kin
 def test_what_is_said_about_a_model_may_be_anything(connect: Connect, path_reply: str) -> None:
     _, backend = connect(OllamaBackend, http(path_reply))
     assert backend.model_info("m") == {}
-
-
-# --- embeddings ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "rows",
-    ["[[1, NaN]]", "[[1, null]]", "[[1, 1e39]]", "[[1, 1e400]]", "[null]", "[7]", "[[[1]]]", '[["x"]]', "[[1], [2]]",
-     "7", "null", "[[1, {}]]", "{}"],
-)  # fmt: skip
-def test_embeddings_that_are_not_finite_numbers_are_malformed(connect: Connect, rows: str) -> None:
-    _, backend = connect(OllamaBackend, http(f'{{"embeddings": {rows}}}'))
-    reply = backend.embed("m", ["text"])
-    assert isinstance(reply, ErrorInfo)
-    assert reply.kind == "malformed"
-
-
-def test_embeddings_of_openai_are_in_the_order_of_their_indices(connect: Connect) -> None:
-    rows = [{"index": index, "embedding": [index, 1]} for index in (2, 0, 1)]
-    _, backend = connect(OpenAIBackend, http(json.dumps({"data": rows})))
-    assert backend.embed("m", ["a", "b", "c"]).tolist() == [[0, 1], [1, 1], [2, 1]]
-
-
-def test_embeddings_of_openai_with_other_indices_are_malformed(connect: Connect) -> None:
-    _, backend = connect(OpenAIBackend, http('{"data": [{"index": 1e400, "embedding": [1]}]}'))
-    assert isinstance(backend.embed("m", ["text"]), ErrorInfo)
