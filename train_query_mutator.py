@@ -25,7 +25,7 @@ from types import ModuleType
 from typing import Any, Self
 
 from query_mutator.cli.console import note, progress, run_cli
-from query_mutator.cluster.connection import connected
+from query_mutator.cluster import connected
 from query_mutator.confidence import ConfidenceModel
 from query_mutator.env.episode import QuestionMemory
 from query_mutator.env.task import Task

@@ -32,7 +32,6 @@ from numpy.typing import NDArray
 from ppo.frozen import InferencePolicy
 from query_mutator.confidence import ConfidenceModel
 from query_mutator.env.observation import Projection
-from query_mutator.env.task import Task
 from query_mutator.errors import TooManyFailuresError, UsageError
 from query_mutator.learners.learner import Learner, Steps
 from query_mutator.llm.backends import BACKENDS
@@ -211,52 +210,22 @@ def settings_of_workers(config: TrainConfig, resolved: ResolvedModels) -> list[R
 
 
 class RolloutWorker:
-    """Owns a client, an encoder and environments, which are made at the first use; Ray makes it an actor."""
+    """Owns a client, an encoder, a store and environments, which are made at the first use; Ray makes it an actor."""
 
     def __init__(self, settings: ResolvedModels, env_ids: range, number: int) -> None:
         self._settings, self._env_ids, self._number = settings, env_ids, number
         self._stack = ExitStack()
-        self._models: OpenModels | None = None
-        self._store: Store | None = None
-        self._task: Task
-        self._envs: Any
         self._records: list[StepRecord] = []
-
-    def collect(self, spec: WorkerSpec, policy: InferencePolicy, request: RolloutRequest) -> Rollout:
-        """Return T steps of every environment under `policy`, whose weights may be shared with other workers."""
-        self.prepare(spec)
-        models, num_steps = self._models, spec.config.num_steps
-        assert models is not None
-        calls = models.calls
-        store = self._open_store(spec, models)
-        store.begin(request.since)
-        before = _usage(calls)
-        found = _Found(policy, request)
-        obs = self._envs.load_state_dict(request.states)
-        loop = TrainingLoop(
-            self._envs,
-            found,
-            None if request.seed is not None else obs,
-            seed=request.seed or 0,
-            num_steps=num_steps,
-            on_steps=found.add_figures,
-            store=store,
-        )
-        self._records.clear()
-        loop.collect()
-        steps, figures = found.columns(num_steps)
-        totals, error_kinds, shared_calls = _usage(calls)
-        return Rollout(
-            steps=steps._replace(env_ids=steps.env_ids + self._env_ids.start),
-            figures=figures,
-            records=tuple(self._records),
-            states=with_arrays(self._envs.state_dict()),
-            usage=(totals - before[0], error_kinds - before[1], shared_calls - before[2]),
-        )
+        self._calls: ClientStack | None = None  # until the first use
+        self._store: Store
+        self._envs: Any
 
     def prepare(self, spec: WorkerSpec) -> None:
-        """Start servers, encoder and client, unless they run; UsageError for what this machine lacks."""
-        if self._models is not None:
+        """Make all of it, unless it is there; UsageError for what this machine lacks.
+
+        A worker that takes the place of another finds its store.
+        """
+        if self._calls is not None:
             return
         if not spec.run_dir.is_dir():
             raise UsageError(
@@ -271,64 +240,78 @@ class RolloutWorker:
         models = self._stack.enter_context(open_models(self._settings))
         require_same_weights(spec, weights_of(models))
         models.encoder.put(spec.texts, spec.vectors)
-        self._task = make_task(models, config, spec.questions, projection=spec.projection, confidence=spec.confidence)
-        self._models = models
+        task = make_task(models, config, spec.questions, projection=spec.projection, confidence=spec.confidence)
+        self._store = Store(spec.run_dir / f"replies.worker_{self._number}.sqlite", has_wal=False)
+        self._stack.callback(self._store.close)
+        models.keep_in(self._store)
+        fields = {"client": models.calls.client, "retry_policy": models.retry_policy, "on_record": self._records.append}
+        envs = [spec.make_env(task, env_id=env_id, **fields) for env_id in self._env_ids]
+        self._envs = spec.batch_envs(envs, self._settings.batch_size if config.use_batching else None)
+        self._calls = models.calls
 
-    def _open_store(self, spec: WorkerSpec, models: OpenModels) -> Store:
-        """Return the store of this worker, which one that took its place finds; make environments at the first use."""
-        if self._store is not None:
-            return self._store
-        store = self._store = Store(spec.run_dir / f"replies.worker_{self._number}.sqlite", has_wal=False)
-        self._stack.callback(store.close)
-        models.keep_in(store)
-        envs = [
-            spec.make_env(
-                self._task,
-                client=models.calls.client,
-                retry_policy=models.retry_policy,
-                env_id=env_id,
-                on_record=self._records.append,
-            )
-            for env_id in self._env_ids
-        ]
-        self._envs = spec.batch_envs(envs, self._settings.batch_size if spec.config.use_batching else None)
-        return store
+    def collect(self, spec: WorkerSpec, policy: InferencePolicy, request: RolloutRequest) -> Rollout:
+        """Return T steps of every environment under `policy`, whose weights may be shared with other workers."""
+        self.prepare(spec)
+        calls, num_steps = self._calls, spec.config.num_steps
+        assert calls is not None
+        self._store.begin(request.since)
+        before = _usage(calls)
+        acting = _Acting(policy, request)
+        obs = self._envs.load_state_dict(request.states)
+        loop = TrainingLoop(
+            self._envs,
+            acting,
+            None if request.seed is not None else obs,
+            seed=request.seed or 0,
+            num_steps=num_steps,
+            on_steps=acting.add,
+            store=self._store,
+        )
+        self._records.clear()
+        loop.collect()
+        steps, figures = acting.columns(num_steps)
+        totals, error_kinds, shared_calls = _usage(calls)
+        return Rollout(
+            steps=steps._replace(env_ids=steps.env_ids + self._env_ids.start),
+            figures=figures,
+            records=tuple(self._records),
+            states=with_arrays(self._envs.state_dict()),
+            usage=(totals - before[0], error_kinds - before[1], shared_calls - before[2]),
+        )
 
 
 def _usage(calls: ClientStack) -> tuple[CallTotals, Counter[str], int]:
     return calls.client.totals, Counter(calls.client.error_kinds), calls.shared_calls
 
 
-class _Found(Learner):
-    """What a rollout needs of a learner: a broadcast policy, and the steps as they arrive."""
+class _Acting(Learner):
+    """What a rollout needs of a learner: a broadcast policy; it gathers the steps and the figures of episodes."""
 
     def __init__(self, policy: InferencePolicy, request: RolloutRequest) -> None:
         self.version = request.version
         self._policy, self._rngs = policy, request.rngs
-        self._steps: list[Steps] = []
-        self._figures: list[NDArray[np.float64]] = []
+        self._found: list[tuple[Steps, NDArray[np.float64]]] = []
 
     def act(self, obs: FloatArray, env_ids: Sequence[int]) -> NDArray[np.int64]:
         """Return actions [n] as the learner's `act` chooses them."""
         return self._policy.act(obs, [self._rngs[env] for env in env_ids]).actions
 
     def observe(self, steps: Steps) -> None:
-        """Store finished steps."""
-        self._steps.append(steps)
+        """Wait for `add`."""
 
-    def add_figures(self, infos: Mapping[str, Any], steps: Steps) -> None:
-        """Store the figures of episodes that ended."""
+    def add(self, infos: Mapping[str, Any], steps: Steps) -> None:
+        """Store finished steps with the figures of episodes that ended."""
         figures = np.full((len(steps.env_ids), len(EPISODE_FIGURES)), np.nan)
         if "final_info" in infos:
             figures[:] = np.stack([infos["final_info"][name] for name in EPISODE_FIGURES], axis=1)
-        self._figures.append(figures)
+        self._found.append((steps, figures))
 
     def columns(self, num_steps: int) -> tuple[Steps, NDArray[np.float64]]:
         """Return the steps and figures by environment, each column [T, n]."""
-        env_ids = np.concatenate([steps.env_ids for steps in self._steps])
-        order = np.argsort(env_ids, kind="stable").reshape(-1, num_steps).T  # an environment's steps stay in order
-        steps = Steps(*(np.concatenate(column)[order] for column in zip(*self._steps, strict=True)))
-        return steps, np.concatenate(self._figures)[order]
+        all_steps, figures = zip(*self._found, strict=True)
+        steps = Steps(*map(np.concatenate, zip(*all_steps, strict=True)))
+        order = np.argsort(steps.env_ids, kind="stable").reshape(-1, num_steps).T  # an environment's stay in order
+        return Steps(*(column[order] for column in steps)), np.concatenate(figures)[order]
 
 
 def weights_of(models: OpenModels) -> dict[str, frozenset[str]]:

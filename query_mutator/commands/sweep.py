@@ -8,7 +8,7 @@ from pathlib import Path
 
 from query_mutator.cli.console import note
 from query_mutator.cli.outputs import write_report
-from query_mutator.cluster.connection import connected
+from query_mutator.cluster import connected
 from query_mutator.cluster.jobs import RayEngine
 from query_mutator.errors import TooManyFailuresError
 from query_mutator.files import encode

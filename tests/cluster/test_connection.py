@@ -16,7 +16,7 @@ import yaml
 from ray.autoscaler._private import util
 from ray.scripts.scripts import start
 
-from query_mutator.cluster.connection import _check_token, connected
+from query_mutator.cluster import _check_token, connected
 from query_mutator.errors import UsageError
 from tests.cluster.conftest import RAY_ENV, RayCluster
 from tests.qm_command import qm

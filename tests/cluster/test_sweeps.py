@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from query_mutator.cluster.connection import connected
+from query_mutator.cluster import connected
 from query_mutator.cluster.jobs import RayEngine, _run_job
 from query_mutator.errors import UsageError
 from query_mutator.files import LOCK

@@ -37,7 +37,7 @@ class Muttering(RuleJudge):
 
     def reply(self, prompt: str) -> str:
         """Return a verdict or a remark."""
-        return "Let me think about it." if "`os." in prompt else super().reply(prompt)
+        return '{"remark": "hm"}' if "`os." in prompt else super().reply(prompt)
 
 
 def flags_for(server: StubServer, tiny_flags: Sequence[str], *more: str) -> list[str]:
@@ -101,7 +101,7 @@ def test_a_reply_without_a_verdict_is_an_invalid_step_and_never_a_score(tiny_fla
     unscored = [row for row in rows if not row["valid"]]
     assert unscored
     assert {row["error"]["kind"] for row in unscored} == {"unscored"}
-    assert all("muttering gave no verdict: 'Let me think about it.'" in row["error"]["message"] for row in unscored)
+    assert all('muttering gave no verdict: \'{"remark": "hm"}\'' in row["error"]["message"] for row in unscored)
     assert not [row for row in rows if row["valid"] and "`os." in row["answer"]]
     metrics = [row for row in read_json_lines(run / "metrics.jsonl") if "judge/unscored" in row]
     assert sum(row["judge/unscored"] for row in metrics) == metrics[-1]["llm/invalid_steps"] == len(unscored)
@@ -236,7 +236,7 @@ def test_a_good_judge_a_generous_one_and_one_without_verdicts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file, report = labelled(tmp_path / "l.jsonl"), tmp_path / "report.json"
-    models = {"rule-judge": RuleJudge(), "generous": Generous(), "echo": lambda _: "The same words."}
+    models = {"rule-judge": RuleJudge(), "generous": Generous(), "echo": lambda _: "{}"}
     with start_server(models) as server:
         flags = ["judge", "check", str(file), "--ollama-url", server.url, "--judge-model"]
         assert qm([*flags, "rule-judge", "--json", str(report)]) == 0

@@ -359,7 +359,8 @@ def test_what_decides_a_reply_is_in_its_key() -> None:
     ]  # fmt: skip
     other: Sequence[dict[str, Any]] = [
         {"model": "other"}, {"max_tokens": 41}, {"temperature": 0.7}, {"options": {"stop": ["\n"]}},
-        {"messages": (Message(role="system", content=RECORDED.messages[0].content),)}, {"json_schema": {"type": "object"}},
+        {"messages": (Message(role="system", content=RECORDED.messages[0].content),)},
+        {"json_schema": {"type": "object"}},
     ]  # fmt: skip
     assert {reply_key(replace(RECORDED, **change)) for change in same} == {reply_key(RECORDED)}
     assert len({reply_key(replace(RECORDED, **change)) for change in other} | {reply_key(RECORDED)}) == 1 + len(other)
