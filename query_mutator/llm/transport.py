@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import re
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from email.utils import parsedate_to_datetime
 from http.client import IncompleteRead, RemoteDisconnected
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -113,12 +110,6 @@ def parsed(read: Callable[[], T], *, what: str) -> T | ErrorInfo:
         return ErrorInfo(kind="malformed", message=f"{what}: {_start(repr(error))}")
 
 
-def malformed(status: int, body: bytes) -> ErrorInfo:
-    """Return the error for a 2xx reply whose body is not one JSON object."""
-    start = _start(body[:1000].decode("utf-8", "replace"))[:80]
-    return ErrorInfo(kind="malformed", message=f"the reply is not a JSON object: {start!r}", status=status)
-
-
 def _kind_of_status(status: int, message: str) -> str:
     if status in (429, 503):
         return "busy"
@@ -148,19 +139,12 @@ def _start(text: str) -> str:
 
 
 def _retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """Return the seconds of a Retry-After header, which holds a number or a date (RFC 9110, 10.2.3)."""
+    """Return the seconds of a Retry-After header, which holds a number or a date; None for anything else."""
+    from urllib3 import Retry
+
     value = headers.get("Retry-After")
-    if value is None:
-        return None
-    for read in (float, _seconds_until):
-        with contextlib.suppress(Exception):  # a year 99999 and similar raise more than ValueError
-            seconds = read(value)
-            return max(0.0, seconds) if math.isfinite(seconds) else None
-    return None
-
-
-def _seconds_until(date: str) -> float:
-    return parsedate_to_datetime(date).timestamp() - time.time()
+    found = parsed(lambda: float(Retry().parse_retry_after(value or "")), what="Retry-After")
+    return None if isinstance(found, ErrorInfo) else found
 
 
 class Transport:
@@ -179,10 +163,6 @@ class Transport:
         headers: Mapping[str, str] | None = None,
         max_reply_bytes: int = MAX_REPLY_BYTES,
     ) -> None:
-        if pool_size < 1:
-            raise ValueError(f"pool_size={pool_size} must be at least 1")
-        if timeout_s <= 0:
-            raise ValueError(f"timeout_s={timeout_s} must be above 0")
         self.url = server_url(url)
         self.pool_size = pool_size
         self.timeout_s = timeout_s
@@ -259,7 +239,10 @@ class Transport:
             error = error_from_status(reply, body)
             return replace(error, message=self.without_secrets(error.message))  # of a header
         payload = parsed(lambda: json_object(body), what="JSON")
-        return malformed(reply.status, body) if isinstance(payload, ErrorInfo) else payload
+        if not isinstance(payload, ErrorInfo):
+            return payload
+        start = _start(body[:1000].decode("utf-8", "replace"))[:80]
+        return replace(payload, message=f"the reply is not a JSON object: {start!r}", status=reply.status)
 
 
 def _secrets(headers: Mapping[str, str]) -> tuple[str, ...]:
