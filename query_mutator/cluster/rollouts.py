@@ -309,9 +309,10 @@ class _Acting(Learner):
     def columns(self, num_steps: int) -> tuple[Steps, NDArray[np.float64]]:
         """Return the steps and figures by environment, each column [T, n]."""
         all_steps, figures = zip(*self._found, strict=True)
-        steps = Steps(*map(np.concatenate, zip(*all_steps, strict=True)))
-        order = np.argsort(steps.env_ids, kind="stable").reshape(-1, num_steps).T  # an environment's stay in order
-        return Steps(*(column[order] for column in steps)), np.concatenate(figures)[order]
+        env_ids = np.concatenate([steps.env_ids for steps in all_steps])
+        order = np.argsort(env_ids, kind="stable").reshape(-1, num_steps).T  # an environment's steps stay in order
+        columns = [np.concatenate(column)[order] for column in zip(*all_steps, strict=True)]
+        return Steps(*columns), np.concatenate(figures)[order]
 
 
 def weights_of(models: OpenModels) -> dict[str, frozenset[str]]:
