@@ -22,6 +22,8 @@ from query_mutator.errors import UsageError
 if TYPE_CHECKING:
     from types import ModuleType
 
+__all__ = ["connected"]
+
 _ANSWERS_WITHIN_S = 5.0  # ray.init waits for minutes at an address where nothing listens
 _ADVICE = "start one with `ray start --head`, or leave the address out for a local one"
 
