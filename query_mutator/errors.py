@@ -6,8 +6,7 @@
     │   ├── DatasetError                 a row of a question file, with file and line
     │   ├── CheckpointError              unreadable, or made for other settings
     │   ├── TooFewAnswersError           to learn P(right) from
-    │   ├── EncoderError                 an encoder that cannot be found or verified
-    │   └── BatchFileError               a truncated, edited or mixed-up file (batching/files.py)
+    │   └── EncoderError                 an encoder that cannot be found or verified
     ├── BackendError                     a server that cannot serve this run at all        exit code 2
     │   ├── ServerDownError              nothing answers at the address
     │   └── ModelMissingError            the server answers, the model is not there

@@ -20,7 +20,7 @@ from benchmarks.attack.harness import Finished, Outcome, run_cli, run_qm, unchan
 from query_mutator.apply.batch_files import parse_line, read_input
 from query_mutator.batching import BatchReader, OfflineDatasetStream, ReplayBuffer, load_samples, save_samples
 from query_mutator.batching.samples import Sample, SampleMeta
-from query_mutator.batching.training.build import read_tokens
+from query_mutator.batching.training.sources import read_tokens
 from query_mutator.data import load_questions
 from query_mutator.files.metrics import EventWriter
 
@@ -221,7 +221,7 @@ def _all_rows_are_read(folder: Path, ended: Finished) -> str:
 
 
 def _bytes() -> object:
-    from query_mutator.batching.tokenizers import load_tokenizer
+    from query_mutator.batching import load_tokenizer
 
     return load_tokenizer("bytes")
 
@@ -253,7 +253,6 @@ def _sealed_targets() -> Iterator[Target]:
     for name in ("lengths.bin", "lengths.jsonl"):
         for line in ("lengths stats", "batching histogram", "batching analyze", "batching suggest"):
             yield Target(line, name, qm(f"data {line} -c {name}"), sealed=True)
-        yield Target("bench -c", name, qm(f"bench -c {name}"))
         yield Target("batchplan build", name, qm(f"data batchplan build -l {name} -o new"))
         yield Target("batchplan verify", name, qm(f"data batchplan verify -p plan -l {name}"), sealed=True)
     yield Target("batchplan info", "plan", qm("data batchplan info -p plan -n 4 --json -"), sealed=True)

@@ -37,7 +37,7 @@ def main() -> None:
     for mode in PackingMode:
         packs = pack_sequences(sequences, PackingConfig(mode=mode, max_length=512))
         metrics = compute_packing_metrics(packs)
-        saved = metrics.saving_over(padded)
+        saved = 1 - metrics.total_padded_length / padded
         print(
             f"{mode.value:<16}: {metrics.total_padded_length:>7} tokens, {metrics.efficiency:.1%} real, "
             f"{len(packs)} packs, {saved:.0%} less than buckets"

@@ -12,15 +12,16 @@ from pathlib import Path
 import numpy as np
 
 from query_mutator.batching import (
-    BatchFileError,
     BatchingConfig,
     BatchPlanBuilder,
     TokenBudgetBatchSampler,
+    check_plan,
     compute_batch_fingerprint,
     load_batch_plan,
     save_batch_plan,
     verify_batch_plan,
 )
+from query_mutator.errors import UsageError
 
 
 async def main() -> None:
@@ -32,7 +33,8 @@ async def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "plan"
         save_batch_plan(plan, path)
-        loaded = load_batch_plan(path, dataset_hash="demo", tokenizer_hash="demo")
+        loaded = load_batch_plan(path)
+        check_plan(loaded, dataset_hash="demo", tokenizer_hash="demo")
         print(f"saved in {sum(one.stat().st_size for one in path.iterdir())} bytes, the same again: ", end="")
         print(loaded.fingerprint == plan.fingerprint)
         print(f"verified: {verify_batch_plan(loaded, lengths)[1]}")
@@ -40,7 +42,7 @@ async def main() -> None:
         file.write_bytes(file.read_bytes()[:-1])
         try:
             load_batch_plan(path)
-        except BatchFileError as error:
+        except UsageError as error:
             print(f"damaged: {str(error).replace(folder, '...')}")
     for rank in range(2):
         epoch = plan.shard(rank, 2).get_epoch(0)

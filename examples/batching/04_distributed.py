@@ -1,4 +1,4 @@
-"""Several ranks: equal steps, balanced work, and resuming with another number of ranks.
+"""Several ranks: equal steps, balanced work, and resuming in the middle of an epoch.
 
 python examples/batching/04_distributed.py
 """
@@ -17,7 +17,7 @@ from query_mutator.batching import (
     DistributedConfig,
     compute_shard_stats,
     interleave_microbatches,
-    resume_shard,
+    iter_from_checkpoint,
     save_batch_plan,
     shard_batch_plan,
 )
@@ -37,11 +37,12 @@ def main() -> None:
     print(f"equal steps by pad: {len(equal)} on every rank")
     mixed = interleave_microbatches(list(plan.iter_epoch(0)))
     print(f"interleaved buckets: {[batch.bucket_id for batch in mixed[:8]]}")
-    stopped = CheckpointPosition.at(plan.shard(0, 4, equal_steps=True), epoch=0, microbatch_idx=40, global_step=40)
-    print(f"stopped on 4 ranks after step {stopped.microbatch_idx}; resuming with 3:")
-    for rank in range(3):
-        shard, begin = resume_shard(plan, stopped, DistributedConfig(rank=rank, world_size=3))
-        print(f"  rank {rank}: {shard.get_epoch(0).num_microbatches - begin} microbatches are left in the epoch")
+    shard = plan.shard(0, 4, equal_steps=True)
+    stopped = CheckpointPosition.at(shard, epoch=0, microbatch_idx=40, global_step=40)
+    left = sum(1 for _ in iter_from_checkpoint(shard, stopped))
+    print(
+        f"rank 0 stopped after step {stopped.microbatch_idx} of {shard.total_microbatches}; resumed, it has {left} left"
+    )
     with tempfile.TemporaryDirectory() as folder:
         for rank in range(4):
             save_batch_plan(plan.shard(rank, 4), Path(folder) / f"rank_{rank}")

@@ -51,7 +51,7 @@ def main() -> None:
         cache = cache_lengths(samples, tokenizer, Path(folder) / "lengths.bin")
         plan = build_plan(cache, data)
         streamed = list(stream(plan, samples))
-        stored = store(plan, samples, Path(folder) / "batches", cache.tokenizer_hash)
+        stored = store(plan, samples, Path(folder) / "batches")
         same = all(one == other for one, other in zip(streamed, stored, strict=True))
         print(f"both ways give the same {len(stored)} batches: {same}")
         show_shards(plan)
@@ -115,12 +115,12 @@ def stream(plan: BatchPlan, samples: JsonlSamples) -> Iterable[CollatedBatch]:
             yield collate_microbatch(spec, [samples[name] for name in spec.samples], epoch=number)
 
 
-def store(plan: BatchPlan, samples: JsonlSamples, folder: Path, tokenizer_hash: str) -> list[CollatedBatch]:
+def store(plan: BatchPlan, samples: JsonlSamples, folder: Path) -> list[CollatedBatch]:
     """b) Write the tokens once and compose batches from the files."""
-    files = BatchWriter(plan, samples, folder, tokenizer_hash=tokenizer_hash).write_all()
-    reader = BatchReader(folder, tokenizer_hash=tokenizer_hash)
+    files = BatchWriter(plan, samples, folder).write_all()
+    reader = BatchReader(folder)
     size = sum(file.stat().st_size for file in files)
-    print(f"{len(files)} token file of {size} bytes, plan {reader.fingerprint[:16]}")
+    print(f"{len(files)} files of {size} bytes, plan {reader.fingerprint[:16]}")
     return [batch for number in reader.epochs for batch in reader.iter_epoch(number)]
 
 

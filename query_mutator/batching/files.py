@@ -22,10 +22,6 @@ from query_mutator import files
 from query_mutator.errors import UsageError
 
 
-class BatchFileError(UsageError):
-    """A file of the toolkit is missing, truncated, edited, or belongs to something else; the message names it."""
-
-
 def json_bytes(value: Any) -> bytes:
     """Return the canonical JSON of a value: sorted keys, no spaces, UTF-8."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
@@ -43,26 +39,17 @@ def sha256_of(parts: Iterable[bytes | memoryview | NDArray[Any]]) -> str:
 
 @contextmanager
 def reading(path: str | Path) -> Iterator[None]:
-    """Turn the operating system's refusal to read `path` into a BatchFileError."""
+    """Turn the operating system's refusal to read `path` into a UsageError."""
     try:
         yield
     except OSError as error:
-        raise BatchFileError(f"cannot read {path}: {error.strerror or error}") from error
-
-
-def read_checked_json(path: str | Path) -> dict[str, Any]:
-    """Return the object of `files.write_checked_json`; raise BatchFileError if it does not match its checksum."""
-    try:
-        return files.read_checked_json(path)
-    except UsageError as error:
-        raise BatchFileError(str(error)) from None
+        raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrayFile:
     """Contents of a binary file: `meta` (JSON values), `arrays` by name, and the checksum of both."""
 
-    path: Path
     meta: dict[str, Any]
     arrays: dict[str, NDArray[Any]]
     sha256: str
@@ -87,7 +74,7 @@ def write_arrays(path: str | Path, arrays: Mapping[str, NDArray[Any]], *, kind: 
 
 
 def read_arrays(path: str | Path, *, kind: str) -> ArrayFile:
-    """Load a file of `write_arrays`; raise BatchFileError for one of another kind or size, or with other contents."""
+    """Load a file of `write_arrays`; raise UsageError for one of another kind or size, or with other contents."""
     path = Path(path)
     try:
         with reading(path), safe_open(path, framework="numpy") as file:
@@ -95,14 +82,12 @@ def read_arrays(path: str | Path, *, kind: str) -> ArrayFile:
             meta = files.parse_json(info["meta"])
             checksum = meta.pop("sha256")
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except BatchFileError:
+    except UsageError:
         raise
     except (SafetensorError, KeyError, TypeError, AttributeError, ValueError) as error:
-        raise BatchFileError(
-            f"{path} is not a readable {kind} file; it is truncated, edited or another kind"
-        ) from error
+        raise UsageError(f"{path} is not a readable {kind} file; it is truncated, edited or another kind") from error
     if meta.get("kind") != kind:
-        raise BatchFileError(f"{path} holds {meta.get('kind')!r}, not {kind!r}")
+        raise UsageError(f"{path} holds {meta.get('kind')!r}, not {kind!r}")
     if arrays_checksum(meta, arrays) != checksum:
-        raise BatchFileError(f"{path} does not match its checksum; it was edited or damaged")
-    return ArrayFile(path=path, meta=meta, arrays=arrays, sha256=checksum)
+        raise UsageError(f"{path} does not match its checksum; it was edited or damaged")
+    return ArrayFile(meta=meta, arrays=arrays, sha256=checksum)

@@ -14,7 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from query_mutator.batching.files import BatchFileError, sha256_of
+from query_mutator.batching.files import sha256_of
 from query_mutator.batching.records import IndexArray
 from query_mutator.errors import UsageError
 
@@ -75,9 +75,7 @@ class IdTable:
 
     def to_list(self) -> list[str]:
         """Return all ids."""
-        if self._names is None:
-            return [str(position) for position in range(self._count)]
-        return [name.decode() for name in self._names.tolist()]
+        return self.take(np.arange(self._count))
 
     def positions(self, ids: Sequence[str]) -> IndexArray:
         """Return the positions of these ids; raise UsageError for an unknown id."""
@@ -115,7 +113,7 @@ class IdTable:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]], *, count: int, path: object = "the file") -> IdTable:
-        """Return the table of `to_arrays`; raise BatchFileError with `path` for arrays that do not fit together."""
+        """Return the table of `to_arrays`; raise UsageError with `path` for arrays that do not fit together."""
         if "ids" not in arrays:
             return cls.range(count)
         try:
@@ -123,10 +121,7 @@ class IdTable:
             names = np.ascontiguousarray(np.frombuffer(planes, np.uint8).reshape(-1, count).T)
             return cls(names.view(f"S{names.shape[1]}")[:, 0], count)
         except (ValueError, TypeError, zlib.error) as error:
-            raise BatchFileError(f"{path}: the ids cannot be read as {count}: {error}") from error
-
-
-LengthArray = NDArray[np.int32]
+            raise UsageError(f"{path}: the ids cannot be read as {count}: {error}") from error
 
 
 @runtime_checkable
@@ -137,7 +132,7 @@ class HasLengths(Protocol):
     def ids(self) -> IdTable: ...
 
     @property
-    def lengths(self) -> LengthArray: ...
+    def lengths(self) -> NDArray[np.int32]: ...
 
 
 @dataclass(frozen=True)
@@ -145,7 +140,7 @@ class LengthTable:
     """Ids [n] and token lengths int32 [n], in the canonical order of the ids."""
 
     ids: IdTable
-    lengths: LengthArray
+    lengths: NDArray[np.int32]
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -179,8 +174,10 @@ def as_lengths(source: LengthSource) -> LengthTable:
     else:
         values = _whole(source)
         ids = IdTable.range(len(values))
-    if values.size:
-        _check_range(ids, values)
+    bad = np.flatnonzero((values < 1) | (values > np.iinfo(np.int32).max))
+    if bad.size:
+        first = int(bad[0])
+        raise UsageError(f"sample {ids[first]!r} has length {values[first]}; it must be from 1 to 2^31 - 1")
     table = LengthTable(ids=ids, lengths=values.astype(np.int32))
     order = ids.canonical_order()
     return table if order is None else table.take(order)
@@ -197,25 +194,3 @@ def _whole(values: Collection[int] | NDArray[Any]) -> NDArray[Any]:
     if fractions or whole.ndim != 1 or whole.dtype.kind not in "iu":
         raise UsageError("lengths must be integers, one per sample")
     return whole
-
-
-def _check_range(ids: IdTable, values: NDArray[Any]) -> None:
-    bad = np.flatnonzero((values < 1) | (values > np.iinfo(np.int32).max))
-    if bad.size:
-        first = int(bad[0])
-        raise UsageError(f"sample {ids[first]!r} has length {values[first]}; it must be from 1 to 2^31 - 1")
-
-
-def as_values(source: Mapping[str, int] | Sequence[int] | NDArray[Any], table: LengthTable, what: str) -> NDArray[Any]:
-    """Return one integer per sample of the table, from a mapping by id or a list in the table's order."""
-    if isinstance(source, Mapping):
-        missing = [one for one in table.ids.to_list() if one not in source]
-        if missing:
-            raise UsageError(f"{what} has no value for sample {missing[0]!r} ({len(missing)} missing)")
-        return _whole([source[one] for one in table.ids.to_list()])
-    values = _whole(source)
-    if not table.ids.is_range and len(table):
-        raise UsageError(f"{what} must be a mapping by id, because the lengths have ids")
-    if len(values) != len(table):
-        raise UsageError(f"{what} has {len(values)} values for {len(table)} samples")
-    return values

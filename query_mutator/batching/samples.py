@@ -201,10 +201,6 @@ class DatasetFingerprint(Fingerprint):
     algorithm: str = "sha256"
     version: int = 1
 
-    def matches_content(self, other: DatasetFingerprint) -> bool:
-        """Return whether the data are the same; the tokenizers may differ."""
-        return self.content_hash == other.content_hash
-
 
 def compute_dataset_fingerprint(
     path: str | Path, tokenizer_hash: str, sample_limit: int | None = None

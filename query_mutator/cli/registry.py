@@ -68,21 +68,21 @@ _BATCHING = {
         "tokenize a dataset, keep the length of each row", "batching:LengthsBuildFlags:build_lengths"
     ),
     "data lengths stats": Command("show statistics of a length cache", "batching:LengthsStatsFlags:show_length_stats"),
-    "data batchplan build": Command("assign samples to batches for every epoch", "batchplan:BuildFlags:build_plan"),
+    "data batchplan build": Command("assign samples to batches for every epoch", "batching:BuildFlags:build_plan"),
     "data batchplan info": Command(
-        "show a plan's settings and how full its batches are", "batchplan:InfoFlags:show_plan"
+        "show a plan's settings and how full its batches are", "batching:InfoFlags:show_plan"
     ),
     "data batchplan verify": Command(
-        "rebuild a plan and compare; exit code 1 if it differs", "batchplan:VerifyFlags:verify_plan"
+        "rebuild a plan and compare; exit code 1 if it differs", "batching:VerifyFlags:verify_plan"
     ),
-    "data batchplan shard": Command("write each rank's part of a plan", "batchplan:ShardFlags:shard_plan"),
+    "data batchplan shard": Command("write each rank's part of a plan", "batching:ShardFlags:shard_plan"),
     "data batching histogram": Command("draw the distribution of lengths", "batching:HistogramFlags:show_histogram"),
     "data batching analyze": Command(
         "compare buckets with other ways of batching", "batching:AnalyzeFlags:analyze_buckets"
     ),
     "data batching suggest": Command("suggest bucket edges", "batching:SuggestFlags:suggest_edges"),
     "data batch generate": Command("write the batches of a plan to disk", "batching:GenerateFlags:generate_batches"),
-    "train sft": Command("fine-tune a causal language model", "train_sft:SftFlags:train_sft"),
+    "train sft": Command("fine-tune a causal language model", "batching:SftFlags:train_sft"),
     "bench": Command("compare ways of batching on a dataset", "bench:BenchFlags:bench"),
     "gym run": Command("play episodes of a puzzle gym, keep the samples", "gym_run:GymRunFlags:gym_run"),
     "gym info": Command("show the settings of a gym connection", "gym_run:GymInfoFlags:gym_info"),

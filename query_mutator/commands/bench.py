@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,13 +13,12 @@ from query_mutator.batching import (
     BatchingConfig,
     BatchPlanBuilder,
     JsonlSamples,
-    LengthCache,
     PackingConfig,
     PackingMode,
+    load_tokenizer,
     suggest_bucket_edges,
 )
 from query_mutator.batching.records import settings_errors
-from query_mutator.batching.tokenizers import load_tokenizer
 from query_mutator.batching.training.config import parse_edges
 from query_mutator.bounds import Count, Seed, Steps
 from query_mutator.cli.console import progress, table
@@ -29,8 +27,6 @@ from query_mutator.errors import UsageError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-    from query_mutator.batching import BatchPlan
 
 REPEATS = 3
 
@@ -41,8 +37,6 @@ class BenchFlags(JsonFlags):
 
     dataset: Annotated[str | None, Parameter(alias="-d")] = None
     """JSONL file; by default random log-normal lengths."""
-    cache: Annotated[str | None, Parameter(alias="-c")] = None
-    """Length cache in place of a file."""
     tokenizer: Annotated[str, Parameter(alias="-t")] = "gpt2"
     """Tokenizer for --dataset: a folder, a hub id, or bytes."""
     bucket_edges: str = "128,256,512"
@@ -63,8 +57,6 @@ class BenchFlags(JsonFlags):
             raise ValueError(f"--bucket-edges end above --max-length {self.max_length}; raise it, or leave edges out")
         if self.token_budget < self.max_length:
             raise ValueError(f"--token-budget {self.token_budget} is below --max-length {self.max_length}")
-        if self.dataset is not None and self.cache is not None:
-            raise ValueError("--dataset and --cache both say what to measure; give one of them")
 
 
 def bench(flags: BenchFlags) -> None:
@@ -73,7 +65,7 @@ def bench(flags: BenchFlags) -> None:
     kept = lengths[lengths <= flags.max_length]
     if not len(kept):
         raise UsageError(f"no sample has at most --max-length {flags.max_length} tokens")
-    rows = [_measured(name, make) for name, make in _ways(flags, kept).items()]
+    rows = [_measured(name, builder) for name, builder in _ways(flags, kept).items()]
     data = {
         "samples": len(kept),
         "left_out": len(lengths) - len(kept),
@@ -85,8 +77,6 @@ def bench(flags: BenchFlags) -> None:
 
 
 def _lengths(flags: BenchFlags) -> NDArray[np.int32]:
-    if flags.cache is not None:
-        return LengthCache.load_sync(flags.cache).lengths
     if flags.dataset is not None:
         samples = JsonlSamples(flags.dataset, load_tokenizer(flags.tokenizer))
         names = list(samples)[: flags.max_samples]
@@ -99,8 +89,8 @@ def _lengths(flags: BenchFlags) -> NDArray[np.int32]:
     return np.clip(drawn, 1, flags.max_length).astype(np.int32)
 
 
-def _ways(flags: BenchFlags, lengths: NDArray[np.int32]) -> dict[str, Callable[[], BatchPlan]]:
-    """Return what builds a plan of one epoch in each way."""
+def _ways(flags: BenchFlags, lengths: NDArray[np.int32]) -> dict[str, BatchPlanBuilder]:
+    """Return the builder of each way."""
     given = parse_edges(flags.bucket_edges)
     edges = given if given[-1] == flags.max_length else (*given, flags.max_length)
     best = suggest_bucket_edges(lengths, len(edges), max_length=flags.max_length).edges
@@ -110,26 +100,23 @@ def _ways(flags: BenchFlags, lengths: NDArray[np.int32]) -> dict[str, Callable[[
         suggested = BatchingConfig.predictable(bucket_edges=best, overflow_max=best[-1], **common)
         windows = BatchingConfig.throughput(bucket_edges=edges, overflow_max=edges[-1], **common)
     ways = {
-        "buckets": lambda: BatchPlanBuilder(lengths, buckets).build_sync(),
-        f"buckets {','.join(map(str, best))}": lambda: BatchPlanBuilder(lengths, suggested).build_sync(),
-        "sorted windows": lambda: BatchPlanBuilder(lengths, windows).build_sync(),
+        "buckets": BatchPlanBuilder(lengths, buckets),
+        f"buckets {','.join(map(str, best))}": BatchPlanBuilder(lengths, suggested),
+        "sorted windows": BatchPlanBuilder(lengths, windows),
     }
     for mode in PackingMode:
         packing = PackingConfig(mode=mode, max_length=flags.max_length)
-        ways[f"packed, {mode.value}"] = lambda packing=packing: BatchPlanBuilder(  # type: ignore[misc]
-            lengths, windows, pack_config=packing
-        ).build_sync()
+        ways[f"packed, {mode.value}"] = BatchPlanBuilder(lengths, windows, pack_config=packing)
     return ways
 
 
-def _measured(name: str, make: Callable[[], BatchPlan]) -> dict[str, Any]:
+def _measured(name: str, builder: BatchPlanBuilder) -> dict[str, Any]:
     """Return the figures of one way; the time is the median of three builds."""
     times: list[float] = []
     for _ in range(REPEATS):
         begin = time.perf_counter()
-        plan = make()
+        epoch = builder.build_epoch(0)
         times.append(time.perf_counter() - begin)
-    epoch = plan.get_epoch(0)
     return {
         "name": name,
         "batches": epoch.num_microbatches,

@@ -18,9 +18,9 @@ from query_mutator.batching import (
     PuzzleGame,
     ReplayBuffer,
     ReplayBufferConfig,
+    load_tokenizer,
 )
 from query_mutator.batching.records import settings_errors
-from query_mutator.batching.tokenizers import load_tokenizer
 from query_mutator.bounds import Count, Few, Port, Retries, Seconds, Seed, Share, Steps
 from query_mutator.cli.console import progress
 from query_mutator.cli.outputs import JsonFlags, Output, readable, rows_of, show
@@ -56,7 +56,7 @@ class GymRunFlags(TokenizerFlags):
     output: Annotated[str | None, Parameter(name=("--out", "--output", "-o")), Output(readable(ReplayBuffer.load))] = (
         None
     )
-    """File to save the samples to: .json as text, anything else binary."""
+    """File to save the samples to, as JSON."""
     seed: Seed = 42
     """Seed of the episodes."""
     mock: bool = False

@@ -88,7 +88,7 @@ def test_verify_says_what_differs_with_exit_code_1(
     edited = write_rows(tmp_path / "edited.jsonl", [*pairs(59), {**pairs(60)[59], "score": 1}])
     assert qm("data", "lengths", "build", "-d", edited, "-t", tiny_tokenizer, "-o", tmp_path / "e.bin") == 0
     assert qm("data", "batchplan", "verify", "-p", plan, "-l", tmp_path / "e.bin") == 1
-    assert "the lengths are of data set" in capsys.readouterr().out
+    assert "the plan was made for data set" in capsys.readouterr().out
 
 
 def test_info_of_a_rank_and_shards_agree(plan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -132,20 +132,18 @@ def suggest_bucket_edges(
     num_buckets: int = 4,
     goal: OptimizationGoal | str = OptimizationGoal.MINIMIZE_WASTE,
     max_length: int | None = None,
-    *,
-    multiple: int = 1,
 ) -> BucketSuggestion:
-    """Return the best `num_buckets` edges (fewer if there are fewer lengths) for a goal, multiples of `multiple`."""
-    if num_buckets < 1 or multiple < 1:
-        raise UsageError(f"num_buckets={num_buckets} and multiple={multiple} must be at least 1")
+    """Return the best `num_buckets` edges (fewer if there are fewer lengths) for a goal."""
+    if num_buckets < 1:
+        raise UsageError(f"num_buckets={num_buckets} must be at least 1")
     values = as_lengths(lengths).lengths
     counts = np.bincount(values)
     covered = counts if max_length is None else counts[: max_length + 1]
     if not covered.any():
         raise UsageError("there are no lengths to choose edges for; raise max_length or check the input")
     goal = OptimizationGoal(goal)
-    # Only lengths that occur, rounded up to the multiple, can be optimal edges.
-    sizes, shares = _candidates(covered, multiple)
+    sizes = np.flatnonzero(covered)  # only lengths that occur can be optimal edges
+    shares = covered[sizes]
     if goal is OptimizationGoal.BALANCE_BUCKETS:
         chosen = _quantiles(shares, num_buckets)
     else:
@@ -169,14 +167,6 @@ _RATIONALES = {
     OptimizationGoal.MINIMIZE_MEMORY: "dynamic programming over {lengths} lengths: no other {edges} edges need fewer "
     "attention scores for the padded rows",
 }
-
-
-def _candidates(counts: NDArray[np.int64], multiple: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the possible edges, ascending, and the number of samples between each and the one before, both [m]."""
-    present = np.flatnonzero(counts)
-    rounded = -(-present // multiple) * multiple
-    sizes, first = np.unique(rounded, return_index=True)
-    return sizes, np.add.reduceat(counts[present], first)
 
 
 def _quantiles(shares: NDArray[np.int64], num_buckets: int) -> NDArray[np.int64]:

@@ -23,15 +23,8 @@ class BucketSpec(Record):
     """
 
     edges: tuple[int, ...] = Field(min_length=1)
-    overflow_max: int = 0
+    overflow_max: int = Field(default_factory=lambda fields: max(fields["edges"]))
     min_length: int = Field(default=1, ge=1)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _default_overflow(cls, data: Any) -> Any:
-        if isinstance(data, dict) and data.get("overflow_max") is None and data.get("edges"):
-            return {**data, "overflow_max": max(data["edges"])}
-        return data
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from query_mutator.batching.core.buckets import (
     BatchSpec,
@@ -17,9 +15,9 @@ from query_mutator.batching.core.buckets import (
     OverlongReport,
 )
 from query_mutator.batching.core.metrics import BatchMetrics, BatchShapeHistogram
-from query_mutator.batching.lengths import LengthSource, as_lengths, as_values
+from query_mutator.batching.lengths import LengthSource, as_lengths
+from query_mutator.batching.planning.batch_plan import EpochPlan
 from query_mutator.batching.planning.builder import BatchPlanBuilder
-from query_mutator.batching.planning.epoch_plan import EpochPlan
 from query_mutator.batching.planning.predictability import BatchingConfig
 from query_mutator.batching.records import settings_errors
 from query_mutator.batching.sync import to_async_iterator
@@ -108,14 +106,16 @@ class TokenBudgetBatchSampler:
         return len(self)
 
     def compute_metrics(
-        self, loss_tokens_per_sample: Mapping[str, int] | NDArray[Any] | None = None, *, epoch: int = 0
+        self, loss_tokens_per_sample: Mapping[str, int] | None = None, *, epoch: int = 0
     ) -> BatchMetrics:
-        """Return padding, fill and bucket figures of an epoch with its actual padding."""
+        """Return padding, fill and bucket figures of an epoch with its actual padding.
+
+        Without `loss_tokens_per_sample` every token but the first of each sample has a loss.
+        """
         plan = self._plan(epoch)
-        loss = plan.total_tokens - plan.total_samples  # of all tokens but the first of each sample
+        loss = plan.total_tokens - plan.total_samples
         if loss_tokens_per_sample is not None:
-            values = as_values(loss_tokens_per_sample, self._table, "loss_tokens_per_sample")[self._long_enough]
-            loss = int(values[plan.order].sum())
+            loss = sum(loss_tokens_per_sample[name] for name in plan.ids.take(plan.order))
         # bucket -> which batches belong to it
         buckets = {int(bucket): plan.bucket == bucket for bucket in np.unique(plan.bucket)}
         stats = {

@@ -9,8 +9,6 @@ R rows (samples or packs), L columns.
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -18,12 +16,18 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from query_mutator.batching.files import BatchFileError, read_checked_json, reading
+from query_mutator.batching.files import reading
 from query_mutator.batching.generation.rows import TokenRow
-from query_mutator.batching.planning.batch_plan import BatchPlan, check_plan, load_batch_plan, save_batch_plan
-from query_mutator.batching.planning.epoch_plan import EpochPlan, MicrobatchSpec
+from query_mutator.batching.planning.batch_plan import (
+    BatchPlan,
+    EpochPlan,
+    MicrobatchSpec,
+    is_batch_plan,
+    load_batch_plan,
+    save_batch_plan,
+)
 from query_mutator.batching.planning.packing import (
     PADDING_SEGMENT,
     PackingConfig,
@@ -33,9 +37,8 @@ from query_mutator.batching.planning.packing import (
     segment_positions,
 )
 from query_mutator.batching.records import Int32Matrix, Record, UInt8Matrix, offsets_of
-from query_mutator.batching.sync import to_async, to_async_iterator
 from query_mutator.errors import UsageError
-from query_mutator.files import atomic_write, write_checked_json
+from query_mutator.files import atomic_write, read_checked_json, write_checked_json
 
 Batch = dict[str, Any]
 #: Turns sample dictionaries (`input_ids`, `loss_mask`), a length and a padding id into arrays.
@@ -43,14 +46,6 @@ CollateFn = Callable[[Sequence[Mapping[str, Any]], int, int], Mapping[str, NDArr
 
 _ABOUT = ("bucket_id", "max_len", "index", "epoch", "is_padding")
 _MANIFEST = "manifest.json"
-_DAMAGE = (
-    ValueError,
-    KeyError,
-    TypeError,
-    AttributeError,
-    EOFError,
-    NotImplementedError,
-)  # of a file that np.load reads
 
 
 class CollatedBatch(Record):
@@ -63,8 +58,8 @@ class CollatedBatch(Record):
 
     input_ids: Int32Matrix
     loss_mask: UInt8Matrix
-    attention_mask: UInt8Matrix
-    position_ids: Int32Matrix
+    attention_mask: UInt8Matrix = Field(default_factory=lambda fields: np.ones_like(fields["input_ids"], np.uint8))
+    position_ids: Int32Matrix = Field(default_factory=lambda fields: np.indices(fields["input_ids"].shape)[1])
     segment_ids: Int32Matrix | None = None
     sample_ids: tuple[str, ...]
     bucket_id: int = 0
@@ -73,15 +68,6 @@ class CollatedBatch(Record):
     epoch: int = Field(default=0, ge=0)
     is_padding: bool = False
     extra: dict[str, Any] = Field(default_factory=dict)  # arrays of a user's collate function
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_masks(cls, data: Any) -> Any:
-        if not isinstance(data, dict) or "input_ids" not in data:
-            return data
-        shape = np.shape(data["input_ids"])
-        positions = np.broadcast_to(np.arange(shape[-1] if shape else 0, dtype=np.int32), shape)
-        return {"attention_mask": np.ones(shape, np.uint8), "position_ids": positions, **data}
 
     @property
     def labels(self) -> NDArray[np.int64]:
@@ -145,21 +131,6 @@ class CollatedBatch(Record):
 # --- collating -------------------------------------------------------------------------------------------------------
 
 
-def as_token_row(sample: Any) -> TokenRow:
-    """Return ids and mask of a TokenRow, Sample, StreamSample or mapping; without a mask all tokens have a loss."""
-    if isinstance(sample, Mapping):
-        ids, mask = sample["input_ids"], sample.get("loss_mask")
-    else:
-        ids, mask = sample.input_ids, sample.loss_mask
-    input_ids = np.asarray(ids, dtype=np.int32)
-    loss_mask = np.ones(len(input_ids), np.uint8) if mask is None else np.asarray(mask, dtype=np.uint8)
-    if input_ids.ndim != 1 or not len(input_ids) or loss_mask.shape != input_ids.shape:
-        raise UsageError(
-            f"input_ids has shape {input_ids.shape}, loss_mask {loss_mask.shape}; give two lists of one length"
-        )
-    return TokenRow(input_ids, loss_mask)
-
-
 def pad_sequences(
     sequences: Sequence[Sequence[int] | NDArray[Any]],
     pad_value: int,
@@ -182,7 +153,7 @@ def pad_sequences(
 
 def default_collate(samples: Sequence[Any], max_len: int, pad_id: int = 0) -> Batch:
     """Return `input_ids`, `loss_mask`, `attention_mask` and `position_ids` [R, max_len]; longer samples are cut."""
-    rows = [as_token_row(sample).cut(max_len) for sample in samples]
+    rows = [TokenRow.of(sample).cut(max_len) for sample in samples]
     lengths = np.array([row.length for row in rows])
     columns = np.arange(max_len)
     inside = columns < lengths[:, None]
@@ -240,11 +211,7 @@ def collate_microbatch(
 
 def has_batches(path: Path) -> bool:
     """Return whether a folder holds batches of a plan, finished or not."""
-    try:
-        load_batch_plan(path / "plan")
-    except UsageError:
-        return False
-    return True
+    return is_batch_plan(path / "plan")
 
 
 def _batch_path(folder: Path, epoch: int, place: int) -> Path:
@@ -252,16 +219,16 @@ def _batch_path(folder: Path, epoch: int, place: int) -> Path:
 
 
 def _read_batch(path: Path, spec: MicrobatchSpec) -> CollatedBatch:
-    """Load one batch; raise BatchFileError with its name for a damaged file and for the batch of another microbatch."""
+    """Load one batch; raise UsageError with its name for a damaged file and for the batch of another microbatch."""
     try:
         with reading(path), np.load(path, allow_pickle=False) as data:
             batch = CollatedBatch.from_npz(data)
-    except BatchFileError:
+    except UsageError:
         raise
-    except (*_DAMAGE, zipfile.BadZipFile, zlib.error) as error:
-        raise BatchFileError(f"{path} is not a whole batch, it was truncated or edited: {error}") from error
+    except Exception as error:  # a damaged archive fails in many ways
+        raise UsageError(f"{path} is not a whole batch, it was truncated or edited: {error}") from error
     if (batch.sample_ids, batch.index, batch.max_len) != (spec.samples, spec.index, spec.max_len):
-        raise BatchFileError(f"{path} belongs to another plan")
+        raise UsageError(f"{path} belongs to another plan")
     return batch
 
 
@@ -269,8 +236,8 @@ class BatchWriter:
     """Write the batches of `plan`.
 
     `samples` maps ids to samples (`Sample`, `TokenRow` or a mapping with `input_ids` and `loss_mask`); a `JsonlSamples`
-    is read row by row. `collate_fn` adds arrays of its own. Hashes, if given, must be those of the plan. Raises
-    UsageError, without writing a manifest, for missing samples and for samples of other lengths than the planned ones.
+    is read row by row. `collate_fn` adds arrays of its own. Raises UsageError, without writing a manifest, for missing
+    samples and for samples of other lengths than the planned ones.
     """
 
     def __init__(
@@ -280,11 +247,7 @@ class BatchWriter:
         output_dir: str | Path,
         collate_fn: CollateFn | None = None,
         pad_id: int = 0,
-        *,
-        dataset_hash: str | None = None,
-        tokenizer_hash: str | None = None,
     ) -> None:
-        check_plan(plan, dataset_hash=dataset_hash, tokenizer_hash=tokenizer_hash)
         self.plan = plan
         self.samples = samples
         self.output_dir = Path(output_dir)
@@ -294,8 +257,6 @@ class BatchWriter:
     def write_all(self) -> list[Path]:
         """Write all missing or damaged files and return all files."""
         return self._write(list(self.plan.epochs))
-
-    write_all_async = to_async(write_all)
 
     def write_epoch(self, epoch: int) -> list[Path]:
         """Write the epochs up to this one and return their files."""
@@ -335,9 +296,9 @@ class BatchWriter:
             try:
                 _read_batch(path, spec)
                 return path
-            except BatchFileError:
+            except UsageError:
                 pass  # damaged: written again
-        rows = [as_token_row(self.samples[name]) for name in spec.samples]
+        rows = [TokenRow.of(self.samples[name]) for name in spec.samples]
         batch = collate_microbatch(spec, rows, epoch=number, pad_id=self.pad_id, pack_config=self.plan.meta.pack_config)
         if self.collate_fn is not None:
             own = self.collate_fn([row._asdict() for row in rows], spec.max_len, self.pad_id)
@@ -348,24 +309,19 @@ class BatchWriter:
 
 
 class BatchReader:
-    """Read what a BatchWriter wrote: any batch of any epoch, checked as it is read.
+    """Read what a BatchWriter wrote: any batch of any epoch, checked as it is read; `plan` is the plan."""
 
-    Raises UsageError if hashes are given and the batches are for other data or another tokenizer.
-    """
-
-    def __init__(
-        self, batch_dir: str | Path, *, dataset_hash: str | None = None, tokenizer_hash: str | None = None
-    ) -> None:
+    def __init__(self, batch_dir: str | Path) -> None:
         self.batch_dir = Path(batch_dir)
         if not (self.batch_dir / _MANIFEST).exists():
-            raise BatchFileError(
+            raise UsageError(
                 f"{self.batch_dir} has no {_MANIFEST}: it is no folder of batches, or its write was interrupted; "
                 "write it again to finish it"
             )
         self.manifest = read_checked_json(self.batch_dir / _MANIFEST)
-        self.plan = load_batch_plan(self.batch_dir / "plan", dataset_hash=dataset_hash, tokenizer_hash=tokenizer_hash)
+        self.plan = load_batch_plan(self.batch_dir / "plan")
         if self.plan.fingerprint != self.manifest.get("fingerprint"):
-            raise BatchFileError(f"{self.batch_dir / 'plan'} is not the plan the batches were written for")
+            raise UsageError(f"{self.batch_dir / 'plan'} is not the plan the batches were written for")
 
     @property
     def num_epochs(self) -> int:
@@ -394,8 +350,6 @@ class BatchReader:
         """Yield the batches of an epoch, from position `start`."""
         for _, batch in self.iter_epoch_specs(epoch, start):
             yield batch
-
-    iter_epoch_async = to_async_iterator(iter_epoch)
 
     def iter_epoch_specs(self, epoch: int, start: int = 0) -> Iterator[tuple[MicrobatchSpec, CollatedBatch]]:
         """Yield each microbatch of the plan with its batch."""

@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from query_mutator.batching.files import (
-    BatchFileError,
     json_bytes,
     read_arrays,
     reading,
@@ -32,7 +31,7 @@ from query_mutator.batching.lengths import IdTable
 from query_mutator.batching.records import Record
 from query_mutator.batching.sync import to_async, to_async_iterator
 from query_mutator.errors import UsageError
-from query_mutator.files import atomic_write, parse_json
+from query_mutator.files import atomic_write, decode, parse_json
 
 logger = logging.getLogger(__name__)
 
@@ -74,10 +73,7 @@ class LengthCache:
 
     def add_sync(self, sample_id: object, length: int) -> None:
         """Add one length; raise UsageError for a known id."""
-        name = sample_id_of(sample_id)
-        if name in self._entries:
-            raise UsageError(f"sample id {name!r} is already in the length cache ({self.path}); ids must be unique")
-        self._entries[name] = _checked_length(name, length)
+        self.add_many_sync([sample_id], [length])
 
     def add_many_sync(self, sample_ids: Sequence[object], lengths: Sequence[int] | NDArray[Any]) -> None:
         """Add many lengths at once; for an id that occurs twice raise UsageError and add nothing."""
@@ -141,7 +137,7 @@ class LengthCache:
 
     @classmethod
     def load_sync(cls, path: str | Path, expected_tokenizer_hash: str | None = None) -> Self:
-        """Load a cache; raise UsageError for another tokenizer's, BatchFileError for a damaged one."""
+        """Load a cache; raise UsageError for another tokenizer's, UsageError for a damaged one."""
         cache = cls(path, "")
         if cache._is_text:
             cache._load_lines()
@@ -191,14 +187,17 @@ class LengthCache:
         self.tokenizer_hash = str(header["tokenizer_hash"])
         self.dataset_hash = str(header.get("dataset_hash", ""))
         if "count" not in header:
-            raise BatchFileError(f"{self.path} has no count; it may be the beginning of an interrupted build")
+            raise UsageError(f"{self.path} has no count; it may be the beginning of an interrupted build")
         about = json_bytes({name: value for name, value in header.items() if name != "sha256"})
         if header.get("sha256") != sha256_of([about, body]):
-            raise BatchFileError(f"{self.path} does not match its checksum; it was truncated or edited")
-        rows = [self._row(line, number) for number, line in enumerate(body.split(b"\n"), start=2) if line.strip()]
+            raise UsageError(f"{self.path} does not match its checksum; it was truncated or edited")
+        try:
+            rows = decode(b"[%b]" % b",".join(body.splitlines()))
+            self.add_many_sync([row["sample_id"] for row in rows], [row["length"] for row in rows])
+        except (ValueError, KeyError, TypeError) as error:
+            raise UsageError(f"{self.path} has a row that is not of a length cache: {error}") from error
         if header["count"] != len(rows):
-            raise BatchFileError(f"{self.path} has {len(rows)} rows, its header says {header['count']}")
-        self.add_many_sync([name for name, _ in rows], [length for _, length in rows])
+            raise UsageError(f"{self.path} has {len(rows)} rows, its header says {header['count']}")
 
     def _header(self, line: bytes) -> dict[str, Any]:
         try:
@@ -206,21 +205,13 @@ class LengthCache:
         except ValueError:
             header = None
         if not isinstance(header, dict) or "tokenizer_hash" not in header or "sample_id" in header:
-            raise BatchFileError(f"{self.path} does not begin with the header of a length cache")
+            raise UsageError(f"{self.path} does not begin with the header of a length cache")
         self._check_version(header.get("version"))
         return header
 
-    def _row(self, line: bytes, number: int) -> tuple[str, int]:
-        try:
-            row = parse_json(line)
-            name = sample_id_of(row["sample_id"])
-            return name, _checked_length(name, row["length"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise BatchFileError(f"{self.path}:{number} is not a row of a length cache: {error}") from error
-
     def _check_version(self, version: object) -> None:
         if version != VERSION:
-            raise BatchFileError(f"{self.path} is a length cache of version {version!r}, not {VERSION}; build it again")
+            raise UsageError(f"{self.path} is a length cache of version {version!r}, not {VERSION}; build it again")
 
     # --- looking up ------------------------------------------------------------------------------------------------
 
@@ -295,9 +286,3 @@ def sample_id_of(value: object) -> str:
     if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
         return str(int(value))
     raise UsageError(f"a sample id must be a non-empty string or an integer, not {value!r}")
-
-
-def _checked_length(name: str, length: object) -> int:
-    if isinstance(length, (int, np.integer)) and not isinstance(length, bool) and 0 <= length <= MAX_LENGTH:
-        return int(length)
-    raise UsageError(f"the length of sample {name!r} must be an integer from 0 to {MAX_LENGTH}, not {length!r}")

@@ -21,8 +21,9 @@ from pydantic import ValidationError
 
 from query_mutator.batching.files import reading
 from query_mutator.batching.generation.length_cache import sample_id_of
-from query_mutator.errors import DatasetError
+from query_mutator.errors import DatasetError, UsageError, reason_of
 from query_mutator.files import parse_json_object
+from query_mutator.files.gguf_file import source_of
 
 TEXT_KEYS = ("text", "content", "input")
 PAIR_KEYS = (("instruction", "response"), ("instruction", "output"), ("prompt", "completion"))
@@ -46,6 +47,26 @@ class TokenRow(NamedTuple):
     input_ids: NDArray[np.int32]
     loss_mask: NDArray[np.uint8]
 
+    @classmethod
+    def of(cls, sample: Any) -> Self:
+        """Return ids and mask of a mapping, Sample or StreamSample; without a mask all tokens have a loss.
+
+        Raises UsageError for what is not at least one id and as many zeros and ones.
+        """
+        if isinstance(sample, cls):
+            return sample
+        if not isinstance(sample, Mapping):
+            sample = {"input_ids": sample.input_ids, "loss_mask": sample.loss_mask}
+        ids = np.asarray(sample["input_ids"])
+        if ids.ndim != 1 or not len(ids) or ids.dtype.kind not in "iu":
+            raise UsageError("input_ids must be a list of at least one token id")
+        mask = np.asarray(sample["loss_mask"] if "loss_mask" in sample else np.ones(len(ids), np.uint8))
+        if mask.shape != ids.shape or not np.isin(mask, (0, 1)).all():
+            raise UsageError(f"loss_mask must be a list of {len(ids)} zeros and ones, one per token")
+        if ids.min() < 0 or ids.max() > np.iinfo(np.int32).max:
+            raise UsageError("a token id is out of range")
+        return cls(ids.astype(np.int32, copy=False), mask.astype(np.uint8, copy=False))
+
     @property
     def length(self) -> int:
         """Number of tokens."""
@@ -58,6 +79,48 @@ class TokenRow(NamedTuple):
             if self.length <= length
             else self._replace(input_ids=self.input_ids[:length], loss_mask=self.loss_mask[:length])
         )
+
+
+class ByteTokenizer:
+    """One token per byte of UTF-8; 256 is the end of text, 257 padding."""
+
+    eos_token_id = 256
+    pad_token_id = 257
+
+    def encode(self, text: str) -> list[int]:
+        """Return the bytes of the text."""
+        return list(text.encode())
+
+    def __len__(self) -> int:
+        return 258
+
+
+def load_tokenizer(spec: str) -> Any:
+    """Return the tokenizer of a folder or hub id, or `ByteTokenizer` for `bytes`; raise UsageError if none loads."""
+    if spec == "bytes":
+        return ByteTokenizer()
+    from transformers import AutoTokenizer
+
+    source, of_gguf = source_of(spec)
+    try:
+        return AutoTokenizer.from_pretrained(source, **of_gguf, trust_remote_code=False)
+    except Exception as error:  # each reader of tokenizer files fails in its own way
+        what = (
+            "the folder has no loadable tokenizer" if Path(spec).is_dir() else "not a folder, not loadable from the hub"
+        )
+        reason = reason_of(error)
+        raise UsageError(
+            f"tokenizer {spec!r}: {what} ({reason}); give a folder, a hub id, or bytes (one token per byte)"
+        ) from None
+
+
+def pad_id_of(tokenizer: Any) -> int:
+    """Return the padding id: the tokenizer's, else its end-of-text id, else 0 (padding is masked)."""
+    for name in ("pad_token_id", "eos_token_id"):
+        found = getattr(tokenizer, name, None)
+        if found is not None:
+            return int(found)
+    return 0
 
 
 def tokenizer_fingerprint(tokenizer: Any) -> str:
@@ -107,7 +170,7 @@ class RowTokenizer:
     def tokens(self, row: Mapping[str, Any]) -> TokenRow:
         """Return the tokens of a row; raise ValueError if it has none."""
         if "input_ids" in row:
-            return self._ready(row)
+            return TokenRow.of(row)
         if "messages" in row:
             return self._from_parts(self._message_parts(row["messages"]))
         parts = self._pair_parts(row)
@@ -121,17 +184,6 @@ class RowTokenizer:
     def pair(self, prompt: str, answer: str) -> TokenRow:
         """Return the tokens of a prompt, without loss, and its answer, with loss."""
         return self._from_parts([(prompt, False), (answer, True)])
-
-    def _ready(self, row: Mapping[str, Any]) -> TokenRow:
-        ids = np.asarray(row["input_ids"])
-        if ids.ndim != 1 or not len(ids) or ids.dtype.kind not in "iu":
-            raise ValueError("input_ids must be a list of at least one token id")
-        mask = np.asarray(row.get("loss_mask", np.ones(len(ids), dtype=np.uint8)))
-        if mask.shape != ids.shape or not np.isin(mask, (0, 1)).all():
-            raise ValueError(f"loss_mask must be a list of {len(ids)} zeros and ones, one per token")
-        if ids.min() < 0 or ids.max() > np.iinfo(np.int32).max:
-            raise ValueError("a token id is out of range")
-        return TokenRow(ids.astype(np.int32), mask.astype(np.uint8))
 
     def _pair_parts(self, row: Mapping[str, Any]) -> list[tuple[str, bool]] | None:
         """Return prompt and answer as parts (text, has loss), or None if the row is not such a pair."""

@@ -3,6 +3,8 @@
 from query_mutator.batching.planning.batch_plan import (
     BatchPlan,
     BatchPlanMeta,
+    EpochPlan,
+    MicrobatchSpec,
     check_plan,
     load_batch_plan,
     load_batch_plan_async,
@@ -10,7 +12,6 @@ from query_mutator.batching.planning.batch_plan import (
     save_batch_plan_async,
 )
 from query_mutator.batching.planning.builder import BatchPlanBuilder, verify_batch_plan
-from query_mutator.batching.planning.epoch_plan import EpochPlan, MicrobatchSpec
 from query_mutator.batching.planning.packing import (
     PackedSequence,
     PackingConfig,

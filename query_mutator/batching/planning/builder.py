@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from query_mutator.batching.core.buckets import OverlongPolicy, OverlongReport, fit_lengths
 from query_mutator.batching.lengths import LengthSource, as_lengths
-from query_mutator.batching.planning.batch_plan import BatchPlan, BatchPlanMeta
-from query_mutator.batching.planning.epoch_plan import EpochPlan
+from query_mutator.batching.planning.batch_plan import BatchPlan, BatchPlanMeta, EpochPlan
 from query_mutator.batching.planning.packing import PackingConfig, Packs, pack_lengths
 from query_mutator.batching.planning.predictability import BatchingConfig, BatchingMode, PadPolicy
 from query_mutator.batching.records import IndexArray, index_type, offsets_of, permutation, ranges_of, sums_of
@@ -195,7 +194,7 @@ class BatchPlanBuilder:
         """Return the plan of this many epochs, each in a different order."""
         if num_epochs < 1:
             raise UsageError(f"num_epochs={num_epochs} must be at least 1")
-        return BatchPlan(self.meta(num_epochs), {e: self.build_epoch(e) for e in range(num_epochs)}, self._table.ids)
+        return BatchPlan(self.meta(num_epochs), {number: self.build_epoch(number) for number in range(num_epochs)})
 
     build = to_async(build_sync)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from enum import StrEnum
-from typing import Any, ClassVar, NamedTuple, Protocol, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -207,16 +207,6 @@ _PACKERS: dict[PackingMode, Callable[..., Packs]] = {
 # --- rows of packs ---------------------------------------------------------------------------------------------------
 
 
-class Tokens(Protocol):
-    """A token sequence with its loss mask: SequenceToPack, Sample, TokenRow."""
-
-    @property
-    def input_ids(self) -> NDArray[Any]: ...
-
-    @property
-    def loss_mask(self) -> NDArray[Any]: ...
-
-
 class PackedRows(NamedTuple):
     """Packs as rows of matrices [R, L]; padding has segment −1, the first token of a segment has no loss."""
 
@@ -225,13 +215,11 @@ class PackedRows(NamedTuple):
     segment_ids: NDArray[np.int32]
 
 
-def packed_length(segments: Sequence[Tokens], separator: int | None) -> int:
-    """Return the tokens of a pack, with a separator after each segment but the last."""
-    return sum(len(one.input_ids) for one in segments) + (len(segments) - 1) * (separator is not None)
+def lay_out(packs: Sequence[Sequence[Any]], size: int, pad_id: int, separator: int | None = None) -> PackedRows:
+    """Return packs as rows of `size` tokens: segments one after the other, separators between them, padding.
 
-
-def lay_out(packs: Sequence[Sequence[Tokens]], size: int, pad_id: int, separator: int | None = None) -> PackedRows:
-    """Return packs as rows of `size` tokens: segments one after the other, separators between them, padding."""
+    A segment has `input_ids` and `loss_mask`: SequenceToPack, Sample, TokenRow.
+    """
     rows = PackedRows(
         np.full((len(packs), size), pad_id, np.int32),
         np.zeros((len(packs), size), np.uint8),
@@ -366,7 +354,8 @@ def pack_sequences(
 
 
 def _packed(segments: Sequence[SequenceToPack], config: PackingConfig, pad_token_id: int) -> PackedSequence:
-    total = packed_length(segments, config.separator)
+    separators = len(segments) - 1 if config.add_separator else 0
+    total = sum(one.length for one in segments) + separators
     size = config.max_length if config.pad_to_max else total
     rows = lay_out([segments], size, pad_token_id, config.separator)
     return PackedSequence(
@@ -394,10 +383,6 @@ class PackingMetrics(Record):
     packing_ratio: ClassVar = Ratio("num_original_samples", "num_packed_sequences")
     efficiency: ClassVar = Ratio("total_tokens", "total_padded_length")
     loss_efficiency: ClassVar = Ratio("total_loss_tokens", "total_padded_length")
-
-    def saving_over(self, padded_tokens: int) -> float:
-        """Return the fraction of tokens saved against the `padded_tokens` of another layout of the same samples."""
-        return 1.0 - self.total_padded_length / padded_tokens if padded_tokens else 0.0
 
     def summary(self) -> dict[str, float | int]:
         """Return all figures by name."""

@@ -12,10 +12,10 @@ from typing import Any, Self
 from pydantic import Field, model_validator
 
 from query_mutator.batching.core.buckets import BatchSpec, BucketSpec, OverlongPolicy
-from query_mutator.batching.files import json_bytes, read_checked_json, sha256_of
+from query_mutator.batching.files import json_bytes, sha256_of
 from query_mutator.batching.records import Fingerprint, Record
 from query_mutator.batching.sync import to_async
-from query_mutator.files import write_checked_json
+from query_mutator.files import read_checked_json, write_checked_json
 
 
 class PadPolicy(StrEnum):
@@ -181,12 +181,7 @@ async def compute_batch_fingerprint_async(
 ) -> BatchFingerprint:
     """Return `compute_batch_fingerprint` of batches that may come from an async generator."""
     if isinstance(batches, AsyncIterable):
-        taken: list[BatchSpec] = []
-        async for one in batches:
-            if n_batches is not None and len(taken) >= n_batches:
-                break
-            taken.append(one)
-        batches = taken
+        batches = [one async for one in batches]
     return await asyncio.to_thread(compute_batch_fingerprint, batches, config, n_batches)
 
 

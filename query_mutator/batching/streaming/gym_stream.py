@@ -14,7 +14,7 @@ import logging
 import operator
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -31,10 +31,8 @@ from query_mutator.batching.streaming.gym_types import (
 from query_mutator.batching.streaming.protocols import StreamBase
 from query_mutator.batching.streaming.telnet_client import ENVIRONMENT, GymClient, action_of_hint
 from query_mutator.batching.streaming.types import EpisodeStatus, SampleSource, StreamSample, StreamState, utc_now
-from query_mutator.batching.sync import to_async, to_async_iterator, to_sync_iterator
+from query_mutator.batching.sync import to_async_iterator, to_sync_iterator
 from query_mutator.errors import UsageError
-
-__all__ = ["GymEpisodeStream", "HintPolicy", "MockGymStream", "Policy"]
 
 logger = logging.getLogger(__name__)
 
@@ -89,15 +87,6 @@ class EpisodeStream(StreamBase):
         )
 
 
-class EpisodePlan(NamedTuple):
-    """What one episode plays; the fields are those of a GymEpisode."""
-
-    episode_id: str
-    puzzle_type: str
-    difficulty: float
-    seed: int
-
-
 class GymEpisodeStream(EpisodeStream):
     """Play a gym and yield the steps of every finished episode, for `async for` and for `for`.
 
@@ -116,13 +105,11 @@ class GymEpisodeStream(EpisodeStream):
         max_length: int = 8192,
         *,
         policy: Policy | None = None,
-        keep_failures: bool = True,
     ) -> None:
         super().__init__(tokenizer, dataset_id=dataset_id, min_length=min_length, max_length=max_length)
         self.config = config
         self.max_episodes = max_episodes
         self.policy: Policy = policy or HintPolicy()
-        self.keep_failures = keep_failures
         self._client = GymClient(config)
         self._next_episode = 0
         self._closed = asyncio.Event()
@@ -131,11 +118,10 @@ class GymEpisodeStream(EpisodeStream):
 
     async def __aiter__(self) -> AsyncGenerator[StreamSample, None]:
         async for episode in self.episodes():
-            if episode.success or self.keep_failures:
-                for step in episode.steps:
-                    sample = self._sample(episode, step)
-                    if self._counted(sample):
-                        yield sample
+            for step in episode.steps:
+                sample = self._sample(episode, step)
+                if self._counted(sample):
+                    yield sample
 
     def __iter__(self) -> Iterator[StreamSample]:
         return to_sync_iterator(self.__aiter__)
@@ -186,21 +172,22 @@ class GymEpisodeStream(EpisodeStream):
                 delay *= 2
         raise AssertionError("the last retry returns or raises")
 
-    def _plan(self, number: int) -> EpisodePlan:
+    def _plan(self, number: int) -> dict[str, Any]:
+        """Return what an episode plays, as fields of a GymEpisode."""
         rng = np.random.default_rng([self.config.seed, number])
         games = self.config.puzzle_types or tuple(self._client.games)
         if not games:
             raise UsageError(f"{self.config.address} lists no puzzles; name some with puzzle_types")
-        return EpisodePlan(
-            episode_id=f"{self.dataset_id}_{number:06d}",
-            puzzle_type=games[int(rng.integers(len(games)))],
-            difficulty=float(rng.uniform(*self.config.difficulty_range)),
-            seed=int(rng.integers(2**31)),
-        )
+        return {
+            "episode_id": f"{self.dataset_id}_{number:06d}",
+            "puzzle_type": games[int(rng.integers(len(games)))],
+            "difficulty": float(rng.uniform(*self.config.difficulty_range)),
+            "seed": int(rng.integers(2**31)),
+        }
 
     # --- one episode -----------------------------------------------------------------------------------------------
 
-    async def _play(self, plan: EpisodePlan) -> GymEpisode:
+    async def _play(self, plan: dict[str, Any]) -> GymEpisode:
         start, steps = utc_now(), list[GymStep]()
         try:
             async with asyncio.timeout(self.config.episode_timeout):
@@ -208,11 +195,13 @@ class GymEpisodeStream(EpisodeStream):
         except TimeoutError:
             status = EpisodeStatus.TIMEOUT
             await self._client.disconnect()  # a reply may still arrive
-        return GymEpisode.ended(status, steps, start, **plan._asdict())
+        return GymEpisode.ended(status, steps, start, **plan)
 
-    async def _steps(self, plan: EpisodePlan, steps: list[GymStep]) -> EpisodeStatus:
+    async def _steps(self, plan: dict[str, Any], steps: list[GymStep]) -> EpisodeStatus:
         """Play to the end, appending each step as it is taken, and return the status."""
-        observation = await self._client.start_puzzle(plan.puzzle_type, PuzzleDifficulty.at(plan.difficulty), plan.seed)
+        observation = await self._client.start_puzzle(
+            plan["puzzle_type"], PuzzleDifficulty.at(plan["difficulty"]), plan["seed"]
+        )
         for number in range(self.config.max_steps):
             observation = observation.model_copy(update={"step_index": number, "hint": await self._hint()})
             action = self.policy(observation)
@@ -350,12 +339,10 @@ class MockGymStream(EpisodeStream):
             seed=number,
         )
 
-    def reset_sync(self) -> None:
+    async def reset(self) -> None:
         """Return to the first episode, with metrics from zero."""
         self._position = 0
         self._restart()
-
-    reset = to_async(reset_sync, thread=False)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of the stream."""

@@ -18,12 +18,6 @@ from query_mutator.batching.records import Record
 from query_mutator.batching.streaming.types import EpisodeStatus, utc_now
 from query_mutator.errors import BackendError, ServerDownError
 
-__all__ = [
-    "DifficultyProfile", "GymConfig", "GymConnectionError", "GymEpisode", "GymError", "GymOutputMode",
-    "GymProtocolError", "GymStep", "GymTransport", "PuzzleCompletion", "PuzzleDifficulty",
-    "PuzzleGame", "PuzzleObservation", "PuzzleResult", "TelnetClientConfig",
-]  # fmt: skip
-
 
 class GymError(BackendError):
     """A gym cannot be played."""
@@ -92,31 +86,12 @@ class GymConfig(TelnetClientConfig):
         return f"{self.transport}://{self.host}:{self.port}"
 
 
-class PuzzleGame(StrEnum):
-    """Known puzzles; a server may have others, which are named by a plain string."""
-
-    SUDOKU = "sudoku"
-    KENKEN = "kenken"
-    KAKURO = "kakuro"
-    BINARY = "binary"
-    FUTOSHIKI = "futoshiki"
-    NONOGRAM = "nonogram"
-    LOGIC_GRID = "logic_grid"
-    KILLER_SUDOKU = "killer_sudoku"
-    LIGHTS_OUT = "lights_out"
-    MASTERMIND = "mastermind"
-    SLITHERLINK = "slitherlink"
-    BRIDGES = "bridges"
-    HITORI = "hitori"
-    SHIKAKU = "shikaku"
-    HIDATO = "hidato"
-    TENTS = "tents"
-    FILLOMINO = "fillomino"
-    STAR_BATTLE = "star_battle"
-    SOKOBAN = "sokoban"
-    KNAPSACK = "knapsack"
-    NURIKABE = "nurikabe"
-    MINESWEEPER = "minesweeper"
+#: Known puzzles; a server may have others, which are named by a plain string.
+PuzzleGame = StrEnum(
+    "PuzzleGame",
+    "SUDOKU KENKEN KAKURO BINARY FUTOSHIKI NONOGRAM LOGIC_GRID KILLER_SUDOKU LIGHTS_OUT MASTERMIND SLITHERLINK "
+    "BRIDGES HITORI SHIKAKU HIDATO TENTS FILLOMINO STAR_BATTLE SOKOBAN KNAPSACK NURIKABE MINESWEEPER",
+)
 
 
 class PuzzleDifficulty(StrEnum):

@@ -23,8 +23,6 @@ from query_mutator.batching.streaming.types import SampleSource, StreamMetrics, 
 from query_mutator.batching.sync import to_async, to_async_iterator
 from query_mutator.errors import DatasetError, UsageError
 
-__all__ = ["AsyncOfflineDatasetStream", "OfflineDatasetStream", "difficulty_of"]
-
 logger = logging.getLogger(__name__)
 
 DIFFICULTIES = {level.value: rank / (len(DifficultyLevel) - 1) for rank, level in enumerate(DifficultyLevel)}

@@ -8,8 +8,6 @@ from typing import Any, Protocol, runtime_checkable
 from query_mutator.batching.streaming.types import StreamMetrics, StreamSample, StreamState
 from query_mutator.errors import UsageError
 
-__all__ = ["AsyncSampleStream", "SampleStream", "StreamBase"]
-
 
 class _Observable(Protocol):
     @property

@@ -21,14 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from query_mutator.batching.files import read_checked_json
 from query_mutator.batching.records import Record
 from query_mutator.batching.streaming.types import SampleSource, StreamSample, utc_now
 from query_mutator.errors import UsageError
-from query_mutator.files import write_checked_json
+from query_mutator.files import read_checked_json, write_checked_json
 from query_mutator.stats.sampling import WeightedSampler
-
-__all__ = ["BufferEvictionPolicy", "BufferSnapshot", "ReplayBuffer", "ReplayBufferConfig"]
 
 VERSION = 2
 
@@ -128,11 +125,6 @@ class ReplayBuffer:
 
     def __len__(self) -> int:
         return len(self._samples)
-
-    @property
-    def is_empty(self) -> bool:
-        """Return whether nothing is held."""
-        return not self._samples
 
     @property
     def is_full(self) -> bool:
@@ -390,5 +382,5 @@ class ReplayBuffer:
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Read a buffer; raise BatchFileError, with the name, for a damaged file."""
+        """Read a buffer; raise UsageError, with the name, for a damaged file."""
         return cls.from_dict(read_checked_json(path))

@@ -18,9 +18,8 @@ from pydantic import Field, model_validator
 
 from query_mutator.batching.core.buckets import OverlongPolicy
 from query_mutator.batching.files import sha256_of
-from query_mutator.batching.planning.batch_plan import BatchPlan
+from query_mutator.batching.planning.batch_plan import BatchPlan, MicrobatchSpec
 from query_mutator.batching.planning.builder import BatchPlanBuilder
-from query_mutator.batching.planning.epoch_plan import MicrobatchSpec
 from query_mutator.batching.planning.predictability import BatchingConfig
 from query_mutator.batching.records import Record
 from query_mutator.batching.streaming.replay_buffer import ReplayBuffer
@@ -28,9 +27,7 @@ from query_mutator.batching.streaming.types import StreamSample, utc_now
 from query_mutator.batching.sync import to_async
 from query_mutator.errors import UsageError
 
-__all__ = ["RollingBatchPlanWindow", "WindowConfig", "WindowState", "samples_digest"]
-
-STREAMING = "streaming"  # the default tokenizer hash
+STREAMING = "streaming"  # the tokenizer hash of a plan of samples that came as tokens
 
 
 class WindowConfig(Record):
@@ -97,12 +94,9 @@ class _Window(NamedTuple):
 class RollingBatchPlanWindow:
     """Build windows over a buffer, one after another, and yield each microbatch once."""
 
-    def __init__(
-        self, buffer: ReplayBuffer, config: WindowConfig | None = None, *, tokenizer_hash: str = STREAMING
-    ) -> None:
+    def __init__(self, buffer: ReplayBuffer, config: WindowConfig | None = None) -> None:
         self.buffer = buffer
         self.config = config or WindowConfig()
-        self.tokenizer_hash = tokenizer_hash
         self.total_windows = 0
         self.total_microbatches = 0  # yielded
         self._seen: set[int] = set()  # serials that a window has taken
@@ -188,7 +182,7 @@ class RollingBatchPlanWindow:
             lengths={key: sample.length for key, sample in samples.items()},
             batching_config=self.config.to_batching_config(window_id),
             dataset_hash=samples_digest(samples),
-            tokenizer_hash=self.tokenizer_hash,
+            tokenizer_hash=STREAMING,
         )
         return builder.build_sync(num_epochs=1)
 
@@ -223,7 +217,6 @@ class RollingBatchPlanWindow:
         samples, serials = (self._window.samples, self._window.serials) if self._window else ({}, {})
         return {
             "config": self.config.model_dump(mode="json"),
-            "tokenizer_hash": self.tokenizer_hash,
             "total_windows": self.total_windows,
             "total_microbatches": self.total_microbatches,
             "seen": sorted(self._seen),
@@ -235,8 +228,7 @@ class RollingBatchPlanWindow:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], buffer: ReplayBuffer) -> Self:
         """Return the window of `to_dict` with its progress; raise UsageError if its plan differs."""
-        config = WindowConfig.model_validate(data["config"])
-        window = cls(buffer, config, tokenizer_hash=data["tokenizer_hash"])
+        window = cls(buffer, WindowConfig.model_validate(data["config"]))
         window.total_windows = int(data["total_windows"])
         window.total_microbatches = int(data["total_microbatches"])
         window._seen = set(data["seen"])

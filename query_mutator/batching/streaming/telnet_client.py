@@ -40,8 +40,6 @@ from query_mutator.batching.streaming.gym_types import (
     TelnetClientConfig,
 )
 
-__all__ = ["ENVIRONMENT", "GymClient", "PuzzleEpisode", "TelnetClientConfig", "TelnetGymClient", "action_of_hint"]
-
 logger = logging.getLogger(__name__)
 
 # --- connections -----------------------------------------------------------------------------------------------------
@@ -568,20 +566,19 @@ class TelnetGymClient(GymClient):
     """A `GymClient` over telnet in JSON mode that connects again up to `max_retries` times."""
 
     def __init__(self, config: TelnetClientConfig | None = None) -> None:
-        self.telnet_config = config or TelnetClientConfig()
-        super().__init__(GymConfig(transport=GymTransport.TELNET, **self.telnet_config.model_dump()))
+        super().__init__(GymConfig(transport=GymTransport.TELNET, **(config or TelnetClientConfig()).model_dump()))
 
     async def connect(self) -> None:
         """Connect and read the menu; wait `retry_delay` seconds between attempts."""
-        for attempt in range(self.telnet_config.max_retries + 1):
+        for attempt in range(self.config.max_retries + 1):
             try:
                 await super().connect()
                 return
             except GymConnectionError as error:
-                if attempt == self.telnet_config.max_retries:
+                if attempt == self.config.max_retries:
                     raise
                 logger.info("%s; connecting again", error)
-                await asyncio.sleep(self.telnet_config.retry_delay)
+                await asyncio.sleep(self.config.retry_delay)
 
 
 def _games(lines: Sequence[str]) -> dict[str, int]:

@@ -10,8 +10,6 @@ from pydantic import Field, model_validator
 
 from query_mutator.batching.records import Int32Array, Ratio, Record, TokenRecord, check_row
 
-__all__ = ["EpisodeStatus", "SampleSource", "StreamConfig", "StreamMetrics", "StreamSample", "StreamState", "utc_now"]
-
 
 class SampleSource(StrEnum):
     """Where a sample came from."""
@@ -94,7 +92,7 @@ class StreamSample(TokenRecord):
 
 
 class StreamConfig(Record):
-    """Which source a stream reads and which samples it keeps; `open_stream` builds the stream."""
+    """Which source a stream reads and which samples it keeps, for a program that builds the stream."""
 
     source_type: SampleSource = SampleSource.OFFLINE
     dataset_path: str | None = None
@@ -105,14 +103,6 @@ class StreamConfig(Record):
     min_length: int = Field(default=1, ge=1)
     max_length: int = Field(default=8192, ge=1)
     filter_failures: bool = False
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.min_length > self.max_length:
-            raise ValueError(
-                f"min_length={self.min_length} is above max_length={self.max_length}; use a smaller min_length"
-            )
-        return self
 
 
 class StreamMetrics(Record):

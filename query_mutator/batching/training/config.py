@@ -14,8 +14,6 @@ from query_mutator.bounds import Count, Few, Parallel, Port, Rate, Retries, Seed
 from query_mutator.cli.outputs import JsonFlags, Output, holding
 from query_mutator.settings.output import Lock
 
-__all__ = ["SftFlags", "parse_edges"]
-
 LONGEST_EDGE = 10**9  # tokens, as every other length on a command line
 
 

@@ -19,10 +19,6 @@ from query_mutator.files.run_dir import first_readable
 if TYPE_CHECKING:
     from query_mutator.batching.training.config import SftFlags
 
-__all__ = [
-    "check_fit", "load_model", "load_trainable", "read_checkpoint", "read_model", "save_model", "trainable_state",
-    "write_checkpoint",
-]  # fmt: skip
 
 FORMAT = "sft 3"
 KEPT_CHECKPOINTS = 2

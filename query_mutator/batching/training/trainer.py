@@ -1,22 +1,29 @@
-"""The run: build -> step -> log -> evaluate -> save, from the first step or from a checkpoint."""
+"""The run: build -> step -> log -> evaluate -> save, from the first step or from a checkpoint.
+
+A step sums the losses of all tokens, divides the gradient by their number, and updates. R rows, L tokens of a row.
+"""
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn import functional
 
-from query_mutator.batching.distributed.config import DistributedConfig
-from query_mutator.batching.generation.rows import tokenizer_fingerprint
-from query_mutator.batching.tokenizers import load_tokenizer, pad_id_of
-from query_mutator.batching.training import build, model
+from ppo.algorithm import usable_device
+from query_mutator.batching.distributed import DistributedConfig
+from query_mutator.batching.generation.io import CollatedBatch
+from query_mutator.batching.generation.rows import load_tokenizer, pad_id_of, tokenizer_fingerprint
+from query_mutator.batching.planning.packing import IGNORE_LABEL, PADDING_SEGMENT
+from query_mutator.batching.training import model
 from query_mutator.batching.training.config import SftFlags
-from query_mutator.batching.training.stepper import Stepper, StepResult, cosine_lr
+from query_mutator.batching.training.sources import Microbatch, eval_microbatches, make_source
 from query_mutator.cli.console import note, progress
 from query_mutator.errors import CheckpointError, UsageError
 from query_mutator.files import disk_errors, write_checked_json
@@ -24,44 +31,23 @@ from query_mutator.files.json_lines import check_json_lines
 from query_mutator.files.lock import locked
 from query_mutator.files.metrics import METRICS_FILE, MetricsWriter
 
-__all__ = ["SftTrainer", "train"]
-
 EVAL_POINTS = 10  # evaluations in a run without --eval-interval
 MODEL_FOLDER = "model"
 _OF_ONE_COMMAND = ("resume", "break_lock", "config", "json", "force")  # flags that a resumed run does not repeat
+_CPU_MEMORY = ("can't allocate memory", "not enough memory")  # messages of torch's CPU allocator
 
 
 def train(flags: SftFlags) -> dict[str, Any]:
     """Train as the flags say and return the report."""
     if DistributedConfig.from_env().is_distributed:
         raise UsageError("qm train sft trains in one process; run it without a launcher of several")
-    device = build.pick_device(flags)
+    device = pick_device(flags)
     with locked(Path(flags.output), break_lock=flags.break_lock), closing(SftTrainer(flags, device)) as trainer:
         while trainer.steps_left and trainer.step():
             trainer.log()
             trainer.evaluate()
             trainer.save()
         return trainer.finish()
-
-
-@dataclass(slots=True)
-class Since:
-    """The steps since the last row of metrics."""
-
-    results: list[StepResult] = field(default_factory=list)
-    began: float = field(default_factory=time.perf_counter)
-
-    def row(self) -> dict[str, float]:
-        """Return the figures under their metric keys."""
-        tokens = sum(one.loss_tokens for one in self.results)
-        padded = sum(one.padded_tokens for one in self.results)
-        seconds = max(1e-9, time.perf_counter() - self.began)
-        return {
-            "sft/loss": sum(one.loss * one.loss_tokens for one in self.results) / max(tokens, 1),
-            "sft/grad_norm": self.results[-1].grad_norm,
-            "sft/loss_tokens": tokens / len(self.results),
-            "sft/tokens_per_s": padded / seconds,
-        }
 
 
 class SftTrainer:
@@ -75,7 +61,7 @@ class SftTrainer:
         torch.manual_seed(flags.seed)
         self.tokenizer = load_tokenizer(flags.tokenizer or flags.model)
         self.tokenizer_hash = tokenizer_fingerprint(self.tokenizer)
-        inputs = build.make_source(flags, self.tokenizer)
+        inputs = make_source(flags, self.tokenizer)
         self.source, self.notes = inputs.source, inputs.notes
         note(*self.notes)
         self.model = model.load_model(flags, device)
@@ -84,10 +70,10 @@ class SftTrainer:
             self.model,
             pad_id=pad_id_of(self.tokenizer),
             device=device,
-            bf16=build.uses_bf16(flags, device),
+            bf16=uses_bf16(flags, device),
             max_grad_norm=flags.max_grad_norm,
         )
-        self.eval_set = build.eval_microbatches(flags, self.tokenizer)
+        self.eval_set = eval_microbatches(flags, self.tokenizer)
         self.optimizer = torch.optim.AdamW(_groups(self.model, flags.weight_decay), lr=flags.learning_rate)
         self.steps_done, self.tokens_done = 0, 0
         self.losses: list[float] = []
@@ -95,7 +81,8 @@ class SftTrainer:
         metrics_bytes = self._resume(Path(flags.resume)) if flags.resume else None
         self.num_steps = self._num_steps()
         self._steps = self.source.steps()
-        self._began, self._since = time.perf_counter(), Since()
+        self._began = self._logged = time.perf_counter()
+        self._since: list[StepResult] = []  # the steps since the last row of metrics
         self._metrics, self._bar = self._open(metrics_bytes)
 
     @property
@@ -120,7 +107,7 @@ class SftTrainer:
         self.steps_done += 1
         self.tokens_done += result.loss_tokens
         self.losses.append(result.loss)
-        self._since.results.append(result)
+        self._since.append(result)
         return True
 
     def log(self) -> None:
@@ -128,8 +115,17 @@ class SftTrainer:
         self._bar.update()
         self._bar.set_postfix({"loss": f"{self.losses[-1]:.3f}"}, refresh=False)
         if self._due(self.flags.log_interval):
-            self._write({**self._since.row(), "charts/learning_rate": self.optimizer.param_groups[0]["lr"]})
-            self._since = Since()
+            now, steps = time.perf_counter(), self._since
+            tokens = sum(one.loss_tokens for one in steps)
+            row = {
+                "sft/loss": sum(one.loss * one.loss_tokens for one in steps) / max(tokens, 1),
+                "sft/grad_norm": steps[-1].grad_norm,
+                "sft/loss_tokens": tokens / len(steps),
+                "sft/tokens_per_s": sum(one.padded_tokens for one in steps) / max(1e-9, now - self._logged),
+                "charts/learning_rate": self.optimizer.param_groups[0]["lr"],
+            }
+            self._write(row)
+            self._since, self._logged = [], now
 
     def evaluate(self) -> None:
         """Measure the loss on --eval-dataset if it is due."""
@@ -244,3 +240,157 @@ def _groups(model: Any, weight_decay: float) -> list[dict[str, Any]]:
         {"params": [one for one in trained if one.ndim >= 2], "weight_decay": weight_decay},
         {"params": [one for one in trained if one.ndim < 2], "weight_decay": 0.0},
     ]
+
+
+def pick_device(flags: SftFlags) -> torch.device:
+    """Return the device to train on; UsageError for a --device that cannot be used."""
+    name = flags.device
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        usable_device(name)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    return torch.device(name)
+
+
+def uses_bf16(flags: SftFlags, device: torch.device) -> bool:
+    """Return whether the model computes in bfloat16."""
+    if flags.dtype != "auto":
+        return flags.dtype == "bfloat16"
+    return device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+
+
+# --- one step --------------------------------------------------------------------------------------------------------
+
+
+def cosine_lr(step: int, total_steps: int, *, peak: float, warmup_ratio: float) -> float:
+    """Return the learning rate of a step, counted from 0: linear warm-up, then a cosine decay to 0."""
+    warmup = math.ceil(warmup_ratio * total_steps)
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    done = (step - warmup) / max(1, total_steps - warmup)
+    return peak * (1 + math.cos(math.pi * min(1.0, done))) / 2
+
+
+def sdpa_block_mask(segment_ids: torch.Tensor) -> torch.Tensor:
+    """Return bool [R, 1, L, L] for scaled_dot_product_attention: True where a token may attend.
+
+    Tokens attend to their own segment, not to later ones. A padding token attends to itself, because a row without any
+    True gives NaN.
+    """
+    mask = (segment_ids[:, :, None] == segment_ids[:, None, :]) & (segment_ids != PADDING_SEGMENT)[:, :, None]
+    length = segment_ids.shape[1]
+    mask &= torch.ones(length, length, dtype=torch.bool, device=segment_ids.device).tril()
+    mask |= torch.eye(length, dtype=torch.bool, device=segment_ids.device)
+    return mask[:, None]
+
+
+def to_tensors(batch: CollatedBatch, device: torch.device) -> dict[str, torch.Tensor]:
+    """Return `input_ids`, `labels`, `position_ids` int64 [R, L] and the attention mask.
+
+    Without packs the mask is [R, L]; packs get a block-diagonal causal one, [R, 1, L, L].
+    """
+    names = ("input_ids", "labels", "position_ids", "attention_mask")
+    tensors = {name: torch.from_numpy(batch[name]).to(device, torch.int64) for name in names}
+    if batch.segment_ids is not None:
+        tensors["attention_mask"] = sdpa_block_mask(torch.from_numpy(batch.segment_ids).to(device))
+    return tensors
+
+
+def token_losses(model: Any, tensors: Mapping[str, Any]) -> torch.Tensor:
+    """Return the loss of every predicted token, float32 [R, L-1]; 0 where the label is not learned."""
+    inputs = {name: tensors[name] for name in ("input_ids", "attention_mask", "position_ids")}
+    logits = model(**inputs, use_cache=False).logits[:, :-1]
+    labels = tensors["labels"][:, 1:]
+    losses = functional.cross_entropy(
+        logits.float().flatten(0, 1), labels.flatten(), ignore_index=IGNORE_LABEL, reduction="none"
+    )
+    return losses.view(labels.shape)
+
+
+def learned_tokens(tensors: Mapping[str, Any]) -> int:
+    """Return the number of tokens that have a loss."""
+    return int((tensors["labels"][:, 1:] != IGNORE_LABEL).sum())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """Figures of a step: mean loss of a learned token, learned and padded tokens, gradient norm."""
+
+    loss: float
+    loss_tokens: int
+    padded_tokens: int
+    grad_norm: float
+
+
+class Stepper:
+    """Runs steps of a model."""
+
+    def __init__(self, model: Any, *, pad_id: int, device: torch.device, bf16: bool, max_grad_norm: float) -> None:
+        self.model = model
+        self.parameters = [one for one in model.parameters() if one.requires_grad]
+        self._pad_id, self._device, self._bf16 = pad_id, device, bf16
+        self._max_grad_norm = max_grad_norm
+
+    def step(self, microbatches: Sequence[Microbatch], optimizer: torch.optim.Optimizer) -> StepResult:
+        """Take one step on the mean loss of all learned tokens."""
+        self.model.train()
+        # 1. Sum the gradients of all tokens.
+        loss, tokens = 0.0, 0
+        for one in microbatches:
+            found = self._backward(one)
+            loss, tokens = loss + found[0], tokens + found[1]
+        # 2. Divide by the tokens, clip, update.
+        norm = 0.0
+        if tokens:
+            for parameter in self.parameters:
+                if parameter.grad is not None:
+                    parameter.grad.div_(tokens)
+            norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self._max_grad_norm or math.inf))
+            optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return StepResult(
+            loss=loss / max(tokens, 1),
+            loss_tokens=tokens,
+            padded_tokens=sum(one.padded_tokens for one in microbatches),
+            grad_norm=norm,
+        )
+
+    def mean_loss(self, microbatches: Sequence[Microbatch]) -> float:
+        """Return the mean loss of a learned token, without learning."""
+        self.model.eval()
+        total, tokens = 0.0, 0
+        with torch.no_grad(), self._precision():
+            for one in microbatches:
+                tensors = self._tensors(one)
+                total += float(token_losses(self.model, tensors).sum())
+                tokens += learned_tokens(tensors)
+        return total / max(tokens, 1)
+
+    def _backward(self, microbatch: Microbatch) -> tuple[float, int]:
+        """Add one microbatch's gradient; return its summed loss and learned tokens."""
+        try:
+            tensors = self._tensors(microbatch)
+            tokens = learned_tokens(tensors)
+            if tokens == 0 or microbatch.spec.is_padding:
+                return 0.0, 0
+            with self._precision():
+                loss = token_losses(self.model, tensors).sum()
+            loss.backward()  # type: ignore[no-untyped-call]
+            return float(loss.detach()), tokens
+        except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+            if type(error) is RuntimeError and not any(words in str(error) for words in _CPU_MEMORY):
+                raise
+        rows, length = microbatch.spec.num_rows, microbatch.spec.max_len
+        raise UsageError(
+            f"a batch of {rows} rows of {length} tokens does not fit into memory; resume with a smaller --batch-size "
+            "or --token-budget and a larger --gradient-accumulation, or try --gradient-checkpointing, --use-lora or "
+            "--dtype bfloat16"
+        )
+
+    def _tensors(self, microbatch: Microbatch) -> dict[str, torch.Tensor]:
+        return to_tensors(microbatch.collated(self._pad_id), self._device)
+
+    def _precision(self) -> torch.autocast:
+        return torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=self._bf16)

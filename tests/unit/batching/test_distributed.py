@@ -1,4 +1,4 @@
-"""Ranks: who runs what at which step, equal steps, like work, and going on after a stop on other ranks."""
+"""Ranks: who runs what at which step, equal steps, like work, and going on after a stop."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 from pydantic import ValidationError
 
 from query_mutator.batching import (
-    BatchFileError,
     BatchingConfig,
     BatchPlan,
     BatchPlanBuilder,
@@ -20,7 +19,6 @@ from query_mutator.batching import (
     interleave_microbatches,
     iter_from_checkpoint,
     load_checkpoint_position,
-    resume_shard,
     save_checkpoint_position,
     shard_batch_plan,
 )
@@ -128,7 +126,7 @@ def test_a_position_survives_its_file(plan: BatchPlan, tmp_path: Path) -> None:
     assert load_checkpoint_position(tmp_path / "position.json") == position
     assert position.plan_fingerprint == plan.fingerprint
     (tmp_path / "position.json").write_text('{"epoch": 1}')
-    with pytest.raises(BatchFileError, match=r"position\.json"):
+    with pytest.raises(UsageError, match=r"position\.json"):
         load_checkpoint_position(tmp_path / "position.json")
     with pytest.raises(ValidationError):
         CheckpointPosition(epoch=-1, microbatch_idx=0)
@@ -143,18 +141,9 @@ def test_a_position_goes_on_in_its_own_plan_only(plan: BatchPlan) -> None:
         with pytest.raises(CheckpointError):
             iter_from_checkpoint(other, CheckpointPosition.at(shard, 0, 5))
     changed = BatchPlanBuilder(LENGTHS, CONFIG.changed(seed=1), "d", "t").build_sync(2)
-    with pytest.raises(CheckpointError, match="belongs to plan"):
-        resume_shard(changed, CheckpointPosition.at(shard, 0, 5))
+    with pytest.raises(CheckpointError, match="has plan_fingerprint="):
+        iter_from_checkpoint(changed.shard(1, 3), CheckpointPosition.at(shard, 0, 5))
     steps = shard.get_epoch(0).num_microbatches
-    assert list(resume_shard(plan, CheckpointPosition.at(shard, 0, steps))[0].iter_from(0, steps)) == everything[steps:]
-    with pytest.raises(CheckpointError, match=f"at microbatch {steps + 1}, its epoch has {steps}"):
-        resume_shard(plan, CheckpointPosition.at(shard, 0, steps + 1))
-
-
-def test_after_an_elastic_epoch_the_next_is_whole(plan: BatchPlan) -> None:
-    position = CheckpointPosition.at(plan.shard(0, 4), 0, 10)
-    indices = []
-    for rank in range(2):
-        shard, _ = resume_shard(plan, position, DistributedConfig(rank=rank, world_size=2))
-        indices += [batch.index for batch in shard.iter_epoch(1)]
-    assert sorted(indices) == list(range(plan.get_epoch(1).num_microbatches))
+    assert list(iter_from_checkpoint(shard, CheckpointPosition.at(shard, 0, steps))) == everything[steps:]
+    with pytest.raises(IndexError):
+        iter_from_checkpoint(shard, CheckpointPosition.at(shard, 0, steps + 1))

@@ -160,7 +160,6 @@ def test_the_policy_chooses_and_may_be_async(server: GymServer) -> None:
     assert {sample.episode_status for sample in samples} == {EpisodeStatus.FAILURE}
     assert [observation.step_index for observation in seen] == [0, 1, 2]
     assert stream.metrics.episodes_failed == 1
-    assert play(config_for(server), max_episodes=1, policy=policy, keep_failures=False)[0] == []
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,12 @@ import pytest
 from pydantic import ValidationError
 
 from query_mutator.batching import (
-    BatchFileError,
     BatchingConfig,
     BatchPlan,
     BatchPlanBuilder,
     PackingConfig,
     TokenBudgetBatchSampler,
+    check_plan,
     compute_batch_fingerprint,
     compute_batch_fingerprint_async,
     load_batch_plan,
@@ -106,7 +106,8 @@ def test_settings_are_checked() -> None:
 def test_a_plan_survives_its_files(tmp_path: Path) -> None:
     plan = build(3, pack_config=PackingConfig(max_length=512, mode="best_fit"))
     save_batch_plan(plan, tmp_path / "plan")
-    loaded = load_batch_plan(tmp_path / "plan", dataset_hash="data", tokenizer_hash="tok", lengths=LENGTHS)
+    loaded = load_batch_plan(tmp_path / "plan")
+    check_plan(loaded, dataset_hash="data", tokenizer_hash="tok", lengths=LENGTHS)
     assert loaded.fingerprint == plan.fingerprint
     assert loaded.meta == plan.meta
     for epoch in range(3):
@@ -115,9 +116,7 @@ def test_a_plan_survives_its_files(tmp_path: Path) -> None:
 
 def test_the_async_files_are_the_sync_ones(tmp_path: Path) -> None:
     asyncio.run(save_batch_plan_async(build(), tmp_path / "plan"))
-    assert (
-        asyncio.run(load_batch_plan_async(tmp_path / "plan", tokenizer_hash="tok")).fingerprint == build().fingerprint
-    )
+    assert asyncio.run(load_batch_plan_async(tmp_path / "plan")).fingerprint == build().fingerprint
 
 
 def test_a_plan_saved_over_another_leaves_nothing_of_it(tmp_path: Path) -> None:
@@ -141,28 +140,29 @@ def test_damage_is_found_and_named(tmp_path: Path) -> None:
     for broken in (data[:-10], flipped, (tmp_path / "other" / target).read_bytes()):
         copy = shutil.copytree(tmp_path / "good", tmp_path / "copy")
         (copy / target).write_bytes(broken)
-        with pytest.raises(BatchFileError, match=r"epoch_1\.safetensors"):
+        with pytest.raises(UsageError, match=r"epoch_1\.safetensors"):
             load_batch_plan(copy)
         shutil.rmtree(copy)
     meta = (tmp_path / "good" / "meta.json").read_text()
     for broken_text in (meta[:-3], meta.replace("256", "257", 1)):
         copy = shutil.copytree(tmp_path / "good", tmp_path / "copy")
         (copy / "meta.json").write_text(broken_text)
-        with pytest.raises(BatchFileError, match=r"meta\.json"):
+        with pytest.raises(UsageError, match=r"meta\.json"):
             load_batch_plan(copy)
         shutil.rmtree(copy)
     (tmp_path / "good" / target).unlink()
-    with pytest.raises(BatchFileError, match=r"epoch_1\.safetensors"):
+    with pytest.raises(UsageError, match=r"epoch_1\.safetensors"):
         load_batch_plan(tmp_path / "good")
-    with pytest.raises(BatchFileError, match=r"meta\.json"):
+    with pytest.raises(UsageError, match=r"meta\.json"):
         load_batch_plan(tmp_path / "nowhere")
 
 
-def test_a_plan_for_other_data_is_refused(tmp_path: Path) -> None:
-    save_batch_plan(build(1), tmp_path / "plan")
+def test_a_plan_for_other_data_is_refused() -> None:
+    plan = build(1)
     for given in ({"dataset_hash": "x"}, {"tokenizer_hash": "x"}, {"lengths": {**LENGTHS, "s0": 999}}):
         with pytest.raises(UsageError, match="made for"):
-            load_batch_plan(tmp_path / "plan", **given)  # type: ignore[arg-type]
+            check_plan(plan, **given)  # type: ignore[arg-type]
+    check_plan(BatchPlanBuilder(LENGTHS, CONFIG).build_sync(), dataset_hash="x", tokenizer_hash="x")  # it knows none
 
 
 def test_a_plan_can_be_rebuilt_from_itself(tmp_path: Path) -> None:
@@ -195,6 +195,8 @@ def test_an_epoch_can_be_added_once() -> None:
     assert plan.fingerprint == longer.fingerprint
     with pytest.raises(UsageError, match="already"):
         plan.add_epoch(longer.get_epoch(1))
+    with pytest.raises(UsageError, match="other samples"):
+        plan.add_epoch(build(3, [5, 6]).get_epoch(2))
 
 
 def test_packs_are_part_of_the_plan() -> None:
