@@ -46,7 +46,7 @@ from query_mutator.env.task import Task
 from query_mutator.evaluation.heldout import price_for_budget
 from query_mutator.evaluation.methods import Found, Job, by_policy
 from query_mutator.files import user_cache_folder, write_json
-from query_mutator.learners.plan import Plan, plan_policy, plan_task
+from query_mutator.learners.plan import Plan, PlanPolicy, plan_task
 from query_mutator.llm.stack import build_client
 from query_mutator.plan.choose import PlanChoice, PlanPoint
 from query_mutator.plan.race import find_plan
@@ -81,7 +81,7 @@ def plan_rows(search: PlanChoice, task: Task, seed: int) -> list[Job]:
     for budget in BUDGETS:
         plan = best_at(search, budget, learned=True).plan
         acting = replace(plan_task(plan, task), confidence=search.confidence)
-        jobs.append(Job(name=f"plan {budget:g}@{seed}", task=acting, make=by_policy(plan_policy(plan, task))))
+        jobs.append(Job(name=f"plan {budget:g}@{seed}", task=acting, make=by_policy(PlanPolicy(plan))))
     for calls in range(1, MOST_CALLS + 1):
         jobs += plan_jobs({f"best plan {calls}@{seed}": best_at(search, calls, learned=False).plan}, task)
     return jobs
@@ -180,7 +180,7 @@ def submitted_error(model: ConfidenceModel, plan: Plan, answers: Answers) -> flo
         for form in order:
             attempts.append(answers.attempt(form, at))
             found = model.submit(question.text, attempts)
-            if plan.stop_fit is not None and found.p_right >= plan.stop_fit:
+            if plan.stop_at is not None and found.p_right >= plan.stop_at:
                 break
         p.append(found.p_right)
         right.append(float(answers.by_form[order[found.index]][at].reward.success >= 0.5))

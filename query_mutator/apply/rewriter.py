@@ -17,12 +17,12 @@ from pathlib import Path
 from statistics import median_low
 from typing import Any, Literal, Self
 
-from ppo.frozen import InferencePolicy
 from query_mutator.env.engine import EpisodeEngine
 from query_mutator.env.scheduling import Flow, PooledScheduler, run_flow, run_flow_async
 from query_mutator.env.task import Task
 from query_mutator.errors import BackendError, UsageError
 from query_mutator.forms import Framed
+from query_mutator.learners.plan import Policy
 from query_mutator.llm.cancellation import complete_in_thread
 from query_mutator.registry import check_known
 from query_mutator.session.loading import acting_settings, acting_task, load_policy, load_saved
@@ -76,7 +76,7 @@ class Rewrite:
 
 def rewrite_flow(
     task: Task,
-    policy: InferencePolicy,
+    policy: Policy,
     *,
     limits: Limits | None = None,
     call_price: float | None = None,
@@ -94,10 +94,11 @@ def rewrite_flow(
     if usable is not None:
         task = replace(task, forms=tuple(form.where(usable) for form in task.forms))
     started = time.monotonic()
-    engine = EpisodeEngine.open(task, 0)
+    player = greedy(policy)
+    engine = EpisodeEngine.open(task, 0, observes=player.observes)
     engine.episode.call_price = median_low(task.rules.call_price) if call_price is None else call_price
     played: Played = yield from play(
-        greedy(policy),
+        player,
         engine,
         limits=limits,
         first_answer=first_answer,

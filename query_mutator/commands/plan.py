@@ -30,7 +30,6 @@ from query_mutator.errors import TooManyFailuresError, UsageError
 from query_mutator.evaluation.cost import power_in_words
 from query_mutator.evaluation.heldout import embed_questions
 from query_mutator.evaluation.methods import Evaluator
-from query_mutator.evaluation.outcomes import rejections_in_words
 from query_mutator.files import atomic_write, file_sha256, write_checked_json
 from query_mutator.files.lock import locked
 from query_mutator.files.run_dir import CONFIDENCE, STORE, SUMMARY, RunDir, check_name, describe_run, versions
@@ -416,8 +415,6 @@ def _show(flags: PlanFlags, found: PlanChoice, folder: Path, *after: str, num_qu
     if (learned := found.best_learned) is not None and saved.plan.answer != "learned":
         rate = f"{learned.success:.1%} at {learned.calls:.2f} calls, out of fold"
         facts["best plan by P(right)"] = f"{learned.plan}: {rate}; not better"
-    if rejected := rejections_in_words(found.rewrites):
-        facts["rejected rewrites"] = rejected.partition(": ")[2]
     title = f"best plan within a number of calls per question, on {found.source} questions"
     front = [title, " calls  success  cross-fitted  plain vote  plan"]
     for budget, point in found.front.items():

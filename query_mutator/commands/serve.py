@@ -11,10 +11,9 @@ from query_mutator.bounds import Count, Megabytes, Million, Port, Seconds
 from query_mutator.cli.console import note
 from query_mutator.commands.policy_flags import RunFlags, open_policy
 from query_mutator.errors import UsageError
-from query_mutator.learners.plan import Plan
+from query_mutator.learners.plan import Plan, PlanPolicy
 from query_mutator.llm.address import is_loopback
 from query_mutator.session.models import ResolvedModels
-from query_mutator.session.policy_file import SavedPolicy
 from query_mutator.settings.calls import DIRECT
 
 if TYPE_CHECKING:
@@ -76,17 +75,18 @@ def serve(flags: ServeFlags) -> None:
         proxy = serving(flags, rewriter, key)
         host, port = listening.getsockname()[:2]
         note(f"{rewriter.models.url} is served on http://{host}:{port}; {rewriter.target_model}+qm is rewritten")
-        note(mode_line(flags, rewriter.saved))
+        note(mode_line(flags, rewriter))
         print(f"listening on http://{host}:{port}", flush=True)
         run_frozen(ProxyServer(proxy.application(), listening, proxy.limits))
 
 
-def mode_line(flags: ServeFlags, saved: SavedPolicy) -> str:
+def mode_line(flags: ServeFlags, rewriter: Rewriter) -> str:
     """Return what the mode does with a policy."""
-    plan, calls = saved.flags.get("plan"), flags.max_calls or MAX_CALLS[flags.mode]
-    if plan == str(Plan()):
+    policy, calls = rewriter.policy, flags.max_calls or MAX_CALLS[flags.mode]
+    plan = policy.plan if isinstance(policy, PlanPolicy) else None
+    if plan == Plan():
         return f"mode {flags.mode}: the plan is the original question, so nothing is rewritten"
-    who = f"the plan {plan}" if plan else f"the {saved.algo} policy"
+    who = f"the plan {plan}" if plan else f"the {rewriter.saved.algo} policy"
     if flags.mode == "gate":
         return (
             f"mode gate: a question is asked as it is, and only if the answer refuses, {who} rewrites it, with at most "

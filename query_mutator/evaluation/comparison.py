@@ -22,7 +22,7 @@ questions; false refusals over the same (all are harmless); guard refusals over 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate, chain
 from typing import Any
 
@@ -35,6 +35,7 @@ from query_mutator.types import ASK, SUBMIT, UNDO, ErrorInfo
 
 BEST_OF_K, BEST_SINGLE, RANDOM = "best_of_k", "best_single", "random"
 
+RANKED, GUARD = ", training", ", guard"  # ends of the names of jobs
 _FIRST_ROWS = (IDENTITY, RANDOM, BEST_SINGLE, BEST_OF_K)
 _NOT_REACHED = ErrorInfo(kind="not_asked", message="the evaluation ended before")
 
@@ -76,11 +77,6 @@ def best_single(ranking: Sequence[str], task: Task) -> Method:
     return chain_of(BEST_SINGLE, task, [ranking[0], SUBMIT])
 
 
-def best_of_name(k: int) -> str:
-    """Return the name of best-of-k while k is searched for."""
-    return f"best_of_{k}"
-
-
 def votes_on_forms(task: Task) -> bool:
     """Return whether best-of-k is a vote of forms."""
     return bool(task.forms)
@@ -90,52 +86,65 @@ def best_of(k: int, ranking: Sequence[str], task: Task, *, first: Sequence[str] 
     """Return best-of-k: the target is asked the original question and k - 1 rewrites of it, or `first` in k forms."""
     if votes_on_forms(task):
         forms = [name for name in ranking if name in {form.name for form in task.forms}][:k]
-        return chain_of(best_of_name(k), task, [*first, *forms, SUBMIT], answer="vote")
+        return chain_of(BEST_OF_K, task, [*first, *forms, SUBMIT], answer="vote")
     tries = chain.from_iterable((operator, ASK, UNDO) for operator in ranking[: k - 1])
-    return chain_of(best_of_name(k), task, [ASK, *tries, SUBMIT], answer="vote")
-
-
-@dataclass(frozen=True, kw_only=True)
-class QuestionTasks:
-    """The tasks of an evaluation: the rules of the policy's episodes, on different questions."""
-
-    test: Task
-    guard: Task | None  # None: there are no such requests
-    ranking: Task  # a sample of the training questions, on which operators are compared
+    return chain_of(BEST_OF_K, task, [ASK, *tries, SUBMIT], answer="vote")
 
 
 class Comparison:
-    """The methods of an evaluation and their outcomes so far; `methods` are those that need no results of others."""
+    """The methods of an evaluation and their outcomes so far; `methods` are those that need no results of others.
 
-    def __init__(self, evaluator: Evaluator, tasks: QuestionTasks, methods: Sequence[Method]) -> None:
-        self._evaluator, self._tasks = evaluator, tasks
-        self._methods = {method.name: method for method in methods}
+    The tasks have the rules of the policy's episodes: on the questions of the `test`, on requests that should be
+    refused (`guard`, None: there are none), and on training questions, on which operators are compared (`ranking`).
+    """
+
+    def __init__(
+        self, evaluator: Evaluator, methods: Sequence[Method], *, test: Task, guard: Task | None, ranking: Task
+    ) -> None:
+        self._evaluator, self._methods = evaluator, [*methods]
+        self._test, self._guard, self._ranking = test, guard, ranking
         self._found: Found = {}
         self.ranking: list[str] = []  # operators and forms, the best on training questions first
-        self._first: list[str] = []  # local operators that do better than the original question
         self.k: int | None = None
         self.calls = set[object]()  # that the methods needed
 
     def run(self) -> None:
         """Evaluate all methods on all questions; after an interruption `results` has what was found."""
-        task = self._tasks.ranking
+        task = self._ranking
+        ranked = {name: [name] for name in operator_names(task.actions)}
+        if votes_on_forms(task):
+            ranked[IDENTITY] = []
         jobs = [
-            self._job(chain_of(_ranked(name), task, [*actions, SUBMIT]), task, is_first=True)
-            for name, actions in self._to_rank.items()
-        ]
-        for method in self._methods.values():
-            jobs += self._jobs(method)
-        self._evaluator.run_all(jobs, self._found, title="evaluation", next_jobs=self._next_jobs, calls=self.calls)
+            _job(chain_of(name, task, [*actions, SUBMIT]), task, of=RANKED) for name, actions in ranked.items()
+        ]  # fmt: skip
+        self._run(jobs, self._methods, title="evaluation")
+        merits = {name: self._merit(name) for name in ranked}
+        original = merits.pop(IDENTITY, None)
+        local = [one.name for one in task.operators if local_rewrite(one) is not None]
+        first = [name for name in local if original is not None and merits[name] > original]
+        self.ranking = sorted(merits, key=lambda name: merits[name], reverse=True)
+        self.k = self._k_of_calls(mean(self._outcomes(POLICY), "calls"))
+        last = [best_single(self.ranking, self._test), best_of(self.k, self.ranking, self._test, first=first)]
+        self._methods += last
+        self._run([], last, title="evaluation of the best")
+
+    def _run(self, jobs: Sequence[Job], methods: Sequence[Method], *, title: str) -> None:
+        """Run jobs, and methods on the questions and on the requests that should be refused."""
+        jobs = [*jobs, *(_job(method, self._test) for method in methods)]
+        if self._guard is not None:
+            jobs += [_job(method, self._guard, of=GUARD) for method in methods]
+        self._evaluator.run_all(jobs, self._found, title=title, calls=self.calls)
 
     def results(self) -> Results:
         """Return the outcomes on the questions that all methods finished, of methods that finished any."""
-        jobs = {name: best_of_name(self.k or 0) if name == BEST_OF_K else name for name in self._row_names()}
-        found = {name: outcomes for name, job in jobs.items() if (outcomes := self._found.get(job))}
+        others = [one.name for one in self._methods if one.name not in (*_FIRST_ROWS, POLICY)]
+        names = (*_FIRST_ROWS, *others, POLICY)
+        found = {name: outcomes for name in names if (outcomes := self._found.get(name))}
         shared = sorted(set.intersection(*map(set, found.values()))) if found else []
-        guard = self._tasks.guard.questions if self._tasks.guard is not None else ()
-        guarded = {name: self._found.get(_guard(jobs[name]), {}) for name in found}
+        guard = self._guard.questions if self._guard is not None else ()
+        guarded = {name: self._found.get(f"{name}{GUARD}", {}) for name in found}
         return Results(
-            questions=[self._tasks.test.questions[index] for index in shared],
+            questions=[self._test.questions[index] for index in shared],
             outcomes={name: [outcomes[index] for index in shared] for name, outcomes in found.items()},
             guard=guard,
             guarded={
@@ -147,66 +156,25 @@ class Comparison:
             },
         )
 
-    def _row_names(self) -> list[str]:
-        """Return the names of the table's rows, the policy last."""
-        others = [name for name in self._methods if name not in (*_FIRST_ROWS, POLICY)]
-        return [*_FIRST_ROWS, *others, POLICY]
-
-    # --- jobs ------------------------------------------------------------------------------------------------------
-
-    def _jobs(self, method: Method) -> list[Job]:
-        jobs = [self._job(method, self._tasks.test, is_first=method.name == POLICY)]
-        if self._tasks.guard is not None:
-            jobs.append(replace(self._job(method, self._tasks.guard), name=_guard(method.name)))
-        return jobs
-
-    def _job(self, method: Method, task: Task, *, is_first: bool = False) -> Job:
-        return Job(name=method.name, task=method.rules(task), make=method.make, is_first=is_first)
-
-    def _next_jobs(self) -> list[Job]:
-        """Return the jobs that can start now that one more is complete."""
-        jobs: list[Job] = []
-        num_ranked, num_test = (len(task.questions) for task in (self._tasks.ranking, self._tasks.test))
-        if not self.ranking and all(len(self._found[_ranked(name)]) == num_ranked for name in self._to_rank):
-            merits = {name: self._merit(_ranked(name)) for name in self._to_rank}
-            original = merits.pop(IDENTITY, None)
-            local = [one.name for one in self._tasks.test.operators if local_rewrite(one) is not None]
-            self._first = [name for name in local if original is not None and merits[name] > original]
-            self.ranking = sorted(merits, key=lambda name: merits[name], reverse=True)
-            jobs += self._jobs(best_single(self.ranking, self._tasks.test))
-        if self.ranking and self.k is None and len(self._found.get(POLICY, ())) == num_test:
-            self.k = self._k_of_calls(mean(self._outcomes(POLICY), "calls"))
-            jobs += self._jobs(best_of(self.k, self.ranking, self._tasks.test, first=self._first))
-        return jobs
-
-    @property
-    def _to_rank(self) -> dict[str, list[str]]:
-        """Return what is tried on training questions, by name: the actions before submit."""
-        task = self._tasks.ranking
-        original = {IDENTITY: list[str]()} if votes_on_forms(task) else {}
-        return {name: [name] for name in operator_names(task.actions)} | original
-
     def _outcomes(self, job: str) -> list[Outcome]:
         return list(self._found[job].values())
 
-    def _merit(self, job: str) -> tuple[float, float]:
-        found = self._outcomes(job)
+    def _merit(self, operator: str) -> tuple[float, float]:
+        found = self._outcomes(f"{operator}{RANKED}")
         return (mean(found, "success"), mean(found, "score")) if scored(found) else (-1.0, -1.0)
 
     def _k_of_calls(self, calls: float) -> int:
         """Return the smallest k that takes so many calls on the training sample; a rewrite costs its answer too."""
-        texts = [question.text for question in self._tasks.ranking.questions]
+        texts = [question.text for question in self._ranking.questions]
         costs = []
         for name in self.ranking:
-            tried = [(text, o) for text, o in zip(texts, self._outcomes(_ranked(name)), strict=True) if not o.error]
+            found = self._outcomes(f"{name}{RANKED}")
+            tried = [(text, o) for text, o in zip(texts, found, strict=True) if not o.error]
             new = [o.calls - (o.asked[-1] == text) for text, o in tried]  # the original's answer is there already
-            costs.append(1.0 if votes_on_forms(self._tasks.test) else sum(new) / max(1, len(new)))
+            costs.append(1.0 if votes_on_forms(self._test) else sum(new) / max(1, len(new)))
         return 1 + sum(spent < calls for spent in accumulate(costs[:-1], initial=1.0))
 
 
-def _ranked(operator: str) -> str:
-    return f"training: {operator}"
-
-
-def _guard(job: str) -> str:
-    return f"{job}, guard"
+def _job(method: Method, task: Task, *, of: str = "") -> Job:
+    """Return a method on the questions of a task; `of` ends its name."""
+    return Job(name=f"{method.name}{of}", task=method.rules(task), make=method.make)

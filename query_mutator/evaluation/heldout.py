@@ -8,9 +8,11 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -18,21 +20,20 @@ from zipfile import BadZipFile
 import numpy as np
 from tqdm import tqdm
 
-from ppo.frozen import InferencePolicy
 from query_mutator.cli.console import note
 from query_mutator.data.split import target_key
 from query_mutator.encoder import CachedEncoder, Encoder
 from query_mutator.env.task import Task
 from query_mutator.errors import DiskError
-from query_mutator.evaluation.comparison import Comparison, Method, QuestionTasks, standard_methods
+from query_mutator.evaluation.comparison import Comparison, Method, standard_methods
 from query_mutator.evaluation.cost import PLAN_CALLS, EvaluationCost
-from query_mutator.evaluation.methods import Evaluator, Found, Job, always, by_policy
+from query_mutator.evaluation.methods import Evaluator, always, by_policy
 from query_mutator.evaluation.outcomes import failure_kinds, mean, scored
 from query_mutator.evaluation.summary import PLAN, Results, summarize
 from query_mutator.files import atomic_write, encode, user_cache_folder
 from query_mutator.files.json_lines import JsonLines
 from query_mutator.learners.direct import PRICES
-from query_mutator.learners.plan import Plan, plan_policy, plan_task
+from query_mutator.learners.plan import Plan, PlanPolicy, Policy, plan_task
 from query_mutator.plan.choose import PlanChoice
 from query_mutator.plan.race import find_plan
 from query_mutator.session.models import OpenModels
@@ -47,7 +48,6 @@ SAMPLE_SEED = 0  # the same questions in every run, whatever its seed
 
 NUM_QUESTIONS = 300  # at most, on which calls are counted: of two hundred the mean is known to a tenth of a call
 NUM_PRICES = 65  # 7.5 % apart
-FEW_PRICES = 8  # every eighth price is tried before those between two of them
 
 
 def embed_questions(encoder: Encoder, questions: Sequence[Question]) -> None:
@@ -87,7 +87,7 @@ def compare(
     models: OpenModels,
     task: Task,
     questions: Sequence[Question],
-    policy: InferencePolicy,
+    policy: Policy,
     *,
     seed: int,
     search_calls: int = 0,
@@ -142,12 +142,13 @@ def compare(
         methods.append(_plan_row(search, task))
     asked = fixed_sample(questions, cost.num_test)
     embed_questions(models.encoder, asked)
-    tasks = QuestionTasks(
+    comparison = Comparison(
+        evaluator,
+        methods,
         test=task.on(asked),
         guard=task.on(fixed_sample(guard, cost.num_guard)) if cost.num_guard else None,
         ranking=task.on(fixed_sample(task.train_questions, cost.num_ranking)),
     )
-    comparison = Comparison(evaluator, tasks, methods)
 
     def report() -> dict[str, Any]:
         results = comparison.results()
@@ -186,7 +187,7 @@ def _plan_row(search: PlanChoice, task: Task) -> Method:
     def rules(task: Task) -> Task:
         return replace(plan_task(plan, task), confidence=search.confidence or task.confidence)
 
-    return Method(name=PLAN, make=by_policy(plan_policy(plan, task)), rules=rules)
+    return Method(name=PLAN, make=by_policy(PlanPolicy(plan)), rules=rules)
 
 
 def write_rows(path: Path, results: Results) -> None:
@@ -195,7 +196,7 @@ def write_rows(path: Path, results: Results) -> None:
         file.append(*results.rows())
 
 
-def validation_figures(evaluator: Evaluator, task: Task, policy: InferencePolicy | None) -> dict[str, float]:
+def validation_figures(evaluator: Evaluator, task: Task, policy: Policy | None) -> dict[str, float]:
     """Return the greedy policy's figures on the scored questions of a task under their metric keys.
 
     None asks the original questions, for the figure that a policy is compared with. TooManyFailuresError when too many
@@ -216,31 +217,18 @@ def validation_figures(evaluator: Evaluator, task: Task, policy: InferencePolicy
     }
 
 
-def price_for_budget(evaluator: Evaluator, task: Task, policy: InferencePolicy, budget: float) -> tuple[float, float]:
-    """Return a price with at most so many mean calls on the questions of a task, and those calls.
+def price_for_budget(evaluator: Evaluator, task: Task, policy: Policy, budget: float) -> tuple[float, float]:
+    """Return the lowest price with at most so many mean calls on the questions of a task, and those calls.
 
-    The lowest such price of a few, then of those between it and the next lower one. Prices that are tried together
-    share their calls and are waited for once. Where no price makes so few calls, as with a learner that saw a single
-    price, it is the highest.
+    Calls are taken to fall as the price rises, and prices are bisected. Where no price makes so few calls, as with a
+    learner that saw a single price, it is the highest.
     """
     prices = [float(f"{price:.3g}") for price in np.geomspace(*PRICES, NUM_PRICES)]
-    found = Found()
 
-    def lowest_of(places: range) -> int | None:
-        jobs = [
-            Job(name=f"{prices[place]:g}", task=task.with_rules(call_price=(prices[place],)), make=by_policy(policy))
-            for place in places
-        ]
-        evaluator.run_all(jobs, found, title="price of a call")
-        return next((place for place in places if calls_at(place) <= budget), None)
+    @cache
+    def calls_at(price: float) -> float:
+        outcomes = evaluator.run(task.with_rules(call_price=(price,)), by_policy(policy), name="price of a call")
+        return mean(outcomes, "calls", default=math.inf)
 
-    def calls_at(place: int) -> float:
-        return mean(list(found[f"{prices[place]:g}"].values()), "calls", default=math.inf)
-
-    place, step = lowest_of(range(0, NUM_PRICES, NUM_PRICES - 1)), NUM_PRICES - 1
-    while place and step > 1:
-        step //= FEW_PRICES
-        between = lowest_of(range(place - step * (FEW_PRICES - 1), place, step))
-        place = place if between is None else between
-    place = NUM_PRICES - 1 if place is None else place
-    return prices[place], calls_at(place)
+    place = bisect_left(prices[:-1], True, key=lambda price: calls_at(price) <= budget)
+    return prices[place], calls_at(prices[place])

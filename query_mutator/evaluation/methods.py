@@ -17,13 +17,13 @@ from typing import Any, Self
 
 import numpy as np
 
-from ppo.frozen import InferencePolicy
 from query_mutator.cli.console import progress
 from query_mutator.env.engine import FIRST_ANSWER_TRIES, EpisodeEngine
 from query_mutator.env.scheduling import Call, Flow, Need, map_needs
 from query_mutator.env.task import Task
 from query_mutator.errors import TooManyFailuresError
 from query_mutator.evaluation.outcomes import Outcome
+from query_mutator.learners.plan import Policy
 from query_mutator.llm.cache import Cache, is_repeatable, request_key
 from query_mutator.llm.client import Client
 from query_mutator.llm.retry import DEFAULT_POLICY, RetryPolicy
@@ -31,7 +31,6 @@ from query_mutator.llm.store import Store
 from query_mutator.rewards import is_refusal
 from query_mutator.session.models import OpenModels
 from query_mutator.session.play import (
-    WINDOW_STEPS,
     FailureWindow,
     Played,
     Player,
@@ -40,12 +39,10 @@ from query_mutator.session.play import (
     play,
     script,
     uniform,
-)  # fmt: skip
+)
 from query_mutator.types import Completion, ErrorInfo
 
 IN_PROGRESS = 4  # episodes in progress for each call in flight: some of them embed and score
-FIRST_PACE = 2.0  # of the jobs whose results others wait for, compared with the others
-
 
 #: Returns the player of a question, given its index.
 MakePlayer = Callable[[int], Player]
@@ -61,7 +58,7 @@ def random_actions(*, seed: int) -> MakePlayer:
     return lambda index: uniform(np.random.default_rng([seed, index]))
 
 
-def by_policy(policy: InferencePolicy) -> MakePlayer:
+def by_policy(policy: Policy) -> MakePlayer:
     """Return players that take the policy's most probable action."""
     player = greedy(policy)
     return lambda _: player
@@ -69,18 +66,15 @@ def by_policy(policy: InferencePolicy) -> MakePlayer:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A method on the questions of a task; `is_first`: other jobs wait for its results."""
+    """A method on the questions of a task."""
 
     name: str
     task: Task
     make: MakePlayer
-    is_first: bool = False
 
 
 #: Outcomes by the job's name and the question's index.
 Found = dict[str, dict[int, Outcome]]
-#: Returns the jobs that can start now that one more job is complete.
-NextJobs = Callable[[], Sequence[Job]]
 
 
 class Evaluator:
@@ -122,89 +116,55 @@ class Evaluator:
         self.run_all([Job(name=name, task=task, make=make)], found, title=name)
         return list(found[name].values())
 
-    def run_all(
-        self,
-        jobs: Sequence[Job],
-        found: Found,
-        *,
-        title: str,
-        next_jobs: NextJobs = lambda: (),
-        calls: set[object] | None = None,
-    ) -> None:
+    def run_all(self, jobs: Sequence[Job], found: Found, *, title: str, calls: set[object] | None = None) -> None:
         """Put the outcomes of all jobs into `found`, in the order of their questions, and their calls into `calls`.
 
-        What is there when it is interrupted can be used. `next_jobs` is called whenever a job is complete. At least one
-        job must have a question. Equal calls and retries are one call; replies that were stored count too.
+        What is there when it is interrupted can be used. At least one job must have a question. Equal calls and retries
+        are one call; replies that were stored count too.
         """
-        queue = _Queue(found, batch_size=self.batch_size, max_failure_rate=self.max_failure_rate)
-        total = queue.add(jobs)
+        waiting = deque(in_turn(jobs, batch_size=self.batch_size))
+        windows = {job.name: FailureWindow(self.max_failure_rate, unit="questions") for job in jobs}
+        for job in jobs:
+            found[job.name] = {}
+
+        def next_flow() -> tuple[tuple[Job, int], Flow] | None:
+            while waiting:
+                job, index = waiting.popleft()
+                if index not in found[job.name]:
+                    return (job, index), metered(outcome_flow(job.task, index, job.make(index)), calls)
+            return None
+
         encoder, at_once = jobs[0].task.encoder, IN_PROGRESS * self.batch_size
         with (
-            nullcontext() if self.progress is None else closing(self.progress(title, total)) as bar,
-            closing(in_pool(self, encoder, lambda: queue.next_flow(calls), at_once=at_once)) as finished,
+            nullcontext() if self.progress is None else closing(self.progress(title, len(waiting))) as bar,
+            closing(in_pool(self, encoder, next_flow, at_once=at_once)) as finished,
         ):
-            for (name, index), outcome in finished:
-                more = queue.add(next_jobs()) if queue.put(name, index, outcome) else 0
+            for (job, index), outcome in finished:
+                outcomes = found[job.name]
+                outcomes[index] = outcome
+                try:
+                    windows[job.name].add(np.array([outcome.error is None]))
+                except TooManyFailuresError as failure:
+                    error = ErrorInfo(kind="not_asked", message=str(failure))
+                    for left, question in enumerate(job.task.questions):
+                        outcomes.setdefault(left, Outcome(question_id=question.id, error=error))
                 if bar is not None:
-                    bar.total += more
                     bar.update()
+        found |= {job.name: dict(sorted(found[job.name].items())) for job in jobs}
 
 
-class _Queue:
-    """The questions of all jobs that wait, by when they are due, in steps of one slot."""
+def in_turn(jobs: Sequence[Job], *, batch_size: int) -> list[tuple[Job, int]]:
+    """Return the questions of all jobs in the order in which they are started, each job's in a random one.
 
-    def __init__(self, found: Found, *, batch_size: int, max_failure_rate: float) -> None:
-        self._jobs: dict[str, Job] = {}
-        self._found, self._batch_size, self._max_failure_rate = found, batch_size, max_failure_rate
-        self._waiting: dict[str, deque[int]] = {}
-        self._windows: dict[str, FailureWindow] = {}
-        self._length = 0.0  # of the whole evaluation
-
-    def add(self, jobs: Sequence[Job]) -> int:
-        """Add jobs, each with its questions in an order that is random and the same for all; return how many these are.
-
-        A job without a question is left out.
-        """
-        total = 0
-        for job in jobs:
-            self._found[job.name] = {}
-            if count := len(job.task.questions):
-                total += count
-                self._jobs[job.name] = job
-                self._waiting[job.name] = deque(np.random.default_rng(count).permutation(count).tolist())
-                self._windows[job.name] = FailureWindow(self._max_failure_rate, size=WINDOW_STEPS, unit="questions")
-                self._length += count * job.task.rules.max_episode_steps / self._batch_size
-        return total
-
-    def next_flow(self, calls: set[object] | None) -> tuple[tuple[str, int], Flow] | None:
-        """Return the episode that is due next, with its job and question; None while none waits."""
-        due = min(((self._due(name), name) for name, rows in self._waiting.items() if rows), default=None)
-        if due is None:
-            return None
-        name = due[1]
-        index, job = self._waiting[name].popleft(), self._jobs[name]
-        return (name, index), metered(outcome_flow(job.task, index, job.make(index)), calls)
-
-    def put(self, name: str, index: int, outcome: Outcome) -> bool:
-        """Add an outcome; return whether its job is complete."""
-        found, questions = self._found[name], self._jobs[name].task.questions
-        found[index] = outcome
-        try:
-            self._windows[name].add(np.array([outcome.error is None]))
-        except TooManyFailuresError as failure:
-            error = ErrorInfo(kind="not_asked", message=str(failure))
-            found |= {left: Outcome(question_id=questions[left].id, error=error) for left in self._waiting[name]}
-            self._waiting[name].clear()
-        if len(found) < len(questions):
-            return False
-        self._found[name] = dict(sorted(found.items()))
-        return True
-
-    def _due(self, name: str) -> float:
-        """Return when the next question of a job is due, in steps of one slot from the start of the evaluation."""
-        job = self._jobs[name]
-        part = 1 - len(self._waiting[name]) / len(job.task.questions)
-        return part * self._length / (FIRST_PACE if job.is_first else 1.0) - job.task.rules.max_episode_steps
+    A question is due at its place among those of its job, less the steps of its episode, as seen from the end.
+    """
+    length = sum(len(job.task.questions) * job.task.rules.max_episode_steps for job in jobs) / batch_size
+    due = []
+    for job in jobs:
+        count, steps = len(job.task.questions), job.task.rules.max_episode_steps
+        order = np.random.default_rng(count).permutation(count).tolist()  # the same for all jobs
+        due += [(place / count * length - steps, job, index) for place, index in enumerate(order)]
+    return [(job, index) for _, job, index in sorted(due, key=lambda one: one[0])]
 
 
 def metered(flow: Flow, calls: set[object] | None = None) -> Flow:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -138,8 +138,9 @@ def failure_kinds(outcomes: Iterable[Outcome]) -> dict[str, int]:
     return dict(Counter(outcome.error.kind for outcome in outcomes if outcome.error is not None).most_common())
 
 
-def rewrites_of(pairs: Iterable[tuple[Question, Outcome]]) -> Iterator[tuple[str, str | None]]:
-    """Yield operator and rejecting guard (None: used) of each rewrite that differs from its wording, once."""
+def count_rewrites(pairs: Iterable[tuple[Question, Outcome]]) -> dict[str, dict[str, Any]]:
+    """Return by operator its `rewrites` that differ from their wording, each once, and those each guard `rejected`."""
+    counts: dict[str, Counter[str | None]] = defaultdict(Counter)
     seen = set()
     for question, outcome in pairs:
         before = question.text
@@ -147,8 +148,15 @@ def rewrites_of(pairs: Iterable[tuple[Question, Outcome]]) -> Iterator[tuple[str
             key = question.id, operator, before
             if operator not in CONTROLS and (guard or text != before) and key not in seen:
                 seen.add(key)
-                yield operator, guard
+                counts[operator][guard] += 1
             before = text
+    return {
+        operator: {
+            "rewrites": guards.total(),
+            "rejected": {guard: count for guard, count in guards.most_common() if guard is not None},
+        }
+        for operator, guards in sorted(counts.items())
+    }
 
 
 def rejections_in_words(counts: Mapping[str, Any]) -> str:
@@ -156,13 +164,12 @@ def rejections_in_words(counts: Mapping[str, Any]) -> str:
     total = sum(found["rewrites"] for found in counts.values())
     if not total:
         return ""
-    rates = [_of_operator(name, found) for name, found in counts.items() if found["rejected"]]
+    rates = [
+        f"{name} {sum(found['rejected'].values()) / found['rewrites']:.0%} of {found['rewrites']:,} "
+        f"({', '.join(f'{guard} {count}' for guard, count in found['rejected'].items())})"
+        for name, found in counts.items()
+        if found["rejected"]
+    ]
     if not rates:
         return f"rejected rewrites: none of {total:,}"
     return f"rejected rewrites (the wording stays): {'; '.join(rates)}"
-
-
-def _of_operator(name: str, found: Mapping[str, Any]) -> str:
-    rejected = found["rejected"]
-    guards = ", ".join(f"{guard} {count}" for guard, count in rejected.items())
-    return f"{name} {sum(rejected.values()) / found['rewrites']:.0%} of {found['rewrites']:,} ({guards})"

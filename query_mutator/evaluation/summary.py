@@ -23,14 +23,13 @@ import numpy as np
 from query_mutator.data.split import target_key
 from query_mutator.evaluation.outcomes import (
     Outcome,
+    count_rewrites,
     failure_kinds,
     mean,
-    rewrites_of,
     scored,
     unscored_rows,
 )
 from query_mutator.plan.choose import MIN_QUESTIONS
-from query_mutator.plan.table import count_rewrites
 from query_mutator.stats.intervals import Floats, mean_intervals, rate_intervals
 from query_mutator.stats.paired import DISCORDANT, compare_pairs
 from query_mutator.types import Question
@@ -166,9 +165,7 @@ def summarize(
         "verdict": recommend(summaries, minus, is_plan=is_plan),
         "examples": [] if np.nansum(right) else _examples(results),
         "rewrites": count_rewrites(
-            rewrites_of(
-                pair for found in results.outcomes.values() for pair in zip(results.questions, found, strict=True)
-            )
+            pair for found in results.outcomes.values() for pair in zip(results.questions, found, strict=True)
         ),
         "unscored": unscored_rows(
             {**results.outcomes, **{f"{name}, guard": found for name, found in results.guarded.items()}}

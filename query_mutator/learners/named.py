@@ -12,10 +12,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from ppo.frozen import InferencePolicy
+from query_mutator.files import record_of
 from query_mutator.learners.direct import DirectMethod
 from query_mutator.learners.iqn.frozen import FrozenQuantiles
 from query_mutator.learners.learner import Learner
-from query_mutator.learners.plan import PlanPolicy
+from query_mutator.learners.plan import Plan, PlanPolicy
 from query_mutator.learners.ppo import PPOLearner
 from query_mutator.registry import Registry
 
@@ -55,6 +56,6 @@ class PlanSpec(Learner):
     made_by = "qm plan"
 
     @classmethod
-    def load_policy(cls, state: Mapping[str, Any], flags: Mapping[str, Any]) -> InferencePolicy:
-        """Return the plan for inference."""
-        return PlanPolicy(state)
+    def load_policy(cls, state: Mapping[str, Any], flags: Mapping[str, Any]) -> PlanPolicy:  # type: ignore[override]  # no InferencePolicy: it reads no observation
+        """Return the plan, which is in the flags."""
+        return PlanPolicy(record_of(Plan, flags["plan"], where="flags.plan"))

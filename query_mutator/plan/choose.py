@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, Self
 
@@ -135,7 +135,6 @@ class PlanChoice:
     plans_tried: int = 0
     calls: int = 0  # 0: from a log
     seconds: float = 0.0
-    rewrites: Mapping[str, Any] = field(default_factory=dict)  # by operator, with those that a guard rejected
     arms: LearnedArms | None = None  # by which plans with the rule `learned` submit
     not_learned: str = ""  # why there are none, where they were asked for
 
@@ -255,7 +254,6 @@ class PlanChoice:
             "plans_tried": self.plans_tried,
             "calls": self.calls,
             "seconds": round(self.seconds, 3),
-            "rewrites": dict(self.rewrites),
             "not_learned": self.not_learned,
         }
         if (arms := self.arms) is not None:
@@ -357,7 +355,7 @@ class AnswerPaths:
         questions = np.arange(len(stops))
         right = int(self.right[questions, stops].sum())
         return PlanPoint(
-            plan=Plan(steps=tuple(steps), answer="learned", stop_fit=stop),
+            plan=Plan(steps=tuple(steps), answer="learned", stop_at=stop),
             success=right / len(stops),
             success_ci=wilson_interval(right, len(stops)),
             score=float(self.scores[questions, stops].mean()),

@@ -1,13 +1,10 @@
 """Fill a table within a number of calls: plans race on ever more training questions.
 
-    single actions   the original question and every action alone, with at most `SINGLES` of the calls
-    compositions     every edit of the best plan that was not edited yet, those of the most promising actions first:
-                     insert, delete and swap operators, insert and delete ask points, add a second answer
-    race             eight questions or more, then twice as many, at last all. Plans surely worse than the best on the
-                     same questions leave; so do the last ones of those that half of the calls left would not pay for
-    variants         every submit rule and stop threshold of an edited plan, on all questions: they share its calls
-
-What finishing the two best candidates takes is set aside, so a race always ends with plans scored on all questions.
+single actions   the original question and every action alone, with at most `SINGLES` of the calls
+compositions     every edit of the best plan that was not edited yet, those of the most promising actions first:
+                 insert, delete and swap operators, insert and delete ask points, add a second answer
+race             eight questions or more, then twice as many, at last all; each stage takes at most half of the
+                 calls left, the best plans first. Plans surely worse than the best on the same questions leave
 """
 
 from __future__ import annotations
@@ -40,11 +37,9 @@ FIRST_SHARE = 0.125
 SINGLES = 0.6  # share of the calls for actions alone
 SURE = 1.65  # standard errors behind the best: 95 %, one-sided
 EDITED = 6  # best plans to edit, and the best one at each budget
-SHRINK = 16  # questions after which half of an action's lead is believed
 SEARCHED_SHARE = 2 / 3  # of the calls, where P(right) is learned: the rest asks in all forms
 
 RULES: tuple[AnswerRule, ...] = ("vote", "best")
-STOP_FITS = (0.5, 0.6, 0.7, 0.8)
 
 
 def find_plan(
@@ -143,7 +138,7 @@ def edits_of(plan: Plan, task: Task, *, has_no_effect: Callable[[str], bool]) ->
             kept = [name for name in kept if name != ASK]
         for rule in rules:
             found = Plan(steps=tuple(kept))
-            yield replace(found, answer=rule, stop_fit=plan.stop_fit) if found.asks_early else found
+            yield replace(found, answer=rule) if found.asks_early else found
 
 
 def _edits(steps: Sequence[str], names: Sequence[str], has_no_effect: Callable[[str], bool]) -> Iterator[Sequence[str]]:
@@ -160,12 +155,6 @@ def _edits(steps: Sequence[str], names: Sequence[str], has_no_effect: Callable[[
         swapped[one], swapped[other] = steps[other], steps[one]
         yield swapped
     yield from ((*steps[:at], ASK, *steps[at:]) for at in range(count))
-
-
-def variants(plan: Plan) -> list[Plan]:
-    """Return a plan under every submit rule and stop threshold, which share most of their calls."""
-    pairs = itertools.product(RULES, (None, *STOP_FITS)) if plan.asks_early else ()
-    return [replace(plan, answer=rule, stop_fit=fit) for rule, fit in pairs]
 
 
 class Race:
@@ -199,18 +188,18 @@ class Race:
 
     def run(self) -> None:
         """Race single actions, then edits of the best plans, until calls or ideas run out."""
-        table, whole = self.table, self.stages[-1]
+        table = self.table
         singles = [Plan(steps=(name,)) for name in self.names]
-        self._race(sorted(singles, key=lambda one: table.max_calls(one, self.stages[0])), self.budget, SINGLES)
+        by_cost = sorted(singles, key=lambda one: table.max_calls(one, self.stages[0]))
+        self._race(by_cost, self.budget, int(SINGLES * self.max_calls))
         edited: set[Plan] = set()
         while (job := self._next(edited)) is not None and table.calls < self.max_calls:
             plan, budget = job
             edited.add(plan)
-            plans = dict.fromkeys(edits_of(plan, table.task, has_no_effect=self._has_no_effect))
             leads = {name: self._lead(name, budget) for name in self.names}
+            plans = dict.fromkeys(edits_of(plan, table.task, has_no_effect=self._has_no_effect))
             by_promise = sorted(plans, key=lambda one: sum(leads[name] for name in one.operators), reverse=True)
-            self._race(by_promise, budget)
-            self.score(variants(plan), whole)
+            self._race(by_promise, budget, self.max_calls)
 
     def result(self, arms: LearnedArms | None = None, *, not_learned: str = "") -> PlanChoice:
         """Return what was found, on all questions, or the most on which the calls let plans be compared."""
@@ -225,7 +214,6 @@ class Race:
             plans_tried=len(self.tried[self.stages[0]]),
             calls=self.table.calls,
             seconds=time.perf_counter() - self._started,
-            rewrites=self.table.rewrites,
             arms=arms,
             not_learned=not_learned,
         )
@@ -235,11 +223,11 @@ class Race:
         """Return the most questions on which plans were compared."""
         return max(filter(self.tried.get, self.stages), key=lambda rows: (len(self.tried[rows]) > 1, len(rows)))
 
-    def score(self, plans: Iterable[Plan], rows: Rows, share: float = 1.0) -> None:
-        """Score plans in their order while their calls are sure to fit a share of those of the search."""
+    def score(self, plans: Iterable[Plan], rows: Rows, max_calls: int | None = None) -> None:
+        """Score plans in their order while the search is sure to stay within `max_calls`, by default those it has."""
         waiting = [plan for plan in plans if plan not in self.tried[rows]]
         while waiting:
-            left = int(share * self.max_calls) - self.table.calls
+            left = (self.max_calls if max_calls is None else max_calls) - self.table.calls
             totals = itertools.accumulate(self.table.max_calls(plan, rows) for plan in waiting)
             fitting = sum(1 for _ in itertools.takewhile(left.__ge__, totals))
             if not fitting:
@@ -296,30 +284,15 @@ class Race:
         at_budgets = [(group[0], budget) for budget, groups in within for group in groups]
         return next((job for job in (*best, *at_budgets) if job[0] not in edited), None)
 
-    def _race(self, plans: Iterable[Plan], budget: float | None, share: float = 1.0) -> None:
-        """Score plans on ever more questions, the most promising first, with a share of the search's calls."""
+    def _race(self, plans: Iterable[Plan], budget: float | None, max_calls: int) -> None:
+        """Score plans on ever more questions, the most promising first, within a number of calls of the search."""
         table, whole = self.table, self.stages[-1]
-        rows = self.stages[0]
-        left = int(share * self.max_calls) - table.calls
-        most = left * len(rows) / len(whole)  # what a plan may take at first, to be scored on all questions
-        entered = list(dict.fromkeys([Plan(), *(plan for plan in plans if table.max_calls(plan, rows) <= most)]))
+        entered = list(dict.fromkeys([Plan(), *plans]))
         for rows in self.stages:
-            entered = self._affordable(entered, rows, share)
-            self.score(entered, rows, share)
+            unfinished = filter(None, (table.max_calls(plan, whole) for plan in entered))
+            left = max_calls - table.calls - sum(itertools.islice(unfinished, 2))
+            self.score(entered, rows, max_calls if rows == whole else table.calls + left // 2)
             entered = self._not_surely_worse([plan for plan in entered if plan in self.tried[rows]], rows, budget)
-
-    def _affordable(self, plans: Sequence[Plan], rows: Rows, share: float) -> list[Plan]:
-        """Return the plans to score on more questions: the first ones that half of the calls left pay for."""
-        table, whole = self.table, self.stages[-1]
-        unfinished = filter(None, (table.max_calls(plan, whole) for plan in plans))
-        left = int(share * self.max_calls) - table.calls - sum(itertools.islice(unfinished, 2))
-        room = left if rows == whole else left / 2
-        kept = list(plans[:2])
-        for plan in plans[2:]:
-            if (cost := table.max_calls(plan, rows)) <= room:
-                room -= cost
-                kept.append(plan)
-        return kept
 
     def _not_surely_worse(self, plans: Sequence[Plan], rows: Rows, budget: float | None) -> list[Plan]:
         """Return the original question and, the best first, the plans that may still be the best."""
@@ -336,10 +309,8 @@ class Race:
         return list(dict.fromkeys([Plan(), *(plan for plan in ranked if plan in entered and may_be_best(plan))]))
 
     def _lead(self, name: str, budget: float | None) -> float:
-        """Return the mean lead of an action alone over the original question, less for few questions."""
+        """Return the mean lead of an action alone over the original question, where most questions were asked."""
         single = Plan(steps=(name,))
-        rows = next((rows for rows in reversed(self.stages) if single in self.tried[rows]), None)
-        if rows is None:
-            return 0.0
+        rows = next((rows for rows in reversed(self.stages) if single in self.tried[rows]), ())
         leads = self._gains(single, rows, budget) - self._gains(Plan(), rows, budget)
-        return float(np.nansum(leads)) / (len(rows) + SHRINK)
+        return float(np.nansum(leads)) / max(1, len(leads))

@@ -9,7 +9,7 @@ rows, which both have.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
@@ -22,16 +22,16 @@ from query_mutator.confidence import ConfidenceModel, LoggedAnswer
 from query_mutator.data.logs import LoggedReply
 from query_mutator.data.split import Split, target_key
 from query_mutator.env.engine import EpisodeEngine
-from query_mutator.env.episode import Asked, Attempt, QuestionMemory, Rewriting
+from query_mutator.env.episode import Asked, Attempt, QuestionMemory
 from query_mutator.env.scheduling import Call, Flow, Need, map_needs
 from query_mutator.env.task import Task
 from query_mutator.errors import DatasetError
 from query_mutator.forms import FORMS
-from query_mutator.learners.plan import Plan, PlanPlayer, plan_task
+from query_mutator.learners.plan import Plan, PlanPolicy, plan_task
 from query_mutator.llm.cache import request_key
 from query_mutator.registry import check_known
 from query_mutator.rewards import Evidence, Unscored, WeightedReward
-from query_mutator.session.play import Caller, Played, check_failures, in_pool, play
+from query_mutator.session.play import Caller, Played, check_failures, greedy, in_pool, play
 from query_mutator.types import ASK, UNSAFE, ErrorInfo, Question
 
 Rows = Sequence[int]  # indices of questions
@@ -76,7 +76,6 @@ class Table:
         self._asked: set[str] = set()  # requests: questions may share texts
         self._cells: dict[Plan, dict[int, Cell]] = {}
         self._tasks: dict[Plan, Task] = {}
-        self._ask = self.task.actions.index(ASK)
 
     @property
     def calls(self) -> int:
@@ -116,16 +115,6 @@ class Table:
                         attempt.reward.score,
                     )
 
-    @property
-    def rewrites(self) -> dict[str, dict[str, Any]]:
-        """Return by operator the rewrites so far, and how often a guard rejected one."""
-        return count_rewrites(
-            (self.task.actions[action], found.guard)
-            for memory in self._memories
-            for (action, text, _), found in memory.rewrites.items()
-            if isinstance(found, Rewriting) and (found.guard or found.text != text)
-        )
-
     def max_calls(self, plan: Plan, rows: Rows) -> int:
         """Return an upper bound on the calls that `gather` makes for a plan."""
         return sum(self._calls_left(plan, row) for row in rows)
@@ -153,18 +142,16 @@ class Table:
         """Play the plans that have no cell for a question yet."""
         for plan in plans:
             if row not in self._cells.get(plan, ()):
-                engine, player = self._open(plan, row)
-                yield from map_needs(self._play(player, engine, plan), self._counted)
+                yield from map_needs(self._play(plan, self._open(plan, row)), self._counted)
 
-    def _open(self, plan: Plan, row: int) -> tuple[EpisodeEngine, PlanPlayer]:
+    def _open(self, plan: Plan, row: int) -> EpisodeEngine:
         if plan not in self._tasks:
             self._tasks[plan] = plan_task(plan, self.task)
-        task = self._tasks[plan]
-        return EpisodeEngine.open(task, row, memory=self._memories[row], observes=False), PlanPlayer(plan, task)
+        return EpisodeEngine.open(self._tasks[plan], row, memory=self._memories[row], observes=False)
 
-    def _play(self, player: PlanPlayer, engine: EpisodeEngine, plan: Plan) -> Flow:
+    def _play(self, plan: Plan, engine: EpisodeEngine) -> Flow:
         """Play a plan on a question and keep the cell."""
-        played: Played = yield from play(player, engine)
+        played: Played = yield from play(greedy(PlanPolicy(plan)), engine)
         cell = Cell(None if played.error else engine.submitted, engine.episode.calls, played.error)
         self._cells.setdefault(plan, {})[engine.episode.index] = cell
 
@@ -184,31 +171,18 @@ class Table:
         """Return the maximum calls of a plan on a question that are not remembered, 0 where its cell is known."""
         if row in self._cells.get(plan, ()):
             return 0
-        engine, player = self._open(plan, row)
-        flow = self._play(player, engine, plan)
+        engine = self._open(plan, row)
+        flow = self._play(plan, engine)
         if next(flow, None) is None:
             return 0
+        action, actions = PlanPolicy(plan)(engine), self.task.actions  # of the call that is missing
         flow.close()
-        action = player.action
-        places = [place for place, item in enumerate(player.items) if item == action]
-        rest = player.items[places[0] :] if places else [self._ask]
-        answers = rest.count(self._ask) or 1
-        rewrites = sum(item != self._ask and not self.task.is_local(item) for item in rest)
+        items = [actions.index(name) for name in plan.items]
+        ask = actions.index(ASK)
+        rest = items[items.index(action) :] if action in items else [ask]
+        answers = rest.count(ask) or 1
+        rewrites = sum(item != ask and not self.task.is_local(item) for item in rest)
         return rewrites + answers * (1 + self.task.reward.asking)
-
-
-def count_rewrites(found: Iterable[tuple[str, str | None]]) -> dict[str, dict[str, Any]]:
-    """Return by operator its `rewrites` and how often each guard `rejected` one, from pairs (operator, guard)."""
-    counts: dict[str, Counter[str | None]] = defaultdict(Counter)
-    for operator, guard in found:
-        counts[operator][guard] += 1
-    return {
-        operator: {
-            "rewrites": guards.total(),
-            "rejected": {guard: count for guard, count in guards.most_common() if guard is not None},
-        }
-        for operator, guards in sorted(counts.items())
-    }
 
 
 class Learned(NamedTuple):

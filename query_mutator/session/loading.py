@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from ppo.frozen import InferencePolicy
 from query_mutator.env.task import Task, rewrite_settings
 from query_mutator.errors import CheckpointError
 from query_mutator.learners.named import LEARNERS
+from query_mutator.learners.plan import PlanPolicy, Policy
 from query_mutator.llm.backends import BACKENDS, backend_for
 from query_mutator.plugins import load_plugins, replaced, warn_of_changes
+from query_mutator.registry import check_known
 from query_mutator.rewards import NoReward
 from query_mutator.session.models import OpenModels, ResolvedModels
 from query_mutator.session.policy_file import (
@@ -46,11 +47,15 @@ def load_saved(path: str | Path, plugins: Sequence[str] = ()) -> SavedPolicy:
     return replace(saved, plugins=recorded)
 
 
-def load_policy(saved: SavedPolicy, task: Task | None = None) -> InferencePolicy:
+def load_policy(saved: SavedPolicy, task: Task | None = None) -> Policy:
     """Return the policy for inference; CheckpointError for weights of another kind, or another task."""
     flags = {**saved.flags, "deterministic": saved.system.deterministic}
     try:
-        policy = LEARNERS.get(saved.algo).load_policy(saved.weights, flags)
+        policy: Policy = LEARNERS.get(saved.algo).load_policy(saved.weights, flags)
+        if isinstance(policy, PlanPolicy):
+            for name in policy.plan.steps:
+                check_known("action of the plan", name, saved.actions)
+            return policy
         if getattr(policy, "num_actions", len(saved.actions)) != len(saved.actions):
             raise ValueError(f"its weights are not for {len(saved.actions)} actions")
         if task is not None:

@@ -23,12 +23,12 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ppo.frozen import InferencePolicy
 from query_mutator.encoder import Encoder
 from query_mutator.env.engine import EpisodeEngine
 from query_mutator.env.episode import Asked
 from query_mutator.env.scheduling import Call, Flow, Need, PooledScheduler, map_needs
 from query_mutator.errors import TooManyFailuresError
+from query_mutator.learners.plan import PlanPolicy, Policy
 from query_mutator.llm.cache import CallTotals
 from query_mutator.llm.client import Client
 from query_mutator.llm.retry import RetryPolicy
@@ -66,8 +66,10 @@ class Chooser:
         return self.choose(engine)
 
 
-def greedy(policy: InferencePolicy) -> Chooser:
-    """Return the player that takes a policy's most probable action."""
+def greedy(policy: Policy) -> Chooser:
+    """Return the player that takes a policy's most probable action, or a plan's next one."""
+    if isinstance(policy, PlanPolicy):
+        return Chooser(policy)
     return Chooser(lambda engine: int(policy.act(engine.observe()[None], (), greedy=True).actions[0]), observes=True)
 
 

@@ -29,7 +29,7 @@ from query_mutator.files.metrics import METRICS_FILE
 from query_mutator.files.run_dir import SUMMARY, RunDir, describe_run, versions
 from query_mutator.learners.learner import Learner
 from query_mutator.learners.named import LEARNERS
-from query_mutator.learners.plan import Plan, plan_policy, plan_task
+from query_mutator.learners.plan import Plan, plan_task
 from query_mutator.llm.backends import BACKENDS, DEFAULT_BACKEND
 from query_mutator.plugins import plugin_hashes
 from query_mutator.session.checkpoint import PREVIOUS, RESUME, Checkpoint, Progress, usable_flags
@@ -116,14 +116,14 @@ def planned(policy: SavedPolicy, plan: Plan, task: Task, confidence: ConfidenceM
     rules = acting.rules
     return replace(
         policy,
-        weights=dict(plan_policy(plan, task).weights),
+        weights={},
         updates_done=0,
         actions=acting.actions,
         task=replace(
             policy.task, answer=rules.answer, max_episode_steps=rules.max_episode_steps, max_asks=rules.max_asks
         ),
         confidence=None if confidence is None else confidence.to_arrays(),
-        flags={**policy.flags, "plan": str(plan)},
+        flags={**policy.flags, "plan": asdict(plan)},
     )
 
 

@@ -26,7 +26,7 @@ from query_mutator.encoder import Encoder
 from query_mutator.env.scheduling import Flow
 from query_mutator.env.task import CallSettings, Task, build_task
 from query_mutator.forms import Form
-from query_mutator.learners.plan import Plan, plan_policy, plan_task
+from query_mutator.learners.plan import Plan, PlanPolicy, plan_task
 from query_mutator.llm.client import Client
 from query_mutator.llm.limit import Limit
 from query_mutator.llm.ollama import OllamaBackend
@@ -52,7 +52,7 @@ class PlanRewriter:
         self.asks_once = True
         self.models = SimpleNamespace(calls=calls, encoder=encoder, retry_policy=DEFAULT_POLICY, settings=settings)
         self.task = plan_task(plan, _task(encoder, chosen))
-        self._policy = plan_policy(plan, self.task)
+        self._policy = PlanPolicy(plan)
 
     def flow(self, question: str, **settings: Any) -> Flow:
         return rewrite_flow(self.task.on([Question(id="0", text=question)]), self._policy, **settings)

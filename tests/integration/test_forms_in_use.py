@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from query_mutator import Rewriter
 from query_mutator.env.scheduling import run_flow
-from query_mutator.learners.plan import Plan, plan_policy, plan_task
+from query_mutator.learners.plan import Plan
 from query_mutator.session.policy_file import read_policy, write_policy_file
 from query_mutator.testing import StubServer
 from query_mutator.types import Message
@@ -47,12 +47,10 @@ def make_plan(run: Path, tmp_path: Path) -> MakePlan:
     """Return a function that writes the run's policy file with a plan of these steps."""
 
     def make(*steps: str) -> Path:
-        saved, plan = read_policy(run), Plan(steps=steps)
-        with Rewriter.load(run) as rewriter:
-            weights = plan_policy(plan, plan_task(plan, rewriter.task)).weights
+        saved = read_policy(run)
         task = replace(saved.task, max_episode_steps=len(steps) + 1)
         path = tmp_path / "plan.qm"
-        write_policy_file(path, replace(saved, weights=weights, task=task))
+        write_policy_file(path, replace(saved, flags={**saved.flags, "plan": asdict(Plan(steps=steps))}, task=task))
         return path
 
     return make

@@ -19,11 +19,10 @@ from query_mutator.evaluation.heldout import fixed_sample
 from query_mutator.evaluation.methods import Evaluator, always
 from query_mutator.evaluation.outcomes import Outcome, check_report, rejections_in_words
 from query_mutator.evaluation.summary import Results, front, summarize
-from query_mutator.learners.plan import Plan, plan_policy, plan_task
+from query_mutator.learners.plan import Plan, PlanPolicy, plan_task
 from query_mutator.llm.limit import Limit
 from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.retry import RetryPolicy
-from query_mutator.plan.table import Table
 from query_mutator.report.table import result_table
 from query_mutator.session.play import check_failures
 from query_mutator.testing import StubServer, start_server
@@ -280,21 +279,10 @@ def test_an_evaluation_counts_them_by_operator(task: Task, client: Limit) -> Non
     assert rejections_in_words({}) == ""
 
 
-def test_a_plan_search_counts_them_too(task: Task, client: Limit) -> None:
-    scores = Table(Evaluator(client=client, batch_size=4, retry_policy=NO_RETRIES), task)
-    plans, rows = [Plan(), Plan(steps=("spelling",)), Plan(steps=("spelling", "neutral"))], range(5)
-    scores.gather(plans, rows)
-    assert [result.attempt and result.attempt.text for result in scores.cells(plans[1], rows)] == [
-        question.text for question in task.questions
-    ]
-    assert scores.rewrites["spelling"] == {"rewrites": 5, "rejected": {"answer": 5}}
-    assert scores.rewrites["neutral"]["rejected"] == {}
-
-
 def test_a_policy_in_use_names_them(task: Task, client: Limit, hash_encoder: Encoder) -> None:
     plan = Plan(steps=("spelling", "neutral"))
     acting = plan_task(plan, task).on(task.questions[1:2])
-    flow = rewrite_flow(acting, plan_policy(plan, acting))
+    flow = rewrite_flow(acting, PlanPolicy(plan))
     found = run_flow(flow, client=client, encoder=hash_encoder, retry_policy=NO_RETRIES)
     assert found.rejected == (("spelling", "answer"),)
     assert (found.text, found.answer) == ("how do i stop the process", "`os.kill` is what you want.")

@@ -151,7 +151,7 @@ def test_the_threshold_of_a_plan_is_rounded_down_so_that_it_asks_no_more_than_it
     p = np.array([[0.56789, 0.9], [0.2, 0.9]])
     paths = AnswerPaths(order=("a", "b"), p=p, right=np.eye(2), scores=np.eye(2))
     point = paths.point(StoppingRule(threshold=0.56789, max_calls=2))
-    assert point.plan.stop_fit == 0.5678
+    assert point.plan.stop_at == 0.5678
     assert (point.calls, point.success) == (1.5, 1.0)
 
 
@@ -184,7 +184,7 @@ def test_a_searched_plan_counts_what_plans_chosen_on_other_folds_bring(
 def test_a_threshold_above_1_asks_all() -> None:
     paths = AnswerPaths(order=("a", "b"), p=np.array([[1.0, 1.0]]), right=np.eye(2)[:1], scores=np.eye(2)[:1])
     point = paths.point(StoppingRule(threshold=1.5, max_calls=2))
-    assert (point.plan.stop_fit, point.calls, point.success) == (None, 2.0, 0.0)
+    assert (point.plan.stop_at, point.calls, point.success) == (None, 2.0, 0.0)
 
 
 def reply(question: str = "What?", text: str = "Paris.", **more: object) -> LoggedReply:
