@@ -55,8 +55,8 @@ from query_mutator.session.task import guard_requests, make_task, split_dataset
 from query_mutator.training.callbacks import (
     CallbackList,
     FailureLimit,
-    JudgeWatch,
     LongPromptReport,
+    RunView,
     SlotsAdvice,
     Validation,
 )
@@ -70,10 +70,8 @@ from query_mutator.training.run_folder import (
     check_resumption,
     make_learner,
     open_run_dir,
-    restore_envs,
     resumed_flags,
     resumed_models,
-    resumed_view,
     write_config,
     write_summary,
 )
@@ -89,7 +87,7 @@ def main(argv: Sequence[str], *, prog: str = PROG) -> int:
         config, checkpoint = parse(argv, stack, prog=prog)
         if config.dry_run:
             split = split_dataset(config)
-            check_run(config, split, checkpoint)
+            check_run(config, split)
             note(*remarks(config))
             print(estimate(config, split, is_live=not is_instant(config)))
             return 0
@@ -120,14 +118,11 @@ def parse(argv: Sequence[str], stack: ExitStack, *, prog: str = PROG) -> tuple[T
     if config.resume is None:
         return config, None
 
-    if config.resumes_folder and not config.dry_run:
+    if Path(config.resume).is_dir() and not config.dry_run:
         stack.enter_context(locked(Path(config.resume).resolve(), break_lock=config.break_lock))
     checkpoint = read_checkpoint(config.resume)
     config = parse_config(argv, base=lambda _: (resumed_flags(config, checkpoint), str(checkpoint.path)))
     check_resumption(config, checkpoint)
-    if (fold := config.validation_fold) not in ("none", checkpoint.flags["validation_fold"]):
-        seen = f"{checkpoint.path} has learned from questions of validation fold {fold}"
-        note(f"{seen}: validation/* will be too high")
     return config, checkpoint
 
 
@@ -139,7 +134,7 @@ def build(config: TrainConfig, checkpoint: Checkpoint | None, stack: ExitStack) 
     with progress("starting", 3, unit="part", terminal_only=True) as bar:
         split = split_dataset(config)
         bar.update()
-        check_run(config, split, checkpoint)
+        check_run(config, split)
         bar.update()
         ray = stack.enter_context(connected(config.ray_address)) if config.engine == "ray" else None
         models = stack.enter_context(open_models(resumed_models(config, checkpoint), dataset=config.dataset))
@@ -220,8 +215,16 @@ class Trainer:
 
     def __init__(self, parts: RunParts, checkpoint: Checkpoint | None, *, ray: ModuleType | None) -> None:
         self.parts, self.config, self.ray = parts, parts.config, ray
-        self.obs = restore_envs(parts, checkpoint)
-        self.run = resumed_view(parts, checkpoint)
+        self.obs = parts.envs.load_state_dict(checkpoint.envs) if checkpoint else None
+        done = checkpoint.progress if checkpoint else Progress()
+        self.run = RunView(
+            config=parts.config,
+            folder=parts.run_dir.path,
+            env_steps=done.env_steps,
+            updates_done=parts.learner.updates_done,
+            invalid_steps=done.invalid_steps,
+            best_success=done.best_success,
+        )
         self.invalid_steps_before = self.run.invalid_steps - sum(env.invalid_steps for env in parts.env_list)
         self.losses: dict[str, float] = {}
         self.loop: TrainingLoop | None = None
@@ -230,7 +233,6 @@ class Trainer:
                 FailureLimit(parts),
                 SlotsAdvice(parts),
                 LongPromptReport(parts),
-                JudgeWatch.of(parts),
                 Validation(parts),
             ]
         )

@@ -152,7 +152,7 @@ def train(
     batch = BatchedQueryMutationEnv(envs, config.batch_size if config.use_batching else None)
     recall(learner, task, answers, seed=config.seed)
     common: dict[str, Any] = {
-        "seed": envs_seed(config.seed, updates_done=0),
+        "seed": envs_seed(config.seed),
         "num_steps": config.num_steps,
         "on_steps": lambda infos, steps: None,
     }

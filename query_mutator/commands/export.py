@@ -38,7 +38,7 @@ def export(flags: ExportFlags) -> None:
     steps = read_steps(flags.run)
     found = rewrites_in(steps, reward_of(flags.run, flags.plugin))
     best = [winner(rewrites, min_gain=flags.min_gain, only_right=flags.only_right) for rewrites in found.values()]
-    rows = [one.to_row() for one in best if one is not None]
+    rows = [row for row in best if row is not None]
     if not rows:
         raise UsageError(f"{flags.run}: no rewrite in it got a better answer; train longer, or lower --min-gain")
     with atomic_write(flags.output) as file:

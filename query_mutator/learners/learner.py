@@ -124,9 +124,6 @@ class Learner:
     def learn(self) -> None:
         """Take one gradient step; never called while `pending_updates` is 0."""
 
-    def forget_pending(self) -> None:
-        """Drop steps that wait for later ones: the environments were reset."""
-
     def update(self) -> dict[str, float]:
         """Finish a rollout (on-policy: learn from it) and return its statistics under their metric keys."""
         self.updates_done += 1

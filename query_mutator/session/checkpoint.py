@@ -35,8 +35,6 @@ class Progress:
     tokens: int = 0
     cut_replies: int = 0
     best_success: float = 0.0  # of the periodic evaluations
-    env_episodes: tuple[int, ...] = ()  # finished episodes of each environment
-    env_total_steps: tuple[int, ...] = ()  # of each, those of a rollout ahead included
     transcripts_bytes: int = 0
     metrics_bytes: int = 0
 
@@ -46,11 +44,10 @@ class Checkpoint:
     """The state of a training between two updates; `learner` is the learner's `state_dict`."""
 
     learner: Mapping[str, Any]
-    actions: tuple[str, ...]
     projection: Projection
     file_digests: tuple[str, ...] = ()  # of models that are files
     progress: Progress = field(default_factory=Progress)
-    envs: Sequence[Mapping[str, Any]] | None = None  # states of the environments between two steps
+    envs: Sequence[Mapping[str, Any]] = ()  # states of the environments between two steps
     confidence: ConfidenceModel | None = None  # with the models of its folds, for the rule `learned`
     callbacks: Mapping[str, Any] = field(default_factory=dict)  # states of the plugins' callbacks by name
     flags: Mapping[str, Any] = field(default_factory=dict)  # in config.json, not in the file
@@ -65,7 +62,6 @@ class Checkpoint:
         models: list[ConfidenceModel] = [] if model is None else [model, *model.fold_models]
         state = {
             "learner": self.learner,
-            "actions": list(self.actions),
             "projection": tensors({"mean": self.projection.mean, "components": self.projection.components}),
             "file_digests": list(self.file_digests),
             "progress": asdict(self.progress),
@@ -85,18 +81,17 @@ class Checkpoint:
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 
-def read_checkpoint(path: str | Path) -> Checkpoint:
-    """Return the newest readable state in a run folder, or that of a `.pt` in one; CheckpointError without any."""
-    path = Path(path)
-    if not path.exists():
-        raise CheckpointError(f"{path}: no such file; give a run folder such as runs/latest")
-    run = path if path.is_dir() else path.parent
-    found = [path / name for name in (RESUME, PREVIOUS) if (path / name).exists()] if path.is_dir() else [path]
-    if not (run / "config.json").exists() or not (found or (run / POLICY_FILE).exists()):
-        what = "was stopped before its first checkpoint" if (run / "config.json").exists() else "is not of a run"
-        raise CheckpointError(f"{path} {what}, there is nothing to resume; give a run folder such as runs/latest")
+def read_checkpoint(run: str | Path) -> Checkpoint:
+    """Return the newest readable state in a run folder; CheckpointError without any."""
+    run = Path(run)
+    if not (run / "config.json").exists():
+        raise CheckpointError(
+            f"{run} is not of a run, there is nothing to resume; give a run folder such as runs/latest"
+        )
+    found = [run / name for name in (RESUME, PREVIOUS) if (run / name).exists()]
     if not found:
-        raise CheckpointError(f"{path} is not trained, there is nothing to resume; run `qm plan` again")
+        why = "is not trained" if (run / POLICY_FILE).exists() else "was stopped before its first checkpoint"
+        raise CheckpointError(f"{run} {why}, there is nothing to resume; start again with qm train or qm plan")
     flags, plugins = run_settings(run / "config.json")
     return first_readable(found, partial(_read, flags=flags, plugins=plugins))
 
@@ -133,7 +128,6 @@ def _read(path: Path, *, flags: Mapping[str, Any], plugins: Mapping[str, str]) -
         models = [ConfidenceModel.from_arrays(_arrays(one)) for one in state["confidence"]]
         return Checkpoint(
             learner=state["learner"],
-            actions=tuple(state["actions"]),
             projection=Projection(**_arrays(state["projection"])),
             file_digests=tuple(state["file_digests"]),
             progress=Progress(**state["progress"]),

@@ -35,7 +35,7 @@ class NamedRun(RunFolder):
     dry_run: bool = False
     """Print an estimate (questions, steps, model calls, time) and stop."""
     resume: str | None = None
-    """Continue in a run folder, repeating only calls that were in flight; or train in a new folder from resume.pt."""
+    """Continue in a run folder, repeating only calls that were in flight."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,15 +13,12 @@ in the run, built without arguments.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from query_mutator.cli.console import note
 from query_mutator.errors import QueryMutatorError, UsageError
@@ -31,7 +28,6 @@ from query_mutator.learners.learner import Steps
 from query_mutator.llm.probe import reported_slots, slots_advice, slots_under_load
 from query_mutator.registry import Registry
 from query_mutator.session.play import WINDOW_STEPS, FailureWindow
-from query_mutator.session.task import REFERENCE_METRICS
 from query_mutator.training.config import TrainConfig
 from query_mutator.training.parts import RunParts, server_worked_before
 from query_mutator.types import StepRecord
@@ -261,53 +257,3 @@ class Validation(Callback):
         run.best_success = max(run.best_success, row["validation/success"])  # NaN leaves the first
         self._parts.runlog.validated(row["validation/success"])
         return {**row, **self._identity, "validation/best_success": run.best_success}
-
-
-class JudgeWatch(Callback):
-    """Add the mean scores of finished episodes by the judge and by the gold (another part of the reward) to each row.
-
-    A judge that rises alone is one that the policy has learned to please.
-    """
-
-    def __init__(self, reference_metric: str, *, with_gold: Collection[str]) -> None:
-        self.reference_metric = reference_metric
-        self._with_gold = frozenset(with_gold)  # ids of questions
-        self._unscored = 0  # steps without a verdict since the last row
-        self._open: dict[int, tuple[int, float, float]] = {}  # env -> its episode, judge, gold
-        self._pairs: list[tuple[float, float]] = []  # of episodes finished since the last row
-
-    @classmethod
-    def of(cls, parts: RunParts) -> Callback:
-        """Return the watch of a run's judge; without a judge, one of nothing."""
-        weights = parts.task.reward.weights
-        reference_metric = next((name for name in REFERENCE_METRICS if name in weights), None)
-        if "judge" not in weights or reference_metric is None:
-            return Callback()
-        return cls(reference_metric, with_gold=[question.id for question in parts.task.questions if question.accept])
-
-    def on_step(self, run: RunView, steps: Steps, records: Sequence[StepRecord]) -> None:
-        """Take the records of finished steps."""
-        for record in records:
-            self.add(record)
-
-    def on_log(self, run: RunView) -> None:
-        """Add the metrics to the row."""
-        run.row |= self.row()
-
-    def add(self, record: StepRecord) -> None:
-        """Take a step."""
-        if not record.valid:
-            self._unscored += record.error is not None and record.error.kind == "unscored"
-            return
-        env, parts = record.env, record.parts
-        if env in self._open and self._open[env][0] != record.episode:
-            self._pairs.append(self._open.pop(env)[1:])
-        if record.question_id in self._with_gold and {"judge", self.reference_metric} <= set(parts):
-            self._open[env] = (record.episode, parts["judge"], parts[self.reference_metric])
-
-    def row(self) -> dict[str, float]:
-        """Return the metrics since the last row; NaN without a finished episode."""
-        pairs, self._pairs = self._pairs, []
-        unscored, self._unscored = self._unscored, 0
-        judged, gold = (float(np.mean([pair[side] for pair in pairs])) if pairs else math.nan for side in (0, 1))
-        return {"judge/score": judged, "judge/gold": gold, "judge/unscored": unscored}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar
 
 from ppo.config import PPOConfig
@@ -120,11 +119,6 @@ class TrainConfig(
         calls, flag = (self.batch_size, "--batch-size") if self.use_batching else (1, "--no-batching")
         if self.num_workers > calls:
             raise ValueError(f"--num-workers {self.num_workers} is more than the {calls} calls in flight of {flag}")
-
-    @property
-    def resumes_folder(self) -> bool:
-        """Return whether --resume names a run folder, in which the run continues; a .pt file starts a new one."""
-        return self.resume is not None and Path(self.resume).is_dir()
 
     @property
     def updates_between_evals(self) -> int:

@@ -1,6 +1,6 @@
 """What a run costs, whether it can start, and what it leaves out: from its flags, with no server started or asked.
 
-checks                   its questions, its machine, its checkpoint, its bounds
+checks                   its questions, its machine, its bounds
 --answer learned         P(right) learned within a tenth of the calls of training
 periodic evaluations     within half as many calls as training makes, unless a flag says which; all of them with
                          recorded replies, which take no time
@@ -26,9 +26,7 @@ from query_mutator.evaluation.cost import PLAN_CALLS, EvaluationCost, power_in_w
 from query_mutator.learners.named import LEARNERS
 from query_mutator.llm.backends import choose_backend
 from query_mutator.operators import local_rewrite
-from query_mutator.session.checkpoint import Checkpoint
 from query_mutator.session.models import call_time
-from query_mutator.session.policy_file import check_actions
 from query_mutator.session.task import check_gold, guard_requests, make_reward, rewrites
 from query_mutator.training.config import TrainConfig
 from query_mutator.types import ASK, SUBMIT, UNDO, Question
@@ -40,8 +38,8 @@ ANSWERS_SHARE = 1 / 10  # of them, for the answers that P(right) is learned from
 FEWEST_QUESTIONS = 20  # of a periodic evaluation
 
 
-def check_run(config: TrainConfig, split: Split, checkpoint: Checkpoint | None) -> None:
-    """Raise a UsageError for settings that do not fit the questions, the machine or the checkpoint."""
+def check_run(config: TrainConfig, split: Split) -> None:
+    """Raise a UsageError for settings that do not fit the questions or the machine."""
     import torch
 
     from ppo.algorithm import usable_device
@@ -58,10 +56,6 @@ def check_run(config: TrainConfig, split: Split, checkpoint: Checkpoint | None) 
     if config.evaluate and not split.test:
         note(f"{config.dataset}: no question is held out, so the run ends without a comparison; add more questions")
     comparison(config, split)
-    operators, forms = rewrites(config)
-    actions = [*(one.name for one in operators), *(one.name for one in forms), *group_of(EpisodeRules, config).controls]
-    if checkpoint is not None:
-        check_actions(checkpoint.actions, actions, forms=config.forms, path=checkpoint.path)
     try:
         usable_device(config.device)
     except ValueError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,36 +33,6 @@ _NEEDED: Mapping[str, Any] = {
     "baseline_score": float | None,
     "valid": bool,
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rewrite:
-    """One rewrite of a question, and the score of the answer to it."""
-
-    question_id: str
-    question: str
-    text: str
-    score: float
-    baseline_score: float
-    right: bool
-    operators: tuple[str, ...]
-
-    @property
-    def gain(self) -> float:
-        """Return the score above that of the answer to the original question."""
-        return round(self.score - self.baseline_score, 6)  # differences in the last bits are not a gain
-
-    def to_row(self) -> dict[str, Any]:
-        """Return a row with `instruction` (the question), `response` (the rewrite) and what is known of it."""
-        return {
-            "id": self.question_id,
-            "instruction": self.question,
-            "response": self.text,
-            "score": round(self.score, 6),
-            "baseline_score": round(self.baseline_score, 6),
-            "success": self.right,
-            "operators": list(self.operators),
-        }
 
 
 def read_steps(run: str) -> list[dict[str, Any]]:
@@ -97,24 +67,29 @@ def reward_of(run: str, plugins: Sequence[str] = ()) -> WeightedReward:
     return WeightedReward.parse(str(reward)) if reward else WeightedReward()
 
 
-def rewrites_in(steps: Iterable[Mapping[str, Any]], reward: WeightedReward) -> dict[str, list[Rewrite]]:
-    """Return the different rewrites of each question, in the order in which they were made."""
-    found: dict[str, dict[str, Rewrite]] = {}  # question -> text -> its first rewrite
-    for one in _rewrites(steps, reward):
-        found.setdefault(one.question, {}).setdefault(one.text, one)
+def rewrites_in(steps: Iterable[Mapping[str, Any]], reward: WeightedReward) -> dict[str, list[dict[str, Any]]]:
+    """Return the different rewrites of each question, in the order in which they were made, as rows of training data.
+
+    They have `instruction` (the question), `response` (the rewrite) and what is known of it.
+    """
+    found: dict[str, dict[str, dict[str, Any]]] = {}  # question -> text -> its first rewrite
+    for row in _rewrites(steps, reward):
+        found.setdefault(row["instruction"], {}).setdefault(row["response"], row)
     return {question: list(by_text.values()) for question, by_text in found.items()}
 
 
-def winner(rewrites: Iterable[Rewrite], *, min_gain: float, only_right: bool) -> Rewrite | None:
+def winner(rewrites: Iterable[dict[str, Any]], *, min_gain: float, only_right: bool) -> dict[str, Any] | None:
     """Return the rewrite of a question whose answer scored best, None where none gained more than `min_gain`."""
     gained = [
-        one for one in rewrites
-        if one.text != one.question and one.gain > min_gain and (one.right or not only_right)
+        row for row in rewrites
+        if row["response"] != row["instruction"]
+        and round(row["score"] - row["baseline_score"], 6) > min_gain
+        and (row["success"] or not only_right)
     ]  # fmt: skip
-    return min(gained, key=lambda one: (-one.score, len(one.text), one.text), default=None)
+    return min(gained, key=lambda row: (-row["score"], len(row["response"]), row["response"]), default=None)
 
 
-def _rewrites(steps: Iterable[Mapping[str, Any]], reward: WeightedReward) -> Iterator[Rewrite]:
+def _rewrites(steps: Iterable[Mapping[str, Any]], reward: WeightedReward) -> Iterator[dict[str, Any]]:
     """Yield the text after each valid step of a transcript that has an answer.
 
     What was asked in a form is left out: its gain is not the text's. The baseline of a question whose original was not
@@ -136,15 +111,15 @@ def _rewrites(steps: Iterable[Mapping[str, Any]], reward: WeightedReward) -> Ite
             continue
         parts = step["parts"]
         score = sum(weight * float(parts.get(name, 0.0)) for name, weight in reward.weights.items())
-        yield Rewrite(
-            question_id=str(step["question_id"]),
-            question=str(step["question"]),
-            text=str(step["rewrite"]),
-            score=min(1.0, max(0.0, score)),
-            baseline_score=float(step["baseline_score"] or 0.0),
-            right=success_in(parts) >= 0.5,
-            operators=tuple(names),
-        )
+        yield {
+            "id": str(step["question_id"]),
+            "instruction": str(step["question"]),
+            "response": str(step["rewrite"]),
+            "score": round(min(1.0, max(0.0, score)), 6),
+            "baseline_score": round(float(step["baseline_score"] or 0.0), 6),
+            "success": success_in(parts) >= 0.5,
+            "operators": list(names),
+        }
 
 
 def reply_rows(run: str | Path, *, given: Mapping[str, Any], plugins: Sequence[str] = ()) -> Iterator[dict[str, Any]]:

@@ -171,8 +171,6 @@ class OffPolicyLoop(TrainingLoop):
     ) -> None:
         """Take the arguments of a TrainingLoop, and the gradient steps that may be due while steps wait."""
         super().__init__(envs, learner, obs, **settings)
-        if obs is None:
-            learner.forget_pending()
         self._max_pending_updates = max_pending_updates
         self._queue: queue.Queue[tuple[Steps, dict[str, Any]]] = queue.Queue(maxsize=1)
         self._stopped = threading.Event()

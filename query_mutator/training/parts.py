@@ -63,20 +63,19 @@ def make_loop(parts: RunParts, obs: FloatArray | None, on_steps: OnSteps) -> Tra
 def loop_settings(parts: RunParts, on_steps: OnSteps) -> dict[str, Any]:
     """Return what every kind of loop takes."""
     return {
-        "seed": envs_seed(parts.config.seed, updates_done=parts.learner.updates_done),
+        "seed": envs_seed(parts.config.seed),
         "num_steps": parts.config.num_steps,
         "on_steps": on_steps,
         "store": parts.store,
     }
 
 
-def envs_seed(seed: int, *, updates_done: int) -> int:
+def envs_seed(seed: int) -> int:
     """Return the first environment's seed, to which the others add their number.
 
     It is not `seed` itself: runs with adjacent seeds would share most environments and not be independent repeats.
-    It changes with `updates_done`: repeating the same episodes would teach nothing new.
     """
-    return int(np.random.SeedSequence([seed, updates_done]).generate_state(1)[0])
+    return int(np.random.SeedSequence([seed, 0]).generate_state(1)[0])
 
 
 @contextlib.contextmanager

@@ -7,7 +7,6 @@ from one takes the checkpoint, None for a new run.
 from __future__ import annotations
 
 import copy
-import dataclasses
 import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -38,7 +37,6 @@ from query_mutator.session.policy_file import POLICY_FILE, SavedPolicy, backgrou
 from query_mutator.settings.episode import TaskSettings
 from query_mutator.settings.models import AUTO
 from query_mutator.training.config import TrainConfig
-from query_mutator.types import FloatArray
 
 if TYPE_CHECKING:  # they need gymnasium
     from query_mutator.training.callbacks import CallbackList, RunView
@@ -47,7 +45,7 @@ if TYPE_CHECKING:  # they need gymnasium
 
 def open_run_dir(config: TrainConfig, checkpoint: Checkpoint | None, stack: ExitStack) -> RunDir:
     """Return a new run folder, locked, or the resumed one with its row files truncated to where its checkpoint was."""
-    if checkpoint is None or not config.resumes_folder:
+    if checkpoint is None:
         run_dir = RunDir.create(config.save_dir, config.name or config.algo)
         stack.callback(_remove_unbegun, run_dir)
         stack.enter_context(locked(run_dir.path))
@@ -135,8 +133,7 @@ class Checkpoints:
         self._parts, self._run, self._callbacks = parts, run, callbacks
         self._background = background_of(parts.task, parts.split, dataset=parts.config.dataset)
         self.keep()
-        in_folder = resumed is not None and parts.config.resumes_folder
-        self._saved_steps = run.env_steps if in_folder else None
+        self._saved_steps = None if resumed is None else run.env_steps
         self._is_newest_good = resumed is None or resumed.path is None or resumed.path.name != PREVIOUS
 
     @property
@@ -156,7 +153,6 @@ class Checkpoints:
         system = parts.models.resolved
         self._latest = Checkpoint(
             learner=learner,
-            actions=task.actions,
             projection=task.observer.projection,
             file_digests=system.file_digests,
             progress=Progress(
@@ -167,8 +163,6 @@ class Checkpoints:
                 tokens=totals.tokens,
                 cut_replies=totals.cut_replies,
                 best_success=run.best_success,
-                env_episodes=tuple(env.total_episodes for env in parts.env_list),
-                env_total_steps=tuple(env.total_steps for env in parts.env_list),
                 transcripts_bytes=rows.transcripts.size_bytes,
                 metrics_bytes=rows.metrics.rows.size_bytes,
             ),
@@ -233,35 +227,23 @@ def resumed_flags(config: TrainConfig, checkpoint: Checkpoint) -> dict[str, Any]
 
     `config` are the flags of the command and qm.toml.
     """
-    given, flags = {name: getattr(config, name) for name in config.given}, dict(checkpoint.flags)
-    folder = {"save_dir": str(Path(config.resume or "").resolve().parent)} if config.resumes_folder else {}
-    if folder:
-        del flags["save_dir"]
-    return usable_flags(flags, checkpoint.plugins, given, source=checkpoint.path) | folder
+    given, folder = {name: getattr(config, name) for name in config.given}, Path(config.resume or "").resolve()
+    flags = {**checkpoint.flags, "save_dir": ""}
+    return usable_flags(flags, checkpoint.plugins, given, source=checkpoint.path) | {"save_dir": str(folder.parent)}
 
 
 def check_resumption(config: TrainConfig, checkpoint: Checkpoint) -> None:
-    """Raise a UsageError unless a run can resume from its checkpoint with these flags.
+    """Raise a UsageError unless a run can continue with these flags.
 
-    In its folder a run keeps the flags it was started with, except those that do not change what it learns. A
-    checkpoint file starts a new folder, with any flags.
+    It keeps the flags it was started with, except those that do not change what it learns, and its number of steps.
     """
-    in_folder = config.resumes_folder
-    if in_folder:
-        check_files(Path(config.resume or ""), checkpoint)
-    if in_folder and (found := differences(config, checkpoint.flags)):
-        raise CheckpointError(
-            f"{config.resume} was started with other settings ({'; '.join(found)}); leave them out, "
-            f"or start a new folder from its checkpoint with --resume {checkpoint.path}"
-        )
-    if checkpoint.learner["updates_done"] < config.num_updates:
-        return
-    if in_folder and not (Path(config.resume or "") / SUMMARY).exists():
-        return  # it was stopped after its last step, before its results were written
-    steps, longer = checkpoint.progress.env_steps, "give a larger --num-env-steps to continue"
-    if in_folder and config.use_linear_lr_decay:
-        longer = f"give a larger --num-env-steps and, as the step size has fallen to 0, --resume {checkpoint.path}"
-    raise UsageError(f"{checkpoint.path} has taken its {steps} steps; {longer}")
+    run = Path(config.resume or "")
+    check_files(run, checkpoint)
+    if found := differences(config, checkpoint.flags):
+        raise CheckpointError(f"{run} was started with other settings ({'; '.join(found)}); leave them out")
+    if checkpoint.learner["updates_done"] >= config.num_updates and (run / SUMMARY).exists():
+        steps = checkpoint.progress.env_steps
+        raise UsageError(f"{run} has taken its {steps} steps; give a larger --num-env-steps to continue")
 
 
 def check_files(run: Path, checkpoint: Checkpoint) -> None:
@@ -271,83 +253,36 @@ def check_files(run: Path, checkpoint: Checkpoint) -> None:
         check_json_lines(run / "transcripts.jsonl", end=done.transcripts_bytes)
         check_json_lines(run / METRICS_FILE, end=done.metrics_bytes)
     except UsageError as error:
-        raise CheckpointError(
-            f"{error}; restore the file, or start a new folder from the checkpoint with --resume {checkpoint.path}"
-        ) from None
+        raise CheckpointError(f"{error}; restore the file") from None
 
 
 def differences(config: TrainConfig, before: Mapping[str, Any]) -> list[str]:
     """Return the changed settings that decide what is learned, as "name: then x, now y"."""
-    now = dataclasses.asdict(config)
-    found = [
+    return [
         f"{name}: then {before[name]}, now {value}"
-        for name, value in now.items()
-        if name not in FREE
-        and name != "num_env_steps"
+        for name, value in asdict(config).items()
+        if name not in (*FREE, "num_env_steps")
         and name in before
         and (tuple(value) != tuple(before[name]) if isinstance(value, (list, tuple)) else value != before[name])
     ]
-    steps = before.get("num_env_steps", config.num_env_steps)
-    updates = -(-steps // config.rollout_steps)
-    if updates != config.num_updates and config.use_linear_lr_decay:
-        found.append(
-            f"num_env_steps: then {steps}, now {config.num_env_steps}, towards which the step size falls unless "
-            "a run is started with --no-use-linear-lr-decay"
-        )
-    return found
 
 
 def resumed_models(config: TrainConfig, checkpoint: Checkpoint | None) -> ResolvedModels:
-    """Return the settings of the run's models; a resumed folder needs the files of models that it was started with."""
-    digests = checkpoint.file_digests if checkpoint is not None and config.resumes_folder else ()
+    """Return the settings of the run's models; a resumed run needs the files of models that it was started with."""
+    digests = () if checkpoint is None else checkpoint.file_digests
     return group_of(ResolvedModels, config, file_digests=digests, **_local_addresses(config))
 
 
-def restore_envs(parts: RunParts, checkpoint: Checkpoint | None) -> FloatArray | None:
-    """Restore environments; return the observations [N, O], None for new episodes.
-
-    A resumed run folder continues in the middle of its episodes; a run from a checkpoint file starts new ones.
-    """
-    if checkpoint is None:
-        return None
-    if checkpoint.envs is not None and parts.config.resumes_folder:
-        obs: FloatArray | None = parts.envs.load_state_dict(checkpoint.envs)
-        return obs
-    done = checkpoint.progress
-    for env, steps, episodes in zip(parts.env_list, done.env_total_steps, done.env_episodes, strict=False):
-        env.total_steps, env.total_episodes = steps, episodes
-    return None
-
-
-def resumed_view(parts: RunParts, checkpoint: Checkpoint | None) -> RunView:
-    """Return the run as callbacks see it; the best success counts on while the validation questions are the same."""
-    from query_mutator.training.callbacks import RunView
-
-    done = checkpoint.progress if checkpoint else Progress()
-    has_same_fold = checkpoint is not None and checkpoint.flags["validation_fold"] == parts.config.validation_fold
-    return RunView(
-        config=parts.config,
-        folder=parts.run_dir.path,
-        env_steps=done.env_steps,
-        updates_done=parts.learner.updates_done,
-        invalid_steps=done.invalid_steps,
-        best_success=done.best_success if has_same_fold else 0.0,
-    )
-
-
 def make_learner(config: TrainConfig, task: Task, checkpoint: Checkpoint | None) -> Learner:
-    """Return a new learner, or the restored one of a checkpoint; CheckpointError for that of another algorithm."""
+    """Return a new learner, or the restored one of a checkpoint; CheckpointError for one of other sizes."""
     observer = task.observer
     make = LEARNERS.get(config.algo).make
     learner = make(observer.size, len(task.actions), config, mask_columns=observer.slices["closed"])
-    if checkpoint is None:
-        return learner
-    if (algo := checkpoint.flags["algo"]) != config.algo:
-        raise CheckpointError(f"{checkpoint.path} was made with --algo {algo}; leave out --algo {config.algo}")
     try:
-        learner.load_state_dict(checkpoint.learner)
+        if checkpoint is not None:
+            learner.load_state_dict(checkpoint.learner)
     except ValueError as error:
-        raise CheckpointError(f"{checkpoint.path}: {error}") from error
+        raise CheckpointError(f"{config.resume}: {error}") from error
     return learner
 
 

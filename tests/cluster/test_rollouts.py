@@ -39,7 +39,6 @@ from tests.cluster.conftest import RayCluster, wait_until
 from tests.conftest import Librarian, Softener
 from tests.integration.conftest import EVERY_STEP, ROWS, write_dataset
 from tests.integration.killing import kill_when, run_in, start, transcript, weights
-from tests.rule_judge import RuleJudge
 from train_query_mutator import main
 
 pytestmark = pytest.mark.slow
@@ -99,18 +98,6 @@ def test_any_number_of_workers_gives_the_local_engines_data(
         for row, expected in zip(*(read_json_lines(one / "metrics.jsonl") for one in (run, local)), strict=True):
             assert {key: row[key] for key in shown} == pytest.approx({key: expected[key] for key in shown})
     wait_until(lambda: not workers_of(ray_cluster), "workers outlive their trainer")
-
-
-def test_the_records_of_workers_reach_the_judge_watch(
-    ray_cluster: RayCluster, flags: list[str], tmp_path: Path
-) -> None:
-    with start_server([Librarian(), Softener(), RuleJudge()], num_parallel=8) as server:
-        judged = [server.url if flag.startswith("http") else flag for flag in flags]
-        judged += ["--reward", "judge", "--judge-model", "rule-judge"]
-        run = trained(judged, tmp_path / "judged", "--engine", "ray", "--num-workers", "2")
-    last = list(read_json_lines(run / "metrics.jsonl"))[-1]
-    assert last["judge/unscored"] == 0
-    assert last["judge/score"] == last["judge/gold"] > 0
 
 
 def test_a_worker_that_is_killed_repeats_no_finished_call(

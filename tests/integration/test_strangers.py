@@ -118,7 +118,6 @@ def test_an_evaluation_reads_no_file_and_asks_no_judge_that_only_the_policy_name
     [
         ({"ollama_url": ["http://127.0.0.1:9"]}, "--ollama-url http://127.0.0.1:9"),
         ({"backend": "openai", "openai_url": "http://127.0.0.1:9/v1"}, "--openai-url http://127.0.0.1:9/v1"),
-        ({"save_dir": "/elsewhere"}, "--save-dir /elsewhere"),
         ({"judge_rubric": "/etc/hostname"}, "--judge-rubric /etc/hostname"),
         ({"engine": "ray", "ray_address": "10.0.0.1:6379"}, "--ray-address 10.0.0.1:6379"),
         ({"dataset": "/elsewhere/questions.jsonl"}, "--dataset /elsewhere/questions.jsonl"),
@@ -131,7 +130,7 @@ def test_a_run_to_resume_chooses_none_of_them(
     config = read_checked_json(run / "config.json")
     own = {"ollama_url": [], "dataset": "questions.jsonl", "save_dir": "runs"}
     write_checked_json(run / "config.json", {**config, "flags": {**config["flags"], **own, **flags}})
-    words = ["train", "--resume", str(run / "resume.pt"), "--num-env-steps", "128"]
+    words = ["train", "--resume", str(run), "--num-env-steps", "128"]
     assert f"give {flag} " in refused(words, capsys)
 
 

@@ -100,24 +100,14 @@ def test_no_validation_question_is_learned_from(tiny_flags: list[str], validatio
         assert bool(asked & set(validation)) is learned
 
 
-def test_the_fold_stays_in_its_folder_and_may_change_in_a_new_one(
-    tiny_flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert train(*tiny_flags, "--no-evaluate", "--no-use-linear-lr-decay") == 0
+def test_the_fold_of_a_run_stays(tiny_flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train(*tiny_flags, "--no-evaluate") == 0
     run = the_run(tmp_path)
     more = ("--num-env-steps", "96")
     assert train("--resume", str(run), *more, "--validation-fold", "3") == 2
     assert "validation_fold: then 0, now 3" in capsys.readouterr().err
     assert train("--resume", str(run), *more) == 0
     assert rows(run, "metrics")[-1]["validation/questions"] == 3
-    assert "validation" not in capsys.readouterr().err
-    checkpoint = str(run / "resume.pt")
-    more = ("--num-env-steps", "128")
-    assert train("--resume", checkpoint, *more, "--validation-fold", "3") == 0
-    assert f"{checkpoint} has learned from questions of validation fold 3: validation/* will be too high" in (
-        capsys.readouterr().err
-    )
-    assert train("--resume", checkpoint, *more, "--validation-fold", "none") == 0
     assert "validation" not in capsys.readouterr().err
 
 
@@ -199,22 +189,12 @@ def test_resume_takes_policy_and_optimizer_along(tiny_flags: list[str], tmp_path
     train(*tiny_flags, "--no-evaluate")
     run = the_run(tmp_path)
     first = torch.load(run / "resume.pt", weights_only=True)["learner"]
-    train("--resume", str(run / "resume.pt"), "--num-env-steps", "96", "--lr", "1e-12")
-    second = torch.load(the_run(tmp_path) / "resume.pt", weights_only=True)["learner"]
+    train("--resume", str(run), "--num-env-steps", "96")
+    second = torch.load(run / "resume.pt", weights_only=True)["learner"]
     assert second["updates_done"] == 3
     assert second["optimizer"]["steps"] > first["optimizer"]["steps"]
     for name, weight in first["policy"].items():
-        torch.testing.assert_close(second["policy"][name], weight, atol=1e-6, rtol=0)
-
-
-def test_resume_from_a_file_makes_a_new_folder(tiny_flags: list[str], tmp_path: Path) -> None:
-    train(*tiny_flags, "--no-evaluate")
-    run = the_run(tmp_path)
-    before = (run / "transcripts.jsonl").read_bytes()
-    assert train("--resume", str(run / "resume.previous.pt")) == 0
-    assert the_run(tmp_path) != run
-    assert (run / "transcripts.jsonl").read_bytes() == before
-    assert [row["step"] for row in rows(the_run(tmp_path), "metrics")] == [64]
+        torch.testing.assert_close(second["policy"][name], weight, atol=0.1, rtol=0)  # some steps from there
 
 
 def test_settings_that_decide_what_is_learned_stay_as_they_were(
@@ -225,9 +205,10 @@ def test_settings_that_decide_what_is_learned_stay_as_they_were(
     changed = ["--seed", "6", "--gamma", "0.5", "--num-env-steps", "96", "--batch-size", "2"]
     assert train("--resume", str(run), *changed) == 2
     error = capsys.readouterr().err
-    for part in ("gamma: then 0.9, now 0.5", "seed: then 5, now 6", "num_env_steps: then 64, now 96, towards which"):
+    for part in ("gamma: then 0.9, now 0.5", "seed: then 5, now 6"):
         assert part in error
     assert "batch_size" not in error
+    assert "num_env_steps" not in error
 
 
 def test_run_that_was_ended_before_its_results_writes_them_when_gone_on_with(
@@ -299,18 +280,3 @@ def test_checkpoint_that_does_not_fit_changes_nothing(
     line = complaint(["--resume", str(tmp_path / "runs" / "latest"), *flags], capsys)
     assert message in line
     assert contents(tmp_path / "runs") == before
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--operators", "spelling,slang"], "another operator set (only there: neutral, filler; only here: slang)"),
-        (["--num-processes", "8"], "try num_processes=4"),
-    ],
-)
-def test_policy_of_other_sizes_is_not_gone_on_from_in_a_new_folder(
-    flags: list[str], message: str, tiny_flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert exit_code(main, [*tiny_flags, "--no-evaluate", "--eval-interval", "0"], prog="train") == 0
-    (checkpoint,) = (tmp_path / "runs").glob("2*/resume.pt")
-    assert message in complaint(["--resume", str(checkpoint), "--num-env-steps", "1024", *flags], capsys)

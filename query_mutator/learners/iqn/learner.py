@@ -155,10 +155,6 @@ class IQN(Learner):
         self.env_steps += len(steps.env_ids)
         self._ages += (self.gradient_steps - steps.versions).tolist()
 
-    def forget_pending(self) -> None:
-        """Drop steps that wait for further rewards: the environments were reset."""
-        self.nstep.forget()
-
     @property
     def pending_updates(self) -> int:
         """Return the gradient steps due by the replay ratio."""

@@ -88,11 +88,6 @@ class NStep:
             for pending in state
         ]
 
-    def forget(self) -> None:
-        """Drop the waiting steps: the environments were reset."""
-        for pending in self._pending:
-            pending.clear()
-
 
 SMALLEST_ERROR = 1e-3  # so that a transition that is predicted well is still drawn sometimes
 

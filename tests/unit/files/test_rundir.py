@@ -113,20 +113,19 @@ def checkpoint() -> Checkpoint:
     ppo = PPO(6, 4, PPOConfig(num_processes=2, num_steps=4, num_mini_batch=2))
     return Checkpoint(
         learner=ppo.state_dict(),
-        actions=("spelling", "filler", "undo", "submit"),
         projection=Projection(mean=np.zeros(3, np.float32), components=np.eye(3, 2, dtype=np.float32)),
-        progress=Progress(env_steps=8, wall_s=1.5, env_episodes=(2, 3)),
+        progress=Progress(env_steps=8, wall_s=1.5),
     )
 
 
 def test_checkpoint_comes_back_whole_with_the_flags_of_its_run(run: Path, checkpoint: Checkpoint) -> None:
     path = checkpoint.save(run)
     assert path == run / "resume.pt"
-    for read in (read_checkpoint(run), read_checkpoint(path)):
-        assert (read.actions, read.progress, read.path) == (checkpoint.actions, checkpoint.progress, path)
-        assert read.flags == {"seed": 3, "hidden_sizes": [64, 64], "operators": ""}
-        assert read.plugins == {"a.py": "0"}
-        np.testing.assert_array_equal(read.projection.components, checkpoint.projection.components)
+    read = read_checkpoint(run)
+    assert (read.progress, read.path) == (checkpoint.progress, path)
+    assert read.flags == {"seed": 3, "hidden_sizes": [64, 64], "operators": ""}
+    assert read.plugins == {"a.py": "0"}
+    np.testing.assert_array_equal(read.projection.components, checkpoint.projection.components)
     assert set(torch.load(path, weights_only=True)["learner"]) == set(checkpoint.learner)
 
 
@@ -144,7 +143,6 @@ def test_the_state_before_stays_and_stands_in_for_a_damaged_one(
     assert "using the previous one" in caplog.text
     replace(checkpoint, progress=Progress(env_steps=32)).save(run, keep_newest=False)  # the torn one
     assert read_checkpoint(run).progress.env_steps == 32
-    assert read_checkpoint(run / "resume.previous.pt").progress.env_steps == 16
     (run / "resume.pt").unlink()  # killed between the two renames
     assert read_checkpoint(run).progress.env_steps == 16
 
@@ -164,10 +162,9 @@ def test_checkpoint_of_another_program_is_one_line(run: Path) -> None:
 
 
 def test_missing_checkpoint_says_what_to_give(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"no such file; give a run folder such as runs/latest"):
-        read_checkpoint(tmp_path / "nowhere")
-    with pytest.raises(CheckpointError, match="is not of a run"):
-        read_checkpoint(tmp_path)
+    for folder in (tmp_path / "nowhere", tmp_path):
+        with pytest.raises(CheckpointError, match="is not of a run, .*; give a run folder such as runs/latest"):
+            read_checkpoint(folder)
     with pytest.raises(CheckpointError, match="was stopped before its first checkpoint"):
         read_checkpoint(run)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -32,8 +31,7 @@ from query_mutator.session.task import check_gold, default_reward, make_reward
 from query_mutator.settings.episode import TaskSettings
 from query_mutator.settings.questions import Judging
 from query_mutator.testing import start_server
-from query_mutator.training.callbacks import JudgeWatch
-from query_mutator.types import NUMERIC, READ_CHARS, Completion, ErrorInfo, Question, Reward, StepRecord, read_part
+from query_mutator.types import NUMERIC, READ_CHARS, Completion, Question, Reward, read_part
 from tests.rule_judge import RuleJudge
 from tests.scripted_server import ScriptedServer, http
 
@@ -593,27 +591,6 @@ def test_a_server_that_refuses_the_schema_is_asked_without() -> None:
         bodies = [loads(request.partition(b"\r\n\r\n")[2]) for request in server.requests if b"POST" in request]
     assert verdicts == [1.0, 1.0]
     assert ["response_format" in body for body in bodies] == [True, False, False]
-
-
-# --- the watch -------------------------------------------------------------------------------------------------------
-
-
-def _record(*, episode: int, env: int = 0, question_id: str = "q", **more: Any) -> StepRecord:
-    texts = dict.fromkeys(("operator", "question", "rewrite", "answer"), "")
-    values = {"step": 0, "baseline_score": None, "score": 0.0, "reward": 0.0, "parts": {}, **texts, **more}
-    return StepRecord(env=env, episode=episode, question_id=question_id, valid="error" not in more, **values)
-
-
-def test_the_watch_has_the_last_scores_of_finished_episodes_of_questions_with_gold() -> None:
-    watch = JudgeWatch("right", with_gold=["q"])
-    for episode, (judge, gold) in enumerate([(1.0, 0.0), (1.0, 1.0), (0.0, 0.0)]):
-        watch.add(_record(episode=episode, parts={"judge": 0.0, "right": 1.0}))
-        watch.add(_record(episode=episode, parts={"judge": judge, "right": gold}))
-        watch.add(_record(episode=episode, env=1, question_id="other", parts={"judge": 0.0, "right": 1.0}))
-        watch.add(_record(episode=episode, error=ErrorInfo(kind="unscored", message="m")))
-        watch.add(_record(episode=episode, error=ErrorInfo(kind="timeout", message="m")))
-    assert watch.row() == {"judge/score": 1.0, "judge/gold": 0.5, "judge/unscored": 3}
-    assert math.isnan(watch.row()["judge/score"])
 
 
 @pytest.mark.parametrize(

@@ -70,9 +70,6 @@ class Recorder(BaseLearner):
     def learn(self) -> None:
         self.learned += 1
 
-    def forget_pending(self) -> None:
-        self.seen.clear()
-
     def update(self) -> dict[str, float]:
         self.updates_done += 1
         return {"rl/avg_value": 0.0}

@@ -453,11 +453,9 @@ def test_environments_do_not_mix() -> None:
     assert rounded(nstep.add(one_step(0, 1, 2.0))) == [(0, 2.0, 2, 0.25)]
 
 
-def test_it_resumes_from_its_state_and_can_forget() -> None:
+def test_steps_that_wait_are_in_its_state() -> None:
     first, second = NStep(1, 3, 0.5), NStep(1, 3, 0.5)
     steps(first, 1.0, 2.0)
     second.load_state_dict(first.state_dict())
     (whole,) = second.add(one_step(0, 2, 4.0))
     assert whole.n_return == pytest.approx(1.0 + 1.0 + 1.0)
-    first.forget()
-    assert first.add(one_step(0, 2, 4.0)) == []
