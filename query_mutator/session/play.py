@@ -43,44 +43,29 @@ WINDOW_STEPS = 100
 MAX_CUT_SHARE, MOSTLY_CUT = 0.05, 0.5  # of the replies: below the first there is no line about it
 
 
-class Player(Protocol):
-    """Picks the actions of one episode."""
-
-    @property
-    def observes(self) -> bool:
-        """Return whether actions depend on `engine.observe()`; else unasked wordings need no embedding."""
-
-    def __call__(self, engine: EpisodeEngine) -> int:
-        """Return the number of the next action."""
-
-
 @dataclass(frozen=True, slots=True)
-class Chooser:
-    """A player of a function of the engine."""
+class Player:
+    """Picks the actions of an episode; one that `observes` reads `engine.observe()`, so wordings are embedded."""
 
     choose: Callable[[EpisodeEngine], int]
     observes: bool = False
 
-    def __call__(self, engine: EpisodeEngine) -> int:
-        """Return the function's action."""
-        return self.choose(engine)
 
-
-def greedy(policy: Policy) -> Chooser:
+def greedy(policy: Policy) -> Player:
     """Return the player that takes a policy's most probable action, or a plan's next one."""
     if isinstance(policy, PlanPolicy):
-        return Chooser(policy)
-    return Chooser(lambda engine: int(policy.act(engine.observe()[None], (), greedy=True).actions[0]), observes=True)
+        return Player(policy)
+    return Player(lambda engine: int(policy.act(engine.observe()[None], (), greedy=True).actions[0]), observes=True)
 
 
-def script(actions: Sequence[int]) -> Chooser:
+def script(actions: Sequence[int]) -> Player:
     """Return the player that takes a fixed sequence of actions."""
-    return Chooser(lambda engine: actions[engine.episode.steps])
+    return Player(lambda engine: actions[engine.episode.steps])
 
 
-def uniform(rng: np.random.Generator) -> Chooser:
+def uniform(rng: np.random.Generator) -> Player:
     """Return the player that picks uniformly among all actions."""
-    return Chooser(lambda engine: int(rng.integers(len(engine.task.actions))))
+    return Player(lambda engine: int(rng.integers(len(engine.task.actions))))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +134,7 @@ def play(
     elif not task.rules.policy_asks:
         played.error = yield from clock.bound(engine.ask_original(tries=first_tries), clock.ends_at)
     while not (ended or played.stopped or played.error):
-        action = player(engine)
+        action = player.choose(engine)
         played.stopped = clock.reached(action)
         if played.stopped is None:
             ended = yield from _step(action, engine, played, clock, asks_at_end=asks_at_end)

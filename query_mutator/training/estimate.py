@@ -9,12 +9,9 @@ periodic evaluations     within half as many calls as training makes, unless a f
 from __future__ import annotations
 
 import math
-import random
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import NamedTuple
 
 from query_mutator.bounds import group_of
 from query_mutator.cli.console import note
@@ -29,10 +26,9 @@ from query_mutator.operators import local_rewrite
 from query_mutator.session.models import call_time
 from query_mutator.session.task import check_gold, guard_requests, make_reward, rewrites
 from query_mutator.training.config import TrainConfig
-from query_mutator.types import ASK, SUBMIT, UNDO, Question
+from query_mutator.types import Question
 
 STEP_S = 0.003  # embedding, scoring, policy and update, for one environment step
-EPISODES = 1000  # of uniform actions
 SHARE, IN_WORDS = 1 / 2, "half"  # of the calls of training
 ANSWERS_SHARE = 1 / 10  # of them, for the answers that P(right) is learned from
 FEWEST_QUESTIONS = 20  # of a periodic evaluation
@@ -85,21 +81,14 @@ def comparison(config: TrainConfig, split: Split) -> tuple[int, int]:
     return min(cost.calls, config.eval_calls or cost.calls), cost.within(config.eval_calls).num_test
 
 
-class Episodes(NamedTuple):
-    """Means of an episode."""
-
-    steps: float
-    calls: float  # of mutator and target
-    answers: float
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """The size of a run; calls and times assume episodes of a policy that chooses uniformly, `episodes`."""
+    """The size of a run; calls and times assume a policy that chooses uniformly."""
 
     config: TrainConfig
     num_actions: int
-    episodes: Episodes
+    rewrites: float  # of a step, by a model
+    answers: float  # of a step
     num_train: int
     num_validation: int
     test: Sequence[Question]
@@ -111,8 +100,7 @@ class Estimate:
     @property
     def calls(self) -> int:
         """Return the calls for training, those of judges about every answer included."""
-        count = self.config.total_steps / self.episodes.steps
-        return math.ceil(count * (self.episodes.calls + self.asking * self.episodes.answers))
+        return math.ceil(self.config.total_steps * (self.rewrites + (1 + self.asking) * self.answers))
 
     @property
     def evaluations(self) -> tuple[int, int]:
@@ -125,7 +113,7 @@ class Estimate:
         config, (call_s, source), (times, questions) = self.config, call_time(self.config), self.evaluations
         calls_per_step = self.calls / config.total_steps
         step_s = calls_per_step * call_s + STEP_S
-        steps = config.total_steps + math.ceil(times * questions * self.episodes.steps)
+        steps = config.total_steps + times * questions * config.max_episode_steps
         parts = f"{config.num_updates} x {config.num_processes} processes x {config.num_steps} steps"
         to_learn = {"model calls to learn P(right), at most": config.answer_calls} if config.answer == "learned" else {}
         rows = {
@@ -156,11 +144,13 @@ def estimate(config: TrainConfig, split: Split, *, is_live: bool) -> Estimate:
     """
     operators, forms = rewrites(config)
     local, rules = sum(local_rewrite(operator) is not None for operator in operators), group_of(EpisodeRules, config)
+    rewritten, answers = calls_per_step(rules, asked=len(operators) - local, local=local, forms=len(forms))
     calls, compared = comparison(config, split) if config.evaluate and split.test else (0, 0)
     size = Estimate(
         config=config,
         num_actions=len(operators) + len(forms) + len(rules.controls),
-        episodes=random_episodes(rules, asked=len(operators) - local, local=local, forms=len(forms)),
+        rewrites=rewritten,
+        answers=answers,
         num_train=len(split.train),
         num_validation=len(split.validation),
         test=split.test,
@@ -176,7 +166,7 @@ def bounded(size: Estimate, *, is_live: bool) -> Estimate:
     config = size.config
     if config.answer == "learned" and "answer_calls" not in config.given:
         config = replace(config, answer_calls=min(config.answer_calls, max(1, int(ANSWERS_SHARE * size.calls))))
-    (times, questions), most = size.evaluations, SHARE * config.total_steps / size.episodes.steps  # in episodes
+    (times, questions), most = size.evaluations, SHARE * config.total_steps / config.max_episode_steps  # in episodes
     if not is_live or {"eval_interval", "eval_questions"} & config.given or times * questions <= most:
         return replace(size, config=config)
     share, fewest = f"{IN_WORDS} of the {size.calls:,} calls of training", min(FEWEST_QUESTIONS, questions)
@@ -188,43 +178,17 @@ def bounded(size: Estimate, *, is_live: bool) -> Estimate:
     return replace(size, config=replace(config, eval_interval=0), decided=(line,))
 
 
-@lru_cache
-def random_episodes(rules: EpisodeRules, *, asked: int, local: int, forms: int) -> Episodes:
-    """Return the means of episodes of uniform actions, played by the rules alone.
+def calls_per_step(rules: EpisodeRules, *, asked: int, local: int, forms: int) -> tuple[float, float]:
+    """Return the mean calls to mutator and target in a step of uniform actions, of which a model carries out `asked`.
 
-    `asked` operators are carried out by a model, `local` ones are not. Each rewrite brings another wording.
+    A form asks, and so does *ask*; what is asked before submit is one step in many.
     """
-    rng = random.Random(0)
-    played = [_play(rng, rules, asked=asked, local=local, forms=forms) for _ in range(EPISODES)]
-    return Episodes(*(sum(column) / EPISODES for column in zip(*played, strict=True)))
-
-
-def _play(rng: random.Random, rules: EpisodeRules, *, asked: int, local: int, forms: int) -> tuple[int, int, int]:
-    """Return steps, calls and answers of one episode; an operator without a model changes a question once."""
-    steps, rewrites, answers = 0, 0, int(not rules.policy_asks)
-    local_left, forms_left, is_asked, is_original = local, forms, not rules.policy_asks, True
-    while True:
-        actions = [SUBMIT]
-        if rules.max_asks is None or answers < rules.max_asks:
-            actions += ["rewrite"] * asked + ["local"] * local_left + ["form"] * forms_left
-            if rules.max_asks != 1:
-                actions += [UNDO] * (not is_original) + [ASK] * (not is_asked)
-        action = rng.choice(actions)
-        steps += 1
-        if action in ("rewrite", "local"):
-            rewrites += action == "rewrite"
-            local_left, forms_left = local_left - (action == "local"), forms
-            is_asked, is_original = not rules.policy_asks, False
-            answers += is_asked
-        elif action == "form":
-            forms_left, is_asked, is_original, answers = forms_left - 1, True, False, answers + 1
-        elif action == UNDO:
-            local_left, is_original = local, True
-        elif action == ASK:
-            is_asked, answers = True, answers + 1
-        if rules.ends(action, steps=steps):
-            answers = max(answers, 1)
-            return steps, rewrites + answers, answers
+    count, answers = asked + local + forms + len(rules.controls), forms + 1
+    if not rules.policy_asks:
+        answers = asked + local + forms + 2  # every rewrite, and the original question
+    elif rules.max_asks == 1:
+        count = asked + local + 2 * forms + 1  # a form is followed by submit
+    return asked / count, answers / count
 
 
 def duration(seconds: float) -> str:

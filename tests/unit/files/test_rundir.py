@@ -163,7 +163,7 @@ def test_checkpoint_of_another_program_is_one_line(run: Path) -> None:
 
 def test_missing_checkpoint_says_what_to_give(run: Path, tmp_path: Path) -> None:
     for folder in (tmp_path / "nowhere", tmp_path):
-        with pytest.raises(CheckpointError, match="is not of a run, .*; give a run folder such as runs/latest"):
+        with pytest.raises(CheckpointError, match=r"is not of a run, .*; give a run folder such as runs/latest"):
             read_checkpoint(folder)
     with pytest.raises(CheckpointError, match="was stopped before its first checkpoint"):
         read_checkpoint(run)

@@ -33,7 +33,6 @@ from query_mutator.llm.retry import RetryPolicy
 from query_mutator.llm.store import Store
 from query_mutator.session.models import ResolvedModels, call_time, open_models
 from query_mutator.session.play import (
-    Chooser,
     FailureWindow,
     Limits,
     Played,
@@ -219,7 +218,7 @@ def test_an_episode_is_that_of_the_environment(
             return int(rng.integers(len(task.actions)))
 
         engine.episode.call_price = task.rules.call_price[0]
-        result = played(Chooser(lambda engine: choose(engine.observe()), observes=True), engine, tiny_client)
+        result = played(Player(lambda engine: choose(engine.observe()), observes=True), engine, tiny_client)
         assert result.stopped is None
         assert [step.operator for step in result.steps] == env.episode.names  # type: ignore[union-attr]
         np.testing.assert_array_equal(ours, seen[:-1])
@@ -228,7 +227,7 @@ def test_an_episode_is_that_of_the_environment(
         assert engine.submitted.answer == info["_text"]["answer"]
 
 
-def actions_of(task: Task, names: Sequence[str]) -> Chooser:
+def actions_of(task: Task, names: Sequence[str]) -> Player:
     return script([task.actions.index(name) for name in names])
 
 

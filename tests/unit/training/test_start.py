@@ -24,7 +24,7 @@ from query_mutator.settings.episode import TaskSettings
 from query_mutator.settings.learner import IQNConfig, Learning
 from query_mutator.training.callbacks import CALLBACKS, Callback, CallbackList, RunView
 from query_mutator.training.config import TrainConfig
-from query_mutator.training.estimate import Estimate, bounded, estimate, random_episodes
+from query_mutator.training.estimate import Estimate, bounded, calls_per_step, estimate
 from query_mutator.training.loop import TrainingLoop
 from query_mutator.training.parts import envs_seed
 from query_mutator.training.run_folder import FREE, differences, resumed_models
@@ -37,11 +37,12 @@ HOOKS = ("on_training_start", "on_step", "on_rollout_end", "on_log", "on_update_
 def started(*, is_live: bool = True, validation: int = 20, **flags: Any) -> tuple[TrainConfig, list[str]]:
     """Return what `bounded` makes of a run."""
     config = TrainConfig(**{**PROJECT, **flags})
-    episodes = random_episodes(group_of(EpisodeRules, config), asked=5, local=0, forms=0)
+    rewrites, answers = calls_per_step(group_of(EpisodeRules, config), asked=5, local=0, forms=0)
     size = Estimate(
         config=config,
         num_actions=8,
-        episodes=episodes,
+        rewrites=rewrites,
+        answers=answers,
         num_train=60,
         num_validation=validation,
         test=(),
@@ -56,22 +57,22 @@ def test_a_short_run_on_a_live_model_starts_at_once() -> None:
     config, [line] = started(num_env_steps=64, num_processes=4, num_steps=16)
     assert config.eval_interval == 0
     assert line == (
-        "periodic evaluations: none; two of 20 questions exceed half of the 55 calls of training; "
+        "periodic evaluations: none; two of 20 questions exceed half of the 48 calls of training; "
         "--eval-questions N makes them"
     )
 
 
 def test_periodic_evaluations_take_a_share_of_the_calls() -> None:
-    for steps, every, questions in ((8192, 2, 73), (1024, 1, 27), (400_000, None, 120)):
+    for steps, every, questions in ((8192, 2, 37), (1024, 2, 21), (400_000, None, 120)):
         config, lines = started(validation=120, num_env_steps=steps)
         assert (config.eval_interval, config.eval_questions) == (every, questions)
         assert len(lines) == (every is not None)
     config, [line] = started(validation=120, num_env_steps=2048, num_steps=4)
-    assert (config.eval_interval, config.eval_questions) == (32, 82)
-    assert line.startswith("periodic evaluations: 2 x 82 questions, half of the 1,758 calls of training;")
+    assert (config.eval_interval, config.eval_questions) == (32, 42)
+    assert line.startswith("periodic evaluations: 2 x 42 questions, half of the 1,536 calls of training;")
 
 
-@pytest.mark.parametrize(("steps", "answer_calls"), [(1024, 87), (100_000, 3000)])
+@pytest.mark.parametrize(("steps", "answer_calls"), [(1024, 76), (100_000, 3000)])
 def test_answers_to_learn_from_take_a_share_of_the_calls(steps: int, answer_calls: int) -> None:
     config, _ = started(num_env_steps=steps, answer="learned")
     assert config.answer_calls == answer_calls
