@@ -17,7 +17,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +62,7 @@ def _run(name: str, words: Sequence[str]) -> int:
     from query_mutator.llm.address import check_addresses
 
     command = COMMANDS[name]
-    base = partial(_resumed, command.flags, words)
-    flags = parse_flags(command.flags, words, prog=f"{PROG} {name}", base=base, table=name)
+    flags = parse_flags(command.flags, words, prog=f"{PROG} {name}", base=_resumed, table=name)
     check_addresses(**{key: value for key, value in vars(flags).items() if key.endswith("_url")})
     return command.run(flags) or 0
 
@@ -94,17 +92,13 @@ def _within(group: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(part[size] for part in parts if part[:size] == words and len(part) > size))
 
 
-def _resumed(flags_class: type[Any], argv: Sequence[str], resume: str) -> tuple[Mapping[str, Any], str]:
+def _resumed(resume: str) -> tuple[Mapping[str, Any], str]:
     """Return the flags of the run that --resume names, and the file they are from."""
-    from query_mutator.cli.flags import parse_flags
     from query_mutator.cli.settings import read_base
 
     resumed = Path(resume)
     if not resumed.exists():
         raise UsageError(f"--resume {resumed}: no such file; give an output folder, or a checkpoint in it")
-    if hasattr(flags_class, "resumed_base"):
-        named = parse_flags(flags_class, argv, prog=PROG)
-        return flags_class.resumed_base(resumed, named), str(resumed / "config.json")
     path = (resumed if resumed.is_dir() else resumed.parent.parent) / "config.json"
     return read_base(path), str(path)
 

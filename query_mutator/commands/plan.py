@@ -32,7 +32,7 @@ from query_mutator.evaluation.heldout import embed_questions
 from query_mutator.evaluation.methods import Evaluator
 from query_mutator.files import atomic_write, file_sha256, write_checked_json
 from query_mutator.files.lock import locked
-from query_mutator.files.run_dir import CONFIDENCE, STORE, SUMMARY, RunDir, check_name, describe_run, versions
+from query_mutator.files.run_dir import CONFIDENCE, STORE, RunDir, check_name, describe_run, versions
 from query_mutator.forms import ALL, FORMS
 from query_mutator.forms import select as select_forms
 from query_mutator.learners.plan import Plan
@@ -40,12 +40,11 @@ from query_mutator.llm.backends import BACKENDS, ServerAddressFlags, choose_back
 from query_mutator.llm.store import Store
 from query_mutator.operators import NONE
 from query_mutator.operators.english import english_words
-from query_mutator.plan.choose import PlanChoice, PlanPoint, choose_from_log
+from query_mutator.plan.choose import PlanChoice, choose_from_log
 from query_mutator.plan.race import MAX_CALLS, MIN_CALLS, check_calls, find_plan, questions_searched
 from query_mutator.plan.table import grade_log
 from query_mutator.plugins import plugin_hashes
 from query_mutator.report.page.build import write_report
-from query_mutator.session.checkpoint import run_settings, usable_flags
 from query_mutator.session.models import ResolvedModels, call_time, encoder_of, is_instant, open_models
 from query_mutator.session.policy_file import POLICY_FILE, PROBE, SavedPolicy, background_of, write_policy_file
 from query_mutator.session.task import (
@@ -73,7 +72,7 @@ if TYPE_CHECKING:
 
 ALGO = "plan"
 
-OF_ONE_COMMAND = ("json", "force", "dry_run", "resume")
+OF_ONE_COMMAND = ("json", "force", "dry_run")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +97,7 @@ class PlanFlags(
 
     FIRST: ClassVar[tuple[str, ...]] = (
         "minutes", "max_calls", "answer", "budget", "from_logs", "dataset", "operators", "ollama_url", "gguf",
-        "target_model", "target_max_tokens", "batch_size", "seed", "save_dir", "resume", "dry_run", "json",
+        "target_model", "target_max_tokens", "batch_size", "seed", "save_dir", "dry_run", "json",
     )  # fmt: skip
     IN_FILE: ClassVar[tuple[str, ...]] = (
         "adaptive", "call_price", "deadline_s", "deterministic", "device", "domain",
@@ -120,26 +119,6 @@ class PlanFlags(
         if self.max_calls is not None:
             check_calls(self.max_calls)
         check_name(self.name or ALGO)
-        if self.from_logs is not None and self.resume is not None:
-            raise ValueError("--from-logs makes no call, so there is nothing to --resume; leave one of them out")
-
-    @staticmethod
-    def resumed_base(resumed: Path, named: PlanFlags) -> Mapping[str, Any]:
-        """Return the flags of the search in a run folder; UsageError for another folder, and for a search that is done.
-
-        `named` are the flags of the command and qm.toml, which name servers, files and plugins again.
-        """
-        path = resumed / "config.json"
-        flags, plugins = run_settings(path) if path.is_file() else ({}, {})
-        if flags.get("algo") != ALGO:
-            raise UsageError(f"--resume {resumed}: not a run of qm plan; give its run folder")
-        if (resumed / SUMMARY).exists():
-            raise UsageError(f"--resume {resumed}: its search is done; start another with qm plan")
-        base = usable_flags(flags, plugins, {name: getattr(named, name) for name in named.given}, source=path)
-        base.pop("algo")
-        if "minutes" in named.given:  # a new bound on the calls
-            base.pop("max_calls", None)
-        return base
 
 
 @dataclass(kw_only=True)
@@ -151,14 +130,12 @@ class PlanRun:
     flags: Mapping[str, Any] = field(default_factory=dict)
     policy: SavedPolicy | None = None  # of the plan that was saved last; None: no plan of it can be played
     task: Task | None = None
-    best: PlanPoint | None = None
 
     def begin(self, flags: PlanFlags, about: Mapping[str, Any], *, dataset: str) -> None:
         """Write config.json."""
         kept = {name: value for name, value in asdict(flags).items() if name not in OF_ONE_COMMAND}
         self.flags = {**kept, "algo": ALGO, "dataset": dataset}
-        config = describe_run(self.flags, settings_files=files_read(), **about)
-        self.run_dir.write_config(config, resumed_at=len(self.store) if flags.resume else 0)
+        self.run_dir.write_config(describe_run(self.flags, settings_files=files_read(), **about))
 
     def can_play(self, task: Task, system: ResolvedModels, settings: TaskSettings, split: Split) -> None:
         """Save the original question as the first plan."""
@@ -175,11 +152,6 @@ class PlanRun:
             projection=task.observer.projection,
         )
         self.save(Plan())
-
-    def keep(self, best: PlanPoint) -> None:
-        """Save the best plan so far."""
-        self.best = best
-        self.save(best.plan)
 
     def save(self, plan: Plan, confidence: ConfidenceModel | None = None) -> None:
         """Write the policy of a plan with what it submits by."""
@@ -202,39 +174,25 @@ class PlanRun:
             self.run_dir.take_latest()
         write_report(self.run_dir.path)
 
-    def note_kept(self) -> None:
-        """Say what an interrupted search leaves, and how it continues."""
-        self.run_dir.take_latest()
-        path, best = self.run_dir.path, self.best
-        plan = "the original question, no plan is scored yet"
-        if best is not None:
-            plan = f"the best plan so far, {best.plan}: {best.success:.1%} of {best.questions} questions right"
-        again = self.policy.named_again if self.policy else ""
-        note(f"kept in {path}: {plan}; continue with qm plan --resume {path}{again}")
-
 
 @contextmanager
 def plan_run(flags: PlanFlags) -> Iterator[PlanRun]:
-    """Lock a new run folder, or the resumed one; the new one is removed again unless it has a reply or a plan."""
-    new = None if flags.resume else RunDir.create(flags.save_dir, flags.name or ALGO)
-    path, is_kept = new.path if new else Path(flags.resume or "").resolve(), True
+    """Lock a new run folder; it is removed again unless it has a reply or a plan."""
+    run_dir, is_kept = RunDir.create(flags.save_dir, flags.name or ALGO), False
+    path = run_dir.path
     try:
-        with (
-            locked(path),
-            closing(new or RunDir(path)) as run_dir,
-            closing(Store(None if flags.from_logs else path / STORE)) as store,
-        ):
-            run = PlanRun(run_dir=run_dir, store=store)
+        with locked(path), closing(run_dir), closing(Store(None if flags.from_logs else path / STORE)) as store:
             try:
-                yield run
+                yield PlanRun(run_dir=run_dir, store=store)
             except (KeyboardInterrupt, TooManyFailuresError):
                 if len(store):
-                    run.note_kept()
+                    run_dir.take_latest()
+                    note(f"the best plan so far is in {path}; the same command again finds the replies in the cache")
                 raise
             finally:
                 is_kept = len(store) > 0 or run_dir.summary_path.exists()
     finally:
-        if not (is_kept or flags.resume):
+        if not is_kept:
             shutil.rmtree(path, ignore_errors=True)
 
 
@@ -290,7 +248,7 @@ def _search(flags: PlanFlags) -> None:
             budget=flags.budget,
             learned=flags.answer == "learned",
             progress=progress,
-            on_best=run.keep,
+            on_best=lambda best: run.save(best.plan),
         )
         run.finish(found)
         path = run.run_dir.path

@@ -18,10 +18,9 @@ from query_mutator.errors import CheckpointError, UsageError
 from query_mutator.files import as_type, disk_errors, read_checked_json
 from query_mutator.files.run_dir import first_readable
 from query_mutator.learners.learner import tensors
-from query_mutator.session.policy_file import POLICY_FILE, SHOWN_CHARS, check_named, check_plugins, reaching
+from query_mutator.session.policy_file import POLICY_FILE, SHOWN_CHARS
 
 RESUME, PREVIOUS, _NEXT = "resume.pt", "resume.previous.pt", "resume.next.pt"
-_OF_ONE_COMMAND = ("plugin", "resume", "break_lock", "config", "dry_run", "json", "force")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,19 +103,6 @@ def run_settings(path: Path) -> tuple[Mapping[str, Any], Mapping[str, str]]:
         return flags, as_type(config.get("plugins", {}), Mapping[str, str], "plugins")
     except ValueError as error:
         raise UsageError(f"{path}: not the config.json of a run ({error}); restore it") from None
-
-
-def usable_flags(
-    flags: Mapping[str, Any], plugins: Mapping[str, str], given: Mapping[str, Any], *, source: object
-) -> dict[str, Any]:
-    """Return the flags of a run without servers, files and plugins; UsageError for one that `given` does not name.
-
-    `given` are the settings of the command and of qm.toml.
-    """
-    used = reaching(flags)
-    check_named(used, given, source=source)
-    check_plugins(plugins, given.get("plugin", ()), source=source)
-    return {name: value for name, value in flags.items() if name not in (*used, *_OF_ONE_COMMAND)}
 
 
 def _read(path: Path, *, flags: Mapping[str, Any], plugins: Mapping[str, str]) -> Checkpoint:

@@ -28,14 +28,12 @@ class RunFolder(Plugins):
 
 @dataclass(frozen=True, kw_only=True)
 class NamedRun(RunFolder):
-    """The run folder and its name, what is continued, or only an estimate."""
+    """The run folder and its name, or only an estimate."""
 
     name: str | None = None
     """Last part of the run folder's name; by default the learner's name."""
     dry_run: bool = False
     """Print an estimate (questions, steps, model calls, time) and stop."""
-    resume: str | None = None
-    """Continue in a run folder, repeating only calls that were in flight."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +48,8 @@ class Lock(Group):
 class Run(NamedRun, Lock):
     """The run: its folder, its log, its checkpoints."""
 
+    resume: str | None = None
+    """Continue in a run folder, repeating only calls that were in flight."""
     save_interval: Count = 5
     """Updates between two checkpoints."""
     log_interval: Count = 1

@@ -31,9 +31,17 @@ from query_mutator.learners.named import LEARNERS
 from query_mutator.learners.plan import Plan, plan_task
 from query_mutator.llm.backends import BACKENDS, DEFAULT_BACKEND
 from query_mutator.plugins import plugin_hashes
-from query_mutator.session.checkpoint import PREVIOUS, RESUME, Checkpoint, Progress, usable_flags
+from query_mutator.session.checkpoint import PREVIOUS, RESUME, Checkpoint, Progress
 from query_mutator.session.models import OpenModels, ResolvedModels
-from query_mutator.session.policy_file import POLICY_FILE, SavedPolicy, background_of, write_policy_file
+from query_mutator.session.policy_file import (
+    POLICY_FILE,
+    SavedPolicy,
+    background_of,
+    check_named,
+    check_plugins,
+    reaching,
+    write_policy_file,
+)
 from query_mutator.settings.episode import TaskSettings
 from query_mutator.settings.models import AUTO
 from query_mutator.training.config import TrainConfig
@@ -207,6 +215,7 @@ class Checkpoints:
         return path
 
 
+_OF_ONE_COMMAND = ("plugin", "resume", "break_lock", "config", "dry_run")
 #: Flags about speed, retries and files; all others decide what is learned.
 FREE = frozenset(
     {
@@ -217,19 +226,22 @@ FREE = frozenset(
         *("cache", "cache_path"),
         *("latency_ms", "latency_sigma", "running_speed"),
         *("save_dir", "name", "save_interval", "log_interval", "eval_interval", "eval_questions", "evaluate"),
-        *("max_pending_updates", "plugin", "resume", "break_lock", "config", "dry_run"),
+        *("max_pending_updates", *_OF_ONE_COMMAND),
     }
 )
 
 
 def resumed_flags(config: TrainConfig, checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return the flags of the run that wrote a checkpoint; UsageError for a server, file or plugin not in `config`.
+    """Return the flags of the run of a checkpoint, without servers, files and plugins; UsageError for one not named.
 
-    `config` are the flags of the command and qm.toml.
+    `config` has the flags of the command and qm.toml, which name them again.
     """
-    given, folder = {name: getattr(config, name) for name in config.given}, Path(config.resume or "").resolve()
-    flags = {**checkpoint.flags, "save_dir": ""}
-    return usable_flags(flags, checkpoint.plugins, given, source=checkpoint.path) | {"save_dir": str(folder.parent)}
+    given, flags = {name: getattr(config, name) for name in config.given}, {**checkpoint.flags}
+    flags["save_dir"] = str(Path(config.resume or "").resolve().parent)
+    used = reaching({**flags, "save_dir": ""})
+    check_named(used, given, source=checkpoint.path)
+    check_plugins(checkpoint.plugins, given.get("plugin", ()), source=checkpoint.path)
+    return {name: value for name, value in flags.items() if name not in (*used, *_OF_ONE_COMMAND)}
 
 
 def check_resumption(config: TrainConfig, checkpoint: Checkpoint) -> None:

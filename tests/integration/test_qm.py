@@ -14,7 +14,6 @@ import pytest
 
 from query_mutator.cli.console import exit_code
 from query_mutator.commands import COMMANDS, GROUPS
-from query_mutator.files import write_checked_json
 from query_mutator.plan.race import MIN_CALLS
 from query_mutator.report.page.charts import minus
 from query_mutator.report.page.run_reader import RunReader
@@ -231,7 +230,7 @@ def summary_of(run: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("moment", [2, 8, 15])
-def test_an_interrupted_search_keeps_its_best_plan_and_resumes_to_the_same_one(
+def test_an_interrupted_search_keeps_its_best_plan_and_the_same_command_finds_the_same_one(
     moment: int, dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -240,28 +239,16 @@ def test_an_interrupted_search_keeps_its_best_plan_and_resumes_to_the_same_one(
         assert qm("plan", *whole) == 0
         calls = server.stats()["calls"]
     with start_server([Interrupting(moment), Softener()], num_parallel=4) as server:
-        assert qm("plan", *flags_for(server, dataset, tmp_path)) == 130
-        (run,) = {path.resolve() for path in (tmp_path / "runs").iterdir()}
-        assert f"; continue with qm plan --resume {run}" in capsys.readouterr().err
+        words = [*flags_for(server, dataset, tmp_path), "--cache", "all", "--cache-path", str(tmp_path / "c.sqlite")]
+        assert qm("plan", *words) == 130
+        (run,) = {path.resolve() for path in (tmp_path / "runs").iterdir() if path.name != "latest"}
+        assert f"the best plan so far is in {run}; the same command again" in capsys.readouterr().err
         monkeypatch.setenv("OLLAMA_HOST", server.url)
         assert qm("rewrite", "--checkpoint", str(run), "plz kill the list", "--json", "-") == 0
         made = server.stats()["calls"]
-        assert qm("plan", "--resume", str(run)) == 0
-        assert summary_of(run) == summary_of(tmp_path / "whole" / "runs" / "latest")
+        assert qm("plan", *words) == 0
+        assert summary_of(tmp_path / "runs" / "latest") == summary_of(tmp_path / "whole" / "runs" / "latest")
         assert server.stats()["calls"] - made <= calls - moment + 4  # in flight
-    assert qm("plan", "--resume", str(run)) == 2
-    assert "its search is done; start another with qm plan" in capsys.readouterr().err
-
-
-def test_a_search_to_resume_names_no_server(
-    flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert qm("plan", "--resume", str(tmp_path)) == 2
-    assert f"{tmp_path}: not a run of qm plan; give its run folder" in capsys.readouterr().err
-    config = {"flags": {"algo": "plan", "openai_url": "http://elsewhere.example/v1"}, "plugins": {}}
-    write_checked_json(tmp_path / "config.json", config)
-    assert qm("plan", "--resume", str(tmp_path)) == 2
-    assert "give --openai-url http://elsewhere.example/v1 to use it" in capsys.readouterr().err
 
 
 def test_the_time_of_a_search_bounds_its_calls(
@@ -291,7 +278,7 @@ def test_a_plan_is_not_trained(flags: list[str], capsys: pytest.CaptureFixture[s
     assert qm("plan", *flags, "--json", "-") == 0
     run = json.loads(capsys.readouterr().out)["run_folder"]
     assert exit_code(train_main, ["--resume", run], prog="train") == 2
-    assert "is not trained, there is nothing to resume; run `qm plan` again" in capsys.readouterr().err
+    assert "is not trained, there is nothing to resume; start again with" in capsys.readouterr().err
 
 
 def test_a_dry_run_asks_nothing_and_writes_nothing(

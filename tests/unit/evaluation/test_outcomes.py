@@ -124,49 +124,41 @@ def test_where_nothing_is_right_answers_are_shown_next_to_what_is_accepted() -> 
     assert report_of(identity=[POOR] * 5, policy=[GOOD] + [POOR] * 4)["examples"] == []
 
 
-def test_the_verdict_takes_the_best_one() -> None:
-    verdict = report_of(identity=[NO] * 30, best_plan=[GOOD] * 10 + [POOR] * 20, policy=[GOOD] * 30)["verdict"]
-    assert verdict["deploy"] == "policy"
-    assert verdict["sentence"].startswith("Deploy the policy: 100.0 % right at 2.0 calls per question, +100.0 points [")
+def cost(outcome: Outcome, calls: int) -> Outcome:
+    return replace(outcome, calls=calls)
 
 
-def test_the_verdict_takes_a_cheaper_one_that_is_not_clearly_worse() -> None:
-    mostly = [CHEAP] * 29 + [NO]
-    verdict = report_of(identity=[NO] * 30, best_plan=mostly, policy=[GOOD] * 30)["verdict"]
-    assert verdict["deploy"] == "best_plan"
-    assert "; the policy is not clearly better (+3.3 points [" in verdict["sentence"]
-    assert report_of(identity=[CHEAP] * 30, policy=[GOOD] * 30)["verdict"]["deploy"] == "identity"
+VERDICTS: dict[str, tuple[dict[str, list[Outcome]], str, str]] = {
+    "the best one": (
+        {"best_plan": [GOOD] * 10 + [POOR] * 20, "policy": [GOOD] * 30},
+        "policy", "Deploy the policy: 100.0 % right at 2.0 calls per question, +100.0 points ["),
+    "a cheaper one that is not clearly worse": (
+        {"best_plan": [CHEAP] * 29 + [NO], "policy": [GOOD] * 30},
+        "best_plan", "; the policy is not clearly better (+3.3 points ["),
+    "a plan of as many calls": (
+        {"best_plan": [cost(GOOD, 53)] * 20 + [POOR] * 10, "policy": [cost(GOOD, 52)] * 19 + [POOR] * 11},
+        "best_plan", "; the policy is not better (-3.3 points ["),
+    "a policy as good as a plan for clearly fewer calls": (
+        {"best_plan": [cost(GOOD, 8)] * 20 + [NO] * 10, "policy": [cost(GOOD, 4)] * 20 + [NO] * 10},
+        "policy", "; the plan is not better (+0.0 points ["),
+    "no policy that is clearly worse for fewer calls": (
+        {"best_plan": [cost(GOOD, 8)] * 30, "policy": [cost(GOOD, 4)] * 18 + [NO] * 12},
+        "best_plan", "; the policy is worse ("),
+    "a policy, and names another method that does as well": (
+        {"best_of_k": [GOOD] * 30, "random": [NO] * 30, "policy": [GOOD] * 30},
+        "policy", "; best_of_k is not clearly worse (+0.0 points ["),
+    "a policy, and names another method that does better at more calls": (
+        {"other": [cost(GOOD, 9)] * 30, "policy": [GOOD] * 20 + [POOR] * 10},
+        "policy", "; other is better (+33.3 points ["),
+}  # fmt: skip
 
 
-def test_a_plan_of_as_many_calls_is_deployed_where_the_policy_is_not_better() -> None:
-    plan, policy = [replace(GOOD, calls=53)] * 20 + [POOR] * 10, [replace(GOOD, calls=52)] * 19 + [POOR] * 11
-    verdict = report_of(identity=[NO] * 30, best_plan=plan, policy=policy)["verdict"]
-    assert verdict["deploy"] == "best_plan"
-    assert verdict["sentence"].startswith("Deploy the plan: 66.7 % right at 36.7 calls per question, +66.7 points [")
-    assert "; the policy is not better (-3.3 points [" in verdict["sentence"]
-
-
-def test_a_policy_as_good_as_a_plan_is_deployed_for_clearly_fewer_calls() -> None:
-    plan, policy = [replace(GOOD, calls=8)] * 20 + [NO] * 10, [replace(GOOD, calls=4)] * 20 + [NO] * 10
-    verdict = report_of(identity=[NO] * 30, best_plan=plan, policy=policy)["verdict"]
-    assert verdict["deploy"] == "policy"
-    assert "; the plan is not better (+0.0 points [" in verdict["sentence"]
-    assert ", 5.7 calls)" in verdict["sentence"]
-
-
-def test_another_method_that_does_as_well_is_named() -> None:
-    verdict = report_of(identity=[NO] * 30, best_of_k=[GOOD] * 30, random=[NO] * 30, policy=[GOOD] * 30)["verdict"]
-    assert verdict["deploy"] == "policy"
-    assert "; best_of_k is not clearly worse (+0.0 points [" in verdict["sentence"]
-    assert verdict["sentence"].endswith(", 2.0 calls).")
-
-
-def test_another_method_that_does_better_at_more_calls_is_said_to_be_better() -> None:
-    other, policy = [replace(GOOD, calls=9)] * 30, [GOOD] * 20 + [POOR] * 10
-    verdict = report_of(identity=[NO] * 30, other=other, policy=policy)["verdict"]
-    assert verdict["deploy"] == "policy"
-    assert "; other is better (+33.3 points [" in verdict["sentence"]
-    assert verdict["sentence"].endswith(", 9.0 calls).")
+@pytest.mark.parametrize("case", VERDICTS)
+def test_the_verdict_takes(case: str) -> None:
+    methods, deploy, says = VERDICTS[case]
+    verdict = report_of(identity=[NO] * 30, **methods)["verdict"]
+    assert verdict["deploy"] == deploy
+    assert says in verdict["sentence"]
 
 
 def test_fewer_than_20_questions_are_no_verdict() -> None:
@@ -197,13 +189,6 @@ def test_the_share_of_a_report_is_that_of_all_its_methods() -> None:
     check_report(report, max_failure_rate=0.15)
     with pytest.raises(TooManyFailuresError, match="3 of 20"):
         check_report(report, max_failure_rate=0.14)
-
-
-def test_fewer_calls_do_not_make_up_for_being_clearly_worse() -> None:
-    plan, policy = [replace(GOOD, calls=8)] * 30, [replace(GOOD, calls=4)] * 18 + [NO] * 12
-    verdict = report_of(identity=[NO] * 30, best_plan=plan, policy=policy)["verdict"]
-    assert verdict["deploy"] == "best_plan"
-    assert "; the policy is worse (" in verdict["sentence"]
 
 
 def test_a_sample_is_random_in_order_and_the_same_each_time() -> None:
