@@ -236,8 +236,7 @@ class Trainer:
                 Validation(parts),
             ]
         )
-        self.callbacks.load_state_dict(checkpoint.callbacks if checkpoint else {})
-        self.checkpoints = Checkpoints(parts, self.run, self.callbacks, resumed=checkpoint)
+        self.checkpoints = Checkpoints(parts, self.run, resumed=checkpoint)
 
     @property
     def updates_left(self) -> int:

@@ -39,7 +39,7 @@ class EvaluationCost:
     episode_calls: int  # of the policy
     asking: int = 0  # parts of the reward that ask a model, about each answer but those to the guard's requests
     search_calls: int = 0  # of the plan search
-    plan_calls: int = 0  # of the plan for one question, if there is one
+    plan_calls: int = PLAN_CALLS  # of the plan for one question, if there is a search
 
     @property
     def num_ranking(self) -> int:
@@ -52,7 +52,7 @@ class EvaluationCost:
 
         best_of_k, which shares its first ones, exceeds the policy's calls by one at most.
         """
-        return 3 * self.episode_calls + 1 + self.plan_calls
+        return 3 * self.episode_calls + 1 + (self.plan_calls if self.search_calls else 0)
 
     @property
     def per_question(self) -> int:
@@ -79,17 +79,15 @@ class EvaluationCost:
         share = (max_calls - search) / others
         guard, train = (int(share * count) or min(1, count) for count in (self.num_guard, self.num_ranking))
         search = search if search >= MIN_CALLS else 0
-        plan = self.plan_calls if search else 0  # without a search there is no plan
-        smallest = replace(self, num_test=1, num_guard=guard, num_train=train, search_calls=search, plan_calls=plan)
-        if smallest.calls > max_calls:
-            sizes = {"num_guard": min(1, guard), "num_train": min(1, train), "search_calls": 0, "plan_calls": 0}
+        for num_guard, num_train, search_calls in ((guard, train, search), (min(1, guard), min(1, train), 0)):
+            sizes = {"num_guard": num_guard, "num_train": num_train, "search_calls": search_calls}
             smallest = replace(self, num_test=1, **sizes)
-        if smallest.calls > max_calls:
-            raise UsageError(
-                f"--eval-calls {max_calls} does not allow one question of each method; give at least {smallest.calls}"
-            )
-        more = (max_calls - smallest.calls) // self.per_question
-        return replace(smallest, num_test=min(self.num_test, 1 + more))
+            if smallest.calls <= max_calls:
+                more = (max_calls - smallest.calls) // self.per_question
+                return replace(smallest, num_test=min(self.num_test, 1 + more))
+        raise UsageError(
+            f"--eval-calls {max_calls} does not allow one question of each method; give at least {smallest.calls}"
+        )
 
     def after_search(
         self, plan_calls: int, search_calls: int, *, available: int, max_calls: int | None

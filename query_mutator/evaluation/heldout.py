@@ -26,7 +26,7 @@ from query_mutator.encoder import CachedEncoder, Encoder
 from query_mutator.env.task import Task
 from query_mutator.errors import DiskError
 from query_mutator.evaluation.comparison import Comparison, Method, standard_methods
-from query_mutator.evaluation.cost import PLAN_CALLS, EvaluationCost
+from query_mutator.evaluation.cost import EvaluationCost
 from query_mutator.evaluation.methods import Evaluator, always, by_policy
 from query_mutator.evaluation.outcomes import failure_kinds, mean, scored
 from query_mutator.evaluation.summary import PLAN, Results, summarize
@@ -121,7 +121,6 @@ def compare(
         asking=task.reward.asking,
         episode_calls=task.max_episode_calls,
         search_calls=search_calls,
-        plan_calls=PLAN_CALLS if search_calls else 0,
     )
     cost, bound = whole.within(max_calls), min(whole.calls, max_calls or whole.calls)
     note(f"evaluation: {cost.announced(bound, available=len(questions))}")

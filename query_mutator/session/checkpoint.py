@@ -48,7 +48,6 @@ class Checkpoint:
     progress: Progress = field(default_factory=Progress)
     envs: Sequence[Mapping[str, Any]] = ()  # states of the environments between two steps
     confidence: ConfidenceModel | None = None  # with the models of its folds, for the rule `learned`
-    callbacks: Mapping[str, Any] = field(default_factory=dict)  # states of the plugins' callbacks by name
     flags: Mapping[str, Any] = field(default_factory=dict)  # in config.json, not in the file
     plugins: Mapping[str, str] = field(default_factory=dict)  # there too: --plugin -> sha256 of its source
     path: Path | None = None
@@ -67,7 +66,6 @@ class Checkpoint:
             "envs": self.envs,
             "confidence": [tensors(one.to_arrays()) for one in models],
             "fold_of": {} if model is None else dict(model.fold_of),
-            "callbacks": dict(self.callbacks),
         }
         newest = run / RESUME
         with disk_errors(newest):
@@ -119,7 +117,6 @@ def _read(path: Path, *, flags: Mapping[str, Any], plugins: Mapping[str, str]) -
             progress=Progress(**state["progress"]),
             envs=state["envs"],
             confidence=replace(models[0], fold_models=tuple(models[1:]), fold_of=state["fold_of"]) if models else None,
-            callbacks=state["callbacks"],
             flags=flags,
             plugins=plugins,
             path=path,

@@ -14,7 +14,7 @@ in the run, built without arguments.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -78,13 +78,6 @@ class Callback:
     def close(self, error: BaseException | None) -> None:
         """Release resources; called once however a run ends that was started, with what ended it early."""
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps of a plugin's callback: plain types and tensors."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore `state_dict`, before `on_training_start`."""
-
 
 CALLBACKS: Registry[Callable[[], Callback]] = Registry("callback", group="query_mutator.callbacks")
 
@@ -118,22 +111,6 @@ class CallbackList:
         for name, callback in self._started:
             with _named_errors(name, "close"):
                 callback.close(error)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the states of the plugins' callbacks by name."""
-        states = {}
-        for name, callback in self._all:
-            if name:
-                with _named_errors(name, "state_dict"):
-                    states[name] = callback.state_dict()
-        return states
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the states of callbacks that are registered again."""
-        for name, callback in self._all:
-            if name in state:
-                with _named_errors(name, "load_state_dict"):
-                    callback.load_state_dict(state[name])
 
 
 @contextmanager

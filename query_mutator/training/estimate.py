@@ -19,7 +19,7 @@ from query_mutator.cli.outputs import rows_of
 from query_mutator.data import Split
 from query_mutator.env.task import EpisodeRules
 from query_mutator.errors import UsageError
-from query_mutator.evaluation.cost import PLAN_CALLS, EvaluationCost, power_in_words
+from query_mutator.evaluation.cost import EvaluationCost, power_in_words
 from query_mutator.learners.named import LEARNERS
 from query_mutator.llm.backends import choose_backend
 from query_mutator.operators import local_rewrite
@@ -76,7 +76,6 @@ def comparison(config: TrainConfig, split: Split) -> tuple[int, int]:
         episode_calls=group_of(EpisodeRules, config).max_calls(asked=asked),
         asking=make_reward(config).asking,
         search_calls=config.plan_calls,
-        plan_calls=PLAN_CALLS if config.plan_calls else 0,
     )
     return min(cost.calls, config.eval_calls or cost.calls), cost.within(config.eval_calls).num_test
 

@@ -47,7 +47,7 @@ from query_mutator.settings.models import AUTO
 from query_mutator.training.config import TrainConfig
 
 if TYPE_CHECKING:  # they need gymnasium
-    from query_mutator.training.callbacks import CallbackList, RunView
+    from query_mutator.training.callbacks import RunView
     from query_mutator.training.parts import RunParts
 
 
@@ -136,9 +136,9 @@ def planned(policy: SavedPolicy, plan: Plan, task: Task, confidence: ConfidenceM
 class Checkpoints:
     """Keeps the state after the last update in memory, and writes it with the policy to the run folder."""
 
-    def __init__(self, parts: RunParts, run: RunView, callbacks: CallbackList, *, resumed: Checkpoint | None) -> None:
+    def __init__(self, parts: RunParts, run: RunView, *, resumed: Checkpoint | None) -> None:
         """Keep the state as it is; `resumed` is the checkpoint that it was restored from."""
-        self._parts, self._run, self._callbacks = parts, run, callbacks
+        self._parts, self._run = parts, run
         self._background = background_of(parts.task, parts.split, dataset=parts.config.dataset)
         self.keep()
         self._saved_steps = None if resumed is None else run.env_steps
@@ -176,7 +176,6 @@ class Checkpoints:
             ),
             envs=parts.envs.state_dict(),
             confidence=task.confidence,
-            callbacks=copy.deepcopy(self._callbacks.state_dict()),
         )
         self._policy = SavedPolicy.of(
             actions=task.actions,

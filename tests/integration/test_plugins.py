@@ -25,7 +25,7 @@ from query_mutator.files.json_lines import read_json_lines
 from query_mutator.llm.client import Client
 from query_mutator.operators import OPERATORS
 from query_mutator.rewards import PARTS, Evidence, Scoring, WeightedReward
-from query_mutator.session.checkpoint import read_checkpoint
+from query_mutator.session.policy_file import read_policy
 from query_mutator.testing import StubServer
 from query_mutator.training.callbacks import CALLBACKS, Callback, RunView
 from query_mutator.types import ChatRequest
@@ -187,7 +187,7 @@ def test_a_plugins_operators_are_among_the_default_ones(tiny_flags: list[str], t
     at = tiny_flags.index("--operators")
     flags = [*tiny_flags[:at], *tiny_flags[at + 2 :], "--plugin", str(PLUGINS / "polite_operator.py")]
     assert main([*flags, "--no-evaluate", "--eval-interval", "0"]) == 0
-    assert read_checkpoint(tmp_path / "runs" / "latest").actions.count("polite") == 1
+    assert read_policy(tmp_path / "runs" / "latest").actions.count("polite") == 1
 
 
 def test_a_judge_that_fails_makes_the_step_invalid(tiny_task: Callable[..., Task], tiny_client: Client) -> None:

@@ -31,7 +31,6 @@ WHOLE = EvaluationCost(
     num_asked=14,
     episode_calls=11,
     search_calls=3000,
-    plan_calls=12,
 )
 QUESTIONS = [Question(id=str(n), text=f"{n}?", accept=("yes",), about=str(n // 2)) for n in range(400)]
 
@@ -99,7 +98,6 @@ def test_any_number_from_the_least_on_is_enough() -> None:
         num_asked=4,
         episode_calls=19,
         search_calls=4000,
-        plan_calls=12,
     )
     with pytest.raises(UsageError, match="give at least 67"):
         cost.within(66)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -180,22 +179,6 @@ class Recorder(Callback):
             setattr(self, hook, lambda *args, hook=hook: calls.append((name, hook)))
 
 
-class Counter(Callback):
-    """Has a state."""
-
-    def __init__(self) -> None:
-        self.rollouts = 0
-
-    def on_rollout_end(self, run: RunView) -> None:
-        self.rollouts += 1
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"rollouts": self.rollouts}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.rollouts = state["rollouts"]
-
-
 def no_steps() -> Steps:
     return Steps(*(np.zeros(0, kind) for kind in "ififf???ii"))
 
@@ -208,19 +191,6 @@ def test_every_hook_reaches_ours_then_those_of_plugins(tmp_path: Path) -> None:
         callbacks.call(hook, run, *((no_steps(), []) if hook == "on_step" else ()))
     callbacks.close(None)
     assert calls == [(name, hook) for hook in HOOKS for name in ("ours", "theirs")]
-
-
-def test_states_are_restored_by_name(tmp_path: Path) -> None:
-    CALLBACKS.add("counter", Counter)
-    before, run = CallbackList([]), RunView(config=TrainConfig(), folder=tmp_path)
-    before.call("on_rollout_end", run)
-    before.call("on_rollout_end", run)
-    state = before.state_dict()
-    assert state == {"counter": {"rollouts": 2}}
-    after = CallbackList([])
-    after.load_state_dict({**state, "of a plugin that is not loaded": {}})
-    after.call("on_rollout_end", run)
-    assert after.state_dict() == {"counter": {"rollouts": 3}}
 
 
 class Noted(Callback):
