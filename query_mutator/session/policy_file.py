@@ -73,7 +73,6 @@ _DIGEST_CHARS, _SHA256_CHARS = 16, 64
 _TENSORS = {"mean": 1, "components": 2, "train_vectors": 2, "probe": 1}
 _PLAIN = ("actions", "flags", "versions", "plugins", "trained_with", "env_steps", "updates_done")  # of its JSON
 _WEIGHTS = re.compile(r"(weights|confidence)/[\w./-]{1,200}")
-_NAN_WEIGHTS = ("weights/stop",)  # of a plan that never stops early
 #: Flags that acting never reads, besides those in `_IS_OWN`.
 _LOCAL_FLAGS = ("from_logs", "name", "config", "resume", "plugin", "force", "json", "run")
 
@@ -388,7 +387,7 @@ def _checked(text: str, tensors: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
         dims = _TENSORS.get(name, min(array.ndim, MAX_DIMS))
         if array.dtype.kind not in ("f" if is_known else "fiub") or array.ndim != dims:
             raise ValueError(f"{name} has the shape {array.shape} and the type {array.dtype}")
-        if array.dtype.kind == "f" and name not in _NAN_WEIGHTS and not np.isfinite(array).all():
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise ValueError(f"{name} has numbers that are not finite")
     return about
 

@@ -49,12 +49,8 @@ def _steps(engine: EpisodeEngine, memory: QuestionMemory, rng: np.random.Generat
             return
         action = int(rng.choice(choices))
         obs, worth, calls = engine.observe(), engine.worth, episode.calls
-        try:
-            flow = engine.act(action)
-            error = run_flow(flow, client=_NoModel(), encoder=task.encoder, retry_policy=DEFAULT_POLICY)
-        except _UnknownError:
-            return
-        if error is not None:  # of an encoder on a server
+        error = run_flow(engine.act(action), client=_NoModel(), encoder=task.encoder, retry_policy=DEFAULT_POLICY)
+        if error is not None:  # a call whose result is not known, or an encoder on a server that failed
             return
         calls = episode.calls - calls
         reward = engine.worth - worth - episode.call_price * calls
@@ -73,16 +69,12 @@ def _is_known(action: int, engine: EpisodeEngine, memory: QuestionMemory) -> boo
     return not asks or episode.asked in memory.attempts
 
 
-class _UnknownError(Exception):
-    """A call whose result is not known."""
-
-
 class _NoModel:
     """A client that makes no call."""
 
     def complete(self, request: ChatRequest) -> Completion:
-        """Raise _UnknownError."""
-        raise _UnknownError
+        """Return a failed completion."""
+        return Completion.failed("not_asked", "its result is not known")
 
     def close(self) -> None:
         """Do nothing."""
