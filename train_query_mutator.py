@@ -56,15 +56,16 @@ from query_mutator.training.callbacks import (
     CallbackList,
     FailureLimit,
     LongPromptReport,
+    RunParts,
     RunView,
     SlotsAdvice,
     Validation,
+    server_worked_before,
 )
 from query_mutator.training.config import PROG, TrainConfig, parse_config, remarks
 from query_mutator.training.estimate import check_run, estimate
 from query_mutator.training.known_steps import recall
-from query_mutator.training.loop import TrainingLoop
-from query_mutator.training.parts import RunParts, make_loop, server_worked_before
+from query_mutator.training.loop import TrainingLoop, make_loop
 from query_mutator.training.run_folder import (
     Checkpoints,
     check_resumption,
@@ -253,7 +254,9 @@ class Trainer:
         self.callbacks.call("on_training_start", self.run)
         write_report(parts.run_dir.path)
         if self.ray is None:
-            self.loop = make_loop(parts, self.obs, self._add_steps)
+            self.loop = make_loop(
+                self.config, parts.envs, parts.learner, self.obs, on_steps=self._add_steps, store=parts.store
+            )
         else:
             from query_mutator.cluster.rollouts import ClusterLoop
 
@@ -304,6 +307,7 @@ class Trainer:
         Return the comparison, None without one.
         """
         parts, path, wall_s = self.parts, self.parts.run_dir.path, self.parts.runlog.wall_s
+        calls = parts.models.calls
         parts.runlog.close()
         task = self._within_budget()
         report = self._compare(task) if self.config.evaluate and parts.split.test else None
@@ -314,7 +318,7 @@ class Trainer:
             budget, calls = self.config.budget, report["methods"]["policy"]["calls_per_question"]
             if budget is not None and calls is not None and calls > BUDGET_SLACK * budget:
                 note(f"--budget {budget:g} was met on validation questions; the policy took {calls:.1f} calls on these")
-        note(*cut_line(parts.training_calls + parts.evaluation_calls))
+        note(*cut_line(calls.client.totals + calls.eval_client.totals))
         print(f"run folder:     {path}")
         if page := write_report(path):
             print(f"report:         {page}")

@@ -44,7 +44,6 @@ from query_mutator.errors import TooFewAnswersError
 from query_mutator.evaluation.methods import Evaluator, MakePlayer, always, by_policy
 from query_mutator.evaluation.outcomes import Outcome
 from query_mutator.files import user_cache_folder
-from query_mutator.learners.named import LEARNERS
 from query_mutator.llm.client import Client
 from query_mutator.plan.table import learn_confidence
 from query_mutator.session.loading import load_policy
@@ -55,8 +54,7 @@ from query_mutator.settings.episode import TaskSettings
 from query_mutator.settings.models import ModelSettings
 from query_mutator.training.config import TrainConfig, parse_config
 from query_mutator.training.known_steps import recall
-from query_mutator.training.loop import OffPolicyLoop, TrainingLoop
-from query_mutator.training.parts import envs_seed
+from query_mutator.training.loop import make_loop
 from query_mutator.training.run_folder import make_learner
 from query_mutator.types import SUBMIT, StepRecord
 from rl_query_mutator_env import BatchedQueryMutationEnv, QueryMutationEnv
@@ -151,16 +149,7 @@ def train(
     learner = make_learner(config, task, None)
     batch = BatchedQueryMutationEnv(envs, config.batch_size if config.use_batching else None)
     recall(learner, task, answers, seed=config.seed)
-    common: dict[str, Any] = {
-        "seed": envs_seed(config.seed),
-        "num_steps": config.num_steps,
-        "on_steps": lambda infos, steps: None,
-    }
-    loop: TrainingLoop
-    if LEARNERS.get(config.algo).on_policy:
-        loop = TrainingLoop(batch, learner, None, **common)
-    else:
-        loop = OffPolicyLoop(batch, learner, None, max_pending_updates=config.max_pending_updates, **common)
+    loop = make_loop(config, batch, learner, None, on_steps=lambda infos, steps: None, store=None)
     calls = 0
     while learner.updates_done < config.num_updates and calls < (max_calls or sys.maxsize):
         loop.collect()

@@ -41,9 +41,9 @@ from query_mutator.llm.store import Store
 from query_mutator.plugins import load_plugins
 from query_mutator.session.models import OpenModels, ResolvedModels, open_models
 from query_mutator.session.task import make_task
+from query_mutator.training.callbacks import RunParts
 from query_mutator.training.config import TrainConfig
 from query_mutator.training.loop import OnSteps, TrainingLoop
-from query_mutator.training.parts import RunParts, loop_settings
 from query_mutator.training.run_log import EPISODE_FIGURES
 from query_mutator.types import FloatArray, Question, StepRecord
 
@@ -98,7 +98,10 @@ class ClusterLoop(TrainingLoop):
 
     def __init__(self, ray: Any, parts: RunParts, obs: FloatArray | None, on_steps: OnSteps, *, env_steps: int) -> None:
         """Start the workers of a run in which `env_steps` were taken; UsageError where one lacks what it needs."""
-        super().__init__(parts.envs, parts.learner, obs, **loop_settings(parts, on_steps))
+        config = parts.config
+        super().__init__(
+            parts.envs, parts.learner, obs, seed=config.seed, num_steps=config.num_steps, on_steps=on_steps
+        )
         self._ray, self._parts, self._env_steps = ray, parts, env_steps
         env_ids = range(parts.config.num_processes)
         self._env_ids = [range(ids[0], ids[-1] + 1) for ids in np.array_split(env_ids, parts.config.num_workers)]

@@ -21,19 +21,42 @@ from pathlib import Path
 from typing import Any
 
 from query_mutator.cli.console import note
-from query_mutator.errors import QueryMutatorError, UsageError
+from query_mutator.data import Split
+from query_mutator.env.task import Task
+from query_mutator.errors import BackendError, QueryMutatorError, TooManyFailuresError, UsageError
 from query_mutator.evaluation.heldout import fixed_sample, validation_figures
+from query_mutator.evaluation.methods import Evaluator
 from query_mutator.files.metrics import is_metric
-from query_mutator.learners.learner import Steps
+from query_mutator.files.run_dir import RunDir
+from query_mutator.learners.learner import Learner, Steps
 from query_mutator.llm.probe import reported_slots, slots_advice, slots_under_load
+from query_mutator.llm.store import Store
 from query_mutator.registry import Registry
+from query_mutator.session.models import OpenModels
 from query_mutator.session.play import WINDOW_STEPS, FailureWindow
 from query_mutator.training.config import TrainConfig
-from query_mutator.training.parts import RunParts, server_worked_before
+from query_mutator.training.run_log import RunLog
 from query_mutator.types import StepRecord
 
 ADVICE_AFTER_CALLS = 6  # per call in flight: by then the server's queue shows
 SHOWN_QUESTIONS = 5  # whose prompt was too long, by name
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunParts:
+    """Settings, models, task, environments, learner and run folder of a run."""
+
+    config: TrainConfig
+    models: OpenModels
+    task: Task
+    split: Split
+    learner: Learner
+    run_dir: RunDir
+    store: Store
+    env_list: Sequence[Any]  # of QueryMutationEnv
+    envs: Any  # `env_list` in one BatchedQueryMutationEnv
+    evaluator: Evaluator
+    runlog: RunLog
 
 
 @dataclass(slots=True, kw_only=True)
@@ -123,6 +146,15 @@ def _named_errors(name: str, hook: str) -> Iterator[None]:
         if not name:
             raise
         raise UsageError(f"callback {name!r} failed in {hook}: {type(error).__name__}: {error}") from error
+
+
+@contextmanager
+def server_worked_before() -> Iterator[None]:
+    """Turn a server that fails from here on into TooManyFailuresError: the run can be resumed."""
+    try:
+        yield
+    except BackendError as error:
+        raise TooManyFailuresError(str(error)) from error
 
 
 # --- ours -------------------------------------------------------------------------------------------------------------

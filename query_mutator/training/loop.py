@@ -31,7 +31,9 @@ from ppo.collect import NotFiniteError, require_finite
 from query_mutator.env.vector import of_step, rows_of
 from query_mutator.errors import UsageError
 from query_mutator.learners.learner import Learner, Steps, last_obs
+from query_mutator.learners.named import LEARNERS
 from query_mutator.llm.store import Store
+from query_mutator.training.config import TrainConfig
 from query_mutator.types import FloatArray
 
 GROUP_ENVS = 16  # received at once: when hundreds are ready, the first must not wait for the last
@@ -41,6 +43,24 @@ Received = tuple[FloatArray, NDArray[np.float64], NDArray[np.bool_], NDArray[np.
 
 #: Callback for finished steps, with their infos.
 OnSteps = Callable[[dict[str, Any], Steps], None]
+
+
+def make_loop(
+    config: TrainConfig, envs: Any, learner: Learner, obs: FloatArray | None, *, on_steps: OnSteps, store: Store | None
+) -> TrainingLoop:
+    """Return the loop of the learner's kind; it continues from observations [N, O], None for new episodes."""
+    common: dict[str, Any] = {"seed": config.seed, "num_steps": config.num_steps, "on_steps": on_steps, "store": store}
+    if LEARNERS.get(config.algo).on_policy:
+        return TrainingLoop(envs, learner, obs, **common)
+    return OffPolicyLoop(envs, learner, obs, max_pending_updates=config.max_pending_updates, **common)
+
+
+def envs_seed(seed: int) -> int:
+    """Return the first environment's seed, to which the others add their number.
+
+    It is not `seed` itself: runs with adjacent seeds would share most environments and not be independent repeats.
+    """
+    return int(np.random.SeedSequence([seed, 0]).generate_state(1)[0])
 
 
 class TrainingLoop:
@@ -62,7 +82,7 @@ class TrainingLoop:
     ) -> None:
         self._envs, self._learner, self._store, self._on_steps = envs, learner, store, on_steps
         num_envs, (obs_dim,) = envs.num_envs, envs.single_observation_space.shape or (0,)
-        self._reset_seed = seed if obs is None else None
+        self._reset_seed = envs_seed(seed) if obs is None else None
         self._obs = np.zeros((num_envs, obs_dim), dtype=np.float32) if obs is None else obs
         self._num_steps = num_steps
         self._steps_taken = np.zeros(num_envs, dtype=np.int64)  # [N] since the present rollout started

@@ -47,8 +47,7 @@ from query_mutator.settings.models import AUTO
 from query_mutator.training.config import TrainConfig
 
 if TYPE_CHECKING:  # they need gymnasium
-    from query_mutator.training.callbacks import RunView
-    from query_mutator.training.parts import RunParts
+    from query_mutator.training.callbacks import RunParts, RunView
 
 
 def open_run_dir(config: TrainConfig, checkpoint: Checkpoint | None, stack: ExitStack) -> RunDir:
@@ -96,7 +95,7 @@ def write_summary(
     validation: Mapping[str, Any] | None,
 ) -> None:
     """Write summary.json: the comparison, the last periodic evaluation, and what the run cost."""
-    training, evaluation = parts.training_calls, parts.evaluation_calls
+    training, evaluation = parts.models.calls.client.totals, parts.models.calls.eval_client.totals
     summary = {
         "eval": report,
         "validation": validation,
@@ -157,7 +156,7 @@ class Checkpoints:
     def keep(self) -> None:
         """Keep the state after an update, once the row of metrics is written."""
         parts, config, run, rows = self._parts, self._parts.config, self._run, self._parts.run_dir
-        learner, task, totals = copy.deepcopy(parts.learner.state_dict()), parts.task, parts.training_calls
+        learner, task, totals = copy.deepcopy(parts.learner.state_dict()), parts.task, parts.models.calls.client.totals
         system = parts.models.resolved
         self._latest = Checkpoint(
             learner=learner,

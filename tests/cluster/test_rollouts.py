@@ -31,8 +31,8 @@ from query_mutator.session.checkpoint import read_checkpoint
 from query_mutator.session.models import ResolvedModels, open_models
 from query_mutator.session.task import make_task, split_dataset
 from query_mutator.testing import StubServer, start_server
+from query_mutator.training.callbacks import RunParts
 from query_mutator.training.config import parse_config
-from query_mutator.training.parts import RunParts
 from query_mutator.training.run_folder import make_learner
 from rl_query_mutator_env import BatchedQueryMutationEnv, QueryMutationEnv
 from tests.cluster.conftest import RayCluster, wait_until

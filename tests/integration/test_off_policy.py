@@ -98,15 +98,6 @@ def test_resume_goes_on_in_the_middle_of_episodes(algo: str, tiny_flags: list[st
         torch.testing.assert_close(second.learner["replay"]["returns"][: len(known)], known)
 
 
-def test_checkpoint_of_another_algorithm_is_refused(
-    tiny_flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    train(*tiny_flags, *SMALL, "--algo", "direct", "--no-evaluate")
-    checkpoint = the_run(tmp_path) / "resume.previous.pt"
-    assert train("--resume", str(checkpoint), "--algo", "iqn") == 2
-    assert "was made with --algo direct; leave out --algo iqn" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("flags", "wanted"),
     [

@@ -117,7 +117,7 @@ def test_damaged_rows_are_named_and_nothing_changes(run: Path, name: str) -> Non
     path = run / name
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join([*lines[:1], lines[1].replace(b'"step":', b'"stap":', 1), *lines[2:]]))
-    refused(run, f"{path}:2: damaged, it does not match its checksum; restore the file, or start a new folder from")
+    refused(run, f"{path}:2: damaged, it does not match its checksum; restore the file")
     path.write_bytes(b"".join(lines[:-1]))
     refused(run, f"{path}:{len(lines) - 1}: damaged, its whole lines take")
     path.write_bytes(b"".join(lines)[:-5])

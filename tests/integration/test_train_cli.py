@@ -268,6 +268,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     [
         (["--operators", "spelling,slang"], "operators: then spelling,neutral,filler, now spelling,slang"),
         (["--num-processes", "8"], "num_processes: then 4, now 8"),
+        (["--algo", "direct"], "algo: then ppo, now direct"),
         (["--embedding-dims", "x"], "Invalid value for --embedding-dims"),
         ([], "give a larger --num-env-steps"),
     ],

@@ -24,8 +24,7 @@ from query_mutator.settings.learner import IQNConfig, Learning
 from query_mutator.training.callbacks import CALLBACKS, Callback, CallbackList, RunView
 from query_mutator.training.config import TrainConfig
 from query_mutator.training.estimate import Estimate, bounded, calls_per_step, estimate
-from query_mutator.training.loop import TrainingLoop
-from query_mutator.training.parts import envs_seed
+from query_mutator.training.loop import TrainingLoop, envs_seed
 from query_mutator.training.run_folder import FREE, differences, resumed_models
 
 PROJECT: dict[str, Any] = {"ask": "form", "plan_calls": 4000, "max_episode_steps": 12}
