@@ -307,7 +307,6 @@ class Trainer:
         Return the comparison, None without one.
         """
         parts, path, wall_s = self.parts, self.parts.run_dir.path, self.parts.runlog.wall_s
-        calls = parts.models.calls
         parts.runlog.close()
         task = self._within_budget()
         report = self._compare(task) if self.config.evaluate and parts.split.test else None
@@ -318,7 +317,7 @@ class Trainer:
             budget, calls = self.config.budget, report["methods"]["policy"]["calls_per_question"]
             if budget is not None and calls is not None and calls > BUDGET_SLACK * budget:
                 note(f"--budget {budget:g} was met on validation questions; the policy took {calls:.1f} calls on these")
-        note(*cut_line(calls.client.totals + calls.eval_client.totals))
+        note(*cut_line(parts.models.calls.client.totals + parts.models.calls.eval_client.totals))
         print(f"run folder:     {path}")
         if page := write_report(path):
             print(f"report:         {page}")
