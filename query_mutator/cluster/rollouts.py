@@ -98,10 +98,8 @@ class ClusterLoop(TrainingLoop):
 
     def __init__(self, ray: Any, parts: RunParts, obs: FloatArray | None, on_steps: OnSteps, *, env_steps: int) -> None:
         """Start the workers of a run in which `env_steps` were taken; UsageError where one lacks what it needs."""
-        config = parts.config
-        super().__init__(
-            parts.envs, parts.learner, obs, seed=config.seed, num_steps=config.num_steps, on_steps=on_steps
-        )
+        seed, num_steps = parts.config.seed, parts.config.num_steps
+        super().__init__(parts.envs, parts.learner, obs, seed=seed, num_steps=num_steps, on_steps=on_steps)
         self._ray, self._parts, self._env_steps = ray, parts, env_steps
         env_ids = range(parts.config.num_processes)
         self._env_ids = [range(ids[0], ids[-1] + 1) for ids in np.array_split(env_ids, parts.config.num_workers)]
