@@ -19,8 +19,10 @@ import signal
 if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C while modules load ends the process without a traceback
 
+import itertools
 import math
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -44,7 +46,7 @@ from query_mutator.cli.flags import parse_flags
 from query_mutator.cli.outputs import JsonTo, OutputFlags, show
 from query_mutator.data.loaders import general
 from query_mutator.encoder import resolve_encoder
-from query_mutator.env.scheduling import Call, Flow, make_scheduler
+from query_mutator.env.scheduling import Call, Flow, PooledScheduler
 from query_mutator.env.task import CallSettings
 from query_mutator.errors import BackendError
 from query_mutator.lab.sizing.collecting import CALLS_PER_STEP, ENVIRONMENTS_PER_CALL
@@ -73,8 +75,7 @@ COLUMNS = {
 }  # fmt: skip
 WORTHWHILE = 0.95  # of the best rate: a larger batch that gains less is not recommended
 CALLS_PER_QUERY = 2  # a rewrite, then an answer
-BATCH_SIZES = "1,2,4,8,16,32"
-LATENCY_MS, NUM_PARALLEL = 100.0, 64  # of the test server
+SIMULATED = ("num_parallel", "latency_ms", "latency_sigma")  # flags of the test server
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,38 +88,37 @@ class BenchmarkConfig(OutputFlags, ServerFlags):
 
     mutator_model: str | None = None
     """The model that carries out rewrites; by default the target model."""
-    latency_ms: Wait | None = None
-    """Mean time the test server takes for a call; by default 100."""
-    latency_sigma: Sigma | None = None
-    """Log-normal spread of that time; by default 0."""
-    num_parallel: Annotated[int, Ge(1), Le(4096)] | None = None
-    """Slots of the test server; by default 64."""
-    batch_sizes: str | None = None
-    """Batch sizes to compare, with commas; by default 1,2,4,8,16,32 and the slots that the probe finds."""
+    latency_ms: Wait = 100.0
+    """Mean time the test server takes for a call."""
+    latency_sigma: Sigma = 0.0
+    """Log-normal spread of that time."""
+    num_parallel: Annotated[int, Ge(1), Le(4096)] = 64
+    """Slots of the test server."""
+    batch_sizes: str = "1,2,4,8,16,32"
+    """Batch sizes to compare, with commas."""
     num_queries: Million = 64
-    """Queries of each measurement; each takes two calls."""
-    repeats: Annotated[int, Ge(1), Le(4096)] = 3
+    """Most queries of each measurement; each takes two calls."""
+    repeats: Annotated[int, Ge(1), Le(4096)] = 1
     """Measurements of each row, in turns; the table has their medians."""
     budget_s: Seconds = 120.0
-    """Seconds for all measurements, once models are loaded; the plan that is printed first says what is left out."""
+    """Seconds for all measurements, once models are loaded, which bounds the queries; what it cuts short counts."""
     json: JsonTo = None
     """Write table, slots and recommendation as JSON to FILE; without FILE, or with -, print them in place of text."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_sizes()
-        self._check_server()
+        if not re.fullmatch(r"[1-9]\d{0,3}(,[1-9]\d{0,3})*", self.batch_sizes):
+            raise ValueError(f"batch_sizes={self.batch_sizes} must be whole numbers from 1 with commas, as 1,2,4,8")
+        kind, other = "a server that runs already", {*ADDRESS_FLAGS, "target_model", "mutator_model", "num_ctx"}
+        if self.names_server:
+            kind, other = "the test server", {*SIMULATED}
+        if wrong := sorted(other & self.given):
+            raise ValueError(f"--{wrong[0].replace('_', '-')} is for {kind}, and this run uses another; leave one out")
 
     @property
     def sizes(self) -> list[int]:
         """Return the batch sizes in increasing order, without duplicates."""
-        text = BATCH_SIZES if self.batch_sizes is None else self.batch_sizes
-        return sorted({int(size) for size in text.split(",")})
-
-    def sizes_with(self, slots: int | None) -> list[int]:
-        """Return the batch sizes, by default with the server's slots among them, which is what `qm doctor` sets."""
-        found = {slots} if slots and self.batch_sizes is None and slots <= max(self.sizes) else set()
-        return sorted({*self.sizes, *found})
+        return sorted({int(size) for size in self.batch_sizes.split(",")})
 
     @property
     def probe_width(self) -> int:
@@ -128,34 +128,7 @@ class BenchmarkConfig(OutputFlags, ServerFlags):
     @property
     def simulated(self) -> dict[str, Any]:
         """Return how the test server behaves, as its flags."""
-        latency_ms = LATENCY_MS if self.latency_ms is None else self.latency_ms
-        return {
-            "num_parallel": self.num_parallel or NUM_PARALLEL,
-            "latency_ms": latency_ms,
-            "latency_sigma": self.latency_sigma or 0.0,
-        }
-
-    def _check_sizes(self) -> None:
-        try:
-            in_range = all(1 <= size <= 1024 for size in self.sizes)
-        except ValueError:
-            in_range = False
-        if not in_range:
-            raise ValueError(
-                f"batch_sizes={self.batch_sizes} must be whole numbers from 1 to 1024 with commas, as 1,2,4,8"
-            )
-
-    def _check_server(self) -> None:
-        simulated_only = ("latency_ms", "latency_sigma", "num_parallel")
-        running_only = (*ADDRESS_FLAGS, "target_model", "mutator_model", "num_ctx")
-        wrong: tuple[str, ...] = running_only
-        kind = "an Ollama server or another that runs already"
-        if self.names_server:
-            wrong, kind = simulated_only, "the test server"
-        given = [f"--{name.replace('_', '-')}" for name in wrong if getattr(self, name) not in (None, ())]
-        if given:
-            used = "a running one" if self.names_server else "the test server"
-            raise ValueError(f"{given[0]} is for {kind}, and this run uses {used}; leave one of them out")
+        return {name: getattr(self, name) for name in SIMULATED}
 
 
 def main(argv: Sequence[str]) -> int:
@@ -164,9 +137,8 @@ def main(argv: Sequence[str]) -> int:
     with connect(config) as system:
         note(system.about)
         results = prepare(system, config)
-        note(str(results.plan))
         try:
-            measure(system, results, budget_s=config.budget_s)
+            measure(system, results, config)
         except KeyboardInterrupt:
             report(config, results)
             raise
@@ -180,7 +152,7 @@ def report(config: BenchmarkConfig, results: Results) -> None:
     if not rows:
         raise BackendError(f"no call was answered within --budget-s {config.budget_s:g}; see qm doctor")
     recommended = recommend(rows, slots=results.slots)
-    title = f"{results.plan.num_queries} queries; {results.about}"
+    title = f"{results.num_queries} queries; {results.about}"
     lines = [table(title, [name for name, _ in COLUMNS.values()], [*map(_cells, rows)]), results.advice]
     if recommended is None:
         lines.append("no recommendation, as no asynchronous run was measured")
@@ -271,9 +243,15 @@ def run_mode(system: System, queries: Sequence[str], *, mode: Mode, batch_size: 
         for group in _groups(queries, 2 * batch_size):
             _run_phases(system, group, batch_size)
         return
-    at_once = None if mode == "sequential" else batch_size  # the client tries again, as for the batch functions
-    with closing(make_scheduler(at_once, system.recorder, resolve_encoder("hash"), NO_RETRIES)) as scheduler:
-        for group in _groups(queries, 2 * batch_size if mode == "pipelined" else len(queries)):
+    size = {"sequential": 1, "pipelined": 2 * batch_size}.get(mode, len(queries))  # of a group
+    scheduler = PooledScheduler(
+        client=system.recorder,
+        encoder=resolve_encoder("hash"),
+        retry_policy=NO_RETRIES,  # the client tries again, as for the batch functions
+        batch_size=1 if mode == "sequential" else batch_size,
+    )
+    with closing(scheduler):
+        for group in _groups(queries, size):
             for query in group:
                 scheduler.start(query, _rewrite_and_ask(system, query))
             while scheduler.in_progress:
@@ -388,62 +366,20 @@ def recommend(rows: Sequence[Row], *, slots: int | None) -> dict[str, Any] | Non
 # ---------------------------------------------------------------- measuring
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """Cases in the order in which they are measured, queries of each run, and how often all cases are measured."""
-
-    cases: tuple[Case, ...]
-    num_queries: int
-    repeats: int
-    seconds: float  # expected for all runs
-    left_out: str = ""  # what the budget leaves out, in words
-
-    @property
-    def calls(self) -> int:
-        """Return the calls of each run."""
-        return CALLS_PER_QUERY * self.num_queries
-
-    def __str__(self) -> str:
-        line = f"plan: {len(self.cases) * self.repeats} runs of {self.calls} calls, about {self.seconds:.0f} s"
-        return line + (f"; the budget leaves out {self.left_out}" if self.left_out else "")
-
-
-def make_plan(
-    sizes: Sequence[int], *, num_queries: int, repeats: int, budget_s: float, query_s: float, slots: int | None
-) -> Plan:
-    """Return what fits into `budget_s` when one query takes `query_s` alone and the server has this many slots.
-
-    What does not fit goes in this order: repeats; queries, as long as the largest batch is full; all modes but
-    sequential and async; then further queries.
-    """
-    every: tuple[Mode, ...] = ("async", "pipelined", "phase")
-    for modes in (every, every[:1]):
-        cases = (ALONE, *((mode, size) for mode in modes for size in sizes))
-        round_s = query_s * sum(1 / min(size, slots or size) for _, size in cases)  # all cases, with one query
-        queries = int(min(num_queries, budget_s / round_s))
-        if queries >= min(num_queries, max(sizes)):
-            break
-    queries = max(1, queries)
-    times = max(1, int(min(repeats, budget_s / (queries * round_s))))
-    left_out = [
-        f"{repeats - times} of {repeats} repeats" if times < repeats else "",
-        f"{num_queries - queries} queries of each run" if queries < num_queries else "",
-        "the modes phase and pipelined" if modes != every else "",
-    ]
-    return Plan(
-        cases=cases,
-        num_queries=queries,
-        repeats=times,
-        seconds=times * queries * round_s,
-        left_out=", ".join(filter(None, left_out)),
-    )
+def queries_within(
+    budget_s: float, cases: Sequence[Case], *, most: int, repeats: int, query_s: float, slots: int | None
+) -> int:
+    """Return the queries of a run with which all runs fit into a budget, if one takes `query_s` alone; at least 1."""
+    round_s = repeats * query_s * sum(1 / min(size, slots or size) for _, size in cases)  # all runs, with one query
+    return max(1, min(most, int(budget_s / round_s)))
 
 
 @dataclass(kw_only=True)
 class Results:
     """The runs measured so far, by case."""
 
-    plan: Plan
+    cases: Sequence[Case]  # in the order in which they are measured
+    num_queries: int  # of each run
     about: str
     slots: int | None  # None when unknown
     advice: str | None
@@ -451,7 +387,7 @@ class Results:
 
     def add(self, case: Case, run: Measurement) -> None:
         """Keep a run; one that the end of the budget cut short counts only if it is the case's first."""
-        if run.calls == self.plan.calls or (run.calls and case not in self.runs):
+        if run.calls == CALLS_PER_QUERY * self.num_queries or (run.calls and case not in self.runs):
             self.runs.setdefault(case, []).append(run)
 
     def rows(self) -> list[Row]:
@@ -477,36 +413,32 @@ class Results:
 
 
 def prepare(system: System, config: BenchmarkConfig) -> Results:
-    """Load the models, open the connections, count slots, time one query; return the plan, without a run yet."""
-    model = system.calls.target_model
+    """Load the models, open the connections, count slots, time one query; return what to measure, without a run yet."""
+    model, sizes = system.calls.target_model, config.sizes
     found = measure_calls(system.stack.limit, system.stack.servers, model, width=config.probe_width)
-    slots, sizes = found.slots, config.sizes_with(found.slots)
+    slots, modes = found.slots, ("async", "pipelined", "phase")
+    cases: list[Case] = [ALONE, *itertools.product(modes, sizes)]
     _, *timed = [run_once(system, [query]).wall_s for query in make_queries(3)]  # the first loads the mutator
-    plan = make_plan(
-        sizes,
-        num_queries=config.num_queries,
-        repeats=config.repeats,
-        budget_s=config.budget_s,
-        query_s=statistics.fmean(timed),
-        slots=slots,
-    )
+    query_s, most, repeats = statistics.fmean(timed), config.num_queries, config.repeats
+    queries = queries_within(config.budget_s, cases, most=most, repeats=repeats, query_s=query_s, slots=slots)
+    fewer = f"; --budget-s allows {queries} of {most} queries in each" if queries < most else ""
+    note(f"plan: {len(cases) * repeats} runs of {CALLS_PER_QUERY * queries} calls{fewer}")
     is_reported = found.width is None and slots is not None
     advice = slots_advice(slots, max(sizes), server=system.stack.backend_class, is_reported=is_reported)
-    return Results(plan=plan, about=system.about, slots=slots, advice=advice)
+    return Results(cases=cases, num_queries=queries, about=system.about, slots=slots, advice=advice)
 
 
-def measure(system: System, results: Results, *, budget_s: float) -> None:
+def measure(system: System, results: Results, config: BenchmarkConfig) -> None:
     """Add the planned runs to `results` until the budget ends, and print each; repeats interleave the cases.
 
     So a slow minute affects all cases. An interrupted run is added as far as it got.
     """
-    plan, ends_at = results.plan, time.perf_counter() + budget_s
-    queries = make_queries(plan.num_queries)
-    timer = threading.Timer(budget_s, system.stack.close)  # ends the calls in flight
+    ends_at, queries = time.perf_counter() + config.budget_s, make_queries(results.num_queries)
+    timer = threading.Timer(config.budget_s, system.stack.close)  # ends the calls in flight
     timer.daemon = True
     timer.start()
     try:
-        for case in plan.repeats * plan.cases:
+        for case in config.repeats * [*results.cases]:
             try:
                 run_once(system, queries, case, seconds=ends_at - time.perf_counter())
             finally:

@@ -45,7 +45,7 @@ from numpy.typing import NDArray
 from query_mutator.env import vector
 from query_mutator.env.engine import FIRST_ANSWER_TRIES, EpisodeEngine
 from query_mutator.env.episode import Episode
-from query_mutator.env.scheduling import Call, Flow, make_scheduler, run_flow
+from query_mutator.env.scheduling import Call, Flow, PooledScheduler, run_flow
 from query_mutator.env.task import Task
 from query_mutator.env.vector import StepResult, VectorStep, as_arrays, infos_of
 from query_mutator.errors import BackendError
@@ -324,8 +324,8 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
 class BatchedQueryMutationEnv(SyncVectorEnv[FloatArray, NDArray[np.int64]]):
     """N environments, each of which goes rewrite -> answer -> score at its own pace, with `batch_size` calls in flight.
 
-    `batch_size=None` makes the calls one at a time in the calling thread (`--no-batching`). An environment whose
-    episode ended is reset in the same step, in the next one, or (DISABLED) by `reset(options={"reset_mask": ...})`.
+    An environment whose episode ended is reset in the same step, in the next one, or (DISABLED) by
+    `reset(options={"reset_mask": ...})`.
     """
 
     envs: list[QueryMutationEnv]  # type: ignore[assignment]
@@ -333,7 +333,7 @@ class BatchedQueryMutationEnv(SyncVectorEnv[FloatArray, NDArray[np.int64]]):
     def __init__(
         self,
         envs: Iterable[QueryMutationEnv],
-        batch_size: int | None = 8,
+        batch_size: int = 8,
         *,
         autoreset_mode: AutoresetMode | str = AutoresetMode.SAME_STEP,
     ) -> None:
@@ -342,7 +342,9 @@ class BatchedQueryMutationEnv(SyncVectorEnv[FloatArray, NDArray[np.int64]]):
             raise ValueError("envs must hold at least one QueryMutationEnv")
         super().__init__(makers, autoreset_mode=vector.parse_autoreset_mode(autoreset_mode))
         first = self.envs[0]
-        self._scheduler = make_scheduler(batch_size, first.client, first.task.encoder, first.retry_policy)
+        self._scheduler = PooledScheduler(
+            client=first.client, encoder=first.task.encoder, retry_policy=first.retry_policy, batch_size=batch_size
+        )
         self._in_flight: set[int] = set()  # environments in the middle of a step or reset
 
     @property
@@ -517,8 +519,8 @@ def make_vector_env(
 
 def _make_envs(
     env_ids: Sequence[int], *, render_mode: str | None = None, on_failure: OnFailure = "truncate", **settings: Any
-) -> tuple[list[QueryMutationEnv], int | None]:
-    """Return environments that share models and task, the first of which closes them, and their `batch_size`."""
+) -> tuple[list[QueryMutationEnv], int]:
+    """Return environments that share models and task, the first of which closes them, and the calls in flight."""
     check_known("on_failure", on_failure, get_args(OnFailure))  # before anything is started
     shared = SharedModels(settings, others=("render_mode", "env_id", "on_failure"))
     envs = [
@@ -533,4 +535,4 @@ def _make_envs(
         for env_id in env_ids
     ]
     envs[0].on_close = shared.close
-    return envs, shared.settings.batch_size
+    return envs, shared.settings.calls_in_flight

@@ -173,7 +173,7 @@ def build(config: TrainConfig, checkpoint: Checkpoint | None, stack: ExitStack) 
         run_dir=run_dir,
         store=store,
         env_list=env_list,
-        envs=BatchedQueryMutationEnv(env_list, config.batch_size if config.use_batching else None),
+        envs=BatchedQueryMutationEnv(env_list, config.calls_in_flight),
         evaluator=evaluator,
         runlog=RunLog(models.calls, wall_s=done.wall_s),
     )

@@ -147,7 +147,7 @@ def train(
         for env_id in range(config.num_processes)
     ]
     learner = make_learner(config, task, None)
-    batch = BatchedQueryMutationEnv(envs, config.batch_size if config.use_batching else None)
+    batch = BatchedQueryMutationEnv(envs, config.calls_in_flight)
     recall(learner, task, answers, seed=config.seed)
     loop = make_loop(config, batch, learner, None, on_steps=lambda infos, steps: None, store=None)
     calls = 0

@@ -258,11 +258,11 @@ def environ() -> dict[str, str]:
 
 def child(mode: str, argv: Sequence[str]) -> None:
     """Train, and print what it took; with mode "phase" the reference's scheduling stands in for ours."""
+    import rl_query_mutator_env
     import train_query_mutator
-    from query_mutator.env import scheduling
 
     if mode == "phase":
-        scheduling.PooledScheduler = PhaseScheduler  # type: ignore[assignment, misc]
+        rl_query_mutator_env.PooledScheduler = PhaseScheduler  # type: ignore[assignment, misc]
     most_threads, after_start_mb = watch_threads()
     code = train_query_mutator.main(argv)
     save_dir = Path(argv[argv.index("--save-dir") + 1])

@@ -9,7 +9,7 @@ from typing import Annotated
 from annotated_types import Ge, Gt, Le
 from cyclopts import Parameter
 
-from ppo.fields import Matches, check_fields
+from ppo.fields import Matches, check_values
 
 MOST_TRANSITIONS = 10**8
 
@@ -30,7 +30,7 @@ class ComputeConfig:
     """Compute row by row, so that results do not depend on how environments are batched."""
 
     def __post_init__(self) -> None:
-        check_fields(type(self), vars(self))
+        check_values(type(self), vars(self))
         if after := getattr(super(), "__post_init__", None):  # of a program's own settings, next to these
             after()
 
@@ -53,11 +53,6 @@ class LearnerConfig(ComputeConfig):
     """Largest norm of the gradient of all parameters; a larger one is clipped."""
     hidden_sizes: tuple[Annotated[int, Ge(1), Le(16_384)], ...] = (64, 64)
     """Widths of the hidden layers."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.hidden_sizes:
-            raise ValueError("hidden_sizes needs at least one value; try 64 64")
 
     @property
     def total_steps(self) -> int:

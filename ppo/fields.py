@@ -13,44 +13,22 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Gt, Le, Lt
 from cyclopts import App, CoercionError, Parameter
 from cyclopts.argument import ArgumentCollection
 from docstring_parser import parse_from_object
 
 C = TypeVar("C")
 SHOWN_CHARACTERS = 60
+MOST_CHARACTERS, MOST_PROSE = 4096, 100_000
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 #: `App(default_parameter=...)`: several values after a flag, and the last one of a flag that is given twice.
 DEFAULTS = Parameter(consume_multiple=True, allow_repeating=True, negative_iterable=())
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Bounds:
-    """The least and the largest value of a number."""
-
-    low: float = -math.inf
-    high: float = math.inf
-    above_low: bool = False  # the least value is itself not allowed
-
-    def __contains__(self, value: float) -> bool:
-        return (
-            (self.low < value if self.above_low else self.low <= value)
-            and value <= self.high
-            and (isinstance(value, int) or math.isfinite(value))
-        )
-
-    def wanted(self, value: float) -> str:
-        """Return what a number has to be that is not `value`, in words."""
-        if math.isinf(self.low) and math.isinf(self.high):
-            return "a finite number"
-        if self.low >= -1 and self.high <= 1 and not self.above_low:
-            return f"between {self.low:g} and {self.high:g}"
-        if value > self.low:
-            return f"at most {_whole(self.high)}"
-        return f"{'above' if self.above_low else 'at least'} {_whole(self.low)}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -59,6 +37,10 @@ class Matches:
 
     pattern: str
     fault: str
+
+
+class Free:
+    """Annotation of a text that a person writes as they like: several lines, or empty words of another command."""
 
 
 def defaults(**changed: Any) -> Callable[[type[C]], type[C]]:
@@ -76,24 +58,9 @@ def defaults(**changed: Any) -> Callable[[type[C]], type[C]]:
 
 
 @functools.cache
-def rules_of(cls: type[Any]) -> Mapping[str, tuple[Bounds, Matches | None]]:
-    """Return the bounds of each field of a dataclass, and the pattern that its text has to match."""
-    found = {}
-    for name, hint in get_type_hints(cls, include_extras=True).items():
-        bounds: dict[str, Any] = {}
-        pattern = None
-        for item in metadata_of(hint):
-            match item:
-                case Ge(ge):
-                    bounds["low"] = ge
-                case Gt(gt):
-                    bounds |= {"low": gt, "above_low": True}
-                case Le(le):
-                    bounds["high"] = le
-                case Matches():
-                    pattern = item
-        found[name] = Bounds(**bounds), pattern
-    return found
+def rules_of(cls: type[Any]) -> Mapping[str, tuple[Any, ...]]:
+    """Return what the annotations of a dataclass say of each field: Ge, Gt, Le, Lt, Matches, Free."""
+    return {name: tuple(metadata_of(hint)) for name, hint in get_type_hints(cls, include_extras=True).items()}
 
 
 def metadata_of(hint: Any) -> Iterator[Any]:
@@ -103,21 +70,59 @@ def metadata_of(hint: Any) -> Iterator[Any]:
         yield from metadata_of(part)
 
 
-def check_fields(cls: type[Any], values: Mapping[str, Any], names: Mapping[str, str] | None = None) -> None:
-    """Raise a ValueError for the first of a dataclass's `values` that is out of its bounds or does not match.
+def check_values(cls: type[Any], values: Mapping[str, Any], names: Mapping[str, str] | None = None) -> None:
+    """Raise a ValueError for the first of a dataclass's `values` that is beyond reason or breaks an annotation.
 
     None passes; each element of a tuple is checked. `names` has the words for a field where it is not its name.
     """
     rules = rules_of(cls)  # type: ignore[arg-type]  # mypy: a class is hashable
     for field in dataclasses.fields(cls):
-        value, (bounds, pattern) = values[field.name], rules[field.name]
+        value, name = values[field.name], (names or {}).get(field.name, field.name)
+        if value == () and isinstance(field.default, tuple) and isinstance(next(iter(field.default), None), int):
+            raise ValueError(f"{name} needs at least one value; the default is {field.default}")
         for one in value if isinstance(value, tuple) else (value,):
-            if isinstance(one, (int, float)) and not isinstance(one, bool) and one not in bounds:
+            if isinstance(one, (str, Path)):
+                fault = _fault(str(one), rules[field.name], may_be_empty=field.default == "")
+                if fault:
+                    raise ValueError(f"{name} {shown(str(one))} {fault}")
+            elif wanted := _wanted(one, rules[field.name]):
                 hint = "" if field.default in (None, dataclasses.MISSING) else f"; the default is {field.default}"
-                name = (names or {}).get(field.name, field.name).lstrip("-").replace("-", "_")
-                raise ValueError(f"{name}={shown(one)} must be {bounds.wanted(one)}{hint}")
-            if isinstance(one, str) and pattern and not re.fullmatch(pattern.pattern, one):
-                raise ValueError(f"{(names or {}).get(field.name, field.name)} {shown(one)} {pattern.fault}")
+                name = name.lstrip("-").replace("-", "_")
+                raise ValueError(f"{name}={shown(one)} must be {wanted}{hint}")
+
+
+def _wanted(value: Any, rules: Sequence[Any]) -> str:
+    """Return what a number has to be by the first bound that it breaks, "" if it keeps to all, and for other values."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number:
+        return ""
+    for rule in rules:
+        match rule:
+            case Ge(low) if not value >= low:  # NaN breaks every bound
+                return f"at least {low:.15g}"
+            case Gt(low) if not value > low:
+                return f"above {low:.15g}"
+            case Le(high) if not value <= high:
+                return f"at most {high:.15g}"
+            case Lt(high) if not value < high:
+                return f"below {high:.15g}"
+    return "" if isinstance(value, int) or math.isfinite(value) else "a finite number"
+
+
+def _fault(text: str, rules: Sequence[Any], *, may_be_empty: bool) -> str:
+    """Return what is wrong with a text, "" if nothing is."""
+    is_free = any(isinstance(rule, Free) for rule in rules)
+    most = MOST_PROSE if is_free else MOST_CHARACTERS
+    if _SURROGATE.search(text):
+        return "is not valid UTF-8; write it again"
+    if not is_free and not text.strip():
+        return "" if may_be_empty and not text else "is empty; give a value, or leave the flag out"
+    if "\0" in text if is_free else _CONTROL.search(text):
+        return "has a control character; leave it out"
+    if len(text) > most:
+        return f"is longer than {most} characters"
+    patterns = (rule for rule in rules if isinstance(rule, Matches))
+    return next((rule.fault for rule in patterns if not re.fullmatch(rule.pattern, text)), "")
 
 
 def shown(value: object) -> str:
@@ -126,16 +131,15 @@ def shown(value: object) -> str:
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…"
 
 
-def _whole(number: float) -> str:
-    return str(int(number)) if number == int(number) else f"{number:g}"
-
-
 def function_of(
-    cls: type[Any], shown: Mapping[str, Mapping[str, Any]] | None = None, *, positional: Sequence[str] = ()
+    cls: type[Any],
+    shown: Mapping[str, Mapping[str, Any]] | None = None,
+    kinds: Mapping[str, Any] | None = None,
 ) -> Callable[..., dict[str, Any]]:
     """Return a function of the fields of a dataclass, which returns those that are given.
 
-    `shown` has what cyclopts' `Parameter` says of a field. Bounds are left out: the dataclass checks them.
+    `shown` has what cyclopts' `Parameter` says of a field, `kinds` those of `inspect.Parameter` for arguments without a
+    flag, or with one. Bounds are left out: the dataclass checks them.
     """
     hints, arguments = get_type_hints(cls, include_extras=True), []
     for field in dataclasses.fields(cls):
@@ -144,7 +148,7 @@ def function_of(
         arguments.append(
             inspect.Parameter(
                 field.name,
-                inspect.Parameter.POSITIONAL_ONLY if field.name in positional else inspect.Parameter.KEYWORD_ONLY,
+                (kinds or {}).get(field.name, inspect.Parameter.KEYWORD_ONLY),
                 annotation=Annotated[_plain(hints[field.name]), *own, about],
                 default=inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default,
             )

@@ -1,4 +1,4 @@
-"""What values a setting may have: kinds of numbers and texts for annotations, and the one function that checks them.
+"""What values a setting may have: kinds of numbers and texts for annotations, and the base of the settings groups.
 
 `check_values` holds for flags, files and programs alike: `parse_flags` calls it with what it read, every settings group
 calls it when it is made. Upper bounds are far above what is useful: they catch slips and units.
@@ -7,16 +7,12 @@ calls it when it is made. Upper bounds are far above what is useful: they catch 
 from __future__ import annotations
 
 import dataclasses
-import functools
-import re
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any, TypeVar
 
 from annotated_types import Ge, Gt, Le
 
 from ppo.config import Device, Share, Weight
-from ppo.fields import Matches, check_fields, defaults, metadata_of, shown
+from ppo.fields import Free, Matches, check_values, defaults
 
 __all__ = [
     "Cosine", "Count", "CountOrNone", "Device", "Duration", "Few", "FewOrNone", "Group", "Megabytes", "Million",
@@ -52,14 +48,7 @@ Norm = Annotated[float, Gt(0), Le(1e12)]
 G = TypeVar("G", bound="Group")
 
 
-class Free:
-    """Annotation of a text that a person writes as they like: several lines, or empty words of another command."""
-
-
-Prose = Annotated[str, Free()]
-MOST_CHARACTERS, MOST_PROSE = 4096, 100_000
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-_SURROGATE = re.compile(r"[\ud800-\udfff]")
+Prose = Annotated[str, Free()]  # several lines, or empty words of another command
 #: As Ollama reads keep_alive.
 Duration = Annotated[
     str, Matches(r"-?(\d+|(\d+(\.\d+)?(ms|s|m|h))+)", "is not a time; try 30m, or -1 to keep the model loaded")
@@ -92,40 +81,3 @@ def group_of(cls: type[G], *configs: object, **others: Any) -> G:
     names = [one.name for one in dataclasses.fields(cls) if one.name not in others]
     found = {name: getattr(config, name) for config in configs for name in names if hasattr(config, name)}
     return cls(**found | others)
-
-
-def check_values(cls: type[Any], values: Mapping[str, Any], names: Mapping[str, str] | None = None) -> None:
-    """Raise a ValueError for the first field of a dataclass whose value is beyond reason.
-
-    `names` are the flags of the fields, for the message. None passes; each element of a tuple is checked.
-    """
-    prose = _prose(cls)  # type: ignore[arg-type]  # mypy: a class is hashable
-    for field in dataclasses.fields(cls):
-        value, name = values[field.name], (names or {}).get(field.name, field.name)
-        if value == () and isinstance(field.default, tuple) and isinstance(next(iter(field.default), None), int):
-            raise ValueError(f"{name} needs at least one value")
-        for one in value if isinstance(value, tuple) else (value,):
-            if isinstance(one, (str, Path)) and (fault := _fault(field, str(one), is_prose=field.name in prose)):
-                raise ValueError(f"{name} {shown(str(one))} {fault}")
-    check_fields(cls, values, names)
-
-
-@functools.cache
-def _prose(cls: type[Any]) -> frozenset[str]:
-    hints = get_type_hints(cls, include_extras=True)
-    return frozenset(name for name, hint in hints.items() if any(isinstance(item, Free) for item in metadata_of(hint)))
-
-
-def _fault(field: dataclasses.Field[Any], text: str, *, is_prose: bool) -> str:
-    """Return what is wrong with a text, "" if nothing is."""
-    if _SURROGATE.search(text):
-        return "is not valid UTF-8; write it again"
-    if is_prose:
-        if "\0" in text:
-            return "has a NUL character; leave it out"
-        return f"is longer than {MOST_PROSE} characters" if len(text) > MOST_PROSE else ""
-    if not text.strip():
-        return "" if field.default == "" and not text else "is empty; give a value, or leave the flag out"
-    if _CONTROL.search(text):
-        return "has a control character; leave it out"
-    return f"is longer than {MOST_CHARACTERS} characters" if len(text) > MOST_CHARACTERS else ""

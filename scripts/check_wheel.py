@@ -45,7 +45,7 @@ LIGHT: tuple[tuple[str, str], ...] = (
     ("qm init", "wrote qm.toml"),
     ("qm doctor --backend recorded --no-probe", "model:"),
     ("qm plan --backend recorded --max-calls 600", "plan"),
-    (f"qm rewrite runs/latest '{QUESTION}'", "answer"),
+    (f"qm rewrite '{QUESTION}' --checkpoint runs/latest", "answer"),
     ("qm eval runs/latest --eval-calls 200", "held-out questions"),
     (BATCH, '"answer":'),
     (SERVE, '"done":true'),

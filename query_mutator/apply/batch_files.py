@@ -5,26 +5,25 @@ A line of the input is one of these; the output has one row per line in the same
 {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {"model": ..., "messages": [...]}}
 {"id": "a", "prompt": "How do I sort a list?"}            the prompt under any name that question sets have for it
 
-The store OUT.replies.sqlite has the replies, what decides them, and the rows, from which the output is written when all
-are there. A resumed command makes no call again that was answered, and asks those lines again whose failures may pass.
+The store OUT.replies.sqlite has the replies until all lines are done and the output is written. A resumed command asks
+every line again, and finds in the store what was answered.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from query_mutator.data.loaders import QUESTION_COLUMNS
-from query_mutator.env.scheduling import Call, Flow, Scheduler
+from query_mutator.env.scheduling import Call, Flow, PooledScheduler
 from query_mutator.errors import UsageError
-from query_mutator.files import atomic_write, decode_object, encode, parse_json_object
-from query_mutator.llm.retry import TRANSIENT
-from query_mutator.llm.store import Store
+from query_mutator.files import atomic_write, encode, parse_json_object
+from query_mutator.llm.cache import is_repeatable
 from query_mutator.session.play import FailureWindow
 from query_mutator.types import ChatRequest, Completion, ErrorInfo, Message, Role
 
@@ -100,7 +99,7 @@ def _from_prompt(number: int, row: Mapping[str, Any], column: str) -> Ask:
     if not isinstance(prompt, str) or not prompt.strip():
         raise ValueError(f'"{column}" {"is empty" if isinstance(prompt, str) else "must be text"}')
     message = Message(role="user", content=prompt)
-    return Ask(number=number, id=row.get("id", number), messages=(message,), model=_model(row))
+    return Ask(number=number, id=row.get("id", number), messages=(message,), model=_value(row, str, "a name", "model"))
 
 
 def _from_openai(number: int, row: Mapping[str, Any]) -> Ask:
@@ -118,10 +117,10 @@ def _from_openai(number: int, row: Mapping[str, Any]) -> Ask:
         number=number,
         id=row.get("custom_id", number),
         messages=_messages(body.get("messages")),
-        model=_model(body),
-        max_tokens=_whole(body, "max_completion_tokens", "max_tokens"),
-        temperature=_number(body, "temperature"),
-        seed=_whole(body, "seed"),
+        model=_value(body, str, "a name", "model"),
+        max_tokens=_value(body, int, "a whole number", "max_completion_tokens", "max_tokens"),
+        temperature=_value(body, (int, float), "a number", "temperature"),
+        seed=_value(body, int, "a whole number", "seed"),
         options=options,
         is_openai=True,
     )
@@ -152,28 +151,15 @@ def _message(one: Any) -> Message:
     return Message(role=_ROLES[role], content=content)
 
 
-def _model(row: Mapping[str, Any]) -> str | None:
-    model = row.get("model")
-    if model is not None and (not isinstance(model, str) or not model):
-        raise ValueError('"model" must be a name')
-    return model
-
-
-def _whole(body: Mapping[str, Any], *names: str) -> int | None:
+def _value(row: Mapping[str, Any], kinds: type | tuple[type, ...], what: str, *names: str) -> Any:
+    """Return the first of some fields that is given; ValueError for one that is not of a kind, or an empty text."""
     for name in names:
-        value = body.get(name)
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
-            raise ValueError(f'"{name}" must be a whole number')
+        value = row.get(name)
+        if value is not None and (not isinstance(value, kinds) or isinstance(value, bool) or value == ""):
+            raise ValueError(f'"{name}" must be {what}')
         if value is not None:
             return value
     return None
-
-
-def _number(body: Mapping[str, Any], name: str) -> float | None:
-    value = body.get(name)
-    if value is not None and (not isinstance(value, (int, float)) or isinstance(value, bool)):
-        raise ValueError(f'"{name}" must be a number')
-    return value
 
 
 def answer_row(ask: Ask, completion: Completion, more: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -207,61 +193,28 @@ def error_row(ask: Ask, error: ErrorInfo) -> dict[str, Any]:
 
 
 class BatchRows:
-    """The rows of one output until all are there, next to the replies that they are made of."""
+    """The rows of the lines that are done, as they are written."""
 
-    def __init__(self, store: Store, header: Mapping[str, Any], *, num_lines: int) -> None:
-        """Begin, or go on; UsageError for a store that was begun with another `header`."""
-        self._store = store
-        before = store.fact("header")
-        if before is not None and before != encode(header):
-            raise UsageError(
-                f"{store.path} was begun with {_differences(decode_object(before), header)}; repeat that command to "
-                "resume it, or remove the file to start again"
-            )
-        store.set_fact("header", encode(header))
-        rows = {line: row for line in range(1, num_lines + 1) if (row := self._row(line)) is not None}
-        #: Line -> kind of its error, of the lines that are done.
-        self.done = {line: row["error"] for line, row in rows.items() if row["error"] not in TRANSIENT}
-        self.num_failed = sum(kind is not None for kind in self.done.values())
+    def __init__(self) -> None:
+        self.answers: dict[int, bytes] = {}  # by line
+        self.errors: dict[int, bytes] = {}
 
-    def add(self, line: int, row: Mapping[str, Any], kind: str | None = None) -> None:
-        """Write the row of a line that is done; `kind` is that of its error."""
-        self._store.set_fact(f"line {line}", encode({"error": kind, "row": row}))
-        self.done[line] = kind
-        self.num_failed += kind is not None
-
-    def write_outputs(self, answers: Path, errors: Path) -> None:
+    def write(self, answers: Path, errors: Path) -> None:
         """Write the rows of all lines in order, those without an answer to a file of their own."""
-        failed = [line for line, kind in sorted(self.done.items()) if kind is not None]
-        if failed:
-            self._write(errors, failed)
-        else:
-            errors.unlink(missing_ok=True)
-        self._write(answers, sorted(self.done.keys() - failed))
-
-    def _write(self, path: Path, lines: Sequence[int]) -> None:
-        with atomic_write(path) as file:
-            for line in lines:
-                row = self._row(line)
-                if row is None:
-                    raise UsageError(f"{self._store.path}: line {line} is damaged; repeat the command to answer it")
-                file.write(encode(row["row"]) + b"\n")
-
-    def _row(self, line: int) -> dict[str, Any] | None:
-        """Return the kind of a line's error and its row; None for one that is not there, or damaged."""
-        found = self._store.fact(f"line {line}")
-        return None if found is None else decode_object(found)
+        for path, rows in ((errors, self.errors), (answers, self.answers)):
+            if path == errors and not rows:
+                path.unlink(missing_ok=True)
+                continue
+            with atomic_write(path) as file:
+                file.writelines(rows[line] + b"\n" for line in sorted(rows))
 
 
-def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Return the settings that differ, as "input x (now y)"."""
-    found = [f"{name} {before.get(name)} (now {value})" for name, value in now.items() if before.get(name) != value]
-    return ", ".join(found) or "other settings"
+def request_of(ask: Ask, *, model: str, max_tokens: int, temperature: float, keeps: bool = True) -> ChatRequest:
+    """Return the request of a line; what it leaves open is as given.
 
-
-def request_of(ask: Ask, *, model: str, max_tokens: int, temperature: float) -> ChatRequest:
-    """Return the request of a line; what it leaves open is as given."""
-    return ChatRequest(
+    Where replies are kept (`keeps`), a random one is the draw of its line, which a resumed command finds again.
+    """
+    request = ChatRequest(
         model=model,
         messages=ask.messages,
         max_tokens=max_tokens if ask.max_tokens is None else ask.max_tokens,
@@ -269,6 +222,7 @@ def request_of(ask: Ask, *, model: str, max_tokens: int, temperature: float) -> 
         seed=ask.seed,
         options=ask.options,
     )
+    return replace(request, sample=ask.number) if keeps and not is_repeatable(request) else request
 
 
 def ask_once(ask: Ask, request: ChatRequest, more: dict[str, object] | None = None) -> Flow:
@@ -280,13 +234,13 @@ def ask_once(ask: Ask, request: ChatRequest, more: dict[str, object] | None = No
 def answer_file(
     lines: Sequence[bytes],
     rows: BatchRows,
-    scheduler: Scheduler,
+    scheduler: PooledScheduler,
     start: Callable[[Ask], Flow],
     *,
     failures: FailureWindow,
     shown: Callable[[], object],
 ) -> None:
-    """Answer all lines of a file that are not done; `start` returns the flow of a line, with its Answer.
+    """Answer all lines of a file; `start` returns the flow of a line, with its Answer.
 
     Raises TooManyFailuresError when calls fail too often; the command can be resumed.
     """
@@ -302,23 +256,23 @@ def answer_file(
         assert isinstance(number, int)
         ask, error = in_progress.pop(number), completion.error
         if error is None:
-            rows.add(number, answer_row(ask, completion, more))
+            rows.answers[number] = encode(answer_row(ask, completion, more))
         elif error.kind != "cancelled":
-            rows.add(number, error_row(ask, error), error.kind)
+            rows.errors[number] = encode(error_row(ask, error))
         failures.add(np.array([completion.ok]))
         shown()
 
 
 def _asks(lines: Sequence[bytes], rows: BatchRows, shown: Callable[[], object]) -> Iterator[Ask]:
-    """Yield what the lines ask that are not done; lines that ask nothing are done at once."""
+    """Yield what the lines ask; lines that ask nothing are done at once."""
     for number, line in enumerate(lines, 1):
-        if not line.strip() or number in rows.done:
+        if not line.strip():
             continue
         try:
             ask = parse_line(number, line)
         except ValueError as error:
             said = {"code": "invalid_line", "message": str(error)}
-            rows.add(number, {"line": number, "id": None, "error": said}, "invalid_line")
+            rows.errors[number] = encode({"line": number, "id": None, "error": said})
             shown()
             continue
         yield ask

@@ -23,7 +23,7 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 from cyclopts import App, CycloptsError, MissingArgumentError
 from cyclopts.argument import Argument, ArgumentCollection
 
-from ppo.fields import DEFAULTS, docs_of, function_of, whole_numbers
+from ppo.fields import DEFAULTS, docs_of, function_of, metadata_of, whole_numbers
 from query_mutator.bounds import check_values
 from query_mutator.cli.console import styled_output
 from query_mutator.cli.outputs import check_outputs, outputs_of, with_dash
@@ -33,10 +33,11 @@ from query_mutator.errors import UsageError
 from query_mutator.version import __version__
 
 C = TypeVar("C")
+_KIND = type(inspect.Parameter.POSITIONAL_ONLY)
 
-_POSITIONAL = "positional"
-#: Type of a field without a flag.
-Positional = Annotated[C, _POSITIONAL]
+#: Type of a field without a flag, and of one that is an argument and a flag.
+Positional = Annotated[C, inspect.Parameter.POSITIONAL_ONLY]
+AlsoPositional = Annotated[C, inspect.Parameter.POSITIONAL_OR_KEYWORD]
 
 
 def parse_flags(cls: type[C], argv: Sequence[str], *, prog: str, base: Base | None = None, table: str = "") -> C:
@@ -112,7 +113,7 @@ def app_of(cls: type[Any], prog: str = "", fill: Callable[..., None] | None = No
             title = owner.__name__.removesuffix("Flags").removesuffix("Config") or owner.__name__
             one["group"] = f"{title} options"
     hints = get_type_hints(cls, include_extras=True)
-    positional = [name for name, hint in hints.items() if _POSITIONAL in getattr(hint, "__metadata__", ())]
+    kinds = {name: one for name, hint in hints.items() for one in metadata_of(hint) if isinstance(one, _KIND)}
     app = App(
         prog,
         help=about,
@@ -122,5 +123,5 @@ def app_of(cls: type[Any], prog: str = "", fill: Callable[..., None] | None = No
         config=fill or (),
         default_parameter=DEFAULTS,
     )
-    app.default(function_of(cls, shown, positional=positional))
+    app.default(function_of(cls, shown, kinds))
     return app

@@ -55,7 +55,6 @@ _RUNS = {
     "watch": Command("keep the pages of runs open while they train", "report:WatchFlags:watch"),
     "report": Command("write the page of runs: what they learned, question by question", "report:ReportFlags:report"),
     "compare": Command("compare Query Mutator runs question by question", "runs:CompareFlags:compare_runs"),
-    "judge check": Command("compare a judge's verdicts with labels", "judge:JudgeCheckFlags:check_judge"),
     "export-policy": Command("write a policy to one file, to use anywhere", "export:ExportPolicyFlags:export_policy"),
     "export replies": Command("write a run's replies as a log with grades", "export:ExportRepliesFlags:export_replies"),
     "test-server": Command(

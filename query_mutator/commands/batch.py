@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -31,7 +30,6 @@ from query_mutator.commands.policy_flags import PolicyFlags, open_policy, system
 from query_mutator.env.scheduling import Flow, PooledScheduler
 from query_mutator.errors import EXIT_FAILURES, TooManyFailuresError, UsageError, disk_errors
 from query_mutator.evaluation.methods import by_policy, metered, outcome_flow
-from query_mutator.files import file_sha256
 from query_mutator.llm.store import Store
 from query_mutator.session.models import OpenModels, ResolvedModels, open_models
 from query_mutator.session.play import FailureWindow
@@ -65,11 +63,10 @@ class BatchFlags(PolicyFlags, Sampling, OutputFlags):
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """How the lines of a file are answered: by which models, and as which flows; `about` decides the answers."""
+    """How the lines of a file are answered: by which models, and as which flows."""
 
     models: OpenModels
     start: Callable[[Ask], Flow]
-    about: dict[str, Any]
 
 
 def answer(flags: BatchFlags) -> int:
@@ -83,21 +80,20 @@ def answer(flags: BatchFlags) -> int:
         work = stack.enter_context(_policy_work(flags) if flags.checkpoint else _plain_work(flags, lines))
         store = Store(path)
         stack.callback(store.close)
-        header = {"input": hashlib.sha256(b"".join(lines)).hexdigest(), **work.about}
-        rows = BatchRows(store, header, num_lines=len(lines))
         work.models.keep_in(store)
+        rows = BatchRows()
         try:
             _answer_all(flags, work, rows, lines)
         except (KeyboardInterrupt, TooManyFailuresError):
-            note(f"{len(rows.done)} lines are done; repeat the command to resume it")
+            note(f"{len(rows.answers)} lines are done; repeat the command to resume it")
             raise
-        rows.write_outputs(out, errors)
+        rows.write(out, errors)
         store.close()
         path.unlink()
-    print(f"{out}: {len(rows.done) - rows.num_failed} answers")
-    if rows.num_failed:
-        note(f"{errors}: lines without an answer: {rows.num_failed}")
-    return EXIT_FAILURES if rows.num_failed else 0
+    print(f"{out}: {len(rows.answers)} answers")
+    if rows.errors:
+        note(f"{errors}: lines without an answer: {len(rows.errors)}")
+    return EXIT_FAILURES if rows.errors else 0
 
 
 def _check_files(flags: BatchFlags, questions: Path, errors: Path, store: Path) -> None:
@@ -139,12 +135,11 @@ def _answer_all(flags: BatchFlags, work: Work, rows: BatchRows, lines: Sequence[
     )
     began, counted = time.perf_counter(), calls.eval_client
     total = sum(map(bool, map(bytes.strip, lines)))
-    # Lines of an earlier command took no time.
-    with progress("answering", total, unit="line", initial=len(rows.done)) as bar:
+    with progress("answering", total, unit="line") as bar:
 
         def shown() -> None:
             rate = counted.totals.calls / max(1e-9, time.perf_counter() - began)
-            bar.set_postfix({"calls/s": f"{rate:.1f}", "failed": rows.num_failed}, refresh=False)
+            bar.set_postfix({"calls/s": f"{rate:.1f}", "failed": len(rows.errors)}, refresh=False)
             bar.update()
 
         try:
@@ -166,14 +161,11 @@ def _plain_work(flags: BatchFlags, lines: Sequence[bytes]) -> Iterator[Work]:
 
         def start(ask: Ask) -> Flow:
             model = flags.target_model or ask.model or models.target_model
-            return ask_once(
-                ask, request_of(ask, model=model, max_tokens=flags.target_max_tokens, temperature=flags.temperature)
-            )
+            keeps = not models.calls.eval_client.is_instant
+            tokens, temperature = flags.target_max_tokens, flags.temperature
+            return ask_once(ask, request_of(ask, model=model, max_tokens=tokens, temperature=temperature, keeps=keeps))
 
-        asked = first or models.target_model
-        about = {"target_model": asked, "max_tokens": flags.target_max_tokens, "temperature": flags.temperature}
-        about["weights"] = models.calls.identity(asked)
-        yield Work(models=models, start=start, about={"checkpoint": None, **about})
+        yield Work(models=models, start=start)
 
 
 def _first_model(lines: Sequence[bytes]) -> str | None:
@@ -189,28 +181,21 @@ def _first_model(lines: Sequence[bytes]) -> str | None:
 def _policy_work(flags: BatchFlags) -> Iterator[Work]:
     """Yield the work of a policy: it rewrites the prompt of each line, and submits an answer."""
     with open_policy(flags) as rewriter:
-        models, saved = rewriter.models, rewriter.saved
         sampling = {one.name for one in fields(Sampling)} & flags.given
-        given: dict[str, Any] = {name: getattr(flags, name) for name in sorted(sampling)}
+        given: dict[str, Any] = {name: getattr(flags, name) for name in sampling}
         task = replace(rewriter.task, calls=replace(rewriter.task.calls, **given))
         make_player = by_policy(rewriter.policy)
 
         def start(ask: Ask) -> Flow:
             if ask.prompt is None:  # a conversation
                 calls = task.calls
-                request = request_of(
-                    ask, model=calls.target_model, max_tokens=calls.target_max_tokens, temperature=calls.temperature
-                )
+                tokens, temperature = calls.target_max_tokens, calls.temperature
+                request = request_of(ask, model=calls.target_model, max_tokens=tokens, temperature=temperature)
                 return ask_once(ask, request, {"operators": [], "rewrite": None, "form": AS_IS, "rejected": []})
             on_line = task.on([Question(id=str(ask.number), text=ask.prompt)])
             return _rewritten(metered(outcome_flow(on_line, 0, make_player(0))), model=task.calls.target_model)
 
-        assert saved.path is not None
-        about: dict[str, Any] = {"checkpoint": file_sha256(saved.path), "target_model": task.calls.target_model}
-        about |= {"mutator_model": task.calls.mutator_model, **given}
-        names = dict.fromkeys([task.calls.target_model, task.calls.mutator_model])
-        about["weights"] = [models.calls.identity(name) for name in names]
-        yield Work(models=models, start=start, about=about)
+        yield Work(models=rewriter.models, start=start)
 
 
 def _rewritten(episode: Flow, *, model: str) -> Flow:

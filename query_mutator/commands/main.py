@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,6 @@ from query_mutator.registry import nearest
 from query_mutator.version import __version__
 
 PROG = "qm"
-SHELLS = ("bash", "zsh", "fish")
 
 
 def run() -> None:
@@ -42,9 +40,6 @@ def main(argv: Sequence[str]) -> int:
         return _help(argv)
     if argv[0] == "--version":
         print(__version__)
-        return 0
-    if argv[0] == "--completion":
-        print(_completion("".join(argv[1:])))
         return 0
     name, words = _command(argv)
     if name is None:
@@ -103,27 +98,6 @@ def _resumed(resume: str) -> tuple[Mapping[str, Any], str]:
     return read_base(path), str(path)
 
 
-def _completion(shell: str) -> str:
-    """Return what a shell sources to complete `qm`."""
-    from cyclopts import App
-
-    from query_mutator.cli.flags import app_of
-
-    if shell not in SHELLS:
-        raise UsageError(f"--completion must be one of {', '.join(SHELLS)}, not {shell or 'nothing'!r}")
-    root = App(PROG)
-    for name, command in COMMANDS.items():
-        *groups, last = name.split()
-        parent = root
-        for group in groups:
-            if group not in parent:
-                parent.command(App(group))
-            parent = parent[group]
-        with suppress(UsageError):  # a command whose packages are not installed
-            parent.command(app_of(command.flags, last, help="all"))
-    return root.generate_completion(shell=shell)  # type: ignore[arg-type]
-
-
 def _help(argv: Sequence[str]) -> int:
     """Print the first commands, with --all all of them, or the help of the command that follows `help`."""
     words = [word for word in argv[1:] if not word.startswith("-")]
@@ -145,6 +119,4 @@ def _usage(groups: Mapping[str, Mapping[str, Command]], more: str = "") -> str:
         lines += ["", *([title] if title else [])]
         lines += [f"  {name.ljust(width)}  {command.summary}" for name, command in group.items()]
     lines += ["", *([more] if more else [])]
-    return "\n".join(
-        [*lines, "qm COMMAND --help shows its flags; qm --completion bash|zsh|fish writes shell completion"]
-    )
+    return "\n".join([*lines, "qm COMMAND --help shows its flags"])

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any, ClassVar
 
 from query_mutator.apply import Rewriter
 from query_mutator.bounds import Device
 from query_mutator.cli.console import note
-from query_mutator.cli.flags import Positional
+from query_mutator.cli.flags import AlsoPositional
 from query_mutator.plugins import absolute
 from query_mutator.session.loading import acting_settings, load_saved
 from query_mutator.session.models import ResolvedModels, open_models
@@ -50,30 +49,8 @@ class PolicyFlags(Models, Calls, FailureRate, Plugins):
 class RunFlags(PolicyFlags):
     """Flags of the commands that take the policy as their argument too."""
 
-    run: Positional[str] = ""
-    """The policy, as --checkpoint."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.run:
-            take_run(self, self.run)
-
-
-def take_run(flags: PolicyFlags, run: str) -> None:
-    """Make a run that is given as an argument the policy; ValueError when --checkpoint names another."""
-    if flags.checkpoint not in (LATEST, run):
-        raise ValueError(f"{run} and --checkpoint {flags.checkpoint} are two policies; give one")
-    object.__setattr__(flags, "checkpoint", run)
-
-
-def is_policy(text: str) -> bool:
-    """Return whether a text is the path of a policy: a folder with a config.json, or a .qm file."""
-    try:
-        path = Path(text)
-        is_run = text != "" and (path / "config.json").is_file()
-        return is_run or (path.suffix == ".qm" and path.is_file())
-    except (OSError, ValueError):  # too long for a path
-        return False
+    checkpoint: AlsoPositional[str] = LATEST
+    """A run folder, or a .qm file of `qm export-policy`."""
 
 
 @contextmanager

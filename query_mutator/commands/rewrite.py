@@ -11,7 +11,7 @@ from query_mutator.apply import Limits, Rewrite
 from query_mutator.bounds import Count, Prose, Seconds
 from query_mutator.cli.flags import Positional
 from query_mutator.cli.outputs import JsonTo, Output, OutputFlags, holding
-from query_mutator.commands.policy_flags import PolicyFlags, is_policy, max_failure_rate, open_policy, take_run
+from query_mutator.commands.policy_flags import PolicyFlags, max_failure_rate, open_policy
 from query_mutator.errors import UsageError
 from query_mutator.files import encode, write_text
 from query_mutator.session.play import check_failures
@@ -23,9 +23,7 @@ class RewriteFlags(PolicyFlags, OutputFlags):
     """Rewrite a question as the trained policy would, and show the answer."""
 
     question: Positional[Prose]
-    """The question; - reads one per line from standard input. Of two arguments the first is the run."""
-    after_run: Positional[Prose | None] = None
-    """The question, if a run is given before it."""
+    """The question; - reads one per line from standard input."""
     max_calls: Count | None = None
     """Maximum model calls for a question, retries aside; the best answer so far is submitted."""
     request_deadline_s: Seconds | None = None
@@ -35,12 +33,6 @@ class RewriteFlags(PolicyFlags, OutputFlags):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.after_run is not None:
-            take_run(self, self.question)
-            object.__setattr__(self, "question", self.after_run)
-            object.__setattr__(self, "after_run", None)
-        elif is_policy(self.question):
-            raise UsageError(f"{self.question} is a run: give the question after it, and --json at the end")
         Limits(max_calls=self.max_calls, deadline_s=self.request_deadline_s)
 
 

@@ -33,7 +33,7 @@ class ServeFlags(RunFlags):
     """
 
     FIRST: ClassVar[tuple[str, ...]] = (
-        "run", "checkpoint", "ollama_url", "host", "port", "mode", "max_calls", "request_deadline_s", "api_key",
+        "checkpoint", "ollama_url", "host", "port", "mode", "max_calls", "request_deadline_s", "api_key",
     )  # fmt: skip
 
     host: str = "127.0.0.1"

@@ -1,4 +1,4 @@
-"""Flows, and schedulers that run those of many environments at once without a barrier between their calls.
+"""Flows, and the scheduler that runs those of many environments at once without a barrier between their calls.
 
 A *flow* is a generator that yields what a step needs, a model call or embeddings, and is sent the result. The same one
 runs in one thread or among hundreds.
@@ -85,39 +85,6 @@ def map_needs(flow: Flow, map_need: Callable[[Need], Flow]) -> Flow:
         result = yield from map_need(need)
 
 
-class Scheduler:
-    """Runs flows to their end, one call at a time, in the order of `start` (`--no-batching`)."""
-
-    batch_size = 1
-
-    def __init__(self, *, client: Client, encoder: Encoder, retry_policy: RetryPolicy) -> None:
-        self._client, self._encoder, self._retry_policy = client, encoder, retry_policy
-        self._waiting: deque[tuple[Hashable, Flow]] = deque()
-
-    def start(self, key: Hashable, flow: Flow, *, done: int = 0) -> None:
-        """Start a flow under a key; `done` is its progress: where calls wait, the lowest has priority."""
-        self._waiting.append((key, flow))
-
-    @property
-    def in_progress(self) -> int:
-        """Return the number of flows started and not yet returned by `finished`."""
-        return len(self._waiting)
-
-    def finished(self, *, deadline_s: float | None = None) -> tuple[Hashable, Any]:
-        """Return key and result of the next flow that finishes; errors of flows are raised here.
-
-        After `deadline_s`, a time of `time.monotonic()`, raise TimeoutError (0: return only a finished flow).
-        IndexError when no flow is in progress.
-        """
-        if deadline_s is not None and time.monotonic() >= deadline_s:
-            raise TimeoutError
-        key, flow = self._waiting.popleft()
-        return key, run_flow(flow, client=self._client, encoder=self._encoder, retry_policy=self._retry_policy)
-
-    def close(self) -> None:
-        """Stop the workers; idempotent."""
-
-
 @dataclass(slots=True)
 class _Running:
     """A flow in progress and its present call."""
@@ -131,13 +98,13 @@ class _Running:
 _Event = tuple[Sequence[_Running | None], Any]  # flows; a Completion, embeddings per flow, or an exception
 
 
-class PooledScheduler(Scheduler):
+class PooledScheduler:
     """At most `batch_size` calls in flight; every flow continues as soon as its own result arrives."""
 
     def __init__(self, *, client: Client, encoder: Encoder, retry_policy: RetryPolicy, batch_size: int) -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size={batch_size} must be at least 1")
-        super().__init__(client=client, encoder=encoder, retry_policy=retry_policy)
+        self._client, self._encoder, self._retry_policy = client, encoder, retry_policy
         self.batch_size = batch_size
         self._is_instant = getattr(client, "is_instant", False)  # then calls are made in this thread
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
@@ -156,7 +123,7 @@ class PooledScheduler(Scheduler):
         self._in_progress = 0
 
     def start(self, key: Hashable, flow: Flow, *, done: int = 0) -> None:
-        """Start a flow; it advances to its first need at once."""
+        """Start a flow under a key, which advances to its first need; where calls wait, the lowest `done` is first."""
         self._in_progress += 1
         self._advance(_Running(key, flow, done), None)
 
@@ -166,7 +133,11 @@ class PooledScheduler(Scheduler):
         return self._in_progress + len(self._done)
 
     def finished(self, *, deadline_s: float | None = None) -> tuple[Hashable, Any]:
-        """Return the next flow that finishes, advancing the others meanwhile; IndexError when there is none."""
+        """Return key and result of the next flow that finishes; errors of flows are raised here.
+
+        After `deadline_s`, a time of `time.monotonic()`, raise TimeoutError (0: return only a finished flow).
+        IndexError when no flow is in progress.
+        """
         while not self._done:
             if not self._in_progress:
                 raise IndexError("no flow is in progress")
@@ -281,13 +252,6 @@ class PooledScheduler(Scheduler):
     def _fire_timers(self) -> None:
         while self._timers and self._timers[0][0] <= time.monotonic():
             self._call(heapq.heappop(self._timers)[2])
-
-
-def make_scheduler(batch_size: int | None, client: Client, encoder: Encoder, retry_policy: RetryPolicy) -> Scheduler:
-    """Return a scheduler with `batch_size` calls in flight; None makes them one at a time in the calling thread."""
-    if batch_size is None:
-        return Scheduler(client=client, encoder=encoder, retry_policy=retry_policy)
-    return PooledScheduler(client=client, encoder=encoder, retry_policy=retry_policy, batch_size=batch_size)
 
 
 def _outcome(future: Future[Any]) -> Any:

@@ -3,7 +3,7 @@
 `intervals` has confidence intervals (Wilson, Student's t, BCa bootstrap, Welch), those of rates over questions in
 clusters; `paired` compares two methods on the same questions and says what that can
 show, `significance` has tests, corrections for multiple comparisons and the power of seeds, `agreement` has scores of
-verdicts and probabilities, `sampling` has weighted draws. Import from the modules; scipy
+probabilities, `sampling` has weighted draws. Import from the modules; scipy
 is loaded when a function first needs it.
 """
 

@@ -12,12 +12,9 @@ import pytest
 from filelock import FileLock
 from openai.types.chat import ChatCompletion
 
-from query_mutator.apply.batch_files import BatchRows
 from query_mutator.commands.main import main as qm_main
-from query_mutator.errors import UsageError
-from query_mutator.llm.store import Store
 from query_mutator.testing import StubServer, start_server
-from tests.conftest import Librarian, Softener
+from tests.conftest import Librarian
 from tests.integration.killing import ServerProcess, kill_when, start
 from tests.qm_command import qm
 
@@ -131,13 +128,6 @@ def test_files_are_not_replaced_nor_mixed_up(
     assert batch(errors, out, tiny_server, *more) == 2
     assert "which this command writes, is the input" in capsys.readouterr().err
     errors.unlink()
-    path = tmp_path / "out.jsonl.replies.sqlite"
-    begun = Store(path)
-    BatchRows(begun, {"input": "another"}, num_lines=1)
-    begun.close()
-    assert batch(questions, out, tiny_server, *more) == 2
-    assert "out.jsonl.replies.sqlite was begun with input another (now " in capsys.readouterr().err
-    path.unlink()
     with FileLock(tmp_path / "out.jsonl.replies.sqlite.lock"):
         assert batch(questions, out, tiny_server, *more) == 2
     assert "is being written by another process" in capsys.readouterr().err
@@ -148,10 +138,6 @@ def test_files_are_not_replaced_nor_mixed_up(
     assert batch(questions, out, tiny_server, *more) == 2
     assert out.read_bytes() == before
     assert batch(questions, out, tiny_server, *more, "--force") == 0
-
-
-class Gentler(Softener):
-    """Another mutator of the same name."""
 
 
 def changing(change: Callable[[], object]) -> Librarian:
@@ -182,62 +168,6 @@ def test_lines_appended_while_it_runs_are_left_alone(tmp_path: Path) -> None:
     with start_server([changing(append)]) as server:
         assert batch(questions, out, server, *more) == 0
     assert [row["id"] for row in read(out)] == list(range(12))
-
-
-@pytest.mark.parametrize("way", ["plain", "policy", "mutator"])
-def test_replies_of_other_weights_under_the_same_name_are_one_line(
-    way: str,
-    trained: Callable[..., Path],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    lines = [{"id": number, "prompt": f"sort {number}"} for number in range(12)]
-    questions, out = write(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl"
-    more = ("--target-model", "librarian") if way == "plain" else ("--checkpoint", str(trained()))
-    more = (*more, "--batch-size", "1")
-    begun = changing(lambda: None)
-    others = [changing(lambda: None), Gentler()] if way == "mutator" else [Librarian(), Softener()]
-
-    def stop(*_: object) -> None:
-        raise UsageError("stopped")
-
-    with start_server([begun, Softener()]) as same, start_server(others) as other:
-        with monkeypatch.context() as patched:
-            patched.setattr(BatchRows, "write_outputs", stop)
-            assert batch(questions, out, same, *more) == 2
-        assert "stopped" in capsys.readouterr().err
-        assert batch(questions, out, other, *more) == 2
-        err = capsys.readouterr().err
-        assert batch(questions, out, same, *more) == 0
-    assert "out.jsonl.replies.sqlite was begun with weights " in err
-    assert err.count("\n") == 1
-    assert [row["id"] for row in read(out)] == list(range(12))
-
-
-def test_rows_are_kept_in_order_and_what_may_pass_is_asked_again(tmp_path: Path) -> None:
-    path, header = tmp_path / "out.sqlite", {"input": "x"}
-    store = Store(path)
-    rows = BatchRows(store, header, num_lines=5)
-    rows.add(4, {"n": 4}, "prompt_too_long")
-    rows.add(1, {"n": 1})
-    rows.add(3, {"n": 3}, "timeout")
-    store.close()
-    store = Store(path)
-    again = BatchRows(store, header, num_lines=5)
-    assert (again.done, again.num_failed) == ({1: None, 4: "prompt_too_long"}, 1)
-    for line in (5, 3, 2):
-        again.add(line, {"n": line})
-    answers, errors = tmp_path / "answers.jsonl", tmp_path / "errors.jsonl"
-    store.execute("UPDATE facts SET value = ? WHERE name = 'line 3'", (b'{"n":7}',))
-    with pytest.raises(UsageError, match="line 3 is damaged; repeat the command to answer it"):
-        again.write_outputs(answers, errors)
-    assert 3 not in BatchRows(store, header, num_lines=5).done
-    again.add(3, {"n": 3})
-    again.write_outputs(answers, errors)
-    assert [row["n"] for row in read(answers)] == [1, 2, 3, 5]
-    assert [row["n"] for row in read(errors)] == [4]
-    store.close()
 
 
 @pytest.fixture

@@ -1,14 +1,10 @@
-"""What every command has: outputs that are never an input or a foreign file, and completion in real shells."""
+"""What every command has: outputs that are never an input or a foreign file."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import os
-import shlex
-import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -318,48 +314,3 @@ def test_a_longest_length_below_the_last_edge_is_refused(
     assert "--overflow-max 32 is below the last of --bucket-edges, 64; raise it" in capsys.readouterr().err
     assert not (plan / "new").exists()
     assert qm(*argv) == 0
-
-
-def need(shell: str) -> None:
-    """Skip where a shell is not installed; CI installs all of them."""
-    if shutil.which(shell) is None and "CI" not in os.environ:
-        pytest.skip(f"{shell} is not installed")
-
-
-def run_shell(shell: str, code: str, folder: Path) -> str:
-    """Run code in a shell, with `qm` of this checkout on its path."""
-    need(shell)
-    command = folder / "qm"
-    command.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m query_mutator "$@"\n')
-    command.chmod(0o755)
-    environ = os.environ | {"PATH": f"{folder}:{os.environ['PATH']}", "HOME": str(folder)}
-    done = subprocess.run([shell, "-c", code], env=environ, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-    return done.stdout
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_a_shell_accepts_the_script(shell: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    need(shell)
-    assert qm("--completion", shell) == 0
-    script = tmp_path / "script"
-    script.write_text(capsys.readouterr().out)
-    done = subprocess.run([shell, "-n", str(script)], capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_bash_completes(tmp_path: Path) -> None:
-    code = 'eval "$(qm --completion bash)"; COMP_WORDS=(qm data batchplan v); COMP_CWORD=3; _qm; echo "${COMPREPLY[@]}"'
-    assert run_shell("bash", code, tmp_path) == "verify\n"
-
-
-def test_fish_completes(tmp_path: Path) -> None:
-    code = 'qm --completion fish | source; complete -C "qm doct"; complete -C "qm train --target-mo"'
-    offered = [line.split()[0] for line in run_shell("fish", code, tmp_path).splitlines()]
-    assert offered == ["doctor", "--target-model"]
-
-
-def test_another_shell_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert qm("--completion", "csh") == 2
-    assert "--completion must be one of bash, zsh, fish, not 'csh'" in capsys.readouterr().err

@@ -63,31 +63,6 @@ def test_report_takes_the_latest_run(run: str, tmp_path: Path, monkeypatch: pyte
     assert Path("report.html").stat().st_size > 10_000
 
 
-def test_rewrite_takes_the_run_before_the_question(run: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert qm("rewrite", run, "plz sort my list", "--json") == 0
-    assert told(capsys)[0]["question"] == "plz sort my list"
-    assert qm("rewrite", run, "plz sort my list", "--checkpoint", "other") == 2
-    assert f"{run} and --checkpoint other are two policies; give one" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("after", "error"),
-    [
-        ([""], "the question is empty"),
-        ([], "is a run: give the question after it, and --json at the end"),
-        (["--json", "plz sort my list"], "is a run: give the question after it, and --json at the end"),
-    ],
-)
-def test_a_run_without_a_question_is_an_error(
-    after: list[str], error: str, run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    (here := tmp_path / "here").mkdir()
-    monkeypatch.chdir(here)
-    assert qm("rewrite", run, *after) == 2
-    assert error in capsys.readouterr().err
-    assert not list(here.iterdir())
-
-
 def commands_in(text: str) -> list[str]:
     return [line.split("  ")[1] for line in text.splitlines() if line.startswith("  ")]
 

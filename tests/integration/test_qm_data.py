@@ -185,7 +185,7 @@ def test_gym_run_plays_generated_puzzles(tmp_path: Path, capsys: pytest.CaptureF
         (["--transport", "http"], 'Invalid value "http" for --transport. Choose from: "telnet", "tcp"'),
         (["--output-mode", "binary"], 'Invalid value "binary" for --output-mode'),
         (["--difficulty-min", "0.9", "--difficulty-max", "0.1"], "difficulty_range=(0.9, 0.1)"),
-        (["--success-rate", "7", "--mock"], "success_rate=7.0 must be between 0 and 1"),
+        (["--success-rate", "7", "--mock"], "success_rate=7.0 must be at most 1"),
         (["--port", "1", "--retries", "0"], "nothing answers at telnet://localhost:1"),
     ],
 )

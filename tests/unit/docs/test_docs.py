@@ -18,7 +18,7 @@ MOST_WORDS = 900
 
 #: Flags of other programs, and of scripts that have flags besides those of our commands.
 OTHERS = {
-    "--help", "--help-all", "--version", "--completion", "--nproc-per-node", "--logdir", "--peer", "--points",
+    "--help", "--help-all", "--version", "--nproc-per-node", "--logdir", "--peer", "--points",
     "--seeds", "--repeats", "--threads", "--rounds", "--ceiling", "--servers", "--width", "--sigmas", "--modes",
     "--run", "--out", "--slots", "--calls", "--settings", "--gradient_checkpointing", "--bf", "--tag",
     "--generate", "--object-store-memory", "--resources",  # of ray

@@ -26,7 +26,6 @@ from query_mutator.env.scheduling import (
     Flow,
     PooledScheduler,
     Prepare,
-    Scheduler,
     run_flow,
 )
 from query_mutator.env.task import EpisodeRules, Task
@@ -144,7 +143,7 @@ def test_same_seed_gives_the_same_episodes(env: QueryMutationEnv) -> None:
 def batched(tiny_task: MakeTask, tiny_client: Client) -> Iterator[Callable[..., BatchedQueryMutationEnv]]:
     made: list[BatchedQueryMutationEnv] = []
 
-    def make(batch_size: int | None, **settings: Any) -> BatchedQueryMutationEnv:
+    def make(batch_size: int, **settings: Any) -> BatchedQueryMutationEnv:
         task = tiny_task()
         envs = [QueryMutationEnv(task, client=tiny_client, env_id=i) for i in range(5)]
         made.append(BatchedQueryMutationEnv(envs, batch_size, **settings))
@@ -481,7 +480,7 @@ MOMENT: dict[str, Any] = {
     "used": [False, True, False],
     "action_mask": [False, True, True, False, True],
 }
-MakeScheduler = Callable[[Client], Scheduler]
+MakeScheduler = Callable[[Client], PooledScheduler]
 NEVER = RetryPolicy(max_retries=0)
 AT_ONCE_TWICE = RetryPolicy(max_retries=2, first_delay_s=0.0)
 
@@ -614,13 +613,13 @@ class Counting:
         self.client.close()
 
 
-@pytest.fixture(params=[None, 1, 4])
+@pytest.fixture(params=[1, 4])
 def make(request: pytest.FixtureRequest, hash_encoder: Encoder) -> Iterator[MakeScheduler]:
-    made: list[Scheduler] = []
+    made: list[PooledScheduler] = []
 
-    def build(client: Client) -> Scheduler:
+    def build(client: Client) -> PooledScheduler:
         shared = {"client": client, "encoder": hash_encoder, "retry_policy": AT_ONCE_TWICE}
-        scheduler = PooledScheduler(**shared, batch_size=request.param) if request.param else Scheduler(**shared)
+        scheduler = PooledScheduler(**shared, batch_size=request.param)
         made.append(scheduler)
         return scheduler
 

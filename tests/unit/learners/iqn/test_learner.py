@@ -172,10 +172,10 @@ def test_a_state_of_other_sizes_is_refused_in_one_line() -> None:
     [
         ({"train_batch_size": 0}, "train_batch_size=0 must be at least 1"),
         ({"replay_ratio": 0.0}, "replay_ratio=0.0 must be above 0"),
-        ({"per_alpha": 1.5}, "per_alpha=1.5 must be between 0 and 1"),
+        ({"per_alpha": 1.5}, "per_alpha=1.5 must be at most 1"),
         ({"num_quantiles": 7}, "must be even"),
         ({"learning_starts": 300, "replay_size": 200}, "try --replay-size 300"),
-        ({"gamma": 1.1}, "gamma=1.1 must be between 0 and 1"),
+        ({"gamma": 1.1}, "gamma=1.1 must be at most 1"),
         ({"hidden_sizes": ()}, "hidden_sizes needs at least one value"),
     ],
 )
