@@ -15,9 +15,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from benchmarks.general import CLEAN
 from benchmarks.logged_arms import rule_vote
-from query_mutator import operators
 from query_mutator.confidence import Attempt, plain_vote
 from query_mutator.env.task import Task
 from query_mutator.llm.client import Client
@@ -65,15 +63,12 @@ def votes_of(replies: Replies, *, of: str = "") -> dict[tuple[str, int], DoubleA
 
 
 def random_replies(client: Client, task: Task, form: str) -> Replies:
-    """Return random replies to the questions of a task in a form, after cleaning."""
-    clean = operators.local_rewrite(operators.get(CLEAN))
-    assert clean is not None
+    """Return random replies to the questions of a task in a form."""
     attempts, right = [], []
     for index, question in enumerate(task.questions):
-        text = clean(question.text, context=task.context(index)) or question.text
-        request = replace(task.target(index, text, form), temperature=TEMPERATURE)
+        request = replace(task.target(index, question.text, form), temperature=TEMPERATURE)
         found = [client.complete(replace(request, sample=number)) for number in range(SAMPLES)]
-        attempts.append([Attempt(text=one.text, asked=text, form=form, logprob=one.logprob) for one in found])
+        attempts.append([Attempt(text=one.text, asked=question.text, form=form, logprob=one.logprob) for one in found])
         right.append([grade(question, one.text) for one in found])
     return Replies(questions=task.questions, attempts=attempts, right=np.array(right))
 

@@ -13,7 +13,6 @@ from query_mutator.learners.plan import Plan, PlanPolicy, plan_task
 from query_mutator.training.config import TrainConfig, parse_config
 
 CONFIG = Path(__file__).resolve().parents[1] / "examples" / "first_run.json"
-CLEAN = "clean"
 
 
 def flags_of(arguments: argparse.Namespace) -> list[str]:

@@ -8,8 +8,8 @@ Replies are recorded ones of a language model. Each seed is one `qm plan --answe
 at which the policy acts is chosen on validation questions, for nine tenths of the further calls of each budget: new
 wordings take more. A rival has the calls that were really made on these questions; at 1.4 it is the best one of one
 call, and on a random four tenths of the questions the best one of two: the best plan, or among the forms that are right
-most often on the training questions, after cleaning, a vote, the likeliest by log probability, or with --gguf the one
-that the model calls true; or these of random replies in the best form. Intervals resample seeds and targets. P(right)
+most often on the training questions a vote, or the likeliest by log probability; with --gguf also the one that the
+model calls true, and these of random replies in the best form. Intervals resample seeds and targets. P(right)
 is scored on the answers in all forms: within each family and form, against a fit on question and form alone.
 """
 
@@ -34,7 +34,7 @@ import torch
 from sklearn.linear_model import LogisticRegression
 
 from benchmarks.answer_rivals import Replies, most_true, random_replies, votes_of
-from benchmarks.general import CLEAN, config_of, flags_of, percent, plan_jobs
+from benchmarks.general import config_of, flags_of, percent, plan_jobs
 from benchmarks.learning import World, task_settings, train_seed
 from benchmarks.second_author import LOG, log_reading
 from query_mutator.bounds import group_of
@@ -63,7 +63,6 @@ from query_mutator.types import DoubleArray, Question
 BUDGETS = (1.5, 2.0, 3.0, 6.0)
 MOST_CALLS = 1 + math.ceil(max(BUDGETS))  # of a rival
 MAX_CALLS = 60_000
-SAMPLED = ("statement", "short_answer", "question_answer")  # forms of which random replies are recorded
 MOST_ASKED = 3  # answers to a question of which the model is asked whether they are true
 SLOTS = 8  # of those calls
 MARGIN = 0.9  # of the calls beyond the first, for which the price of a policy is chosen
@@ -113,14 +112,14 @@ def within(strata: Sequence[Any], p: DoubleArray, right: DoubleArray) -> float:
 
 
 class Answers:
-    """The answers of questions in all forms after cleaning."""
+    """The answers of questions in all forms."""
 
     def __init__(self, world: World, task: Task, questions: Sequence[Question]) -> None:
         """Ask them."""
         self.questions, self.forms = list(questions), [form.name for form in task.forms]
         self.task = task.on(questions)
         scores, rows = Table(world.evaluator, self.task), range(len(questions))
-        scores.gather([Plan(steps=(CLEAN, form)) for form in self.forms], rows)
+        scores.gather([Plan(steps=(form,)) for form in self.forms], rows)
         found = [{attempt.form: attempt for attempt in scores.answers(row).values()} for row in rows]
         self.by_form = {form: [one[form] for one in found] for form in self.forms}
 
@@ -187,16 +186,12 @@ def submitted_error(model: ConfidenceModel, plan: Plan, answers: Answers) -> flo
     return expected_calibration_error(np.array(p), np.array(right))
 
 
-def rivals_of(
-    world: World, answers: Answers, order: Sequence[str], *, gguf: str | None
-) -> dict[tuple[str, int], DoubleArray]:
+def rivals_of(answers: Answers, order: Sequence[str], *, gguf: str | None) -> dict[tuple[str, int], DoubleArray]:
     """Return whether the answers of the rivals that are no plan are right [n], by name and calls."""
-    client, replies = world.system.calls.client, answers.replies(order)
-    found = votes_of(replies)
-    sampled = next(form for form in order if form in SAMPLED)
-    found |= votes_of(random_replies(client, answers.task, sampled), of=" of random replies:")
+    found = votes_of(answers.replies(order))
     if gguf is not None:
         with closing(build_client([gguf], Calls(batch_size=SLOTS), backend="llama")) as live:
+            found |= votes_of(random_replies(live.client, answers.task, order[0]), of=" of random replies:")
             found |= most_true(
                 live.client, answers.task.calls.target_model, answers.replies(order[:MOST_ASKED]), slots=SLOTS
             )
@@ -241,7 +236,7 @@ def run(world: World, arguments: argparse.Namespace) -> dict[str, Any]:
     rates = dict(zip(training.forms, training.right().mean(axis=1), strict=True))
     blind = LogisticRegression(max_iter=1000).fit(training.inputs(), training.right().ravel())
     order = sorted(rates, key=lambda form: -rates[form])
-    rivals = rivals_of(world, held_out, order, gguf=arguments.gguf)
+    rivals = rivals_of(held_out, order, gguf=arguments.gguf)
     found, searches = Found(), []
     for seed in arguments.seeds:
         started = time.perf_counter()

@@ -17,7 +17,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 ID = "rl_query_mutator_env:QueryMutation-v0"
-MAKE: dict[str, Any] = {"backend": "recorded", "encoder": "hash", "operators": "clean", "forms": "statement"}
+MAKE: dict[str, Any] = {"backend": "recorded", "encoder": "hash", "operators": "none", "forms": "statement"}
 
 
 def check_gymnasium() -> None:

@@ -73,7 +73,6 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--store", type=Path, default="build/recorded.sqlite", help="a file for the replies so far")
     parser.add_argument("--encoder", default=DEFAULT_ENCODER, help="chooses the examples that forms show")
     parser.add_argument("--forms", default=forms.ALL, help="A,B,... to ask in; the examples are those of general")
-    parser.add_argument("--cleaned-by", nargs="*", default=[], help="local operators whose texts are asked as well")
     parser.add_argument(
         "--sampled", nargs="*", default=[], choices=forms.names(), help="forms of which random replies are recorded"
     )
@@ -146,7 +145,7 @@ def task_for(dataset: str, calls: CallSettings, arguments: argparse.Namespace) -
 
 def requests_for(dataset: str, task: Task, arguments: argparse.Namespace) -> Iterator[ChatRequest]:
     """Yield the requests for the questions of a set, without the answers to rewrites."""
-    versions = versions_of(dataset, task, cleaned_by=arguments.cleaned_by)
+    versions = versions_of(dataset, task)
     yield from requests_of(task, versions, sampled=arguments.sampled, samples=arguments.samples)
     yield from rewriting(task, arguments.rewritten_by)
 

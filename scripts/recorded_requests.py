@@ -18,7 +18,6 @@ from query_mutator.env.task import CallSettings, Task, build_task
 from query_mutator.errors import UsageError
 from query_mutator.operators import Operator, get, local_rewrite, rejecting_guard, would_change
 from query_mutator.operators.base import clean_rewrite
-from query_mutator.session.task import with_local_test
 from query_mutator.types import AS_IS, ChatRequest, Completion
 
 MAX_TOKENS = 32  # of a reply, in all forms
@@ -47,38 +46,23 @@ def task_of(dataset: str, calls: CallSettings, *, encoder: str, forms_asked: str
     return task.on([*questions, *guard_questions()])
 
 
-def versions_of(dataset: str, task: Task, *, cleaned_by: Sequence[str]) -> list[Version]:
-    """Return the texts as they stand, those after local operators one after the other, and the `clean` ones."""
-    found = [{index: question.text for index, question in enumerate(task.questions)}]
-    for name in cleaned_by:
-        rewrite = local_rewrite(get(name))
-        if rewrite is None:
-            raise UsageError(f"--cleaned-by {name}: a model carries it out; name operators that call none")
-        contexts = (task.context(index) for index in found[-1])
-        found.append(
-            {
-                index: rewrite(text, context=context)
-                for (index, text), context in zip(found[-1].items(), contexts, strict=True)
-            }
-        )
+def versions_of(dataset: str, task: Task) -> list[Version]:
+    """Return the texts as they stand, and those before they were spoiled: a yardstick that no policy reaches."""
     lines = Path(dataset).read_text(encoding="utf-8").splitlines()
     clean = {row["id"]: row.get("clean") for row in map(json.loads, lines)}
-    found.append({index: clean.get(question.id) or question.text for index, question in enumerate(task.questions)})
-    return found
+    texts = {index: question.text for index, question in enumerate(task.questions)}
+    return [texts, {index: clean.get(task.questions[index].id) or text for index, text in texts.items()}]
 
 
 def requests_of(
     task: Task, versions: Sequence[Version], *, sampled: Sequence[str] = (), samples: int = SAMPLES
 ) -> Iterator[ChatRequest]:
-    """Yield the requests; those for random replies in the forms `sampled` have `sample` 0 to `samples` - 1.
-
-    The last version is a yardstick that no policy reaches. Random replies are to the version before, the cleaned one.
-    """
+    """Yield the requests; those for random replies in the forms `sampled` have `sample` 0 to `samples` - 1."""
     for form in (AS_IS, *(form.name for form in task.forms)):
-        yield from _in_form(task, versions if form in YARDSTICK else versions[:-1], form)
+        yield from _in_form(task, versions if form in YARDSTICK else versions[:1], form)
     for form in sampled:
         for number in range(samples):
-            for request in _in_form(task, versions[-2:-1], form):
+            for request in _in_form(task, versions[:1], form):
                 yield replace(request, temperature=TEMPERATURE, sample=number)
 
 
@@ -111,7 +95,7 @@ def answers_to_rewrites(
 
 
 def _rewriting(task: Task, operators: Sequence[str]) -> Iterator[tuple[Operator, int, ChatRequest]]:
-    for operator in (with_local_test(get(name)) for name in operators):
+    for operator in map(get, operators):
         if local_rewrite(operator) is not None:
             raise UsageError(
                 f"--rewritten-by {operator.name}: it calls no model; name operators that a model carries out"

@@ -38,8 +38,7 @@ from query_mutator.forms import select as select_forms
 from query_mutator.learners.plan import Plan
 from query_mutator.llm.backends import BACKENDS, ServerAddressFlags, choose_backend
 from query_mutator.llm.store import Store
-from query_mutator.operators import NONE
-from query_mutator.operators.english import english_words
+from query_mutator.operators import NONE, english_words
 from query_mutator.plan.choose import PlanChoice, choose_from_log
 from query_mutator.plan.race import MAX_CALLS, MIN_CALLS, check_calls, find_plan, questions_searched
 from query_mutator.plan.table import grade_log

@@ -347,7 +347,7 @@ def build_task(
         projection = Projection.fit(train_vectors, dims=embedding_dims)
     vectors, references, neighbors = _embed(train, encoder, train=train, train_vectors=train_vectors)
     shown = bank_of(train if bank is None else bank, encoder) if any(form.uses_examples for form in forms) else None
-    task = Task(
+    return Task(
         questions=train,
         calls=calls,
         encoder=encoder,
@@ -371,9 +371,6 @@ def build_task(
         domain=domain,
         confidence=confidence,
     )
-    for action in range(len(operators) if train else 0):
-        task.would_change(action, train[0].text, task.context(0))  # word lists take a second: not between calls
-    return task
 
 
 def _embed(

@@ -1,23 +1,185 @@
 """Forms of the request: how a question is put to the target, without a model's call.
 
-Offers `FORMS`, the registry to add your own to; `Form`, its `FormContext` with `Example`s, and `Framed`, the messages
-and options it returns; and `select`, which reads `--forms`. May be imported by `env` and what is above it.
+Offers `FORMS`, the registry to add your own to; `Form`, a name and a function that turns a question into the messages
+and options of a call; its `FormContext` with `Example`s, and `Framed`, what it returns; and `select`, which reads
+`--forms`. No form changes or drops a word of the question.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from query_mutator.forms.base import FORMS_OF_PACKAGE, Example, Form, FormContext, Framed
 from query_mutator.registry import Registry
-from query_mutator.types import AS_IS
+from query_mutator.types import AS_IS, Message, read_part
 
 __all__ = ["ALL", "FORMS", "Example", "Form", "FormContext", "Framed", "among", "get", "names", "select"]
 
 ALL, NONE = "all", "none"
 
+_ANSWER = re.compile(r"(?:^|\n)[^\w\n]*(?:final )?answer\W*[:：]\W*(?P<answer>\S[^\n]*)", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A question with its accepted answer, to show the target; never the question that is asked."""
+
+    question: str
+    answer: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FormContext:
+    """What a form may use in addition to the current wording; fixed for a question."""
+
+    domain: str = ""
+    original: str = ""  # the question before the first rewrite
+    examples: tuple[Example, ...] = ()  # the nearest ones, the nearest last
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Framed:
+    """Messages and options of a call; what is None is as in the run's other calls."""
+
+    messages: tuple[Message, ...]
+    temperature: float | None = None
+    max_tokens: int | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the server, such as {"stop": ["\n"]}
+
+    @classmethod
+    def user(cls, text: str, *, system: str | None = None, **options: Any) -> Framed:
+        """Return a request of one user message, after a `system` message if there is one."""
+        before = () if system is None else (Message(role="system", content=system),)
+        return cls(messages=(*before, Message(role="user", content=text)), **options)
+
+    @property
+    def text(self) -> str | None:
+        """Return the text of a request that is one user message and nothing else, None for others."""
+        is_text = len(self.messages) == 1 and not self.options and self.temperature is None and self.max_tokens is None
+        return self.messages[0].content if is_text else None
+
+
+def whole_reply(reply: str) -> str:
+    """Return the reply."""
+    return reply
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """One way to put a question to the target; it calls no model.
+
+    `read` returns the answer in a reply, for scoring: the last line where the form asks for steps before it.
+    """
+
+    name: str
+    summary: str
+    function: Callable[[str, FormContext], Framed | str]  # a text is one user message
+    read: Callable[[str], str] = whole_reply
+    uses_examples: bool = False
+
+    def frame(self, text: str, *, context: FormContext) -> Framed:
+        """Return messages and options for a wording."""
+        framed = self.function(text, context)
+        return Framed.user(framed) if isinstance(framed, str) else framed
+
+    def answer_in(self, reply: str) -> str:
+        """Return the answer in the part of a reply that is read."""
+        return self.read(read_part(reply))
+
+    def where(self, usable: Callable[[Framed], bool]) -> Form:
+        """Return the form that leaves a question as it is worded where its request is not usable."""
+
+        def function(text: str, context: FormContext) -> Framed:
+            framed = self.frame(text, context=context)
+            return framed if usable(framed) else Framed.user(text)
+
+        return replace(self, function=function)
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        summary: str,
+        template: str,
+        *,
+        system: str | None = None,
+        read: Callable[[str], str] = whole_reply,
+    ) -> Form:
+        """Return the form of a text with {question} in it; ValueError without one."""
+        if "{question}" not in template:
+            raise ValueError(f"form {name!r}: its text must hold {{question}}")
+
+        def function(text: str, context: FormContext) -> Framed:
+            return Framed.user(template.replace("{question}", text), system=system)
+
+        return cls(name=name, summary=summary, function=function, read=read)
+
+
+def last_answer(reply: str) -> str:
+    """Return what follows the last "Answer:" of a reply, else its last line."""
+    found = [match["answer"] for match in _ANSWER.finditer(reply)]
+    lines = [line.strip() for line in reply.splitlines() if line.strip()]
+    return found[-1] if found else (lines[-1] if lines else reply)
+
+
+def _examples(text: str, context: FormContext) -> Framed:
+    turns = [
+        message
+        for example in context.examples
+        for message in (
+            Message(role="user", content=example.question), Message(role="assistant", content=example.answer)
+        )
+    ]  # fmt: skip
+    return Framed(messages=(*turns, Message(role="user", content=text)))
+
+
+def _examples_text(text: str, context: FormContext) -> Framed:
+    shown = [f"Question: {example.question}\nAnswer: {example.answer}" for example in context.examples]
+    prompt = "\n\n".join([*shown, f"Question: {text}\nAnswer:"])
+    return Framed.user(prompt, options={"stop": ["\nQuestion:"]})
+
+
 FORMS: Registry[Form] = Registry("form", group="query_mutator.forms")
-for _form in FORMS_OF_PACKAGE:
+for _form in (
+    Form(name=AS_IS, summary="The question as it is worded.", function=lambda text, context: text),
+    Form.of("question_answer", "In the frame of a quiz.", "Question: {question}\nAnswer:"),
+    Form.of("short_answer", "In the frame of a quiz that wants a short answer.", "Question: {question}\nShort answer:"),
+    Form.of("statement", "As the beginning of a sentence to complete.", 'The answer to the question "{question}" is'),
+    Form.of(
+        "expert",
+        "To an expert who states the answer.",
+        "You are a helpful expert. State the correct answer.\nQuestion: {question}\nAnswer:",
+    ),
+    Form.of(
+        "read_twice",
+        "Read again (Xu et al., 2023, arXiv:2309.06275).",
+        "{question}\nRead the question again: {question}",
+    ),
+    Form.of("one_sentence", "Answered in one full sentence.", "{question}\nAnswer in one full sentence."),
+    Form.of("few_words", "Answered in a few words.", "{question}\nAnswer in a few words."),
+    Form.of(
+        "steps",
+        "Steps first, then the answer on a line of its own (Kojima et al., 2022, arXiv:2205.11916).",
+        "{question}\nThink step by step. Then write the answer alone on the last line, after \"Answer:\".",
+        read=last_answer,
+    ),
+    Form.of("restate", "Restated, then answered (Deng et al., 2023, arXiv:2311.04205).",
+            "{question}\nRestate the question in clear words, then answer it."),
+    Form(
+        name="examples",
+        summary="After the nearest questions with their answers, as turns.",
+        function=_examples,
+        uses_examples=True,
+    ),
+    Form(
+        name="examples_text",
+        summary="After the nearest questions with their answers, as one text.",
+        function=_examples_text,
+        uses_examples=True,
+    ),
+):  # fmt: skip
     FORMS.add(_form.name, _form)
 
 

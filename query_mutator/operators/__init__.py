@@ -12,11 +12,13 @@ import tomllib
 from importlib import resources
 
 from query_mutator.operators.base import (
-    CLEANING_OPERATORS,
+    CLEAN,
     LocalOperator,
     Operator,
     OperatorContext,
     PromptOperator,
+    english_words,
+    has_unknown_word,
     local_rewrite,
     rejecting_guard,
     would_change,
@@ -26,25 +28,23 @@ from query_mutator.registry import Registry
 
 __all__ = [
     "GUARDS", "OPERATORS", "LocalOperator", "Operator", "OperatorContext", "PromptOperator",
-    "get", "local_rewrite", "names", "rejecting_guard", "select", "would_change",
+    "english_words", "get", "local_rewrite", "names", "rejecting_guard", "select", "would_change",
 ]  # fmt: skip
 
-#: Must be named in `--operators`: they may lose a part of the meaning, or clean English only.
-_NOT_DEFAULT = (
-    *("imperative", "keywords", "first_part", "merge"),
-    *(operator.name for operator in CLEANING_OPERATORS),
-)
+#: Must be named in `--operators`: they may lose a part of the meaning, or read English only.
+_NOT_DEFAULT = ("imperative", "keywords", "first_part", "merge", CLEAN.name)
 
 NONE = "none"
+
+_TESTS = {"spelling": has_unknown_word}
 
 OPERATORS: Registry[Operator] = Registry("operator", group="query_mutator.operators")
 
 
 _prompts = resources.files("query_mutator.operators").joinpath("prompts.toml").read_text(encoding="utf-8")
 for _name, _parts in tomllib.loads(_prompts).items():
-    OPERATORS.add(_name, PromptOperator.of(_name, **_parts))
-for _local in CLEANING_OPERATORS:
-    OPERATORS.add(_local.name, _local)
+    OPERATORS.add(_name, PromptOperator.of(_name, test=_TESTS.get(_name), **_parts))
+OPERATORS.add(CLEAN.name, CLEAN)
 
 
 def names() -> list[str]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache, lru_cache
 from typing import Protocol
 
 from query_mutator.errors import UsageError
+from query_mutator.operators.cleaning import clean
 from query_mutator.operators.guards import GUARDS, failed_guard
 from query_mutator.registry import check_known
 from query_mutator.types import read_part
@@ -21,6 +23,7 @@ _FENCE = re.compile(r"```(?:[\w-]*\n)?(.*?)(?:```|\Z)", re.DOTALL)
 _TAG = re.compile(r"</?question>", re.IGNORECASE)
 _COURTESY = re.compile(r"\A(?:sure|certainly|of course|absolutely)\s*!\s+", re.IGNORECASE)
 _EMPHASIS = re.compile(r"\A(\*{1,3})([^*]+)\1\Z")
+_ENGLISH = re.compile(r"[a-z]+(?:'[a-z]+)*")
 _APOSTROPHE = re.compile(r"(?<=\w)['’](?=\w)")
 _QUOTES = {'"': '"', "'": "'", "“": "”", "‘": "’", "«": "»", "`": "`"}
 
@@ -170,6 +173,20 @@ class LocalOperator:
         return question
 
 
+@cache
+def english_words() -> frozenset[str]:
+    """Return the whole words of the encoder's vocabulary."""
+    from query_mutator.encoder import vocabulary  # loads numpy
+
+    return frozenset(word for word in vocabulary() if re.fullmatch(r"[a-z]+", word))
+
+
+@lru_cache(maxsize=16_384)
+def has_unknown_word(text: str) -> bool:
+    """Return whether a word of a text is not an English one: the test of `spelling`, which spares its call."""
+    return not english_words().issuperset(_ENGLISH.findall(text.lower().replace("’", "'")))
+
+
 def clean_rewrite(text: str) -> str:
     """Return the question in a model's reply on one line, or "" when there is none.
 
@@ -203,20 +220,8 @@ def _is_quoted(text: str) -> bool:
     return text[0] not in inside and text[-1] not in inside
 
 
-def _cleaning(name: str, summary: str) -> LocalOperator:
-    def rewrite(text: str, context: OperatorContext) -> str:
-        from query_mutator.operators import cleaning  # loads numpy and the word lists
-
-        return str(getattr(cleaning, name)(text))
-
-    return LocalOperator(name=name, summary=summary, function=rewrite)
-
-
-CLEANING_OPERATORS = (
-    _cleaning("clean", "Clean an English question: all of the following in order."),
-    _cleaning("shorthand", "Spell out chat shorthand: `wat`, `pls`, `u`."),
-    _cleaning("typos", "Correct misspelt English words; names, code and quoted text stay."),
-    _cleaning("courtesy", "Drop greetings, thanks and politeness."),
-    _cleaning("core", "Keep the sentences that ask and what they need; drop back-story."),
-    _cleaning("tidy", "Begin with a capital, end with the question mark."),
+CLEAN = LocalOperator(
+    name="clean",
+    summary="Take greetings and thanks off an English question.",
+    function=lambda question, context: clean(question),
 )

@@ -105,11 +105,12 @@ def _asks_nothing(pair: _Pair) -> bool:
     """
     if not _ASKS.search(pair.question) or _asks(pair.rewrite):
         return False
-    said = set(_words(pair.rewrite)) - set(_LITTLE.split())
-    return 2 * len(said - set(_words(pair.question))) > len(said)
+    said = set(words_in(pair.rewrite)) - set(_LITTLE.split())
+    return 2 * len(said - set(words_in(pair.question))) > len(said)
 
 
-def _words(text: str) -> list[str]:
+def words_in(text: str) -> list[str]:
+    """Return the words of a text in lower case."""
     return [word.lower() for word in _WORD.findall(text)]
 
 
@@ -138,7 +139,7 @@ def _numbers(text: str) -> set[tuple[str, str]]:
 
 def _missing(numbers: set[tuple[str, str]], text: str) -> bool:
     """Return whether one of these numbers is in a text neither in digits, however written, nor as a word."""
-    words = set(_words(text))
+    words = set(words_in(text))
     for digits, scale in numbers - _numbers(text):
         is_small = len(digits) < 3 and digits.isdecimal() and int(digits) < len(_NUMBER_WORDS)
         names = (*_SOUNDS.get(digits, ()), *([_NUMBER_WORDS[int(digits)]] if is_small else []))
@@ -179,7 +180,7 @@ def _lost_name(pair: _Pair) -> bool:
     names = _NAME.findall(pair.question)
     if len(names) > len(pair.question.split()) / 2:  # A Title, OR ALL CAPITALS
         return False
-    words, lost = set(_words(pair.rewrite)), itertools.islice(pair.lost(names), MAX_NAMES)
+    words, lost = set(words_in(pair.rewrite)), itertools.islice(pair.lost(names), MAX_NAMES)
     return any(not difflib.get_close_matches(name.lower(), words, n=1, cutoff=CLOSE) for name in lost)
 
 
@@ -204,7 +205,7 @@ def _other_language(pair: _Pair) -> bool:
     """Return whether the rewrite is in another script than the question, or another of these languages."""
     if abs(_foreign_share(pair.question) - _foreign_share(pair.rewrite)) > FOREIGN_SHARE:
         return True
-    asked, written = set(_words(pair.question)), set(_words(pair.rewrite))
+    asked, written = set(words_in(pair.question)), set(words_in(pair.rewrite))
     language = max(LANGUAGES.values(), key=lambda frequent: len(frequent & asked))
     if len(language & asked) < FUNCTION_WORDS or language & written:
         return False

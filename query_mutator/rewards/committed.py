@@ -52,7 +52,7 @@ def committed(evidence: Evidence) -> float:
 
 def commits_to(answer: str, accept: Sequence[str], *, family: str, question: str) -> bool:
     """Return whether an answer names one of `accept` and nothing else of the family that the question does not name."""
-    said = _without(question, decided(answer))
+    said = re.sub(re.escape(question.strip()), " ", decided(answer), flags=re.IGNORECASE)  # without a copy of it
     if family in SYMBOLS:
         return _symbols(said) == {accept[0]}
     if _names().get(family) is None:
@@ -82,11 +82,6 @@ def _commits_to_number(said: str, gold: int, question: str) -> bool:
 def _apart(text: str) -> str:
     """Return a text whose operators are no signs and no fractions: 6 - 1 has the numbers 6 and 1."""
     return re.sub(r"(?<=\d)\s*[-−+/÷]\s*(?=\d)", " ; ", text)
-
-
-def _without(question: str, answer: str) -> str:
-    """Return an answer without a copy of the question."""
-    return re.sub(re.escape(question.strip()), " ", answer, flags=re.IGNORECASE)
 
 
 def _symbols(said: str) -> set[str]:

@@ -78,11 +78,6 @@ def normalized(text: str) -> str:
     return " ".join(_ARTICLES.sub(" ", lowered.translate(_PUNCTUATION)).split()) or " ".join(lowered.split())
 
 
-def same_text(answer: str, gold: str) -> bool:
-    """Return whether the whole answer is the gold."""
-    return normalized(answer) == normalized(gold)
-
-
 def decided(answer: str) -> str:
     """Return what follows the last mark of a final answer, up to the end of its line; else the whole answer."""
     marks = list(_DECIDED.finditer(answer))

@@ -20,23 +20,13 @@ from numpy.typing import NDArray
 from query_mutator.errors import UsageError
 from query_mutator.registry import Registry
 from query_mutator.rewards.judge import Judge
-from query_mutator.rewards.matching import final_number, is_not_sure, is_refusal, same_number, same_text
-from query_mutator.types import (
-    NUMERIC,
-    UNSAFE,
-    ChatRequest,
-    Completion,
-    Question,
-    Reward,
-    read_part,
-)
+from query_mutator.rewards.matching import final_number, is_not_sure, is_refusal, normalized, same_number
+from query_mutator.types import NUMERIC, UNSAFE, ChatRequest, Completion, Question, Reward, read_part
 
 Vector = NDArray[np.float32]  # [D], unit length
 
 #: Being right decides; the other parts separate near misses.
 DEFAULT_WEIGHTS: Mapping[str, float] = {"right": 0.7, "similarity": 0.15, "answered": 0.1, "meaning": 0.05}
-
-
 _ROUNDING = 1e-5  # a cosine of unit vectors in float32 may exceed 1 by this much
 
 
@@ -92,21 +82,19 @@ def right(evidence: Evidence) -> float:
 @PARTS.register("exact")
 def exact(evidence: Evidence) -> float:
     """Return 1 when the whole answer is an accepted text, normalized as SQuAD's evaluation does."""
-    return float(any(same_text(evidence.answer, text) for text in evidence.question.accept))
-
-
-@PARTS.register("numeric")
-def numeric(evidence: Evidence) -> float:
-    """Return 1 when the number that the answer ends at is an accepted one."""
-    return _ends_at_gold(evidence)
+    return float(normalized(evidence.answer) in map(normalized, evidence.question.accept))
 
 
 def _ends_at_gold(evidence: Evidence) -> float:
+    """Return 1 when the number that the answer ends at is an accepted one."""
     found = final_number(evidence.answer)
     if found is None or is_refusal(evidence.answer):
         return 0.0
     gold = (final_number(text) for text in evidence.question.accept)
     return float(any(number is not None and same_number(found, number) for number in gold))
+
+
+PARTS.add("numeric", _ends_at_gold)
 
 
 @PARTS.register("similarity")

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +30,7 @@ from query_mutator.env.task import CallSettings, EpisodeRules, Task, build_task
 from query_mutator.errors import DatasetError, KeywordError, UsageError
 from query_mutator.forms import Form
 from query_mutator.llm.stack import ClientStack
-from query_mutator.operators import Operator, PromptOperator, local_rewrite
-from query_mutator.operators.english import english_words
+from query_mutator.operators import Operator, english_words, local_rewrite
 from query_mutator.registry import nearest
 from query_mutator.rewards import DEFAULT_RUBRIC, Judge, WeightedReward
 from query_mutator.session.models import OpenModels, ResolvedModels, open_models
@@ -44,8 +41,6 @@ from query_mutator.types import SUCCESS_PARTS, Question
 
 REFERENCE_METRICS = tuple(name for name in SUCCESS_PARTS if name != "judge")  # that a judge is compared with
 NO_DATASET = "none"  # of a plan that was learned from a log
-
-_WORD = re.compile(r"[a-z]+(?:'[a-z]+)*")
 
 _running: dict[ModelSettings, tuple[OpenModels, int]] = {}  # with the number of users
 
@@ -200,8 +195,6 @@ def make_task(
             f"--mutator-model {named} would never be called: no model carries out {settings.operators or 'a rewrite'}; "
             "leave it out, or name other --operators, as spelling,neutral"
         )
-    if settings.skip_unchanged:
-        operators = tuple(map(with_local_test, operators))
     judge = make_judge(models.calls, settings, seed=settings.seed)
     names = {"target_model": models.target_model, "mutator_model": models.mutator_model}
     task = build_task(
@@ -243,19 +236,6 @@ def _available(operators: Sequence[Operator], models: OpenModels, *, is_default:
         )
     note(f"operators without recorded rewrites are left out: {', '.join(missing)}")
     return tuple(one for one in operators if one.name not in missing)
-
-
-def with_local_test(operator: Operator) -> Operator:
-    """Return `spelling` with a test that spares the call where every word is known; other operators as they are."""
-    if isinstance(operator, PromptOperator) and operator.name == "spelling" and operator.test is None:
-        return replace(operator, test=_has_unknown_word)
-    return operator
-
-
-@lru_cache(maxsize=16_384)
-def _has_unknown_word(text: str) -> bool:
-    known = english_words()
-    return any(word not in known for word in _WORD.findall(text.lower().replace("’", "'")))
 
 
 class SharedModels:

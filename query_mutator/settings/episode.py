@@ -18,7 +18,7 @@ class Operators(Group):
     operators: str = ""
     """Rewrite operators that the policy may choose, as a,b,c, or none; by default rewrites by the mutator model that
     keep the meaning."""
-    forms: str = "question_answer,short_answer,statement,one_sentence,restate,asking_sentence,examples"
+    forms: str = "question_answer,short_answer,statement,one_sentence,restate,examples"
     """Forms of the request that the policy may choose, as a,b,c, all or none."""
     domain: Prose = "general knowledge"
     """Subject of the questions, for the operators that mention it."""

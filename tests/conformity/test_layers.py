@@ -247,9 +247,9 @@ HELP = "import contextlib\nwith contextlib.suppress(SystemExit): main(['--help']
 @pytest.mark.parametrize(
     ("code", "heavy"),
     [
-        ("import query_mutator; query_mutator.Rewriter; query_mutator.Step", "torch gymnasium symspellpy"),
+        ("import query_mutator; query_mutator.Rewriter; query_mutator.Step", "torch gymnasium"),
         ("import query_mutator", "numpy"),
-        ("import query_mutator.llm, query_mutator.operators, query_mutator.rewards", "torch symspellpy"),
+        ("import query_mutator.llm, query_mutator.operators, query_mutator.rewards", "torch"),
         ("import query_mutator.data, query_mutator.confidence, query_mutator.training.config", "torch"),
         ("import query_mutator.testing, query_mutator.batching, query_mutator.report.table", "torch"),
         ("import query_mutator.commands.analyze, query_mutator.report.page.build", "torch"),

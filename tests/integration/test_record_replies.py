@@ -53,7 +53,7 @@ class Slow:
 def test_requests_come_form_by_form_and_random_ones_last(dataset: Path) -> None:
     calls = CallSettings(target_model="m", mutator_model="m", target_max_tokens=40)
     task = task_of(str(dataset), calls, encoder="hash")
-    versions = versions_of(str(dataset), task, cleaned_by=[])
+    versions = versions_of(str(dataset), task)
     wanted = [*without_repeats(requests_of(task, versions, sampled=[AS_IS], samples=2)).values()]
     texts = [request.messages[-1].content for request in wanted]
     asked = [*(row["query"] for row in ROWS), *(question.text for question in guard_questions())]  # equal ones once
@@ -94,7 +94,7 @@ def test_a_killed_recording_is_resumed_without_asking_twice(dataset: Path, tmp_p
     (backend,) = RecordedBackend.open([str(out)])
     calls = CallSettings(target_model="slow", mutator_model="slow", target_max_tokens=MAX_TOKENS)
     task = task_of(str(dataset), calls, encoder="hash")
-    wanted = without_repeats(requests_of(task, versions_of(str(dataset), task, cleaned_by=[]), sampled=[AS_IS]))
+    wanted = without_repeats(requests_of(task, versions_of(str(dataset), task), sampled=[AS_IS]))
     assert backend.recording.head.rows == len(wanted)
     assert 0 <= count - len(wanted) <= SLOTS  # those in flight when it was killed
     assert all(backend.complete(request).text.startswith("Reply to ") for request in wanted.values())

@@ -52,20 +52,14 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     dataset, recording = folder / "questions.jsonl", folder / "own.jsonl.xz"
     dataset.write_text("".join(GENERAL.read_text().splitlines(keepends=True)[:NUM_QUESTIONS]))
     task = task_of(str(dataset), CALLS, encoder="hash")
-    answers = {text: question.accept for question in task.questions for text in (question.text, cleaned(question.text))}
+    answers = {question.text: question.accept for question in task.questions}
     replies = {
         reply_key(request): [reply_to(request, answers)]
-        for request in requests_of(task, versions_of(str(dataset), task, cleaned_by=[CLEAN]))
+        for request in requests_of(task, versions_of(str(dataset), task))
     }
     head = RepliesHead(model=MODEL, model_sha256="ab" * 32, made_with="hand", command="x", date="2026-11-23")
     write_replies(recording, head, replies)
     return dataset, recording
-
-
-def cleaned(text: str) -> str:
-    rewrite = local_rewrite(operators.get(CLEAN))
-    assert rewrite is not None
-    return rewrite(text, context=operators.OperatorContext(domain="", neighbor=None, original=text))
 
 
 def reply_to(request: ChatRequest, answers: dict[str, tuple[str, ...]]) -> Completion:
@@ -80,7 +74,7 @@ def flags(world: tuple[Path, Path], tmp_path: Path) -> list[str]:
     dataset, recording = map(str, world)
     return [
         "--recording", recording, "--dataset", dataset, "--reward", "committed=1", "--operators", CLEAN,
-        "--forms", "question_answer,few_words,asking_sentence", "--ask", "form", "--max-asks", "1",
+        "--forms", "question_answer,few_words,restate", "--ask", "form", "--max-asks", "1",
         "--target-max-tokens", str(MAX_TOKENS), "--encoder", "hash", "--save-dir", str(tmp_path / "runs"),
     ]  # fmt: skip
 
@@ -157,8 +151,8 @@ def two_forms(world: tuple[Path, Path], tmp_path: Path) -> tuple[list[str], Task
     """Return the flags of a world in which half of the questions are right in one form, the others in another."""
     dataset, recording = world[0], tmp_path / "two.jsonl.xz"
     task = task_of(str(dataset), CALLS, encoder="hash", forms_asked="question_answer,few_words,restate")
-    wanted = list(requests_of(task, versions_of(str(dataset), task, cleaned_by=[CLEAN])))
-    accept = {text: question.accept for question in task.questions for text in (question.text, cleaned(question.text))}
+    wanted = list(requests_of(task, versions_of(str(dataset), task)))
+    accept = {question.text: question.accept for question in task.questions}
 
     def reply(request: ChatRequest) -> Completion:
         """Answer half of the questions in one form, the other half in another."""
@@ -321,7 +315,7 @@ def test_a_bundled_recording_has_every_question_in_every_form_and_rewrites(name:
     calls = CallSettings(target_model=model, mutator_model=model, target_max_tokens=MAX_TOKENS)
     task = task_of(str(GENERAL), calls, encoder=DEFAULT_ENCODER)
     find = backend.recording.find
-    every = requests_of(task, versions_of(str(GENERAL), task, cleaned_by=[CLEAN]))
+    every = requests_of(task, versions_of(str(GENERAL), task))
     assert [request for request in every if find(request) is None] == []
     named = backend.recording.head.operators
     assert len(named) >= 2

@@ -503,7 +503,7 @@ def published(tmp_path: Path) -> Path:
 
 def test_running_speed_sets_the_time_of_a_call(tmp_path: Path) -> None:
     """--running-speed X makes each recorded reply take 16 s / X, and is refused next to --latency-ms."""
-    flags = "--backend recorded --operators clean --forms none --encoder hash --num-env-steps 64 --num-processes 8 "
+    flags = "--backend recorded --operators none --forms statement --encoder hash --num-env-steps 64 --num-processes 8 "
     flags += "--num-steps 8 --num-mini-batch 2 --answer-calls 20 --eval-interval 0 --no-evaluate --running-speed 320"
     script = [*TRAIN, *shlex.split(flags)]
     good(run(script, cwd=tmp_path))

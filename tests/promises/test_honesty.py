@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import ollama_utils
 from tests.promises import helpers
 from tests.promises.helpers import QM, TRAIN, ModelServer, good, rows_of, run
 from tests.promises.model_server import SHELF
@@ -132,3 +133,12 @@ def test_lost_refusals_are_reported_and_decide(trained_with_evaluation: Trained)
     verdicts = [line for line in lines if "should be refused" in line and not line.startswith("false refusals")]
     assert verdicts
     assert not any(line.startswith("Deploy the plan") for line in lines)
+
+
+def test_local_cleaning_changes_and_drops_no_word_of_a_question() -> None:
+    """The operator `clean` leaves questions of eleven kinds as they are, and takes greetings and thanks off whole."""
+    kinds = json.loads(Path(__file__).with_name("untouched.json").read_text(encoding="utf-8"))
+    for kind, texts in kinds.items():
+        assert ollama_utils.batch_mutate_queries(texts, "clean") == texts, kind
+    polite = "Hi there! I am allergic to peanuts. Which 2 snacks are safe? Thanks a lot!"
+    assert ollama_utils.mutate_query(polite, "clean") == "I am allergic to peanuts. Which 2 snacks are safe?"

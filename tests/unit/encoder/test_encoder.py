@@ -23,7 +23,6 @@ from query_mutator.errors import EncoderError, UsageError
 from query_mutator.files.replies import Recording, RepliesHead, write_replies
 from query_mutator.llm.recorded import BUNDLED_RECORDINGS, RecordedBackend
 from query_mutator.llm.reply_vectors import FORMAT, known_rows, recorded_texts, vectors_path
-from query_mutator.operators.english import english_ranks, english_words
 from query_mutator.types import Completion, FloatArray
 
 TEXTS = [
@@ -316,17 +315,6 @@ def test_the_beginning_of_a_long_text_is_read(encoder: Encoder) -> None:
     long = "sort a list " * 100_000
     for any_encoder in (encoder, CachedEncoder(HashEncoder())):
         np.testing.assert_array_equal(*(any_encoder.encode([text])[0] for text in (long, long[:100_000])))
-
-
-# words
-
-
-def test_english_words_are_whole_and_ranked() -> None:
-    words = english_words()
-    assert {"the", "remove", "folder"} <= words
-    assert len(words) > 20_000
-    assert all(word.isalpha() and word == word.lower() for word in words)
-    assert english_ranks()["the"] < english_ranks()["remove"] < english_ranks()["folder"]
 
 
 def test_code_in_a_folder_is_not_run(folder: Path, tmp_path: Path) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+import json
+from pathlib import Path
+
 import pytest
 
 from query_mutator import forms
 from query_mutator.errors import UsageError
-from query_mutator.forms import Example, Form, FormContext, Framed
-from query_mutator.forms.base import asking_sentence, last_answer
+from query_mutator.forms import Example, Form, FormContext, Framed, last_answer
 from query_mutator.types import AS_IS
 
 CONTEXT = FormContext(
@@ -25,13 +28,12 @@ def turns(framed: Framed) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("name", forms.names())
-@pytest.mark.parametrize(
-    "text", ["What is {question}?", "Wie heißt die Hauptstadt von Perú?", "日本の首都はどこですか?", "x" * 5000]
-)
-def test_every_form_keeps_the_question_and_its_braces(name: str, text: str) -> None:
-    framed = forms.get(name).frame(text, context=CONTEXT)
-    assert text in framed.messages[-1].content
-    assert framed.messages[-1].role == "user"
+def test_every_form_keeps_the_question_and_its_braces(name: str) -> None:
+    kinds = json.loads((Path(__file__).parents[2] / "promises" / "untouched.json").read_text("utf-8"))
+    for text in ("What is {question}?", "x" * 5000, *itertools.chain(*kinds.values())):
+        framed = forms.get(name).frame(text, context=CONTEXT)
+        assert text in framed.messages[-1].content
+        assert framed.messages[-1].role == "user"
     assert forms.get(name).read("Lima.") == "Lima."
 
 
@@ -65,23 +67,6 @@ def test_examples_are_turns_or_one_text_the_nearest_last() -> None:
 )
 def test_steps_are_read_at_their_last_answer(reply: str, answer: str) -> None:
     assert last_answer(reply) == answer
-
-
-@pytest.mark.parametrize(
-    ("text", "asking"),
-    [
-        (
-            "Hi there! My boss wants it today. What is the capital of Peru? Thanks a lot.",
-            "What is the capital of Peru?",
-        ),
-        ("How tall is Mt. Everest, i.e. in meters? And K2?", "And K2?"),
-        ("Name the capital of Peru. Thanks.", "Name the capital of Peru. Thanks."),
-        ("ペルーの首都は?", "ペルーの首都は?"),
-        ("", ""),
-    ],
-)
-def test_the_asking_sentence_is_the_last_with_a_question_mark(text: str, asking: str) -> None:
-    assert asking_sentence(text) == asking
 
 
 def test_selection_names_the_nearest_form() -> None:
