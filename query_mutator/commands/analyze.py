@@ -105,7 +105,7 @@ _NOT_NAMED = ("runs", "force", "json", "csv", "markdown", "rst", "html", "figure
 
 
 def compare_runs(flags: AnalyzeFlags) -> None:
-    """Read, group and compare runs, print the page without its sources, and write the files asked for."""
+    """Read, group and compare runs, print the page, and write the files asked for."""
     spec = read_spec(flags.spec).adjusted(thresholds=flags.threshold, margins=flags.margin)
     runs = flags.load()
     add_settings(runs, flags.set)
@@ -116,7 +116,7 @@ def compare_runs(flags: AnalyzeFlags) -> None:
     def sections(figure: Figure | None = None) -> Any:
         return page(analysis, title=flags.title, command=command, every=flags.interval, figure=figure)
 
-    sys.stdout.write(as_json(analysis) if flags.json == "-" else render(sections()[:-1], "text"))
+    sys.stdout.write(as_json(analysis) if flags.json == "-" else render(sections(), "text"))
     drawn = Figure(file=Path(flags.figure).name) if flags.figure else None
     outputs: dict[str, Callable[[], str | bytes]] = {
         "json": lambda: as_json(analysis),

@@ -242,9 +242,7 @@ class SizeWorkersFlags(JsonFlags):
     """
 
     dataset: str | None = None
-    """package.module:name of a data set, or lerobot:REPO."""
-    loader: str | None = None
-    """package.module:function that returns a DataLoader; its batch size and collate function are kept."""
+    """package.module:name of a data set, or lerobot:REPO; of a DataLoader, batch size and collate function are kept."""
     batch_size: Parallel | None = None
     """Items of a batch; by default the loader's, else 8."""
     step_ms: Seconds | None = None
@@ -259,9 +257,8 @@ class SizeWorkersFlags(JsonFlags):
     """With --from-logs: workers that the run had."""
 
     def __post_init__(self) -> None:
-        given = [name for name in ("dataset", "loader", "from_logs") if getattr(self, name) is not None]
-        if len(given) != 1:
-            raise ValueError("give one of --dataset, --loader and --from-logs")
+        if (self.dataset is None) == (self.from_logs is None):
+            raise ValueError("give either --dataset or --from-logs")
         if self.step is not None and self.step_ms is not None:
             raise ValueError("give --step or --step-ms, not both")
 
@@ -277,7 +274,6 @@ def size_workers(flags: SizeWorkersFlags) -> None:
         note(f"other programs keep this machine busy (load {load:.1f}), which slows what is measured now")
     from query_mutator.lab.sizing.loading import profile_items
 
-    source = flags.loader or flags.dataset or ""
-    profile = profile_items(source, batch_size=flags.batch_size, step=flags.step, seconds=flags.seconds)
+    profile = profile_items(flags.dataset or "", batch_size=flags.batch_size, step=flags.step, seconds=flags.seconds)
     advice = advise(profile, budget, step_s=profile.step_s if flags.step else (flags.step_ms or 0.0) / 1000)
     show(flags, asdict(advice), f"machine: {budget}\n{advice_text(advice)}")

@@ -51,22 +51,14 @@ class GroupValue:
 
     group: str
     values: tuple[Reading, ...]
+    numbers: tuple[float, ...]  # the finite ones, one per seed: the mean of runs that repeat it
     mean: float
     interval: Interval
     sample: int | None = None  # questions that the mean is a share of
     diverged: int = 0  # runs that end in NaN or infinity; they have no number
 
-    @property
-    def numbers(self) -> list[float]:
-        """Return the finite numbers, one per seed: the mean of runs that repeat it."""
-        repeats: dict[int, list[float]] = {}
-        for place, reading in enumerate(self.values):
-            if math.isfinite(reading.value):
-                repeats.setdefault(-1 - place if reading.repeat is None else reading.repeat, []).append(reading.value)
-        return [math.fsum(values) / len(values) for values in repeats.values()]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Comparison:
     """A group against the baseline in one metric; difference, interval and margin are in the metric's unit."""
 
@@ -225,21 +217,23 @@ def _result(groups: Sequence[Group], metric: MetricSpec, task: str, curves: list
 
 
 def _group_value(name: str, metric: MetricSpec, curves: Sequence[Curve], *, until: float) -> GroupValue:
-    lost = [curve.diverged_at is not None for curve in curves]
     cut = [curve.until(until) for curve in curves]
-    value = GroupValue(
+    lost = [curve.diverged_at is not None for curve in curves]
+    values = [one.nothing() if gone else reduced(one, metric) for one, gone in zip(cut, lost, strict=True)]
+    repeats: dict[int, list[float]] = {}
+    for place, reading in enumerate(values):
+        if math.isfinite(reading.value):
+            repeats.setdefault(-1 - place if reading.repeat is None else reading.repeat, []).append(reading.value)
+    numbers = [math.fsum(found) / len(found) for found in repeats.values()]
+    return GroupValue(
         group=name,
-        values=tuple(one.nothing() if gone else reduced(one, metric) for one, gone in zip(cut, lost, strict=True)),
-        diverged=sum(lost),
-        mean=math.nan,
-        interval=WHOLE_LINE,
+        values=tuple(values),
+        numbers=tuple(numbers),
+        mean=float(np.mean(numbers)) if numbers else math.nan,
+        interval=mean_interval(numbers, bounds=metric.bounds) if len(numbers) > 1 else WHOLE_LINE,
         sample=_distinct_questions(cut),
+        diverged=sum(lost),
     )
-    numbers = value.numbers
-    if not numbers:
-        return value
-    interval = mean_interval(numbers, bounds=metric.bounds) if len(numbers) > 1 else WHOLE_LINE
-    return replace(value, mean=float(np.mean(numbers)), interval=interval)
 
 
 def _distinct_questions(curves: Sequence[Curve]) -> int | None:
@@ -257,23 +251,21 @@ def _distinct_questions(curves: Sequence[Curve]) -> int | None:
 def _compared(results: Sequence[MetricResult], groups: Sequence[Group], base: str) -> list[MetricResult]:
     """Compare each group with the baseline in each metric; p values are corrected over all deciding comparisons."""
     seeds = {group.name: group.num_seeds for group in groups}
-    pairs = [(result, *pair) for result in results for pair in _pairs(result, base)]
-    compared = [_comparison(*pair, seeds=seeds) for pair in pairs]
-    open_ones = [at for at, one in enumerate(compared) if not one.why]
-    deciding = [at for at in open_ones if pairs[at][0].metric.role == "performance"]
-    corrected, corrected_equivalent = (
-        holm([getattr(compared[at], name) for at in deciding]) for name in ("p", "p_equivalent")
-    )
-    for at, p, p_equivalent in zip(deciding, corrected, corrected_equivalent, strict=True):
-        compared[at] = replace(compared[at], p=p, p_equivalent=p_equivalent)
-    for at in open_ones:
-        result, ours, theirs = pairs[at]
-        verdict, why = _verdict(compared[at], result.metric)
-        questions = _questions(ours, theirs)
-        why += "" if questions is None else f"; from {questions} questions"
-        compared[at] = replace(compared[at], verdict=verdict, why=why)
-    named = [(pair[0].name, one) for pair, one in zip(pairs, compared, strict=True)]
-    return [replace(r, comparisons=tuple(one for name, one in named if name == r.name)) for r in results]
+    compared, open_ones = [], []
+    for result in results:
+        pairs = [*_pairs(result, base)]
+        found = tuple(_comparison(result, *pair, seeds=seeds) for pair in pairs)
+        open_ones += [(result, *pair, one) for pair, one in zip(pairs, found, strict=True) if not one.why]
+        compared.append(replace(result, comparisons=found))
+    deciding = [one for result, *_, one in open_ones if result.metric.role == "performance"]
+    for name in ("p", "p_equivalent"):
+        for one, corrected in zip(deciding, holm([getattr(one, name) for one in deciding]), strict=True):
+            setattr(one, name, corrected)
+    for result, ours, theirs, one in open_ones:
+        one.verdict, one.why = _verdict(one, result.metric)
+        if (questions := _questions(ours, theirs)) is not None:
+            one.why += f"; from {questions} questions"
+    return compared
 
 
 def _pairs(result: MetricResult, base: str) -> Iterator[tuple[GroupValue, GroupValue]]:
@@ -305,19 +297,19 @@ def _comparison(result: MetricResult, ours: GroupValue, theirs: GroupValue, *, s
         return comparison
     lost = [value for value in (ours, theirs) if value.diverged]
     if lost:
-        one_alone: Verdict = "worse" if ours.diverged else "better"
-        why = " and ".join(f"{value.diverged} of {len(value.values)} runs of {value.group} diverged" for value in lost)
-        return replace(comparison, verdict=one_alone if len(lost) == 1 else "inconclusive", why=why)
-    low, high = result.metric.bounds
-    interval = welch_interval(a, b, noise=_least_noise(ours, theirs))
-    if interval != WHOLE_LINE and low <= min(a + b) <= max(a + b) <= high:
-        interval = within(interval, (low - high, high - low))
-    return replace(
-        comparison,
-        interval=interval,
-        p=welch_p(a, b, noise=_least_noise(ours, theirs)),
-        p_equivalent=1.0 if margin is None else equivalence_p(a, b, margin, noise=_most_noise(ours, theirs)),
-    )
+        if len(lost) == 1:
+            comparison.verdict = "worse" if ours.diverged else "better"
+        told = (f"{value.diverged} of {len(value.values)} runs of {value.group} diverged" for value in lost)
+        comparison.why = " and ".join(told)
+        return comparison
+    (low, high), noise = result.metric.bounds, _least_noise(ours, theirs)
+    comparison.interval = welch_interval(a, b, noise=noise)
+    if comparison.interval != WHOLE_LINE and low <= min(a + b) <= max(a + b) <= high:
+        comparison.interval = within(comparison.interval, (low - high, high - low))
+    comparison.p = welch_p(a, b, noise=noise)
+    if margin is not None:
+        comparison.p_equivalent = equivalence_p(a, b, margin, noise=_most_noise(ours, theirs))
+    return comparison
 
 
 def _too_few(result: MetricResult, ours: GroupValue, theirs: GroupValue, seeds: Mapping[str, int]) -> str:

@@ -174,14 +174,9 @@ def _records(path: Path) -> Iterator[bytes]:
 
 @lru_cache(maxsize=4096)  # the records of a run have few different lengths
 def _checksum(length: int) -> int:
-    """Return the masked CRC-32C (Castagnoli, reflected) of a length."""
-    crc = 0xFFFFFFFF
-    for byte in length.to_bytes(8, "little"):
-        crc ^= byte
-        for _ in range(8):
-            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
-    crc ^= 0xFFFFFFFF
-    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+    from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
+
+    return int(masked_crc32c(length.to_bytes(8, "little")))
 
 
 def _tensor(value: Any, file: EventFile, plugins: dict[str, str]) -> float | None:

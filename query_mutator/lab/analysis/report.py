@@ -1,4 +1,4 @@
-"""The page of a comparison: verdicts, runs, tables, settings, hardware, and the source of every number.
+"""The page of a comparison: verdicts, runs, tables, settings and hardware; the tooltips of HTML name sources.
 
 The sentences are templates that the program fills with numbers; where a cause takes a person's judgment, the page says
 so. `render` writes the page as text, Markdown, reStructuredText or HTML, with a template for each.
@@ -10,6 +10,7 @@ import functools
 import math
 import re
 from collections.abc import Iterator, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -92,7 +93,6 @@ def page(
         Section("Warnings", [*_warnings(analysis)]),
         Section("Configuration Changes", [*_differences(analysis)] or ["These runs have no recorded settings."]),
         Section("Hardware", [*_hardware(analysis)]),
-        Section("Sources of the numbers", [_sources(analysis)]),
     ]
     return [section for section in sections if section.blocks]
 
@@ -150,10 +150,7 @@ def reading_name(metric: MetricSpec) -> str:
 
 def _clock(seconds: float) -> str:
     """Return a time as h:mm:ss, "-" for one that is not known."""
-    if not math.isfinite(seconds):
-        return "-"
-    whole = round(seconds)
-    return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
+    return str(timedelta(seconds=round(seconds))) if math.isfinite(seconds) else "-"
 
 
 def _at(x: float, axis: str) -> str:
@@ -273,17 +270,6 @@ def _mean_cell(readings: Sequence[Reading]) -> str | Cell:
         return "-"
     missing = f" ({len(known)} of {len(readings)})" if len(known) < len(readings) else ""
     return Cell(number(float(np.mean(known))) + missing, "; ".join(map(_trace_of, readings)))
-
-
-def _sources(analysis: Analysis) -> Table:
-    rows = [
-        (result.name, read.run, read.tag, _at(read.x, analysis.axis), number(read.value), read.divided_by)
-        for result in analysis.results
-        for group in result.groups
-        for read in group.values
-    ]
-    header = ("metric", "run", "tag", analysis.unit, "value", "divided by")
-    return Table(title="One row for each run and metric", header=header, rows=rows)
 
 
 # --- what else differs, and what follows ------------------------------------------------------------------------------

@@ -101,20 +101,6 @@ class Cells:
             is_certain=is_certain,
         )
 
-    def kinks(self) -> list[tuple[int, float]]:
-        """Return axis and place of how far from a rival the peak of a concave curve may lie, where it bends at the top.
-
-        The chord beyond the neighbor bounds a concave curve between the two from above.
-        """
-        found = []
-        for axis, ladder in self._sides():
-            if len(ladder) > 2 and self.bends_at_top(axis):
-                drop, beyond = (self._estimate(self._slope(axis, a, b))[0] for a, b in itertools.pairwise(ladder[:3]))
-                start, end = (float(self.places[at, axis]) for at in ladder[:2])
-                if 0 < drop < beyond:
-                    found.append((axis, start + (end - start) * (1 - drop / beyond)))
-        return found
-
     def is_below(self, cell: int, p: float) -> bool:
         """Return whether a cell is below the best one by a t test at level `p`."""
         if cell == self.best:

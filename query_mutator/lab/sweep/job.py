@@ -16,10 +16,9 @@ from query_mutator.cli.flags import Positional
 from query_mutator.cli.outputs import JsonTo, Output
 from query_mutator.errors import UsageError, hide_credentials
 from query_mutator.lab.analysis.events import Reducer
-from query_mutator.lab.analysis.report import interval, number, reading_name
+from query_mutator.lab.analysis.report import interval, number
 from query_mutator.lab.analysis.spec import MetricSpec, Spec, read_spec
 from query_mutator.lab.sweep.results import (
-    PRINTED,
     Measured,
     SettingResult,
     best_setting,
@@ -89,8 +88,6 @@ class SweepFlags(EngineFlags):
     """Performance metric, named as in the metric file, or as the command prints it."""
     reducer: Reducer | None = None
     """How a trial's curve of it becomes one number, such as auc; by default as in the metric file."""
-    throughput: str | None = None
-    """Throughput metric; by default the first that is known."""
     axis: str = "step"
     """Axis of the budget at which trials are compared: all are read up to the end of the shortest."""
     spec: str | None = None
@@ -134,13 +131,6 @@ class Findings:
     optimum: Optimum | str
     says: Sequence[str]
 
-    @property
-    def reading(self) -> str:
-        """Return what the trials' numbers are: the metric, and the reducer of its curve if there is one."""
-        if all(row.source == PRINTED for row in self.measured):
-            return self.metric.name
-        return f"{self.metric.name}, {reading_name(self.metric)}"
-
     def table(self) -> str:
         """Return a row for each setting as a plain-text table."""
         names = list(self.results[0].setting)
@@ -153,7 +143,7 @@ class Findings:
             )
             for result in self.results
         ]
-        header = (*names, "runs", f"{self.reading} [95 %]", "throughput")
+        header = (*names, "runs", f"{self.metric.name} [95 %]", "throughput")
         return table(f"{len(self.results)} settings", header, rows)
 
     def as_json(self) -> dict[str, Any]:
@@ -236,8 +226,7 @@ class Sweep:
         """Return the numbers of the trials that succeeded."""
         ended, flags = self._folder.ended(), self.flags
         done = [trial for trial in trials if trial.name in ended and ended[trial.name].status == "done"]
-        wanted = flags.throughput
-        speeds = [m for m in self.spec.metrics if (m.name == wanted if wanted else m.role == "throughput")]
+        speeds = [metric for metric in self.spec.metrics if metric.role == "throughput"]
         return measure(self._folder, done, self.metric, speeds, self.spec, axis=flags.axis)
 
     def _results(self, measured: Sequence[Measured]) -> list[SettingResult]:
@@ -321,8 +310,6 @@ def _spec(flags: SweepFlags) -> Spec:
     """Return the metric file with --reducer applied; UsageError for an unknown metric."""
     spec = read_spec(flags.spec)
     metric = spec.metric(flags.metric)
-    if flags.throughput:
-        spec.metric(flags.throughput)
     if not flags.reducer:
         return spec
     if flags.reducer == "time_to_threshold" and metric.threshold is None:

@@ -20,9 +20,8 @@ from query_mutator.lab.sweep.surface import Optimum, find_optimum
 from query_mutator.lab.sweep.trials import Setting, Trial, Value
 from query_mutator.stats.intervals import WHOLE_LINE, Interval, mean_interval
 
-__all__ = ["PRINTED", "Measured", "SettingResult", "best_setting", "by_setting", "measure", "optimum_of", "sentence"]
+__all__ = ["Measured", "SettingResult", "best_setting", "by_setting", "measure", "optimum_of", "sentence"]
 
-PRINTED = "output"  # source of a number that a trial printed
 _MOST = 1e300  # printed numbers are below: NaN, infinity and integers beyond floats are not
 
 _KINDS = {
@@ -41,7 +40,6 @@ class Measured:
     trial: Trial
     performance: float | None
     throughput: float | None
-    source: str
     has_diverged: bool = False  # its metric ends in NaN or infinity
 
 
@@ -99,7 +97,6 @@ def measure(
                 trial=trial,
                 performance=sound.get(metric.name),
                 throughput=next((sound[one.name] for one in speeds if one.name in sound), None),
-                source=f"{curve.run} {curve.tag}" if curve else PRINTED,
                 has_diverged=metric.name not in sound and (curve.diverged_at if curve else number) is not None,
             )
         )

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -74,14 +75,13 @@ class EngineFlags(OutputFlags, Lock):
 
     def __post_init__(self) -> None:
         for item in self.task_resources:
-            name, equals, amount = item.partition("=")
-            if not (name and equals and amount.replace(".", "", 1).isdecimal() and float(amount) > 0):
+            if not re.fullmatch(r"[^=]+=(?=.*[1-9])\d*\.?\d+", item):
                 raise ValueError(f"--task-resources {item}: write NAME=AMOUNT with an amount above 0, as server=1")
 
     @property
     def custom_resources(self) -> dict[str, float]:
         """Return the amounts of --task-resources by name."""
-        return {name: float(amount) for name, _, amount in (item.partition("=") for item in self.task_resources)}
+        return {name: float(amount) for name, amount in (item.split("=") for item in self.task_resources)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

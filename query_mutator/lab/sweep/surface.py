@@ -118,8 +118,8 @@ def _region(cells: Cells, surface: Surface, *, is_coarse: bool) -> tuple[tuple[F
     low, high = np.quantile(surface.optima(), [tail, 1 - tail], axis=0)
     close_cells = _likely(cells, surface)
     low, high = np.minimum(low, close_cells.min(axis=0)), np.maximum(high, close_cells.max(axis=0))
-    # A fall that may be abrupt, or a kink: up to the neighbor, which is lower itself, the surface is not known.
-    further = [(drop.axis, place) for drop in cells.drops for place in (drop.low, drop.high)] + cells.kinks()
+    # A fall that may be abrupt: up to the neighbor, which is lower itself, the surface is not known.
+    further = [(drop.axis, place) for drop in cells.drops for place in (drop.low, drop.high)]
     first, last = cells.logs.min(axis=0) + 2.1 * surface.steps, cells.logs.max(axis=0) - 2.1 * surface.steps
     for axis, place in further:
         low[axis] = min(low[axis], max(place, first[axis]))

@@ -131,7 +131,7 @@ def test_a_setting_in_which_a_seed_diverged_is_shown_and_not_recommended() -> No
     def row(lr: float, seed: int, performance: float | None) -> Measured:
         trial = Trial(setting={"lr": lr}, seed=seed)
         lost = performance is None
-        return Measured(trial=trial, performance=performance, throughput=lr, source="", has_diverged=lost)
+        return Measured(trial=trial, performance=performance, throughput=lr, has_diverged=lost)
 
     rows = [row(lr, seed, 0.1 * place + 0.01 * seed) for place, lr in enumerate((1, 2, 4, 8)) for seed in range(3)]
     rows += [row(16, seed, None if seed == 2 else 0.9) for seed in range(3)]
