@@ -8,7 +8,6 @@ A Gaussian process alone, which smooths a cliff away, is right about 81 % of 34 
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
