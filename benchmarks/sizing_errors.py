@@ -24,8 +24,8 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from query_mutator.errors import UsageError
 from query_mutator.lab.sizing.memory import Trainer, estimate
+from query_mutator.lab.sizing.sizes import Batch, Recipe, Workload
 from query_mutator.lab.sizing.tracker import onednn, peak_of, recorded_allocations
-from query_mutator.lab.sizing.workload import Batch, Recipe, Workload
 
 __all__ = ["KINDS", "OPTIMIZERS", "Kind", "Row", "compare", "measured_peak", "workload_of"]
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from query_mutator.cli.console import note
 from query_mutator.errors import UsageError
 from query_mutator.files import LOCK
-from query_mutator.lab.sweep.running import Ended, EngineFlags, Job, Processes, ended
+from query_mutator.lab.sweep.trials import Ended, EngineFlags, Job, Processes, ended
 
 if TYPE_CHECKING:
     from types import ModuleType

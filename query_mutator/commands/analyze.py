@@ -19,10 +19,8 @@ from query_mutator.cli.outputs import FIGURE, JsonTo, Output, OutputFlags, holdi
 from query_mutator.errors import UsageError
 from query_mutator.files import atomic_write
 from query_mutator.lab.analysis.compare import Analysis, analyze
-from query_mutator.lab.analysis.export import as_csv, as_json, write_csv
-from query_mutator.lab.analysis.figures import draw_curves
 from query_mutator.lab.analysis.groups import group_runs
-from query_mutator.lab.analysis.report import Figure, page, render
+from query_mutator.lab.analysis.report import Figure, as_csv, as_json, draw_curves, page, render, write_csv
 from query_mutator.lab.analysis.runs import Run, add_settings, find_runs, load_runs
 from query_mutator.lab.analysis.spec import read_spec
 from query_mutator.registry import nearest

@@ -17,11 +17,10 @@ from query_mutator.cli.console import note, table
 from query_mutator.cli.flags import Positional
 from query_mutator.cli.outputs import JsonFlags, show
 from query_mutator.errors import UsageError
+from query_mutator.lab.sizing import Workload, sizes
 from query_mutator.lab.sizing.collecting import PROCESS_BYTES, replay_bytes, rollout_bytes
 from query_mutator.lab.sizing.machine import MIB, load_target, machine_budget
-from query_mutator.lab.sizing.sizes import PLAIN, TABLED, room_on, tabled, train_line, vram_bytes
 from query_mutator.lab.sizing.workers import advice_text, advise, log_verdict
-from query_mutator.lab.sizing.workload import Optimizer, Workload, recipe_of
 from query_mutator.registry import check_known
 
 _POLICIES = ("act", "smolvla")  # that LeRobot trains
@@ -53,7 +52,7 @@ class SizeFlags(JsonFlags):
     """Memory of the card, as 12GB, or its name, as rtx4090: prints the largest batch that fits."""
     what_if: tuple[str, ...] = ()
     """Variants to estimate too: bf16, fp16, checkpointing, accumulate:4, frozen, frozen:PREFIX, sgd; + joins them."""
-    optimizer: Optimizer = "adamw"
+    optimizer: sizes.Optimizer = "adamw"
     """The optimizer."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """cpu or cuda, which need not be here; auto is cuda with --vram or if there is a GPU."""
@@ -64,10 +63,10 @@ class SizeFlags(JsonFlags):
 
     def __post_init__(self) -> None:
         if self.vram is not None:
-            vram_bytes(self.vram)
+            sizes.vram_bytes(self.vram)
 
     @property
-    def sizes(self) -> dict[str, Any]:
+    def given(self) -> dict[str, Any]:
         """Return the sizes that were given."""
         height_width = tuple(map(int, self.resolution.split("x"))) if self.resolution else None
         given = {"cameras": self.cameras, "resolution": height_width, "tokens": self.tokens}
@@ -78,9 +77,9 @@ class SizeFlags(JsonFlags):
         from query_mutator.lab.sizing.models import MODELS, model
 
         if ":" not in self.model:
-            check_known("preset", self.model, [*MODELS, *TABLED])
-            return model(self.model, **self.sizes)
-        made = load_target(self.model)(**self.sizes)
+            check_known("preset", self.model, [*MODELS, *sizes.TABLED])
+            return model(self.model, **self.given)
+        made = load_target(self.model)(**self.given)
         if not isinstance(made, Workload):
             raise UsageError(
                 f"{self.model} returns a {type(made).__name__}; return a query_mutator.lab.sizing.Workload"
@@ -94,9 +93,10 @@ _Sizes = tuple[str, Sequence[Mapping[str, Any]], Mapping[str, int], str]
 
 def size(flags: SizeFlags) -> None:
     """Print memory by batch size and variant, and the largest batch for the card."""
-    room = None if flags.vram is None else room_on(flags.vram, context_bytes=flags.context_mib * MIB)
+    room = None if flags.vram is None else sizes.room_on(flags.vram, context_bytes=flags.context_mib * MIB)
     device = "cuda" if flags.device == "auto" and room is not None else flags.device
-    shown, estimates, largest, source = _tabled(flags, room) if flags.model in TABLED else _tracked(flags, device, room)
+    sized = _tabled(flags, room) if flags.model in sizes.TABLED else _tracked(flags, device, room)
+    shown, estimates, largest, source = sized
     lines = [shown]
     for name, batch in largest.items():
         found = batch or "none, not even one sample fits"
@@ -104,9 +104,9 @@ def size(flags: SizeFlags) -> None:
         lines.append(f"largest batch on {flags.vram} ({name}): {found} ({why})")
     if any("accumulate" in item for item in flags.what_if):
         lines.append("accumulation at the same micro-batch takes one more gradient buffer; it allows smaller ones")
-    if flags.model in _POLICIES and largest.get(PLAIN):
-        half = max(1, largest[PLAIN] // 2)  # to start with
-        lines.append(train_line(policy=flags.model, batch_size=half))
+    if flags.model in _POLICIES and largest.get(sizes.PLAIN):
+        half = max(1, largest[sizes.PLAIN] // 2)  # to start with
+        lines.append(sizes.train_line(policy=flags.model, batch_size=half))
     lines.append("the largest batch is not the best: throughput has a knee, learning an optimum (qm sweep)")
     data = {"model": flags.model, "device": device, "estimates": estimates, "largest_batch": largest}
     show(flags, data, "\n".join(lines))
@@ -122,7 +122,7 @@ def _tracked(flags: SizeFlags, device: str, room: float | None) -> _Sizes:
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     workload = flags.workload()
-    recipes = {name or PLAIN: recipe_of(name, flags.optimizer, device) for name in (None, *flags.what_if)}
+    recipes = {name or sizes.PLAIN: sizes.recipe_of(name, flags.optimizer, device) for name in (None, *flags.what_if)}
     found, largest = [], {}
     with onednn(flags.onednn):
         for name, recipe in recipes.items():
@@ -163,7 +163,7 @@ def _tabled(flags: SizeFlags, room: float | None) -> _Sizes:
     """Return the sizes of a model in the table, of fp32 with AdamW."""
     if flags.optimizer != "adamw":
         raise UsageError(f"--optimizer {flags.optimizer}: the table of {flags.model} is of adamw")
-    fits = {variant: tabled(flags.model, variant, **flags.sizes) for variant in (PLAIN, *flags.what_if)}
+    fits = {variant: sizes.tabled(flags.model, variant, **flags.given) for variant in (sizes.PLAIN, *flags.what_if)}
     estimates: list[dict[str, Any]] = [
         {"variant": name, "batch": batch, "peak": round(fit.at(batch))}
         for name, fit in fits.items()

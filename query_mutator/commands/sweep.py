@@ -14,7 +14,7 @@ from query_mutator.errors import TooManyFailuresError
 from query_mutator.files import encode
 from query_mutator.files.lock import locked
 from query_mutator.lab.sweep.job import Sweep, SweepFlags
-from query_mutator.lab.sweep.running import Engine, EngineFlags, LocalEngine
+from query_mutator.lab.sweep.trials import Engine, EngineFlags, LocalEngine
 
 
 def sweep(flags: SweepFlags) -> None:
@@ -25,7 +25,16 @@ def sweep(flags: SweepFlags) -> None:
         note(f"{len(job.trials)} trials, {flags.jobs or 1} at a time")
         return
     with open_engine(flags, flags.dir) as engine, locked(Path(flags.dir), break_lock=flags.break_lock):
-        _run(job, flags, engine)
+        found = job.run(engine)
+        results = found.as_json()
+        print(encode(results).decode() if flags.json == "-" else "\n".join([found.table(), *found.says]))
+        json_path = Path(flags.dir) / "results.json" if flags.json in (None, "-") else Path(flags.json)
+        write_report(json_path, results)
+    note(str(json_path))
+    if found.failed:
+        raise TooManyFailuresError(
+            f"{len(found.failed)} of {len(found.trials)} trials failed; --retry-failed runs them again"
+        )
 
 
 @contextmanager
@@ -36,17 +45,3 @@ def open_engine(flags: EngineFlags, folder: str) -> Iterator[Engine]:
         return
     with connected(flags.ray_address) as ray:
         yield RayEngine(ray, flags, folder=Path(folder))
-
-
-def _run(job: Sweep, flags: SweepFlags, engine: Engine) -> None:
-    found = job.run(engine)
-    folder = Path(flags.dir)
-    results = found.as_json()
-    print(encode(results).decode() if flags.json == "-" else "\n".join([found.table(), *found.says]))
-    json_path = folder / "results.json" if flags.json in (None, "-") else Path(flags.json)
-    write_report(json_path, results)
-    note(str(json_path))
-    if found.failed:
-        raise TooManyFailuresError(
-            f"{len(found.failed)} of {len(found.trials)} trials failed; --retry-failed runs them again"
-        )

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from query_mutator.lab.sweep.running import GUARD
+from query_mutator.lab.sweep.trials import GUARD
 
 _UP_WITHIN_S = 60
 _STORE_BYTES = 80_000_000

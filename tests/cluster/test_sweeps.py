@@ -19,8 +19,7 @@ from query_mutator.cluster import connected
 from query_mutator.cluster.jobs import RayEngine, _run_job
 from query_mutator.errors import UsageError
 from query_mutator.files import LOCK
-from query_mutator.lab.sweep.running import EngineFlags, Job
-from query_mutator.lab.sweep.trials import Trial
+from query_mutator.lab.sweep.trials import EngineFlags, Job, Trial
 from tests.cluster.conftest import RayCluster, processes_with, wait_until
 from tests.qm_command import qm
 

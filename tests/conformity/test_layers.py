@@ -239,8 +239,8 @@ LAB = (
     "lab.sizing.machine",
     "lab.sizing.sizes",
 )
-LAB += "lab.sizing.workers", "lab.sizing.workload", "lab.analysis.export", "lab.analysis.runs"
-LAB += "lab.sweep.job", "lab.sweep.running", "lab.analysis.report", "lab.analysis.compare"
+LAB += "lab.sizing.workers", "lab.analysis.runs"
+LAB += "lab.sweep.job", "lab.sweep.trials", "lab.analysis.report", "lab.analysis.compare"
 HELP = "import contextlib\nwith contextlib.suppress(SystemExit): main(['--help'])"
 
 

@@ -87,11 +87,6 @@ class MetricResult:
     curves: tuple[tuple[str, Curve], ...]  # group and curve of each run
     comparisons: tuple[Comparison, ...] = ()
 
-    @property
-    def overlaps(self) -> bool:
-        """Return whether the runs have a part of the axis in common."""
-        return bool(max(curve.x[0] for _, curve in self.curves) <= min(curve.x[-1] for _, curve in self.curves))
-
 
 @dataclass(frozen=True, kw_only=True)
 class Analysis:
@@ -253,7 +248,8 @@ def _compared(results: Sequence[MetricResult], groups: Sequence[Group], base: st
     seeds = {group.name: group.num_seeds for group in groups}
     compared, open_ones = [], []
     for result in results:
-        pairs = [*_pairs(result, base)]
+        bases = [value for value in result.groups if value.group == base and result.metric.direction != "-"]
+        pairs = [(value, one) for one in bases for value in result.groups if value is not one]
         found = tuple(_comparison(result, *pair, seeds=seeds) for pair in pairs)
         open_ones += [(result, *pair, one) for pair, one in zip(pairs, found, strict=True) if not one.why]
         compared.append(replace(result, comparisons=found))
@@ -266,13 +262,6 @@ def _compared(results: Sequence[MetricResult], groups: Sequence[Group], base: st
         if (questions := _questions(ours, theirs)) is not None:
             one.why += f"; from {questions} questions"
     return compared
-
-
-def _pairs(result: MetricResult, base: str) -> Iterator[tuple[GroupValue, GroupValue]]:
-    """Yield each group with the baseline; none for a metric without a direction."""
-    theirs = next((value for value in result.groups if value.group == base), None)
-    if theirs is not None and result.metric.direction != "-":
-        yield from ((value, theirs) for value in result.groups if value is not theirs)
 
 
 def _comparison(result: MetricResult, ours: GroupValue, theirs: GroupValue, *, seeds: Mapping[str, int]) -> Comparison:
@@ -317,7 +306,8 @@ def _too_few(result: MetricResult, ours: GroupValue, theirs: GroupValue, seeds: 
     if ours.diverged or theirs.diverged:
         return ""
     if not ours.numbers or not theirs.numbers:
-        return "there is no number to compare" if result.overlaps else "the runs have no step in common"
+        first, last = (fold(curve.x[at] for _, curve in result.curves) for fold, at in ((max, 0), (min, -1)))
+        return "there is no number to compare" if first <= last else "the runs have no step in common"
     if min(seeds[ours.group], seeds[theirs.group]) < 2:
         return "one seed does not predict the next"
     for value in (ours, theirs):

@@ -28,7 +28,6 @@ _HEADER = struct.Struct("<QI")
 _FOOTER_BYTES = 4
 _SESSION_START = 1
 _SAME_SCALE = 2  # how far the last steps of two tags that count the same may be apart
-Columns = tuple[Any, Any, Any]  # of one tag: arrays of steps, wall times and numbers
 
 _SCALARS = ("", "scalars")  # plugins of scalars
 _FLOAT = 1  # the type of nearly all tensors of one number
@@ -96,7 +95,7 @@ def read_event_file(path: Path) -> EventFile:
     from tensorboard.compat.proto.event_pb2 import Event
 
     file, plugins, clock = EventFile(), dict[str, str](), array("d")
-    columns = defaultdict[str, Columns](lambda: (array("q"), array("d"), array("d")))
+    columns = defaultdict[str, tuple[Any, Any, Any]](lambda: (array("q"), array("d"), array("d")))
     for record in _records(path):
         try:
             event = Event.FromString(record)

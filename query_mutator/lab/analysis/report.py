@@ -1,30 +1,42 @@
-"""The page of a comparison: verdicts, runs, tables, settings and hardware; the tooltips of HTML name sources.
+"""A comparison for people and programs: a page with curves, one JSON object, one CSV row per number with its source.
 
-The sentences are templates that the program fills with numbers; where a cause takes a person's judgment, the page says
-so. `render` writes the page as text, Markdown, reStructuredText or HTML, with a template for each.
+The page's sentences are templates that the program fills with numbers; where a cause takes a person's judgment, the
+page says so. `render` writes it as text, Markdown, reStructuredText or HTML, with a template for each.
 """
 
 from __future__ import annotations
 
+import csv
 import functools
+import io
+import json
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from datetime import timedelta
+from itertools import chain, cycle
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TextIO
 
 import numpy as np
 from jinja2 import Environment, FileSystemLoader
 
 from query_mutator.cli.console import table
+from query_mutator.cli.outputs import marked
+from query_mutator.files import finite
 from query_mutator.files.html import html_document
 from query_mutator.lab.analysis.compare import Analysis, Comparison, MetricResult, at_checkpoints
-from query_mutator.lab.analysis.curves import Reading
+from query_mutator.lab.analysis.curves import Curve, Reading
+from query_mutator.lab.analysis.events import Floats
+from query_mutator.lab.analysis.runs import number_or_text
 from query_mutator.lab.analysis.spec import MetricSpec
-from query_mutator.stats.intervals import Interval
+from query_mutator.stats.intervals import Interval, student_t
 
-__all__ = ["Figure", "Section", "interval", "number", "page", "reading_name", "render"]
+__all__ = [
+    "Figure", "Section", "as_csv", "as_json", "draw_curves", "interval", "number", "page", "reading_name", "render",
+    "write_csv",
+]  # fmt: skip
 
 Format = Literal["text", "markdown", "rst", "html"]
 
@@ -317,3 +329,136 @@ def _hardware(analysis: Analysis) -> Iterator[Block]:
     same = all(len(of_name) == 1 for of_name in values.values()) and len(known) == len(analysis.runs)
     yield Table(title="Hardware", header=("", "value"), rows=[(name, " | ".join(v)) for name, v in values.items()])
     yield "The same for all runs." if same else "Different or unknown between runs: throughput is not comparable."
+
+
+# --- data -------------------------------------------------------------------------------------------------------------
+
+_COLUMNS = ("metric", "task", "role", "group", "run", "tag", "reading", "axis", "x", "value", "divided_by")
+#: A spreadsheet takes a cell that begins with one of these for a formula, and runs it.
+FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r")
+
+
+def as_json(analysis: Analysis) -> str:
+    """Return everything but the curves as JSON; numbers that are not finite are null."""
+    data = {
+        "axis": analysis.axis,
+        "baseline": analysis.baseline,
+        "groups": [
+            {
+                "name": group.name,
+                "seeds": list(group.seeds),
+                "runs": [
+                    {
+                        "name": run.name,
+                        "folders": [str(folder) for folder in run.folders],
+                        "last_step": run.last_step,
+                        "duration_s": run.duration_s,
+                    }
+                    for run in group.runs
+                ],
+            }
+            for group in analysis.groups
+        ],
+        "metrics": [_metric(result) for result in analysis.results],
+        "settings": [{"field": name, "values": values} for name, values in analysis.settings.items()],
+        "confounders": [asdict(row) for row in analysis.confounders],
+        "findings": [asdict(row) for row in analysis.findings],
+        "remarks": list(analysis.remarks),
+    }
+    return json.dumps(finite(marked(data)), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _metric(result: MetricResult) -> dict[str, Any]:
+    metric = result.metric
+    return {
+        "name": result.name,
+        "task": result.task,
+        "window": result.window,
+        **{name: getattr(metric, name) for name in ("role", "direction", "reducer", "unit")},
+        "groups": [asdict(value) for value in result.groups],
+        "comparisons": [asdict(comparison) for comparison in result.comparisons],
+    }
+
+
+def as_csv(analysis: Analysis, *, interval: float | None = None) -> str:
+    """Return every number of the comparison and its checkpoints as CSV, one per row."""
+    out = io.StringIO()
+    rows = (row for result in analysis.results for row in _csv_rows(result, analysis.axis, interval))
+    write_csv(out, chain([_COLUMNS], rows))
+    return out.getvalue()
+
+
+def _csv_rows(result: MetricResult, axis: str, interval: float | None) -> Iterator[tuple[Any, ...]]:
+    about = (result.metric.name, result.task, result.metric.role)
+    readings: list[tuple[str, str, Reading]] = [
+        (group.group, result.metric.reducer, reading) for group in result.groups for reading in group.values
+    ]
+    for by_group in at_checkpoints(result, interval=interval).values():
+        readings += [(group, "at", reading) for group, found in by_group.items() for reading in found]
+    for group, way, read in readings:
+        if math.isfinite(read.value):
+            yield (*about, group, read.run, read.tag, way, axis, read.x, read.value, read.divided_by)
+
+
+def write_csv(out: TextIO, rows: Iterable[Sequence[Any]]) -> None:
+    """Write rows; a text that a spreadsheet would run as a formula gets an apostrophe in front, as OWASP advises."""
+    csv.writer(out, lineterminator="\n").writerows([_cell(value) for value in row] for row in rows)
+
+
+def _cell(value: Any) -> Any:
+    is_text = isinstance(value, str) and isinstance(number_or_text(value), str)
+    return f"'{value}" if is_text and value.startswith(FORMULA_SIGNS) else value
+
+
+# --- curves: the mean of each group with its 95 % band, single runs thin behind it; matplotlib without pyplot ---------
+
+_COLORS = ("#1b4965", "#c1666b", "#d4a017", "#2a9d8f", "#7d5ba6", "#6c757d", "#e07a5f", "#457b9d", "#81b29a", "#b5838d")
+_POINTS = 200  # of a mean curve
+_DRAWN = 2000  # points of one run that are drawn at most
+
+
+def draw_curves(results: Sequence[MetricResult], *, unit: str, format: str) -> bytes:
+    """Return a picture, png or svg, with a panel for each metric."""
+    import matplotlib.figure
+
+    matplotlib.rcParams["svg.hashsalt"] = "query-mutator"  # the same curves give the same file
+    figure = matplotlib.figure.Figure(figsize=(8, 4.2 * len(results)), dpi=120, layout="constrained")
+    for axes, result in zip(figure.subplots(len(results), squeeze=False)[:, 0], results, strict=True):
+        _panel(axes, result, unit)
+    out = io.BytesIO()
+    figure.savefig(out, format=format, metadata={"Date": None} if format == "svg" else None)
+    return out.getvalue()
+
+
+def _panel(axes: Any, result: MetricResult, unit: str) -> None:
+    best = ", best so far" if result.metric.reducer == "best_so_far" else ""
+    for color, group in zip(cycle(_COLORS), result.groups, strict=False):
+        curves = [curve.finite() for name, curve in result.curves if name == group.group]
+        curves = [curve.best_so_far(result.metric.direction) if best else curve for curve in curves if len(curve)]
+        for curve in curves:
+            stride = len(curve) // _DRAWN + 1
+            axes.plot(curve.x[::stride], curve.y[::stride], color=color, alpha=0.3, linewidth=0.8)
+        if curves:
+            x, mean, half = _mean_and_band(curves)
+            runs = f"{len(curves)} run" + ("s" if len(curves) > 1 else "")
+            axes.plot(x, mean, color=color, label=f"{group.group} ({runs})")
+            low, high = result.metric.bounds
+            band = (np.maximum(mean - half, np.minimum(mean, low)), np.minimum(mean + half, np.maximum(mean, high)))
+            axes.fill_between(x, *band, color=color, alpha=0.18, linewidth=0)
+    label = result.metric.title or result.name
+    axes.set(xlabel=unit, ylabel=f"{label} ({result.metric.unit})" if result.metric.unit else label)
+    axes.set_title(result.name + best, fontsize="medium")
+    axes.grid(alpha=0.3)
+    if axes.get_legend_handles_labels()[0]:  # none without a finite value
+        axes.legend(fontsize="small")
+
+
+def _mean_and_band(curves: Sequence[Curve]) -> tuple[Floats, Floats, Floats]:
+    """Return x, mean and half width of the 95 % t interval over runs, where all runs have values."""
+    low, high = max(curve.x[0] for curve in curves), min(curve.x[-1] for curve in curves)
+    x = np.linspace(low, high, _POINTS if high >= low else 0)
+    values = np.stack([np.interp(x, curve.x, curve.y) for curve in curves])
+    half = np.zeros(len(x))
+    if len(curves) > 1:
+        half = student_t(len(curves) - 1) * values.std(axis=0, ddof=1) / np.sqrt(len(curves))
+    return x, values.mean(axis=0), half

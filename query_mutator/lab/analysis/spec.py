@@ -27,15 +27,10 @@ __all__ = [
 
 Direction = Literal["up", "down", "-"]
 Role = Literal["performance", "throughput", "stability", "diagnostic"]
-Rule = Literal["nan", "above", "below", "spike"]
 
 DEFAULT_SPEC = Path(__file__).with_name("metrics.yaml")
 
 _STRICT = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
-
-
-def _as_list(value: Any) -> Any:
-    return value if isinstance(value, (list, tuple)) else [value]
 
 
 def _or_text(key: str) -> BeforeValidator:
@@ -43,7 +38,7 @@ def _or_text(key: str) -> BeforeValidator:
     return BeforeValidator(lambda value: {key: value} if isinstance(value, str) else value)
 
 
-_LIST = BeforeValidator(_as_list)
+_LIST = BeforeValidator(lambda value: value if isinstance(value, (list, tuple)) else [value])
 Names = Annotated[tuple[str, ...], _LIST]
 
 
@@ -81,7 +76,7 @@ class TagPattern:
 class WatchRule:
     """A condition that is checked in every run."""
 
-    rule: Rule
+    rule: Literal["nan", "above", "below", "spike"]
     value: float = 0.0  # of above, below
     ratio: float = 100.0  # of spike: to the median of the points before
     says: str = ""
@@ -92,7 +87,7 @@ class MetricSpec:
     """One metric; docs/reference/analysis.md explains the fields."""
 
     name: str
-    tags: Annotated[tuple[Annotated[TagPattern, _or_text("tag")], ...], BeforeValidator(_as_list), Field(min_length=1)]
+    tags: Annotated[tuple[Annotated[TagPattern, _or_text("tag")], ...], _LIST, Field(min_length=1)]
     title: str = ""
     unit: str = ""
     direction: Direction = "-"

@@ -23,16 +23,14 @@ from torch.utils.checkpoint import checkpoint
 
 from query_mutator.errors import UsageError, reason_of
 from query_mutator.lab.sizing.cuda import CudaFullPrecision, reserved_peak
-from query_mutator.lab.sizing.sizes import Fit
+from query_mutator.lab.sizing.sizes import Fit, Recipe, Workload
 from query_mutator.lab.sizing.tracker import (
     BLOCK_BYTES,
     GUESSES,
     Ledger,
-    Probe,
     StorageTracker,
     onednn,
 )
-from query_mutator.lab.sizing.workload import Recipe, Workload
 
 __all__ = ["MemoryEstimate", "Trainer", "estimate", "fit", "largest_batch"]
 
@@ -44,7 +42,6 @@ _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd-momentum": functools.partial(torch.optim.SGD, momentum=0.9),
     "adafactor": torch.optim.Adafactor,
 }
-_PROBE = Probe()  # what is learned serves all estimates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +91,7 @@ def _track(
     """
     on_cpu = recipe.device == "cpu"
     ledger, fake = Ledger(rounding=rounding), FakeTensorMode(allow_non_fake_inputs=True)
-    tracker = StorageTracker(ledger, fake, probe=_PROBE if on_cpu else None, guess=guess)
+    tracker = StorageTracker(ledger, fake, on_cpu=on_cpu, guess=guess)
     of_cpu = onednn(on_cpu and bool(torch.backends.mkldnn.enabled))  # a GPU has other layers
     with warnings.catch_warnings(action="ignore"), of_cpu, fake, tracker:
         trainer = Trainer(workload, recipe, batch, phase=tracker.phase)

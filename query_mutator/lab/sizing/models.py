@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from query_mutator.errors import UsageError
-from query_mutator.lab.sizing.sizes import TABLES
-from query_mutator.lab.sizing.workload import Workload
+from query_mutator.lab.sizing.sizes import TABLES, Workload
 from query_mutator.registry import check_known
 
 __all__ = ["MODELS", "model"]

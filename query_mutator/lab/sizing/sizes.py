@@ -1,6 +1,6 @@
-"""From an estimate to a card, and sizes from a table: memory of cards, robot policies and small networks (sizes.toml).
+"""What to train and how, cards, and sizes from a table: robot policies and small networks (sizes.toml). Loads no torch.
 
-peak(B) = max(floor, base + slope B)
+peak(B) = max(floor, base + slope B) of B samples in a (micro) batch
 """
 
 from __future__ import annotations
@@ -8,13 +8,78 @@ from __future__ import annotations
 import math
 import re
 import tomllib
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from query_mutator.errors import UsageError
 from query_mutator.lab.sizing.machine import GIB, MIB
 
-__all__ = ["CONTEXT_BYTES", "PLAIN", "TABLED", "TABLES", "Fit", "room_on", "tabled", "train_line", "vram_bytes"]
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+__all__ = [
+    "CONTEXT_BYTES", "PLAIN", "TABLED", "TABLES", "Batch", "Fit", "Optimizer", "Recipe", "Workload", "recipe_of",
+    "room_on", "tabled", "train_line", "vram_bytes",
+]  # fmt: skip
+
+Optimizer = Literal["adamw", "adam", "sgd", "sgd-momentum", "adafactor"]
+Precision = Literal["fp32", "bf16", "fp16"]
+Batch: TypeAlias = "tuple[Tensor, ...] | dict[str, Any] | Tensor"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """What to train: `build()` returns the module, `batch(B)` its inputs, `loss(module, *inputs)` a scalar.
+
+    Inputs that are a dict or a single tensor are passed as one argument: `loss(module, inputs)`.
+    """
+
+    name: str
+    build: Callable[[], nn.Module]
+    batch: Callable[[int], Batch]
+    loss: Callable[..., Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """How to train it."""
+
+    precision: Precision = "fp32"
+    optimizer: Optimizer = "adamw"
+    accumulate: int = 1
+    checkpointing: bool = False
+    frozen: tuple[str, ...] = ()  # prefixes of parameter names; "*" for all but the last module
+    clip: float | None = 1.0
+    device: str = "cuda"  # or "cpu": decides `foreach` of the optimizer, and what autocast leaves in fp32
+
+    def __post_init__(self) -> None:
+        for name, known in (("optimizer", get_args(Optimizer)), ("precision", get_args(Precision))):
+            if getattr(self, name) not in known:
+                raise UsageError(f"{name} {getattr(self, name)!r} is unknown; known are {', '.join(known)}")
+
+
+def recipe_of(variant: str | None, optimizer: Optimizer = "adamw", device: str = "cuda") -> Recipe:
+    """Return the recipe of a variant: bf16, fp16, checkpointing, accumulate:N, frozen[:PREFIX], sgd, joined by +."""
+    recipe = Recipe(optimizer=optimizer, device=device)
+    for item in re.split(r"[+,]", variant) if variant else ():
+        name, _, value = item.partition(":")
+        if name in get_args(Precision):
+            recipe = replace(recipe, precision=name)  # type: ignore[arg-type]
+        elif name in get_args(Optimizer):
+            recipe = replace(recipe, optimizer=name)  # type: ignore[arg-type]
+        elif name == "checkpointing" and not value:
+            recipe = replace(recipe, checkpointing=True)
+        elif name == "accumulate" and value.isdigit() and int(value) > 0:
+            recipe = replace(recipe, accumulate=int(value))
+        elif name == "frozen":
+            recipe = replace(recipe, frozen=(value or "*",))
+        else:
+            known = "bf16, fp16, checkpointing, accumulate:N, frozen, frozen:PREFIX, " + ", ".join(get_args(Optimizer))
+            raise UsageError(f"--what-if {item} is unknown; known are {known}")
+    return recipe
+
 
 CONTEXT_BYTES = 600 * MIB  # a CUDA context with its libraries: 300 to 1300 MiB by card and version
 SLACK = 0.06  # share of the card kept for workspaces and fragmentation
@@ -89,9 +154,7 @@ def tabled(
     return Fit(floor=row["floor"] * MIB, base=row["base"] * MIB, slope=slope * MIB)
 
 
-def train_line(
-    *, policy: str = "act", batch_size: int, workers: int | None = None, prefetch: int = 2, start_method: str = "spawn"
-) -> str:
+def train_line(*, policy: str = "act", batch_size: int, workers: int | None = None, prefetch: int = 2) -> str:
     """Return a `lerobot-train` command with options that LeRobot 0.6 has; the data set is left for the reader."""
     options: dict[str, object] = {
         "dataset.repo_id": "USER/DATASET",
@@ -103,5 +166,5 @@ def train_line(
         options["num_workers"] = workers
     if workers:
         options |= {"prefetch_factor": prefetch, "persistent_workers": "true"}
-        options["dataloader_multiprocessing_context"] = start_method
+        options["dataloader_multiprocessing_context"] = "spawn"
     return " ".join(["lerobot-train", *(f"--{name}={value}" for name, value in options.items())])

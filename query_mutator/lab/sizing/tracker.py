@@ -29,7 +29,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
 __all__ = [
-    "BLOCK_BYTES", "GUESSES", "PROBE_BYTES", "Ledger", "Probe", "StorageTracker", "onednn", "peak_of",
+    "BLOCK_BYTES", "GUESSES", "PROBE_BYTES", "Ledger", "StorageTracker", "onednn", "peak_of",
     "recorded_allocations",
 ]  # fmt: skip
 
@@ -87,13 +87,13 @@ class Ledger:
 class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts storages in a ledger; enter it inside the FakeTensorMode `mode`.
 
-    `probe` learns the scratch of operations on a CPU. Small tensors of integers that no fake tensor enters keep their
+    With `on_cpu` the scratch of operations counts. Small tensors of integers that no fake tensor enters keep their
     data, as lengths of sequences decide sizes. `.item()` of a tensor without data returns one of the guesses.
     """
 
-    def __init__(self, ledger: Ledger, mode: FakeTensorMode, *, probe: Probe | None = None, guess: int = 0) -> None:
+    def __init__(self, ledger: Ledger, mode: FakeTensorMode, *, on_cpu: bool = False, guess: int = 0) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.ledger, self._mode, self._probe, self._guess = ledger, mode, probe, guess
+        self.ledger, self._mode, self._on_cpu, self._guess = ledger, mode, on_cpu, guess
         self._seen, self._workspaces = WeakIdKeyDictionary(), WeakIdKeyDictionary()
         self._deferred: list[UntypedStorage] = []  # of what real code does in place, counted at the next operation
         self._call = (0, 0)  # the Python frame and its instruction that ran the last operation
@@ -125,7 +125,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 leaf.fake_mode = self._mode
         keep = self.ledger.phase != "build"  # a model may be copied, which works on fake tensors alone
         result = _run_keeping_integers(func, args, kwargs) if keep else func(*args, **kwargs)
-        cost = None if self._probe is None else self._probe.cost(func, args, kwargs, self._workspaces)
+        cost = _cost(func, args, kwargs, self._workspaces) if self._on_cpu else None
         results = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
         if in_place:
             self._deferred.append(result.untyped_storage())
@@ -200,21 +200,18 @@ class Cost:
     results: tuple[int, ...]
 
 
-@dataclass(slots=True)
-class Probe:
-    """Runs operations that need scratch on real tensors, once per signature."""
+_known_costs: dict[Any, Cost] = {}  # by operation and signature, for all estimates
 
-    known: dict[Any, Cost] = field(default_factory=dict)
 
-    def cost(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], workspaces: Any) -> Cost | None:
-        """Return the cost of an operation, None if it needs no scratch; `workspaces` has their sizes by storage."""
-        if func.overloadpacket not in _WITH_SCRATCH:
-            return None
-        described = tree_map(lambda leaf: _described(leaf, workspaces), (tuple(args), dict(kwargs)))
-        key = (func, torch.backends.mkldnn.enabled, torch.is_grad_enabled(), repr(described))
-        if key not in self.known:
-            self.known[key] = _measured(func, *described)
-        return self.known[key]
+def _cost(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], workspaces: Any) -> Cost | None:
+    """Return the cost of an operation, None if it needs no scratch; `workspaces` has their sizes by storage."""
+    if func.overloadpacket not in _WITH_SCRATCH:
+        return None
+    described = tree_map(lambda leaf: _described(leaf, workspaces), (tuple(args), dict(kwargs)))
+    key = (func, torch.backends.mkldnn.enabled, torch.is_grad_enabled(), repr(described))
+    if key not in _known_costs:
+        _known_costs[key] = _measured(func, *described)
+    return _known_costs[key]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -221,7 +221,8 @@ def _logged_times(place: str) -> tuple[Sequence[float], Sequence[float], int | N
 
     if Path(place).is_file():
         text = Path(place).read_text(encoding="utf-8", errors="replace")
-        waits, steps = ([*_numbers(text, name)] for name in ("data_s", "updt_s"))
+        number = r"(\d+(?:\.\d*)?(?:[eE][-+]?\d+)?)"
+        waits, steps = ([*map(float, re.findall(rf"\b{name}:\s*{number}", text))] for name in ("data_s", "updt_s"))
         if waits and steps:
             return waits, steps, None
     run = load_run(find_runs([place])[0])
@@ -231,8 +232,3 @@ def _logged_times(place: str) -> tuple[Sequence[float], Sequence[float], int | N
     known = run.config.get("num_workers")
     workers = int(known) if isinstance(known, (int, float)) and 0 <= known < _MOST else None
     return run.series[wait_tag].value.tolist(), run.series[step_tag].value.tolist(), workers
-
-
-def _numbers(text: str, name: str) -> Iterator[float]:
-    """Yield every `name:NUMBER` of a log."""
-    return map(float, re.findall(rf"\b{name}:\s*(\d+(?:\.\d*)?(?:[eE][-+]?\d+)?)", text))

@@ -19,9 +19,8 @@ from hypothesis import strategies as st
 from query_mutator.commands.main import main
 from query_mutator.errors import UsageError
 from query_mutator.lab.analysis.compare import Analysis, MetricResult, analyze, at_checkpoints
-from query_mutator.lab.analysis.export import as_csv, as_json
 from query_mutator.lab.analysis.groups import group_runs
-from query_mutator.lab.analysis.report import page, render
+from query_mutator.lab.analysis.report import as_csv, as_json, page, render
 from query_mutator.lab.analysis.runs import find_runs, load_runs
 from query_mutator.lab.analysis.spec import read_spec
 from tests.promises.events import write_events, write_run

@@ -23,7 +23,7 @@ from query_mutator.errors import UsageError
 from query_mutator.files.metrics import METRICS, MetricsWriter
 from query_mutator.lab.analysis.curves import Curve, UnknownDivisorError, curves_of, reduced, setting, value_at, watch
 from query_mutator.lab.analysis.events import EventFile, read_event_file
-from query_mutator.lab.analysis.export import write_csv
+from query_mutator.lab.analysis.report import write_csv
 from query_mutator.lab.analysis.runs import find_runs, load_run, load_runs
 from query_mutator.lab.analysis.spec import DEFAULT_SPEC, MetricSpec, TagPattern, WatchRule, read_spec
 from tests.promises.events import write_events, write_run

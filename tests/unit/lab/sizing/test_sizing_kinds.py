@@ -12,7 +12,7 @@ from benchmarks.sizing_errors import KINDS, OPTIMIZERS, compare, measured_peak, 
 from query_mutator.commands.main import main
 from query_mutator.errors import UsageError
 from query_mutator.lab.sizing.memory import estimate
-from query_mutator.lab.sizing.workload import Recipe, Workload
+from query_mutator.lab.sizing.sizes import Recipe, Workload
 
 pytestmark = pytest.mark.slow
 
@@ -44,7 +44,7 @@ def test_every_optimizer_is_exact_and_takes_its_state(optimizer: str) -> None:
 
 def test_an_operation_too_large_to_run_has_a_range_that_holds_the_truth(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("query_mutator.lab.sizing.tracker.PROBE_BYTES", 2**20)
-    monkeypatch.setattr("query_mutator.lab.sizing.memory._PROBE.known", {})
+    monkeypatch.setattr("query_mutator.lab.sizing.tracker._known_costs", {})
     row = compare("conv3d", 8, Recipe(device="cpu"), with_onednn=True)
     assert row.low < row.truth <= row.high
 

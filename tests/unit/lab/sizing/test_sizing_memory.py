@@ -18,9 +18,18 @@ from query_mutator.lab.sizing.cuda import CachingAllocator, reserved_peak
 from query_mutator.lab.sizing.machine import MIB
 from query_mutator.lab.sizing.memory import estimate, fit, largest_batch
 from query_mutator.lab.sizing.models import language_model, model
-from query_mutator.lab.sizing.sizes import PLAIN, TABLED, room_on, tabled, train_line, vram_bytes
+from query_mutator.lab.sizing.sizes import (
+    PLAIN,
+    TABLED,
+    Recipe,
+    Workload,
+    recipe_of,
+    room_on,
+    tabled,
+    train_line,
+    vram_bytes,
+)
 from query_mutator.lab.sizing.tracker import _warn_of_guesses
-from query_mutator.lab.sizing.workload import Recipe, Workload, recipe_of
 
 pytestmark = pytest.mark.slow
 
@@ -204,7 +213,7 @@ LEROBOT_OPTIONS = {
 
 
 def test_lines_for_lerobot_have_options_that_exist() -> None:
-    line = train_line(batch_size=16, workers=4, prefetch=4, start_method="spawn")
+    line = train_line(batch_size=16, workers=4, prefetch=4)
     assert {word.removeprefix("--").partition("=")[0] for word in line.split()[1:]} <= LEROBOT_OPTIONS
     assert "workers" not in train_line(batch_size=16)
 

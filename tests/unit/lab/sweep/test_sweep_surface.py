@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from query_mutator.errors import UsageError
-from query_mutator.lab.sweep.cells import Cells
-from query_mutator.lab.sweep.results import Measured, _printed, best_setting, by_setting, optimum_of
-from query_mutator.lab.sweep.surface import Optimum, find_optimum
+from query_mutator.lab.sweep.job import Measured, _printed, best_setting, by_setting, optimum_of
+from query_mutator.lab.sweep.surface import Cells, Optimum, find_optimum
 from query_mutator.lab.sweep.trials import Trial
 from query_mutator.stats.intervals import Floats
 
