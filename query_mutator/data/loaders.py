@@ -17,10 +17,10 @@ from typing import Any
 
 from query_mutator.cli.console import note
 from query_mutator.data.layouts import COLUMNS, Layout, layout_of
-from query_mutator.data.readers import is_number, read_rows, tags_in
+from query_mutator.data.readers import gold_in, is_number, read_rows, shown, tags_in, text_in
 from query_mutator.errors import DatasetError
 from query_mutator.registry import nearest
-from query_mutator.types import NUMERIC, UNSAFE, Question
+from query_mutator.types import UNSAFE, Question
 
 _PEEKED_ROWS = 20  # read to recognize the layout
 _SHOWN_REASONS = 3  # why rows are dropped
@@ -109,54 +109,31 @@ def _what_was_read(name: str, layout: Layout, found: QuestionSet, dropped: Count
 def _question(
     row: dict[str, Any], where: str, index: int, question_column: str | None, answer_column: str | None
 ) -> Question:
-    text = row.get(_column(row, question_column, QUESTION_COLUMNS, where, "question") or "")
-    if not isinstance(text, str) or not text.strip():
-        what = "empty" if text is None or isinstance(text, str) else "not a text"
-        raise DatasetError(f"{where}: the question is {what}; fill it in or drop the row")
+    column = _column(row, question_column, QUESTION_COLUMNS, where, "question") or ""
     accept, reference, is_numeric = _gold(row, where, answer_column)
-    about = row.get("about")
-    if about is not None and not (isinstance(about, str) and about.strip()):
-        raise DatasetError(f"{where}: `about` must be a text, not {str(about)[:80]!r}")
+    about, identity = row.get("about"), row.get("id")
+    if not (identity is None or isinstance(identity, str) or is_number(identity)):
+        raise DatasetError(f"{where}: `id` must be a text or a number, not {shown(identity)}")
     return Question(
-        id=_id(row.get("id"), where, index),
-        text=text.strip(),
+        id=str(index) if identity in (None, "") else str(identity),
+        text=text_in(row[column], column, where),
         accept=accept,
         reference=reference,
-        tags=tuple(dict.fromkeys((*tags_in(row, where), *([NUMERIC] if is_numeric else [])))),
-        about=about,
+        tags=tags_in(row, where, is_numeric=is_numeric),
+        about=None if about is None else text_in(about, "about", where),
     )
 
 
-def _id(value: Any, where: str, index: int) -> str:
-    """Return the id of a row, by default its number among the rows."""
-    if value is None or value == "":
-        return str(index)
-    if not (isinstance(value, str) or is_number(value)):
-        raise DatasetError(f"{where}: `id` must be a text or a number, not {str(value)[:80]!r}")
-    return str(value)
-
-
 def _gold(row: dict[str, Any], where: str, answer_column: str | None) -> tuple[tuple[str, ...], str | None, bool]:
-    """Return accepted names, reference, and whether the gold is a number."""
-    column = _column(row, answer_column, ANSWER_COLUMNS, where, "answer", required=False)
-    value = row.get(column) if column else None
-    reference = row.get("reference")
-    accept: tuple[str, ...] = ()
-    if isinstance(value, (list, tuple)):
-        if not value or not all(isinstance(name, str) and name.strip() for name in value):
-            raise DatasetError(f"{where}: `{column}` must be a list of at least one name")
-        accept = tuple(name.strip() for name in value)
-    elif isinstance(value, str) and value.strip():
-        reference = reference or value
-        if column != "reference":
-            accept = (value.strip(),)
-    elif is_number(value):
-        accept = (str(value),)
-    elif value is not None and not isinstance(value, str):
-        raise DatasetError(f"{where}: `{column}` must be a text, a number or a list of names, not {str(value)[:80]}")
-    if reference is not None and not isinstance(reference, str):
-        raise DatasetError(f"{where}: `reference` must be a text")
-    return accept, reference or None, is_number(value) and not isinstance(value, bool)
+    """Return accepted names, reference, and whether the gold is a number. One text is a reference too."""
+    column = _column(row, answer_column, ANSWER_COLUMNS, where, "answer", required=False) or ""
+    value, reference = row.get(column), text_in(row.get("reference") or "", "reference", where, may_be_empty=True)
+    if isinstance(value, (str, bool)):  # empty in CSV
+        value = str(value).strip() or None
+    accept, is_numeric = gold_in(value, column, where)
+    if isinstance(value, str):
+        reference, accept = reference or value, () if column == "reference" else accept
+    return accept, reference or None, is_numeric
 
 
 def _column(

@@ -13,15 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from query_mutator.data.readers import is_number, read_rows, tags_in
+from query_mutator.data.readers import gold_in, read_rows, shown, tags_in, text_in
 from query_mutator.errors import DatasetError
-from query_mutator.types import AS_IS, MAX_NAME_CHARS, NUMERIC
+from query_mutator.types import AS_IS, MAX_NAME_CHARS
 
 #: Other names of fields, as question files and labelled answers have them.
 _ALIASES = {"question": "query", "form": "prompt", "gold": "accept", "label": "right", "target": "about"}
 _FIELDS = (*_ALIASES, *_ALIASES.values(), "reply", "tags", "logprob", "cut", "context")
 _TRUTH = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
-_SHOWN_CHARS = 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,22 +48,22 @@ def read_logged_replies(path: Path) -> Iterator[LoggedReply]:
 
 def _reply(row: Mapping[str, Any], where: str) -> LoggedReply:
     found = {name: _first(row, name, alias) for name, alias in _ALIASES.items()}
-    gold, is_numeric = _gold(found["gold"], where)
+    gold, is_numeric = gold_in(found["gold"], "gold", where)
     reply = row.get("reply")
     if not isinstance(reply, str):
         raise DatasetError(f"{where}: `reply` must be a text; fields: {', '.join(map(str, row))[:200]}")
     return LoggedReply(
         where=where,
-        question=_text(found["question"], "question", where),
+        question=text_in(found["question"], "question", where),
         form=_form(AS_IS if found["form"] is None else found["form"], where),
         reply=reply,
         label=_truth(found["label"], "label", where),
         gold=gold,
-        target="" if found["target"] is None else _text(found["target"], "target", where),
-        tags=(*tags_in(row, where), *((NUMERIC,) if is_numeric else ())),
+        target="" if found["target"] is None else text_in(found["target"], "target", where),
+        tags=tags_in(row, where, is_numeric=is_numeric),
         logprob=_number(_first(row, "logprob"), "logprob", where),
         cut=_truth(_first(row, "cut"), "cut", where),
-        context="" if row.get("context") is None else _text(row["context"], "context", where, may_be_empty=True),
+        context="" if row.get("context") is None else text_in(row["context"], "context", where, may_be_empty=True),
     )
 
 
@@ -73,14 +72,8 @@ def _first(row: Mapping[str, Any], *names: str) -> Any:
     return next((row[name] for name in names if row.get(name) not in (None, "")), None)
 
 
-def _text(value: Any, name: str, where: str, *, may_be_empty: bool = False) -> str:
-    if not isinstance(value, str) or not (value.strip() or may_be_empty):
-        raise DatasetError(f"{where}: `{name}` must be a text, not {_shown(value)}")
-    return value.strip()
-
-
 def _form(value: Any, where: str) -> str:
-    name = _text(value, "form", where)
+    name = text_in(value, "form", where)
     if len(name) > MAX_NAME_CHARS or not name.isprintable():
         raise DatasetError(
             f"{where}: `form` (or `prompt`) is a name of one line, of {MAX_NAME_CHARS} characters at most; give each "
@@ -89,23 +82,12 @@ def _form(value: Any, where: str) -> str:
     return name
 
 
-def _gold(value: Any, where: str) -> tuple[tuple[str, ...], bool]:
-    """Return the accepted answers, and whether they are numbers."""
-    values = value if isinstance(value, (list, tuple)) else () if value is None else (value,)
-    is_numeric = bool(values) and all(is_number(one) and not isinstance(one, bool) for one in values)
-    if value is not None and not (
-        values and (is_numeric or all(isinstance(one, str) and one.strip() for one in values))
-    ):
-        raise DatasetError(f"{where}: `gold` must be a text, a number, or a list of one of them, not {_shown(value)}")
-    return tuple(str(one).strip() for one in values), is_numeric
-
-
 def _truth(value: Any, name: str, where: str) -> bool | None:
     if value is None:
         return None
     found = _TRUTH.get(str(value).strip().lower())
     if found is None:
-        raise DatasetError(f"{where}: `{name}` is {_shown(value)}; write true or false, or 1 or 0")
+        raise DatasetError(f"{where}: `{name}` is {shown(value)}; write true or false, or 1 or 0")
     return found
 
 
@@ -115,9 +97,5 @@ def _number(value: Any, name: str, where: str) -> float | None:
     except ValueError:
         found = math.nan
     if found is not None and not math.isfinite(found):
-        raise DatasetError(f"{where}: `{name}` must be a number, not {_shown(value)}")
+        raise DatasetError(f"{where}: `{name}` must be a number, not {shown(value)}")
     return found
-
-
-def _shown(value: Any) -> str:
-    return repr(value)[:_SHOWN_CHARS]

@@ -12,10 +12,12 @@ from typing import Any
 
 from query_mutator.errors import DatasetError
 from query_mutator.files import parse_json, parse_json_object
+from query_mutator.types import NUMERIC
 
 Row = tuple[int, dict[str, Any]]  # line number in the file (1-based; of Parquet the row number), the row's fields
 _FIELD_CHARACTERS = 1 << 30  # of a CSV cell; Python's own limit is 131,072
 _BATCH_ROWS = 4096  # of Parquet, in memory at once
+_SHOWN_CHARS = 40  # of a value in a message
 
 
 def read_rows(path: Path, *, columns: Collection[str] = ()) -> Iterator[Row]:
@@ -159,14 +161,41 @@ def _check_names(names: Sequence[str], where: str) -> None:
         raise DatasetError(f"{where}: column {twice[0]!r} occurs twice; rename one")
 
 
+# --- fields of a row -------------------------------------------------------------------------------------------------
+
+
 def is_number(value: Any) -> bool:
     """Return whether a field is a finite number."""
-    return isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
+    is_finite = isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
+    return is_finite and not isinstance(value, bool)
 
 
-def tags_in(row: Mapping[str, Any], where: str) -> tuple[str, ...]:
-    """Return the tags of a row; DatasetError unless they are texts."""
+def text_in(value: Any, name: str, where: str, *, may_be_empty: bool = False) -> str:
+    """Return the text of a field without blanks around it; DatasetError for anything else."""
+    if not isinstance(value, str) or not (value.strip() or may_be_empty):
+        raise DatasetError(f"{where}: `{name}` must be a text, not {shown(value)}")
+    return value.strip()
+
+
+def gold_in(value: Any, name: str, where: str) -> tuple[tuple[str, ...], bool]:
+    """Return the accepted answers of a field, and whether they are numbers."""
+    values = value if isinstance(value, (list, tuple)) else () if value is None else (value,)
+    is_numeric = bool(values) and all(map(is_number, values))
+    if value is not None and not (
+        values and (is_numeric or all(isinstance(one, str) and one.strip() for one in values))
+    ):
+        raise DatasetError(f"{where}: `{name}` must be a text, a number, or a list of one of them, not {shown(value)}")
+    return tuple(str(one).strip() for one in values), is_numeric
+
+
+def tags_in(row: Mapping[str, Any], where: str, *, is_numeric: bool) -> tuple[str, ...]:
+    """Return the tags of a row, with that of gold that is a number; DatasetError unless they are texts."""
     tags = row.get("tags") or ()
     if not isinstance(tags, (list, tuple)) or not all(isinstance(tag, str) for tag in tags):
-        raise DatasetError(f"{where}: `tags` must be a list of texts, not {str(tags)[:80]!r}")
-    return tuple(tags)
+        raise DatasetError(f"{where}: `tags` must be a list of texts, not {shown(tags)}")
+    return tuple(dict.fromkeys((*tags, *([NUMERIC] if is_numeric else []))))
+
+
+def shown(value: Any) -> str:
+    """Return a value for a message."""
+    return repr(value)[:_SHOWN_CHARS]

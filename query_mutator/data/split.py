@@ -37,8 +37,15 @@ class Split:
 
     @property
     def sha256(self) -> str:
-        """Return the digest of all questions."""
-        return questions_sha256(self.train + self.test + self.validation)
+        """Return the digest of all questions with their gold, whatever their order and the file they are from."""
+        rows = sorted(
+            (q.id, q.text, list(q.accept), q.reference or "", [*q.tags, *filter(None, [q.about])])
+            for q in self.train + self.test + self.validation
+        )
+        found = hashlib.sha256()
+        for row in rows:
+            found.update(json.dumps(row).encode())
+        return found.hexdigest()
 
 
 def target_key(question: Question) -> str:
@@ -75,17 +82,6 @@ def validation_split(train: Sequence[Question], fold: int) -> Split:
         train=tuple(question for question in train if fold_of(question) != fold),
         validation=tuple(question for question in train if fold_of(question) == fold),
     )
-
-
-def questions_sha256(questions: Iterable[Question]) -> str:
-    """Return a digest of questions with their gold, whatever their order and the file they are from."""
-    rows = sorted(
-        (q.id, q.text, list(q.accept), q.reference or "", [*q.tags, *filter(None, [q.about])]) for q in questions
-    )
-    found = hashlib.sha256()
-    for row in rows:
-        found.update(json.dumps(row).encode())
-    return found.hexdigest()
 
 
 def _digest(question: Question) -> str:

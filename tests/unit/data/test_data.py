@@ -65,17 +65,17 @@ def test_csv_and_parquet_give_the_same_questions(tmp_path: Path) -> None:
     [
         ("{not json", ":2: not JSON"),
         ("[1]", ":2: a JSON list"),
-        ('{"query": "  "}', ":2: the question is empty"),
-        ('{"query": 7}', ":2: the question is not a text"),
+        ('{"query": "  "}', ":2: `query` must be a text, not '  '"),
+        ('{"query": 7}', ":2: `query` must be a text, not 7"),
         ('{"query": ' + "[" * 200_000, ":2: not JSON (depth limit exceeded"),
         ('{"query": "\\ud800"}', ":2: not JSON (no low surrogate"),
         ('{"query": "x", "id": {"a": 1}}', ":2: `id` must be a text or a number"),
         ('{"query": "x", "accept": NaN}', ":2: not JSON (unexpected character, expected a JSON value"),
         ('{"query": "x", "accept": 1e999}', ":2: not JSON (number is infinity"),
-        ('{"query": "x", "accept": {"a": 1}}', ":2: `accept` must be a text, a number or a list of names"),
-        ('{"query": ""}', ":2: the question is empty"),
+        ('{"query": "x", "accept": {"a": 1}}', ":2: `accept` must be a text, a number, or a list of one of them, not {'a': 1}"),
+        ('{"query": "x", "reference": 7}', ":2: `reference` must be a text, not 7"),
         ('{"other": "x"}', ":2: no question column"),
-        ('{"query": "x", "accept": []}', ":2: `accept` must be a list"),
+        ('{"query": "x", "accept": []}', ":2: `accept` must be a text, a number, or a list of one of them, not []"),
         ('{"id": "one", "query": "x"}', ":2: id 'one' is already in line 1; give each row another id"),
         ('{"query": "x", "tags": "plain"}', ":2: `tags` must be a list"),
     ],
@@ -212,8 +212,10 @@ def test_an_answer_of_many_questions_is_not_what_they_are_about(tmp_path: Path) 
 
 def test_an_answer_that_is_a_number_is_compared_as_one(tmp_path: Path) -> None:
     path = tmp_path / "numbers.jsonl"
-    path.write_text('{"query": "6 * 7?", "answer": 42.0}\n{"query": "name?", "answer": "Ann"}\n')
-    assert [NUMERIC in question.tags for question in load_questions(path)] == [True, False]
+    golds = [42.0, [6, 7], "Ann", True]
+    path.write_text("".join(json.dumps({"query": "6 * 7?", "answer": gold}) + "\n" for gold in golds))
+    assert [NUMERIC in question.tags for question in load_questions(path)] == [True, True, False, False]
+    assert load_questions(path)[1].accept == ("6", "7")
 
 
 def written(path: Path, *rows: Any) -> Path:
