@@ -35,28 +35,25 @@ def fetch(text: str) -> tuple[list[Path], dict[str, Any]]:
     name, *wanted = found.groups()
     source: dict[str, Any] = {"repo_id": name, "repo_type": "dataset", "revision": CONVERTED}
 
-    def snapshot(files: Iterable[str], *, local: bool) -> tuple[Path, str, str, list[str]]:
-        config, split, names = choose(text, files, *wanted)
-        if not local:
-            note(f"{text}: {len(names)} files of {config}@{split}")
-        patterns = [*map(glob.escape, names)]
-        folder = Path(hub.snapshot_download(**source, allow_patterns=patterns, local_files_only=local))
-        if not all((folder / file).exists() for file in names):
-            raise FileNotFoundError("a download was interrupted")
-        return folder, config, split, names
-
-    try:
-        tree = [file.path for file in hub.get_cached_repo_tree(**source)]
-        folder, config, split, names = snapshot(tree, local=True)
-    except Exception:  # nothing, a partial download, another split: the hub is asked
+    for local in (True, False):  # in the cache are nothing, a partial download, or other splits: then the hub is asked
         try:
-            folder, config, split, names = snapshot(hub.list_repo_files(**source), local=False)
+            tree = (
+                [file.path for file in hub.get_cached_repo_tree(**source)] if local else hub.list_repo_files(**source)
+            )
+            config, split, names = choose(text, tree, *wanted)
+            if not local:
+                note(f"{text}: {len(names)} files of {config}@{split}")
+            patterns = [*map(glob.escape, names)]
+            folder = Path(hub.snapshot_download(**source, allow_patterns=patterns, local_files_only=local))
+            paths = [folder / name for name in names]
+            files = [{"path": name, "sha256": file_sha256(path)} for name, path in zip(names, paths, strict=True)]
+            break
         except DatasetError:
-            raise
+            if not local:
+                raise
         except Exception as error:  # the hub client raises a dozen types
-            raise DatasetError(f"{text}: {_advice(hub, error)}") from error
-    paths = [folder / file for file in names]
-    files = [{"path": file, "sha256": file_sha256(path)} for file, path in zip(names, paths, strict=True)]
+            if not local:
+                raise DatasetError(f"{text}: {_advice(hub, error)}") from error
     about = {"name": name, "config": config, "split": split, "revision": CONVERTED, "commit": folder.name}
     return paths, {**about, "files": files}
 

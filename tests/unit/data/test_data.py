@@ -72,7 +72,10 @@ def test_csv_and_parquet_give_the_same_questions(tmp_path: Path) -> None:
         ('{"query": "x", "id": {"a": 1}}', ":2: `id` must be a text or a number"),
         ('{"query": "x", "accept": NaN}', ":2: not JSON (unexpected character, expected a JSON value"),
         ('{"query": "x", "accept": 1e999}', ":2: not JSON (number is infinity"),
-        ('{"query": "x", "accept": {"a": 1}}', ":2: `accept` must be a text, a number, or a list of one of them, not {'a': 1}"),
+        (
+            '{"query": "x", "accept": {"a": 1}}',
+            ":2: `accept` must be a text, a number, or a list of one of them, not {'a': 1}",
+        ),
         ('{"query": "x", "reference": 7}', ":2: `reference` must be a text, not 7"),
         ('{"other": "x"}', ":2: no question column"),
         ('{"query": "x", "accept": []}', ":2: `accept` must be a text, a number, or a list of one of them, not []"),
