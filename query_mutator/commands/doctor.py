@@ -36,7 +36,6 @@ from query_mutator.llm.probe import (
     context_sentence,
     measure_calls,
     reload_sentence,
-    schema_sentence,
     slots_advice,
     together,
 )  # fmt: skip
@@ -54,7 +53,7 @@ CHARS_PER_TOKEN = 3  # at least, in English
 class DoctorConfig(ServerAddressFlags, Questions, Sampling):
     """Inspect a model server: version, models, context, slots, and the flags to set for a run.
 
-    Slots, JSON replies and reloads take a few short calls; then as many questions of the run as slots are rewritten and
+    Slots and reloads take a few short calls; then as many questions of the run as slots are rewritten and
     answered at once, and `--dry-run` of qm train and qm plan uses the time. Exit code 2 when the server or a model is
     missing.
     """
@@ -117,7 +116,7 @@ def examine(server: ModelServer, config: DoctorConfig) -> Iterator[Finding]:
     present = []
     for name in dict.fromkeys((target, mutator)):
         try:
-            present.append(server.require_text_model(name))
+            present.append(server.require_model(name))
             yield Finding("model", f"{present[-1]}: {server.describe_model(present[-1])}")
         except ModelMissingError as error:
             yield Finding("model", str(error), is_fine=False)
@@ -138,8 +137,6 @@ def _calls(server: ModelServer, models: Sequence[str], config: DoctorConfig) -> 
     if probe.error is not None:
         yield Finding("slots", f"unknown, the probe failed ({probe.error})", is_fine=False)
         return 0
-    for model in models:
-        yield Finding("schema", f"{model}: {schema_sentence(server, model)}")
     yield Finding("reload", reload_sentence(server, models))
     yield Finding("slots", _slots(probe), probe=probe)
     if info := server.model_info(models[0]):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -11,9 +12,8 @@ from query_mutator.bounds import Share
 from query_mutator.errors import UsageError
 from query_mutator.files import parse_json_object
 from query_mutator.llm.recorded import RecordedBackend, recording_address
-from query_mutator.testing import KINDS, Canned, Echo, FaultPlan, HashEncoder, PromptError, ServerSettings, start_server
+from query_mutator.testing import KINDS, Canned, Echo, FaultPlan, HashEncoder, ServerSettings, start_server
 from query_mutator.testing.models import Answer, TextModel
-from query_mutator.types import ChatRequest, Completion
 
 FIXED = "fixed"
 _ENDINGS = (signal.SIGINT, signal.SIGTERM)
@@ -51,7 +51,8 @@ def test_server(flags: StubServerFlags) -> None:
         models[Canned.name] = Canned(_replies(flags.canned))
     if flags.recording is not None:
         recorded = RecordedBackend(recording_address(flags.recording))
-        models[recorded.recording.head.model] = _answers(recorded)
+        answer = models[recorded.recording.head.model] = partial(recorded.complete)
+        answer.is_instant = True  # type: ignore[attr-defined]  # a lookup
     faults = FaultPlan(flags.faults, kinds=_names(flags.fault_kinds), seed=flags.seed) if flags.faults else None
     settings = {one.name: getattr(flags, one.name) for one in fields(ServerSettings)}
     # From here on signals are waited for: a handler that raised could strike while a lock is held.
@@ -62,17 +63,6 @@ def test_server(flags: StubServerFlags) -> None:
         for number in _ENDINGS:  # a second one ends the process at once
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDINGS)
-
-
-def _answers(recorded: RecordedBackend) -> Answer:
-    def answer(request: ChatRequest) -> Completion:
-        try:
-            return recorded.complete(request)
-        except UsageError as error:
-            raise PromptError(str(error)) from None
-
-    answer.is_instant = True  # type: ignore[attr-defined]  # a lookup
-    return answer
 
 
 def _replies(path: Path) -> dict[str, str]:

@@ -115,7 +115,7 @@ def resolve_backend(
             raise UsageError(_name_a_model(servers[0]))
         for server in servers:
             for model in models:
-                server.require_text_model(model)
+                server.require_model(model)
     except BackendError as error:
         if backend != AUTO or given or models or not has_recording or isinstance(error, ModelMissingError):
             raise

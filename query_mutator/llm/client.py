@@ -171,16 +171,6 @@ class ModelServer(Client, Protocol):
         """Return whether a model answers in words, unlike one that only makes embeddings; None when it is not known."""
         return None
 
-    def require_text_model(self, name: str) -> str:
-        """Return the full name of a model that answers in words; ModelMissingError with the names of some that do."""
-        found = self.require_model(name)
-        if self.writes_text(found) is not False:
-            return found
-        others = shown_names(self.text_models() or ())
-        raise ModelMissingError(
-            f"{found} makes embeddings and no text; name a model that answers (installed: {others})"
-        )
-
     def text_models(self) -> tuple[str, ...] | None:
         """Return the names of the models without those that only make embeddings; None when there is no list.
 

@@ -7,7 +7,7 @@ reports them), all with the same words so that they take the same time; where on
 for them, they are shortened. Calls that got a slot at once did not wait; the others waited for a whole call or more.
 The server's own durations separate the two; without them, the time beyond that of the call alone does.
 
-schema_sentence, reload_sentence, context_sentence     a sentence each, for `qm doctor`
+reload_sentence, context_sentence     a sentence each, for `qm doctor`
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from statistics import median
 
-from query_mutator.files import decode_object
 from query_mutator.llm.cache import CallTotals
 from query_mutator.llm.client import Client, ClientWrapper, ModelServer
 from query_mutator.settings.models import Sampling
@@ -32,14 +31,6 @@ FEWEST_TOKENS = 8  # of the calls that are sent together
 PROBE_TEXT = "Count slowly upwards from 1000, one number a line."
 MIN_SERVICE_S = 0.002  # shorter calls are over before the next one arrives
 
-_QUESTION = "Is water wet? Explain in one sentence."  # no model answers it in JSON on its own
-_SCHEMA = {
-    "type": "object",
-    "properties": {"answer": {"type": "string", "enum": ["yes", "no"]}},
-    "required": ["answer"],
-    "additionalProperties": False,
-}
-_REPLY_TOKENS = 128
 _LOAD_S = 0.3  # a call to a loaded model reports some milliseconds
 
 
@@ -194,19 +185,6 @@ class Recorder(ClientWrapper):
 
 
 # --- sentences -------------------------------------------------------------------------------------------------------
-
-
-def schema_sentence(server: ModelServer, model: str) -> str:
-    """Return whether the model's replies keep to a JSON schema, as a judge's should."""
-    request = ChatRequest.user(_QUESTION, model=model, max_tokens=_REPLY_TOKENS, seed=0, json_schema=_SCHEMA)
-    reply = server.complete(request)
-    try:
-        if decode_object(reply.text.encode()).get("answer") in ("yes", "no"):
-            return "replies keep to a JSON schema"
-    except ValueError:
-        if reply.error is not None and reply.error.kind != "empty":
-            return f"no JSON of a schema ({reply.error})"
-    return "the server ignores the JSON schema: do not rely on JSON from this model"
 
 
 def reload_sentence(server: ModelServer, models: Sequence[str]) -> str:

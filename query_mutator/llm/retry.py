@@ -33,19 +33,16 @@ class RetryPolicy:
     """Which failures are retried, how often, and after how long."""
 
     max_retries: int = Calls.max_retries
-    deadline_s: float | None = None  # no attempt starts later than this after the first one
     first_delay_s: float = 0.25  # doubles with every attempt
     max_delay_s: float = 30.0
 
-    def delay_s(
-        self, error: ErrorInfo, attempt: int, *, key: str, elapsed_s: float = 0.0, timeouts: int | None = None
-    ) -> float | None:
+    def delay_s(self, error: ErrorInfo, attempt: int, *, key: str, timeouts: int | None = None) -> float | None:
         """Return the seconds to wait before the next attempt, or None when the failure is final.
 
-        `attempt` counts the calls made so far, from 1; `timeouts` of them timed out (None: all, if the last did). They
-        took `elapsed_s`, waits included. Half of each wait is jitter drawn from `key` and `attempt`, so equal inputs
-        give equal waits. A server's Retry-After is honored. A second timeout, a wrong request, a missing model, a
-        server out of memory and a cancelled call are final.
+        `attempt` counts the calls made so far, from 1; `timeouts` of them timed out (None: all, if the last did). Half
+        of each wait is jitter drawn from `key` and `attempt`, so equal inputs give equal waits. A server's Retry-After
+        is honored. A second timeout, a wrong request, a missing model, a server out of memory and a cancelled call are
+        final.
         """
         if not is_transient(error) or attempt > self.max_retries:
             return None
@@ -53,8 +50,7 @@ class RetryPolicy:
             return None
         longest_s = min(self.max_delay_s, self.first_delay_s * 2.0 ** (attempt - 1))
         delay_s = longest_s * (0.5 + 0.5 * _fraction(f"{attempt}:{key}"))
-        delay_s = max(delay_s, min(error.retry_after_s or 0.0, MAX_RETRY_AFTER_S))
-        return None if self.deadline_s is not None and elapsed_s + delay_s > self.deadline_s else delay_s
+        return max(delay_s, min(error.retry_after_s or 0.0, MAX_RETRY_AFTER_S))
 
 
 DEFAULT_POLICY = RetryPolicy()
@@ -68,11 +64,10 @@ def _fraction(text: str) -> float:
 class Attempts:
     """The attempts at one call: how many started, how many timed out, and the wait before the next."""
 
-    __slots__ = ("_number", "_policy", "_request", "_started", "_timeouts")
+    __slots__ = ("_number", "_policy", "_request", "_timeouts")
 
     def __init__(self, request: ChatRequest, policy: RetryPolicy) -> None:
         self._request, self._policy = request, policy
-        self._started = time.monotonic()
         self._number = self._timeouts = 0
 
     def next(self) -> ChatRequest:
@@ -86,10 +81,10 @@ class Attempts:
             return None
         self._timeouts += error.kind == "timeout"
         key = self._request.messages[-1].content if self._request.messages else self._request.model
-        now, deadline = time.monotonic(), self._request.deadline
-        elapsed_s = now - self._started
-        delay_s = self._policy.delay_s(error, self._number, key=key, elapsed_s=elapsed_s, timeouts=self._timeouts)
-        return None if delay_s is not None and deadline is not None and now + delay_s >= deadline else delay_s
+        delay_s = self._policy.delay_s(error, self._number, key=key, timeouts=self._timeouts)
+        deadline = self._request.deadline
+        is_late = delay_s is not None and deadline is not None and time.monotonic() + delay_s >= deadline
+        return None if is_late else delay_s
 
     def result(self, completion: Completion) -> Completion:
         """Return the completion with the number of attempts."""

@@ -106,7 +106,7 @@ def build_client(
         servers=servers,
         pool=pool,
         limit=limit,
-        retry=Retry(limit, RetryPolicy(max_retries=settings.max_retries, deadline_s=settings.deadline_s)),
+        retry=Retry(limit, RetryPolicy(max_retries=settings.max_retries)),
         client=Cache(limit, identity=identity, shared=None if settings.cache == "eval" else cache),
         eval_client=Cache(limit, identity=identity, shared=cache),
         identity=identity,

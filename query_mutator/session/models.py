@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Self
 
 from threadpoolctl import threadpool_limits
@@ -30,7 +31,6 @@ from query_mutator.llm.store import Store, default_cache_path, seconds_seen
 from query_mutator.settings.calls import CacheMode, Calls
 from query_mutator.settings.models import ADDRESS_FLAGS, AUTO, ModelSettings
 from query_mutator.settings.questions import RECORDED_SET
-from query_mutator.types import ChatRequest, Completion
 
 OTHER_FILES = 28  # of a trainer, besides its connections; 20 were seen
 
@@ -161,18 +161,12 @@ def open_models(settings: ModelSettings, *, dataset: str | None = None) -> OpenM
 
 def _serve_recorded(settings: ModelSettings, choice: BackendChoice, stack: ExitStack) -> str:
     """Serve recorded replies over HTTP, each after its simulated time; return the address, with Ollama's routes."""
-    from query_mutator.testing import PromptError, start_server
+    from query_mutator.testing import start_server
 
     [recorded] = open_servers(choice.kind, choice.urls)
     assert choice.default_models is not None
-
-    def answer(request: ChatRequest) -> Completion:
-        try:
-            return recorded.complete(request)
-        except UsageError as error:
-            raise PromptError(str(error)) from None
-
-    answer.is_instant = True  # type: ignore[attr-defined]
+    answer = partial(recorded.complete)
+    answer.is_instant = True  # type: ignore[attr-defined]  # a lookup
     server = start_server(
         {choice.default_models[0]: answer},
         num_parallel=settings.calls_in_flight,

@@ -42,8 +42,6 @@ class Calls(Connection):
     """Make calls concurrently; --no-batching makes one at a time and ignores --batch-size."""
     adaptive: bool = False
     """Find how many concurrent calls the server can sustain, from 1 to --batch-size, by the times it reports."""
-    deadline_s: Annotated[Seconds | None, Parameter(alias="--deadline")] = None
-    """Seconds after the first attempt at a call in which a retry may start; by default only --max-retries limits."""
     max_retries: Retries = 4
     """Retries after transient failures; a timeout is retried once."""
     wait_for_server_s: Annotated[Wait, Parameter(alias="--wait-for-server")] = 600.0

@@ -402,13 +402,13 @@ class Calls:
         return "".join(tokens_of(text)[-size:] if keeps_end else tokens_of(text)[:size])
 
     async def _work(self, model: Served, work: Any, item: Any) -> Any:
-        """Return what a model makes of a request or texts; PromptError for whatever it raises."""
+        """Return what a model makes of a request or texts; PromptError for whatever it raises, 400 for a UsageError."""
         try:
             if model.threads is None:
                 return work(item)
             return await asyncio.get_running_loop().run_in_executor(model.threads, work, item)
-        except PromptError:
-            raise
+        except UsageError as error:
+            raise error if isinstance(error, PromptError) else PromptError(str(error)) from None
         except Exception as error:
             logger.exception("a model failed")
             raise PromptError(f"an error was encountered while running the model: {error}", status=500) from error

@@ -64,7 +64,7 @@ class TrainConfig(
         "mutator_model", "dataset", "algo", "seed", "lr", "save_dir", "resume", "dry_run",
     )  # fmt: skip
     IN_FILE: ClassVar[tuple[str, ...]] = (
-        "answer_column", "call_price", "clip_vloss", "deadline_s", "entropy_coef",
+        "answer_column", "call_price", "clip_vloss", "entropy_coef",
         "epsilon_end", "epsilon_fraction", "epsilon_start", "kappa", "keep_alive", "local_server_url",
         "max_grad_norm", "max_pending_updates", "max_reply_mb", "mutator_max_tokens", "n_step", "norm_adv",
         "num_cosines", "num_eval_quantiles", "num_models", "num_quantiles", "per_alpha", "per_beta", "question_column",

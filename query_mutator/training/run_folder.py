@@ -220,7 +220,7 @@ FREE = frozenset(
         *("batch_size", "use_batching", "adaptive", "ollama_url", "openai_url", "gguf", "recording"),
         "keep_alive",
         *("ray_address", "local_server_url"),
-        *("timeout_s", "max_reply_mb", "deadline_s", "max_retries", "wait_for_server_s", "max_failure_rate"),
+        *("timeout_s", "max_reply_mb", "max_retries", "wait_for_server_s", "max_failure_rate"),
         *("cache", "cache_path"),
         *("latency_ms", "latency_sigma", "running_speed"),
         *("save_dir", "name", "save_interval", "log_interval", "eval_interval", "eval_questions", "evaluate"),

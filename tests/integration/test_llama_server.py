@@ -80,7 +80,6 @@ def test_doctor_says_the_slots_that_the_server_reports(server: LlamaServer, caps
     assert f"slots:   {server.slots}, as the server reports" in doctor
     assert f"set:     --batch-size {server.slots} --num-processes {2 * server.slots}: at most" in doctor
     assert f"context: {CONTEXT} tokens: a reply of 256 leaves {CONTEXT - 256} for a prompt" in doctor
-    assert f"schema:  {MODEL}: replies keep to a JSON schema" in doctor
     assert "reload:  none, calls set no options of the loaded model" in doctor
     assert answers.format(8) in doctor
     assert ("batching cannot help" in doctor) == (server.slots == 1)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -16,14 +15,13 @@ from query_mutator.errors import ServerDownError, UsageError
 from query_mutator.llm.client import ModelServer
 from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.openai import OpenAIBackend
-from query_mutator.llm.probe import context_sentence, schema_sentence
+from query_mutator.llm.probe import context_sentence
 from query_mutator.llm.stack import build_client
 from query_mutator.testing import StubServer, start_server
 from query_mutator.types import ChatRequest, Completion
 from tests.conftest import OnUpper, Upper
 from tests.integration.raw_http import TwoNumbers, chat
 from tests.patience import measured
-from tests.scripted_server import ScriptedServer, http
 
 DEFAULT_ADVICE = "server answers about 1 call at a time: OLLAMA_NUM_PARALLEL=8 ollama serve"
 
@@ -116,15 +114,14 @@ def test_the_default_models_are_those_that_a_run_takes(capsys: pytest.CaptureFix
     assert [finding.split(":")[0] for finding in own["model"]] == ["upper"]
 
 
-def test_an_embedder_is_neither_suggested_nor_accepted_as_a_model_that_answers(
+def test_an_embedder_is_not_suggested_and_answers_nothing(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with start_server([], encoder=TwoNumbers()) as server:
         missing = lines_of(capsys, ["--ollama-url", server.url, "--target-model", "all-mini", "--no-probe"], code=2)
         embedder = lines_of(capsys, ["--ollama-url", server.url, "--target-model", "all-minilm"], code=2)
     assert missing["model"][0].endswith("run `ollama pull all-mini` (installed: echo:latest)")
-    assert "all-minilm:latest makes embeddings and no text" in embedder["model"][0]
-    assert "slots" not in embedder
+    assert "does not support chat" in embedder["slots"][0]
 
 
 def test_several_servers_are_set_for_together(capsys: pytest.CaptureFixture[str]) -> None:
@@ -133,16 +130,15 @@ def test_several_servers_are_set_for_together(capsys: pytest.CaptureFixture[str]
     assert [finding.split(":")[0] for finding in lines["set"]] == ["--batch-size 6 --num-processes 12"]
 
 
-def test_context_schema_and_reloads_have_a_sentence_each(capsys: pytest.CaptureFixture[str]) -> None:
+def test_context_and_reloads_have_a_sentence_each(capsys: pytest.CaptureFixture[str]) -> None:
     with start_server([Upper()], latency_ms=5) as server:
         lines = lines_of(capsys, ["--ollama-url", server.url])
         quiet = lines_of(capsys, ["--ollama-url", server.url, "--no-probe"])
         assert server.stats()["loads"] == 1
     assert lines["context"] == ["4096 tokens of the model's 32768: a reply of 256 leaves 3840 for a prompt"]
-    assert lines["schema"] == ["upper:latest: replies keep to a JSON schema"]
     assert lines["reload"][0].startswith("none now; a call of any client with another num_ctx")
     assert quiet["context"] == lines["context"]
-    assert not {"schema", "reload", "slots", "set"} & quiet.keys()
+    assert not {"reload", "slots", "set"} & quiet.keys()
 
 
 def test_a_context_that_is_too_small_for_a_reply_is_a_finding(capsys: pytest.CaptureFixture[str]) -> None:
@@ -160,45 +156,14 @@ def test_two_models_that_push_each_other_out_are_a_finding(capsys: pytest.Captur
         r"model for both, or OLLAMA_MAX_LOADED_MODELS=2 ollama serve",
         lines["reload"][0],
     )
-    assert [finding.split(":")[0] for finding in lines["schema"]] == ["upper", "short"]
 
 
-def refusal(said: str) -> bytes:
-    return http(json.dumps({"error": said}), status="400 Bad Request")
-
-
-def reply_of(text: str) -> bytes:
-    return http(json.dumps({"model": "m", "message": {"content": text}, "done": True, "done_reason": "stop"}))
-
-
-@pytest.mark.parametrize(
-    ("replies", "sentence"),
-    [
-        ([reply_of('{"answer": "yes"}')], "replies keep to a JSON schema"),
-        ([reply_of('{"answer": "perhaps"}')], "the server ignores the JSON schema: do not rely on JSON"),
-        ([reply_of("[1]")], "the server ignores the JSON schema"),
-        ([refusal("invalid format"), reply_of("wet")], "the server ignores the JSON schema"),  # asked without
-        ([refusal("no such option")], "no JSON of a schema (request: "),
-    ],
-)
-def test_whether_replies_keep_to_a_schema_is_asked_as_in_a_run(replies: list[bytes], sentence: str) -> None:
-    with closing(ScriptedServer(*replies)) as server:
-        ours = OllamaBackend(server.url)
-        assert schema_sentence(ours, "m").startswith(sentence)
-        ours.close()
-        asked = [request for request in server.requests if b"/api/chat" in request]  # besides the model's context
-        bodies = [json.loads(request.partition(b"\r\n\r\n")[2]) for request in asked]
-    assert [body.get("format", {}).get("required") for body in bodies] == [["answer"], None][: len(replies)]
-    assert all(body.keys() >= {"options", "keep_alive", "truncate", "shift"} for body in bodies)  # nothing reloads
-
-
-def test_a_server_without_a_schema_or_context_is_reported() -> None:
+def test_a_server_that_reports_no_context_is_said() -> None:
 
     class Other(ModelServer):
         def complete(self, request: ChatRequest) -> Completion:
             return Completion(text="no JSON")
 
-    assert "do not rely on JSON" in schema_sentence(Other("x"), "m")
     assert context_sentence(Other("x"), "m").startswith("unknown")
 
 
