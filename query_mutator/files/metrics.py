@@ -35,13 +35,10 @@ class Metric:
     watch: str
 
 
-def _read_metrics() -> dict[str, Metric]:
-    text = Path(__file__).with_name("metrics.tsv").read_text(encoding="utf-8")
-    rows: Any = csv.DictReader(text.splitlines(), delimiter="\t")
-    return {row["key"]: Metric(**row) for row in rows}
-
-
-METRICS: Mapping[str, Metric] = _read_metrics()
+_ROWS: Any = csv.DictReader(
+    Path(__file__).with_name("metrics.tsv").read_text(encoding="utf-8").splitlines(), delimiter="\t"
+)
+METRICS: Mapping[str, Metric] = {row["key"]: Metric(**row) for row in _ROWS}
 
 
 def is_metric(key: str) -> bool:

@@ -78,23 +78,34 @@ class HttpServer(ModelServer):
 
     def complete(self, request: ChatRequest) -> Completion:
         """Return the reply to a chat request, or a Completion that carries the error."""
-        started = time.perf_counter()
+        started, timeout_s = time.perf_counter(), self._transport.timeout_s
         if self._refused:
             request = replace(request, **self._refused)
-        left_s = self._left_s(request)
-        reply = self._post(self.chat_path, self._body(request), retry_count=request.attempt - 1, timeout_s=left_s)
-        if isinstance(reply, ErrorInfo) and (field := _refused_field(request, reply)):
-            self._refused[field] = _OPTIONAL[field][1]
-            logger.info("%s: no %s: %s; calls are made without", self.url, field, reply)
-            return self.complete(request)
-        return self._completion(request, reply, latency_s=time.perf_counter() - started)
-
-    def _body(self, request: ChatRequest) -> Json:
-        """Return the body of a chat call with what the request says about the form of the reply."""
         body = self.chat_body(request)
         if request.logprobs:
             body |= {"logprobs": True, "top_logprobs": 1}  # llama-server gives none with 0
-        return body
+        if request.deadline is not None:
+            timeout_s = min(timeout_s, max(0.0, request.deadline - time.monotonic()))
+        reply = self._transport.post(self.chat_path, body, retry_count=request.attempt - 1, timeout_s=timeout_s)
+        latency_s = time.perf_counter() - started
+        if not isinstance(reply, ErrorInfo):
+            return self._completion(request, reply, latency_s=latency_s)
+        if field := _refused_field(request, reply):
+            self._refused[field] = _OPTIONAL[field][1]
+            logger.info("%s: no %s: %s; calls are made without", self.url, field, reply)
+            return self.complete(request)
+        if reply.kind == "connect":
+            self._contexts.clear()  # a restarted server may have another
+        advice = f"; {self.more_context}" if reply.kind == "prompt_too_long" else ""
+        return Completion(error=replace(reply, message=reply.message + advice), latency_s=latency_s)
+
+    def _completion(self, request: ChatRequest, reply: Json, *, latency_s: float) -> Completion:
+        what = "the reply's fields are not those of a chat reply"
+        completion = parsed(lambda: self.completion(reply, latency_s=latency_s), what=what)
+        if isinstance(completion, ErrorInfo):
+            return Completion(error=completion, latency_s=latency_s)
+        completion = replace(completion, text=self._transport.without_secrets(completion.text))
+        return self._uncut(request, completion) if completion.ok else completion
 
     def close(self) -> None:
         """Cancel the calls in flight and close the connections; idempotent."""
@@ -115,34 +126,6 @@ class HttpServer(ModelServer):
         key = f"; {self.key_advice}" if self.key_advice and found.status in (401, 403) else ""
         advice = f"check that it is the address of {self.title}{key}"
         raise BackendError(f"{what}; {advice}", kind=found.kind)
-
-    def _left_s(self, request: ChatRequest) -> float | None:
-        """Return the time that a request's deadline leaves for the call, None where the usual timeout is shorter."""
-        if request.deadline is None:
-            return None
-        left_s = max(0.0, request.deadline - time.monotonic())
-        return left_s if left_s < self._transport.timeout_s else None
-
-    def _post(
-        self, path: str, body: Json, *, retry_count: int | None = None, timeout_s: float | None = None
-    ) -> Json | ErrorInfo:
-        reply = self._transport.post(path, body, retry_count=retry_count, timeout_s=timeout_s)
-        if not isinstance(reply, ErrorInfo):
-            return reply
-        if reply.kind == "connect":
-            self._contexts.clear()  # a restarted server may have another
-        advice = f"; {self.more_context}" if reply.kind == "prompt_too_long" else ""
-        return replace(reply, message=reply.message + advice)
-
-    def _completion(self, request: ChatRequest, reply: Json | ErrorInfo, *, latency_s: float) -> Completion:
-        if isinstance(reply, ErrorInfo):
-            return Completion(error=reply, latency_s=latency_s)
-        what = "the reply's fields are not those of a chat reply"
-        completion = parsed(lambda: self.completion(reply, latency_s=latency_s), what=what)
-        if isinstance(completion, ErrorInfo):
-            return Completion(error=completion, latency_s=latency_s)
-        completion = replace(completion, text=self._transport.without_secrets(completion.text))
-        return self._uncut(request, completion) if completion.ok else completion
 
     def _uncut(self, request: ChatRequest, completion: Completion) -> Completion:
         """Return the completion, or an error if its prompt fills the context: Ollama then dropped the beginning."""

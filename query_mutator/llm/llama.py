@@ -83,7 +83,10 @@ class LlamaProcess:
             process_group=0,  # Ctrl-C is for the run; a new session would be scheduled apart from it (Linux autogroups)
         )
         try:
-            self._send_key()
+            assert self._process.stdin is not None
+            with suppress(BrokenPipeError):  # it ended already; its output says why
+                self._process.stdin.write(f"{self._key}\n".encode())
+                self._process.stdin.flush()
             environ = {OpenAIBackend.key_variable: self._key}
             self.client = _Client(self._ready_url(), environ=environ, pool_size=slots, **settings)
         except BaseException:
@@ -104,12 +107,6 @@ class LlamaProcess:
         for pipe in (self._process.stdin, self._process.stdout, self._log):
             if pipe is not None:
                 pipe.close()
-
-    def _send_key(self) -> None:
-        assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # it ended already; its output says why
-            self._process.stdin.write(f"{self._key}\n".encode())
-            self._process.stdin.flush()
 
     def _ready_url(self) -> str:
         assert self._process.stdout is not None
@@ -170,7 +167,6 @@ class LlamaBackend(ModelServer):
         self._slots, self._settings = pool_size, settings
         self._running: dict[str, LlamaProcess] = {}
         self._restarts = dict.fromkeys(self._files, 0)
-        self._digests: dict[str, str] = {}
         self._is_closed = False
         self._lock = threading.Lock()  # guards starts and ends of processes
 
@@ -225,9 +221,7 @@ class LlamaBackend(ModelServer):
         """Return the sha256 of a model's file, and load it."""
         name = self.require_model(model)
         self._loaded(name)
-        if name not in self._digests:
-            self._digests[name] = digest_of(self._files[name])
-        return self._digests[name]
+        return digest_of(self._files[name])
 
     def file_digests(self) -> tuple[str, ...]:
         """Return the sha256 of each file."""

@@ -82,8 +82,24 @@ class OllamaBackend(HttpServer):
         return f"installed, {self.digest(model)[:12]}, {capabilities or 'capabilities unknown'}"
 
     def chat_body(self, request: ChatRequest) -> Json:
-        """Return the body of /api/chat."""
-        return chat_payload(request, keep_alive=self.keep_alive, runner_options=self.runner_options)
+        """Return the body of /api/chat for one whole reply without thinking.
+
+        `truncate` and `shift` have a server such as 0.24 refuse a prompt that does not fit the context, and end a reply
+        there; one such as 0.9 ignores both and drops the beginning of the prompt.
+        """
+        seed = {} if request.seed is None else {"seed": request.seed}
+        options = {"temperature": request.temperature, "num_predict": request.max_tokens, **seed}
+        body = {
+            "model": request.model,
+            "messages": [{"role": message.role, "content": message.content} for message in request.messages],
+            "stream": False,
+            "think": False,
+            "truncate": False,
+            "shift": False,
+            "options": {**options, **request.options, **self.runner_options},
+            "keep_alive": self.keep_alive,
+        }
+        return body if request.json_schema is None else {**body, "format": request.json_schema}
 
     def _listed(self, path: str, *, timeout_s: float = INFO_TIMEOUT_S) -> list[Json]:
         return self.info(path, lambda reply: rows_in(reply, "models"), timeout_s=timeout_s)
@@ -107,25 +123,3 @@ def _parameter(shown: Json, name: str) -> int | None:
     """Return a whole number from the lines `name value` of a model's file."""
     found = re.search(rf"^{name}\s+(\d{{1,9}})\s*$", str(shown.get("parameters") or ""), re.MULTILINE)
     return int(found[1]) if found else None
-
-
-def chat_payload(request: ChatRequest, *, keep_alive: str, runner_options: Mapping[str, Any] | None = None) -> Json:
-    """Return the body of /api/chat for one whole reply without thinking.
-
-    `truncate` and `shift` have a server such as 0.24 refuse a prompt that does not fit the context, and end a reply
-    there; one such as 0.9 ignores both and drops the beginning of the prompt.
-    """
-    options: dict[str, Any] = {"temperature": request.temperature, "num_predict": request.max_tokens}
-    if request.seed is not None:
-        options["seed"] = request.seed
-    body = {
-        "model": request.model,
-        "messages": [{"role": message.role, "content": message.content} for message in request.messages],
-        "stream": False,
-        "think": False,
-        "truncate": False,
-        "shift": False,
-        "options": {**options, **request.options, **(runner_options or {})},
-        "keep_alive": keep_alive,
-    }
-    return body if request.json_schema is None else {**body, "format": request.json_schema}

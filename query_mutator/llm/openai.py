@@ -54,9 +54,12 @@ class OpenAIBackend(HttpServer):
             raise UsageError(f"{self.key_variable} has characters that cannot be in a key; set it again")
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self.key_advice = f"the server refuses the key in {self.key_variable}" if key else f"set {self.key_variable}"
-        super().__init__(base_url(url), headers=self._headers, runner_options=options, **settings)
+        url = server_url(url)
+        parts = urlsplit(url)
+        url = url if parts.path else f"{url}/v1"
+        super().__init__(url, headers=self._headers, runner_options=options, **settings)
         self._answered: set[str] = set()  # models that a server without a list of them has
-        self._token_field = token_field(self.url)
+        self._token_field = _NEW_TOKEN_FIELD.get(parts.hostname or "", "max_tokens")
 
     def http_headers(self, model: str) -> Mapping[str, str]:
         """Return the header with the key."""
@@ -104,8 +107,20 @@ class OpenAIBackend(HttpServer):
         return min(filter(None, (_positive(reported), self._num_ctx)), default=None)
 
     def chat_body(self, request: ChatRequest) -> Json:
-        """Return the body of /chat/completions."""
-        return chat_payload(request, token_field=self._token_field)
+        """Return the body of /chat/completions for one whole reply; `ChatRequest.options` become top-level fields."""
+        body: Json = {
+            "model": request.model,
+            "messages": [{"role": message.role, "content": message.content} for message in request.messages],
+            "temperature": request.temperature,
+            self._token_field: request.max_tokens,
+            **request.options,
+        }
+        if request.seed is not None:
+            body["seed"] = request.seed
+        if request.json_schema is not None:
+            schema = {"name": "reply", "strict": True, "schema": request.json_schema}
+            body["response_format"] = {"type": "json_schema", "json_schema": schema}
+        return body
 
     def _listed(self, *, timeout_s: float = INFO_TIMEOUT_S) -> list[Json]:
         """Return the list of models, [] from a server that has none; ServerDownError when nothing answers."""
@@ -124,31 +139,3 @@ class OpenAIBackend(HttpServer):
 
 def _positive(value: object) -> int | None:
     return value if isinstance(value, int) and value > 0 else None
-
-
-def base_url(text: str) -> str:
-    """Return the address that routes such as `/models` are appended to; without a path it is that of `/v1`."""
-    url = server_url(text)
-    return url if urlsplit(url).path else f"{url}/v1"
-
-
-def token_field(url: str) -> str:
-    """Return the name under which the server at a URL takes the limit on the tokens of a reply."""
-    return _NEW_TOKEN_FIELD.get(urlsplit(url).hostname or "", "max_tokens")
-
-
-def chat_payload(request: ChatRequest, *, token_field: str = "max_tokens") -> Json:
-    """Return the body of /chat/completions for one whole reply; `ChatRequest.options` become top-level fields."""
-    payload: Json = {
-        "model": request.model,
-        "messages": [{"role": message.role, "content": message.content} for message in request.messages],
-        "temperature": request.temperature,
-        token_field: request.max_tokens,
-        **request.options,
-    }
-    if request.seed is not None:
-        payload["seed"] = request.seed
-    if request.json_schema is not None:
-        schema = {"name": "reply", "strict": True, "schema": request.json_schema}
-        payload["response_format"] = {"type": "json_schema", "json_schema": schema}
-    return payload

@@ -49,16 +49,12 @@ class RetryPolicy:
         if error.kind == "timeout" and (attempt if timeouts is None else timeouts) > MAX_TIMEOUTS:
             return None
         longest_s = min(self.max_delay_s, self.first_delay_s * 2.0 ** (attempt - 1))
-        delay_s = longest_s * (0.5 + 0.5 * _fraction(f"{attempt}:{key}"))
+        digest = hashlib.blake2b(f"{attempt}:{key}".encode(), digest_size=8).digest()
+        delay_s = longest_s * (0.5 + 0.5 * int.from_bytes(digest, "big") / 2**64)
         return max(delay_s, min(error.retry_after_s or 0.0, MAX_RETRY_AFTER_S))
 
 
 DEFAULT_POLICY = RetryPolicy()
-
-
-def _fraction(text: str) -> float:
-    """Return a number in [0, 1) that depends on the text alone."""
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") / 2**64
 
 
 class Attempts:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from http.client import IncompleteRead, RemoteDisconnected
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from query_mutator.errors import HIDDEN, TOO_MANY_FILES, disk_advice
 from query_mutator.files import count_values, decode, encode
@@ -122,15 +122,14 @@ def _kind_of_status(status: int, message: str) -> str:
 
 def _server_text(status: int, body: bytes) -> str:
     """Return the server's message: `error` as text (Ollama) or as an object (OpenAI), else the body or the status."""
-    text = parsed(lambda: _error_text(decode(body)), what="the error is not JSON")
-    if isinstance(text, ErrorInfo):
-        text = body.decode("utf-8", "replace")
+    try:
+        said = decode(body)
+    except ValueError:
+        said = body.decode("utf-8", "replace")
+    for key in ("error", "message"):
+        said = said.get(key, said) if isinstance(said, dict) else said
+    text = str(said)
     return " ".join(text[:_READ_CHARS].split()) or f"status {status} without a message"
-
-
-def _error_text(said: Any) -> str:
-    said = said.get("error", said) if isinstance(said, dict) else said
-    return str(said.get("message", said) if isinstance(said, dict) else said)
 
 
 def _start(text: str) -> str:

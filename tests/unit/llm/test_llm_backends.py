@@ -17,9 +17,8 @@ from query_mutator.encoder import resolve_encoder
 from query_mutator.errors import BackendError, ModelMissingError, ServerDownError, UsageError
 from query_mutator.llm.backends import resolve_backend
 from query_mutator.llm.http_server import HttpServer, completion_of
-from query_mutator.llm.ollama import OllamaBackend, chat_payload, with_tag
-from query_mutator.llm.openai import OpenAIBackend, base_url
-from query_mutator.llm.openai import chat_payload as openai_payload
+from query_mutator.llm.ollama import OllamaBackend, with_tag
+from query_mutator.llm.openai import OpenAIBackend
 from query_mutator.testing import FaultPlan, StubServer, start_server
 from query_mutator.types import ChatRequest, Completion, Message, without_thought
 from tests.conftest import Librarian, Upper
@@ -132,7 +131,7 @@ def test_the_payload_asks_for_one_whole_unthinking_reply() -> None:
         seed=7,
         options={"num_ctx": 2048},
     )
-    assert chat_payload(request, keep_alive="30m") == {
+    assert OllamaBackend("m").chat_body(request) == {
         "model": "m",
         "messages": [{"role": "system", "content": "be brief"}, {"role": "user", "content": "why?"}],
         "stream": False,
@@ -145,7 +144,7 @@ def test_the_payload_asks_for_one_whole_unthinking_reply() -> None:
 
 
 def test_a_request_without_a_seed_sends_none() -> None:
-    assert "seed" not in chat_payload(ChatRequest.user("why?", model="m"), keep_alive="1m")["options"]
+    assert "seed" not in OllamaBackend("m").chat_body(ChatRequest.user("why?", model="m"))["options"]
 
 
 def test_the_server_tells_its_version_and_models(backend: OllamaBackend) -> None:
@@ -190,12 +189,12 @@ def keyed(server: StubServer) -> Iterator[OpenAIBackend]:
     ],
 )
 def test_an_address_without_a_path_means_v1(typed: str, url: str) -> None:
-    assert base_url(typed) == url
+    assert OpenAIBackend(typed).url == url
 
 
 def test_the_payload_has_openais_names_and_options_as_fields() -> None:
     request = ChatRequest.user("why?", model="m", max_tokens=64, temperature=0.5, seed=7, options={"top_p": 0.9})
-    assert openai_payload(request) == {
+    assert OpenAIBackend("m", environ={}).chat_body(request) == {
         "model": "m",
         "messages": [{"role": "user", "content": "why?"}],
         "max_tokens": 64,
