@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import html
 import json
 import math
 import os
@@ -31,12 +32,19 @@ from query_mutator.errors import UsageError, disk_advice, disk_errors
 
 __all__ = [
     "LOCK", "as_type", "atomic_folder", "atomic_write", "count_values", "decode", "decode_object", "disk_advice",
-    "disk_errors", "encode", "file_sha256", "finite", "parse_json", "parse_json_object", "read_checked_json",
-    "record_of", "sync_folder", "user_cache_folder", "verified", "write_checked_json", "write_json", "write_text",
+    "disk_errors", "encode", "file_sha256", "finite", "html_document", "parse_json", "parse_json_object",
+    "read_checked_json", "record_of", "sync_folder", "user_cache_folder", "verified", "write_checked_json",
+    "write_json", "write_text",
 ]  # fmt: skip
 
 LOCK = "lock"  # the file in a folder that a process writes (files/lock.py)
 _SHA256 = "file_sha256"  # the entry of a checked JSON file
+#: Colors of every page, light and dark: text has a contrast of at least 4.5 with what is behind it.
+_COLORS = """
+:root { color-scheme: light dark; --paper: light-dark(#fff, #10151a); --stripe: light-dark(#f5f7f7, #182027);
+  --ink: light-dark(#16212b, #e7edf1); --dim: light-dark(#55626e, #a2b0bb); --line: light-dark(#dfe5e6, #2b3740);
+  --accent: light-dark(#0a6a73, #5fcbd4); --good: light-dark(#17703a, #62d08a); --bad: light-dark(#b3261e, #ff938a); }
+""".strip()
 
 
 # --- whole files -----------------------------------------------------------------------------------------------------
@@ -133,6 +141,20 @@ def finite(data: Any) -> Any:
     if isinstance(data, (list, tuple)):
         return [finite(value) for value in data]
     return None if isinstance(data, float) and not math.isfinite(data) else data
+
+
+def html_document(*, title: str, style: str, body: str, scripts: str = "", policy: str = "") -> str:
+    """Return a whole page: `style` follows the base colors, `scripts` the body; `title` is text, the rest markup.
+
+    `policy` is the Content-Security-Policy, which says what the page may load.
+    """
+    meta = f'<meta http-equiv="Content-Security-Policy" content="{html.escape(policy)}">\n' if policy else ""
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f"{meta}<title>{html.escape(title)}</title>\n"
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<style>\n{_COLORS}\n{style}\n</style>\n</head>\n<body>\n{body}\n{scripts}</body>\n</html>\n"
+    )
 
 
 def write_checked_json(path: str | Path, data: Mapping[str, Any]) -> None:

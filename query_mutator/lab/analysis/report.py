@@ -24,8 +24,7 @@ from jinja2 import Environment, FileSystemLoader
 
 from query_mutator.cli.console import table
 from query_mutator.cli.outputs import marked
-from query_mutator.files import finite
-from query_mutator.files.html import html_document
+from query_mutator.files import finite, html_document
 from query_mutator.lab.analysis.compare import Analysis, Comparison, MetricResult, at_checkpoints
 from query_mutator.lab.analysis.curves import Curve, Reading
 from query_mutator.lab.analysis.events import Floats

@@ -16,8 +16,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader
 
 from query_mutator.errors import reason_of
-from query_mutator.files import atomic_write, encode
-from query_mutator.files.html import html_document
+from query_mutator.files import atomic_write, encode, html_document
 from query_mutator.files.metrics import METRICS
 from query_mutator.report.page import charts, questions
 from query_mutator.report.page.figures import CALLS, LEARNING, curves_of

@@ -19,7 +19,7 @@ from pathlib import Path
 from urllib.parse import quote, unquote
 
 from query_mutator.errors import UsageError
-from query_mutator.files.html import html_document
+from query_mutator.files import html_document
 from query_mutator.report.page.build import ASSETS, MARK, POLICY, REPORT_FILE
 
 HOST = "127.0.0.1"
