@@ -97,7 +97,7 @@ def resolve_encoder(spec: str = DEFAULT_ENCODER, *, device: str = "cpu", determi
         return CachedEncoder(MiniLM(deterministic=deterministic))
     if spec == "hash":
         return CachedEncoder(HashEncoder())
-    if spec.startswith((".", "~", "/")) and not Path(spec).is_dir():
+    if (spec.startswith((".", "~", "/")) or ":" in spec) and not Path(spec).is_dir():
         raise EncoderError(f"encoder folder {spec} does not exist; give a folder or a name such as {DEFAULT_ENCODER}")
     try:
         return CachedEncoder(LibraryEncoder(spec, device=device, deterministic=deterministic))

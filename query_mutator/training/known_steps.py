@@ -50,7 +50,7 @@ def _steps(engine: EpisodeEngine, memory: QuestionMemory, rng: np.random.Generat
         action = int(rng.choice(choices))
         obs, worth, calls = engine.observe(), engine.worth, episode.calls
         error = run_flow(engine.act(action), client=_NoModel(), encoder=task.encoder, retry_policy=DEFAULT_POLICY)
-        if error is not None:  # a call whose result is not known, or an encoder on a server that failed
+        if error is not None:  # a call whose result is not known
             return
         calls = episode.calls - calls
         reward = engine.worth - worth - episode.call_price * calls

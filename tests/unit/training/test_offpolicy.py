@@ -22,7 +22,6 @@ from query_mutator.env.engine import EpisodeEngine
 from query_mutator.env.episode import QuestionMemory
 from query_mutator.env.scheduling import Call, Encode, Flow
 from query_mutator.env.task import EpisodeRules, Task
-from query_mutator.errors import BackendError
 from query_mutator.evaluation.methods import Evaluator
 from query_mutator.learners.direct import DirectMethod
 from query_mutator.learners.learner import BaseLearner, Steps
@@ -252,18 +251,6 @@ def form_task(tiny_task: MakeTask, **rules: object) -> Task:
     return replace(task, operators=(mark, *task.operators[1:]))
 
 
-class FailingEncoder:
-    """An encoder on a server that fails on texts with a mark."""
-
-    name, dim, source, fingerprint = "failing", 1, "", ""
-
-    def encode(self, texts: Sequence[str]) -> FloatArray:
-        raise BackendError(f"no vector for {texts[0]}")
-
-    def close(self) -> None:
-        pass
-
-
 def test_they_are_the_steps_of_an_environment_that_asks(tiny_task: MakeTask, tiny_client: Client) -> None:
     task = form_task(tiny_task)
     answers = asked(task, tiny_client)
@@ -286,13 +273,6 @@ def check_as_played(steps: Steps, env: QueryMutationEnv, questions: Sequence[int
             assert (steps.rewards[row], steps.calls[row]) == (reward, info["step_calls"])
             assert (steps.terminations[row], steps.truncations[row]) == (terminated, truncated)
         assert env.has_ended
-
-
-def test_a_wording_that_is_not_embedded_ends_the_episode(tiny_task: MakeTask, tiny_client: Client) -> None:
-    task = form_task(tiny_task, questions=MANY)
-    steps = known_steps(replace(task, encoder=FailingEncoder()), asked(task, tiny_client), seed=3)
-    assert steps is not None
-    assert steps.actions.all()  # none is the first
 
 
 def test_where_every_episode_asks_first_there_are_none(tiny_task: MakeTask, tiny_client: Client) -> None:
