@@ -99,7 +99,7 @@ def log_normal_lengths(count: int) -> np.ndarray:
 
 
 def length_cache(count: int) -> list[Figure]:
-    """Write and load a cache of string ids; loading includes the array of lengths and the table of ids."""
+    """Write and load a cache of string ids; loading includes the array of lengths."""
     ids = [f"sample_{number:08d}" for number in range(count)]
     lengths = log_normal_lengths(count)
     with tempfile.TemporaryDirectory() as folder:
@@ -111,7 +111,7 @@ def length_cache(count: int) -> list[Figure]:
 
         def load() -> None:
             cache = LengthCache.load_sync(path, "tokenizer")
-            assert len(cache.ids) == len(cache.lengths) == count
+            assert len(cache) == len(cache.lengths) == count
 
         written, loaded = median_s(write), median_s(load)
         size = path.stat().st_size / count

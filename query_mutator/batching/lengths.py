@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -124,17 +124,6 @@ class IdTable:
             raise UsageError(f"{path}: the ids cannot be read as {count}: {error}") from error
 
 
-@runtime_checkable
-class HasLengths(Protocol):
-    """Anything with ids and lengths as arrays, such as a LengthCache."""
-
-    @property
-    def ids(self) -> IdTable: ...
-
-    @property
-    def lengths(self) -> NDArray[np.int32]: ...
-
-
 @dataclass(frozen=True)
 class LengthTable:
     """Ids [n] and token lengths int32 [n], in the canonical order of the ids."""
@@ -155,7 +144,7 @@ class LengthTable:
         return sha256_of([self.ids.digest.encode(), self.lengths])
 
 
-LengthSource = Mapping[str, int] | Sequence[int] | NDArray[Any] | HasLengths
+LengthSource = Mapping[str, int] | Sequence[int] | NDArray[Any] | LengthTable
 
 
 def as_lengths(source: LengthSource) -> LengthTable:
@@ -169,8 +158,6 @@ def as_lengths(source: LengthSource) -> LengthTable:
     if isinstance(source, Mapping):
         ids = IdTable.from_list(list(source))
         values: NDArray[Any] = _whole(source.values())
-    elif isinstance(source, HasLengths):
-        ids, values = source.ids, np.asarray(source.lengths)
     else:
         values = _whole(source)
         ids = IdTable.range(len(values))

@@ -132,7 +132,7 @@ class PreferenceSample(Record):
     def _check(self) -> Self:
         check_row(self.chosen_input_ids, self.chosen_loss_mask, "chosen answer")
         check_row(self.rejected_input_ids, self.rejected_loss_mask, "rejected answer")
-        if self.prompt_length > min(self.chosen_length, self.rejected_length):
+        if self.prompt_length > min(len(self.chosen_input_ids), len(self.rejected_input_ids)):
             raise SampleValidationError(
                 f"prompt_length={self.prompt_length} is longer than an answer that contains the prompt"
             )
@@ -142,19 +142,9 @@ class PreferenceSample(Record):
         return self
 
     @property
-    def chosen_length(self) -> int:
-        """Number of tokens of prompt and chosen answer."""
-        return len(self.chosen_input_ids)
-
-    @property
-    def rejected_length(self) -> int:
-        """Number of tokens of prompt and rejected answer."""
-        return len(self.rejected_input_ids)
-
-    @property
     def max_length(self) -> int:
         """Length of the longer answer."""
-        return max(self.chosen_length, self.rejected_length)
+        return max(len(self.chosen_input_ids), len(self.rejected_input_ids))
 
     def to_samples(self) -> tuple[Sample, Sample]:
         """Return the chosen and the rejected answer as samples with ids `ID_chosen` and `ID_rejected`."""

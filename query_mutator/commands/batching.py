@@ -268,8 +268,20 @@ class BuildFlags(EdgeFlags):
 def build_plan(flags: BuildFlags) -> None:
     """Write the plan of a length cache and report how full its batches are."""
     cache = LengthCache.load_sync(flags.lengths)
+    overlong, packing = OverlongPolicy(flags.overlong), None
     with settings_errors():
-        config, packing = batching_config(flags), packing_config(flags)
+        config = (BatchingConfig.predictable if flags.predictable else BatchingConfig.throughput)(
+            token_budget=flags.token_budget,
+            bucket_edges=flags.edges,
+            overflow_max=flags.longest,
+            seed=flags.seed,
+            drop_last=flags.drop_last,
+            interleave_buckets=flags.interleave,
+            overlong=overlong,
+        )
+        if flags.pack:
+            mode = PackingMode(flags.pack_mode)
+            packing = PackingConfig(mode=mode, max_length=flags.pack_max_len, overlong=overlong)
     known = cache.dataset_hash
     if known and flags.dataset_hash not in ("", known):
         raise UsageError(f"{flags.lengths} has the lengths of data set {known}, not of {flags.dataset_hash}")
@@ -280,42 +292,11 @@ def build_plan(flags: BuildFlags) -> None:
     show(flags, {"output": flags.output, **report}, f"{flags.output}\n{plan_text(report)}")
 
 
-def batching_config(flags: BuildFlags) -> BatchingConfig:
-    """Return the settings of the flags."""
-    make = BatchingConfig.predictable if flags.predictable else BatchingConfig.throughput
-    return make(
-        token_budget=flags.token_budget,
-        bucket_edges=flags.edges,
-        overflow_max=flags.longest,
-        seed=flags.seed,
-        drop_last=flags.drop_last,
-        interleave_buckets=flags.interleave,
-        overlong=OverlongPolicy(flags.overlong),
-    )
-
-
-def packing_config(flags: BuildFlags) -> PackingConfig | None:
-    """Return the packing settings, None without --pack."""
-    if not flags.pack:
-        return None
-    return PackingConfig(
-        mode=PackingMode(flags.pack_mode), max_length=flags.pack_max_len, overlong=OverlongPolicy(flags.overlong)
-    )
-
-
 def plan_report(plan: BatchPlan) -> dict[str, Any]:
     """Return the inputs of a plan and the fill of its epochs, as plain JSON types."""
-    meta = plan.meta
     return {
         "fingerprint": plan.fingerprint,
-        "dataset_hash": meta.dataset_hash,
-        "tokenizer_hash": meta.tokenizer_hash,
-        "samples": meta.num_samples,
-        "config": meta.config.model_dump(mode="json"),
-        "packing": None if meta.pack_config is None else meta.pack_config.model_dump(mode="json"),
-        "overlong": meta.overlong.model_dump(mode="json"),
-        "shard": None if meta.shard is None else meta.shard.model_dump(mode="json"),
-        "created_at": meta.created_at,
+        **plan.meta.model_dump(mode="json"),
         "epochs": [
             {
                 "epoch": number,
@@ -395,14 +376,9 @@ def show_plan(flags: InfoFlags) -> None:
     text = [plan_text(data)]
     if flags.show_batches:
         first = {number: list(islice(epoch, flags.show_batches)) for number, epoch in plan.epochs.items()}
-        data["batches"] = {str(number): [_batch(one) for one in some] for number, some in first.items()}
+        data["batches"] = {str(number): [one.model_dump(mode="json") for one in some] for number, some in first.items()}
         text += [_line(number, one) for number, some in first.items() for one in some]
     show(flags, data, "\n".join(text))
-
-
-def _batch(batch: MicrobatchSpec) -> dict[str, Any]:
-    fields = ("index", "bucket_id", "max_len", "total_tokens", "is_padding")
-    return {"samples": list(batch.samples), **{name: getattr(batch, name) for name in fields}}
 
 
 def _line(epoch: int, batch: MicrobatchSpec) -> str:
@@ -491,8 +467,7 @@ def generate_batches(flags: GenerateFlags) -> None:
 
 def train_sft(flags: SftFlags) -> None:
     """Train, and print where the model is."""
-    from query_mutator.batching.training.model import checkpoints_in
-    from query_mutator.batching.training.trainer import train
+    from query_mutator.batching.training.trainer import checkpoints_in, train
 
     try:
         report = train(flags)

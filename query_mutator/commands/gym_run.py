@@ -94,7 +94,8 @@ def gym_config(flags: GymRunFlags) -> GymConfig:
 
 def gym_run(flags: GymRunFlags) -> None:
     """Play, save the samples with --out, and print a summary."""
-    stream = _stream(flags)
+    config = gym_config(flags)
+    stream = _stream(flags, config)
     buffer = ReplayBuffer(ReplayBufferConfig(max_size=flags.buffer_size, seed=flags.seed))
     with progress("episodes", flags.num_episodes, unit="episode") as bar:
         for sample in islice(iter(stream), flags.max_samples):
@@ -102,7 +103,7 @@ def gym_run(flags: GymRunFlags) -> None:
             bar.update(stream.metrics.episodes_completed - bar.n)
     if flags.output is not None:
         buffer.save(flags.output)
-    report: dict[str, Any] = {"source": "mock" if flags.mock else gym_config(flags).address, "output": flags.output}
+    report: dict[str, Any] = {"source": "mock" if flags.mock else config.address, "output": flags.output}
     metrics = stream.metrics
     report |= {
         "samples": metrics.samples_produced,
@@ -120,9 +121,8 @@ def gym_run(flags: GymRunFlags) -> None:
     show(flags, report, rows_of(shown))
 
 
-def _stream(flags: GymRunFlags) -> GymEpisodeStream | MockGymStream:
+def _stream(flags: GymRunFlags, config: GymConfig) -> GymEpisodeStream | MockGymStream:
     tokenizer = load_tokenizer(flags.tokenizer)
-    config = gym_config(flags)
     if not flags.mock:
         return GymEpisodeStream(config, tokenizer, max_episodes=flags.num_episodes)
     return MockGymStream(

@@ -278,7 +278,7 @@ def test_ones_own_is_replaced_with_force(plan: Path, capsys: pytest.CaptureFixtu
     assert qm(*build, "--overflow-max", "64", "-o", "plan", "--force", "--json", "plan.json") == 0
     assert load_batch_plan("plan").meta.num_samples == 50
     assert qm("data", "batchplan", "info", "-p", "plan", "--json", "plan.json", "--force") == 0
-    assert json.loads((plan / "plan.json").read_text())["samples"] == 50
+    assert json.loads((plan / "plan.json").read_text())["num_samples"] == 50
     for count in ("4", "2"):
         assert qm("data", "batchplan", "shard", "-p", "plan", "-w", count, "-o", "parts", "--force") == 0
         assert len(list((plan / "parts").iterdir())) == int(count)

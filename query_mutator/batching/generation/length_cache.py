@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, ItemsView, Iterable, Iterator, Mapping, Sequence, ValuesView
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,13 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from query_mutator.batching.files import (
-    json_bytes,
-    read_arrays,
-    reading,
-    sha256_of,
-    write_arrays,
-)
+from query_mutator.batching.files import json_bytes, read_arrays, reading, sha256_of, write_arrays
 from query_mutator.batching.lengths import IdTable
 from query_mutator.batching.records import Record
 from query_mutator.batching.sync import to_async, to_async_iterator
@@ -36,6 +30,7 @@ from query_mutator.files import atomic_write, decode, parse_json
 logger = logging.getLogger(__name__)
 
 KIND = "length cache"
+TEXT = (".jsonl", ".json")
 VERSION = 1
 MAX_LENGTH = 2**31 - 1
 
@@ -48,7 +43,7 @@ class LengthEntry(Record):
     length: int = Field(ge=0, le=MAX_LENGTH)
 
 
-class LengthCache:
+class LengthCache(Mapping[str, int]):
     """Lengths in tokens by unique sample id, in the order in which they were added.
 
     As a context manager (sync or async) it saves itself when the block ends without an exception.
@@ -58,9 +53,7 @@ class LengthCache:
         self.path = Path(path)
         self.tokenizer_hash = tokenizer_hash
         self.dataset_hash = ""  # fingerprint of the file that the lengths are of, if it is known
-        # Either arrays (of a loaded file, a fifth of the memory) or, from the first look-up on, a dictionary.
-        self._arrays: tuple[IdTable, NDArray[np.int32]] | None = None
-        self._dict: dict[str, int] = {}
+        self._entries: dict[str, int] = {}
         if entries:
             self.add_many_sync(list(entries), list(entries.values()))
 
@@ -96,32 +89,22 @@ class LengthCache:
 
     def save_sync(self) -> None:
         """Write the cache to its path; the suffix selects the format."""
-        if self._is_text:
-            self._save_lines()
+        header: dict[str, Any] = {"tokenizer_hash": self.tokenizer_hash, "version": VERSION, "count": len(self)}
+        if self.dataset_hash:
+            header["dataset_hash"] = self.dataset_hash
+        if self.path.suffix not in TEXT:
+            ids = IdTable.from_list(list(self)).to_arrays()
+            write_arrays(self.path, {**ids, "lengths": self.lengths}, kind=KIND, meta=header)
             return
-        meta = {"version": VERSION, "count": len(self), **self._hashes}
-        write_arrays(self.path, {**self.ids.to_arrays(), "lengths": self.lengths}, kind=KIND, meta=meta)
-
-    save = to_async(save_sync)
-
-    @property
-    def _is_text(self) -> bool:
-        return self.path.suffix in (".jsonl", ".json")
-
-    @property
-    def _hashes(self) -> dict[str, str]:
-        hashes = {"tokenizer_hash": self.tokenizer_hash, "dataset_hash": self.dataset_hash}
-        return {name: value for name, value in hashes.items() if value or name == "tokenizer_hash"}
-
-    def _save_lines(self) -> None:
         shared = f', "tokenizer_hash": {json.dumps(self.tokenizer_hash)}, "length": '
         rows = [f'{{"sample_id": {json.dumps(name)}{shared}{length}}}\n' for name, length in self.items()]
         body = "".join(rows).encode()
-        header: dict[str, Any] = {**self._hashes, "version": VERSION, "count": len(rows)}
         header["sha256"] = sha256_of([json_bytes(header), body])
         with atomic_write(self.path) as file:
             file.write(json_bytes(header) + b"\n")
             file.write(body)
+
+    save = to_async(save_sync)
 
     def __enter__(self) -> Self:
         return self
@@ -139,10 +122,7 @@ class LengthCache:
     def load_sync(cls, path: str | Path, expected_tokenizer_hash: str | None = None) -> Self:
         """Load a cache; raise UsageError for another tokenizer's, UsageError for a damaged one."""
         cache = cls(path, "")
-        if cache._is_text:
-            cache._load_lines()
-        else:
-            cache._load_binary()
+        cache._load_lines() if cache.path.suffix in TEXT else cache._load_binary()
         if expected_tokenizer_hash is not None and cache.tokenizer_hash != expected_tokenizer_hash:
             raise UsageError(
                 f"{path} was made with tokenizer {cache.tokenizer_hash}, not {expected_tokenizer_hash}; build it again"
@@ -174,18 +154,21 @@ class LengthCache:
 
     def _load_binary(self) -> None:
         file = read_arrays(self.path, kind=KIND)
-        self._check_version(file.meta.get("version"))
-        self.tokenizer_hash = str(file.meta["tokenizer_hash"])
-        self.dataset_hash = str(file.meta.get("dataset_hash", ""))
-        lengths = file.arrays["lengths"].astype(np.int32)
-        self._arrays = IdTable.from_arrays(file.arrays, count=len(lengths), path=self.path), lengths
+        self._check(file.meta)
+        lengths = file.arrays["lengths"].tolist()
+        ids = IdTable.from_arrays(file.arrays, count=len(lengths), path=self.path)
+        self._entries = dict(zip(ids.to_list(), lengths, strict=True))
 
     def _load_lines(self) -> None:
         with reading(self.path):
             first, _, body = self.path.read_bytes().partition(b"\n")
-        header = self._header(first)
-        self.tokenizer_hash = str(header["tokenizer_hash"])
-        self.dataset_hash = str(header.get("dataset_hash", ""))
+        try:
+            header = parse_json(first)
+        except ValueError:
+            header = None
+        if not isinstance(header, dict) or "tokenizer_hash" not in header or "sample_id" in header:
+            raise UsageError(f"{self.path} does not begin with the header of a length cache")
+        self._check(header)
         if "count" not in header:
             raise UsageError(f"{self.path} has no count; it may be the beginning of an interrupted build")
         about = json_bytes({name: value for name, value in header.items() if name != "sha256"})
@@ -199,59 +182,40 @@ class LengthCache:
         if header["count"] != len(rows):
             raise UsageError(f"{self.path} has {len(rows)} rows, its header says {header['count']}")
 
-    def _header(self, line: bytes) -> dict[str, Any]:
-        try:
-            header = parse_json(line)
-        except ValueError:
-            header = None
-        if not isinstance(header, dict) or "tokenizer_hash" not in header or "sample_id" in header:
-            raise UsageError(f"{self.path} does not begin with the header of a length cache")
-        self._check_version(header.get("version"))
-        return header
-
-    def _check_version(self, version: object) -> None:
-        if version != VERSION:
-            raise UsageError(f"{self.path} is a length cache of version {version!r}, not {VERSION}; build it again")
+    def _check(self, header: Mapping[str, Any]) -> None:
+        """Take the hashes of a file's header, whose version must be ours."""
+        if header.get("version") != VERSION:
+            raise UsageError(f"{self.path} has version {header.get('version')!r}, not {VERSION}; build it again")
+        self.tokenizer_hash = str(header["tokenizer_hash"])
+        self.dataset_hash = str(header.get("dataset_hash", ""))
 
     # --- looking up ------------------------------------------------------------------------------------------------
 
     @property
-    def _entries(self) -> dict[str, int]:
-        """The entries as a dictionary, which replaces the arrays of a loaded file."""
-        if self._arrays is not None:
-            ids, lengths = self._arrays
-            self._dict, self._arrays = dict(zip(ids.to_list(), lengths.tolist(), strict=True)), None
-        return self._dict
-
-    @property
-    def ids(self) -> IdTable:
-        """All ids in the order they were added."""
-        return IdTable.from_list(list(self._dict)) if self._arrays is None else self._arrays[0]
-
-    @property
     def lengths(self) -> NDArray[np.int32]:
-        """All lengths in the order of `ids`, int32 [N]; a copy."""
-        if self._arrays is None:
-            return np.fromiter(self._dict.values(), np.int32, len(self._dict))
-        return self._arrays[1].copy()
-
-    def get(self, sample_id: object) -> int | None:
-        """Return the length of a sample, or None."""
-        return self._entries.get(sample_id_of(sample_id))
+        """All lengths in the order in which they were added, int32 [N]."""
+        return np.fromiter(self._entries.values(), np.int32, len(self._entries))
 
     def get_all(self) -> dict[str, int]:
         """Return all lengths by id."""
         return dict(self._entries)
 
-    def items(self) -> Iterable[tuple[str, int]]:
-        """Return the pairs of id and length in the order they were added."""
+    def items(self) -> ItemsView[str, int]:
+        """Return the pairs of id and length in the order in which they were added."""
         return self._entries.items()
 
-    def __len__(self) -> int:
-        return len(self._dict) if self._arrays is None else len(self._arrays[1])
+    def values(self) -> ValuesView[int]:
+        """Return the lengths in the order in which they were added."""
+        return self._entries.values()
 
-    def __contains__(self, sample_id: object) -> bool:
-        return self.get(sample_id) is not None
+    def __getitem__(self, sample_id: object) -> int:
+        return self._entries[sample_id_of(sample_id)]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
 
     # --- checking and streaming ------------------------------------------------------------------------------------
 

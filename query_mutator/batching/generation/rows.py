@@ -74,11 +74,9 @@ class TokenRow(NamedTuple):
 
     def cut(self, length: int) -> Self:
         """Return the first `length` tokens."""
-        return (
-            self
-            if self.length <= length
-            else self._replace(input_ids=self.input_ids[:length], loss_mask=self.loss_mask[:length])
-        )
+        if self.length <= length:
+            return self
+        return self._replace(input_ids=self.input_ids[:length], loss_mask=self.loss_mask[:length])
 
 
 class ByteTokenizer:

@@ -194,7 +194,17 @@ class BatchPlanBuilder:
         """Return the plan of this many epochs, each in a different order."""
         if num_epochs < 1:
             raise UsageError(f"num_epochs={num_epochs} must be at least 1")
-        return BatchPlan(self.meta(num_epochs), {number: self.build_epoch(number) for number in range(num_epochs)})
+        meta = BatchPlanMeta(
+            dataset_hash=self.dataset_hash,
+            tokenizer_hash=self.tokenizer_hash,
+            config=self.config,
+            pack_config=self.pack_config,
+            num_epochs=num_epochs,
+            num_samples=len(self._table),
+            lengths_hash=self._table.digest,
+            overlong=self.overlong,
+        )
+        return BatchPlan(meta, {number: self.build_epoch(number) for number in range(num_epochs)})
 
     build = to_async(build_sync)
 
@@ -207,19 +217,6 @@ class BatchPlanBuilder:
     def kept_lengths(self) -> NDArray[np.int32]:
         """Lengths of the samples that take part."""
         return self._fitted.lengths[self._fitted.kept]
-
-    def meta(self, num_epochs: int) -> BatchPlanMeta:
-        """Return everything the plan depends on."""
-        return BatchPlanMeta(
-            dataset_hash=self.dataset_hash,
-            tokenizer_hash=self.tokenizer_hash,
-            config=self.config,
-            pack_config=self.pack_config,
-            num_epochs=num_epochs,
-            num_samples=len(self._table),
-            lengths_hash=self._table.digest,
-            overlong=self.overlong,
-        )
 
     def build_epoch(self, epoch: int) -> EpochPlan:
         """Return one epoch; the order follows from the seed and the epoch's number."""
@@ -282,13 +279,13 @@ def verify_batch_plan(plan: BatchPlan, lengths: LengthSource) -> tuple[bool, str
         return False, "the plan is a shard; verify the whole plan"
     try:
         builder = BatchPlanBuilder(lengths, meta.config, meta.dataset_hash, meta.tokenizer_hash, meta.pack_config)
+        rebuilt = builder.build_sync(meta.num_epochs)
     except UsageError as error:
         return False, f"no plan can be built from these lengths: {error}"
-    rebuilt = builder.meta(meta.num_epochs)
     for name in ("num_samples", "lengths_hash", "overlong", "version"):
-        if getattr(rebuilt, name) != getattr(meta, name):
-            return False, f"{name} differs: planned {getattr(meta, name)}, now {getattr(rebuilt, name)}"
+        if getattr(rebuilt.meta, name) != getattr(meta, name):
+            return False, f"{name} differs: planned {getattr(meta, name)}, now {getattr(rebuilt.meta, name)}"
     for number, digest in plan.digests.items():
-        if builder.build_epoch(number).digest != digest:
+        if rebuilt.digests.get(number) != digest:
             return False, f"epoch {number} differs in order or limits"
     return True, "the plan follows from these lengths and settings"

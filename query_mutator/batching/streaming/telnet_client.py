@@ -101,16 +101,8 @@ class LineConnection:
         self._lines: deque[str] = deque()
         self._rest = b""  # the incomplete last line
 
-    async def send_lines(self, *lines: str) -> None:
-        """Send lines."""
-        raise NotImplementedError
-
     async def _receive(self) -> bytes:
         """Return the next bytes of text, b"" at the end of the connection."""
-        raise NotImplementedError
-
-    async def close(self) -> None:
-        """Close; idempotent."""
         raise NotImplementedError
 
     async def read_line(self) -> str:
@@ -197,7 +189,7 @@ class WebSocketConnection(LineConnection):
         await self._socket.close()
 
 
-async def connect(config: GymConfig) -> LineConnection:
+async def connect(config: GymConfig) -> SocketConnection | WebSocketConnection:
     """Open the connection that `config` describes; raise GymConnectionError when nothing answers in time."""
     try:
         async with asyncio.timeout(config.connect_timeout):
@@ -414,7 +406,7 @@ class GymClient:
     def __init__(self, config: GymConfig | None = None) -> None:
         self.config = config or GymConfig()
         self.games: dict[str, int] = {}  # the menu: names to numbers
-        self._connection: LineConnection | None = None
+        self._connection: SocketConnection | WebSocketConnection | None = None
         self._fences = itertools.count(1)
         self._echoes: deque[str] = deque()  # lines sent, which a telnet server may echo
         self._playing = False

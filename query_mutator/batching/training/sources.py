@@ -39,17 +39,9 @@ class Microbatch(NamedTuple):
     rows: list[TokenRow]
     packing: PackingConfig | None = None
 
-    @property
-    def padded_tokens(self) -> int:
-        """Return the tokens of the batch, padding included."""
-        return self.spec.num_rows * self.spec.max_len
-
     def collated(self, pad_id: int) -> CollatedBatch:
         """Return the batch as arrays."""
         return collate_microbatch(self.spec, self.rows, pad_id=pad_id, pack_config=self.packing)
-
-
-Step = list[Microbatch]
 
 
 class PlanSource:
@@ -69,7 +61,7 @@ class PlanSource:
         here = len(self.plan.get_epoch(self._epoch)) - self._place
         return sum(-(-count // self._accumulation) for count in (here, *left))
 
-    def steps(self) -> Iterator[Step]:
+    def steps(self) -> Iterator[list[Microbatch]]:
         """Yield the microbatches of each step, from the current position."""
         for number in [number for number in self.plan.epochs if number >= self._epoch]:
             if number != self._epoch:
@@ -108,7 +100,7 @@ class OnlineSource:
         self._window = window
         self._accumulation = accumulation
 
-    def steps(self) -> Iterator[Step]:
+    def steps(self) -> Iterator[list[Microbatch]]:
         """Yield the microbatches of each step; play episodes between windows until the next one can be built."""
         while True:
             microbatches = self._window.iter_current_with_samples()
@@ -196,20 +188,11 @@ def read_tokens(path: str, tokenizer: Any, *, mask_prompt: bool, skip_bad: bool 
 # --- from the flags --------------------------------------------------------------------------------------------------
 
 
-class Inputs(NamedTuple):
-    """A source of batches, what the model is checked against, and what the run reports about its data."""
-
-    source: Source
-    longest_row: int
-    largest_id: int
-    notes: tuple[str, ...] = ()
-
-
-def make_source(flags: SftFlags, tokenizer: Any) -> Inputs:
-    """Return the source of batches: a gym, or a plan over the rows in memory."""
+def make_source(flags: SftFlags, tokenizer: Any) -> tuple[Source, int, int, list[str]]:
+    """Return a gym, or a plan over the rows in memory; the longest row, the largest id, and notes about the data."""
     largest_id = len(tokenizer) - 1  # rows are not known before the run
     if flags.online:
-        return Inputs(_online_source(flags, tokenizer), flags.row_length, largest_id)
+        return _online_source(flags, tokenizer), flags.row_length, largest_id, []
     assert flags.data is not None
     data = read_tokens(flags.data, tokenizer, mask_prompt=flags.mask_prompt, skip_bad=flags.skip_bad)
     notes = [f"skipped {data.bad_rows} rows, first: {data.first_errors[0]}"] if data.bad_rows else []
@@ -219,7 +202,7 @@ def make_source(flags: SftFlags, tokenizer: Any) -> Inputs:
         lost = f"{overlong.tokens_lost} tokens lost"
         notes.append(f"{overlong.num_overlong} samples are longer than allowed ({overlong.policy}): {lost}")
     source = PlanSource(plan, data.rows, accumulation=flags.gradient_accumulation)
-    return Inputs(source, _longest_row(plan, data), data.largest_id, tuple(notes))
+    return source, _longest_row(plan, data), data.largest_id, notes
 
 
 def eval_microbatches(flags: SftFlags, tokenizer: Any) -> list[Microbatch]:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, redirect_stderr
 from dataclasses import asdict, dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -17,23 +18,26 @@ import torch
 from torch.nn import functional
 
 from ppo.algorithm import usable_device
+from ppo.checkpoint import load_checkpoint, save_checkpoint
 from query_mutator.batching.distributed import DistributedConfig
 from query_mutator.batching.generation.io import CollatedBatch
 from query_mutator.batching.generation.rows import load_tokenizer, pad_id_of, tokenizer_fingerprint
 from query_mutator.batching.planning.packing import IGNORE_LABEL, PADDING_SEGMENT
-from query_mutator.batching.training import model
 from query_mutator.batching.training.config import SftFlags
 from query_mutator.batching.training.sources import Microbatch, eval_microbatches, make_source
 from query_mutator.cli.console import note, progress
-from query_mutator.errors import CheckpointError, UsageError
+from query_mutator.errors import CheckpointError, UsageError, reason_of
 from query_mutator.files import disk_errors, write_checked_json
+from query_mutator.files.gguf_file import source_of
 from query_mutator.files.json_lines import check_json_lines
 from query_mutator.files.lock import locked
 from query_mutator.files.metrics import METRICS_FILE, MetricsWriter
+from query_mutator.files.run_dir import first_readable
 
 EVAL_POINTS = 10  # evaluations in a run without --eval-interval
-MODEL_FOLDER = "model"
 _OF_ONE_COMMAND = ("resume", "break_lock", "config", "json", "force")  # flags that a resumed run does not repeat
+FORMAT = "sft 3"  # of a checkpoint
+KEPT_CHECKPOINTS = 2
 _CPU_MEMORY = ("can't allocate memory", "not enough memory")  # messages of torch's CPU allocator
 
 
@@ -61,11 +65,10 @@ class SftTrainer:
         torch.manual_seed(flags.seed)
         self.tokenizer = load_tokenizer(flags.tokenizer or flags.model)
         self.tokenizer_hash = tokenizer_fingerprint(self.tokenizer)
-        inputs = make_source(flags, self.tokenizer)
-        self.source, self.notes = inputs.source, inputs.notes
+        self.source, longest_row, largest_id, self.notes = make_source(flags, self.tokenizer)
         note(*self.notes)
-        self.model = model.load_model(flags, device)
-        model.check_fit(self.model, largest_id=inputs.largest_id, longest_row=inputs.longest_row)
+        self.model = load_model(flags, device)
+        check_fit(self.model, largest_id=largest_id, longest_row=longest_row)
         self.stepper = Stepper(
             self.model,
             pad_id=pad_id_of(self.tokenizer),
@@ -138,7 +141,7 @@ class SftTrainer:
         if not self._due(self.flags.save_interval or self.num_steps):
             return
         state = {
-            "weights": model.trainable_state(self.model),
+            "weights": trainable_state(self.model),
             "optimizer": self.optimizer.state_dict(),
             "source": self.source.state_dict(),
             "step": self.steps_done,
@@ -150,11 +153,11 @@ class SftTrainer:
             "tokenizer_hash": self.tokenizer_hash,
             "metrics_bytes": self._metrics.rows.size_bytes,
         }
-        model.write_checkpoint(self.output, state, step=self.steps_done)
+        write_checkpoint(self.output, state, step=self.steps_done)
 
     def finish(self) -> dict[str, Any]:
         """Save the finished model and return the report."""
-        folder = self.output / MODEL_FOLDER
+        folder = self.output / "model"
         report: dict[str, Any] = {
             "output": str(self.output),
             "model": str(folder),
@@ -163,9 +166,9 @@ class SftTrainer:
             "first_loss": self.losses[0] if self.losses else None,
             "last_loss": self.losses[-1] if self.losses else None,
             "eval_loss": self.eval_loss,
-            "notes": list(self.notes),
+            "notes": self.notes,
         }
-        model.save_model(self.model, self.tokenizer, folder)
+        save_model(self.model, self.tokenizer, folder)
         write_checked_json(self.output / "summary.json", report)
         return report
 
@@ -184,14 +187,14 @@ class SftTrainer:
 
     def _resume(self, resumed: Path) -> int:
         """Restore the state in a checkpoint; return the length of its metrics file."""
-        state = model.read_checkpoint(resumed)
+        state = read_checkpoint(resumed)
         if self._is_in_place:
             metrics = self.output / METRICS_FILE
             check_json_lines(metrics, end=state["metrics_bytes"])
         if state["tokenizer_hash"] != self.tokenizer_hash:
             raise CheckpointError(f"{resumed} was made with another tokenizer; give that one with --tokenizer")
         self.source.load_state_dict(state["source"])
-        model.load_trainable(self.model, state["weights"])
+        load_trainable(self.model, state["weights"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.steps_done, self.tokens_done = int(state["step"]), int(state["tokens"])
         self.losses, self.eval_loss = list(state["losses"]), state["eval_loss"]
@@ -353,7 +356,7 @@ class Stepper:
         return StepResult(
             loss=loss / max(tokens, 1),
             loss_tokens=tokens,
-            padded_tokens=sum(one.padded_tokens for one in microbatches),
+            padded_tokens=sum(one.spec.num_rows * one.spec.max_len for one in microbatches),
             grad_norm=norm,
         )
 
@@ -394,3 +397,135 @@ class Stepper:
 
     def _precision(self) -> torch.autocast:
         return torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=self._bf16)
+
+
+# --- the model: load it, add adapters, freeze layers, check it against the data, save it -----------------------------
+
+
+def load_model(flags: SftFlags, device: torch.device) -> Any:
+    """Return the model of --model in float32 on `device`, with layers frozen and adapters added as the flags say."""
+    model = read_model(flags.model)
+    _freeze(model, flags.freeze_layers)
+    if flags.gradient_checkpointing:
+        model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
+    if flags.use_lora:
+        model = _with_adapters(model, flags)
+    return model.to(device)
+
+
+def read_model(spec: str) -> Any:
+    """Return a model in float32; UsageError for what is none."""
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    source, of_gguf = source_of(spec)
+    model: Any
+    try:
+        with redirect_stderr(StringIO()):  # a bar that nothing else disables
+            model = AutoModelForCausalLM.from_pretrained(
+                source, **of_gguf, dtype=torch.float32, attn_implementation="sdpa", trust_remote_code=False
+            )
+    except Exception as error:  # files that are not a model fail in many ways
+        what = "no model can be read from it" if Path(spec).exists() else "not a folder, and not on the hub"
+        reason = reason_of(error)
+        raise UsageError(f"--model {spec!r}: {what} ({reason}); give a folder, a GGUF file or a hub id") from None
+    if of_gguf:  # the weights are float32 now, and are saved as such
+        model.hf_quantizer.remove_quantization_config(model)
+    return model
+
+
+def _freeze(model: Any, count: int) -> None:
+    if not count:
+        return
+    layers = max((one for one in model.modules() if isinstance(one, torch.nn.ModuleList)), key=len, default=())
+    if count > len(layers):
+        raise UsageError(f"--freeze-layers {count}: the model has {len(layers)} layers; freeze fewer")
+    for part in (model.get_input_embeddings(), *layers[:count]):
+        part.requires_grad_(False)
+
+
+def _with_adapters(model: Any, flags: SftFlags) -> Any:
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ImportError:
+        raise UsageError("--use-lora needs peft: pip install 'query-mutator[sft]'") from None
+    names = [name.strip() for name in flags.lora_targets.split(",") if name.strip()]
+    config = LoraConfig(
+        r=flags.lora_rank, lora_alpha=2 * flags.lora_rank, target_modules=names or "all-linear", task_type="CAUSAL_LM"
+    )
+    torch.manual_seed(flags.seed)  # the adapters' first weights are drawn
+    try:
+        return get_peft_model(model, config)
+    except ValueError as error:
+        reason = str(error).partition(".")[0]
+        raise UsageError(f"--lora-targets {flags.lora_targets or 'all-linear'}: {reason}") from None
+
+
+def check_fit(model: Any, *, largest_id: int, longest_row: int) -> None:
+    """Raise a UsageError if token ids or row lengths exceed what the model was built for."""
+    size = model.get_input_embeddings().weight.shape[0]
+    if largest_id >= size:
+        raise UsageError(f"the data have token id {largest_id}, the model knows {size}; give the model's --tokenizer")
+    limit = getattr(model.config, "max_position_embeddings", None)
+    if limit is not None and longest_row > limit:
+        raise UsageError(f"rows of {longest_row} tokens do not fit the model's {limit} positions; lower --max-length")
+
+
+def save_model(model: Any, tokenizer: Any, folder: Path) -> None:
+    """Save model (adapters merged) and tokenizer, as `from_pretrained` and model servers read them."""
+    with disk_errors(folder):
+        whole = model.merge_and_unload() if hasattr(model, "merge_and_unload") else model
+        whole.save_pretrained(folder)
+        if hasattr(tokenizer, "save_pretrained"):
+            tokenizer.save_pretrained(folder)
+
+
+# --- checkpoints: OUTPUT/checkpoints/step_N.pt -----------------------------------------------------------------------
+
+
+def trainable_state(model: Any) -> dict[str, torch.Tensor]:
+    """Return the weights that are trained, on the CPU, by name."""
+    return {name: one.detach().cpu().clone() for name, one in model.named_parameters() if one.requires_grad}
+
+
+def load_trainable(model: Any, state: Mapping[str, torch.Tensor]) -> None:
+    """Load the weights of `trainable_state`; UsageError for other names or shapes."""
+    mine = {name: one for name, one in model.named_parameters() if one.requires_grad}
+    if mine.keys() != state.keys() or any(mine[name].shape != state[name].shape for name in mine):
+        raise UsageError("the checkpoint is of another model, or of other trained layers; give the same flags")
+    with torch.no_grad():
+        for name, one in mine.items():
+            one.copy_(state[name])
+
+
+def write_checkpoint(output: Path, state: Mapping[str, Any], *, step: int) -> None:
+    """Write a checkpoint atomically and remove all but the newest two; DiskError if it cannot be written."""
+    path = output / "checkpoints" / f"step_{step}.pt"
+    with disk_errors(path):
+        save_checkpoint(path, {"format": FORMAT, **state})
+        for old in checkpoints_in(output)[KEPT_CHECKPOINTS:]:
+            old.unlink(missing_ok=True)
+
+
+def checkpoints_in(output: Path) -> list[Path]:
+    """Return the checkpoints in an output folder, the newest first."""
+    found = [path for path in (output / "checkpoints").glob("step_*.pt") if path.stem[5:].isdecimal()]
+    return sorted(found, key=lambda path: -int(path.stem[5:]))
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """Return the state in a `.pt`, or in the newest readable one of an output folder; CheckpointError without one."""
+    if not (found := checkpoints_in(path) if path.is_dir() else [path]):
+        raise CheckpointError(f"{path}: no checkpoint in it; give an output folder of `qm train sft`, or a .pt")
+    return first_readable(found, _read)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        state = load_checkpoint(path, entry="format")
+    except ValueError as error:
+        raise CheckpointError(f"{error}; give an output folder of `qm train sft`") from None
+    if state["format"] != FORMAT:
+        raise CheckpointError(f"{path} has format {state['format']!r}, not {FORMAT!r} of this `qm train sft`")
+    return state

@@ -21,9 +21,8 @@ from query_mutator.batching import (
     load_tokenizer,
 )
 from query_mutator.batching.planning.batch_plan import BatchPlan
-from query_mutator.batching.training.model import read_model
 from query_mutator.batching.training.sources import Microbatch, PlanSource, TokenData, read_tokens
-from query_mutator.batching.training.trainer import Stepper, cosine_lr, to_tensors, token_losses
+from query_mutator.batching.training.trainer import Stepper, cosine_lr, read_model, to_tensors, token_losses
 from query_mutator.errors import UsageError
 from query_mutator.files.gguf_file import source_of
 from query_mutator.files.json_lines import read_json_lines
