@@ -33,7 +33,7 @@ from query_mutator.apply.proxy.chat import virtual_name
 from query_mutator.apply.proxy.server import ProxyServer, listen
 from query_mutator.commands.policy_flags import open_policy
 from query_mutator.commands.serve import ServeFlags, serving
-from query_mutator.data import guard_questions, validation_split
+from query_mutator.data import guard_questions, split_questions
 from query_mutator.evaluation.outcomes import Outcome
 from query_mutator.evaluation.summary import POLICY, Results, summarize
 from query_mutator.rewards import is_refusal
@@ -94,7 +94,7 @@ def questions_of(saved: SavedPolicy, *, held_out: bool) -> Sequence[Question]:
     split = split_dataset(saved.task)
     if held_out:
         return split.test
-    return split.validation or validation_split(split.train, 0).validation
+    return split.validation or split_questions(split.train, 0).validation
 
 
 def ask_all(

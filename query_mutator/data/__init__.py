@@ -3,13 +3,13 @@
 `load_questions` reads .jsonl, .json, .csv and .parquet, also in known layouts (SQuAD, TriviaQA, GSM8K, XSTest);
 `load_question_set` returns in addition the requests that should be refused, apart from the questions. The sets in
 `BUNDLED` and `guard_questions` come with the product; `split_questions` holds questions out by a hash of their target,
-and `validation_split` a fold of the training questions, so that adding rows moves no other row.
+and a fold of the others, so that adding rows moves no other row.
 """
 
 from query_mutator.data.loaders import BANKS, BUNDLED, QuestionSet, guard_questions, load_question_set, load_questions
-from query_mutator.data.split import Split, split_questions, validation_split
+from query_mutator.data.split import Split, split_questions
 
 __all__ = [
     "BANKS", "BUNDLED", "QuestionSet", "Split", "guard_questions", "load_question_set", "load_questions",
-    "split_questions", "validation_split",
+    "split_questions",
 ]  # fmt: skip

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -67,21 +67,13 @@ def fold_of(question: Question) -> int:
     return int(_digest(question)[8:16], 16) % FOLDS
 
 
-def split_questions(questions: Iterable[Question]) -> Split:
-    """Return the hash-stable split, without a validation part; order within each part is kept."""
-    train: list[Question] = []
-    test: list[Question] = []
+def split_questions(questions: Iterable[Question], fold: ValidationFold = "none") -> Split:
+    """Return the hash-stable split, with one fold of the training questions as validation; order is kept."""
+    parts: dict[str, list[Question]] = {"train": [], "test": [], "validation": []}
     for question in questions:
-        (test if in_test(question) else train).append(question)
-    return Split(train=tuple(train), test=tuple(test))
-
-
-def validation_split(train: Sequence[Question], fold: int) -> Split:
-    """Return training questions in two parts: those of `fold` as validation, the others to learn from."""
-    return Split(
-        train=tuple(question for question in train if fold_of(question) != fold),
-        validation=tuple(question for question in train if fold_of(question) == fold),
-    )
+        part = "test" if in_test(question) else "validation" if fold_of(question) == fold else "train"
+        parts[part].append(question)
+    return Split(train=tuple(parts["train"]), test=tuple(parts["test"]), validation=tuple(parts["validation"]))
 
 
 def _digest(question: Question) -> str:

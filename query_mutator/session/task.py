@@ -22,7 +22,6 @@ from query_mutator.data import (
     hub,
     load_question_set,
     split_questions,
-    validation_split,
 )
 from query_mutator.data.loaders import GENERAL_2, GRADED_BY, OPENED_BY
 from query_mutator.env.observation import Projection
@@ -138,11 +137,8 @@ def _check_not_held_out(dataset: str, *, for_training: bool) -> None:
 def split_dataset(settings: TaskSettings) -> Split:
     """Return the hash-stable split of the dataset, with the validation fold of the settings taken from `train`."""
     found = read_dataset(settings)
-    split = replace(split_questions(found.questions), guard=found.guard, source=found.source)
-    if settings.validation_fold == "none":
-        return split
-    fold = validation_split(split.train, settings.validation_fold)
-    return replace(split, train=fold.train, validation=fold.validation)
+    split = split_questions(found.questions, settings.validation_fold)
+    return replace(split, guard=found.guard, source=found.source)
 
 
 def example_bank(dataset: str) -> list[Question] | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from query_mutator.cli.console import exit_code
-from query_mutator.data import load_questions, split_questions, validation_split
+from query_mutator.data import load_questions, split_questions
 from query_mutator.testing import StubServer
 from tests.integration.llama_server import write_gguf
 from train_query_mutator import main as train_main
@@ -50,7 +50,7 @@ def dataset(tmp_path: Path) -> Path:
 @pytest.fixture
 def validation(dataset: Path) -> list[str]:
     """Return the texts of the dataset's validation questions."""
-    return [q.text for q in validation_split(split_questions(load_questions(dataset)).train, 0).validation]
+    return [q.text for q in split_questions(load_questions(dataset), 0).validation]
 
 
 @pytest.fixture(scope="session")

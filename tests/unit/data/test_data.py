@@ -19,7 +19,7 @@ from pyarrow import parquet
 from query_mutator.data import guard_questions, load_question_set, load_questions
 from query_mutator.data.loaders import FOLDER, GENERAL_2, general, general_bank
 from query_mutator.data.logs import LoggedReply, read_logged_replies
-from query_mutator.data.split import FOLDS, fold_of, in_test, split_questions, target_key, validation_split
+from query_mutator.data.split import FOLDS, fold_of, in_test, split_questions, target_key
 from query_mutator.errors import DatasetError, UsageError
 from query_mutator.rewards import Evidence, WeightedReward
 from query_mutator.rewards.committed import FAMILY, commits_to
@@ -133,7 +133,7 @@ def test_split_keeps_targets_apart_and_does_not_move() -> None:
 
 def test_folds_keep_targets_apart_and_do_not_move() -> None:
     train = split_questions(general()).train
-    folds = [validation_split(train, fold) for fold in range(FOLDS)]
+    folds = [split_questions(train, fold) for fold in range(FOLDS)]  # type: ignore[arg-type]
     assert sorted(q.id for part in folds for q in part.validation) == sorted(q.id for q in train)
     assert [len(part.validation) for part in folds] == [174, 282, 185, 199, 208]
     for part in folds:
@@ -141,7 +141,7 @@ def test_folds_keep_targets_apart_and_do_not_move() -> None:
         chosen_on = {target_key(question) for question in part.validation}
         learned = {target_key(question) for question in part.train}
         assert chosen_on.isdisjoint(learned)
-    fewer = validation_split(train[::3], 2)
+    fewer = split_questions(train[::3], 2)
     assert set(fewer.validation) <= set(folds[2].validation)
     assert {fold_of(question) for question in fewer.train} == {0, 1, 3, 4}
 
