@@ -123,7 +123,18 @@ def run(args: Args) -> dict[str, Any]:
     train_s = time.perf_counter() - started
     if args.save:
         logger.info("saved %s", save_checkpoint(args.save, ppo.state_dict()))
-    result = report(args, evaluate(ppo.frozen, args), train_s=train_s)
+    returns = evaluate(ppo.frozen, args)
+    result = {
+        "env": args.env,
+        "seed": args.seed,
+        "env_steps": args.total_steps,
+        "eval_episodes": len(returns),
+        "mean_return": sum(returns) / len(returns),
+        "min_return": min(returns),
+        "train_s": round(train_s, 2),
+    }
+    told = "{env} seed {seed}: mean return {mean_return:.1f} (lowest {min_return:.1f}) over {eval_episodes} episodes"
+    print(f"{told.format_map(result)} after {args.total_steps} steps in {train_s:.1f} s")
     if args.json == "-":
         print(json.dumps(result))
     elif args.json:
@@ -186,24 +197,6 @@ def evaluate(policy: FrozenPolicy, args: Args) -> list[float]:
     envs = make_envs(args.env, args.eval_episodes)
     returns: list[float] = first_episode_returns(policy, envs, seed=args.seed + EVAL_SEED_OFFSET).tolist()
     return returns
-
-
-def report(args: Args, returns: list[float], *, train_s: float) -> dict[str, Any]:
-    """Print the result and return it."""
-    result = {
-        "env": args.env,
-        "seed": args.seed,
-        "env_steps": args.total_steps,
-        "eval_episodes": len(returns),
-        "mean_return": sum(returns) / len(returns),
-        "min_return": min(returns),
-        "train_s": round(train_s, 2),
-    }
-    print(
-        f"{args.env} seed {args.seed}: mean return {result['mean_return']:.1f} (lowest {result['min_return']:.1f}) "
-        f"over {len(returns)} episodes after {args.total_steps} steps in {train_s:.1f} s"
-    )
-    return result
 
 
 if __name__ == "__main__":

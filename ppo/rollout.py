@@ -70,37 +70,18 @@ class RolloutBuffer:
         self.cursor[:] = 0
         self._left = self.num_steps * self.num_envs
 
-    def add(
-        self,
-        env_ids: ArrayLike | None = None,
-        *,
-        obs: ArrayLike,
-        actions: ArrayLike,
-        logprobs: ArrayLike,
-        values: ArrayLike,
-        rewards: ArrayLike,
-        terminations: ArrayLike,
-        truncations: ArrayLike,
-        final_values: ArrayLike = 0.0,
-        valid: ArrayLike = True,
-    ) -> None:
-        """Append one step of each environment in `env_ids` (None: all); every argument has a row per environment.
+    def add(self, env_ids: ArrayLike | None = None, **columns: ArrayLike) -> None:
+        """Append one step of each environment in `env_ids` (None: all), with a row per environment in every column.
 
-        `final_values` are the critic's values of `final_obs`, used where a step was truncated. Raises ValueError for an
-        environment that has taken all its steps or is named twice.
+        The columns are the arrays of the buffer; `final_values` are the critic's of `final_obs`, used where a step was
+        truncated, and may be left out, as `valid`. Raises ValueError for an environment that has taken all its steps or
+        is named twice.
         """
         envs = self._every_env if env_ids is None else np.asarray(env_ids, dtype=np.int64)
         steps = self._claim(envs, known_distinct=env_ids is None)
-        columns = self._columns
-        columns["obs"][steps, envs] = obs
-        columns["actions"][steps, envs] = actions
-        columns["logprobs"][steps, envs] = logprobs
-        columns["values"][steps, envs] = values
-        columns["rewards"][steps, envs] = rewards
-        columns["terminations"][steps, envs] = terminations
-        columns["truncations"][steps, envs] = truncations
-        columns["final_values"][steps, envs] = final_values
-        columns["valid"][steps, envs] = valid
+        given = {"final_values": 0.0, "valid": True, **columns}
+        for name, column in self._columns.items():
+            column[steps, envs] = given[name]
 
     def _claim(self, envs: NDArray[np.int64], *, known_distinct: bool) -> NDArray[np.int64]:
         steps: NDArray[np.int64] = self.cursor[envs]
