@@ -253,16 +253,8 @@ class Rewriter:
             )
         )
 
-    def flow(
-        self,
-        question: str,
-        *,
-        limits: Limits | None = None,
-        first_answer: str | None = None,
-        asks_at_end: bool = True,
-        usable: Callable[[Framed], bool] | None = None,
-    ) -> Flow:
-        """Return the decisions on a question as a flow, for a driver of your own (see `rewrite_flow`).
+    def flow(self, question: str, *, asks_at_end: bool = True, **options: Any) -> Flow:
+        """Return the decisions on a question as a flow, for a driver of your own; `options` as of `rewrite_flow`.
 
         Making it encodes the question. UsageError for an empty question, and for a policy that looks at answers with
         `asks_at_end=False`.
@@ -274,15 +266,7 @@ class Rewriter:
                 "--max-asks 1, or a plan with one answer"
             )
         task = self.task.on([Question(id=self._ids.get(question, ""), text=question)])
-        return rewrite_flow(
-            task,
-            self.policy,
-            limits=limits,
-            call_price=self.call_price,
-            first_answer=first_answer,
-            asks_at_end=asks_at_end,
-            usable=usable,
-        )
+        return rewrite_flow(task, self.policy, call_price=self.call_price, asks_at_end=asks_at_end, **options)
 
     def close(self) -> None:
         """End calls in flight and stop what was started; idempotent."""

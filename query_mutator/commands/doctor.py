@@ -45,9 +45,6 @@ from query_mutator.settings.models import Sampling
 from query_mutator.settings.questions import Questions
 from query_mutator.types import Question
 
-FEWEST_TOKENS = 32  # of an answer
-CHARS_PER_TOKEN = 3  # at least, in English
-
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorConfig(ServerAddressFlags, Questions, Sampling):
@@ -149,7 +146,7 @@ def _calls(server: ModelServer, models: Sequence[str], config: DoctorConfig) -> 
 
 
 def _pace(server: ModelServer, models: Sequence[str], config: DoctorConfig, *, at_once: int) -> Iterator[Finding]:
-    """Yield how long the answers of a run take with as many at once as slots, and whether they are cut."""
+    """Yield how long the answers of a run take with as many at once as slots."""
     questions = split_dataset(group_of(TaskSettings, config, validation_fold="none")).train or [
         Question(id="probe", text=PROBE_TEXT)
     ]
@@ -163,15 +160,9 @@ def _pace(server: ModelServer, models: Sequence[str], config: DoctorConfig, *, a
         text = f"unknown, with {beside} a call fails ({errors[0]}): {advice}"
         yield Finding("pace", text, is_fine=errors[0].kind == "timeout")
         return
-    answer_s, cut_answers = fmean(reply.latency_s for reply in answers), sum(reply.hit_limit for reply in answers)
+    answer_s = fmean(reply.latency_s for reply in answers)
     took = f"an answer of at most {limit} tokens takes {answer_s:.3g} s"
     yield Finding("pace", f"{beside}: {took}", rate=at_once / max(1e-9, answer_s))
-    if 2 * cut_answers > at_once:
-        longest = max((len(question.reference or "") for question in questions), default=0)
-        shorter = max(1, min(limit // 2, max(FEWEST_TOKENS, -(-longest // CHARS_PER_TOKEN // 16) * 16)))
-        cut = f"{cut_answers} of {at_once} answers ran to the limit of {limit} tokens"
-        advice = f"a model that does not end by itself needs less, try --target-max-tokens {shorter}"
-        yield Finding("advice", f"{cut}: {advice}")
 
 
 def _slots(probe: Probe) -> str:

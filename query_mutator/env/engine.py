@@ -12,19 +12,17 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from query_mutator.env.episode import Asked, Attempt, Episode, QuestionMemory, Rewriting, Wording, why_submitted
-from query_mutator.env.observation import AnswerFeatures
 from query_mutator.env.scheduling import Call, Encode, Flow, Prepare
 from query_mutator.env.task import Task
 from query_mutator.llm.retry import is_transient
 from query_mutator.operators import OperatorContext, local_rewrite, rejecting_guard
 from query_mutator.operators.base import clean_rewrite
-from query_mutator.rewards import Evidence, Unscored, cosine, is_not_sure, is_refusal
+from query_mutator.rewards import Evidence, Unscored, cosine, is_refusal
 from query_mutator.types import (
     AS_IS,
     ASK,
@@ -420,7 +418,8 @@ class EpisodeEngine:
         most_asks = task.rules.max_asks or task.rules.max_episode_steps
         return task.observer(
             self._observed[2],
-            best=None if episode.best is None else replace(_features_of(episode.best), fit=episode.assurance),
+            best=episode.best,
+            assurance=episode.assurance,
             step_fraction=episode.steps / task.rules.max_episode_steps,
             used=episode.used,
             action_mask=self.action_mask(),
@@ -484,14 +483,14 @@ class EpisodeEngine:
 
     def _features(self) -> FloatArray:
         episode = self.episode
-        vector, first = episode.vectors[episode.text], episode.first
+        vector = episode.vectors[episode.text]
         return self.task.observer.draw(
             original=episode.original,
             current=episode.text,
             drift=1.0 - cosine(episode.vectors[episode.original], vector),
             current_vector=vector,
-            answer=None if episode.current is None else _features_of(episode.current),
-            first_verdicts=(False, False) if first is None else (is_refusal(first.answer), is_not_sure(first.answer)),
+            answer=episode.current,
+            first=episode.first,
         )
 
     def wording(self, action: int) -> Wording:
@@ -501,13 +500,3 @@ class EpisodeEngine:
     def _context(self) -> OperatorContext:
         """Return what an operator may know about the current question."""
         return self.task.context(self.episode.index, self.episode.answer)
-
-
-def _features_of(attempt: Attempt) -> AnswerFeatures:
-    return AnswerFeatures(
-        vector=attempt.answer_vector,
-        closeness=attempt.closeness,
-        fit=attempt.fit,
-        refused=is_refusal(attempt.answer),
-        not_sure=is_not_sure(attempt.answer),
-    )

@@ -50,9 +50,15 @@ class Attempt:
         return self.text, self.form
 
     @property
+    def verdicts(self) -> tuple[bool, bool]:
+        """Return whether the answer is a refusal, and whether it is "not sure"."""
+        return is_refusal(self.answer), is_not_sure(self.answer)
+
+    @property
     def rank(self) -> tuple[bool, bool, float]:
         """Return the sort key of `best`, without gold: an answer beats "not sure" beats a refusal, then fit."""
-        return not is_refusal(self.answer), not is_not_sure(self.answer), self.fit
+        refused, not_sure = self.verdicts
+        return not refused, not not_sure, self.fit
 
     def to_state(self) -> dict[str, Any]:
         """Return plain types and tensors."""
@@ -139,9 +145,8 @@ class Episode:
 
     @property
     def assurance(self) -> float:
-        """Return how good the best answer seems: its P(right) by the rule `learned`, else its fit to its wording."""
-        assert self.best is not None
-        return max(self.p_right, default=self.best.fit)
+        """Return how good the best answer seems: its P(right) by the rule `learned`, else its fit; 0 without one."""
+        return max(self.p_right, default=0.0 if self.best is None else self.best.fit)
 
     def describe(self) -> str:
         """Return question, actions taken, current wording and its answer, one per line."""

@@ -32,6 +32,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from query_mutator.env.episode import Attempt
 from query_mutator.types import FloatArray
 
 #: Embeddings say less about the value of an answer than the cosines, which vary a tenth as much.
@@ -74,17 +75,6 @@ class Projection:
         return np.asarray((vector - self.mean) @ self.components, dtype=np.float32)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerFeatures:
-    """Features of an answer, without gold."""
-
-    vector: FloatArray  # [D]
-    closeness: float  # cosine of the original question and the answer
-    fit: float  # cosine of the question that was asked and the answer
-    refused: bool
-    not_sure: bool
-
-
 class Observer:
     """Builds observations from the projection and the known words, which are frozen for a run."""
 
@@ -119,8 +109,8 @@ class Observer:
         current: str,
         drift: float,
         current_vector: FloatArray,
-        answer: AnswerFeatures | None,
-        first_verdicts: tuple[bool, bool],
+        answer: Attempt | None,
+        first: Attempt | None,
     ) -> FloatArray:
         """Return an observation [O] of an attempt, without what changes between steps; several may share it."""
         obs = np.zeros(self.size, dtype=np.float32)
@@ -128,9 +118,10 @@ class Observer:
         obs[put["question"]] = _EMBEDDING_SCALE * self.projection(current_vector)
         similarity, verdict = (0.0, 0.0, 0.0), (False, False)
         if answer is not None:
-            obs[put["answer"]] = _EMBEDDING_SCALE * self.projection(answer.vector)
+            obs[put["answer"]] = _EMBEDDING_SCALE * self.projection(answer.answer_vector)
             similarity = (centered(answer.closeness), centered(answer.fit), 0.0)
-            verdict = (answer.refused, answer.not_sure)
+            verdict = answer.verdicts
+        first_verdicts = (False, False) if first is None else first.verdicts
         words, progress = self._count_words(current[:READ_CHARS]), (0.0, current == original)
         # In the order of `_SCALARS`, whose columns are adjacent.
         obs[self._scalars] = (*similarity, _COSINE_SCALE * drift, *verdict, *first_verdicts, *words, *progress)
@@ -140,7 +131,8 @@ class Observer:
         self,
         drawn: FloatArray,
         *,
-        best: AnswerFeatures | None,
+        best: Attempt | None,
+        assurance: float = 0.0,
         step_fraction: float,
         used: Sequence[bool],
         action_mask: Sequence[bool],
@@ -148,16 +140,19 @@ class Observer:
         ask_fraction: float = 0.0,
         call_price: float = 0.0,
     ) -> FloatArray:
-        """Return the observation [O]; the mask [A + 2 or 3] is True where allowed, ask, undo and submit included."""
+        """Return the observation [O]; the mask [A + 2 or 3] is True where allowed, ask, undo and submit included.
+
+        `assurance` is how good the best answer so far seems.
+        """
         obs, put = drawn.copy(), self.slices
         if best is not None:
-            obs[self._best] = centered(best.fit)
+            obs[self._best] = centered(assurance)
         obs[put["progress"].start] = step_fraction
         obs[put["used"].start : put["closed"].stop] = [*used, *(not allowed for allowed in action_mask)]
         if self.policy_asks:
             obs[put["asked"]] = (is_asked, best is not None, ask_fraction)
             if best is not None:
-                obs[put["best"]] = (best.refused, best.not_sure, centered(best.closeness))
+                obs[put["best"]] = (*best.verdicts, centered(best.closeness))
             obs[put["price"]] = PRICE_SCALE * call_price
         return obs
 

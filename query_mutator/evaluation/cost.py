@@ -17,14 +17,11 @@ from query_mutator.stats.paired import (
     DISCORDANT,
     design_effect,
     detectable_difference,
-    questions_needed,
 )
 from query_mutator.types import Question
 
 RANKING_QUESTIONS = 120  # of training, on which operators are compared
 PLAN_CALLS = 12  # of a plan for one question, before it is found
-
-AIM = 0.02  # a difference that is worth knowing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,16 +109,15 @@ class EvaluationCost:
 
 
 def power_in_words(questions: Sequence[Question]) -> str:
-    """Return the smallest difference that a comparison on held-out questions shows, and how many 2 points take."""
+    """Return the smallest difference that a comparison on held-out questions shows."""
     targets = [target_key(question) for question in questions]
     design = design_effect(targets, correlation=CORRELATION)
     least = detectable_difference(len(questions), discordant=DISCORDANT, design=design)
     one, n = len(questions) == 1, len(questions)
     few = f"{'is' if one else 'are'} too few to show a difference"
     shown = f"show differences of {100 * least:.1f} points or more" if least <= 1 else few
-    needed = questions_needed(AIM, discordant=max(AIM, DISCORDANT), design=design)
     return (
-        f"{n} held-out question{'' if one else 's'} {shown}, {100 * AIM:g} points take {needed:,} "
+        f"{n} held-out question{'' if one else 's'} {shown} "
         f"(paired, 5 % two-sided, 80 % power; methods that differ on {DISCORDANT:.0%} of the questions, "
         f"correlation {CORRELATION:.2g} within a target: assumed)"
     )

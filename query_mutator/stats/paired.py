@@ -122,14 +122,6 @@ def difference_interval(differences: Floats, clusters: Sequence[str]) -> Interva
     return max(-1.0, min(low, drawn_low)), min(1.0, max(high, drawn_high))
 
 
-def questions_needed(difference: float, *, discordant: float, design: float = 1.0) -> int:
-    """Return the number of questions that show a difference; ValueError unless 0 < difference <= discordant <= 1."""
-    if not 0 < difference <= discordant <= 1:
-        raise ValueError(f"a difference of {difference} needs methods that differ on {discordant} or more; at most 1")
-    spread = _Z_TEST * math.sqrt(discordant) + _Z_POWER * math.sqrt(discordant - difference**2)
-    return math.ceil(design * (spread / difference) ** 2)
-
-
 def detectable_difference(n: int, *, discordant: float, design: float = 1.0) -> float:
     """Return the smallest difference that n questions show; infinite where all discordant pairs are too few for it."""
     independent = n / design

@@ -167,25 +167,6 @@ def test_a_server_that_reports_no_context_is_said() -> None:
     assert context_sentence(Other("x"), "m").startswith("unknown")
 
 
-class Rambler(Upper):
-    """Answers in 400 words."""
-
-    name = "rambler"
-
-    def reply_many(self, prompts: Sequence[str]) -> list[str]:
-        return ["word " * 400 for _ in prompts]
-
-
-def test_answers_that_run_to_the_limit_are_told_to_be_shorter(capsys: pytest.CaptureFixture[str]) -> None:
-    with start_server([Rambler()], num_parallel=4, latency_ms=60) as server:
-        flags = ["--ollama-url", server.url, "--target-model", "rambler", "--operators", "spelling"]
-        lines = lines_of(capsys, flags[:-2])
-        assert "an answer of at most 256 tokens takes 0." in lines["pace"][0]
-        assert re.match(r"(\d+) of \1 answers ran to the limit of 256 tokens", lines["advice"][-1])
-        (shorter,) = re.findall(r"--target-max-tokens (\d+)", lines["advice"][-1])
-        assert 0 < int(shorter) <= 128
-
-
 LONG = "begin " + "word " * 300 + "end"
 
 

@@ -19,7 +19,8 @@ from stable_baselines3 import PPO
 
 from query_mutator.adapters.sb3 import GymVecEnv
 from query_mutator.encoder import CachedEncoder, Encoder, HashEncoder
-from query_mutator.env.observation import AnswerFeatures, Observer, Projection
+from query_mutator.env.episode import Attempt
+from query_mutator.env.observation import Observer, Projection
 from query_mutator.env.scheduling import (
     Call,
     Encode,
@@ -34,7 +35,7 @@ from query_mutator.llm.cache import Cache
 from query_mutator.llm.client import Client
 from query_mutator.llm.retry import RetryPolicy
 from query_mutator.testing import FaultPlan, StubServer, start_server
-from query_mutator.types import CALL_PRICE, ChatRequest, Completion, FloatArray, StepRecord
+from query_mutator.types import CALL_PRICE, ChatRequest, Completion, FloatArray, Reward, StepRecord
 from rl_query_mutator_env import MAX_FAILED_STEPS, BatchedQueryMutationEnv, OnFailure, QueryMutationEnv, make_vector_env
 from tests.conftest import QUESTIONS, Librarian, Softener
 from tests.fake_client import FakeClient
@@ -465,17 +466,24 @@ def test_retries_hide_transient_failures(settings: dict[str, Any]) -> None:
 
 
 NORTH = np.array([0.0, 1.0, 0.0], dtype=np.float32)
+
+
+def answered(said: str, *, closeness: float, fit: float) -> Attempt:
+    vectors = {"text_vector": NORTH, "answer_vector": NORTH}
+    return Attempt(text="", answer=said, fit=fit, closeness=closeness, reward=Reward(score=0.0), **vectors)
+
+
 SIGHT: dict[str, Any] = {
     "original": "sort a lsit",
     "current": "sort a list? now!",
     "drift": 1.0,
     "current_vector": NORTH,
-    "answer": AnswerFeatures(vector=NORTH, closeness=0.0, fit=1.0, refused=True, not_sure=False),
-    "first_verdicts": (False, True),
+    "answer": answered("I cannot help with that.", closeness=0.0, fit=1.0),
+    "first": (first := answered("I am not sure.", closeness=0.75, fit=0.25)),
 }
-BEST = AnswerFeatures(vector=NORTH, closeness=0.75, fit=0.25, refused=False, not_sure=True)
 MOMENT: dict[str, Any] = {
-    "best": BEST,
+    "best": first,
+    "assurance": 0.25,
     "step_fraction": 0.4,
     "used": [False, True, False],
     "action_mask": [False, True, True, False, True],

@@ -121,9 +121,9 @@ def test_fewer_calls_than_one_question_takes_are_refused_with_the_number_that_do
 
 def test_what_questions_can_show_is_said() -> None:
     assert power_in_words(QUESTIONS) == (
-        "400 held-out questions show differences of 8.5 points or more, 2 points take 7,193 (paired, 5 % two-sided, "
+        "400 held-out questions show differences of 8.5 points or more (paired, 5 % two-sided, "
         "80 % power; methods that differ on 33% of the questions, correlation 0.1 within a target: assumed)"
     )
-    few = "3 held-out questions are too few to show a difference, 2 points take"
+    few = "3 held-out questions are too few to show a difference (paired"
     assert power_in_words(QUESTIONS[:3]).startswith(few)
     assert power_in_words([]).startswith("0 held-out questions are too few to show a difference")
