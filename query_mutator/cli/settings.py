@@ -119,11 +119,13 @@ def _read_project(table: str, cls: type[Any], elsewhere: Mapping[str, str]) -> d
     """
     if not os.path.lexists(PROJECT):
         return {}
-    data, usable = _parse(Path(PROJECT)), shared_fields(cls)
-    shared = {key: value for key, value in data.items() if not isinstance(value, dict)}
-    for key in shared:
-        _check_shared(key)
-    values = {key: value for key, value in shared.items() if _key(key) in usable} | _of_table(data, table, PROJECT)
+    data, usable, known = _parse(Path(PROJECT)), shared_fields(cls), shared_fields(*SHARED_GROUPS)
+    for key in (key for key, value in data.items() if not isinstance(value, dict) and _key(key) not in known):
+        near = nearest(_key(key), known)
+        hint = "above the tables are only keys that commands share; write it under the command's name, as in [train]"
+        hint = f"did you mean {near.replace('_', '-')!r}?" if near else hint
+        raise UsageError(f"{PROJECT}: unknown key {key!r}; {hint}")
+    values = {key: value for key, value in data.items() if _key(key) in usable} | _of_table(data, table, PROJECT)
     replaced: set[str] = set()
     if any(elsewhere.get(field) for field in ADDRESS_FLAGS):
         has_models = elsewhere.get("gguf") or elsewhere.get("recording")
@@ -150,20 +152,6 @@ def _of_table(data: Mapping[str, Any], table: str, source: str) -> dict[str, Any
     return {key: value for key, value in node.items() if not (isinstance(value, dict) and key in deeper)}
 
 
-def _check_shared(key: str) -> None:
-    """Raise a UsageError for a key above the tables that commands do not share."""
-    known = shared_fields(*SHARED_GROUPS)
-    if _key(key) in known:
-        return
-    if key in {name.split()[0] for name in TABLES}:
-        raise UsageError(f"{PROJECT}: {key} must be a table; write its flags under a line [{key}]")
-    near = nearest(_key(key), known)
-    hint = "above the tables are only keys that commands share; write it under the command's name, as in [train]"
-    if near:
-        hint = f"did you mean {near.replace('_', '-')!r}?"
-    raise UsageError(f"{PROJECT}: unknown key {key!r}; {hint}")
-
-
 def _read_config(path: str, table: str) -> dict[str, Any]:
     """Return what the file of --config sets: flags, or those of a command in a file like qm.toml."""
     data = read_base(path)
@@ -185,16 +173,9 @@ def read_base(path: str | Path) -> dict[str, Any]:
 
 
 def _parse(path: Path) -> Any:
-    is_toml = path.suffix == ".toml"
+    kind, read = ("TOML", tomllib.loads) if path.suffix == ".toml" else ("JSON", parse_json)
     try:
-        text = path.read_text(encoding="utf-8")
-        return tomllib.loads(text) if is_toml else parse_json(text)
-    except OSError as error:
-        advice = (
-            "make it readable, or remove it" if str(path) == PROJECT else "--config takes a JSON or TOML file of flags"
-        )
-        raise UsageError(f"{path}: {error.strerror}; {advice}") from None
-    except (ValueError, RecursionError) as error:
-        wanted = "TOML" if is_toml else "JSON"
-        advice = "write `name = value` lines" if is_toml else "--config takes a JSON object of flags, or a .toml file"
-        raise UsageError(f"{path}: not {wanted} ({error}); {advice}") from None
+        return read(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        reason = error.strerror if isinstance(error, OSError) else f"not {kind} ({error})"
+        raise UsageError(f"{path}: {reason}; a file of flags is a JSON object, or TOML with the ending .toml") from None

@@ -173,7 +173,7 @@ def test_bfloat16_learns_too(sft: Any) -> None:
         (["--pack", "--bucket-edges", "64"], "packed rows have no buckets"),
         (["--bucket-edges", "64,1024"], "--bucket-edges end at 1024, above --max-length 512; raise --max-length"),
         (["--batchplan", "x", "--pack"], "--batchplan fixes the batches"),
-        (["--config", "nowhere"], "nowhere: No such file or directory; --config takes"),
+        (["--config", "nowhere"], "nowhere: No such file or directory; a file of flags"),
         (["--online"], "--online learns from a gym: leave out --data"),
         (["--max-length", "16"], "samples are longer than 16 tokens"),
         (["--max-length", "9000", "--overlong", "drop", "--tokenizer", "bytes"], None),
