@@ -15,13 +15,14 @@ _THANKS = (
     r"(?:many |kind )?(?:thanks|thank you|thx)(?: (?:so much|very much|a lot|again|in advance))*"
     r"(?: for (?:your|the|any) (?:help|time))?"
 )
-_FIRST = re.compile(rf"\s*(?:{_GREETING}|{_THANKS})(?:\s*[.!]+\s+|[ \t]*[,.!]*[ \t]*\n\s*)", re.IGNORECASE)
+_FIRST = re.compile(rf"\s*(?:{_GREETING}|{_THANKS})(?:\s*[.!]+\s+|[ \t]*(?:[,.!]+[ \t]*)?\n\s*)", re.IGNORECASE)
 _LAST = re.compile(
     rf"(?:(?<=[.!?])\s+|\s*\n\s*)(?:{_THANKS}|(?:best|kind|warm) regards)[ \t]*[,.!]*\s*\Z", re.IGNORECASE
 )
+LAST_CHARS = 100  # in which thanks are looked for
 #: Text that may be about its own words, has code, quotes or something pasted, or is a list.
 _MAY_BE_ABOUT_ITSELF = re.compile(
-    r"[\"“”«»‘`{}<>=]|:(?=\s|\Z)|^(?: {4}|\t)|^\s*(?:[-*•]|\d+[.)]) "
+    r"[\"“”«»‘`{}<>=]|:(?=\s|\Z)|^(?: {4}|\t)|^[ \t]*(?:[-*•]|\d+[.)]) "
     r"|\b(?:say|said|spell|mean|answer|repl[yi]|respon[ds]|writ|greet|salut|translat|pronounc|proof|correct|rhym"
     r"|polit|word|phras|sentenc|lyric|letter|e?mail|messag|text|syllabl|vowel|quot|tone\b|title|complet|continu|summar"
     r"|edit|(?:count|sort|list|s[aiou]ng)(?:s|ed|ing)?\b)",
@@ -38,7 +39,7 @@ def clean(text: str) -> str:
     start, end = 0, len(text)
     while found := _FIRST.match(text, start):
         start = found.end()
-    while found := _LAST.search(text, start, end):
+    while found := _LAST.search(text, max(start, end - LAST_CHARS), end):
         end = found.start()
     left = text[start:end]
     if len(left.split()) < 2 or (start and _POINTS_BACK.search(left)):

@@ -186,6 +186,12 @@ def test_greetings_and_thanks_leave_whole(typed: str, left: str) -> None:
     assert rewrite("clean", typed) == rewrite("clean", left) == left
 
 
+@pytest.mark.parametrize("run", ["\n", " ", "\n ", "Hi. ", "Thanks. ", "thanks\n", ". ", "1. ", "a"])
+def test_a_long_text_is_read_at_once(run: str) -> None:
+    assert rewrite("clean", f"Why? {run * 20_000}x") in f"Why? {run * 20_000}x"
+    assert rewrite("clean", f"{run * 20_000}Who is it?").endswith("Who is it?")
+
+
 def test_whatever_leaves_is_before_or_after_the_question() -> None:
     for question in loaders.general():
         left = rewrite("clean", question.text)
