@@ -182,9 +182,10 @@ def test_calls_that_were_cut_are_no_outcomes(
 
 
 @pytest.mark.slow
-def test_interrupted_run_goes_on_where_its_checkpoint_was(tiny_flags: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("algo", ["ppo", "iqn"])
+def test_interrupted_run_goes_on_where_its_checkpoint_was(algo: str, tiny_flags: list[str], tmp_path: Path) -> None:
     endless = [*tiny_flags, "--num-env-steps", "1000000", "--save-interval", "1000000", "--eval-interval", "0"]
-    endless.append("--no-use-linear-lr-decay")
+    endless += ["--algo", algo, "--train-batch-size", "16", "--learning-starts", "16", "--replay-ratio", "4"]
     process, run = started(endless, tmp_path)
     wait_until(lambda: len((run / "metrics.jsonl").read_text().splitlines()) >= 3, process)
     process.send_signal(signal.SIGINT)

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import json
-import signal
 from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
 
-from query_mutator.files.json_lines import read_json_lines
 from query_mutator.files.metrics import METRICS
 from query_mutator.learners.direct import ITERATIONS
 from query_mutator.session.checkpoint import read_checkpoint
 from query_mutator.training.config import parse_config
-from tests.integration.test_interrupt import ROOT, started, wait_until
+from tests.integration.test_interrupt import ROOT
 from tests.integration.training_runs import rows, the_run, train
-from train_query_mutator import main
 
 LEARNERS = ["iqn", "direct"]
 SMALL = ("--train-batch-size", "16", "--learning-starts", "16", "--replay-ratio", "4")
@@ -124,19 +121,3 @@ def test_dry_run_counts_gradient_steps(tiny_flags: list[str], capsys: pytest.Cap
 def test_example_is_a_run_of_iqn() -> None:
     config = parse_config(["--config", str(ROOT / "examples" / "iqn_run.json")])
     assert (config.algo, config.total_steps) == ("iqn", 1408)
-
-
-@pytest.mark.slow
-def test_interrupted_run_leaves_a_checkpoint_to_go_on_from(tiny_flags: list[str], tmp_path: Path) -> None:
-    endless = [*tiny_flags, *SMALL, "--algo", "iqn", "--num-env-steps", "1000000", "--save-interval", "1000000"]
-    process, run = started([*endless, "--eval-interval", "0", "--no-use-linear-lr-decay"], tmp_path)
-    wait_until(lambda: len((run / "metrics.jsonl").read_text().splitlines()) >= 3, process)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 130, err
-    assert "Traceback" not in err
-    steps = read_checkpoint(run).progress.env_steps
-    assert steps >= 64
-    assert main(["--resume", str(run), "--num-env-steps", str(steps + 32), "--no-evaluate"]) == 0
-    records = [(row["env"], row["step"]) for row in read_json_lines(run / "transcripts.jsonl")]
-    assert len(records) == len(set(records)) == steps + 32

@@ -71,12 +71,6 @@ def refused(run: Path, message: str) -> None:
     assert files.changed() == []
 
 
-def test_a_run_that_is_being_written_is_not_resumed(run: Path) -> None:
-    with locked(run):
-        refused(run, "is being written by process")
-    assert resume(run).code == 0
-
-
 def test_a_new_run_holds_the_lock_of_its_folder(tmp_path: Path) -> None:
     with ExitStack() as stack:
         new = open_run_dir(parse_config(["--save-dir", str(tmp_path)]), None, stack).path

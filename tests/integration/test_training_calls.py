@@ -44,18 +44,6 @@ def last_row(tmp_path: Path) -> dict[str, float]:
     return list(read_json_lines(tmp_path / "runs" / "latest" / "metrics.jsonl"))[-1]
 
 
-def test_deterministic_run_with_everything_remembered_makes_no_call_again(
-    flags: list[str], server: StubServer, tmp_path: Path
-) -> None:
-    flags = [*flags, "--ollama-url", server.url, "--deterministic", "--cache", "all"]
-    train(*flags)
-    calls = server.stats()["calls"]
-    assert calls > 0
-    train(*flags)
-    assert server.stats()["calls"] == calls
-    assert (last_row(tmp_path)["llm/calls"], last_row(tmp_path)["llm/cache_hits"] > 0) == (0, True)
-
-
 def test_second_evaluation_of_a_checkpoint_makes_no_call(flags: list[str], server: StubServer, tmp_path: Path) -> None:
     train(*flags, "--ollama-url", server.url, "--no-evaluate", "--eval-interval", "0")
     reports = []
@@ -146,17 +134,6 @@ def test_a_second_evaluation_makes_no_call_and_training_is_not_cached(tmp_path: 
                 calls.append(server.stats()["calls"])
             stack.close()
     assert calls == [20, 40, 40, 60]
-
-
-def test_with_cache_all_a_repeated_run_makes_no_call(tmp_path: Path) -> None:
-    with start_server([Upper()], num_parallel=8) as server:
-        for _ in range(2):
-            stack = build_client(server.url, cache="all", cache_path=tmp_path / "replies.sqlite")
-            assert all(reply.ok for reply in ask_all(stack.client, requests(20, seed=0)))
-            hits = stack.cache_hits
-            stack.close()
-        assert server.stats()["calls"] == 20
-    assert hits == 20
 
 
 def open_files() -> int:

@@ -13,8 +13,6 @@ from aiohttp.web import Request
 from query_mutator.cli.console import exit_code
 from query_mutator.data import load_questions, split_questions
 from query_mutator.data.loaders import general
-from query_mutator.data.split import fold_of
-from query_mutator.files.json_lines import read_json_lines
 from query_mutator.testing import StubServer, routes, start_server
 from tests.conftest import Librarian, Softener
 from tests.integration.conftest import EVERY_STEP
@@ -89,18 +87,6 @@ def train(server: StubServer, folder: Path, *flags: str) -> Path:
     ]
     assert exit_code(main, argv, prog="train") == 0
     return (folder / "runs" / "latest").resolve()
-
-
-def test_a_resumed_run_keeps_its_fold(server: StubServer, received: list[str], tmp_path: Path) -> None:
-    run = train(server, tmp_path, "--no-evaluate", "--validation-fold", "3", "--no-use-linear-lr-decay")
-    assert (
-        exit_code(main, ["--resume", str(run), "--ollama-url", server.url, "--num-env-steps", "96"], prog="train") == 0
-    )
-    questions = {question.id: question for question in general()}
-    learned = [questions[row["question_id"]] for row in read_json_lines(run / "transcripts.jsonl")]
-    assert len(learned) == 96
-    assert 3 not in {fold_of(question) for question in learned}
-    assert sent(HELD_OUT, received) == []
 
 
 def test_a_long_question_is_named_when_it_is_asked_and_a_held_out_one_is_not_sent(
