@@ -8,8 +8,9 @@ from functools import partial
 from pathlib import Path
 
 from query_mutator.env.task import Task
-from query_mutator.evaluation.methods import Job, by_policy
+from query_mutator.evaluation.methods import Job
 from query_mutator.learners.plan import Plan, PlanPolicy, plan_task
+from query_mutator.session.play import greedy
 from query_mutator.training.config import TrainConfig, parse_config
 
 CONFIG = Path(__file__).resolve().parents[1] / "examples" / "first_run.json"
@@ -28,7 +29,7 @@ def config_of(argv: Sequence[str]) -> TrainConfig:
 def plan_jobs(plans: Mapping[str, Plan], task: Task) -> list[Job]:
     """Return what asks all questions of a task by plans."""
     return [
-        Job(name=name, task=partial(plan_task, plan)(task), make=by_policy(PlanPolicy(plan)))
+        Job(name=name, task=partial(plan_task, plan)(task), player=greedy(PlanPolicy(plan)))
         for name, plan in plans.items()
     ]
 

@@ -44,7 +44,7 @@ from query_mutator.data.loaders import GENERAL_2, load_questions
 from query_mutator.data.split import target_key
 from query_mutator.env.task import Task
 from query_mutator.evaluation.heldout import price_for_budget
-from query_mutator.evaluation.methods import Found, Job, by_policy
+from query_mutator.evaluation.methods import Found, Job
 from query_mutator.files import user_cache_folder, write_json
 from query_mutator.learners.plan import Plan, PlanPolicy, plan_task
 from query_mutator.llm.stack import build_client
@@ -52,6 +52,7 @@ from query_mutator.plan.choose import PlanChoice, PlanPoint
 from query_mutator.plan.race import find_plan
 from query_mutator.plan.table import Table
 from query_mutator.rewards.committed import FAMILY
+from query_mutator.session.play import greedy
 from query_mutator.session.task import split_dataset
 from query_mutator.settings.calls import Calls
 from query_mutator.settings.models import ModelSettings
@@ -80,7 +81,7 @@ def plan_rows(search: PlanChoice, task: Task, seed: int) -> list[Job]:
     for budget in BUDGETS:
         plan = best_at(search, budget, learned=True).plan
         acting = replace(plan_task(plan, task), confidence=search.confidence)
-        jobs.append(Job(name=f"plan {budget:g}@{seed}", task=acting, make=by_policy(PlanPolicy(plan))))
+        jobs.append(Job(name=f"plan {budget:g}@{seed}", task=acting, player=greedy(PlanPolicy(plan))))
     for calls in range(1, MOST_CALLS + 1):
         jobs += plan_jobs({f"best plan {calls}@{seed}": best_at(search, calls, learned=False).plan}, task)
     return jobs
@@ -94,7 +95,7 @@ def policy_rows(world: World, config: TrainConfig, questions: Sequence[Question]
         wanted = 1 + MARGIN * (budget - 1)
         price, _ = price_for_budget(world.evaluator, validation, trained.policy, wanted)
         task = trained.task.on(questions).with_rules(call_price=(price,))
-        jobs.append(Job(name=f"policy {budget:g}@{config.seed}", task=task, make=by_policy(trained.policy)))
+        jobs.append(Job(name=f"policy {budget:g}@{config.seed}", task=task, player=greedy(trained.policy)))
     return jobs
 
 

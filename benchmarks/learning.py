@@ -41,13 +41,14 @@ from query_mutator.data.split import ValidationFold
 from query_mutator.env.episode import QuestionMemory
 from query_mutator.env.task import Task
 from query_mutator.errors import TooFewAnswersError
-from query_mutator.evaluation.methods import Evaluator, MakePlayer, always, by_policy
+from query_mutator.evaluation.methods import Evaluator
 from query_mutator.evaluation.outcomes import Outcome
 from query_mutator.files import user_cache_folder
 from query_mutator.llm.client import Client
 from query_mutator.plan.table import learn_confidence
 from query_mutator.session.loading import load_policy
 from query_mutator.session.models import OpenModels
+from query_mutator.session.play import Player, greedy, script
 from query_mutator.session.policy_file import read_policy
 from query_mutator.session.task import make_task, split_dataset
 from query_mutator.settings.episode import TaskSettings
@@ -116,10 +117,10 @@ class World:
         """Return the task on the questions that a run with these settings trains on."""
         return make_task(self.system, settings, split_dataset(settings).train, learns=settings.answer == "learned")
 
-    def validate(self, settings: TaskSettings, make: MakePlayer, **rules: Any) -> list[Outcome]:
+    def validate(self, settings: TaskSettings, player: Player, **rules: Any) -> list[Outcome]:
         """Return the outcomes of choosers on the validation questions; `rules` are fields of the task."""
         task = self.task_of(settings).on(split_dataset(settings).validation)
-        return self.evaluator.run(task.with_rules(**rules), make)
+        return self.evaluator.run(task.with_rules(**rules), player)
 
 
 def make_evaluator(client: Client) -> Evaluator:
@@ -187,7 +188,7 @@ def run_one(world: World, argv: Sequence[str], *, max_calls: int) -> Scored:
     """Return what one training reached on its validation fold."""
     config = parse_config(argv)
     trained = train_seed(world, config, max_calls=max_calls)
-    outcomes = world.validate(task_settings(config), by_policy(trained.policy))
+    outcomes = world.validate(task_settings(config), greedy(trained.policy))
     return summary(outcomes, trained.answer_calls + trained.calls)
 
 
@@ -245,7 +246,7 @@ def run_chain(
             ask="form", validation_fold=fold, max_episode_steps=len(names), skip_unchanged=skip_unchanged
         )
         actions = [world.task_of(settings).actions.index(name) for name in names]
-        found[fold] = summary(world.validate(settings, always(actions)))
+        found[fold] = summary(world.validate(settings, script(actions)))
     return found
 
 
@@ -320,8 +321,8 @@ def prove(flags: str) -> None:
                 ours = [json.loads(json.dumps(record.to_json())) for record in trained.records]
                 check(f"{name}: {len(rows)} steps of the transcript", by_place(rows), by_place(ours))
                 some = task.on(task.questions[:PROOF_QUESTIONS])
-                outcomes = timeless(make_evaluator(world.system.calls.client).run(some, by_policy(trained.policy)))
-                others = timeless(make_evaluator(world.system.calls.limit).run(some, by_policy(real)))
+                outcomes = timeless(make_evaluator(world.system.calls.client).run(some, greedy(trained.policy)))
+                others = timeless(make_evaluator(world.system.calls.limit).run(some, greedy(real)))
                 check(f"{name}: outcomes of {len(outcomes)} questions, calls over HTTP", others, outcomes)
                 first_outcomes = first_outcomes or outcomes
         check("both stores: outcomes", first_outcomes, outcomes)

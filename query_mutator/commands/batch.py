@@ -29,10 +29,10 @@ from query_mutator.cli.outputs import Output, OutputFlags, holding
 from query_mutator.commands.policy_flags import PolicyFlags, open_policy, system_settings
 from query_mutator.env.scheduling import Flow, PooledScheduler
 from query_mutator.errors import EXIT_FAILURES, TooManyFailuresError, UsageError, disk_errors
-from query_mutator.evaluation.methods import by_policy, metered, outcome_flow
+from query_mutator.evaluation.methods import metered, outcome_flow
 from query_mutator.llm.store import Store
 from query_mutator.session.models import OpenModels, ResolvedModels, open_models
-from query_mutator.session.play import FailureWindow
+from query_mutator.session.play import FailureWindow, greedy
 from query_mutator.settings.models import Sampling
 from query_mutator.types import AS_IS, Completion, Question
 
@@ -184,7 +184,7 @@ def _policy_work(flags: BatchFlags) -> Iterator[Work]:
         sampling = {one.name for one in fields(Sampling)} & flags.given
         given: dict[str, Any] = {name: getattr(flags, name) for name in sampling}
         task = replace(rewriter.task, calls=replace(rewriter.task.calls, **given))
-        make_player = by_policy(rewriter.policy)
+        player = greedy(rewriter.policy)
 
         def start(ask: Ask) -> Flow:
             if ask.prompt is None:  # a conversation
@@ -193,7 +193,7 @@ def _policy_work(flags: BatchFlags) -> Iterator[Work]:
                 request = request_of(ask, model=calls.target_model, max_tokens=tokens, temperature=temperature)
                 return ask_once(ask, request, {"operators": [], "rewrite": None, "form": AS_IS, "rejected": []})
             on_line = task.on([Question(id=str(ask.number), text=ask.prompt)])
-            return _rewritten(metered(outcome_flow(on_line, 0, make_player(0))), model=task.calls.target_model)
+            return _rewritten(metered(outcome_flow(on_line, 0, player)), model=task.calls.target_model)
 
         yield Work(models=rewriter.models, start=start)
 

@@ -27,10 +27,11 @@ from itertools import accumulate, chain
 from typing import Any
 
 from query_mutator.env.task import Task, operator_names
-from query_mutator.evaluation.methods import Evaluator, Found, Job, MakePlayer, always, random_actions
+from query_mutator.evaluation.methods import Evaluator, Found, Job
 from query_mutator.evaluation.outcomes import Outcome, mean, scored
 from query_mutator.evaluation.summary import IDENTITY, POLICY, Results
 from query_mutator.operators import local_rewrite
+from query_mutator.session.play import Player, script, uniform
 from query_mutator.types import ASK, SUBMIT, UNDO, ErrorInfo
 
 BEST_OF_K, BEST_SINGLE, RANDOM = "best_of_k", "best_single", "random"
@@ -45,7 +46,7 @@ class Method:
     """A row of the table: the rules of its episodes, from those of the policy's task, and what chooses its actions."""
 
     name: str
-    make: MakePlayer
+    player: Player
     rules: Callable[[Task], Task] = lambda task: task
 
 
@@ -59,16 +60,16 @@ def chain_of(name: str, task: Task, actions: Sequence[str], **rules: Any) -> Met
     names = asking(task).actions
     places = [names.index(action) for action in actions]
     return Method(
-        name=name, make=always(places), rules=lambda task: asking(task, max_episode_steps=len(places), **rules)
+        name=name, player=script(places), rules=lambda task: asking(task, max_episode_steps=len(places), **rules)
     )
 
 
-def standard_methods(task: Task, policy: MakePlayer, *, seed: int) -> list[Method]:
+def standard_methods(task: Task, policy: Player, *, seed: int) -> list[Method]:
     """Return the methods that need no results of others."""
     return [
         chain_of(IDENTITY, task, [SUBMIT]),
-        Method(name=RANDOM, make=random_actions(seed=seed)),
-        Method(name=POLICY, make=policy),
+        Method(name=RANDOM, player=uniform(seed=seed)),
+        Method(name=POLICY, player=policy),
     ]
 
 
@@ -177,4 +178,4 @@ class Comparison:
 
 def _job(method: Method, task: Task, *, of: str = "") -> Job:
     """Return a method on the questions of a task; `of` ends its name."""
-    return Job(name=f"{method.name}{of}", task=method.rules(task), make=method.make)
+    return Job(name=f"{method.name}{of}", task=method.rules(task), player=method.player)

@@ -27,7 +27,7 @@ from query_mutator.env.task import Task
 from query_mutator.errors import DiskError
 from query_mutator.evaluation.comparison import Comparison, Method, standard_methods
 from query_mutator.evaluation.cost import EvaluationCost
-from query_mutator.evaluation.methods import Evaluator, always, by_policy
+from query_mutator.evaluation.methods import Evaluator
 from query_mutator.evaluation.outcomes import failure_kinds, mean, scored
 from query_mutator.evaluation.summary import PLAN, Results, summarize
 from query_mutator.files import atomic_write, encode, user_cache_folder
@@ -37,7 +37,7 @@ from query_mutator.learners.plan import Plan, PlanPolicy, Policy, plan_task
 from query_mutator.plan.choose import PlanChoice
 from query_mutator.plan.race import find_plan
 from query_mutator.session.models import OpenModels
-from query_mutator.session.play import check_failures
+from query_mutator.session.play import check_failures, greedy, script
 from query_mutator.types import SUBMIT, Question
 
 logger = logging.getLogger(__name__)
@@ -124,7 +124,7 @@ def compare(
     )
     cost, bound = whole.within(max_calls), min(whole.calls, max_calls or whole.calls)
     note(f"evaluation: {cost.announced(bound, available=len(questions))}")
-    methods, search = standard_methods(task, by_policy(policy), seed=seed), None
+    methods, search = standard_methods(task, greedy(policy), seed=seed), None
     if cost.search_calls:
         search = find_plan(
             evaluator,
@@ -186,7 +186,7 @@ def _plan_row(search: PlanChoice, task: Task) -> Method:
     def rules(task: Task) -> Task:
         return replace(plan_task(plan, task), confidence=search.confidence or task.confidence)
 
-    return Method(name=PLAN, make=by_policy(PlanPolicy(plan)), rules=rules)
+    return Method(name=PLAN, player=greedy(PlanPolicy(plan)), rules=rules)
 
 
 def write_rows(path: Path, results: Results) -> None:
@@ -201,8 +201,8 @@ def validation_figures(evaluator: Evaluator, task: Task, policy: Policy | None) 
     None asks the original questions, for the figure that a policy is compared with. TooManyFailuresError when too many
     are unscored.
     """
-    make = always([task.actions.index(SUBMIT)]) if policy is None else by_policy(policy)
-    outcomes = evaluator.run(task, make, name="validation, identity" if policy is None else "validation")
+    player = script([task.actions.index(SUBMIT)]) if policy is None else greedy(policy)
+    outcomes = evaluator.run(task, player, name="validation, identity" if policy is None else "validation")
     check_failures(failure_kinds(outcomes), len(outcomes), max_failure_rate=evaluator.max_failure_rate)
     if policy is None:
         return {"validation/identity_success": mean(outcomes, "success")}
@@ -226,7 +226,7 @@ def price_for_budget(evaluator: Evaluator, task: Task, policy: Policy, budget: f
 
     @cache
     def calls_at(price: float) -> float:
-        outcomes = evaluator.run(task.with_rules(call_price=(price,)), by_policy(policy), name="price of a call")
+        outcomes = evaluator.run(task.with_rules(call_price=(price,)), greedy(policy), name="price of a call")
         return mean(outcomes, "calls", default=math.inf)
 
     place = bisect_left(prices[:-1], True, key=lambda price: calls_at(price) <= budget)

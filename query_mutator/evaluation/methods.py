@@ -23,7 +23,6 @@ from query_mutator.env.scheduling import Call, Flow, Need, map_needs
 from query_mutator.env.task import Task
 from query_mutator.errors import TooManyFailuresError
 from query_mutator.evaluation.outcomes import Outcome
-from query_mutator.learners.plan import Policy
 from query_mutator.llm.cache import Cache, is_repeatable, request_key
 from query_mutator.llm.client import Client
 from query_mutator.llm.retry import DEFAULT_POLICY, RetryPolicy
@@ -34,34 +33,12 @@ from query_mutator.session.play import (
     FailureWindow,
     Played,
     Player,
-    greedy,
     in_pool,
     play,
-    script,
-    uniform,
 )
 from query_mutator.types import Completion, ErrorInfo
 
 IN_PROGRESS = 4  # episodes in progress for each call in flight: some of them embed and score
-
-#: Returns the player of a question, given its index.
-MakePlayer = Callable[[int], Player]
-
-
-def always(actions: Sequence[int]) -> MakePlayer:
-    """Return players that take a fixed sequence of actions."""
-    return lambda _: script(actions)
-
-
-def random_actions(*, seed: int) -> MakePlayer:
-    """Return players that pick uniformly; question i has the random stream [seed, i]."""
-    return lambda index: uniform(np.random.default_rng([seed, index]))
-
-
-def by_policy(policy: Policy) -> MakePlayer:
-    """Return players that take the policy's most probable action."""
-    player = greedy(policy)
-    return lambda _: player
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +47,7 @@ class Job:
 
     name: str
     task: Task
-    make: MakePlayer
+    player: Player  # of every question
 
 
 #: Outcomes by the job's name and the question's index.
@@ -110,10 +87,10 @@ class Evaluator:
             progress=progress,
         )
 
-    def run(self, task: Task, make: MakePlayer, *, name: str = "") -> list[Outcome]:
+    def run(self, task: Task, player: Player, *, name: str = "") -> list[Outcome]:
         """Return one outcome per question, in the task's order."""
         found: Found = {}
-        self.run_all([Job(name=name, task=task, make=make)], found, title=name)
+        self.run_all([Job(name=name, task=task, player=player)], found, title=name)
         return list(found[name].values())
 
     def run_all(self, jobs: Sequence[Job], found: Found, *, title: str, calls: set[object] | None = None) -> None:
@@ -131,7 +108,7 @@ class Evaluator:
             while waiting:
                 job, index = waiting.popleft()
                 if index not in found[job.name]:
-                    return (job, index), metered(outcome_flow(job.task, index, job.make(index)), calls)
+                    return (job, index), metered(outcome_flow(job.task, index, job.player), calls)
             return None
 
         encoder, at_once = jobs[0].task.encoder, IN_PROGRESS * self.batch_size

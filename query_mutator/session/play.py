@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,9 +64,16 @@ def script(actions: Sequence[int]) -> Player:
     return Player(lambda engine: actions[engine.episode.steps])
 
 
-def uniform(rng: np.random.Generator) -> Player:
-    """Return the player that picks uniformly among all actions."""
-    return Player(lambda engine: int(rng.integers(len(engine.task.actions))))
+def uniform(*, seed: int) -> Player:
+    """Return the player that picks uniformly among all actions; question i has the random stream [seed, i]."""
+    rngs: WeakKeyDictionary[EpisodeEngine, np.random.Generator] = WeakKeyDictionary()
+
+    def choose(engine: EpisodeEngine) -> int:
+        if engine not in rngs:
+            rngs[engine] = np.random.default_rng([seed, engine.episode.index])
+        return int(rngs[engine].integers(len(engine.task.actions)))
+
+    return Player(choose)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

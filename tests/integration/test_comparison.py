@@ -29,13 +29,14 @@ from query_mutator.evaluation.comparison import (
     chain_of,
     standard_methods,
 )
-from query_mutator.evaluation.methods import Evaluator, Found, Job, always, in_turn
+from query_mutator.evaluation.methods import Evaluator, Found, Job, in_turn
 from query_mutator.files import file_sha256
 from query_mutator.files.json_lines import read_json_lines
 from query_mutator.forms import FORMS
 from query_mutator.llm.cache import Cache
 from query_mutator.llm.client import Client
 from query_mutator.operators import LocalOperator
+from query_mutator.session.play import script
 from query_mutator.testing import StubServer, start_server
 from query_mutator.types import ChatRequest, Completion
 from tests.conftest import QUESTIONS, Librarian, Softener
@@ -81,7 +82,7 @@ def test_equal_calls_are_made_once_and_charged_to_each_method(
         chain_of("once", task, ["filler", "submit"]),
         chain_of("twice", task, ["ask", "filler", "ask", "submit"]),
     ]
-    jobs = [Job(name=method.name, task=method.rules(task), make=method.make) for method in methods]
+    jobs = [Job(name=method.name, task=method.rules(task), player=method.player) for method in methods]
     evaluator.run_all(jobs, found, title="")
     assert set(Counter(recording.requests).values()) == {1}
     assert [outcome.calls for outcome in found["once"].values()] == [2] * 5
@@ -93,7 +94,7 @@ def test_equal_calls_are_made_once_and_charged_to_each_method(
 def test_methods_advance_at_the_same_pace(tiny_task: MakeTask) -> None:
     task = tiny_task([replace(QUESTIONS[0], id=str(n), text=f"sort my list {n}") for n in range(60)])
     short, long = chain_of("short", task, ["submit"]), chain_of("long", task, ["filler", "ask", "undo", "submit"])
-    jobs = [Job(name=method.name, task=method.rules(task), make=method.make) for method in (short, long)]
+    jobs = [Job(name=method.name, task=method.rules(task), player=method.player) for method in (short, long)]
     started = [job.name for job, _ in in_turn(jobs, batch_size=2)]
     assert min(started[:100].count(name) for name in ("short", "long")) >= 45  # of 60 each
     assert started[0] == "long"  # it ends later
@@ -101,7 +102,7 @@ def test_methods_advance_at_the_same_pace(tiny_task: MakeTask) -> None:
 
 def contest(evaluator: Evaluator, task: Task, policy: list[str]) -> Comparison:
     """Return a contest whose policy takes the same actions for every question."""
-    methods = standard_methods(task, always([task.actions.index(name) for name in policy]), seed=0)
+    methods = standard_methods(task, script([task.actions.index(name) for name in policy]), seed=0)
     return Comparison(evaluator, methods, test=task, guard=task.on(QUESTIONS[1:2]), ranking=task)
 
 
@@ -123,7 +124,7 @@ def test_k_is_the_smallest_whose_calls_are_at_least_the_policys(
     fewer = best_of(k - 1, ran.ranking, tiny_task(skip_unchanged=False)) if k > 1 else None
     if fewer is not None:
         task = fewer.rules(tiny_task(skip_unchanged=False))
-        assert sum(outcome.calls for outcome in evaluator.run(task, fewer.make)) < spent["policy"]
+        assert sum(outcome.calls for outcome in evaluator.run(task, fewer.player)) < spent["policy"]
 
 
 @pytest.mark.parametrize(("changed", "first"), [("stop", ["shout"]), ("kill", [])])
@@ -147,7 +148,7 @@ def test_one_rewrite_alone_never_asks_the_original(
 ) -> None:
     task = tiny_task(skip_unchanged=False)
     method = best_single(["filler"], task)
-    (outcome, *_) = evaluator.run(method.rules(task), method.make)
+    (outcome, *_) = evaluator.run(method.rules(task), method.player)
     assert (outcome.actions, outcome.asked, outcome.calls) == (("filler", "submit"), ("sort my list",), 2)
     assert ("librarian", "plz sort my list") not in recording.requests
 

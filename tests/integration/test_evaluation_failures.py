@@ -18,12 +18,13 @@ from query_mutator.commands.main import main as qm_main
 from query_mutator.data import load_questions, split_questions
 from query_mutator.encoder import resolve_encoder
 from query_mutator.env.task import Task
-from query_mutator.evaluation.methods import Evaluator, always
+from query_mutator.evaluation.methods import Evaluator
 from query_mutator.evaluation.outcomes import failure_kinds, mean
 from query_mutator.files.json_lines import read_json_lines
 from query_mutator.llm.limit import Limit
 from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.retry import RetryPolicy
+from query_mutator.session.play import script
 from query_mutator.testing import KINDS, FaultPlan, StubServer, start_server
 from tests.conftest import QUESTIONS, Librarian, Softener
 from train_query_mutator import main
@@ -164,7 +165,7 @@ def test_a_method_past_the_rate_asks_no_further_questions(
         settings: dict[str, Any] = {"client": client, "batch_size": 8, "retry_policy": RetryPolicy(max_retries=0)}
         evaluator = Evaluator(max_failure_rate=0.5, **settings)
         task = tiny_task(questions)
-        outcomes = evaluator.run(task, always([task.actions.index("submit")]))
+        outcomes = evaluator.run(task, script([task.actions.index("submit")]))
     kinds = failure_kinds(outcomes)
     assert len(outcomes) == 140
     assert kinds["empty"] >= 99

@@ -16,7 +16,7 @@ from query_mutator.env.scheduling import run_flow
 from query_mutator.env.task import Task
 from query_mutator.errors import TooManyFailuresError
 from query_mutator.evaluation.heldout import fixed_sample
-from query_mutator.evaluation.methods import Evaluator, always
+from query_mutator.evaluation.methods import Evaluator
 from query_mutator.evaluation.outcomes import Outcome, check_report, rejections_in_words
 from query_mutator.evaluation.summary import Results, front, summarize
 from query_mutator.learners.plan import Plan, PlanPolicy, plan_task
@@ -24,7 +24,7 @@ from query_mutator.llm.limit import Limit
 from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.retry import RetryPolicy
 from query_mutator.report.table import result_table
-from query_mutator.session.play import check_failures
+from query_mutator.session.play import check_failures, script
 from query_mutator.testing import StubServer, start_server
 from query_mutator.types import ErrorInfo, Question, StepRecord
 from rl_query_mutator_env import QueryMutationEnv
@@ -248,7 +248,7 @@ def test_a_step_keeps_the_wording_and_names_the_guard(task: Task, client: Limit,
 def test_an_evaluation_counts_them_by_operator(task: Task, client: Limit) -> None:
     evaluator = Evaluator(client=client, batch_size=4, retry_policy=NO_RETRIES)
     outcomes = {
-        name: evaluator.run(task, always(actions))
+        name: evaluator.run(task, script(actions))
         for name, actions in (("identity", [SUBMIT]), ("policy", [SPELLING, NEUTRAL, SUBMIT]))
     }
     assert {outcome.rejected for outcome in outcomes["policy"]} == {(("spelling", "answer"),)}

@@ -12,7 +12,7 @@ import pytest
 from query_mutator.data.split import FOLDS, fold_of
 from query_mutator.env.task import Task
 from query_mutator.errors import TooManyFailuresError, UsageError
-from query_mutator.evaluation.methods import Evaluator, by_policy
+from query_mutator.evaluation.methods import Evaluator
 from query_mutator.evaluation.outcomes import Outcome
 from query_mutator.learners.plan import Plan, PlanPolicy, plan_task
 from query_mutator.llm.client import Client
@@ -21,6 +21,7 @@ from query_mutator.operators import LocalOperator, PromptOperator
 from query_mutator.plan.choose import PlanChoice, PlanPoint
 from query_mutator.plan.race import find_plan
 from query_mutator.plan.table import Cell, Table
+from query_mutator.session.play import greedy
 from query_mutator.types import AnswerRule, ChatRequest, Completion, Question
 
 MakeTask = Callable[..., Task]
@@ -108,7 +109,7 @@ def test_scores_are_those_of_the_environment(
     chosen = plans()[:: 23 if max_asks is None else 41]
     scores.gather(chosen, rows)
     for plan in chosen:
-        outcomes = runner.run(plan_task(plan, task), by_policy(PlanPolicy(plan)))
+        outcomes = runner.run(plan_task(plan, task), greedy(PlanPolicy(plan)))
         assert list(map(ours, scores.cells(plan, rows))) == list(map(theirs, outcomes)), plan
 
 
@@ -121,7 +122,7 @@ def test_a_failed_call_leaves_the_same_questions_unscored(tested: Task, tiny_cli
     )
     scores = Table(runner, tested)
     scores.gather([plan], rows)
-    outcomes = runner.run(plan_task(plan, tested), by_policy(PlanPolicy(plan)))
+    outcomes = runner.run(plan_task(plan, tested), greedy(PlanPolicy(plan)))
     assert sum(outcome.error is not None for outcome in outcomes) == 1
     assert list(map(ours, scores.cells(plan, rows))) == list(map(theirs, outcomes))
     with pytest.raises(TooManyFailuresError, match="1 of 5 questions"):

@@ -271,7 +271,7 @@ def test_a_failed_first_answer_ends_an_episode_after_its_tries(tiny_task: MakeTa
     for tries in (1, 3):
         client = Broken()
         engine = EpisodeEngine.open(tiny_task(), 0)
-        flow = play(uniform(np.random.default_rng(0)), engine, first_tries=tries)
+        flow = play(uniform(seed=0), engine, first_tries=tries)
         result = run_flow(flow, client=client, encoder=engine.task.encoder, retry_policy=RetryPolicy(max_retries=0))
         assert (result.stopped, result.error.kind, result.steps) == ("error", "server", [])
         assert client.calls == tries
