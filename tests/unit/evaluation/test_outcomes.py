@@ -229,7 +229,7 @@ def client(server: StubServer) -> Iterator[Limit]:
 
 @pytest.fixture
 def task(tiny_task: Callable[..., Task]) -> Task:
-    return tiny_task()
+    return tiny_task(skip_unchanged=False)
 
 
 def test_a_step_keeps_the_wording_and_names_the_guard(task: Task, client: Limit, mutator: Answering) -> None:

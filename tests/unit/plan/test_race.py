@@ -10,6 +10,8 @@ from dataclasses import replace
 import pytest
 
 from query_mutator.data.split import FOLDS, fold_of
+from query_mutator.env.engine import EpisodeEngine
+from query_mutator.env.scheduling import run_flow
 from query_mutator.env.task import Task
 from query_mutator.errors import TooManyFailuresError, UsageError
 from query_mutator.evaluation.methods import Evaluator
@@ -21,7 +23,7 @@ from query_mutator.operators import LocalOperator, PromptOperator
 from query_mutator.plan.choose import PlanChoice, PlanPoint
 from query_mutator.plan.race import find_plan
 from query_mutator.plan.table import Cell, Table
-from query_mutator.session.play import greedy
+from query_mutator.session.play import greedy, play
 from query_mutator.types import AnswerRule, ChatRequest, Completion, Question
 
 MakeTask = Callable[..., Task]
@@ -111,6 +113,23 @@ def test_scores_are_those_of_the_environment(
     for plan in chosen:
         outcomes = runner.run(plan_task(plan, task), greedy(PlanPolicy(plan)))
         assert list(map(ours, scores.cells(plan, rows))) == list(map(theirs, outcomes)), plan
+
+
+def test_a_plan_stops_at_an_answer_that_is_good_enough(tested: Task, tiny_client: Client) -> None:
+    steps, asked = ("shout", "ask", "neutral", "ask", "spelling"), []
+    for row in range(len(tested.questions)):
+        engines = []
+        for stop_at in (None, 0.3):
+            plan = Plan(steps=steps, stop_at=stop_at)
+            engines.append(EpisodeEngine.open(plan_task(plan, tested), row))
+            flow = play(greedy(PlanPolicy(plan)), engines[-1])
+            run_flow(flow, client=tiny_client, encoder=tested.encoder, retry_policy=RetryPolicy())
+        whole, stopped = (list(engine.episode.known.values()) for engine in engines)
+        enough = [number for number, one in enumerate(whole, start=1) if one.fit >= 0.3]
+        assert len(stopped) == min([*enough, len(whole)])
+        assert engines[0].episode.names[:2] == ["shout", "ask"]
+        asked.append(len(stopped))
+    assert len(set(asked)) > 1
 
 
 def test_a_failed_call_leaves_the_same_questions_unscored(tested: Task, tiny_client: Client) -> None:
