@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -34,12 +35,14 @@ def write_events(
     return path
 
 
-def write_run(folder: Path, numbers: Mapping[str, Iterable[float]], *, every: int = 100, began: float = 1e9) -> Path:
-    """Write one point of every tag each `every` steps, ten seconds apart; return the folder."""
+def write_run(folder: Path, numbers: Mapping[str, Iterable[float]], *, every: int = 100, **config: object) -> Path:
+    """Write one point of every tag each `every` steps, ten seconds apart, and settings if any; return the folder."""
     columns = zip(*numbers.values(), strict=True)
     rows = [
         ((place + 1) * every, 10.0 * (place + 1), dict(zip(numbers, values, strict=True)))
         for place, values in enumerate(columns)
     ]
-    write_events(folder, rows, began=began)
+    write_events(folder, rows)
+    if config:
+        (folder / "config.json").write_text(json.dumps(config))
     return folder

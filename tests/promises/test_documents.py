@@ -496,8 +496,7 @@ def published(tmp_path: Path) -> Path:
             "Performance/transitions_learned_per_second": np.full(30, 1000 * share),
             "Gradients/norm_before_clip_max": [40.0] * 29 + [120.0],
         }
-        folder = write_run(tmp_path / "tensorboard" / name, tags, every=100_000)
-        (folder / "config.json").write_text(json.dumps({"batch_size": batch, "running_speed": speed, "seed": 444}))
+        write_run(tmp_path / "tensorboard" / name, tags, every=100_000, batch_size=batch, running_speed=speed, seed=444)
     return tmp_path / "tensorboard"
 
 
@@ -555,8 +554,9 @@ def test_copies_of_runs_count_once(tmp_path: Path) -> None:
         for name, finals in (("a", (0.50, 0.52)), ("b", (0.53, 0.55))):
             for file in range(10):
                 curve = np.linspace(0.1, finals[file % 2], 20) + noise * (1 + file % seeds)
-                folder = write_run(tmp_path / str(seeds) / f"{name}-s{file}", {"rollout/ep_rew_mean": curve})
-                (folder / "config.json").write_text(json.dumps({"seed": file, "batch": name}))
+                write_run(
+                    tmp_path / str(seeds) / f"{name}-s{file}", {"rollout/ep_rew_mean": curve}, seed=file, batch=name
+                )
         done = good(run([*QM, "analyze", "*", "--logdir", str(seeds), "--json", "-"], cwd=tmp_path))
         analysis = json.loads(done.stdout)
         verdicts.append(analysis["metrics"][0]["comparisons"][0]["verdict"])

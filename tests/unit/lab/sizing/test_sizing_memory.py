@@ -91,28 +91,6 @@ def test_the_estimate_is_within_one_per_cent_of_the_truth(name: str) -> None:
     assert found.reserved >= found.peak
 
 
-@pytest.mark.parametrize(
-    ("batch", "layer"),
-    [
-        (4, (8, 8, 3, 1, 1)),
-        (4, (8, 8, 1, 2)),
-        (4, (8, 8, 1)),
-        (4, (8, 8, 3, 1, 0, 2)),
-        (16, (8, 8, 3, 1, 1)),
-    ],
-    ids=["plain", "strided", "1 x 1", "dilated", "batch of 16"],
-)
-def test_columns_of_convolutions_on_a_cpu(batch: int, layer: tuple[int, ...]) -> None:
-    workload = Workload(
-        name="layer",
-        build=lambda: nn.Conv2d(*layer),
-        batch=lambda size: (torch.randn(size, 8, 40, 40),),
-        loss=lambda module, x: module(x).mean(),
-    )
-    found = estimate(workload, batch, CPU, rounding=1)
-    assert found.peak == pytest.approx(measured_peak(workload, batch, CPU), rel=0.1)
-
-
 def test_what_an_estimate_is_made_of() -> None:
     found = estimate(mlp(), 64, CPU, rounding=1)
     weights = 256 * 128 + 128 + 128 * 128 + 128 + 128 * 10 + 10

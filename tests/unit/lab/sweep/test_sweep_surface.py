@@ -17,7 +17,6 @@ from query_mutator.stats.intervals import Floats
 
 REPEATS = 60  # benchmarks/sweep_surfaces.py has more of them
 BATCHES, SPEEDS = (64, 128, 256, 512, 1024, 2048, 8192), (160, 512, 1024)
-SIZES = (64, 128, 256, 512, 1024, 2048, 8192)
 FIVE = (64, 128, 256, 512, 1024), (128, 256, 512, 1024, 2048)
 Curve = Callable[[Floats], Floats]
 
@@ -28,7 +27,7 @@ def grid(*levels: tuple[int, ...], seeds: int = 3) -> Floats:
 
 
 def repeats(x: Floats, surface: Callable[[Floats], Floats], *, noise: float, count: int = REPEATS) -> list[Optimum]:
-    rng, names = np.random.default_rng(1), [f"axis_{d}" for d in range(x.shape[1])]
+    rng, names = np.random.default_rng(1), ["batch", "speed"][: x.shape[1]]
     truth = surface(np.log2(x))
     return [find_optimum(x, truth + noise * rng.normal(size=len(x)), names=names) for _ in range(count)]
 
@@ -101,7 +100,7 @@ def test_an_axis_that_changes_nothing_is_reported() -> None:
         return 0.3 - 0.02 * (logs[:, 0] - 7) ** 2
 
     found = repeats(grid((32, 128, 512), SPEEDS), ridge, noise=0.02)
-    expected = "along axis_0 the best lies inside the grid; along axis_1 these seeds show no difference"
+    expected = "along batch the best lies inside the grid; along speed these seeds show no difference"
     assert np.mean([optimum.kind == "undecided" and optimum.why.startswith(expected) for optimum in found]) >= 0.75
     assert np.mean([optimum.kind == "interior" for optimum in found]) <= 0.05
 
@@ -119,11 +118,21 @@ def test_where_less_is_better_the_lowest_point_is_the_optimum() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("x", "words"),
-    [(grid((64, 512)), "at least 3"), (grid((0, 1, 2)), "above 0"), (grid((1, 2, 3), seeds=1), "too few")],
+    [
+        (grid((64, 512)), "at least 3"),
+        (grid((0, 1, 2)), "above 0"),
+        (grid((1, 2, 3), seeds=1), "too few"),
+        (grid(*[(1, 2, 3)] * 6), "more than 5 settings"),
+    ],
 )
-def test_a_grid_that_is_too_small_says_so(x: Floats, words: str) -> None:
+def test_a_grid_that_is_too_small_or_too_wide_says_so(x: Floats, words: str) -> None:
     with np.errstate(divide="ignore"), pytest.raises(ValueError, match=words):
-        find_optimum(x, np.ones(len(x)), names=["batch"])
+        find_optimum(x, np.log(x + 1).sum(axis=1), names=list("abcdef")[: x.shape[1]])
+
+
+def test_a_result_that_is_not_finite_is_refused() -> None:
+    with pytest.raises(ValueError, match="1 results are NaN or infinite"):
+        find_optimum(grid((64, 128, 256, 512)), np.r_[np.nan, np.ones(11)], names=["batch"])
 
 
 def test_a_setting_in_which_a_seed_diverged_is_shown_and_not_recommended() -> None:
@@ -161,20 +170,8 @@ def test_a_trial_s_last_line_gives_its_numbers(line: str, numbers: dict[str, flo
     assert _printed(tmp_path) == pytest.approx(numbers, nan_ok=True)
 
 
-def test_more_settings_than_a_mesh_has_room_for_are_an_error_in_words() -> None:
-    rng = np.random.default_rng(0)
-    x = rng.uniform(1, 10, (40, 6))
-    y = -((np.log(x) - 1) ** 2).sum(axis=1) + rng.normal(0, 0.01, 40)
-    with pytest.raises(ValueError, match="more than 5 settings"):
-        find_optimum(x, y, names=list("abcdef"))
-
-
 def found_on(surface: Curve, *levels: tuple[int, ...], noise: float, seeds: int = 3, count: int = 25) -> list[Optimum]:
-    points = np.stack(np.meshgrid(*levels, indexing="ij"), axis=-1).reshape(-1, len(levels))
-    x = np.repeat(points, seeds, axis=0).astype(float)
-    rng, names = np.random.default_rng(1), ["batch", "speed"][: x.shape[1]]
-    truth = surface(np.log2(x))
-    return [find_optimum(x, truth + noise * rng.normal(size=len(x)), names=names) for _ in range(count)]
+    return repeats(grid(*levels, seeds=seeds), surface, noise=noise, count=count)
 
 
 def cliff(at: float) -> Curve:
@@ -203,7 +200,7 @@ def share(found: list[bool]) -> float:
 def test_a_cliff_or_a_narrow_peak_is_held_or_answered_with_values_around_it(
     surface: Curve, at: float, seeds: int
 ) -> None:
-    found = found_on(surface, SIZES, noise=0.02, seeds=seeds)
+    found = found_on(surface, BATCHES, noise=0.02, seeds=seeds)
     inside = [bool(one.axes[0].low <= 2**at <= one.axes[0].high) for one in found]
     assert share(inside) >= 0.95
     coarse = [one for one in found if one.kind == "coarse"]
@@ -216,13 +213,13 @@ def test_a_cliff_or_a_narrow_peak_is_held_or_answered_with_values_around_it(
 @pytest.mark.parametrize("noise", [0.01, 0.03, 0.06])
 @pytest.mark.parametrize("surface", [bell(8.4, 1.0), bell(8.4, 1.5), lambda z: 0.7 - 0.02 * (z[:, 0] - 9) ** 2])
 def test_a_smooth_hill_is_not_called_too_coarse(surface: Curve, noise: float) -> None:
-    assert share([bool(one.finer) for one in found_on(surface, SIZES, noise=noise)]) <= 0.05
+    assert share([bool(one.finer) for one in found_on(surface, BATCHES, noise=noise)]) <= 0.05
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("noise", "seeds"), [(0.03, 3), (0.03, 8)])
 def test_noise_alone_is_not_called_too_coarse(noise: float, seeds: int) -> None:
-    flat = found_on(lambda z: 0 * z[:, 0], SIZES, noise=noise, seeds=seeds, count=100)
+    flat = found_on(lambda z: 0 * z[:, 0], BATCHES, noise=noise, seeds=seeds, count=100)
     assert share([bool(one.finer) for one in flat]) <= 0.05
 
 
@@ -252,7 +249,7 @@ def test_a_plateau_up_to_an_end_may_go_on_there(slope: int) -> None:
     def plateau(z: Floats) -> Floats:
         return 0.6 - 0.12 * np.maximum(0, slope * (9 - z[:, 0]))
 
-    found = found_on(plateau, SIZES, noise=0.015, seeds=5, count=60)
+    found = found_on(plateau, BATCHES, noise=0.015, seeds=5, count=60)
     assert share([one.kind == "interior" for one in found]) <= 0.1
     assert share([one.axes[0].reaches == ("high" if slope > 0 else "low",) for one in found]) >= 0.85
 
@@ -284,22 +281,15 @@ def test_an_edge_is_said_only_where_the_results_show_it() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("at", [6.3, 9.0, 12.0, 13.0])
 def test_a_region_that_reaches_an_end_is_never_interior(at: float) -> None:
-    found = found_on(lambda z: 0.7 - 0.02 * (z[:, 0] - at) ** 2, SIZES, noise=0.04)
+    found = found_on(lambda z: 0.7 - 0.02 * (z[:, 0] - at) ** 2, BATCHES, noise=0.04)
     assert not any(one.kind == "interior" and any(axis.reaches for axis in one.axes) for one in found)
 
 
 @pytest.mark.slow
 def test_large_numbers_do_not_overflow() -> None:
-    (found,) = found_on(lambda z: 1e200 * (0.7 - 0.02 * (z[:, 0] - 9) ** 2), SIZES, noise=1e198, count=1)
+    (found,) = found_on(lambda z: 1e200 * (0.7 - 0.02 * (z[:, 0] - 9) ** 2), BATCHES, noise=1e198, count=1)
     assert found.kind == "interior"
     assert found.predicted == pytest.approx(0.7e200, rel=0.1)
-
-
-@pytest.mark.slow
-def test_a_result_that_is_not_finite_is_refused() -> None:
-    x = np.repeat([[64.0], [128.0], [256.0], [512.0]], 3, axis=0)
-    with pytest.raises(ValueError, match="1 results are NaN or infinite"):
-        find_optimum(x, np.r_[np.nan, np.ones(11)], names=["batch"])
 
 
 @pytest.mark.slow
