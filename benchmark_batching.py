@@ -36,9 +36,8 @@ from pathlib import Path
 from statistics import median
 from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, Le
-
 from ollama_utils import CallOptions, batch_mutate_queries, batch_query_target_model
+from ppo.fields import Ge, Le
 from query_mutator import operators
 from query_mutator.bounds import Million, Seconds, Sigma, Wait
 from query_mutator.cli.console import closing_on_interrupt, note, run_cli, table

@@ -13,11 +13,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from annotated_types import Ge, Le
 from cyclopts import App, CycloptsError, Parameter
 
 from ppo.config import PPOConfig
-from ppo.fields import DEFAULTS, defaults, docs_of, function_of, whole_numbers
+from ppo.fields import DEFAULTS, Ge, Le, defaults, docs_of, function_of, whole_numbers
 
 if TYPE_CHECKING:
     from ppo.algorithm import PPO

@@ -6,10 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import Annotated
 
-from annotated_types import Ge, Gt, Le
 from cyclopts import Parameter
 
-from ppo.fields import Matches, check_values
+from ppo.fields import Ge, Gt, Le, Matches, check_values
 
 MOST_TRANSITIONS = 10**8
 

@@ -1,6 +1,6 @@
 """Fields of a config: their bounds, which stand in the annotations, defaults that a subclass changes, and their flags.
 
-lr: Annotated[float, Gt(0), Le(10)] = 3e-4        any type with `annotated_types`, within a union or a tuple as well
+lr: Annotated[float, Gt(0), Le(10)] = 3e-4        any type with bounds, within a union or a tuple as well
 
 `function_of` makes them the arguments of a function, which cyclopts reads from a command line.
 """
@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from annotated_types import Ge, Gt, Le, Lt
 from cyclopts import App, CoercionError, Parameter
 from cyclopts.argument import ArgumentCollection
 from docstring_parser import parse_from_object
@@ -29,6 +28,34 @@ _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 #: `App(default_parameter=...)`: several values after a flag, and the last one of a flag that is given twice.
 DEFAULTS = Parameter(consume_multiple=True, allow_repeating=True, negative_iterable=())
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Ge:
+    """Annotation of a number that is `ge` or more."""
+
+    ge: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Gt:
+    """Annotation of a number above `gt`."""
+
+    gt: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Le:
+    """Annotation of a number that is `le` or less."""
+
+    le: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Lt:
+    """Annotation of a number below `lt`."""
+
+    lt: float
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

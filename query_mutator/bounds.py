@@ -9,15 +9,13 @@ from __future__ import annotations
 import dataclasses
 from typing import Annotated, Any, TypeVar
 
-from annotated_types import Ge, Gt, Le
-
 from ppo.config import Device, Share, Weight
-from ppo.fields import Free, Matches, check_values, defaults
+from ppo.fields import Free, Ge, Gt, Le, Matches, check_values, defaults
 
 __all__ = [
-    "Cosine", "Count", "CountOrNone", "Device", "Duration", "Few", "FewOrNone", "Group", "Megabytes", "Million",
-    "Norm", "Parallel", "Port", "Positive", "Prose", "Rate", "Retries", "Seconds", "Seed", "Share", "Sigma", "Size",
-    "Steps", "Threads", "Tokens", "Wait", "Weight", "check_values", "defaults", "group_of",
+    "Cosine", "Count", "CountOrNone", "Device", "Duration", "Few", "FewOrNone", "Ge", "Group", "Le", "Megabytes",
+    "Million", "Norm", "Parallel", "Port", "Positive", "Prose", "Rate", "Retries", "Seconds", "Seed", "Share", "Sigma",
+    "Size", "Steps", "Threads", "Tokens", "Wait", "Weight", "check_values", "defaults", "group_of",
 ]  # fmt: skip
 
 # Counts; `OrNone` allows 0 as well.

@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Annotated
 
-from annotated_types import Ge, Le
-
+from ppo.fields import Ge, Le
 from query_mutator.bounds import Seconds, group_of
 from query_mutator.env.task import CallSettings
 from query_mutator.errors import EXIT_USAGE, ModelMissingError

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from annotated_types import Ge, Lt
 from cyclopts import Parameter
 
+from ppo.fields import Ge, Lt
 from query_mutator.bounds import Cosine
 from query_mutator.cli.flags import Positional
 from query_mutator.cli.outputs import JsonFlags, Output, OutputFlags, holding, show

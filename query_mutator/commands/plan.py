@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
-from annotated_types import Gt, Le
 
+from ppo.fields import Gt, Le
 from query_mutator.bounds import Count, defaults, group_of
 from query_mutator.cli.console import note, progress
 from query_mutator.cli.outputs import JsonFlags, rows_of, show

@@ -8,10 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, Le
 from cyclopts import Parameter
 
-from ppo.fields import Matches
+from ppo.fields import Ge, Le, Matches
 from query_mutator.bounds import CountOrNone, Few, Parallel, Seconds, Size, Wait
 from query_mutator.cli.console import note, table
 from query_mutator.cli.flags import Positional

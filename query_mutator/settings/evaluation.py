@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from annotated_types import Ge, Le
 from cyclopts import Parameter
 
+from ppo.fields import Ge, Le
 from query_mutator.bounds import Count, CountOrNone, Group, Share
 
 

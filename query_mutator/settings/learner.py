@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from annotated_types import Gt, Le
 from cyclopts import Parameter
 
 from ppo.config import LearnerConfig
+from ppo.fields import Gt, Le
 from query_mutator.bounds import (
     Count,
     CountOrNone,

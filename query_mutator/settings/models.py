@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from annotated_types import Ge, Le
 from cyclopts import Parameter
 
 from ppo.config import ComputeConfig
+from ppo.fields import Ge, Le
 from query_mutator.bounds import Group, Sigma, Tokens, Wait
 from query_mutator.settings.calls import Calls, Context
 

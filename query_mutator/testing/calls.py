@@ -22,9 +22,7 @@ from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 from typing import Annotated, Any, Literal, get_args
 
-from annotated_types import Ge, Le
-
-from query_mutator.bounds import Million, Port, Seed, Tokens, Wait
+from query_mutator.bounds import Ge, Le, Million, Port, Seed, Tokens, Wait
 from query_mutator.errors import UsageError
 from query_mutator.registry import check_known
 from query_mutator.settings.models import Simulation

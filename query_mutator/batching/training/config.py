@@ -7,9 +7,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from annotated_types import Ge, Le
 from cyclopts import Parameter
 
+from ppo.fields import Ge, Le
 from query_mutator.bounds import Count, Few, Parallel, Port, Rate, Retries, Seed, Share, Steps, Weight, check_values
 from query_mutator.cli.outputs import JsonFlags, Output, holding
 from query_mutator.settings.output import Lock

@@ -35,9 +35,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
-from annotated_types import Ge, Le
 from cyclopts import Parameter
 
+from ppo.fields import Ge, Le
 from query_mutator.bounds import Retries, Threads
 from query_mutator.cli.console import closing_on_interrupt, progress
 from query_mutator.cli.outputs import OutputFlags

@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any, get_args, get_origin
 
 import pytest
-from annotated_types import Le, Lt
 
 import ppo.config
 import query_mutator.settings
 from benchmark_batching import BenchmarkConfig
-from ppo.fields import rules_of
+from ppo.fields import Le, Lt, rules_of
 from query_mutator.bounds import group_of
 from query_mutator.cli.console import exit_code
 from query_mutator.cli.flags import flags_of, parse_flags
