@@ -44,15 +44,6 @@ class IdTable:
             raise UsageError(f"an id has {names.itemsize} bytes; ids have up to {_MAX_ID_BYTES}, none of them zero")
         return cls(names, len(ids))
 
-    @property
-    def is_range(self) -> bool:
-        """Whether the ids are positions."""
-        return self._names is None
-
-    @cached_property
-    def _position_of(self) -> dict[str, int]:
-        return {one: position for position, one in enumerate(self.to_list())}
-
     @cached_property
     def digest(self) -> str:
         """Hexadecimal sha256 of the ids in their order."""
@@ -76,13 +67,6 @@ class IdTable:
     def to_list(self) -> list[str]:
         """Return all ids."""
         return self.take(np.arange(self._count))
-
-    def positions(self, ids: Sequence[str]) -> IndexArray:
-        """Return the positions of these ids; raise UsageError for an unknown id."""
-        try:
-            return np.fromiter((self._position_of[one] for one in ids), np.int64, len(ids))
-        except KeyError as error:
-            raise UsageError(f"unknown sample id {error.args[0]!r}") from None
 
     def reordered(self, order: IndexArray) -> IdTable:
         """Return the table with its ids in another order."""

@@ -21,7 +21,6 @@ from query_mutator.batching import (
     PreferenceSample,
     Sample,
     SampleMeta,
-    SequenceToPack,
     TokenBudgetBatchSampler,
     compute_dataset_fingerprint,
     load_samples,
@@ -279,10 +278,6 @@ def test_windows_that_one_batch_could_hold_are_merged() -> None:
     batches = list(sampler(window=1).iter_epoch_sync(0))
     assert sum(batch.batch_size for batch in batches) == 50
     assert len(batches) < 20
-
-
-def sequence(name: str, length: int) -> SequenceToPack:
-    return SequenceToPack(sample_id=name, input_ids=range(1, length + 1), loss_mask=[1] * length)
 
 
 # --- batches and buckets ---------------------------------------------------------------------------------------------
