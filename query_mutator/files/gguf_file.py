@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import hashlib
 import importlib.util
-import logging
 import mmap
-import os
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from query_mutator.errors import DiskError, UsageError
-from query_mutator.files import file_sha256, parse_json_object, user_cache_folder, write_json
-
-logger = logging.getLogger(__name__)
+from query_mutator.errors import UsageError
+from query_mutator.files import file_sha256
 
 _MAGIC = b"GGUF"
 #: The key with its length in front, as GGUF writes a text. The metadata stand before the tensors; the longest
@@ -94,27 +89,15 @@ def model_name(path: Path) -> str:
     return path.name.removesuffix(".gguf")
 
 
-def digest_of(path: Path, *, environ: Mapping[str, str] = os.environ) -> str:
-    """Return the sha256 of a file, or of all files of a model in several.
-
-    It is kept in the user's cache folder with size and time of change, since a file of 5 GB takes many seconds.
-    """
-    path_of_known, known = user_cache_folder(environ) / "gguf.json", dict[str, object]()
-    with contextlib.suppress(OSError, ValueError):
-        known = parse_json_object(path_of_known.read_bytes())
-    digests, before = [], len(known)
-    for part in _parts(path):
-        stat = part.stat()
-        key = f"{part.resolve()} {stat.st_size} {stat.st_mtime_ns} {stat.st_ino}"
-        if key not in known:
-            known[key] = file_sha256(part)
-        digests.append(str(known[key]))
-    if len(known) > before:
-        try:
-            write_json(path_of_known, known)
-        except (OSError, DiskError) as error:
-            logger.warning("%s cannot be written (%s); the file is hashed at every start", path_of_known, error)
+def digest_of(path: Path) -> str:
+    """Return the sha256 of a file, or of all files of a model in several."""
+    digests = [_sha256(part, part.stat().st_size, part.stat().st_mtime_ns) for part in _parts(path)]
     return digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
+
+
+@functools.lru_cache(maxsize=64)
+def _sha256(path: Path, _size_bytes: int, _changed_ns: int) -> str:
+    return file_sha256(path)
 
 
 def size_bytes(path: Path) -> int:

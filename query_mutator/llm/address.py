@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Sequence
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import urlsplit
 
 from query_mutator.errors import UsageError
 
@@ -21,7 +21,21 @@ def server_url(text: str) -> str:
     `host`, `host:port`, `:port` and `[ipv6]:port` mean http, and port 11434 by default; a full URL has the port of its
     scheme. An address that means every interface becomes loopback. Source: `OLLAMA_HOST` in Ollama's envconfig.
     """
-    parts, port = _split(text)
+    stripped = text.strip()
+    if any(mark in stripped for mark in "@?#"):
+        raise UsageError(
+            "a server's address has no name, password or parameters, which would be written to logs and run folders; "
+            "leave them out and put the key into the environment (OPENAI_API_KEY)"
+        )
+    url = stripped if "://" in stripped else f"http://{_bracketed(stripped)}"
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+        (parts.hostname or "").encode("idna")  # raises where looking the name up would
+    except ValueError as error:
+        raise UsageError(f"{text!r} is not an address of a server ({error}); try http://127.0.0.1:11434") from None
+    if parts.scheme not in _SCHEME_PORTS or not url.isascii() or any(character.isspace() for character in url):
+        raise UsageError(f"{text!r} is not an address of a server; try http://127.0.0.1:11434")
     host = parts.hostname or "127.0.0.1"
     host = _EVERY_INTERFACE.get(host, host)
     if port is None:
@@ -44,25 +58,6 @@ def check_addresses(**urls: str | Sequence[str] | None) -> None:
             is_short_form = name == "ollama_url" and (":" in url or "." in url or url == "localhost")
             if "://" not in url and not is_short_form:
                 raise UsageError(f"{flag} {url} has no scheme; try http://{url}")
-
-
-def _split(text: str) -> tuple[SplitResult, int | None]:
-    stripped = text.strip()
-    if any(mark in stripped for mark in "@?#"):
-        raise UsageError(
-            "a server's address has no name, password or parameters, which would be written to logs and run folders; "
-            "leave them out and put the key into the environment (OPENAI_API_KEY)"
-        )
-    url = stripped if "://" in stripped else f"http://{_bracketed(stripped)}"
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-        (parts.hostname or "").encode("idna")  # raises where looking the name up would
-    except ValueError as error:
-        raise UsageError(f"{text!r} is not an address of a server ({error}); try http://127.0.0.1:11434") from None
-    if parts.scheme not in _SCHEME_PORTS or not url.isascii() or any(character.isspace() for character in url):
-        raise UsageError(f"{text!r} is not an address of a server; try http://127.0.0.1:11434")
-    return parts, port
 
 
 def _bracketed(host: str) -> str:

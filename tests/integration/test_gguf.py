@@ -167,17 +167,6 @@ def test_two_files_are_target_and_mutator(file: Path, tmp_path: Path) -> None:
 # --- files -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_digest_of_an_unchanged_file_is_read_from_the_cache(file: Path, tmp_path: Path) -> None:
-    first = digest_of(file)
-    [kept] = (tmp_path / "cache").rglob("gguf.json")
-    known = json.loads(kept.read_text())
-    kept.write_text(json.dumps(dict.fromkeys(known, "f" * 64)))
-    assert digest_of(file) == "f" * 64
-    with file.open("ab") as content:
-        content.write(b"\0")
-    assert digest_of(file) not in (first, "f" * 64)
-
-
 def test_a_model_in_several_files_has_the_digest_of_all(file: Path, tmp_path: Path) -> None:
     parts = [tmp_path / f"big-0000{number}-of-00002.gguf" for number in (1, 2)]
     shutil.copy(file, parts[0])
