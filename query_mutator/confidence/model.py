@@ -98,19 +98,6 @@ class FitReport:
                 f"(AUROC {self.auroc:.2f}, out of fold); give more questions"
             )
 
-    @classmethod
-    def of(cls, p: DoubleArray, right: DoubleArray, *, scorer: Candidate, targets: int) -> Self:
-        """Return the report of probabilities [n] of outcomes [n]."""
-        return cls(
-            scorer=scorer,
-            answers=len(p),
-            targets=targets,
-            base_rate=float(right.mean()),
-            brier=brier_score(p, right),
-            calibration_error=expected_calibration_error(p, right),
-            auroc=auroc(p, right),
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class About:
@@ -186,20 +173,28 @@ class ConfidenceModel:
         used = weight > 0
         columns = with_forms(table, rates, used)
         known = ~np.isnan(columns).all(axis=0)
-        targets = len(np.unique(table.targets[used]))
+        p, right = found.p[used], table.right[used]
         reference = np.full(len(FEATURES), math.nan)
         reference[known] = np.nanmedian(columns[:, known], axis=0)
         model = cls(
-            scorer=Scorer.fit(found.candidate, columns, table.right[used], weight[used], seed=seed),
+            scorer=Scorer.fit(found.candidate, columns, right, weight[used], seed=seed),
             calibration=found.calibration,
             agreement=fit_agreement(table, found.p, weight),
             reference=reference,
             rates=rates,
             kind=table.kind,
             encoder_source=table.encoder_source,
-            report=FitReport.of(found.p[used], table.right[used], scorer=found.candidate, targets=targets),
+            report=FitReport(
+                scorer=found.candidate,
+                answers=len(p),
+                targets=len(np.unique(table.targets[used])),
+                base_rate=float(right.mean()),
+                brier=brier_score(p, right),
+                calibration_error=expected_calibration_error(p, right),
+                auroc=auroc(p, right),
+            ),
             out_of_fold=found.p,
-            reliability=tuple(reliability(found.p[used], table.right[used])),
+            reliability=tuple(reliability(p, right)),
         )
         parts = [replace(model, **fitted) for fitted in found.folds]
         fold_of = {name: place % folds for place, name in enumerate(table.target_hashes)}
@@ -221,16 +216,13 @@ class ConfidenceModel:
 
         # One by one: the last bits of a number must not depend on what else is read.
         def read(attempt: Attempt) -> float:
-            return float(self._p(self._columns(question, attempt, encoder))[0])
+            return float(self.calibration.p(self.scorer.log_odds(self._columns(question, attempt, encoder)))[0])
 
         return np.array([_once(self._alone, (question, one), partial(read, one)) for one in attempts])
 
     def p_right(self, question: str, attempts: Sequence[Attempt], *, encoder: Encoder | None = None) -> DoubleArray:
         """Return the P(right) [k] of each attempt given the others, which support or contradict it."""
-        if not attempts:
-            return np.empty(0)
-        groups = self._groups(question, attempts, encoder)
-        return combined(self.p_alone(question, attempts, encoder=encoder), groups, agreement=self.agreement)
+        return np.array(self.submit(question, attempts, encoder=encoder).of_all if attempts else ())
 
     def submit(self, question: str, attempts: Sequence[Attempt], *, encoder: Encoder | None = None) -> Submission:
         """Return which attempt to submit: the one whose answer is most likely right; ValueError without any."""
@@ -253,9 +245,14 @@ class ConfidenceModel:
         columns = self._columns(question, attempts[index], encoder)[0]
         found = _reasons(columns, self.reference, lambda rows: self.calibration.log_odds(self.scorer.log_odds(rows)))
         groups = self._groups(question, attempts, encoder)
-        alone = self.p_alone(question, attempts, encoder=encoder)
-        other = _agreement_reason(alone, combined(alone, groups, agreement=self.agreement), groups, index)
-        return sorted([*found, *other], key=lambda reason: -abs(reason.log_odds))
+        if others := len(groups) - 1:
+            same = groups.count(groups[index]) - 1
+            alone, whole = (
+                _logit(read(question, attempts, encoder=encoder)[index]) for read in (self.p_alone, self.p_right)
+            )
+            text = f"{same} of {others} other answers {'agrees' if same == 1 else 'agree'}"
+            found.append(Reason(text=text, log_odds=whole - alone))
+        return sorted(found, key=lambda reason: -abs(reason.log_odds))
 
     def describe(self) -> dict[str, Any]:
         """Return how good P(right) was out of fold, as plain types: the report, and ten bins after a fit."""
@@ -284,7 +281,22 @@ class ConfidenceModel:
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Self:
         """Return the model in arrays; CheckpointError of one line for arrays that hold none."""
-        return cls(**_read_stored(arrays))
+        about = _about(arrays)
+        slope, intercept = real_array(arrays, "calibration", size=2).tolist()
+        (agreement,) = real_array(arrays, "agreement", size=1).tolist()
+        if not (0 < slope <= _MOST_LOG_ODDS and abs(intercept) <= _MOST_LOG_ODDS and 0 <= agreement <= _MOST_AGREEMENT):
+            raise CheckpointError("the model of P(right) has a calibration or agreement out of bounds")
+        reference, known = (real_array(arrays, name, size=len(FEATURES)) for name in ("reference", "known"))
+        return cls(
+            scorer=Scorer.from_arrays(arrays, columns=len(FEATURES)),
+            calibration=Platt(slope=slope, intercept=intercept),
+            agreement=agreement,
+            reference=np.where(known > 0, reference, math.nan),
+            rates=about.rates,
+            kind=about.kind,
+            encoder_source=about.encoder,
+            report=about.report,
+        )
 
     def _check(self, encoder: Encoder | None) -> None:
         """Raise a UsageError for another encoder than that of the fit."""
@@ -297,9 +309,6 @@ class ConfidenceModel:
 
     def _columns(self, question: str, attempt: Attempt, encoder: Encoder | None) -> DoubleArray:
         return attempt_columns(question, [attempt], kind=self.kind, encoder=encoder, rates=self.rates)
-
-    def _p(self, columns: DoubleArray) -> DoubleArray:
-        return self.calibration.p(self.scorer.log_odds(columns))
 
     def _groups(self, question: str, attempts: Sequence[Attempt], encoder: Encoder | None) -> list[int]:
         return attempt_groups(question, attempts, kind=self.kind, encoder=encoder)
@@ -316,26 +325,6 @@ def _once(kept: dict[Read, T], key: Read, read: Callable[[], T]) -> T:
         if sum(map(len, texts)) <= MOST_CHARS:
             kept[key] = found
     return found
-
-
-def _read_stored(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """Return the fields of a `ConfidenceModel` that arrays hold; CheckpointError of one line for anything else."""
-    about = _about(arrays)
-    slope, intercept = real_array(arrays, "calibration", size=2).tolist()
-    (agreement,) = real_array(arrays, "agreement", size=1).tolist()
-    if not (0 < slope <= _MOST_LOG_ODDS and abs(intercept) <= _MOST_LOG_ODDS and 0 <= agreement <= _MOST_AGREEMENT):
-        raise CheckpointError("the model of P(right) has a calibration or agreement out of bounds")
-    reference, known = (real_array(arrays, name, size=len(FEATURES)) for name in ("reference", "known"))
-    return {
-        "scorer": Scorer.from_arrays(arrays, columns=len(FEATURES)),
-        "calibration": Platt(slope=slope, intercept=intercept),
-        "agreement": agreement,
-        "reference": np.where(known > 0, reference, math.nan),
-        "rates": about.rates,
-        "kind": about.kind,
-        "encoder_source": about.encoder,
-        "report": about.report,
-    }
 
 
 def _about(arrays: Mapping[str, np.ndarray]) -> About:
@@ -358,22 +347,11 @@ def _reasons(
         row[at] = reference[at]
     own, *without = log_odds(rows).tolist()
     values = dict(zip(FEATURES, columns.tolist(), strict=True))
-    found = [
+    return [
         Reason(text=text.format_map(values), log_odds=own - other)
         for text, other in zip(GROUPS.values(), without, strict=True)
         if abs(own - other) >= _LEAST_LOG_ODDS
     ]
-    return sorted(found, key=lambda reason: -abs(reason.log_odds))
-
-
-def _agreement_reason(alone: DoubleArray, whole: DoubleArray, groups: Sequence[int], index: int) -> list[Reason]:
-    """Return what the other answers [k] do to the P(right) of one; nothing where there are none."""
-    others = len(groups) - 1
-    if not others:
-        return []
-    same = list(groups).count(groups[index]) - 1
-    change = _logit(float(whole[index])) - _logit(float(alone[index]))
-    return [Reason(text=f"{same} of {others} other answers {'agrees' if same == 1 else 'agree'}", log_odds=change)]
 
 
 def _logit(p: float) -> float:

@@ -1,9 +1,9 @@
-"""When to stop asking: ask again while the expected gain in P(right) is worth the price of a call.
+"""When to stop asking: once P(right) of what would be submitted is above a threshold.
 
-    n questions, K knots of P(right)
+    n questions
 
-An episode is the P(right) of what would be submitted after 1, 2, ... calls, out of fold. The gain of one more call
-falls with that P, so one threshold says when to stop; a price or an average number of calls sets it.
+An episode is the P(right) of what would be submitted after 1, 2, ... calls, out of fold. The threshold is that with
+which training questions have the most P(right) less the price of their calls, or an average number of calls.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
@@ -20,8 +19,7 @@ from query_mutator.confidence.submission import submitted
 from query_mutator.errors import UsageError
 from query_mutator.types import DoubleArray
 
-KNOTS = np.linspace(0, 1, 41)
-_EPISODES_TO_PAIR = 50  # with two calls or more; fewer say too little about how answers to a question depend
+_THRESHOLDS = np.linspace(0, 1, 201)  # of a price
 
 Episodes = Sequence[Sequence[float]]
 
@@ -40,24 +38,6 @@ class StoppingRule:
         return calls < self.max_calls and p_right < self.threshold
 
 
-def expected_gains(episodes: Episodes) -> DoubleArray:
-    """Return the expected gain in P(right) [K] of one more call, by the P(right) so far; it never rises.
-
-    Where too few episodes have two calls, answers are drawn independently. UsageError without an episode.
-    """
-    _check(episodes)
-    pairs = [(before, after) for episode in episodes for before, after in pairwise(episode)]
-    if len(pairs) >= _EPISODES_TO_PAIR:
-        from scipy.optimize import isotonic_regression
-
-        before, after = np.array(sorted(pairs), dtype=np.float64).T
-        gains = np.interp(KNOTS, before, isotonic_regression(after - before, increasing=False).x)
-    else:
-        first = np.sort([episode[0] for episode in episodes])
-        gains = np.maximum(first[None] - KNOTS[:, None], 0).mean(axis=1)
-    return np.asarray(np.clip(gains, 0, 1))
-
-
 def rule_for_price(episodes: Episodes, price: float, *, max_calls: int) -> StoppingRule:
     """Return the rule for the price of a call, in units of P(right), by the episodes of training questions.
 
@@ -65,14 +45,16 @@ def rule_for_price(episodes: Episodes, price: float, *, max_calls: int) -> Stopp
     """
     if not (math.isfinite(price) and price >= 0):
         raise UsageError(f"a call cannot cost {price}; give a number from 0, in units of P(right)")
-    gains = expected_gains(episodes)
-    worth = np.flatnonzero(gains > price)
-    threshold = 0.0
-    if len(worth):
-        last = worth[-1]  # up to the next knot the gain falls to the price
-        ends = slice(last, last + 2)
-        threshold = float(np.interp(-price, -gains[ends], KNOTS[ends]))
-    return StoppingRule(threshold=threshold, max_calls=max_calls)
+    _check(episodes)
+    paths = _paths(episodes, max_calls, 0)
+
+    def value(threshold: float) -> float:
+        reached = paths >= threshold
+        reached[:, -1] = True
+        stops = reached.argmax(axis=1)
+        return float((paths[np.arange(len(paths)), stops] - price * stops).mean())
+
+    return StoppingRule(threshold=float(max(_THRESHOLDS, key=value)), max_calls=max_calls)
 
 
 def rule_for_budget(episodes: Episodes, budget: float, *, max_calls: int | None = None, seed: int = 0) -> StoppingRule:

@@ -257,7 +257,7 @@ def test_folds_are_read_again_from_the_checkpoint_of_a_run(
 ) -> None:
     write_checked_json(tmp_path / "config.json", {"flags": {}})
     projection = Projection(mean=np.zeros(1, np.float32), components=np.zeros((1, 1), np.float32))
-    Checkpoint(learner={}, actions=(), projection=projection, confidence=model).save(tmp_path)
+    Checkpoint(learner={}, projection=projection, confidence=model).save(tmp_path)
     again = read_checkpoint(tmp_path).confidence
     assert again is not None
     for row in (rows[3], rows[90]):
