@@ -152,7 +152,7 @@ def build(config: TrainConfig, checkpoint: Checkpoint | None, stack: ExitStack) 
     models.calls.client.totals = CallTotals(calls=done.llm_calls, tokens=done.tokens, cut_replies=done.cut_replies)
     store = stack.enter_context(closing(Store(run_dir.store_path)))
     store.begin(done.env_steps)
-    models.keep_in(store)
+    models.calls.keep(store)
     evaluator = Evaluator.of(models, max_failure_rate=config.max_failure_rate)
     if config.answer == "learned":
         known = checkpoint.confidence if checkpoint else None

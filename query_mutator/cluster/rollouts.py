@@ -244,7 +244,7 @@ class RolloutWorker:
         task = make_task(models, config, spec.questions, projection=spec.projection, confidence=spec.confidence)
         self._store = Store(spec.run_dir / f"replies.worker_{self._number}.sqlite", has_wal=False)
         self._stack.callback(self._store.close)
-        models.keep_in(self._store)
+        models.calls.keep(self._store)
         fields = {"client": models.calls.client, "retry_policy": models.retry_policy, "on_record": self._records.append}
         envs = [spec.make_env(task, env_id=env_id, **fields) for env_id in self._env_ids]
         self._envs = spec.batch_envs(envs, self._settings.batch_size if config.use_batching else None)

@@ -80,7 +80,7 @@ def answer(flags: BatchFlags) -> int:
         work = stack.enter_context(_policy_work(flags) if flags.checkpoint else _plain_work(flags, lines))
         store = Store(path)
         stack.callback(store.close)
-        work.models.keep_in(store)
+        work.models.calls.keep(store)
         rows = BatchRows()
         try:
             _answer_all(flags, work, rows, lines)

@@ -25,6 +25,7 @@ from query_mutator.cli.settings import files_read
 from query_mutator.confidence import ConfidenceModel
 from query_mutator.data import Split
 from query_mutator.data.logs import read_logged_replies
+from query_mutator.encoder import resolve_encoder
 from query_mutator.env.task import CallSettings, EpisodeRules, build_task
 from query_mutator.errors import TooManyFailuresError, UsageError
 from query_mutator.evaluation.cost import power_in_words
@@ -44,7 +45,7 @@ from query_mutator.plan.race import MAX_CALLS, MIN_CALLS, check_calls, find_plan
 from query_mutator.plan.table import grade_log
 from query_mutator.plugins import plugin_hashes
 from query_mutator.report.page.build import write_report
-from query_mutator.session.models import ResolvedModels, call_time, encoder_of, is_instant, open_models
+from query_mutator.session.models import ResolvedModels, call_time, is_instant, open_models
 from query_mutator.session.policy_file import POLICY_FILE, PROBE, SavedPolicy, background_of, write_policy_file
 from query_mutator.session.task import (
     NO_DATASET,
@@ -237,7 +238,7 @@ def _search(flags: PlanFlags) -> None:
         run.begin(replace(flags, max_calls=max_calls), described(models, split, flags.plugin), dataset=settings.dataset)
         run.can_play(task, models.resolved, settings, split)
         note(line, power_in_words(split.test))
-        models.keep_in(run.store)
+        models.calls.keep(run.store)
         evaluator = Evaluator.of(models, max_failure_rate=flags.max_failure_rate)
         found = find_plan(
             evaluator,
@@ -302,7 +303,8 @@ def _read_log(flags: PlanFlags, path: Path) -> None:
         if not missing:
             settings = replace(settings, forms=",".join(found.saved.plan.operators))
             acting = split or Split(train=(_STAND_IN,))
-            run.can_play(_unasked_task(settings, acting, encoder_of(flags)), _system(flags), settings, acting)
+            encoder = resolve_encoder(flags.encoder, device=flags.device, deterministic=flags.deterministic)
+            run.can_play(_unasked_task(settings, acting, encoder), _system(flags), settings, acting)
         run.finish(found)
         folder = run.run_dir.path
     again = run.policy.named_again if run.policy else ""

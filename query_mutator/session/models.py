@@ -27,7 +27,7 @@ from query_mutator.llm.backends import (
 from query_mutator.llm.reply_vectors import known_rows
 from query_mutator.llm.retry import RetryPolicy
 from query_mutator.llm.stack import ClientStack, build_client
-from query_mutator.llm.store import Store, default_cache_path, seconds_seen
+from query_mutator.llm.store import default_cache_path, seconds_seen
 from query_mutator.settings.calls import CacheMode, Calls
 from query_mutator.settings.models import ADDRESS_FLAGS, AUTO, ModelSettings
 from query_mutator.settings.questions import RECORDED_SET
@@ -78,10 +78,6 @@ class OpenModels:
             target_model=self.target_model,
             mutator_model=self.mutator_model,
         )
-
-    def keep_in(self, store: Store) -> None:
-        """Look into the store of a run first from now on, and write every reply there."""
-        self.calls.keep(store)
 
     def describe(self) -> dict[str, Any]:
         """Return who answers and which encoder is used, for config.json."""
@@ -141,7 +137,7 @@ def open_models(settings: ModelSettings, *, dataset: str | None = None) -> OpenM
                         f"file, or name this one with --{server.url_flag} in a new run"
                     )
         calls.require_models([target, mutator])
-        encoder = encoder_of(settings)
+        encoder = resolve_encoder(settings.encoder, device=settings.device, deterministic=settings.deterministic)
         encoder.gathers = not settings.deterministic and any(server.runs_files for server in calls.servers)
         if choice.recording is not None:
             encoder.known = known_rows(choice.recording, encoder.fingerprint)
@@ -204,11 +200,6 @@ def check_open_files(settings: ModelSettings, *, servers: int) -> None:
             f"with `ulimit -n {needed}`, or give --batch-size {max(1, (hard - OTHER_FILES) // each)}"
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
-
-
-def encoder_of(settings: ModelSettings) -> CachedEncoder:
-    """Return the encoder that the settings name."""
-    return resolve_encoder(settings.encoder, device=settings.device, deterministic=settings.deterministic)
 
 
 MODEL_CALL_S = 2.0  # a model of about 3 B parameters on a desktop GPU
