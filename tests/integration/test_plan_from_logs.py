@@ -182,7 +182,7 @@ def test_prompts_that_are_no_forms_teach_p_right_and_an_order(
         model = ConfidenceModel.from_arrays(arrays)
     attempts = [Attempt(text="It is 40 or more, perhaps", form="my few_words"), Attempt(text="She has 82 pens.")]
     assert model.submit("Ann has 40 pens and buys 42. How many does she have?", attempts).index == 1
-    assert qm("rewrite", run, "How many?") == 2
+    assert qm("rewrite", "How many?", "--checkpoint", run) == 2
     assert "a log taught it P(right)" in capsys.readouterr().err
     assert qm("runs", tmp_path / "runs") == 0
 
@@ -194,7 +194,6 @@ def test_prompts_that_are_no_forms_teach_p_right_and_an_order(
         ([*sums(), {"question": "What?", "reply": "x"}], (), "log.jsonl:121: neither `gold` nor `label`"),
         ([{"question": "What?"}], (), "log.jsonl:1: `reply` must be a text"),
         ([], (), "0 graded answers to 0 questions are too few"),
-        (sums(), ("--resume", "."), "leave one of them out"),
         (sums(), ("--forms", "steps"), "unknown prompt 'steps'; known: few_words, question_answer"),
         (sums(), ("--reward", "judge=1"), "--reward judge needs --judge-model"),
     ],
