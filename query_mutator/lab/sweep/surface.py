@@ -110,6 +110,20 @@ class Cells:
             is_certain=is_certain,
         )
 
+    def kinks(self) -> list[tuple[int, float]]:
+        """Return axis and place of how far from a rival the peak of a concave curve may lie, where it bends at the top.
+
+        The chord beyond the neighbor bounds a concave curve between the two from above.
+        """
+        found = []
+        for axis, ladder in self._sides():
+            if len(ladder) > 2 and self.bends_at_top(axis):
+                drop, beyond = (self._estimate(self._slope(axis, a, b))[0] for a, b in itertools.pairwise(ladder[:3]))
+                start, end = (float(self.places[at, axis]) for at in ladder[:2])
+                if 0 < drop < beyond:
+                    found.append((axis, start + (end - start) * (1 - drop / beyond)))
+        return found
+
     def is_below(self, cell: int, p: float) -> bool:
         """Return whether a cell is below the best one by a t test at level `p`."""
         if cell == self.best:
@@ -358,8 +372,8 @@ def _region(cells: Cells, surface: Surface, *, is_coarse: bool) -> tuple[tuple[F
     low, high = np.quantile(surface.optima(), [tail, 1 - tail], axis=0)
     close_cells = _likely(cells, surface)
     low, high = np.minimum(low, close_cells.min(axis=0)), np.maximum(high, close_cells.max(axis=0))
-    # A fall that may be abrupt: up to the neighbor, which is lower itself, the surface is not known.
-    further = [(drop.axis, place) for drop in cells.drops for place in (drop.low, drop.high)]
+    # A fall that may be abrupt, or a kink: up to the neighbor, which is lower itself, the surface is not known.
+    further = [(drop.axis, place) for drop in cells.drops for place in (drop.low, drop.high)] + cells.kinks()
     first, last = cells.logs.min(axis=0) + 2.1 * surface.steps, cells.logs.max(axis=0) - 2.1 * surface.steps
     for axis, place in further:
         low[axis] = min(low[axis], max(place, first[axis]))
