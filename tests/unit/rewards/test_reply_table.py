@@ -1,0 +1,48 @@
+"""How well graders read 1,000 replies and 400 refusals that a person graded; the frozen halves are not looked at."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from query_mutator.rewards import PARTS, Evidence, is_refusal
+from query_mutator.types import Question
+
+HERE = Path(__file__).parent / "replies"
+ROW = np.ones(1, dtype=np.float32)
+#: Rows that are read as the person did, at least; half of all would be as good as a coin, and the goal is 99 of 100.
+READ = {"open": (269, 489), "frozen": (284, 511)}
+F1 = {"open": 0.48, "frozen": 0.49}
+
+
+def rows(name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (HERE / name).read_text(encoding="utf-8").splitlines()]
+
+
+def graded(row: dict[str, Any]) -> bool:
+    question = Question(id="q", text=row["question"], accept=tuple(row["accept"]))
+    evidence = Evidence(
+        question=question, rewrite="", answer=row["reply"], question_vector=ROW, rewrite_vector=ROW, answer_vector=ROW
+    )
+    return PARTS.get("right")(evidence) == 1.0
+
+
+@pytest.mark.parametrize("half", sorted(READ))
+def test_replies_are_graded_no_worse_than_before(half: str) -> None:
+    pairs = rows(f"{half}_pairs.jsonl")
+    wrong = Counter(row["kind"] for row in pairs if graded(row) != row["right"])
+    least, count = READ[half]
+    assert len(pairs) == count
+    assert count - wrong.total() >= least, wrong
+
+
+@pytest.mark.parametrize("half", sorted(F1))
+def test_refusals_are_found_no_worse_than_before(half: str) -> None:
+    found = Counter((row["refusal"], is_refusal(row["reply"])) for row in rows(f"{half}_refusals.jsonl"))
+    f1 = 2 * found[True, True] / (2 * found[True, True] + found[True, False] + found[False, True])
+    assert f1 >= F1[half], found
