@@ -206,15 +206,15 @@ class DirectMethod(Learner):
             if number < ITERATIONS - 1:
                 model = TreeRegressor(rows, targets, seed=number)
         state = {name: self.frozen.state[name] for name in ("masked", "obs_dim")}
-        count = int(steps["episodes"].max()) + 1
-        times = [rng.poisson(1.0, size=count)[steps["episodes"]] for _ in range(self.config.num_models)]
-        drawn = [np.repeat(np.arange(len(rows)), each if each.any() else 1) for each in times]
+        episodes = int(steps["episodes"].max()) + 1
+        times = [rng.poisson(1.0, size=episodes)[steps["episodes"]] for _ in range(self.config.num_models)]
+        resampled = [np.repeat(np.arange(len(rows)), each if each.any() else 1) for each in times]
 
         def trees_of(number: int) -> TreeScorer:
-            return TreeRegressor(rows[drawn[number]], targets[drawn[number]], seed=number).trees()
+            return TreeRegressor(rows[resampled[number]], targets[resampled[number]], seed=number).trees()
 
         with ThreadPoolExecutor() as pool:  # the fits release the interpreter
-            for number, trees in enumerate(pool.map(trees_of, range(len(drawn)))):
+            for number, trees in enumerate(pool.map(trees_of, range(len(resampled)))):
                 state |= {f"{number}/{name}": array for name, array in trees.to_arrays().items()}
         return FrozenValues(state), np.asarray(targets)
 

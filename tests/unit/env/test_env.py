@@ -42,6 +42,7 @@ from tests.fake_client import FakeClient
 
 MakeTask = Callable[..., Task]
 SPELLING, NEUTRAL, FILLER, UNDO, SUBMIT = range(5)
+SORT = {"question": 0}  # "plz sort my list": a word for `spelling`
 KILL = {"question": 1}  # "how do i kill the process": refused as the original, right once softened
 
 
@@ -95,12 +96,12 @@ def test_text_asked_before_is_not_asked_again(env: QueryMutationEnv) -> None:
 
 def test_actions_that_lead_nowhere_are_closed(env: QueryMutationEnv) -> None:
     columns = env.task.observer.slices["closed"]
-    obs, _ = env.reset(seed=0, options=KILL)
+    obs, _ = env.reset(seed=0, options=SORT)
     assert obs[columns].tolist() == [0, 0, 0, 1, 0]  # nothing to undo yet
     obs = env.step(SPELLING)[0]  # another text
-    assert obs[columns].tolist() == [0, 0, 0, 0, 0]
+    assert obs[columns].tolist() == [1, 0, 0, 0, 0]  # whose words are all known
     obs = env.step(NEUTRAL)[0]  # changes nothing
-    assert obs[columns].tolist() == [0, 1, 0, 0, 0]
+    assert obs[columns].tolist() == [1, 1, 0, 0, 0]
     obs = env.step(UNDO)[0]
     assert obs[columns].tolist() == [1, 0, 0, 1, 0]  # what spelling makes of it is known
 
@@ -247,7 +248,7 @@ def test_every_info_has_the_same_arrays(env: QueryMutationEnv) -> None:
     assert {tuple(info) for info in infos} == {tuple(infos[0])}
     for info in infos:
         assert {key for key, value in info.items() if not isinstance(value, np.ndarray)} == {"_text"}
-    assert infos[0]["action_mask"].tolist() == [1, 1, 1, 0, 1]
+    assert infos[0]["action_mask"].tolist() == [0, 1, 1, 0, 1]  # all its words are known
     assert env.action_space.sample(mask=infos[0]["action_mask"]) != UNDO
     assert env.action_masks().tolist() == infos[-1]["action_mask"].astype(bool).tolist()
     assert infos[-1]["episode_return"] == pytest.approx(infos[-1]["score"] - infos[-1]["baseline_score"] - 0.01)
@@ -391,7 +392,7 @@ def test_a_server_that_fails_every_step_is_an_error_at_last(tiny_task: MakeTask,
     env.reset()
     assert env.step(NEUTRAL)[4]["valid"]
     env.client = broken
-    assert env.step(SPELLING)[3]  # counts from zero again
+    assert env.step(FILLER)[3]  # counts from zero again
 
 
 def test_an_unknown_choice_lists_the_known_ones(tiny_task: MakeTask, tiny_client: Client) -> None:

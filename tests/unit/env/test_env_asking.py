@@ -23,6 +23,7 @@ from tests.fake_client import FakeClient
 
 MakeTask = Callable[..., Task]
 SPELLING, NEUTRAL, FILLER, ASK, UNDO, SUBMIT = range(6)
+SORT = {"question": 0}  # "plz sort my list": a word for `spelling`
 KILL = {"question": 1}  # "how do i kill the process": refused as the original, right once softened
 PRICE = 0.02
 
@@ -98,7 +99,7 @@ def test_submit_asks_when_nothing_was_asked(env: QueryMutationEnv) -> None:
 
 def test_the_last_allowed_step_asks_and_terminates(task: Task, tiny_client: Client) -> None:
     env = QueryMutationEnv(task.with_rules(max_episode_steps=2), client=tiny_client)
-    env.reset(seed=0, options=KILL)
+    env.reset(seed=0, options=SORT)
     env.step(SPELLING)
     _, _, terminated, truncated, info = env.step(NEUTRAL)
     assert (terminated, truncated) == (True, False)
@@ -119,7 +120,7 @@ def test_the_best_answer_is_submitted_and_asks_are_bounded(task: Task, tiny_clie
 
 def test_blind_mode_leaves_the_only_ask_to_submit(task: Task, tiny_client: Client) -> None:
     env = QueryMutationEnv(task.with_rules(max_asks=1), client=tiny_client)
-    env.reset(seed=0, options=KILL)
+    env.reset(seed=0, options=SORT)
     assert env.action_masks().tolist() == [True, True, True, False, False, True]
     env.step(NEUTRAL)
     assert env.action_masks()[[ASK, UNDO]].tolist() == [False, False]  # no answer to go back from
