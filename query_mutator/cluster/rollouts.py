@@ -43,7 +43,7 @@ from query_mutator.session.models import OpenModels, ResolvedModels, open_models
 from query_mutator.session.task import make_task
 from query_mutator.training.callbacks import RunParts
 from query_mutator.training.config import TrainConfig
-from query_mutator.training.loop import OnSteps, TrainingLoop
+from query_mutator.training.loop import OnSteps, TrainingLoop, envs_seed
 from query_mutator.training.run_log import EPISODE_FIGURES
 from query_mutator.types import FloatArray, Question, StepRecord
 
@@ -98,7 +98,7 @@ class ClusterLoop(TrainingLoop):
 
     def __init__(self, ray: Any, parts: RunParts, obs: FloatArray | None, on_steps: OnSteps, *, env_steps: int) -> None:
         """Start the workers of a run in which `env_steps` were taken; UsageError where one lacks what it needs."""
-        seed, num_steps = parts.config.seed, parts.config.num_steps
+        seed, num_steps = envs_seed(parts.config.seed), parts.config.num_steps
         super().__init__(parts.envs, parts.learner, obs, seed=seed, num_steps=num_steps, on_steps=on_steps)
         self._ray, self._parts, self._env_steps = ray, parts, env_steps
         env_ids = range(parts.config.num_processes)

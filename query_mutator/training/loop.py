@@ -49,7 +49,8 @@ def make_loop(
     config: TrainConfig, envs: Any, learner: Learner, obs: FloatArray | None, *, on_steps: OnSteps, store: Store | None
 ) -> TrainingLoop:
     """Return the loop of the learner's kind; it continues from observations [N, O], None for new episodes."""
-    common: dict[str, Any] = {"seed": config.seed, "num_steps": config.num_steps, "on_steps": on_steps, "store": store}
+    common: dict[str, Any] = {"num_steps": config.num_steps, "on_steps": on_steps, "store": store}
+    common["seed"] = envs_seed(config.seed)
     if LEARNERS.get(config.algo).on_policy:
         return TrainingLoop(envs, learner, obs, **common)
     return OffPolicyLoop(envs, learner, obs, max_pending_updates=config.max_pending_updates, **common)
@@ -66,7 +67,8 @@ def envs_seed(seed: int) -> int:
 class TrainingLoop:
     """Collects a rollout under a frozen policy, then learns from it.
 
-    Holds the current observations [N, O]; resets the environments, a `BatchedQueryMutationEnv`, if `obs` is None.
+    Holds the current observations [N, O]; resets the environments, a `BatchedQueryMutationEnv`, if `obs` is None;
+    `seed` is that of the first.
     """
 
     def __init__(
@@ -82,7 +84,7 @@ class TrainingLoop:
     ) -> None:
         self._envs, self._learner, self._store, self._on_steps = envs, learner, store, on_steps
         num_envs, (obs_dim,) = envs.num_envs, envs.single_observation_space.shape or (0,)
-        self._reset_seed = envs_seed(seed) if obs is None else None
+        self._reset_seed = seed if obs is None else None
         self._obs = np.zeros((num_envs, obs_dim), dtype=np.float32) if obs is None else obs
         self._num_steps = num_steps
         self._steps_taken = np.zeros(num_envs, dtype=np.int64)  # [N] since the present rollout started
