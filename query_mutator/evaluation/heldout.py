@@ -8,11 +8,9 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-from bisect import bisect_left
 from collections.abc import Callable, Collection, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -27,7 +25,7 @@ from query_mutator.env.task import Task
 from query_mutator.errors import DiskError
 from query_mutator.evaluation.comparison import Comparison, Method, standard_methods
 from query_mutator.evaluation.cost import EvaluationCost
-from query_mutator.evaluation.methods import Evaluator
+from query_mutator.evaluation.methods import Evaluator, Found, Job
 from query_mutator.evaluation.outcomes import failure_kinds, mean, scored
 from query_mutator.evaluation.summary import PLAN, Results, summarize
 from query_mutator.files import atomic_write, encode, user_cache_folder
@@ -48,6 +46,7 @@ SAMPLE_SEED = 0  # the same questions in every run, whatever its seed
 
 NUM_QUESTIONS = 300  # at most, on which calls are counted: of two hundred the mean is known to a tenth of a call
 NUM_PRICES = 65  # 7.5 % apart
+FEW_PRICES = 8  # every eighth price is tried before those between two of them
 
 
 def embed_questions(encoder: Encoder, questions: Sequence[Question]) -> None:
@@ -217,17 +216,30 @@ def validation_figures(evaluator: Evaluator, task: Task, policy: Policy | None) 
 
 
 def price_for_budget(evaluator: Evaluator, task: Task, policy: Policy, budget: float) -> tuple[float, float]:
-    """Return the lowest price with at most so many mean calls on the questions of a task, and those calls.
+    """Return a price with at most so many mean calls on the questions of a task, and those calls.
 
-    Calls are taken to fall as the price rises, and prices are bisected. Where no price makes so few calls, as with a
-    learner that saw a single price, it is the highest.
+    The lowest such price of a few, then of those between it and the next lower one. Prices that are tried together
+    share their calls and are waited for once. Where no price makes so few calls, as with a learner that saw a single
+    price, it is the highest.
     """
     prices = [float(f"{price:.3g}") for price in np.geomspace(*PRICES, NUM_PRICES)]
+    found: Found = {}
 
-    @cache
-    def calls_at(price: float) -> float:
-        outcomes = evaluator.run(task.with_rules(call_price=(price,)), greedy(policy), name="price of a call")
-        return mean(outcomes, "calls", default=math.inf)
+    def lowest_of(places: range) -> int | None:
+        jobs = [
+            Job(name=f"{prices[place]:g}", task=task.with_rules(call_price=(prices[place],)), player=greedy(policy))
+            for place in places
+        ]
+        evaluator.run_all(jobs, found, title="price of a call")
+        return next((place for place in places if calls_at(place) <= budget), None)
 
-    place = bisect_left(prices[:-1], True, key=lambda price: calls_at(price) <= budget)
-    return prices[place], calls_at(prices[place])
+    def calls_at(place: int) -> float:
+        return mean(list(found[f"{prices[place]:g}"].values()), "calls", default=math.inf)
+
+    place, step = lowest_of(range(0, NUM_PRICES, NUM_PRICES - 1)), NUM_PRICES - 1
+    while place and step > 1:
+        step //= FEW_PRICES
+        between = lowest_of(range(place - step * (FEW_PRICES - 1), place, step))
+        place = place if between is None else between
+    place = NUM_PRICES - 1 if place is None else place
+    return prices[place], calls_at(place)
