@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -206,16 +206,11 @@ class DirectMethod(Learner):
             if number < ITERATIONS - 1:
                 model = TreeRegressor(rows, targets, seed=number)
         state = {name: self.frozen.state[name] for name in ("masked", "obs_dim")}
-        episodes = int(steps["episodes"].max()) + 1
-        times = [rng.poisson(1.0, size=episodes)[steps["episodes"]] for _ in range(self.config.num_models)]
-        resampled = [np.repeat(np.arange(len(rows)), each if each.any() else 1) for each in times]
-
-        def trees_of(number: int) -> TreeScorer:
-            return TreeRegressor(rows[resampled[number]], targets[resampled[number]], seed=number).trees()
-
-        with ThreadPoolExecutor() as pool:  # the fits release the interpreter
-            for number, trees in enumerate(pool.map(trees_of, range(len(resampled)))):
-                state |= {f"{number}/{name}": array for name, array in trees.to_arrays().items()}
+        for number in range(self.config.num_models):
+            times = rng.poisson(1.0, size=int(steps["episodes"].max()) + 1)[steps["episodes"]]
+            drawn = np.repeat(np.arange(len(rows)), times if times.any() else 1)
+            trees = TreeRegressor(rows[drawn], targets[drawn], seed=number).trees()
+            state |= {f"{number}/{name}": array for name, array in trees.to_arrays().items()}
         return FrozenValues(state), np.asarray(targets)
 
     def _with_prices(
