@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
@@ -239,13 +239,17 @@ class Completion:
             **logprob_fields(payload.get("logprobs")),
         )
 
-    def after(self, *, latency_s: float) -> Completion:
-        """Return the completion with the time the client waited."""
-        return replace(self, latency_s=latency_s)
-
 
 def _seconds(payload: Mapping[str, Any], key: str) -> float:
     return wire_number(payload.get(key)) * NANOSECONDS
+
+
+def content_text(message: Mapping[str, Any]) -> Any:
+    """Return the content of a message; of a list of parts, which some servers send, the texts without thoughts."""
+    content = message.get("content")
+    if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
+        return content
+    return "".join(str(part.get("text") or "") for part in content if part.get("type") == "text")
 
 
 def wire_text(value: object) -> str:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,12 @@ from typing import Any
 import numpy as np
 
 from query_mutator.data.loaders import QUESTION_COLUMNS
-from query_mutator.env.scheduling import Call, Flow, PooledScheduler
+from query_mutator.encoder import Encoder
+from query_mutator.env.scheduling import Call, Flow
 from query_mutator.errors import UsageError
 from query_mutator.files import atomic_write, encode, parse_json_object
 from query_mutator.llm.cache import is_repeatable
-from query_mutator.session.play import FailureWindow
+from query_mutator.session.play import Caller, FailureWindow, in_pool
 from query_mutator.types import ChatRequest, Completion, ErrorInfo, Message, Role
 
 CHAT_URL = "/v1/chat/completions"
@@ -234,33 +236,27 @@ def ask_once(ask: Ask, request: ChatRequest, more: dict[str, object] | None = No
 def answer_file(
     lines: Sequence[bytes],
     rows: BatchRows,
-    scheduler: PooledScheduler,
+    caller: Caller,
+    encoder: Encoder,
     start: Callable[[Ask], Flow],
     *,
-    failures: FailureWindow,
     shown: Callable[[], object],
 ) -> None:
     """Answer all lines of a file; `start` returns the flow of a line, with its Answer.
 
     Raises TooManyFailuresError when calls fail too often; the command can be resumed.
     """
-    asks = _asks(lines, rows, shown)
-    in_progress: dict[int, Ask] = {}
-    while True:
-        while len(in_progress) < AHEAD * scheduler.batch_size and (ask := next(asks, None)) is not None:
-            in_progress[ask.number] = ask
-            scheduler.start(ask.number, start(ask), done=ask.number)
-        if not in_progress:
-            return
-        number, (completion, more) = scheduler.finished()
-        assert isinstance(number, int)
-        ask, error = in_progress.pop(number), completion.error
-        if error is None:
-            rows.answers[number] = encode(answer_row(ask, completion, more))
-        elif error.kind != "cancelled":
-            rows.errors[number] = encode(error_row(ask, error))
-        failures.add(np.array([completion.ok]))
-        shown()
+    flows = ((ask, start(ask)) for ask in _asks(lines, rows, shown))
+    failures = FailureWindow(caller.max_failure_rate, unit="lines")
+    at_once = AHEAD * caller.batch_size
+    with closing(in_pool(caller, encoder, lambda: next(flows, None), at_once=at_once)) as finished:
+        for ask, (completion, more) in finished:
+            if completion.ok:
+                rows.answers[ask.number] = encode(answer_row(ask, completion, more))
+            elif completion.error.kind != "cancelled":
+                rows.errors[ask.number] = encode(error_row(ask, completion.error))
+            failures.add(np.array([completion.ok]))
+            shown()
 
 
 def _asks(lines: Sequence[bytes], rows: BatchRows, shown: Callable[[], object]) -> Iterator[Ask]:

@@ -12,13 +12,15 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from statistics import median_low
+from types import SimpleNamespace
 from typing import Any, Literal, Self
 
 from query_mutator.env.engine import EpisodeEngine
-from query_mutator.env.scheduling import Flow, PooledScheduler, run_flow, run_flow_async
+from query_mutator.env.scheduling import Flow, run_flow, run_flow_async
 from query_mutator.env.task import Task
 from query_mutator.errors import BackendError, UsageError
 from query_mutator.forms import Framed
@@ -27,7 +29,7 @@ from query_mutator.llm.cancellation import complete_in_thread
 from query_mutator.registry import check_known
 from query_mutator.session.loading import acting_settings, acting_task, load_policy, load_saved
 from query_mutator.session.models import OpenModels, open_models
-from query_mutator.session.play import Limits, Played, Step, Stopped, greedy, play
+from query_mutator.session.play import Limits, Played, Step, Stopped, greedy, in_pool, play
 from query_mutator.session.policy_file import SavedPolicy
 from query_mutator.settings.calls import DIRECT
 from query_mutator.settings.models import ModelSettings
@@ -218,22 +220,12 @@ class Rewriter:
         limits = Limits(max_calls=max_calls, deadline_s=deadline_s)
         for question in questions:
             self._check(question)
-        scheduler = PooledScheduler(
-            client=self.models.calls.eval_client,
-            encoder=self.models.encoder,
-            retry_policy=self.models.retry_policy,
-            batch_size=size,
+        flows = ((index, self.flow(question, limits=limits)) for index, question in enumerate(questions))
+        caller: Any = SimpleNamespace(
+            client=self.models.calls.eval_client, retry_policy=self.models.retry_policy, batch_size=size
         )
-        found: dict[Any, Rewrite] = {}
-        waiting = enumerate(questions)
-        try:
-            while len(found) < len(questions):
-                while scheduler.in_progress < 2 * size and (place := next(waiting, None)) is not None:
-                    scheduler.start(place[0], self.flow(place[1], limits=limits), done=place[0])
-                index, rewrite = scheduler.finished()
-                found[index] = rewrite
-        finally:
-            scheduler.close()
+        with closing(in_pool(caller, self.models.encoder, lambda: next(flows, None), at_once=2 * size)) as finished:
+            found = dict(finished)
         return [found[index] for index in range(len(questions))]
 
     async def arewrite(

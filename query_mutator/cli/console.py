@@ -10,6 +10,8 @@ second Ctrl-C                         end the process at once
 from __future__ import annotations
 
 import _thread
+import codecs
+import json
 import logging
 import os
 import re
@@ -18,6 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from io import TextIOWrapper
 from traceback import walk_tb
 from types import FrameType
 from typing import Any, NoReturn, TextIO, cast
@@ -80,11 +83,6 @@ class PlainStream:
             text = text[:start] + plain(core) + text[start + len(core) :]
         return self.stream.write(text)
 
-    def writelines(self, lines: list[str]) -> None:
-        """Write several texts."""
-        for line in lines:
-            self.write(line)
-
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)
 
@@ -92,21 +90,10 @@ class PlainStream:
 @contextmanager
 def plain_output() -> Iterator[None]:
     """Within the block standard output and standard error show only plain text."""
-    out, err = (stream if isinstance(stream, PlainStream) else PlainStream(stream) for stream in _streams())
+    streams = (sys.stdout, sys.stderr)
+    out, err = (stream if isinstance(stream, PlainStream) else PlainStream(stream) for stream in streams)
     with redirect_stdout(cast(TextIO, out)), redirect_stderr(cast(TextIO, err)):
         yield
-
-
-@contextmanager
-def styled_output() -> Iterator[None]:
-    """Within the block our own text, as that of --help, may have colors."""
-    out, err = (stream.stream if isinstance(stream, PlainStream) else stream for stream in _streams())
-    with redirect_stdout(out), redirect_stderr(err):
-        yield
-
-
-def _streams() -> tuple[TextIO, TextIO]:
-    return sys.stdout, sys.stderr
 
 
 class Interrupted(KeyboardInterrupt):
@@ -127,7 +114,11 @@ _EXTRAS = {
 
 def run_cli(main: Callable[[Sequence[str]], int], *, prog: str) -> NoReturn:
     """Run a command line's `main(argv)` and end the process with its exit code."""
-    log_to_stderr("%(message)s")
+    codecs.register_error("as_json", _as_json)
+    for stream in (sys.stdout, sys.stderr):
+        cast(TextIOWrapper, stream).reconfigure(errors="as_json")  # a terminal or pipe that is not in UTF-8
+    handler = logging.StreamHandler(cast(TextIO, PlainStream(sys.stderr)))
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
     for number, code in ((signal.SIGINT, EXIT_INTERRUPTED), (signal.SIGTERM, EXIT_TERMINATED)):
         if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup wants it
             signal.signal(number, _handler(code))
@@ -141,19 +132,15 @@ def run_cli(main: Callable[[Sequence[str]], int], *, prog: str) -> NoReturn:
     os._exit(code)  # a normal exit would wait for threads that wait for replies
 
 
+def _as_json(error: UnicodeError) -> tuple[str, int]:
+    r"""Return letters that an encoding lacks as \u escapes, which JSON stays valid with."""
+    assert isinstance(error, UnicodeEncodeError)
+    return json.dumps(error.object[error.start : error.end])[1:-1], error.end
+
+
+@plain_output()
 def exit_code(main: Callable[[Sequence[str]], int], argv: Sequence[str], *, prog: str) -> int:
     """Return the exit code of `main(argv)`; print one line on stderr for invalid input or a failing server or disk."""
-    with plain_output():
-        return _exit_code(main, argv, prog=prog)
-
-
-def log_to_stderr(format: str) -> None:
-    """Print warnings of all modules on standard error, as plain text."""
-    handler = logging.StreamHandler(cast(TextIO, PlainStream(sys.stderr)))
-    logging.basicConfig(level=logging.WARNING, format=format, handlers=[handler])
-
-
-def _exit_code(main: Callable[[Sequence[str]], int], argv: Sequence[str], *, prog: str) -> int:
     try:
         code = main(argv)
         sys.stdout.flush()

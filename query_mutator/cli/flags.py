@@ -17,15 +17,16 @@ import dataclasses
 import functools
 import inspect
 import itertools
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, TypeVar, get_type_hints
 
 from cyclopts import App, CycloptsError, MissingArgumentError
 from cyclopts.argument import Argument, ArgumentCollection
+from rich.console import Console
 
 from ppo.fields import DEFAULTS, docs_of, function_of, metadata_of, whole_numbers
 from query_mutator.bounds import check_values
-from query_mutator.cli.console import styled_output
 from query_mutator.cli.outputs import check_outputs, outputs_of, with_dash
 from query_mutator.cli.registry import HELP
 from query_mutator.cli.settings import PROJECT, Base, fill_from_files, shared_fields
@@ -48,8 +49,8 @@ def parse_flags(cls: type[C], argv: Sequence[str], *, prog: str, base: Base | No
     """
     known = set(itertools.takewhile(lambda word: word != "--", argv))
     if known & HELP:
-        with styled_output():
-            app_of(cls, prog, help="all" if "--help-all" in known else "first").help_print([])
+        own = Console(file=getattr(sys.stdout, "stream", sys.stdout))  # whose text may have colors
+        app_of(cls, prog, help="all" if "--help-all" in known else "first").help_print([], console=own)
         raise SystemExit(0)
     if "--version" in known:
         print(__version__)
@@ -63,7 +64,7 @@ def parse_flags(cls: type[C], argv: Sequence[str], *, prog: str, base: Base | No
         fill_from_files(cls, app, arguments, base=base, table=table)
         whole_numbers(app, (), arguments)
 
-    flags = flags_of(cls)
+    flags = flags_of(cls)  # type: ignore[arg-type]  # mypy: a class is hashable
     try:
         words = with_dash(cls, argv)
         values = app_of(cls, prog, fill)(words, exit_on_error=False, print_error=False, result_action="return_value")
@@ -82,13 +83,9 @@ def parse_flags(cls: type[C], argv: Sequence[str], *, prog: str, base: Base | No
     return parsed
 
 
-def flags_of(cls: type[Any]) -> Mapping[str, Argument]:
-    """Return the flags of a dataclass by field, without those that are set in files alone."""
-    return _flags_of(cls)  # type: ignore[arg-type]  # mypy: a class is hashable
-
-
 @functools.cache
-def _flags_of(cls: type[Any]) -> Mapping[str, Argument]:
+def flags_of(cls: Any) -> Mapping[str, Argument]:
+    """Return the flags of a dataclass by field, without those that are set in files alone."""
     found = {one.field_info.name: one for one in app_of(cls).assemble_argument_collection()}
     return {name: one for name, one in found.items() if name not in getattr(cls, "IN_FILE", ())}
 
@@ -98,7 +95,7 @@ def app_of(cls: type[Any], prog: str = "", fill: Callable[..., None] | None = No
     first, paragraphs = getattr(cls, "FIRST", ()), (inspect.getdoc(cls) or "").split("\n\n")
     about = "\n\n".join(" ".join(one.split()) for one in paragraphs)
     if help == "first" and first:
-        about += f"\n\n--help-all shows all {len(flags_of(cls))} flags."
+        about += f"\n\n--help-all shows all {len(flags_of(cls))} flags."  # type: ignore[arg-type]  # as above
     docs, stored = docs_of(cls) if help else {}, shared_fields(cls).values() if hasattr(cls, "STORED") else ()
     shown: dict[str, dict[str, Any]] = {}
     for field in sorted(dataclasses.fields(cls), key=lambda one: [*first, one.name].index(one.name)):

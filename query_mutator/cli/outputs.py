@@ -163,7 +163,7 @@ def check_outputs(flags: Any, outputs: Mapping[str, tuple[str, Output]]) -> None
         except (OSError, ValueError) as error:
             if isinstance(error, UsageError):
                 raise
-            raise UsageError(f"{flag} {_short(path)}: {getattr(error, 'strerror', error)}; choose another") from None
+            raise UsageError(f"{flag} {path}: {getattr(error, 'strerror', error)}; choose another") from None
 
 
 def _check_apart(flag: str, path: Path, output: Output, inputs: list[Path]) -> None:
@@ -187,8 +187,6 @@ def _check_existing(flag: str, path: Path, output: Output, *, force: bool) -> No
         raise UsageError(f"{flag} {path} is a {kind} that this command did not write; choose another")
     if output.is_folder and all(one.name == LOCK for one in path.iterdir()):  # a process was killed as it started
         return
-    if path.is_symlink() and not path.exists():
-        raise UsageError(f"{flag} {path} is a link to nothing; choose another")
     if not output.is_own(path):
         raise UsageError(f"{flag} {path} exists and was not written by this command; choose another")
     if not (force or output.resumes):
@@ -229,8 +227,3 @@ def _is_device(path: Path) -> bool:
         mode = path.stat().st_mode
         return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
     return False
-
-
-def _short(path: Path) -> str:
-    text = str(path)
-    return text if len(text) <= 200 else f"{text[:100]}... ({len(text)} characters)"

@@ -6,7 +6,6 @@ A command's module is imported when the command runs, so `qm --help` loads no ro
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,20 +21,18 @@ class Command:
     takes_words: bool = False  # whether the function reads the flags itself, from the words after the command
 
     @property
-    def flags(self) -> type[Any]:
+    def flags(self) -> Any:
         """Return the dataclass of the command's flags."""
-        flags: type[Any] = self._load(1)
-        return flags
+        return self._load(1)
 
     @property
-    def run(self) -> Callable[[Any], int | None]:
+    def run(self) -> Any:
         """Return the function that carries the command out; a number it returns is the exit code."""
-        run: Callable[[Any], int | None] = self._load(2)
-        return run
+        return self._load(2)
 
     def _load(self, part: int) -> Any:
-        module, *names = self.target.split(":")
-        return getattr(importlib.import_module(f"query_mutator.commands.{module}"), names[part - 1])
+        names = self.target.split(":")
+        return getattr(importlib.import_module(f"query_mutator.commands.{names[0]}"), names[part])
 
 
 #: The commands of `qm --help`, in the order in which a project needs them.

@@ -27,17 +27,19 @@ from query_mutator.cli.console import note, progress
 from query_mutator.cli.flags import Positional
 from query_mutator.cli.outputs import Output, OutputFlags, holding
 from query_mutator.commands.policy_flags import PolicyFlags, open_policy, system_settings
-from query_mutator.env.scheduling import Flow, PooledScheduler
+from query_mutator.env.scheduling import Flow
 from query_mutator.errors import EXIT_FAILURES, TooManyFailuresError, UsageError, disk_errors
-from query_mutator.evaluation.methods import metered, outcome_flow
+from query_mutator.evaluation.methods import Evaluator, metered, outcome_flow
 from query_mutator.llm.store import Store
 from query_mutator.session.models import OpenModels, ResolvedModels, open_models
-from query_mutator.session.play import FailureWindow, greedy
+from query_mutator.session.play import greedy
 from query_mutator.settings.models import Sampling
 from query_mutator.types import AS_IS, Completion, Question
 
 if TYPE_CHECKING:
     from query_mutator.evaluation.outcomes import Outcome
+
+Start = Callable[[Ask], Flow]  # returns how a line is answered
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,14 +63,6 @@ class BatchFlags(PolicyFlags, Sampling, OutputFlags):
     """A run folder or a .qm file, whose policy first rewrites each prompt; by default prompts are sent as they are."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Work:
-    """How the lines of a file are answered: by which models, and as which flows."""
-
-    models: OpenModels
-    start: Callable[[Ask], Flow]
-
-
 def answer(flags: BatchFlags) -> int:
     """Answer the file; return exit code 3 if some lines have no answer."""
     questions, out = Path(flags.questions), Path(flags.out)
@@ -77,13 +71,13 @@ def answer(flags: BatchFlags) -> int:
     lines = read_input(questions)
     with ExitStack() as stack:
         stack.enter_context(_alone(path))
-        work = stack.enter_context(_policy_work(flags) if flags.checkpoint else _plain_work(flags, lines))
+        models, start = stack.enter_context(_with_policy(flags) if flags.checkpoint else _plain(flags, lines))
         store = Store(path)
         stack.callback(store.close)
-        work.models.calls.keep(store)
+        models.calls.keep(store)
         rows = BatchRows()
         try:
-            _answer_all(flags, work, rows, lines)
+            _answer_all(flags, models, start, rows, lines)
         except (KeyboardInterrupt, TooManyFailuresError):
             note(f"{len(rows.answers)} lines are done; repeat the command to resume it")
             raise
@@ -125,15 +119,9 @@ def _alone(store: Path) -> Iterator[None]:
         raise UsageError(f"{store} is being written by another process; wait for it, or choose another --out") from None
 
 
-def _answer_all(flags: BatchFlags, work: Work, rows: BatchRows, lines: Sequence[bytes]) -> None:
-    calls = work.models.calls
-    scheduler = PooledScheduler(
-        client=calls.eval_client,
-        encoder=work.models.encoder,
-        retry_policy=work.models.retry_policy,
-        batch_size=work.models.settings.batch_size,
-    )
-    began, counted = time.perf_counter(), calls.eval_client
+def _answer_all(flags: BatchFlags, models: OpenModels, start: Start, rows: BatchRows, lines: Sequence[bytes]) -> None:
+    caller = Evaluator.of(models, max_failure_rate=flags.max_failure_rate)
+    began, counted = time.perf_counter(), models.calls.eval_client
     total = sum(map(bool, map(bytes.strip, lines)))
     with progress("answering", total, unit="line") as bar:
 
@@ -142,19 +130,15 @@ def _answer_all(flags: BatchFlags, work: Work, rows: BatchRows, lines: Sequence[
             bar.set_postfix({"calls/s": f"{rate:.1f}", "failed": len(rows.errors)}, refresh=False)
             bar.update()
 
-        try:
-            failures = FailureWindow(flags.max_failure_rate, unit="lines")
-            answer_file(lines, rows, scheduler, work.start, failures=failures, shown=shown)
-        finally:
-            scheduler.close()
+        answer_file(lines, rows, caller, models.encoder, start, shown=shown)
 
 
 # --- how a line is answered ------------------------------------------------------------------------------------------
 
 
 @contextmanager
-def _plain_work(flags: BatchFlags, lines: Sequence[bytes]) -> Iterator[Work]:
-    """Yield the work of sending each line as it is."""
+def _plain(flags: BatchFlags, lines: Sequence[bytes]) -> Iterator[tuple[OpenModels, Start]]:
+    """Yield models, and how each line is sent as it is."""
     base = ResolvedModels(encoder="hash", cache="off")  # nothing is embedded
     first = flags.target_model or _first_model(lines)
     with open_models(system_settings(flags, base, target_model=first)) as models:
@@ -165,7 +149,7 @@ def _plain_work(flags: BatchFlags, lines: Sequence[bytes]) -> Iterator[Work]:
             tokens, temperature = flags.target_max_tokens, flags.temperature
             return ask_once(ask, request_of(ask, model=model, max_tokens=tokens, temperature=temperature, keeps=keeps))
 
-        yield Work(models=models, start=start)
+        yield models, start
 
 
 def _first_model(lines: Sequence[bytes]) -> str | None:
@@ -178,8 +162,8 @@ def _first_model(lines: Sequence[bytes]) -> str | None:
 
 
 @contextmanager
-def _policy_work(flags: BatchFlags) -> Iterator[Work]:
-    """Yield the work of a policy: it rewrites the prompt of each line, and submits an answer."""
+def _with_policy(flags: BatchFlags) -> Iterator[tuple[OpenModels, Start]]:
+    """Yield models, and how a policy rewrites the prompt of each line and submits an answer."""
     with open_policy(flags) as rewriter:
         sampling = {one.name for one in fields(Sampling)} & flags.given
         given: dict[str, Any] = {name: getattr(flags, name) for name in sampling}
@@ -195,7 +179,7 @@ def _policy_work(flags: BatchFlags) -> Iterator[Work]:
             on_line = task.on([Question(id=str(ask.number), text=ask.prompt)])
             return _rewritten(metered(outcome_flow(on_line, 0, player)), model=task.calls.target_model)
 
-        yield Work(models=rewriter.models, start=start)
+        yield rewriter.models, start
 
 
 def _rewritten(episode: Flow, *, model: str) -> Flow:

@@ -104,11 +104,14 @@ def serving(flags: ServeFlags, rewriter: Rewriter, key: str | None) -> Proxy:
     from query_mutator.apply.proxy.metrics import Metrics
     from query_mutator.apply.proxy.server import Access, ClientLimits
     from query_mutator.apply.proxy.upstream import Address, Upstream
+    from query_mutator.llm.connection import proxy_of
 
     calls, model, metrics = flags.max_calls or MAX_CALLS[flags.mode], rewriter.target_model, Metrics()
     addresses = [
         Address(
-            url=server.http_url(model).rstrip("/").removesuffix("/v1"),  # what clients ask for begins with it
+            url=(url := server.http_url(model).rstrip("/")),
+            root=server.api_root,
+            proxy=proxy_of(url),
             headers=server.http_headers(model),
             is_own=server.runs_files,
         )

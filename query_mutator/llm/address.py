@@ -19,9 +19,10 @@ def server_url(text: str) -> str:
     """Return `http(s)://host:port[/path]` for any form Ollama accepts in OLLAMA_HOST; UsageError for others.
 
     `host`, `host:port`, `:port` and `[ipv6]:port` mean http, and port 11434 by default; a full URL has the port of its
-    scheme. An address that means every interface becomes loopback. Source: `OLLAMA_HOST` in Ollama's envconfig.
+    scheme. Quotes around it are dropped. An address that means every interface becomes loopback. Source: `OLLAMA_HOST`
+    in Ollama's envconfig.
     """
-    stripped = text.strip()
+    stripped = text.strip("\"' \t\r\n")
     if any(mark in stripped for mark in "@?#"):
         raise UsageError(
             "a server's address has no name, password or parameters, which would be written to logs and run folders; "

@@ -70,6 +70,7 @@ class ModelServer(Client, Protocol):
     url_flag: ClassVar[str] = ""  # the setting that holds its address: one of `backends.ADDRESS_FLAGS`
     url_variable: ClassVar[str] = ""  # the environment variable that does
     default_url: ClassVar[str] = "in-process"  # "": an address is required
+    api_root: ClassVar[str] = ""  # how clients' paths begin for which `http_url` stands, as "/v1"
     runs_files: ClassVar[bool] = False  # whether an address is a file, which names its model and gets pool_size slots
     is_instant: ClassVar[bool] = False  # whether replies come at once, so that caching them gains nothing
     has_runner_options: ClassVar[bool] = False  # whether a call can set num_ctx and similar options

@@ -18,12 +18,12 @@ from urllib.parse import urlsplit
 
 import requests
 from requests.adapters import HTTPAdapter
-from requests.utils import select_proxy
+from requests.utils import get_environ_proxies, select_proxy
 from urllib3 import BaseHTTPResponse, Timeout
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import ProtocolError
 
-from query_mutator.errors import UsageError
+from query_mutator.errors import UsageError, hide_credentials
 from query_mutator.llm.address import is_loopback
 from query_mutator.llm.cancellation import Call, current_call
 
@@ -33,27 +33,42 @@ _SLACK_S = 0.01  # by which a call may outlast its deadline
 logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # it warns of every connection beyond the pool
 
 
+def proxy_of(url: str) -> str:
+    """Return the proxy of the environment for a server, as `requests` finds it; "" without one, and for loopback.
+
+    UsageError for one of another kind than HTTP's.
+    """
+    host = urlsplit(url).hostname or ""
+    proxy = "" if is_loopback(host) else select_proxy(url, get_environ_proxies(url)) or ""
+    proxy = proxy if "://" in proxy or not proxy else f"http://{proxy}"
+    if proxy and not proxy.startswith(("http://", "https://")):
+        kind = proxy.partition("://")[0]
+        raise UsageError(f"a {kind} proxy is not supported; use an http:// one, or list {host} in NO_PROXY")
+    return proxy
+
+
+def named_with(proxy: str, url: str) -> str:
+    """Return how messages name a server, with the proxy in front of it."""
+    return hide_credentials(f"{url} through the proxy {proxy}") if proxy else url
+
+
 class Session(requests.Session):
     """A session for one server, with proxies and authorities of the environment as `requests` finds them.
 
-    A key goes to that server alone, and loopback is never reached through a proxy. UsageError for one of another kind
-    than HTTP's.
+    A key goes to that server alone.
     """
 
     def __init__(self, url: str, *, pool_size: int, headers: Mapping[str, str]) -> None:
         super().__init__()
         found = self.merge_environment_settings(url, {}, False, True, None)
-        host = urlsplit(url).hostname or ""
-        proxies = {} if is_loopback(host) else found["proxies"]
-        proxy = select_proxy(url, proxies) or ""
-        if "://" in proxy and not proxy.startswith(("http://", "https://")):
-            kind = proxy.partition("://")[0]
-            raise UsageError(f"a {kind} proxy is not supported; use an http:// one, or list {host} in NO_PROXY")
-        self.proxies, self.verify, self.cert = proxies, found["verify"], found["cert"]
+        proxy = proxy_of(url)
+        self.proxies = {"all": proxy} if proxy else {}
+        self.verify, self.cert = found["verify"], found["cert"]
         self.headers.update({"Accept": "application/json", **headers})
         self._sent_headers = dict(self.headers)
         self._adapter = HTTPAdapter(pool_maxsize=pool_size)
         self.mount(url, self._adapter)
+        self.named = named_with(proxy, url)
         self.proxy_headers = self._adapter.proxy_headers(proxy) if proxy else {}
         parts = urlsplit(url)
         is_forwarded = bool(proxy) and parts.scheme == "http"  # by a proxy, which needs the whole address

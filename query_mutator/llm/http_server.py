@@ -20,6 +20,7 @@ from query_mutator.types import (
     Completion,
     ErrorInfo,
     Json,
+    content_text,
     logprob_fields,
     wire_number,
     wire_text,
@@ -32,6 +33,7 @@ logger = logging.getLogger(__name__)
 REFUSALS = (400, 422, 501)  # of a field that a server does not support
 #: Fields of a request that a server may refuse: what its message then names, and the value that leaves the field out.
 _OPTIONAL: Mapping[str, tuple[str, Any]] = {"logprobs": ("logprob", False), "json_schema": ("format", None)}
+_BROKEN_OFF = ("abort", "error")  # a finish_reason of vLLM and SGLang; other servers leave the field out
 _MAX_NAMES = 10_000  # of models: the nearest name to a wrong one is looked for among them
 
 
@@ -181,9 +183,9 @@ def completion_of(payload: Mapping[str, Any], *, latency_s: float = 0.0) -> Comp
     choice = payload["choices"][0]
     message, usage, timings = choice["message"], payload.get("usage") or {}, payload.get("timings") or {}
     logprobs = choice.get("logprobs") or {}
-    text = wire_text(message.get("content") or message.get("refusal")).strip()
+    text = wire_text(content_text(message) or message.get("refusal")).strip()
     error = None
-    if not choice.get("finish_reason"):
+    if choice.get("finish_reason") in _BROKEN_OFF:
         error = ErrorInfo(kind="incomplete", message="the reply stopped before it was done")
     elif not text:
         error = ErrorInfo(kind="empty", message="the reply has no text")

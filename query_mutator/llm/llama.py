@@ -142,6 +142,7 @@ class LlamaBackend(ModelServer):
 
     title = "llama.cpp"
     url_flag = "gguf"
+    api_root = OpenAIBackend.api_root
     default_url = ""
     runs_files = True
     more_models = "give their files to --gguf"

@@ -31,6 +31,7 @@ class OpenAIBackend(HttpServer):
 
     title = "an OpenAI-compatible server"
     url_flag = "openai_url"
+    api_root = "/v1"
     url_variable = "OPENAI_BASE_URL"  # what the openai package reads
     key_variable: ClassVar[str] = "OPENAI_API_KEY"
     more_slots = "start it with {slots} slots (vLLM --max-num-seqs, llama-server --parallel)"

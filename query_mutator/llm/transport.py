@@ -218,7 +218,7 @@ class Transport:
                 with contextlib.closing(self._session.ask(method, self.url + path, body, headers)) as reply:
                     result = self._read(reply)
             except Exception as error:  # whatever a reply makes `requests` and what it stands on raise
-                result = error_from_exception(error, url=self.url, timeout_s=timeout_s)
+                result = error_from_exception(error, url=self._session.named, timeout_s=timeout_s)
         return _CANCELLED if call.is_cut and isinstance(result, ErrorInfo) else result
 
     def _read(self, reply: BaseHTTPResponse) -> Json | ErrorInfo:

@@ -255,7 +255,7 @@ class Routes:
             end = event("", outcome.done_reason) + (b"" if fault == "cut" else usage + b"data: [DONE]\n\n")
             return await stream.end(end if outcome.done else b"", fault)
         outcome = await self._calls.complete(call)
-        reason = outcome.done_reason if outcome.done else None
+        reason = outcome.done_reason if outcome.done else "abort"
         logprobs = {"content": outcome.logprobs} if outcome.logprobs else None
         choice = {"index": 0, "message": _said(outcome.text), "finish_reason": reason, "logprobs": logprobs}
         return _json({"object": "chat.completion", **about, "choices": [choice], "usage": _usage(outcome)}, fault)

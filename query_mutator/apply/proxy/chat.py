@@ -17,7 +17,7 @@ from query_mutator.apply.proxy.upstream import MAX_REPLY_VALUES, UpstreamGone
 from query_mutator.files import count_values
 from query_mutator.forms import Framed
 from query_mutator.llm.ollama import with_tag
-from query_mutator.types import Completion, Json, logprob_fields, without_thought
+from query_mutator.types import Completion, Json, content_text, logprob_fields, without_thought
 
 Api = Literal["ollama_chat", "ollama_generate", "openai_chat"]
 T = TypeVar("T", list[Any], Json)
@@ -259,10 +259,10 @@ def text_of(api: Api, reply: Json) -> str:
     if api == "ollama_generate":
         found = reply.get("response")
     elif api == "ollama_chat":
-        found = _shaped(reply.get("message"), dict).get("content")
+        found = content_text(_shaped(reply.get("message"), dict))
     else:
         choice = _choice(reply)
-        found = _shaped(choice.get("message") or choice.get("delta"), dict).get("content")
+        found = content_text(_shaped(choice.get("message") or choice.get("delta"), dict))
     return found if isinstance(found, str) else ""
 
 
@@ -318,12 +318,10 @@ def parsed(line: bytes) -> Json | None:
 def renamed(line: bytes, model: str) -> bytes:
     """Return a line with the client's model name in the place of the upstream's; a long one is left as it is."""
     found = parsed(line) if len(line) <= _MAX_LINE_BYTES else None
-    inner = found.get("response") if found is not None else None  # of an event of OpenAI's responses
-    if found is None or not ("model" in found or (isinstance(inner, dict) and "model" in inner)):
+    if found is None or "model" not in found:
         return line
     prefix = b"data: " if line.lstrip().startswith(b"data:") else b""
-    named = {"model": model} if "model" in found else {"response": {**found["response"], "model": model}}
-    return prefix + orjson.dumps({**found, **named}) + b"\n"
+    return prefix + orjson.dumps({**found, "model": model}) + b"\n"
 
 
 async def renamed_lines(lines: AsyncIterator[list[bytes]], model: str) -> AsyncIterator[bytes]:

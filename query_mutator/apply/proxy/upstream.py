@@ -26,6 +26,7 @@ from requests.utils import DEFAULT_CA_BUNDLE_PATH
 from yarl import URL
 
 from query_mutator.files import count_values
+from query_mutator.llm.connection import named_with
 from query_mutator.llm.ollama import with_tag
 from query_mutator.llm.transport import MAX_REPLY_BYTES
 
@@ -65,9 +66,21 @@ class Address:
     If the server is this process's own (`is_own`), they replace those of the client.
     """
 
-    url: str  # without /v1
+    url: str
+    root: str = ""  # how clients' paths begin for which `url` stands: it may end in another path than /v1
+    proxy: str = ""  # in front of the server
     headers: Mapping[str, str] = field(default_factory=dict)
     is_own: bool = False
+
+    def __str__(self) -> str:
+        """Return how messages name the server."""
+        return named_with(self.proxy, self.url)
+
+    def place(self, target: str) -> URL:
+        """Return where what a client asks for is."""
+        if self.root and target.startswith(f"{self.root}/"):
+            return URL(self.url + target.removeprefix(self.root), encoded=True)
+        return URL(self.url.removesuffix("/v1") + target, encoded=True)
 
     def sent(self, headers: Headers) -> CIMultiDict[str]:
         """Return a client's headers with those of this server."""
@@ -124,22 +137,23 @@ class Upstream:
         try:
             reply = await self._session.request(
                 method,
-                URL(address.url + target, encoded=True),
+                address.place(target),
+                proxy=address.proxy or None,
                 headers=sent,
                 data=io.BytesIO(content) if isinstance(content, bytes) else content,
                 allow_redirects=False,
             )
             try:
                 if reply.status < 200:  # no server may send it, and no client would take it
-                    raise UpstreamGone(f"{address.url}: answered with the status {reply.status}")
+                    raise UpstreamGone(f"{address}: answered with the status {reply.status}")
                 yield reply
             finally:
                 reply.close()
         except _ERRORS as error:
-            raise UpstreamGone(f"{address.url}: {str(error) or type(error).__name__}") from error
+            raise UpstreamGone(f"{address}: {str(error) or type(error).__name__}") from error
 
     async def connected(self, _: web.Application) -> AsyncIterator[None]:
-        """Keep connections open while an application runs; a proxy of the environment is not used."""
+        """Keep connections open while an application runs."""
         async with aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S, ssl=_tls_context()),
             timeout=aiohttp.ClientTimeout(total=None, connect=10.0, sock_read=self._timeout_s),
