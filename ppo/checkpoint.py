@@ -41,40 +41,19 @@ def save_checkpoint(path: str | Path, state: Mapping[str, Any]) -> Path:
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
-    _sync_folder(path.parent)
     return path
-
-
-def _sync_folder(folder: Path) -> None:
-    """Sync the folder, which makes the rename durable, where the system lets a folder be opened."""
-    if os.name == "posix":
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-
-
-def load_tensors(path: str | Path) -> Any:
-    """Return the tensors and plain values of a .pt file, on the CPU; ValueError for a file with other objects.
-
-    PyTorch's own message advises to load those after all, which would run the code in the file.
-    """
-    try:
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        if "weights_only" not in str(error) and "Weights only" not in str(error):
-            raise
-        raise ValueError("it holds Python objects, which may run code; only tensors and plain values load") from None
 
 
 def load_checkpoint(path: str | Path, *, entry: str = "policy") -> dict[str, Any]:
     """Return the state written by `save_checkpoint`, on the CPU; ValueError of one line if it lacks `entry`."""
     try:
         _verify(path)
-        state = load_tensors(path)
+        state = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError as error:
         raise ValueError(f"no checkpoint at {path}") from error
+    except pickle.UnpicklingError:  # PyTorch's own message advises to load those after all
+        what = "it holds Python objects, which may run code; only tensors and plain values load"
+        raise ValueError(f"cannot read the checkpoint {path}: {what}") from None
     except Exception as error:  # damaged bytes fail in many ways
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ValueError(f"cannot read the checkpoint {path}: {reason}") from error

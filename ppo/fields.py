@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import inspect
 import math
+import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -30,32 +31,19 @@ _SURROGATE = re.compile(r"[\ud800-\udfff]")
 DEFAULTS = Parameter(consume_multiple=True, allow_repeating=True, negative_iterable=())
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Ge:
-    """Annotation of a number that is `ge` or more."""
-
-    ge: float
+#: How a number is compared with its limit; NaN breaks every bound.
+_KEEPS = {"at least": operator.ge, "above": operator.gt, "at most": operator.le}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Gt:
-    """Annotation of a number above `gt`."""
+class Bound:
+    """Annotation of a number that is `words` the limit, as "at least" it."""
 
-    gt: float
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Le:
-    """Annotation of a number that is `le` or less."""
-
-    le: float
+    words: str
+    limit: float
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Lt:
-    """Annotation of a number below `lt`."""
-
-    lt: float
+Ge, Gt, Le = (functools.partial(Bound, words) for words in _KEEPS)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -86,7 +74,7 @@ def defaults(**changed: Any) -> Callable[[type[C]], type[C]]:
 
 @functools.cache
 def rules_of(cls: type[Any]) -> Mapping[str, tuple[Any, ...]]:
-    """Return what the annotations of a dataclass say of each field: Ge, Gt, Le, Lt, Matches, Free."""
+    """Return what the annotations of a dataclass say of each field: Bound, Matches, Free."""
     return {name: tuple(metadata_of(hint)) for name, hint in get_type_hints(cls, include_extras=True).items()}
 
 
@@ -124,15 +112,8 @@ def _wanted(value: Any, rules: Sequence[Any]) -> str:
     if not is_number:
         return ""
     for rule in rules:
-        match rule:
-            case Ge(low) if not value >= low:  # NaN breaks every bound
-                return f"at least {low:.15g}"
-            case Gt(low) if not value > low:
-                return f"above {low:.15g}"
-            case Le(high) if not value <= high:
-                return f"at most {high:.15g}"
-            case Lt(high) if not value < high:
-                return f"below {high:.15g}"
+        if isinstance(rule, Bound) and not _KEEPS[rule.words](value, rule.limit):
+            return f"{rule.words} {rule.limit:.15g}"
     return "" if isinstance(value, int) or math.isfinite(value) else "a finite number"
 
 

@@ -55,7 +55,6 @@ class RolloutBuffer:
         self.final_values = torch.zeros(num_steps, num_envs)  # [T, N] value of final_obs where truncated
         self.valid = torch.ones(num_steps, num_envs, dtype=torch.bool)  # [T, N] False where the step's call failed
         self.cursor = np.zeros(num_envs, dtype=np.int64)  # [N] steps taken
-        self._left = num_steps * num_envs  # steps until the buffer is full
         self._every_env = np.arange(num_envs)
         # Torch owns the memory, because its allocations are aligned; numpy writes to it, because that is faster.
         self._columns = {name: tensor.numpy() for name, tensor in vars(self).items() if isinstance(tensor, Tensor)}
@@ -63,12 +62,11 @@ class RolloutBuffer:
     @property
     def full(self) -> bool:
         """True when every environment has taken all its steps."""
-        return self._left == 0
+        return bool((self.cursor == self.num_steps).all())
 
     def reset(self) -> None:
         """Start the next rollout, which overwrites the contents."""
         self.cursor[:] = 0
-        self._left = self.num_steps * self.num_envs
 
     def add(self, env_ids: ArrayLike | None = None, **columns: ArrayLike) -> None:
         """Append one step of each environment in `env_ids` (None: all), with a row per environment in every column.
@@ -93,7 +91,6 @@ class RolloutBuffer:
                 f"an environment is named twice in {envs.tolist()}; add its steps one call after the other"
             )
         self.cursor[envs] = steps + 1
-        self._left -= len(envs)
         return steps
 
     def batch(self, advantages: Tensor, returns: Tensor) -> Batch:

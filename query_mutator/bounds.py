@@ -13,9 +13,9 @@ from ppo.config import Device, Share, Weight
 from ppo.fields import Free, Ge, Gt, Le, Matches, check_values, defaults
 
 __all__ = [
-    "Cosine", "Count", "CountOrNone", "Device", "Duration", "Few", "FewOrNone", "Ge", "Group", "Le", "Megabytes",
-    "Million", "Norm", "Parallel", "Port", "Positive", "Prose", "Rate", "Retries", "Seconds", "Seed", "Share", "Sigma",
-    "Size", "Steps", "Threads", "Tokens", "Wait", "Weight", "check_values", "defaults", "group_of",
+    "Cosine", "Count", "CountOrNone", "Device", "Duration", "Few", "FewOrNone", "Ge", "Group", "Le", "Matches",
+    "Megabytes", "Million", "Norm", "Parallel", "Port", "Positive", "Prose", "Rate", "Retries", "Seconds", "Seed",
+    "Share", "Sigma", "Size", "Steps", "Threads", "Tokens", "Wait", "Weight", "check_values", "defaults", "group_of",
 ]  # fmt: skip
 
 # Counts; `OrNone` allows 0 as well.

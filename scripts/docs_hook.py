@@ -37,5 +37,5 @@ def metrics_table() -> str:
     from query_mutator.files.metrics import METRICS
 
     head = ["| key | unit | better | meaning | watch for |", "|---|---|---|---|---|"]
-    rows = [f"| `{one.key}` | {one.unit} | {one.better} | {one.meaning} | {one.watch} |" for one in METRICS.values()]
+    rows = ["| `{key}` | {unit} | {better} | {meaning} | {watch} |".format_map(one) for one in METRICS.values()]
     return "\n".join([*head, *rows])

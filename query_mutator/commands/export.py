@@ -8,7 +8,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from ppo.fields import Ge, Lt
+from ppo.fields import Ge
 from query_mutator.bounds import Cosine
 from query_mutator.cli.flags import Positional
 from query_mutator.cli.outputs import JsonFlags, Output, OutputFlags, holding, show
@@ -25,7 +25,7 @@ class ExportFlags(Plugins, JsonFlags):
 
     run: str = "runs/latest"
     """Run folder, or a transcripts.jsonl."""
-    min_gain: Annotated[Cosine, Ge(0), Lt(1)] = 0.0
+    min_gain: Annotated[Cosine, Ge(0)] = 0.0
     """A rewrite counts if its answer scored this much more than the answer to the original question."""
     only_right: bool = False
     """Take only rewrites whose answer was right."""

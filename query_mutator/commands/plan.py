@@ -33,7 +33,7 @@ from query_mutator.evaluation.heldout import embed_questions
 from query_mutator.evaluation.methods import Evaluator
 from query_mutator.files import atomic_write, file_sha256, write_checked_json
 from query_mutator.files.lock import locked
-from query_mutator.files.run_dir import CONFIDENCE, STORE, RunDir, check_name, describe_run, versions
+from query_mutator.files.run_dir import CONFIDENCE, STORE, RunDir, describe_run, versions
 from query_mutator.forms import ALL, FORMS
 from query_mutator.forms import select as select_forms
 from query_mutator.learners.plan import Plan
@@ -118,7 +118,6 @@ class PlanFlags(
         super().__post_init__()
         if self.max_calls is not None:
             check_calls(self.max_calls)
-        check_name(self.name or ALGO)
 
 
 @dataclass(kw_only=True)

@@ -196,12 +196,12 @@ def _content_sha256(path: str | Path, body: Mapping[str, Any]) -> str:
 # --- JSON as bytes ---------------------------------------------------------------------------------------------------
 
 
-def encode(value: Any) -> bytes:
+def encode(value: Any, *, sort_keys: bool = False) -> bytes:
     """Return a value as JSON in UTF-8, on one line; numbers that are not finite become null."""
     try:
-        return orjson.dumps(value)
+        return orjson.dumps(value, option=orjson.OPT_SORT_KEYS if sort_keys else None)
     except TypeError:  # a lone surrogate, a key that is not a string, an integer beyond 64 bits
-        return json.dumps(value).encode()
+        return json.dumps(value, sort_keys=sort_keys).encode()
 
 
 def decode(text: bytes) -> Any:

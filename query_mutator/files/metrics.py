@@ -12,44 +12,28 @@ import math
 import socket
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from query_mutator.errors import UsageError
 from query_mutator.files import disk_errors
 from query_mutator.files.json_lines import JsonLines
 
 METRICS_FILE = "metrics.jsonl"
 
-Direction = Literal["up", "down", "-"]
-
-
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """One logged number: unit, direction of improvement ("-" for neither), meaning, what to watch for."""
-
-    key: str
-    unit: str
-    better: Direction
-    meaning: str
-    watch: str
-
-
-_ROWS: Any = csv.DictReader(
-    Path(__file__).with_name("metrics.tsv").read_text(encoding="utf-8").splitlines(), delimiter="\t"
-)
-METRICS: Mapping[str, Metric] = {row["key"]: Metric(**row) for row in _ROWS}
-
-
-def is_metric(key: str) -> bool:
-    """Return whether a row may have this key: one of METRICS, or `custom/...` of a user's callback."""
-    return key in METRICS or key.startswith("custom/")
+#: By key: unit, `better` (the direction of improvement, "-" for neither), meaning, what to watch for.
+METRICS: Mapping[str, Mapping[str, str]] = {
+    row["key"]: row
+    for row in csv.DictReader(
+        Path(__file__).with_name("metrics.tsv").read_text(encoding="utf-8").splitlines(), delimiter="\t"
+    )
+}
 
 
 class MetricsWriter:
     """Append rows `{"step", "wall_s", "<key>": number}` to `metrics.jsonl`, and their numbers to `tensorboard/`.
 
-    A key that is neither in METRICS nor `custom/...` is a KeyError; numbers that are not finite are dropped.
+    A key that is neither in METRICS nor `custom/...` is a UsageError; numbers that are not finite are dropped.
     """
 
     def __init__(self, folder: Path, *, cut_at: int | None = None, first_step: int = 0) -> None:
@@ -59,9 +43,9 @@ class MetricsWriter:
 
     def write(self, values: Mapping[str, float], *, step: int, wall_s: float) -> None:
         """Write one row; DiskError when it cannot be written."""
-        if unknown := [key for key in values if not is_metric(key)]:
-            names = ", ".join(unknown)
-            raise KeyError(f"no metric {names}; add it to files/metrics.tsv")
+        for key in values:
+            if key not in METRICS and not key.startswith("custom/"):
+                raise UsageError(f"no metric {key}; call it custom/{key.rpartition('/')[2]}")
         numbers = {key: float(value) for key, value in values.items() if math.isfinite(value)}
         self.rows.append({"step": step, "wall_s": round(wall_s, 3), **numbers})
         if self._events is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import NoneType
 from typing import Any
@@ -16,7 +16,6 @@ from query_mutator.stats.paired import Paired, compare_pairs
 
 EVALUATION = "evaluation.jsonl"
 Row = Mapping[str, Any]
-_SAME = ("question", "accepted")  # what makes a question the same, in addition to its id
 
 
 def read_held_out(path: Path) -> dict[str, list[Row]]:
@@ -47,12 +46,11 @@ def pair_rows(
     accepted answers. `interval` is that of the difference, where it is known already.
     """
     one, other = ({row["question_id"]: row for row in rows} for rows in (ours, theirs))
-    both = [name for name in one if name in other]
-    same = [name for name in both if _is_same(one[name], other[name])]
-    rows = [one[name] for name in same]
-    result = compare_pairs(*outcome_columns(rows, [other[name] for name in same]), interval=interval)
+    both = [(one[name], other[name]) for name in one if name in other]
+    same = [(a, b) for a, b in both if all(a[key] == b[key] for key in ("question", "accepted"))]
+    columns = [_right(a) for a, _ in same], [_right(b) for _, b in same], [str(a["target"]) for a, _ in same]
     left_out = Counter(ours=len(one) - len(both), theirs=len(other) - len(both), changed=len(both) - len(same))
-    return result, left_out
+    return compare_pairs(*columns, interval=interval), left_out
 
 
 def paired_json(result: Paired) -> dict[str, Any]:
@@ -61,18 +59,9 @@ def paired_json(result: Paired) -> dict[str, Any]:
     return {**{name: getattr(result, name) for name in names}, "ci": list(result.interval)}
 
 
-def outcome_columns(ours: Sequence[Row], theirs: Sequence[Row]) -> tuple[list[float], list[float], list[str]]:
-    """Return 1, 0 or NaN (unscored) of both for each question, and its target; rows of the same questions in order."""
-    return [*map(_right, ours)], [*map(_right, theirs)], [str(row["target"]) for row in ours]
-
-
 def _is_row(row: Row) -> bool:
     names = all(isinstance(row.get(name), str) for name in ("method", "set", "question_id", "question", "target"))
     return names and "accepted" in row and isinstance(row.get("success", ""), (int, float, NoneType))
-
-
-def _is_same(one: Row, other: Row) -> bool:
-    return all(one[key] == other[key] for key in _SAME)
 
 
 def _right(row: Row) -> float:

@@ -132,14 +132,8 @@ def reply_key(request: ChatRequest) -> str:
     said: list[Any] = [request.model, messages, request.max_tokens, float(request.temperature)]
     optional = {name: value for name in _OPTIONAL if (value := getattr(request, name))}
     if optional:
-        said.append(_sorted(optional))
-    return blake2b(encode(said), digest_size=_KEY_BYTES).hexdigest()
-
-
-def _sorted(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _sorted(value[key]) for key in sorted(value)}
-    return [_sorted(item) for item in value] if isinstance(value, (list, tuple)) else value
+        said.append(optional)
+    return blake2b(encode(said, sort_keys=True), digest_size=_KEY_BYTES).hexdigest()
 
 
 class Recording:

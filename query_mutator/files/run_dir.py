@@ -126,12 +126,6 @@ class RunDir:
         self.metrics.close()
 
 
-def check_name(name: str) -> None:
-    """Raise a ValueError for a name that cannot be part of a folder's."""
-    if not name or "/" in name or name.startswith("."):
-        raise ValueError(f"name={name!r} must be usable in a folder's name; try letters, digits and -")
-
-
 def first_readable(checkpoints: Sequence[Path], read: Callable[[Path], T]) -> T:
     """Return what `read` makes of the first checkpoint that it can read; warn of those before it."""
     for checkpoint in checkpoints[:-1]:
@@ -181,19 +175,8 @@ def run_state(folder: Path) -> RunState:
         if done is not None and done >= locked:
             return "finished"
         return "running" if _may_be_alive(folder / LOCK) else "killed"
-    if done is None or _summarized_steps(folder / SUMMARY) < last_values(folder / METRICS_FILE, ["step"]).get(
-        "step", 0
-    ):
-        return "interrupted"
-    return "finished"
-
-
-def _summarized_steps(path: Path) -> float:
-    try:
-        steps = decode_object(path.read_bytes()).get("env_steps")
-    except (OSError, ValueError):
-        return math.inf
-    return steps if isinstance(steps, (int, float)) else math.inf
+    taken, summed = last_values(folder / METRICS_FILE, ["step"]), _number(_read(folder / SUMMARY), "env_steps")
+    return "interrupted" if done is None or taken.get("step", 0) > (summed or math.inf) else "finished"
 
 
 def last_values(path: Path, keys: Collection[str]) -> dict[str, float]:
@@ -276,17 +259,16 @@ def _listed(path: Path) -> dict[str, Any]:
     figures = last_values(path / METRICS_FILE, _FIGURES)
     report = summary if state == "finished" else {}  # that of an earlier part of a resumed run says nothing
     calls = _number(report, "llm_calls")
-    if calls is not None:
-        calls += _number(report, "eval_llm_calls") or 0
+    calls = figures.get("llm/calls") if calls is None else calls + (_number(report, "eval_llm_calls") or 0)
     return {
         "name": path.resolve().name,
         "state": state,
         "started": _started(path, config),
-        "steps": _whole(figures.get("step")),
+        "steps": figures.get("step"),
         "steps_asked": steps_asked(flags if isinstance(flags, Mapping) else {}),
         "validation_success": figures.get("validation/success"),  # of the last periodic evaluation
         "held_out_success": _number(report, "eval", "methods", "policy", "success"),  # at the end
-        "calls": _whole(figures.get("llm/calls") if calls is None else calls),  # that of the end included
+        "calls": calls if calls is None else int(calls),  # that of the end included
     }
 
 
@@ -317,10 +299,6 @@ def _number(data: Any, *keys: str) -> float | None:
     for key in keys:
         data = data.get(key) if isinstance(data, Mapping) else None
     return data if isinstance(data, (int, float)) else None
-
-
-def _whole(value: float | None) -> int | None:
-    return None if value is None else int(value)
 
 
 # --- what made a run --------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from typing import Any
 from query_mutator.confidence import ConfidenceModel
 from query_mutator.env.observation import Projection
 from query_mutator.errors import CheckpointError, UsageError
-from query_mutator.files import as_type, disk_errors, read_checked_json
+from query_mutator.files import as_type, disk_errors, read_checked_json, sync_folder
 from query_mutator.files.run_dir import first_readable
 from query_mutator.learners.learner import tensors
 from query_mutator.session.policy_file import POLICY_FILE, SHOWN_CHARS
@@ -72,7 +72,9 @@ class Checkpoint:
             written = save_checkpoint(run / _NEXT, state)
             if keep_newest and newest.exists():
                 newest.replace(run / PREVIOUS)
-            return written.replace(newest)
+            written.replace(newest)
+            sync_folder(run)
+        return newest
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from query_mutator.bounds import Count, Group
+from query_mutator.bounds import Count, Group, Matches
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,9 @@ class RunFolder(Plugins):
 class NamedRun(RunFolder):
     """The run folder and its name, or only an estimate."""
 
-    name: str | None = None
+    name: Annotated[str, Matches(r"[^/.][^/]*", "cannot be in a folder's name; try letters, digits and -")] | None = (
+        None
+    )
     """Last part of the run folder's name; by default the learner's name."""
     dry_run: bool = False
     """Print an estimate (questions, steps, model calls, time) and stop."""

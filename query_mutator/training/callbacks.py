@@ -26,7 +26,6 @@ from query_mutator.env.task import Task
 from query_mutator.errors import BackendError, QueryMutatorError, TooManyFailuresError, UsageError
 from query_mutator.evaluation.heldout import fixed_sample, validation_figures
 from query_mutator.evaluation.methods import Evaluator
-from query_mutator.files.metrics import is_metric
 from query_mutator.files.run_dir import RunDir
 from query_mutator.learners.learner import Learner, Steps
 from query_mutator.llm.probe import reported_slots, slots_advice, slots_under_load
@@ -119,15 +118,12 @@ class CallbackList:
                 self._all.append((name, CALLBACKS.get(name)()))
 
     def call(self, hook: str, run: RunView, *args: Any) -> None:
-        """Call a hook of all callbacks; UsageError for a figure in `run.row` that is neither known nor `custom/...`."""
+        """Call a hook of all callbacks."""
         for name, callback in self._all:
             if hook == "on_training_start":
                 self._started.append((name, callback))
             with _named_errors(name, hook):
                 getattr(callback, hook)(run, *args)
-        if unknown := [key for key in run.row if not is_metric(key)]:
-            name = unknown[0].rpartition("/")[2]
-            raise UsageError(f"a callback added the metric {unknown[0]!r}; call it custom/{name}")
 
     def close(self, error: BaseException | None) -> None:
         """Close every callback that was started."""

@@ -12,7 +12,6 @@ from query_mutator.cli.flags import parse_flags
 from query_mutator.cli.settings import Base
 from query_mutator.env.task import EpisodeRules
 from query_mutator.files.gguf_file import gguf_address
-from query_mutator.files.run_dir import check_name
 from query_mutator.learners.named import LEARNERS
 from query_mutator.llm.backends import ServerAddressFlags
 from query_mutator.llm.recorded import recording_address
@@ -80,8 +79,6 @@ class TrainConfig(
         super().__post_init__()
         if self.latency_ms and self.running_speed:
             raise ValueError("latency_ms and running_speed both set the time of a call; leave one of them out")
-        if self.name is not None:
-            check_name(self.name)
         self._check_learner()
 
     def _fit_asking(self) -> None:

@@ -101,7 +101,7 @@ def test_every_key_has_a_row_in_the_docs_and_every_row_a_key() -> None:
     rows = re.findall(r"^\| `([a-z]+/[^`]+)` \|(.+)\|$", page, re.M)
     documented = {key: tuple(cell.strip() for cell in cells.split("|")) for key, cells in rows}
     assert documented == {
-        key: (metric.unit, metric.better, metric.meaning, metric.watch) for key, metric in METRICS.items()
+        key: tuple(metric[name] for name in ("unit", "better", "meaning", "watch")) for key, metric in METRICS.items()
     }
 
 

@@ -164,7 +164,7 @@ def test_the_same_seed_finds_the_same_plan(flags: list[str], capsys: pytest.Capt
         (["--operators", "spelin"], "unknown operator 'spelin' (did you mean 'spelling'?)"),
         (["--budget", "0.5"], "budget=0.5 must be at least 1"),
         (["--algo", "ppo"], "Unknown option: --algo"),
-        (["--name", "../x"], "name='../x' must be usable in a folder's name"),
+        (["--name", "../x"], "--name '../x' cannot be in a folder's name"),
     ],
 )
 def test_bad_input_is_one_line(

@@ -127,7 +127,7 @@ def curves_of(
             across = lines if keys[0] == VALIDATION else ()
             values = [value for each in series for _, *more in (*each["points"], *each["band"]) for value in more]
             values += [line["success"] for line in across]
-            unit, steps = METRICS[keys[0]].unit, [step for each in series for step, _ in each["points"]]
+            unit, steps = METRICS[keys[0]]["unit"], [step for each in series for step, _ in each["points"]]
             show, label = (_percent, "%") if unit == "share" else (compact, unit.removeprefix("1"))
             x = axis(steps, tight=True, whole=True, label="environment steps")
             y = axis(values, zero=bool(across), count=4, show=show, label=label, vertical=True)

@@ -325,7 +325,7 @@ def test_row_has_step_clock_and_the_finite_numbers(tmp_path: Path) -> None:
 
 def test_unknown_key_is_refused(tmp_path: Path) -> None:
     writer = MetricsWriter(tmp_path)
-    with pytest.raises(KeyError, match="validation/sucess"):
+    with pytest.raises(UsageError, match="validation/sucess"):
         writer.write({"validation/sucess": 1.0}, step=1, wall_s=0)
     writer.close()
     writer.close()

@@ -51,7 +51,7 @@ def test_flag_is_read(argv: list[str], field: str, value: object) -> None:
         (["--seed", "1.5"], 'Invalid value for --seed: unable to convert "1.5" into int'),
         (["--num-mini-batch", "5"], "num_mini_batch=5 must divide num_processes*num_steps=512; try 4 or 8"),
         (["--latency-ms", "5", "--running-speed", "2"], "latency_ms and running_speed both set the time of a call"),
-        (["--name", "../up"], "name='../up' must be usable in a folder's name"),
+        (["--name", "../up"], "--name '../up' cannot be in a folder's name"),
     ],
 )
 def test_mistake_says_what_to_do(argv: list[str], message: str) -> None:

@@ -447,7 +447,7 @@ def test_our_own_keys_have_the_direction_and_unit_that_the_metric_table_gives() 
     for spec in SPEC.metrics:
         for pattern in spec.tags:
             if pattern.tag in METRICS:
-                assert spec.direction == METRICS[pattern.tag].better, pattern.tag
+                assert spec.direction == METRICS[pattern.tag]["better"], pattern.tag
 
 
 @pytest.mark.parametrize(
