@@ -5,7 +5,7 @@ Used by the command lines, by `Rewriter` and by `gymnasium.make("rl_query_mutato
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Self
@@ -32,7 +32,7 @@ from query_mutator.settings.calls import CacheMode, Calls
 from query_mutator.settings.models import ADDRESS_FLAGS, AUTO, ModelSettings
 from query_mutator.settings.questions import RECORDED_SET
 
-OTHER_FILES = 28  # of a trainer, besides its connections; 20 were seen
+MAX_FILES = 65_536
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +119,7 @@ def open_models(settings: ModelSettings, *, dataset: str | None = None) -> OpenM
             has_recording=dataset == RECORDED_SET,
             **{flag: getattr(settings, flag) for flag in ADDRESS_FLAGS},
         )
-        check_open_files(settings, servers=len(choice.urls))
+        allow_many_files()
         backend, urls, cache = choice.kind, choice.urls, _cache_mode(settings, choice)
         if backend == RECORDED and settings.simulated_s:
             backend, urls = DEFAULT_BACKEND, (_serve_recorded(settings, choice, stack),)
@@ -180,26 +180,15 @@ def _cache_mode(settings: ModelSettings, choice: BackendChoice) -> CacheMode:
     return "off" if BACKENDS.get(choice.kind).is_instant else "all"
 
 
-def check_open_files(settings: ModelSettings, *, servers: int) -> None:
-    """Raise the limit on open files if the run needs more; UsageError when this is not allowed.
-
-    A connection to each server is kept for every call in flight.
-    """
-    try:
+def allow_many_files() -> None:
+    """Raise the limit of open files as far as it may: a call in flight takes one, a request to `qm serve` another."""
+    with suppress(ImportError):
         import resource  # not on Windows
-    except ImportError:
-        return
-    each = max(1, servers)
-    needed = OTHER_FILES + each * settings.calls_in_flight
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or needed <= soft:
-        return
-    if hard != resource.RLIM_INFINITY and needed > hard:
-        raise UsageError(
-            f"--batch-size {settings.batch_size} needs about {needed} open files, and {hard} are allowed; allow more "
-            f"with `ulimit -n {needed}`, or give --batch-size {max(1, (hard - OTHER_FILES) // each)}"
-        )
-    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        files = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
+        if soft != resource.RLIM_INFINITY and soft < files:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
 
 
 MODEL_CALL_S = 2.0  # a model of about 3 B parameters on a desktop GPU

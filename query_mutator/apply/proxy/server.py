@@ -15,7 +15,6 @@ import logging
 import re
 import signal
 import socket
-from contextlib import suppress
 from dataclasses import dataclass
 from types import FrameType
 
@@ -26,7 +25,6 @@ from query_mutator.llm.address import is_loopback
 
 DISCARD_S = 5.0  # for which a refused client may still send, so that it reads the reply before a reset
 BACKLOG = 2048  # clients that come before the server has started wait
-_MAX_FILES = 16_384
 PREFLIGHT = "Access-Control-Request-Method"  # the header by which a browser asks before it sends
 _EXPOSED = "x-qm-decision, x-qm-operators, x-qm-form, x-qm-calls, x-qm-overhead-ms"
 #: Pages that may call, and ends of host names that are never those of a public site; both as Ollama has them.
@@ -126,7 +124,6 @@ class ProxyServer:
 
     def run(self) -> None:
         """Serve until `stop`; then open requests may finish, `drain_s` at most."""
-        allow_many_files()
         with self._runner:
             self._runner.run(self._serve())
 
@@ -181,14 +178,3 @@ def run_frozen(server: ProxyServer) -> None:
         restore()
     for again in caught:
         signal.raise_signal(again)
-
-
-def allow_many_files() -> None:
-    """Raise the process's limit of open files as far as it may: a request takes one here and one at the upstream."""
-    with suppress(ImportError):
-        import resource  # not on Windows
-
-        soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        files = _MAX_FILES if most == resource.RLIM_INFINITY else min(most, _MAX_FILES)
-        if soft != resource.RLIM_INFINITY and soft < files:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (files, most))
