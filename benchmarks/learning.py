@@ -25,7 +25,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -38,7 +37,6 @@ from benchmarks.memoised import memoised_system
 from ppo.frozen import InferencePolicy
 from query_mutator.bounds import group_of
 from query_mutator.data.split import ValidationFold
-from query_mutator.env.episode import QuestionMemory
 from query_mutator.env.task import Task
 from query_mutator.errors import TooFewAnswersError
 from query_mutator.evaluation.methods import Evaluator
@@ -54,7 +52,6 @@ from query_mutator.session.task import make_task, split_dataset
 from query_mutator.settings.episode import TaskSettings
 from query_mutator.settings.models import ModelSettings
 from query_mutator.training.config import TrainConfig, parse_config
-from query_mutator.training.known_steps import recall
 from query_mutator.training.loop import make_loop
 from query_mutator.training.run_folder import make_learner
 from query_mutator.types import SUBMIT, StepRecord
@@ -133,7 +130,6 @@ def train(
     task: Task,
     config: TrainConfig,
     *,
-    answers: Mapping[int, QuestionMemory] = MappingProxyType({}),
     max_calls: int | None = None,
     make_env: Callable[..., QueryMutationEnv] = QueryMutationEnv,
     on_rollout: Callable[[InferencePolicy, Task, int], Any] = lambda policy, task, calls: None,
@@ -149,7 +145,6 @@ def train(
     ]
     learner = make_learner(config, task, None)
     batch = BatchedQueryMutationEnv(envs, config.calls_in_flight)
-    recall(learner, task, answers, seed=config.seed)
     loop = make_loop(config, batch, learner, None, on_steps=lambda infos, steps: None, store=None)
     calls = 0
     while learner.updates_done < config.num_updates and calls < (max_calls or sys.maxsize):
@@ -201,11 +196,10 @@ def train_seed(
 ) -> Trained:
     """Return a trained policy. `on_rollout` is called with all calls so far."""
     task, spent = world.task_of(task_settings(config)), 0
-    answers: Mapping[int, QuestionMemory] = {}
     if config.answer == "learned":
         spent = config.answer_calls
         try:
-            confidence, answers = learn_confidence(world.evaluator, task, max_calls=spent, seed=config.seed)
+            confidence = learn_confidence(world.evaluator, task, max_calls=spent, seed=config.seed)
             task = replace(task, confidence=confidence)
         except TooFewAnswersError:  # as a run does
             task = task.with_rules(answer="vote")
@@ -213,7 +207,6 @@ def train_seed(
         world.system,
         task,
         config,
-        answers=answers,
         max_calls=max_calls - spent,
         on_rollout=lambda policy, acting, calls: on_rollout(policy, acting, spent + calls),
     )

@@ -17,15 +17,17 @@ import importlib.util
 import logging
 import sys
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 
 from query_mutator.errors import UsageError
 
-__all__ = ["absolute", "fault_of", "load_plugins", "plugin_hashes", "replaced", "warn_of_changes"]
+__all__ = ["absolute", "fault_of", "load_plugins", "plugin_hashes", "use_plugins"]
 
 logger = logging.getLogger(__name__)
+
+_SHOWN_CHARS = 200
 
 _loaded: dict[str, ModuleType] = {}  # by absolute path or module name, in the order of loading
 
@@ -50,10 +52,25 @@ def fault_of(error: BaseException) -> str:
     return f"plugin {lines[-1].filename}:{lines[-1].lineno}: {type(error).__name__}: {error}" if lines else ""
 
 
-def replaced(recorded: Mapping[str, str], given: Iterable[str]) -> dict[str, str]:
-    """Return the recorded plugins, those of the same file name at the given places."""
-    places = {Path(spec).name: spec for spec in given}
-    return {places.get(Path(spec).name, spec): sha256 for spec, sha256 in recorded.items()}
+def use_plugins(recorded: Mapping[str, str], named: Sequence[str], *, source: object) -> dict[str, str]:
+    """Load the plugins that a command names; return the recorded ones, each at the named place of its file name.
+
+    No code is taken from `source`: UsageError for a recorded plugin that is not named, before one is loaded. Logs a
+    warning for a plugin whose file has changed.
+    """
+    places = {Path(spec).name: spec for spec in named}
+    found = {places.get(Path(spec).name, spec): sha256 for spec, sha256 in recorded.items()}
+    for spec in found:
+        if absolute(spec) not in map(absolute, named):
+            raise UsageError(
+                f"{source} was made with the plugin {spec[:_SHOWN_CHARS]}, and no code is taken from it: give --plugin "
+                f"{spec[:_SHOWN_CHARS]} to run it"
+            )
+    load_plugins(named)
+    for spec, sha256 in plugin_hashes(found).items():
+        if sha256 != found[spec]:
+            logger.warning("plugin %s has changed since this run was started; results may differ", spec)
+    return found
 
 
 def plugin_hashes(specs: Iterable[str]) -> dict[str, str]:
@@ -63,13 +80,6 @@ def plugin_hashes(specs: Iterable[str]) -> dict[str, str]:
         file = _loaded[absolute(spec)].__file__
         hashes[spec] = hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else ""
     return hashes
-
-
-def warn_of_changes(recorded: Mapping[str, str]) -> None:
-    """Log a warning for each plugin whose source differs from the recorded sha256."""
-    for spec, sha256 in plugin_hashes(recorded).items():
-        if sha256 != recorded[spec]:
-            logger.warning("plugin %s has changed since this run was started; results may differ", spec)
 
 
 def _import(spec: str, key: str) -> ModuleType:

@@ -97,11 +97,10 @@ class ExportPolicyFlags(OutputFlags):
 def export_policy(flags: ExportPolicyFlags) -> None:
     """Write the file and print what is in it."""
     saved = read_policy(flags.run)
-    background = saved.background
     write_policy_file(flags.output, saved.redacted())
     size_kb = Path(flags.output).stat().st_size / 1000
-    shown = ", with the accepted answers that its examples show" if background.shows_examples else ""
+    shown = ", with the accepted answers that its examples show" if saved.shows_examples else ""
     print(
-        f"{flags.output}: {saved.algo} after {saved.env_steps} steps, {len(saved.actions)} "
-        f"actions, {len(background.train)} training questions, {size_kb:,.0f} kB{shown}"
+        f"{flags.output}: {saved.flags.algo} after {saved.env_steps} steps, {len(saved.actions)} "
+        f"actions, {len(saved.train)} training questions, {size_kb:,.0f} kB{shown}"
     )

@@ -11,7 +11,7 @@ import math
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -33,7 +33,7 @@ from query_mutator.evaluation.heldout import embed_questions
 from query_mutator.evaluation.methods import Evaluator
 from query_mutator.files import atomic_write, file_sha256, write_checked_json
 from query_mutator.files.lock import locked
-from query_mutator.files.run_dir import CONFIDENCE, STORE, RunDir, describe_run, versions
+from query_mutator.files.run_dir import CONFIDENCE, STORE, RunDir, describe_run
 from query_mutator.forms import ALL, FORMS
 from query_mutator.forms import select as select_forms
 from query_mutator.learners.plan import Plan
@@ -46,7 +46,7 @@ from query_mutator.plan.table import grade_log
 from query_mutator.plugins import plugin_hashes
 from query_mutator.report.page.build import write_report
 from query_mutator.session.models import ResolvedModels, call_time, is_instant, open_models
-from query_mutator.session.policy_file import POLICY_FILE, PROBE, SavedPolicy, background_of, write_policy_file
+from query_mutator.session.policy_file import POLICY_FILE, PROBE, ActingFlags, SavedPolicy, write_policy_file
 from query_mutator.session.task import (
     NO_DATASET,
     check_gold,
@@ -126,30 +126,22 @@ class PlanRun:
 
     run_dir: RunDir
     store: Store
-    flags: Mapping[str, Any] = field(default_factory=dict)
     policy: SavedPolicy | None = None  # of the plan that was saved last; None: no plan of it can be played
     task: Task | None = None
 
     def begin(self, flags: PlanFlags, about: Mapping[str, Any], *, dataset: str) -> None:
         """Write config.json."""
         kept = {name: value for name, value in asdict(flags).items() if name not in OF_ONE_COMMAND}
-        self.flags = {**kept, "algo": ALGO, "dataset": dataset}
-        self.run_dir.write_config(describe_run(self.flags, settings_files=files_read(), **about))
+        kept |= {"algo": ALGO, "dataset": dataset}
+        self.run_dir.write_config(describe_run(kept, settings_files=files_read(), **about))
 
-    def can_play(self, task: Task, system: ResolvedModels, settings: TaskSettings, split: Split) -> None:
+    def can_play(
+        self, flags: PlanFlags, task: Task, system: ResolvedModels, settings: TaskSettings, split: Split
+    ) -> None:
         """Save the original question as the first plan."""
         self.task = task
-        self.policy = SavedPolicy.of(
-            actions=(),
-            task=settings,
-            system=system,
-            flags={**self.flags, "forms": settings.forms},
-            versions=versions(),
-            plugins=plugin_hashes(self.flags["plugin"]),
-            background=background_of(task, split, dataset=settings.dataset),
-            weights={},
-            projection=task.observer.projection,
-        )
+        acting = group_of(ActingFlags, flags, algo=ALGO)
+        self.policy = SavedPolicy.of(task, split, settings=settings, system=system, flags=acting, plugins=flags.plugin)
         self.save(Plan())
 
     def save(self, plan: Plan, confidence: ConfidenceModel | None = None) -> None:
@@ -235,7 +227,7 @@ def _search(flags: PlanFlags) -> None:
         call_s = call_time(flags)[0] if makes_calls else 0.0
         max_calls, line = _size(flags, len(train), call_s, is_instant=not makes_calls)
         run.begin(replace(flags, max_calls=max_calls), described(models, split, flags.plugin), dataset=settings.dataset)
-        run.can_play(task, models.resolved, settings, split)
+        run.can_play(flags, task, models.resolved, settings, split)
         note(line, power_in_words(split.test))
         models.calls.keep(run.store)
         evaluator = Evaluator.of(models, max_failure_rate=flags.max_failure_rate)
@@ -303,7 +295,7 @@ def _read_log(flags: PlanFlags, path: Path) -> None:
             settings = replace(settings, forms=",".join(found.saved.plan.operators))
             acting = split or Split(train=(_STAND_IN,))
             encoder = resolve_encoder(flags.encoder, device=flags.device, deterministic=flags.deterministic)
-            run.can_play(_unasked_task(settings, acting, encoder), _system(flags), settings, acting)
+            run.can_play(flags, _unasked_task(settings, acting, encoder), _system(flags), settings, acting)
         run.finish(found)
         folder = run.run_dir.path
     again = run.policy.named_again if run.policy else ""

@@ -87,7 +87,6 @@ def _compared(
     found, train, trained_targets, dataset = asked
     embed_questions(models.encoder, train)
     task = acting_task(saved, models, train=train)
-    budget = saved.flags.get("budget")  # calls per question that the run was trained for
 
     def keep(results: Results) -> None:
         if flags.evaluation:
@@ -101,8 +100,8 @@ def _compared(
         load_policy(saved, task),
         seed=flags.seed,
         search_calls=flags.plan_calls,
-        budget=float(budget) if isinstance(budget, int | float) and budget >= 1 else None,
-        is_plan=bool(LEARNERS.get(saved.algo).made_by),
+        budget=saved.flags.budget,
+        is_plan=bool(LEARNERS.get(saved.flags.algo).made_by),
         max_calls=flags.eval_calls,
         trained_on=trained_targets,
         guard=guard_requests(found.guard, with_bundled=flags.guard),
@@ -117,7 +116,7 @@ def _compared(
 
 def _asked(flags: EvalFlags, saved: SavedPolicy) -> _Asked:
     """Return the questions of --dataset, by default of the bundled set of the training, without those trained on."""
-    task, known = saved.task, saved.background
+    task, trained_texts = saved.task, {*saved.trained_texts}
     if task.dataset == NO_DATASET:
         raise UsageError(
             f"{saved.path}: learned from a log without --dataset, so no question is known to be held out; learn again "
@@ -131,15 +130,15 @@ def _asked(flags: EvalFlags, saved: SavedPolicy) -> _Asked:
     )
     found = read_dataset(settings, for_training=False)
     texts = [text_digest(question.text) for question in found.questions]
-    left = [one for one, digest in zip(found.questions, texts, strict=True) if digest not in known.trained_texts]
-    is_own = known.trained_texts <= {*texts}
+    left = [one for one, digest in zip(found.questions, texts, strict=True) if digest not in trained_texts]
+    is_own = trained_texts <= {*texts}
     if not left:
         raise UsageError(f"{dataset}: {_NONE_LEFT if is_own else _ALL_TRAINED}; name other questions with --dataset")
     if flags.dataset is not None and len(left) < len(texts):
         note(f"{dataset}: {len(texts) - len(left)} of {len(texts)} questions were trained on, left out")
     check_gold(left, settings)
     keys = {target_key(question) for question in left}
-    targets = {key for key in keys if text_digest(key) in known.trained_targets}
+    targets = {key for key in keys if text_digest(key) in saved.trained_targets}
     return replace(found, questions=left), _train(saved, found.questions), targets, None if is_own else dataset
 
 
@@ -158,12 +157,12 @@ def _own_dataset(run: str, saved: SavedPolicy) -> str:
 
 def _train(saved: SavedPolicy, questions: Sequence[Question]) -> Sequence[Question]:
     """Return the training questions with gold: those of the policy, else of `questions` or of its bundled set."""
-    known, task = saved.background, saved.task
-    if known.has_gold:
-        return known.train
+    task = saved.task
+    if saved.has_gold:
+        return saved.train
     more = BUNDLED[task.dataset]() if task.dataset in BUNDLED else ()
     gold = {question.text: question for question in (*more, *questions)}
-    found = [gold[question.text] for question in known.train if question.text in gold]
+    found = [gold[question.text] for question in saved.train if question.text in gold]
     if not found:
         raise UsageError(
             f"{saved.path} has no reference answers, which baselines learn from: give --dataset {task.dataset}, the "

@@ -79,5 +79,4 @@ def system_settings(
 
 def max_failure_rate(flags: PolicyFlags, saved: SavedPolicy) -> float:
     """Return the flag, by default that of the training."""
-    stored = saved.flags.get("max_failure_rate", FailureRate.max_failure_rate)
-    return flags.max_failure_rate if "max_failure_rate" in flags.given else float(stored)
+    return (flags if "max_failure_rate" in flags.given else saved.flags).max_failure_rate

@@ -86,7 +86,7 @@ def mode_line(flags: ServeFlags, rewriter: Rewriter) -> str:
     plan = policy.plan if isinstance(policy, PlanPolicy) else None
     if plan == Plan():
         return f"mode {flags.mode}: the plan is the original question, so nothing is rewritten"
-    who = f"the plan {plan}" if plan else f"the {rewriter.saved.algo} policy"
+    who = f"the plan {plan}" if plan else f"the {rewriter.saved.flags.algo} policy"
     if flags.mode == "gate":
         return (
             f"mode gate: a question is asked as it is, and only if the answer refuses, {who} rewrites it, with at most "

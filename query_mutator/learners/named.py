@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from ppo.frozen import InferencePolicy
-from query_mutator.files import record_of
 from query_mutator.learners.direct import DirectMethod
 from query_mutator.learners.iqn.frozen import FrozenQuantiles
 from query_mutator.learners.learner import Learner
@@ -58,4 +57,4 @@ class PlanSpec(Learner):
     @classmethod
     def load_policy(cls, state: Mapping[str, Any], flags: Mapping[str, Any]) -> PlanPolicy:  # type: ignore[override]  # no InferencePolicy: it reads no observation
         """Return the plan, which is in the flags."""
-        return PlanPolicy(record_of(Plan, flags["plan"], where="flags.plan"))
+        return PlanPolicy(flags["plan"] or Plan())

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -185,17 +185,10 @@ class Table:
         return rewrites + answers * (1 + self.task.reward.asking)
 
 
-class Learned(NamedTuple):
-    """P(right), and the answers that it was learned from, by the question's number."""
-
-    confidence: ConfidenceModel
-    answers: dict[int, QuestionMemory]
-
-
 def learn_confidence(
     caller: Caller, task: Task, *, max_calls: int, seed: int, progress: Callable[[str, int], Any] | None = None
-) -> Learned:
-    """Fit P(right) on answers from random plans of about `max_calls` calls; return the model and the answers.
+) -> ConfidenceModel:
+    """Fit P(right) on answers from random plans of about `max_calls` calls.
 
     TooFewAnswersError for too few to learn from, or to order them better than chance.
     """
@@ -214,7 +207,7 @@ def learn_confidence(
             asked += rows
     confidence = ConfidenceModel.fit([answer for answer, _ in table.graded(asked)], seed=seed)
     confidence.report.check()
-    return Learned(confidence, {row: QuestionMemory(attempts=dict(table.answers(row))) for row in asked})
+    return confidence
 
 
 def random_plan(task: Task, rng: np.random.Generator, *, answers: int) -> Plan:

@@ -15,18 +15,11 @@ from query_mutator.errors import CheckpointError
 from query_mutator.learners.named import LEARNERS
 from query_mutator.learners.plan import PlanPolicy, Policy
 from query_mutator.llm.backends import BACKENDS, backend_for
-from query_mutator.plugins import load_plugins, replaced, warn_of_changes
+from query_mutator.plugins import use_plugins
 from query_mutator.registry import check_known
 from query_mutator.rewards import NoReward
 from query_mutator.session.models import OpenModels, ResolvedModels
-from query_mutator.session.policy_file import (
-    SavedPolicy,
-    check_actions,
-    check_encoder,
-    check_named,
-    check_plugins,
-    read_policy,
-)
+from query_mutator.session.policy_file import SHOWN_CHARS, SavedPolicy, check_named, read_policy
 from query_mutator.session.task import make_task
 from query_mutator.settings.models import ADDRESS_FLAGS
 from query_mutator.types import Question
@@ -40,18 +33,14 @@ def load_saved(path: str | Path, plugins: Sequence[str] = ()) -> SavedPolicy:
     CheckpointError for an unusable file; UsageError for a plugin of its training that is not given.
     """
     saved = read_policy(path)
-    recorded = replaced(saved.plugins, plugins)
-    check_plugins(recorded, plugins, source=saved.path)
-    load_plugins(plugins)
-    warn_of_changes(recorded)
-    return replace(saved, plugins=recorded)
+    return replace(saved, plugins=use_plugins(saved.plugins, plugins, source=saved.path))
 
 
 def load_policy(saved: SavedPolicy, task: Task | None = None) -> Policy:
     """Return the policy for inference; CheckpointError for weights of another kind, or another task."""
-    flags = {**saved.flags, "deterministic": saved.system.deterministic}
+    flags = {**vars(saved.flags), "deterministic": saved.system.deterministic}
     try:
-        policy: Policy = LEARNERS.get(saved.algo).load_policy(saved.weights, flags)
+        policy: Policy = LEARNERS.get(saved.flags.algo).load_policy(saved.weights, flags)
         if isinstance(policy, PlanPolicy):
             for name in policy.plan.steps:
                 check_known("action of the plan", name, saved.actions)
@@ -93,11 +82,11 @@ def acting_task(saved: SavedPolicy, models: OpenModels, *, train: Sequence[Quest
 
     With `train`, the questions with gold, answers are scored as in training; without, they are not.
     """
-    background, reward, bank = saved.background, NoReward() if train is None else None, None
-    check_encoder(background, models.encoder, path=saved.path)
-    models.encoder.put([question.text for question in background.train], background.train_vectors)
+    reward, bank = NoReward() if train is None else None, None
+    saved.check_encoder(models.encoder)
+    models.encoder.put([question.text for question in saved.train], saved.train_vectors)
     if train is None:
-        train, bank = [Question(id=one.id, text=one.text) for one in background.train], background.train
+        train, bank = [Question(id=one.id, text=one.text) for one in saved.train], saved.train
     settings = replace(saved.task, **rewrite_settings(saved.actions, saved.task.forms))
     task = make_task(
         models,
@@ -106,10 +95,11 @@ def acting_task(saved: SavedPolicy, models: OpenModels, *, train: Sequence[Quest
         projection=saved.projection,
         reward=reward,
         bank=bank,
-        confidence=saved.confidence_model(),
+        confidence=saved.confidence,
     )
     digests = models.calls.servers[0].file_digests()
     if saved.system.target_model == models.target_model and (saved.system.file_digests or digests) != digests:
         logger.warning("%s is another file than in training; results may differ", models.target_model)
-    check_actions(saved.actions, task.actions, forms=saved.task.forms, path=saved.path)
+    if task.actions != saved.actions:
+        raise CheckpointError(f"{saved.path} was made for the actions {', '.join(saved.actions)[:SHOWN_CHARS]}")
     return task

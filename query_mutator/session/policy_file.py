@@ -1,7 +1,7 @@
 """A policy in one file, with all that acting needs: `policy.qm` in a run folder, or what `qm export-policy` writes.
 
 A safetensors file: loading one runs no code from it and needs no torch. Its metadata have one entry, `policy`: the
-sha256 of all that, and JSON with actions, rules of an episode, models, versions and training questions. Its tensors:
+sha256 of all that, and JSON with actions, rules of an episode, models and training questions. Its tensors:
 
     weights/*               of the policy
     confidence/*            the model of P(right), of a policy that submits by it
@@ -15,11 +15,10 @@ command names again what it uses.
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
@@ -30,6 +29,7 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 from safetensors.numpy import save
 
+from ppo.frozen import array_of
 from query_mutator.bounds import Parallel
 from query_mutator.confidence import ConfidenceModel
 from query_mutator.data import BUNDLED
@@ -37,33 +37,31 @@ from query_mutator.data.hub import PREFIX as HUB
 from query_mutator.data.split import Split, target_key
 from query_mutator.encoder import DEFAULT_ENCODER, Encoder
 from query_mutator.env.observation import Projection
-from query_mutator.env.task import Task, can_be_shown, rewrite_settings
+from query_mutator.env.task import Task, can_be_shown
 from query_mutator.errors import CheckpointError, UsageError
 from query_mutator.files import atomic_write, encode, parse_json_object, record_of
 from query_mutator.files.gguf_file import PACKAGED
 from query_mutator.files.run_dir import CONFIDENCE
+from query_mutator.learners.plan import Plan
 from query_mutator.llm.address import server_url
 from query_mutator.llm.backends import BACKENDS
 from query_mutator.llm.recorded import BUNDLED_RECORDINGS
-from query_mutator.plugins import absolute
+from query_mutator.plugins import plugin_hashes
 from query_mutator.session.models import ResolvedModels
 from query_mutator.session.task import example_bank
 from query_mutator.settings.episode import TaskSettings
-from query_mutator.settings.evaluation import FailureRate
+from query_mutator.settings.evaluation import CallBudget, FailureRate
 from query_mutator.settings.learner import IQNConfig
 from query_mutator.settings.models import ADDRESS_FLAGS
-from query_mutator.types import FloatArray, Question
-
-logger = logging.getLogger(__name__)
+from query_mutator.types import Question
 
 POLICY_FILE = "policy.qm"
-FORMAT = 2
+FORMAT = 3
 MAX_NEIGHBORS = 10_000  # training questions that are kept, a fixed sample of more
 MAX_NEIGHBOR_BYTES = 24 << 20  # of their vectors and texts
 MAX_BYTES = 64 << 20
 MAX_TENSORS = 1000
 MAX_VALUES = 2_000_000  # in the JSON: an object of Python takes 50 times the bytes of `[],`
-MAX_DIMS = 4
 SHOWN_CHARS = 200
 PROBE = "What does this encoder make of a plain sentence?"
 _SAME_ENCODER = 1e-3  # largest difference of a row between two machines
@@ -71,90 +69,82 @@ _DIGEST_CHARS, _SHA256_CHARS = 16, 64
 
 #: The tensors besides the weights, and their dimensions.
 _TENSORS = {"mean": 1, "components": 2, "train_vectors": 2, "probe": 1}
-_PLAIN = ("actions", "flags", "versions", "plugins", "trained_with", "env_steps", "updates_done")  # of its JSON
 _WEIGHTS = re.compile(r"(weights|confidence)/[\w./-]{1,200}")
-#: Flags that acting never reads, besides those in `_IS_OWN`.
-_LOCAL_FLAGS = ("from_logs", "name", "config", "resume", "plugin", "force", "json", "run")
+#: The fields of a policy that are no JSON.
+_NO_JSON: dict[str, Any] = dict.fromkeys(("weights", "projection", "train_vectors", "probe", "confidence", "path"))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Background:
-    """The training questions with their vectors [Q, D], and digests of the encoder and of all that was trained on."""
+@dataclass(frozen=True, kw_only=True)
+class ActingFlags(FailureRate, CallBudget):
+    """The flags of the training that acting reads."""
 
-    train: tuple[Question, ...] = ()  # without gold in an exported file
-    train_vectors: FloatArray = field(default_factory=lambda: np.empty((0, 0), np.float32))
-    encoder: str = ""  # its fingerprint, the sha256 of weights and tokenizer
-    probe: FloatArray = field(default_factory=lambda: np.empty(0, np.float32))  # [D] its row for PROBE
-    shows_examples: bool = False  # whether forms show training questions with their answers
-    has_gold: bool = True  # False in an exported file, even if some answers are there to show
-    trained_texts: frozenset[str] = frozenset()  # digests of the texts of training and validation
-    trained_targets: frozenset[str] = frozenset()
-
-
-def background_of(task: Task, split: Split, *, dataset: str) -> Background:
-    """Return the background of a run."""
-    seen, known = (*split.train, *split.validation), task.train_questions
-    each_bytes = task.train_vectors[:1].nbytes + sum(len(encode(asdict(one))) for one in known[:100]) / len(known[:100])
-    most = min(MAX_NEIGHBORS, int(MAX_NEIGHBOR_BYTES / each_bytes))
-    chosen: Sequence[int] = range(len(known))
-    if len(chosen) > most:
-        chosen = sorted(np.random.default_rng(0).choice(len(chosen), most, replace=False).tolist())
-    return Background(
-        train=tuple(known[index] for index in chosen),
-        train_vectors=task.train_vectors[list(chosen)],
-        encoder=task.encoder.fingerprint,
-        probe=task.encoder.encode([PROBE])[0],
-        shows_examples=task.bank is not None and example_bank(dataset) is None,
-        trained_texts=frozenset(text_digest(question.text) for question in seen),
-        trained_targets=frozenset(text_digest(target_key(question)) for question in seen),
-    )
-
-
-def text_digest(text: str) -> str:
-    """Return a short digest of a text."""
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:_DIGEST_CHARS]
-
-
-def check_encoder(background: Background, encoder: Encoder, *, path: object) -> None:
-    """Raise a CheckpointError unless the encoder gives the rows of the training's encoder."""
-    row = background.probe if encoder.fingerprint == background.encoder else encoder.encode([PROBE])[0]
-    if background.probe.shape != (encoder.dim,) or float(np.abs(row - background.probe).max()) > _SAME_ENCODER:
-        raise CheckpointError(
-            f"{path}: its policy was trained with other weights of the encoder (sha256 {background.encoder[:12]}) than "
-            f"those found here ({encoder.source}, {encoder.fingerprint[:12]}); use the same ones"
-        )
+    algo: str = "ppo"
+    num_eval_quantiles: Parallel = IQNConfig.num_eval_quantiles
+    plan: Plan | None = None  # of the learner `plan`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedPolicy:
-    """A policy with all that acting needs."""
+    """A policy with all that acting needs; Q training questions, D numbers of an embedding."""
 
     actions: tuple[str, ...]
     task: TaskSettings
     system: ResolvedModels  # without servers and files
-    flags: Mapping[str, Any]  # of the training, without them too
-    versions: Mapping[str, str]
-    plugins: Mapping[str, str] = field(default_factory=dict)  # --plugin -> sha256 of its source
+    flags: ActingFlags
+    plugins: Mapping[str, str]  # --plugin -> sha256 of its source
     trained_with: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # servers and files, for messages
     env_steps: int = 0
-    updates_done: int = 0
-    background: Background
+    train: tuple[Question, ...]  # without gold in an exported file
+    has_gold: bool = True  # False in an exported file, even if some answers are there to show
+    shows_examples: bool = False  # whether forms show training questions with their answers
+    trained_texts: tuple[str, ...] = ()  # digests of the texts of training and validation
+    trained_targets: tuple[str, ...] = ()
+    encoder: str = ""  # its fingerprint, the sha256 of weights and tokenizer
     weights: Mapping[str, Any]
     projection: Projection
-    confidence: Mapping[str, Any] | None = None  # arrays of the model of P(right), for the rule `learned`
+    train_vectors: Any  # [Q, D]
+    probe: Any  # [D] the encoder's row for PROBE
+    confidence: ConfidenceModel | None = None  # for the rule `learned`
     path: Path | None = None
 
-    @classmethod
-    def of(cls, *, system: ResolvedModels, flags: Mapping[str, Any], **others: Any) -> Self:
-        """Return a policy; servers and files of the settings are kept for messages alone."""
-        bare, used = _without_places(replace(system, cache_path=None))
-        flags = {name: value for name, value in flags.items() if name not in (*_LOCAL_FLAGS, *_IS_OWN)}
-        return cls(system=bare, trained_with=used, flags=flags, **others)
+    def __post_init__(self) -> None:
+        used = reaching(asdict(self.system))
+        defaults = {one.name: one.default for one in fields(ResolvedModels)}
+        bare: dict[str, Any] = {name: defaults[name] for name in ("ollama_url", "openai_url", *used)}
+        known = {name: texts for name, texts in self.trained_with.items() if name in _IS_OWN}
+        object.__setattr__(self, "trained_with", used | known)
+        object.__setattr__(self, "system", replace(self.system, **bare))
 
-    @property
-    def algo(self) -> str:
-        """Return the name of the learner."""
-        return str(self.flags.get("algo", "ppo"))
+    @classmethod
+    def of(
+        cls, task: Task, split: Split, *, settings: TaskSettings, system: ResolvedModels, flags: ActingFlags,
+        plugins: Sequence[str],
+    ) -> Self:  # fmt: skip
+        """Return the policy of a run before its first step; servers and files of `system` are kept for messages."""
+        known, seen = task.train_questions, (*split.train, *split.validation)
+        bytes_each = task.train_vectors[:1].nbytes + sum(len(encode(asdict(one))) for one in known[:100]) / len(
+            known[:100]
+        )
+        chosen, most = [*range(len(known))], min(MAX_NEIGHBORS, int(MAX_NEIGHBOR_BYTES / bytes_each))
+        if len(chosen) > most:
+            chosen = sorted(np.random.default_rng(0).choice(len(chosen), most, replace=False).tolist())
+        return cls(
+            actions=task.actions,
+            task=settings,
+            system=replace(system, cache_path=None),
+            flags=flags,
+            plugins=plugin_hashes(plugins),
+            train=tuple(known[index] for index in chosen),
+            shows_examples=task.bank is not None and example_bank(settings.dataset) is None,
+            trained_texts=tuple(sorted({text_digest(question.text) for question in seen})),
+            trained_targets=tuple(sorted({text_digest(target_key(question)) for question in seen})),
+            encoder=task.encoder.fingerprint,
+            weights={},
+            projection=task.observer.projection,
+            train_vectors=task.train_vectors[chosen],
+            probe=task.encoder.encode([PROBE])[0],
+            confidence=task.confidence,
+        )
 
     @property
     def named_again(self) -> str:
@@ -162,40 +152,28 @@ class SavedPolicy:
         used = {**self.trained_with, **({"plugin": tuple(self.plugins)} if self.plugins else {})}
         return "".join(f" --{name.replace('_', '-')} {shlex.join(texts)}" for name, texts in used.items())
 
-    def confidence_model(self) -> ConfidenceModel | None:
-        """Return what the policy submits by, if it was learned; CheckpointError for arrays that hold none."""
-        if self.confidence is None:
-            return None
-        found = ConfidenceModel.from_arrays(self.confidence)
-        if found.encoder_source:
-            raise CheckpointError("its model of P(right) needs an encoder, which episodes do not give it")
-        return found
-
     def redacted(self) -> Self:
         """Return the policy to give away: without reference answers, but those that forms show, and the data's path."""
-        known = self.background
-        shown = {one.id: one.accept[:1] for one in known.train if known.shows_examples and can_be_shown(one)}
-        train = tuple(Question(id=one.id, text=one.text, accept=shown.get(one.id, ())) for one in known.train)
-        task = replace(self.task, dataset=Path(self.task.dataset).name)
-        return replace(self, task=task, background=replace(known, train=train, has_gold=False))
+        shown = {one.id: one.accept[:1] for one in self.train if self.shows_examples and can_be_shown(one)}
+        train = tuple(Question(id=one.id, text=one.text, accept=shown.get(one.id, ())) for one in self.train)
+        return replace(self, train=train, has_gold=False, task=replace(self.task, dataset=Path(self.task.dataset).name))
+
+    def check_encoder(self, encoder: Encoder) -> None:
+        """Raise a CheckpointError unless the encoder gives the rows of the training's encoder."""
+        row = self.probe if encoder.fingerprint == self.encoder else encoder.encode([PROBE])[0]
+        if self.probe.shape != (encoder.dim,) or float(np.abs(row - self.probe).max()) > _SAME_ENCODER:
+            raise CheckpointError(
+                f"{self.path}: its policy was trained with other weights of the encoder (sha256 {self.encoder[:12]}) "
+                f"than those found here ({encoder.source}, {encoder.fingerprint[:12]}); use the same ones"
+            )
 
 
-def check_actions(known: Sequence[str], actions: Sequence[str], *, forms: str, path: object) -> None:
-    """Raise a CheckpointError with the difference unless a policy of actions `known` has exactly these."""
-    if tuple(actions) == tuple(known):
-        return
-    missing, extra = ([one for one in a if one not in b] for a, b in ((known, actions), (actions, known)))
-    sides = (("only there", missing), ("only here", extra))
-    difference = "; ".join(f"{what}: {', '.join(names)}" for what, names in sides if names)
-    use = " ".join(f"--{name} {value}" for name, value in rewrite_settings(known, forms).items() if value)
-    raise CheckpointError(f"{path} was made for another operator set ({difference or 'the order differs'}); use {use}")
+def text_digest(text: str) -> str:
+    """Return a short digest of a text."""
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:_DIGEST_CHARS]
 
 
-# --- servers and files, which a command names again -------------------------------------------------------------------
-
-
-def _is_default(flag: str, url: str) -> bool:
-    return _address(url) in {_address(one.default_url) for one in map(BACKENDS.get, BACKENDS) if one.url_flag == flag}
+# --- servers, files and code, which a command names again -------------------------------------------------------------
 
 
 def _address(url: str) -> str:
@@ -204,6 +182,10 @@ def _address(url: str) -> str:
         return server_url(url).removesuffix("/v1")
     except UsageError:
         return url
+
+
+def _is_default(flag: str, url: str) -> bool:
+    return _address(url) in {_address(one.default_url) for one in map(BACKENDS.get, BACKENDS) if one.url_flag == flag}
 
 
 def _is_inside(path: str) -> bool:
@@ -241,14 +223,6 @@ def reaching(settings: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
     return found
 
 
-def _without_places(system: ResolvedModels) -> tuple[ResolvedModels, dict[str, tuple[str, ...]]]:
-    """Return the settings of models without servers and files, and these."""
-    used = reaching(asdict(system))
-    defaults = {one.name: one.default for one in fields(ResolvedModels)}
-    bare: dict[str, Any] = {name: defaults[name] for name in ("ollama_url", "openai_url", *used)}
-    return replace(system, **bare), used
-
-
 def check_named(used: Mapping[str, Sequence[str]], named: Mapping[str, Any], *, source: object) -> None:
     """Raise a UsageError for the first setting of `used` that a command does not name: it is not taken from `source`.
 
@@ -267,51 +241,29 @@ def check_named(used: Mapping[str, Sequence[str]], named: Mapping[str, Any], *, 
             )
 
 
-def check_plugins(recorded: Iterable[str], named: Iterable[str], *, source: object) -> None:
-    """Raise a UsageError for the first recorded plugin that a command does not name; nothing is imported."""
-    places = set(map(absolute, named))
-    for spec in recorded:
-        if absolute(spec) not in places:
-            raise UsageError(
-                f"{source} was made with the plugin {spec[:SHOWN_CHARS]}, and no code is taken from it: give --plugin "
-                f"{spec[:SHOWN_CHARS]} to run it"
-            )
-
-
-# --- writing ---------------------------------------------------------------------------------------------------------
+# --- the file ---------------------------------------------------------------------------------------------------------
 
 
 def write_policy_file(path: str | Path, policy: SavedPolicy) -> None:
     """Write a policy; CheckpointError for one whose weights are not named arrays of numbers."""
-    known = policy.background
+    learned = {} if policy.confidence is None else policy.confidence.to_arrays()
     tensors = {
-        **{f"weights/{name}": _array(name, value) for name, value in policy.weights.items()},
-        **{f"confidence/{name}": np.asarray(value) for name, value in (policy.confidence or {}).items()},
+        **{f"weights/{name}": array_of(value) for name, value in policy.weights.items()},
+        **{f"confidence/{name}": np.asarray(value) for name, value in learned.items()},
         "mean": policy.projection.mean,
         "components": policy.projection.components,
-        "train_vectors": known.train_vectors,
-        "probe": known.probe,
+        "train_vectors": policy.train_vectors,
+        "probe": policy.probe,
     }
-    background = {one.name: getattr(known, one.name) for one in fields(Background) if one.name not in _TENSORS}
-    background |= {name: sorted(texts) for name, texts in background.items() if isinstance(texts, frozenset)}
-    about = {name: getattr(policy, name) for name in _PLAIN}
-    about |= {"background": {**background, "train": [asdict(question) for question in known.train]}}
-    about |= {"task": asdict(policy.task), "system": asdict(policy.system)}
-    text = encode({"format": FORMAT, **about}).decode()
-    arrays = {name: np.asarray(array, order="C") for name, array in tensors.items()}
+    about = asdict(replace(policy, **_NO_JSON))
+    text = encode({"format": FORMAT, **{name: about[name] for name in about if name not in _NO_JSON}}).decode()
+    tensors = {name: np.asarray(array, order="C") for name, array in tensors.items()}
     try:
-        _checked(text, arrays)
+        _check(text, tensors)
     except ValueError as error:
         raise CheckpointError(f"{path}: no policy file: nothing could read it ({error})") from None
     with atomic_write(path) as file:
-        file.write(save(arrays, {"policy": digest_of_content(text, arrays) + text}))
-
-
-def _array(name: str, value: Any) -> NDArray[Any]:
-    array = np.asarray(value.cpu() if hasattr(value, "cpu") else value) if not isinstance(value, Mapping) else None
-    if array is None or array.dtype.kind not in "fiub":
-        raise CheckpointError(f"the policy's {name} is not an array of numbers; a policy file cannot hold it")
-    return array
+        file.write(save(tensors, {"policy": digest_of_content(text, tensors) + text}))
 
 
 def digest_of_content(text: str, tensors: Mapping[str, NDArray[Any]]) -> str:
@@ -322,9 +274,6 @@ def digest_of_content(text: str, tensors: Mapping[str, NDArray[Any]]) -> str:
         digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
         digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()
-
-
-# --- reading ---------------------------------------------------------------------------------------------------------
 
 
 def read_policy(path: str | Path) -> SavedPolicy:
@@ -354,7 +303,7 @@ def _missing(path: Path) -> str:
     return f"{path}: {what}; give a run folder such as runs/latest, or a file of `qm export-policy`"
 
 
-def _contents(file: Path) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+def _contents(file: Path) -> tuple[str, dict[str, NDArray[Any]]]:
     """Return the JSON and the tensors; ValueError for content that does not match its digest, or is not a policy's."""
     if file.stat().st_size > MAX_BYTES:
         raise ValueError(f"larger than {MAX_BYTES >> 20} MB")
@@ -368,64 +317,56 @@ def _contents(file: Path) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     digest, text = policy[:_SHA256_CHARS], policy[_SHA256_CHARS:]
     if digest != digest_of_content(text, tensors):
         raise ValueError("its content does not match its digest")
-    return _checked(text, tensors), tensors
+    _check(text, tensors)
+    return text, tensors
 
 
-def _checked(text: str, tensors: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
-    """Return the object of the JSON; ValueError for JSON or tensors that no policy has."""
+def _check(text: str, tensors: Mapping[str, NDArray[Any]]) -> None:
+    """Raise a ValueError for JSON too large to read, and for tensors that no policy has."""
     if sum(map(text.count, (",", "[", "{"))) > MAX_VALUES:
         raise ValueError(f"its JSON has more than {MAX_VALUES:,} values")
-    about = parse_json_object(text)
-    if about.get("format") != FORMAT:
-        raise ValueError(f"its format is {about.get('format')!r}, of another version")
     if missing := _TENSORS.keys() - tensors.keys():
         raise ValueError(f"it has no {min(missing)}")
     for name, array in tensors.items():
         is_known = name in _TENSORS
         if not is_known and not _WEIGHTS.fullmatch(name):
             raise ValueError(f"it has a tensor {name!r}")
-        dims = _TENSORS.get(name, min(array.ndim, MAX_DIMS))
-        if array.dtype.kind not in ("f" if is_known else "fiub") or array.ndim != dims:
+        if array.dtype.kind not in ("f" if is_known else "fiub") or array.ndim != _TENSORS.get(name, array.ndim):
             raise ValueError(f"{name} has the shape {array.shape} and the type {array.dtype}")
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise ValueError(f"{name} has numbers that are not finite")
-    return about
 
 
-@dataclass(frozen=True, kw_only=True)
-class _ActingFlags(FailureRate):
-    """The flags that acting reads."""
-
-    algo: str = "ppo"
-    num_eval_quantiles: Parallel = IQNConfig.num_eval_quantiles
-
-
-def _policy(path: Path, about: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]) -> SavedPolicy:
+def _policy(path: Path, text: str, tensors: Mapping[str, NDArray[Any]]) -> SavedPolicy:
     """Return the policy of JSON and tensors; ValueError for values of other types, and for sizes that do not match."""
+    about = parse_json_object(text)
+    if about.get("format") != FORMAT:
+        raise ValueError(f"its format is {about.get('format')!r}, of another version")
     rubric = about["task"].get("judge_rubric")
     if rubric and "\n" not in str(rubric):  # the settings would read that file
         raise ValueError("task.judge_rubric names a file, where its text is expected")
-    weights, confidence = (
+    weights, learned = (
         {name.removeprefix(kind): array for name, array in tensors.items() if name.startswith(kind)}
         for kind in ("weights/", "confidence/")
     )
+    confidence = ConfidenceModel.from_arrays(learned) if learned else None
+    if confidence is not None and confidence.encoder_source:
+        raise ValueError("its model of P(right) needs an encoder, which episodes do not give it")
     found: SavedPolicy = record_of(
         SavedPolicy,
         {
-            **{name: value for name, value in about.items() if name not in ("path", "projection")},
+            **about,
             "weights": weights,
-            "confidence": confidence or None,
+            "confidence": confidence,
             "projection": Projection(mean=tensors["mean"], components=tensors["components"]),
+            "train_vectors": tensors["train_vectors"],
+            "probe": tensors["probe"],
+            "path": None,
         },
         where="policy",
     )
-    known = replace(found.background, train_vectors=tensors["train_vectors"], probe=tensors["probe"])
     dims = {len(tensors[name]) for name in ("mean", "components", "probe")}
-    if len(dims) > 1 or known.train_vectors.shape != (len(known.train), *dims):
+    if len(dims) > 1 or found.train_vectors.shape != (len(found.train), *dims):
         raise ValueError("the sizes of its tensors do not match")
     TaskSettings(operators=",".join(found.actions))
-    record_of(_ActingFlags, found.flags, where="flags")
-    found.confidence_model()
-    system, used = _without_places(found.system)
-    used |= {name: texts for name, texts in found.trained_with.items() if name in _IS_OWN}
-    return replace(found, system=system, trained_with=used, background=known, path=path)
+    return replace(found, path=path)

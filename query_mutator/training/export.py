@@ -18,10 +18,10 @@ from query_mutator.files.run_dir import STORE
 from query_mutator.forms import FormContext
 from query_mutator.llm.store import Store
 from query_mutator.plan.table import is_right
-from query_mutator.plugins import load_plugins, replaced
+from query_mutator.plugins import use_plugins
 from query_mutator.rewards.parts import WeightedReward
 from query_mutator.session.checkpoint import run_settings
-from query_mutator.session.policy_file import check_named, check_plugins, reaching
+from query_mutator.session.policy_file import check_named, reaching
 from query_mutator.session.task import default_reward, split_dataset
 from query_mutator.settings.episode import TaskSettings
 from query_mutator.types import AS_IS, CONTROLS, success_in
@@ -61,8 +61,7 @@ def reward_of(run: str, plugins: Sequence[str] = ()) -> WeightedReward:
     """
     path = (Path(run) if Path(run).is_dir() else Path(run).parent) / "config.json"
     flags, recorded = run_settings(path) if path.exists() else ({}, {})
-    check_plugins(replaced(recorded, plugins), plugins, source=path)
-    load_plugins(plugins)
+    use_plugins(recorded, plugins, source=path)
     reward = flags.get("reward") or default_reward(str(flags.get("dataset")))
     return WeightedReward.parse(str(reward)) if reward else WeightedReward()
 

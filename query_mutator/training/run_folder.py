@@ -25,20 +25,19 @@ from query_mutator.files import write_checked_json
 from query_mutator.files.json_lines import check_json_lines
 from query_mutator.files.lock import locked
 from query_mutator.files.metrics import METRICS_FILE
-from query_mutator.files.run_dir import SUMMARY, RunDir, describe_run, versions
+from query_mutator.files.run_dir import SUMMARY, RunDir, describe_run
 from query_mutator.learners.learner import Learner
 from query_mutator.learners.named import LEARNERS
 from query_mutator.learners.plan import Plan, plan_task
 from query_mutator.llm.backends import BACKENDS, DEFAULT_BACKEND
-from query_mutator.plugins import plugin_hashes
+from query_mutator.plugins import plugin_hashes, use_plugins
 from query_mutator.session.checkpoint import PREVIOUS, RESUME, Checkpoint, Progress
 from query_mutator.session.models import OpenModels, ResolvedModels
 from query_mutator.session.policy_file import (
     POLICY_FILE,
+    ActingFlags,
     SavedPolicy,
-    background_of,
     check_named,
-    check_plugins,
     reaching,
     write_policy_file,
 )
@@ -122,13 +121,12 @@ def planned(policy: SavedPolicy, plan: Plan, task: Task, confidence: ConfidenceM
     return replace(
         policy,
         weights={},
-        updates_done=0,
         actions=acting.actions,
         task=replace(
             policy.task, answer=rules.answer, max_episode_steps=rules.max_episode_steps, max_asks=rules.max_asks
         ),
-        confidence=None if confidence is None else confidence.to_arrays(),
-        flags={**policy.flags, "plan": asdict(plan)},
+        confidence=confidence,
+        flags=replace(policy.flags, plan=plan),
     )
 
 
@@ -138,7 +136,14 @@ class Checkpoints:
     def __init__(self, parts: RunParts, run: RunView, *, resumed: Checkpoint | None) -> None:
         """Keep the state as it is; `resumed` is the checkpoint that it was restored from."""
         self._parts, self._run = parts, run
-        self._background = background_of(parts.task, parts.split, dataset=parts.config.dataset)
+        self._policy = SavedPolicy.of(
+            parts.task,
+            parts.split,
+            settings=group_of(TaskSettings, parts.config),
+            system=parts.models.resolved,
+            flags=group_of(ActingFlags, parts.config),
+            plugins=parts.config.plugin,
+        )
         self.keep()
         self._saved_steps = None if resumed is None else run.env_steps
         self._is_newest_good = resumed is None or resumed.path is None or resumed.path.name != PREVIOUS
@@ -155,13 +160,12 @@ class Checkpoints:
 
     def keep(self) -> None:
         """Keep the state after an update, once the row of metrics is written."""
-        parts, config, run, rows = self._parts, self._parts.config, self._run, self._parts.run_dir
-        learner, task, totals = copy.deepcopy(parts.learner.state_dict()), parts.task, parts.models.calls.client.totals
-        system = parts.models.resolved
+        parts, run, rows = self._parts, self._run, self._parts.run_dir
+        learner, totals = copy.deepcopy(parts.learner.state_dict()), parts.models.calls.client.totals
         self._latest = Checkpoint(
             learner=learner,
-            projection=task.observer.projection,
-            file_digests=system.file_digests,
+            projection=self._policy.projection,
+            file_digests=self._policy.system.file_digests,
             progress=Progress(
                 env_steps=run.env_steps,
                 wall_s=parts.runlog.wall_s,
@@ -174,22 +178,9 @@ class Checkpoints:
                 metrics_bytes=rows.metrics.rows.size_bytes,
             ),
             envs=parts.envs.state_dict(),
-            confidence=task.confidence,
+            confidence=self._policy.confidence,
         )
-        self._policy = SavedPolicy.of(
-            actions=task.actions,
-            task=group_of(TaskSettings, config),
-            system=system,
-            flags=asdict(config),
-            versions=versions(),
-            plugins=plugin_hashes(config.plugin),
-            env_steps=run.env_steps,
-            updates_done=learner["updates_done"],
-            background=self._background,
-            weights=learner["policy"],
-            projection=task.observer.projection,
-            confidence=None if task.confidence is None else task.confidence.to_arrays(),
-        )
+        self._policy = replace(self._policy, env_steps=run.env_steps, weights=learner["policy"])
 
     def set_price(self, price: float) -> None:
         """Write the last policy with the price of a call at which it acts."""
@@ -238,7 +229,7 @@ def resumed_flags(config: TrainConfig, checkpoint: Checkpoint) -> dict[str, Any]
     flags["save_dir"] = str(Path(config.resume or "").resolve().parent)
     used = reaching({**flags, "save_dir": ""})
     check_named(used, given, source=checkpoint.path)
-    check_plugins(checkpoint.plugins, given.get("plugin", ()), source=checkpoint.path)
+    use_plugins(checkpoint.plugins, given.get("plugin", ()), source=checkpoint.path)
     return {name: value for name, value in flags.items() if name not in (*used, *_OF_ONE_COMMAND)}
 
 

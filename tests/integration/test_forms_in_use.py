@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -50,7 +50,7 @@ def make_plan(run: Path, tmp_path: Path) -> MakePlan:
         saved = read_policy(run)
         task = replace(saved.task, max_episode_steps=len(steps) + 1)
         path = tmp_path / "plan.qm"
-        write_policy_file(path, replace(saved, flags={**saved.flags, "plan": asdict(Plan(steps=steps))}, task=task))
+        write_policy_file(path, replace(saved, flags=replace(saved.flags, plan=Plan(steps=steps)), task=task))
         return path
 
     return make
@@ -89,8 +89,8 @@ def test_an_exported_policy_shows_the_examples_of_its_training(
         assert rewriter.rewrite(SORT).messages == before
     assert len(before) > 1
     saved = read_policy(given)
-    assert not saved.background.has_gold
-    assert all(len(question.accept) == 1 and not question.reference for question in saved.background.train)
+    assert not saved.has_gold
+    assert all(len(question.accept) == 1 and not question.reference for question in saved.train)
 
 
 def test_rows_of_a_file_name_the_form_that_was_asked(make_plan: MakePlan, tmp_path: Path) -> None:

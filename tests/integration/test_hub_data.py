@@ -181,8 +181,7 @@ def test_unsafe_rows_reach_only_the_guard_metric(tiny_flags: list[str], tmp_path
     for name in ("transcripts.jsonl", "metrics.jsonl", "plan.json"):
         path = run / name
         assert not path.exists() or "forbidden" not in path.read_text()
-    background = read_policy(str(run)).background
-    assert not [question for question in background.train if "forbidden" in question.text]
+    assert not [question for question in read_policy(run).train if "forbidden" in question.text]
 
 
 class HubServer:

@@ -219,7 +219,7 @@ def test_a_file_that_is_cut_or_lies_about_its_header_is_one_line(run: Path, tmp_
         ("system", {"ollama_url": [["x"]]}, "system.ollama_url is ['x'], not str"),
         ("trained_with", {"ollama_url": [1]}, "trained_with.ollama_url is 1, not str"),
         ("flags", {"num_eval_quantiles": 10**9}, "num_eval_quantiles=1000000000 must be at most"),
-        ("background", {"encoder": 1}, "background.encoder is 1, not str"),
+        ("plugins", {"evil.py": 1}, "plugins.evil.py is 1, not str"),
     ],
 )
 def test_a_value_of_another_type_is_one_line(

@@ -141,7 +141,7 @@ def test_a_policy_in_one_file_acts_as_its_run(
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     assert answers(capsys, "--checkpoint", str(file)) == before
     saved = read_policy(file)
-    assert not any(question.accept or question.reference for question in saved.background.train)
+    assert not any(question.accept or question.reference for question in saved.train)
     assert str(tmp_path).encode() not in file.read_bytes()
     assert qm("export-policy", str(tmp_path / "nowhere"), "-o", str(tmp_path / "new.qm")) == 2
     assert not (tmp_path / "new.qm").exists()
@@ -174,8 +174,7 @@ def test_equal_policies_are_equal_files(run: Path, tmp_path: Path) -> None:
 
 def test_another_encoder_under_the_same_name_is_refused(run: Path) -> None:
     saved = read_policy(run)
-    background = dataclasses.replace(saved.background, encoder="other", probe=-saved.background.probe)
-    write_policy_file(run / POLICY_FILE, dataclasses.replace(saved, background=background))
+    write_policy_file(run / POLICY_FILE, dataclasses.replace(saved, encoder="other", probe=-saved.probe))
     with pytest.raises(CheckpointError, match="other weights of the encoder"):
         Rewriter.load(run)
 

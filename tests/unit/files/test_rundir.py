@@ -23,7 +23,6 @@ from query_mutator.files.json_lines import read_json_lines
 from query_mutator.files.lock import locked
 from query_mutator.files.run_dir import RunDir, run_state
 from query_mutator.session.checkpoint import Checkpoint, Progress, read_checkpoint
-from query_mutator.session.policy_file import check_actions
 from query_mutator.types import STORED_CHARS, StepRecord
 
 RECORD = StepRecord(
@@ -167,15 +166,6 @@ def test_missing_checkpoint_says_what_to_give(run: Path, tmp_path: Path) -> None
             read_checkpoint(folder)
     with pytest.raises(CheckpointError, match="was stopped before its first checkpoint"):
         read_checkpoint(run)
-
-
-def test_other_operator_set_is_listed() -> None:
-    known = ("spelling", "filler", "undo", "submit")
-    check_actions(known, known, forms="none", path="x.pt")
-    with pytest.raises(CheckpointError, match=r"only there: filler; only here: slang.*--operators spelling,filler"):
-        check_actions(known, ["spelling", "slang", "undo", "submit"], forms="none", path="x.pt")
-    with pytest.raises(CheckpointError, match="the order differs"):
-        check_actions(known, ["filler", "spelling", "undo", "submit"], forms="none", path="x.pt")
 
 
 @pytest.fixture
