@@ -8,7 +8,7 @@ scikit-learn fits them and is imported then; prediction needs numpy alone. Files
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
@@ -145,6 +145,25 @@ class TreeScorer:
         if not np.allclose(scorer.log_odds(columns), values, atol=1e-6):
             raise RuntimeError("this version of scikit-learn stores its trees differently; install another one")
         return scorer
+
+    @classmethod
+    def mean_of(cls, parts: Sequence[Self]) -> Self:
+        """Return trees whose log odds are the mean of several sets: one pass through them costs less than one for each."""
+        firsts = np.cumsum([0, *(len(part.value) for part in parts[:-1])])
+
+        def joined(name: str) -> np.ndarray:
+            return np.concatenate([getattr(part, name) for part in parts])
+
+        def moved(name: str) -> np.ndarray:
+            return np.concatenate([getattr(part, name) + first for part, first in zip(parts, firsts, strict=True)])
+
+        return cls(
+            **{name: joined(name) for name in ("column", "threshold", "unknown_left")},
+            **{name: moved(name) for name in ("left", "right", "roots")},
+            value=joined("value") / len(parts),
+            baseline=float(np.mean([part.baseline for part in parts])),
+            depth=max(part.depth for part in parts),
+        )
 
     def to_arrays(self) -> dict[str, np.ndarray]:
         """Return the nodes [M], roots [T] and the baseline [1]."""

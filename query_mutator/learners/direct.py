@@ -50,6 +50,7 @@ class FrozenValues:
             self._obs_dim = int(self.state["obs_dim"])
             count = len({name.partition("/")[0] for name in self.state if "/" in name})
             self.models = [self._model(number) for number in range(count)]
+            self._mean = TreeScorer.mean_of(self.models) if self.models else None
         except (KeyError, TypeError, OverflowError, CheckpointError) as error:
             raise ValueError(f"these are not the trees of a direct method: {error}") from error
         is_whole = self._masked.dtype.kind in "iu" and self._masked.ndim == 1 and self.num_actions
@@ -66,9 +67,9 @@ class FrozenValues:
 
     def act(self, obs: FloatArray, rngs: Sequence[np.random.Generator] = (), *, greedy: bool = False) -> Acted:
         """Return the actions of largest mean value for observations [n, D]; nothing is random."""
-        if not self.models:
+        if self._mean is None:
             return Acted(np.asarray(obs)[:, self._masked].argmin(axis=1))
-        values = self.values(obs).mean(axis=0)
+        values = values_of(self._mean.log_odds, obs, self._masked)
         return Acted(values.argmax(axis=1), values.max(axis=1).astype(np.float32))
 
 
