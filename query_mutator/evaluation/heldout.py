@@ -194,17 +194,22 @@ def write_rows(path: Path, results: Results) -> None:
         file.append(*results.rows())
 
 
-def validation_figures(evaluator: Evaluator, task: Task, policy: Policy | None) -> dict[str, float]:
+def validation_figures(evaluator: Evaluator, task: Task, policy: Policy, *, with_identity: bool) -> dict[str, float]:
     """Return the greedy policy's figures on the scored questions of a task under their metric keys.
 
-    None asks the original questions, for the figure that a policy is compared with. TooManyFailuresError when too many
-    are unscored.
+    With the original questions' success, for comparison, where that is not known yet: both share their calls.
+    TooManyFailuresError when too many questions are unscored.
     """
-    player = script([task.actions.index(SUBMIT)]) if policy is None else greedy(policy)
-    outcomes = evaluator.run(task, player, name="validation, identity" if policy is None else "validation")
-    check_failures(failure_kinds(outcomes), len(outcomes), max_failure_rate=evaluator.max_failure_rate)
-    if policy is None:
-        return {"validation/identity_success": mean(outcomes, "success")}
+    players = {"validation": greedy(policy)}
+    if with_identity:
+        players["validation, identity"] = script([task.actions.index(SUBMIT)])
+    found: Found = {}
+    jobs = [Job(name=name, task=task, player=player) for name, player in players.items()]
+    evaluator.run_all(jobs, found, title="validation")
+    for by_question in found.values():
+        kinds = failure_kinds(list(by_question.values()))
+        check_failures(kinds, len(by_question), max_failure_rate=evaluator.max_failure_rate)
+    outcomes, *identity = (list(by_question.values()) for by_question in found.values())
     return {
         "validation/success": mean(outcomes, "success"),
         "validation/score": mean(outcomes, "score"),
@@ -212,6 +217,7 @@ def validation_figures(evaluator: Evaluator, task: Task, policy: Policy | None) 
         "validation/calls_per_question": mean(outcomes, "calls"),
         "validation/questions": len(outcomes),
         "validation/unscored": len(outcomes) - len(scored(outcomes)),
+        **{"validation/identity_success": mean(original, "success") for original in identity},
     }
 
 

@@ -12,7 +12,7 @@ import socket
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cached_property
-from http.client import HTTPResponse
+from http.client import CONTINUE, EARLY_HINTS, PROCESSING, HTTPResponse
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -161,9 +161,17 @@ class _Connection(HTTPConnection):
         return super().getresponse()
 
     def response_class(self, sock: socket.socket, *args: Any, **settings: Any) -> HTTPResponse:  # type: ignore[override]
-        response = HTTPResponse(sock, *args, **settings)
+        response = _Response(sock, *args, **settings)
         response.fp = io.BufferedReader(_Timed(sock, response.fp.detach()))
         return response
+
+
+class _Response(HTTPResponse):
+    """A reply after whatever interim ones, of which `http.client` passes over 100 (Continue) alone."""
+
+    def _read_status(self) -> tuple[str, int, str]:
+        version, status, reason = super()._read_status()  # type: ignore[misc]
+        return version, CONTINUE if status in (PROCESSING, EARLY_HINTS) else status, reason
 
 
 class _SecureConnection(_Connection, HTTPSConnection):

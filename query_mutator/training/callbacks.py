@@ -234,31 +234,35 @@ class Validation(Callback):
 
     def __init__(self, parts: RunParts) -> None:
         self._parts, self._task = parts, parts.task
-        self._identity: dict[str, float] = {}  # the figure of the original questions; {}: there is no evaluation
+        self._is_due = bool(parts.config.updates_between_evals and parts.split.validation)
+        if self._is_due:
+            self._task = parts.task.on(fixed_sample(parts.split.validation, parts.config.eval_questions))
+        self._identity: dict[str, float] = {}  # the figure of the original questions, once it is known
 
     def on_training_start(self, run: RunView) -> None:
-        """Evaluate the original questions; write the row of a new run."""
+        """Write the row of a new run."""
         config, parts = run.config, self._parts
-        if config.updates_between_evals and parts.split.validation:
-            self._task = parts.task.on(fixed_sample(parts.split.validation, config.eval_questions))
-            self._identity = validation_figures(parts.evaluator, self._task, None)
         if config.validation_fold != "none" and not parts.split.validation:
             note(
                 f"--validation-fold {config.validation_fold} holds none of the {len(parts.split.train)} questions to "
                 "learn from, so there are no periodic evaluations; give another fold"
             )
-        if self._identity and not run.env_steps:
+        if self._is_due and not run.env_steps:
             run.row = self._figures(run)
             parts.run_dir.metrics.write(run.row, step=0, wall_s=parts.runlog.wall_s)
 
     def on_update_end(self, run: RunView) -> None:
         """Add the figures to the row when an evaluation is due."""
-        if self._identity and (run.is_last or run.updates_done % run.config.updates_between_evals == 0):
+        if self._is_due and (run.is_last or run.updates_done % run.config.updates_between_evals == 0):
             run.row |= self._figures(run)
 
     def _figures(self, run: RunView) -> dict[str, float]:
+        parts = self._parts
         with server_worked_before():
-            row = validation_figures(self._parts.evaluator, self._task, self._parts.learner.frozen)
+            row = validation_figures(
+                parts.evaluator, self._task, parts.learner.frozen, with_identity=not self._identity
+            )
+        self._identity = self._identity or {key: row[key] for key in ("validation/identity_success",)}
         run.best_success = max(run.best_success, row["validation/success"])  # NaN leaves the first
-        self._parts.runlog.validated(row["validation/success"])
+        parts.runlog.validated(row["validation/success"])
         return {**row, **self._identity, "validation/best_success": run.best_success}

@@ -344,6 +344,11 @@ def test_a_reply_whose_end_is_unknown_ends_at_the_deadline(serve: Any, answer: b
     assert failure(serve((answer, STALL), timeout_s=0.3)[1].get("/")).kind == "timeout"
 
 
+@pytest.mark.parametrize("interim", [b"102 Processing\r\n\r\n", b"103 Early Hints\r\nLink: </a>\r\n\r\n"])
+def test_interim_replies_are_passed_over(serve: Any, interim: bytes) -> None:
+    assert serve(b"HTTP/1.1 " + interim + http(b'{"a": 1}'))[1].get("/") == {"a": 1}
+
+
 def test_a_compressed_reply_is_read_and_bounded_by_what_it_becomes(serve: Any) -> None:
     head = ["Content-Encoding: gzip"]
     bomb = gzip.compress(b'{"a": "' + b" " * 50_000_000 + b'"}')
