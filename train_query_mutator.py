@@ -17,6 +17,7 @@ if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_
 import contextlib
 import gc
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
@@ -221,6 +222,7 @@ class Trainer:
         )
         self.invalid_steps_before = self.run.invalid_steps - sum(env.invalid_steps for env in parts.env_list)
         self.losses: dict[str, float] = {}
+        self.pages = ThreadPoolExecutor(max_workers=1, thread_name_prefix="qm-page")  # calls do not wait for a page
         self.loop: TrainingLoop | None = None
         self.callbacks = CallbackList(
             [
@@ -244,8 +246,8 @@ class Trainer:
         print(f"run folder: {parts.run_dir.path}", flush=True)
         write_config(parts, resumed_at=self.run.env_steps)
         self.checkpoints.write()  # from the first one on, no completed call is lost
-        self.callbacks.call("on_training_start", self.run)
         write_report(parts.run_dir.path)
+        self.callbacks.call("on_training_start", self.run)
         if self.ray is None:
             self.loop = make_loop(
                 self.config, parts.envs, parts.learner, self.obs, on_steps=self._add_steps, store=parts.store
@@ -284,7 +286,7 @@ class Trainer:
         if run.row:
             parts.run_dir.metrics.write(run.row, step=run.env_steps, wall_s=parts.runlog.wall_s)
             if "validation/success" in run.row:
-                write_report(parts.run_dir.path)
+                self.pages.submit(write_report, parts.run_dir.path)
             parts.runlog.next_row(parts.learner)
         parts.store.begin(run.env_steps)
         self.checkpoints.keep()
@@ -312,6 +314,7 @@ class Trainer:
                 note(f"--budget {budget:g} was met on validation questions; the policy took {calls:.1f} calls on these")
         note(*cut_line(parts.models.calls.client.totals + parts.models.calls.eval_client.totals))
         print(f"run folder:     {path}")
+        self.pages.shutdown(wait=True)
         if page := write_report(path):
             print(f"report:         {page}")
         self.callbacks.call("on_training_end", self.run)
@@ -381,6 +384,7 @@ class Trainer:
                 again = self.checkpoints.named_again
                 note(f"checkpoint: {self.checkpoints.path}; continue with --resume {parts.run_dir.path}{again}")
         parts.models.calls.close()  # first, because the environments wait for calls in flight
+        self.pages.shutdown(wait=True, cancel_futures=True)
         if self.loop is not None:
             self.loop.close()
         parts.envs.close()

@@ -224,8 +224,8 @@ def validation_figures(evaluator: Evaluator, task: Task, policy: Policy, *, with
 def price_for_budget(evaluator: Evaluator, task: Task, policy: Policy, budget: float) -> tuple[float, float]:
     """Return a price with at most so many mean calls on the questions of a task, and those calls.
 
-    The lowest such price of a few, then of those between it and the next lower one. Prices that are tried together
-    share their calls and are waited for once. Where no price makes so few calls, as with a learner that saw a single
+    The lowest such price of a few, then between it and the next lower one. Prices that are tried together share their
+    calls and are waited for once. Where no price makes so few calls, as with a learner that saw a single
     price, it is the highest.
     """
     prices = [float(f"{price:.3g}") for price in np.geomspace(*PRICES, NUM_PRICES)]
@@ -244,8 +244,9 @@ def price_for_budget(evaluator: Evaluator, task: Task, policy: Policy, budget: f
 
     place, step = lowest_of(range(0, NUM_PRICES, NUM_PRICES - 1)), NUM_PRICES - 1
     while place and step > 1:
-        step //= FEW_PRICES
-        between = lowest_of(range(place - step * (FEW_PRICES - 1), place, step))
+        parts = FEW_PRICES if step > FEW_PRICES else 2  # at close prices a policy makes nearly the same calls
+        step //= parts
+        between = lowest_of(range(place - step * (parts - 1), place, step))
         place = place if between is None else between
     place = NUM_PRICES - 1 if place is None else place
     return prices[place], calls_at(place)
