@@ -209,15 +209,15 @@ def validation_figures(evaluator: Evaluator, task: Task, policy: Policy, *, with
     for by_question in found.values():
         kinds = failure_kinds(list(by_question.values()))
         check_failures(kinds, len(by_question), max_failure_rate=evaluator.max_failure_rate)
-    outcomes, *identity = (list(by_question.values()) for by_question in found.values())
-    return {
+    outcomes, *others = (list(by_question.values()) for by_question in found.values())
+    identity = {"validation/identity_success": mean(others[0], "success")} if others else {}
+    return identity | {
         "validation/success": mean(outcomes, "success"),
         "validation/score": mean(outcomes, "score"),
         "validation/refusals": mean(outcomes, "refused"),
         "validation/calls_per_question": mean(outcomes, "calls"),
         "validation/questions": len(outcomes),
         "validation/unscored": len(outcomes) - len(scored(outcomes)),
-        **{"validation/identity_success": mean(original, "success") for original in identity},
     }
 
 
