@@ -148,7 +148,7 @@ class TreeScorer:
 
     @classmethod
     def mean_of(cls, parts: Sequence[Self]) -> Self:
-        """Return trees whose log odds are the mean of several sets: one pass through them costs less than one for each."""
+        """Return trees whose log odds are the mean of several sets; one pass takes less than several."""
         firsts = np.cumsum([0, *(len(part.value) for part in parts[:-1])])
 
         def joined(name: str) -> np.ndarray:
