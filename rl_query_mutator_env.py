@@ -33,7 +33,6 @@ import operator
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Literal, SupportsIndex, get_args
 
 import gymnasium as gym
@@ -43,9 +42,9 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from numpy.typing import NDArray
 
 from query_mutator.env import vector
-from query_mutator.env.engine import FIRST_ANSWER_TRIES, EpisodeEngine
+from query_mutator.env.engine import EpisodeEngine
 from query_mutator.env.episode import Episode
-from query_mutator.env.scheduling import Call, Flow, PooledScheduler, run_flow
+from query_mutator.env.scheduling import Flow, PooledScheduler, run_flow
 from query_mutator.env.task import Task
 from query_mutator.env.vector import StepResult, VectorStep, as_arrays, infos_of
 from query_mutator.errors import BackendError
@@ -53,11 +52,11 @@ from query_mutator.llm.client import Client
 from query_mutator.llm.retry import DEFAULT_POLICY, RetryPolicy
 from query_mutator.registry import check_known
 from query_mutator.session.task import SharedModels
-from query_mutator.types import CONTROLS, SUBMIT, ChatRequest, ErrorInfo, FloatArray, StepRecord
+from query_mutator.types import CONTROLS, SUBMIT, ErrorInfo, FloatArray, StepRecord
 
 OnFailure = Literal["mask", "truncate", "raise"]
 
-RESET_QUESTIONS = 5  # questions whose first answer may fail before the run stops
+RESET_QUESTIONS = 15  # questions whose first answer may fail before the run stops
 MAX_FAILED_STEPS = 20  # in a row that are truncated; more, and nothing is left to learn from
 
 
@@ -216,7 +215,7 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
         if state["episode"] is None:
             self.engine = None
             return None
-        self.engine = EpisodeEngine(self.task, Episode.from_state(state["episode"]), make_call=self._call)
+        self.engine = EpisodeEngine(self.task, Episode.from_state(state["episode"]))
         return self.engine.observe()
 
     def close(self) -> None:
@@ -244,7 +243,7 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
         error: ErrorInfo | None = None
         for number in range(1 if fixed is not None else RESET_QUESTIONS):
             engine = self._open(fixed)
-            error = yield from engine.ask_original(tries=FIRST_ANSWER_TRIES, first_try=1 + number * FIRST_ANSWER_TRIES)
+            error = yield from engine.ask_original(1 + number)
             self._note_error(engine.episode, error)
             if error is None:
                 return self._begin(engine)
@@ -259,6 +258,7 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
         engine, episode = self.engine, self.engine.episode
         worth, calls = engine.worth, episode.calls
         before = engine.observe() if self.on_failure == "truncate" else None
+        engine.turn = (self.env_id, self.total_steps)
         started = time.perf_counter()
         error = yield from engine.act(action)
         engine.timing["step_s"] = time.perf_counter() - started
@@ -278,7 +278,9 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
     def _open(self, question: int | None) -> EpisodeEngine:
         """Return the engine of a new episode on a question, None for the next of the order."""
         index = self._questions.draw(self.np_random) if question is None else question
-        return EpisodeEngine.open(self.task, index, make_call=self._call)
+        engine = EpisodeEngine.open(self.task, index)
+        engine.turn = (self.env_id, self.total_steps)
+        return engine
 
     def _begin(self, engine: EpisodeEngine) -> tuple[FloatArray, dict[str, Any]]:
         """Make an episode the current one; return its first observation and info."""
@@ -296,9 +298,6 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
         shorter = {form.name for form in self.task.forms if not form.uses_examples} | {*CONTROLS}
         if shorter.issuperset(episode.names):
             self._questions.left_out.add(episode.index)
-
-    def _call(self, request: ChatRequest, phase: str) -> Call:
-        return Call(replace(request, turn=(self.env_id, self.total_steps, phase)))
 
     def _end_step(
         self, engine: EpisodeEngine, name: str, reward: float, error: ErrorInfo | None, *, calls: int
@@ -400,17 +399,15 @@ class BatchedQueryMutationEnv(SyncVectorEnv[FloatArray, NDArray[np.int64]]):
         for index, env_seed in enumerate(vector.env_seeds(seed, self.num_envs)):
             self._start(index, _reset_as_step(self.envs[index], seed=env_seed, reset=True))
 
-    def recv(self, min_envs: int = 1, timeout_s: float | None = None, *, max_envs: int | None = None) -> VectorStep:
+    def recv(self, *, max_envs: int | None = None) -> VectorStep:
         """Return gymnasium's five for the environments that are ready [n]; `infos["env_id"]` [n] names them.
 
-        Waits for at least `min_envs` of those in flight; after `timeout_s` seconds it returns those that are ready.
-        At most `max_envs` are returned; the others stay ready for the next call.
+        Waits for one of those in flight. At most `max_envs` are returned; the others stay ready for the next call.
         """
-        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         results: dict[int, StepResult] = {}
         while self._scheduler.in_progress and len(results) != max_envs:
             try:
-                index, result = self._next(deadline_s=deadline_s if len(results) < min_envs else 0.0)
+                index, result = self._next(waits=not results)
             except TimeoutError:
                 break
             results[index] = result
@@ -441,9 +438,9 @@ class BatchedQueryMutationEnv(SyncVectorEnv[FloatArray, NDArray[np.int64]]):
         self._in_flight.add(index)
         self._scheduler.start(index, flow, done=self.envs[index].total_steps)
 
-    def _next(self, *, deadline_s: float | None = None) -> tuple[int, Any]:
-        """Return index and result of the next environment that is ready; TimeoutError after `deadline_s`."""
-        index, result = self._scheduler.finished(deadline_s=deadline_s)
+    def _next(self, *, waits: bool = True) -> tuple[int, Any]:
+        """Return index and result of the next environment that is ready; TimeoutError if it `waits` for none."""
+        index, result = self._scheduler.finished(waits=waits)
         assert isinstance(index, int)
         self._in_flight.discard(index)
         return index, result

@@ -39,7 +39,6 @@ def task_of(dataset: str, calls: CallSettings, *, encoder: str, forms_asked: str
         calls=calls,
         encoder=resolve_encoder(encoder),
         operators=(),
-        known_words=(),
         forms=forms.select(forms_asked),
         bank=general_bank(),
     )

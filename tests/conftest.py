@@ -14,7 +14,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before huggingface_hub is import
 
 from query_mutator import operators, plugins
 from query_mutator.encoder import Encoder, resolve_encoder
-from query_mutator.env.task import CallSettings, EpisodeRules, Task, build_task
+from query_mutator.env.episode import EpisodeRules
+from query_mutator.env.task import CallSettings, Task, build_task
 from query_mutator.forms import FORMS, Form
 from query_mutator.learners.named import LEARNERS
 from query_mutator.llm.backends import BACKENDS
@@ -165,7 +166,6 @@ def tiny_task(hash_encoder: Encoder) -> Callable[..., Task]:
             calls=CallSettings(target_model="librarian", mutator_model="softener"),
             encoder=hash_encoder,
             operators=operators.select("spelling,neutral,filler"),
-            known_words={"sort", "list", "kill", "process", "the", "my", "how", "do", "i"},
             embedding_dims=4,
             rules=EpisodeRules(**rules),
             reward=reward,

@@ -184,7 +184,7 @@ def spec_of(parts: RunParts) -> WorkerSpec:
         run_dir=parts.run_dir.path.resolve(),
         folder=Path.cwd(),
         questions=questions,
-        projection=task.observer.projection,
+        projection=task.projection,
         confidence=task.confidence,
         texts=tuple(texts),
         vectors=encoder.encode(texts),

@@ -26,7 +26,8 @@ from query_mutator.confidence import ConfidenceModel
 from query_mutator.data import Split
 from query_mutator.data.logs import read_logged_replies
 from query_mutator.encoder import resolve_encoder
-from query_mutator.env.task import CallSettings, EpisodeRules, build_task
+from query_mutator.env.episode import EpisodeRules
+from query_mutator.env.task import CallSettings, build_task
 from query_mutator.errors import TooManyFailuresError, UsageError
 from query_mutator.evaluation.cost import power_in_words
 from query_mutator.evaluation.heldout import embed_questions
@@ -39,7 +40,7 @@ from query_mutator.forms import select as select_forms
 from query_mutator.learners.plan import Plan
 from query_mutator.llm.backends import BACKENDS, ServerAddressFlags, choose_backend
 from query_mutator.llm.store import Store
-from query_mutator.operators import NONE, english_words
+from query_mutator.operators import NONE
 from query_mutator.plan.choose import PlanChoice, choose_from_log
 from query_mutator.plan.race import MAX_CALLS, MIN_CALLS, check_calls, find_plan, questions_searched
 from query_mutator.plan.table import grade_log
@@ -66,7 +67,7 @@ from query_mutator.training.run_folder import described, planned
 from query_mutator.types import Question
 
 if TYPE_CHECKING:
-    from query_mutator.encoder import Encoder
+    from query_mutator.encoder import CachedEncoder
     from query_mutator.env.task import Task
     from query_mutator.learners.plan import Plan
 
@@ -318,7 +319,7 @@ def _unplayable(plan: Plan, settings: TaskSettings, split: Split | None) -> str:
     return ""
 
 
-def _unasked_task(settings: TaskSettings, split: Split, encoder: Encoder) -> Task:
+def _unasked_task(settings: TaskSettings, split: Split, encoder: CachedEncoder) -> Task:
     """Return a task of forms alone, to save a plan of it without a model."""
     embed_questions(encoder, split.train)
     return build_task(
@@ -326,7 +327,6 @@ def _unasked_task(settings: TaskSettings, split: Split, encoder: Encoder) -> Tas
         calls=group_of(CallSettings, settings, target_model=_UNASKED, mutator_model=_UNASKED),
         encoder=encoder,
         operators=(),
-        known_words=english_words(),
         embedding_dims=settings.embedding_dims,
         rules=group_of(EpisodeRules, settings),
         forms=select_forms(settings.forms),

@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,7 @@ import numpy as np
 from query_mutator.env.episode import Asked, Attempt, Episode, QuestionMemory, Rewriting, Wording, why_submitted
 from query_mutator.env.scheduling import Call, Encode, Flow, Prepare
 from query_mutator.env.task import Task
-from query_mutator.llm.retry import is_transient
-from query_mutator.operators import OperatorContext, local_rewrite, rejecting_guard
+from query_mutator.operators import OperatorContext, local_rewrite, rejecting_guard, would_change
 from query_mutator.operators.base import clean_rewrite
 from query_mutator.rewards import Evidence, Unscored, cosine, is_refusal
 from query_mutator.types import (
@@ -36,18 +36,9 @@ from query_mutator.types import (
     read_part,
 )
 
-FIRST_ANSWER_TRIES = 3  # of a failure that is transient: without the first answer there is no episode
-
-#: (request, name of the call within the step) -> the need to yield
-MakeCall = Callable[[ChatRequest, str], Call]
-
-
-def _without_turn(request: ChatRequest, phase: str) -> Call:
-    return Call(request)
-
 
 class EpisodeEngine:
-    """An episode and the flows that advance it; `make_call` says whose turn a call is.
+    """An episode and the flows that advance it; `turn` is the environment's number and step, where there is one.
 
     What `memory` has is neither called for, nor scored or tested again, but counted as a call of this episode. Without
     `observes`, wordings that are not asked are not embedded, and `observe` may not be called.
@@ -58,14 +49,13 @@ class EpisodeEngine:
         task: Task,
         episode: Episode,
         *,
-        make_call: MakeCall = _without_turn,
         memory: QuestionMemory | None = None,
         observes: bool = True,
     ) -> None:
         self.task, self.episode, self.memory, self.observes = task, episode, memory, observes
         self.timing: dict[str, float] = {}  # seconds of the calls of the current step
         self.guard: str | None = None  # that rejected the rewrite of the current step
-        self._call = make_call
+        self.turn: tuple[int, int] | None = None
         self._changes = {} if memory is None else memory.changes
         # The last observed wording, its answer, and their part of the observation.
         self._observed: tuple[str, Attempt | None, FloatArray] | None = None
@@ -85,25 +75,16 @@ class EpisodeEngine:
 
     # --- flows -----------------------------------------------------------------------------------------------------
 
-    def ask_original(self, *, tries: int = 1, first_try: int = 1) -> Flow:
-        """Have the target answer the original question; return the error of a call that failed for good.
-
-        A transient failure is tried again, up to `tries` times; `first_try` is the number of the first of them. Calls
-        of failed tries are not counted.
-        """
-        error: ErrorInfo | None = None
-        for number in range(first_try, first_try + tries):
-            request = self.task.target(self.episode.index, self.episode.original)
-            completion: Completion = yield self._call(request, f"first answer {number}")
-            error = completion.error or (yield from self.add_first(completion, number))
-            if error is None or not is_transient(error):
-                break
+    def ask_original(self, number: int = 1) -> Flow:
+        """Have the target answer the original question, the one of this number in a reset; return as `add_first`."""
+        request = self.task.target(self.episode.index, self.episode.original)
+        answered: Completion = yield self._call(request, f"first answer {number}")
         self.episode.calls += 1
-        return error
+        return answered.error or (yield from self.add_first(answered, number))
 
-    def add_first(self, answered: Completion, tries: int = 1) -> Flow:
+    def add_first(self, answered: Completion, number: int = 1) -> Flow:
         """Add the target's answer to the original question; return the error of a call that failed for good."""
-        first = yield from self._attempt((self.episode.original, AS_IS), answered, phase=f"first judge {tries}")
+        first = yield from self._attempt((self.episode.original, AS_IS), answered, phase=f"first judge {number}")
         if isinstance(first, ErrorInfo):
             return first
         self._add(first)
@@ -222,19 +203,16 @@ class EpisodeEngine:
         kept, key = {} if self.memory is None else self.memory.rewrites, self.wording(action)
         found = kept.get(key)
         if found is None:
-            found = kept[key] = yield from self._apply(action)
+            prompt = self._prompt(action)
+            mutated = None if prompt is None else (yield from self._timed(prompt, "rewrite", "mutator"))
+            failed = None if mutated is None else mutated.error
+            found = kept[key] = failed or self._rewriting(action, mutated)
         else:
             self.episode.calls += not is_local
         if isinstance(found, ErrorInfo):
             return found
         self.guard = found.guard
         return found.text
-
-    def _apply(self, action: int) -> Flow:
-        """Apply an operator to the current question; return the Rewriting, or the error of a failed call."""
-        prompt = self._prompt(action)
-        mutated = None if prompt is None else (yield from self._timed(prompt, "rewrite", "mutator"))
-        return self._rewriting(action, mutated) if mutated is None or mutated.ok else mutated.error
 
     def _prompt(self, action: int) -> ChatRequest | None:
         """Return the request for a rewrite of the current question, None for an operator without a model."""
@@ -255,6 +233,10 @@ class EpisodeEngine:
         if text not in self.episode.vectors:
             vectors = yield Encode((text,))
             self.episode.vectors[text] = vectors[0]
+
+    def _call(self, request: ChatRequest, phase: str) -> Call:
+        """Return the need of a call, under its name within the step."""
+        return Call(request if self.turn is None else replace(request, turn=(*self.turn, phase)))
 
     def _timed(self, request: ChatRequest, phase: str, kind: str) -> Flow:
         """Yield one call of a step, count it and note its time; return the Completion."""
@@ -364,7 +346,8 @@ class EpisodeEngine:
             return rules.max_asks != 1 and episode.asked != (episode.original, AS_IS)
         if name == ASK:
             return rules.max_asks != 1 and episode.current is None and self.is_recorded(action)
-        return not episode.was_tried(action) and self.may_change(action) and self.is_recorded(action)
+        was_tried = (episode.text, action) in episode.tried
+        return not was_tried and self.may_change(action) and self.is_recorded(action)
 
     def is_recorded(self, action: int) -> bool:
         """Return whether recorded replies have what an action calls for; models can be asked anything."""
@@ -406,27 +389,16 @@ class EpisodeEngine:
             return form.name != self.episode.form
         key = self.wording(action)
         if key not in self._changes:
-            self._changes[key] = self.task.would_change(action, self.episode.text, self._context())
+            tested, operator = self.task.rules.skip_unchanged, self.task.operators[action]
+            self._changes[key] = not tested or would_change(operator, self.episode.text, context=self._context())
         return self._changes[key]
 
     def observe(self) -> FloatArray:
         """Return the observation [O]."""
         task, episode = self.task, self.episode
-        seen = (episode.text, episode.current)  # the form shows in `used`
         if self._observed is None or self._observed[0] != episode.text or self._observed[1] is not episode.current:
-            self._observed = (*seen, self._features())
-        most_asks = task.rules.max_asks or task.rules.max_episode_steps
-        return task.observer(
-            self._observed[2],
-            best=episode.best,
-            assurance=episode.assurance,
-            step_fraction=episode.steps / task.rules.max_episode_steps,
-            used=episode.used,
-            action_mask=self.action_mask(),
-            is_asked=episode.current is not None,
-            ask_fraction=len(episode.known) / most_asks,
-            call_price=episode.call_price,
-        )
+            self._observed = (episode.text, episode.current, task.observer.draw(episode))  # the form shows in `used`
+        return task.observer(self._observed[2], episode, self.action_mask())
 
     def info(self, *, valid: bool, step_calls: int | None = None) -> dict[str, Any]:
         """Return the info of the current state: of what would be submitted now, and of the episode so far."""
@@ -479,18 +451,6 @@ class EpisodeEngine:
             first_parts=None if opening is None else dict(opening.reward.parts),
             timing=self.timing,
             **numbers,
-        )
-
-    def _features(self) -> FloatArray:
-        episode = self.episode
-        vector = episode.vectors[episode.text]
-        return self.task.observer.draw(
-            original=episode.original,
-            current=episode.text,
-            drift=1.0 - cosine(episode.vectors[episode.original], vector),
-            current_vector=vector,
-            answer=episode.current,
-            first=episode.first,
         )
 
     def wording(self, action: int) -> Wording:

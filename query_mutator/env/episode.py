@@ -1,4 +1,4 @@
-"""One episode: the attempts at a question, and which of them would be submitted.
+"""One episode: its rules, the attempts at a question, and which of them would be submitted.
 
 Episodes are saved in checkpoints as plain types and tensors, so that a run resumes in the middle of them.
 """
@@ -7,12 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
+from query_mutator.registry import check_known
 from query_mutator.rewards import is_not_sure, is_refusal
-from query_mutator.types import AS_IS, AnswerRule, ErrorInfo, FloatArray, Reward
+from query_mutator.settings.episode import Episode as EpisodeSettings
+from query_mutator.types import (
+    AS_IS,
+    CONTROLS,
+    SUBMIT,
+    UNDO,
+    AnswerRule,
+    AskRule,
+    ErrorInfo,
+    FloatArray,
+    Reward,
+)
 
 #: A wording, and the form in which the target gets it.
 Asked = tuple[str, str]
@@ -27,6 +39,39 @@ def _tensor(vector: FloatArray) -> Any:
     import torch
 
     return torch.from_numpy(np.array(vector))
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpisodeRules(EpisodeSettings):
+    """What may happen in an episode."""
+
+    def __post_init__(self) -> None:
+        check_known("ask", self.ask, get_args(AskRule))
+        object.__setattr__(self, "call_price", tuple(self.call_price))  # a file has a list
+        super().__post_init__()
+
+    @property
+    def policy_asks(self) -> bool:
+        """Return whether asking is an action; else the original question and every rewrite are asked at once."""
+        return self.ask == "form"
+
+    @property
+    def controls(self) -> tuple[str, ...]:
+        """Return the actions that are not operators or forms, which they follow."""
+        return CONTROLS if self.policy_asks else (UNDO, SUBMIT)
+
+    def ends(self, action: str, *, steps: int) -> bool:
+        """Return whether an action is the last one of an episode, of which it is number `steps`."""
+        return action == SUBMIT or steps >= self.max_episode_steps
+
+    def max_calls(self, *, asked: int) -> int:
+        """Return the maximum calls of one episode with `asked` operators that a model carries out.
+
+        A step makes one call, or two where rewrites are asked at once; an answer comes before or after the steps.
+        """
+        steps = self.max_episode_steps
+        answers = min(steps + (not self.policy_asks), self.max_asks or steps + 1)
+        return min(answers + steps * (asked > 0), 1 + steps * (1 + (not self.policy_asks)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,10 +179,6 @@ class Episode:
     def answer(self) -> str | None:
         """Return the target's answer to the current wording, None if it was not asked."""
         return None if self.current is None else self.current.answer
-
-    def was_tried(self, action: int) -> bool:
-        """Return whether an action was taken on the current wording."""
-        return (self.text, action) in self.tried
 
     def move(self, asked: Asked) -> None:
         """Make a wording and form the current ones."""

@@ -25,14 +25,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from query_mutator.env.episode import Attempt
+from query_mutator.env.episode import Episode, EpisodeRules
+from query_mutator.operators import english_words
+from query_mutator.rewards import cosine
 from query_mutator.types import FloatArray
 
 #: Embeddings say less about the value of an answer than the cosines, which vary a tenth as much.
@@ -75,110 +77,79 @@ class Projection:
         return np.asarray((vector - self.mean) @ self.components, dtype=np.float32)
 
 
+@dataclass(frozen=True, kw_only=True)
 class Observer:
-    """Builds observations from the projection and the known words, which are frozen for a run."""
+    """Builds observations; all it has is frozen for a run."""
 
-    def __init__(
-        self, *, projection: Projection, known_words: Collection[str], num_operators: int, policy_asks: bool = False
-    ) -> None:
-        self.projection = projection
-        self.known_words = known_words
-        self.num_operators = num_operators
-        self.policy_asks = policy_asks
-        self.slices = _slices(projection.dims, num_operators, policy_asks=policy_asks)
-        self.size = max(piece.stop for piece in self.slices.values())
-        self._scalars = slice(self.slices["similarity"].start, self.slices["progress"].stop)
-        self._count_words = lru_cache(maxsize=CACHED_TEXTS)(self._words_of)
-        self._best = self.slices["similarity"].stop - 1
+    projection: Projection
+    num_operators: int  # A, forms included
+    rules: EpisodeRules
 
-    def of(self, *, num_operators: int, policy_asks: bool) -> Observer:
-        """Return the observer of episodes with so many operators, in which the policy asks or does not."""
-        if (num_operators, policy_asks) == (self.num_operators, self.policy_asks):
-            return self
-        return Observer(
-            projection=self.projection,
-            known_words=self.known_words,
-            num_operators=num_operators,
-            policy_asks=policy_asks,
-        )
+    @cached_property
+    def slices(self) -> dict[str, slice]:
+        """Return the slices by name, in order and without a gap."""
+        dims, actions, asks = self.projection.dims, self.num_operators, self.rules.policy_asks
+        per_action = (("used", actions), ("closed", actions + 2 + asks))
+        of_asking = (("asked", 3), ("best", 3), ("price", 1)) if asks else ()
+        slices: dict[str, slice] = {}
+        start = 0
+        for name, size in (("question", dims), ("answer", dims), *_SCALARS, *per_action, *of_asking):
+            slices[name] = slice(start, start + size)
+            start += size
+        return slices
 
-    def draw(
-        self,
-        *,
-        original: str,
-        current: str,
-        drift: float,
-        current_vector: FloatArray,
-        answer: Attempt | None,
-        first: Attempt | None,
-    ) -> FloatArray:
-        """Return an observation [O] of an attempt, without what changes between steps; several may share it."""
-        obs = np.zeros(self.size, dtype=np.float32)
-        put = self.slices
-        obs[put["question"]] = _EMBEDDING_SCALE * self.projection(current_vector)
+    @cached_property
+    def size(self) -> int:
+        """Return O."""
+        return int(max(piece.stop for piece in self.slices.values()))
+
+    def draw(self, episode: Episode) -> FloatArray:
+        """Return an observation [O] of the current wording, without what changes between steps on it."""
+        obs, put = np.zeros(self.size, dtype=np.float32), self.slices
+        vector, answer, first = episode.vectors[episode.text], episode.current, episode.first
+        obs[put["question"]] = _EMBEDDING_SCALE * self.projection(vector)
         similarity, verdict = (0.0, 0.0, 0.0), (False, False)
         if answer is not None:
             obs[put["answer"]] = _EMBEDDING_SCALE * self.projection(answer.answer_vector)
             similarity = (centered(answer.closeness), centered(answer.fit), 0.0)
             verdict = answer.verdicts
+        drift = _COSINE_SCALE * (1.0 - cosine(episode.vectors[episode.original], vector))
         first_verdicts = (False, False) if first is None else first.verdicts
-        words, progress = self._count_words(current[:READ_CHARS]), (0.0, current == original)
+        words, progress = _words_in(episode.text[:READ_CHARS]), (0.0, episode.text == episode.original)
         # In the order of `_SCALARS`, whose columns are adjacent.
-        obs[self._scalars] = (*similarity, _COSINE_SCALE * drift, *verdict, *first_verdicts, *words, *progress)
+        scalars = slice(put["similarity"].start, put["progress"].stop)
+        obs[scalars] = (*similarity, drift, *verdict, *first_verdicts, *words, *progress)
         return obs
 
-    def __call__(
-        self,
-        drawn: FloatArray,
-        *,
-        best: Attempt | None,
-        assurance: float = 0.0,
-        step_fraction: float,
-        used: Sequence[bool],
-        action_mask: Sequence[bool],
-        is_asked: bool = True,
-        ask_fraction: float = 0.0,
-        call_price: float = 0.0,
-    ) -> FloatArray:
-        """Return the observation [O]; the mask [A + 2 or 3] is True where allowed, ask, undo and submit included.
-
-        `assurance` is how good the best answer so far seems.
-        """
-        obs, put = drawn.copy(), self.slices
+    def __call__(self, drawn: FloatArray, episode: Episode, action_mask: Sequence[bool]) -> FloatArray:
+        """Return the observation [O]; the mask [A + 2 or 3] is True where allowed, ask, undo and submit included."""
+        obs, put, best, most_steps = drawn.copy(), self.slices, episode.best, self.rules.max_episode_steps
         if best is not None:
-            obs[self._best] = centered(assurance)
-        obs[put["progress"].start] = step_fraction
-        obs[put["used"].start : put["closed"].stop] = [*used, *(not allowed for allowed in action_mask)]
-        if self.policy_asks:
-            obs[put["asked"]] = (is_asked, best is not None, ask_fraction)
+            obs[put["similarity"].stop - 1] = centered(episode.assurance)
+        obs[put["progress"].start] = episode.steps / most_steps
+        obs[put["used"].start : put["closed"].stop] = [*episode.used, *(not allowed for allowed in action_mask)]
+        if self.rules.policy_asks:
+            ask_fraction = len(episode.known) / (self.rules.max_asks or most_steps)
+            obs[put["asked"]] = (episode.current is not None, best is not None, ask_fraction)
             if best is not None:
                 obs[put["best"]] = (*best.verdicts, centered(best.closeness))
-            obs[put["price"]] = PRICE_SCALE * call_price
+            obs[put["price"]] = PRICE_SCALE * episode.call_price
         return obs
 
-    def _words_of(self, text: str) -> tuple[float, float, float, float]:
-        words = _WORD.findall(text.lower())
-        unknown = sum(word not in self.known_words and word.rstrip("'s") not in self.known_words for word in words)
-        sentences = len([part for part in re.split(r"[.!?]+", text) if part.strip()])
-        return (
-            4.0 * unknown / max(1, len(words)),
-            math.log1p(len(words)) / 2,
-            min(sentences, 6) / 3,
-            text.count("?") / 2,
-        )
+
+@lru_cache(maxsize=CACHED_TEXTS)
+def _words_in(text: str) -> tuple[float, float, float, float]:
+    words, known = _WORD.findall(text.lower()), english_words()
+    unknown = sum(word not in known and word.rstrip("'s") not in known for word in words)
+    sentences = len([part for part in re.split(r"[.!?]+", text) if part.strip()])
+    return (
+        4.0 * unknown / max(1, len(words)),
+        math.log1p(len(words)) / 2,
+        min(sentences, 6) / 3,
+        text.count("?") / 2,
+    )
 
 
 def centered(cosine: float) -> float:
     """Return a cosine as observations hold it."""
     return _COSINE_SCALE * (cosine - 0.5)
-
-
-def _slices(dims: int, num_operators: int, *, policy_asks: bool) -> dict[str, slice]:
-    slices: dict[str, slice] = {}
-    start = 0
-    per_action = (("used", num_operators), ("closed", num_operators + 2 + policy_asks))
-    of_asking = (("asked", 3), ("best", 3), ("price", 1)) if policy_asks else ()
-    for name, size in (("question", dims), ("answer", dims), *_SCALARS, *per_action, *of_asking):
-        slices[name] = slice(start, start + size)
-        start += size
-    return slices

@@ -101,7 +101,7 @@ _Event = tuple[Sequence[_Running | None], Any]  # flows; a Completion, embedding
 class PooledScheduler:
     """At most `batch_size` calls in flight; every flow continues as soon as its own result arrives."""
 
-    def __init__(self, *, client: Client, encoder: Encoder, retry_policy: RetryPolicy, batch_size: int) -> None:
+    def __init__(self, *, client: Client, encoder: CachedEncoder, retry_policy: RetryPolicy, batch_size: int) -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size={batch_size} must be at least 1")
         self._client, self._encoder, self._retry_policy = client, encoder, retry_policy
@@ -111,11 +111,8 @@ class PooledScheduler:
         self._callers = ThreadPoolExecutor(max_workers=batch_size, thread_name_prefix="qm-call")
         self._waiting_calls: queue.PriorityQueue[tuple[int, int, Work]] = queue.PriorityQueue()
         self._call_ids = itertools.count()  # among calls of equal priority the first comes first
-        self._prepares = isinstance(encoder, CachedEncoder)
-        self._encode_workers = ENCODE_WORKERS if self._prepares else 1
-        self._encoders = ThreadPoolExecutor(max_workers=self._encode_workers, thread_name_prefix="qm-encode")
+        self._encoders = ThreadPoolExecutor(max_workers=ENCODE_WORKERS, thread_name_prefix="qm-encode")
         self._to_encode: list[tuple[_Running | None, tuple[str, ...]]] = []  # None: of a flow that does not wait yet
-        self._gathers = isinstance(encoder, CachedEncoder) and encoder.gathers
         self._encoding = 0  # batches of texts in flight
         self._timers: list[tuple[float, int, _Running]] = []
         self._timer_ids = itertools.count()
@@ -132,16 +129,15 @@ class PooledScheduler:
         """Return the number of flows in progress, or finished and not yet returned."""
         return self._in_progress + len(self._done)
 
-    def finished(self, *, deadline_s: float | None = None) -> tuple[Hashable, Any]:
+    def finished(self, *, waits: bool = True) -> tuple[Hashable, Any]:
         """Return key and result of the next flow that finishes; errors of flows are raised here.
 
-        After `deadline_s`, a time of `time.monotonic()`, raise TimeoutError (0: return only a finished flow).
-        IndexError when no flow is in progress.
+        TimeoutError when none has finished and it `waits` for none, IndexError when no flow is in progress.
         """
         while not self._done:
             if not self._in_progress:
                 raise IndexError("no flow is in progress")
-            if not self._handle_event(deadline_s) and deadline_s is not None and time.monotonic() >= deadline_s:
+            if not self._handle_event(waits) and not waits:
                 raise TimeoutError
         return self._done.popleft()
 
@@ -168,9 +164,9 @@ class PooledScheduler:
                 running.tries = Attempts(need.request, self._retry_policy)
                 self._call(running)
                 return
-            result = _cached(self._encoder, need.texts)
+            result = self._encoder.get(need.texts)
             if isinstance(need, Prepare):
-                if result is None and self._prepares:
+                if result is None:
                     self._to_encode.append((None, need.texts))
                     self._encode_pending()
                 result = None
@@ -203,9 +199,9 @@ class PooledScheduler:
         Where a model needs the same cores they gather while more calls wait than texts, too: one pass over many texts
         takes half the time of one for each.
         """
-        if self._encoding == self._encode_workers or not self._to_encode:
+        if self._encoding == ENCODE_WORKERS or not self._to_encode:
             return
-        if self._gathers and self._waiting_calls.qsize() > len(self._to_encode):
+        if self._encoder.gathers and self._waiting_calls.qsize() > len(self._to_encode):
             return
         self._encoding += 1
         batch, self._to_encode = self._to_encode, []
@@ -213,12 +209,12 @@ class PooledScheduler:
         flows = [running for running, _ in batch]
         future.add_done_callback(lambda done: self._events.put((flows, _outcome(done))))
 
-    def _handle_event(self, deadline_s: float | None) -> bool:
-        """Handle one event and advance its flows; return False if none came before a timer or the deadline."""
+    def _handle_event(self, waits: bool) -> bool:
+        """Handle one event and advance its flows; return False if none came, where it waits until the next timer."""
         if self._timers:
             self._fire_timers()
         try:
-            flows, outcome = self._events.get(timeout=self._patience_s(deadline_s))
+            flows, outcome = self._events.get(timeout=self._patience_s() if waits else 0.0)
         except queue.Empty:
             return False
         if isinstance(outcome, BaseException):
@@ -243,11 +239,8 @@ class PooledScheduler:
         else:
             heapq.heappush(self._timers, (time.monotonic() + delay_s, next(self._timer_ids), running))
 
-    def _patience_s(self, deadline_s: float | None) -> float | None:
-        if self._timers:
-            first_s = self._timers[0][0]
-            deadline_s = first_s if deadline_s is None else min(deadline_s, first_s)
-        return None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
+    def _patience_s(self) -> float | None:
+        return max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None
 
     def _fire_timers(self) -> None:
         while self._timers and self._timers[0][0] <= time.monotonic():
@@ -258,11 +251,6 @@ def _outcome(future: Future[Any]) -> Any:
     if future.cancelled():  # by `close`; asking for its result would raise in the callback
         return CancelledError()
     return future.exception() or future.result()
-
-
-def _cached(encoder: Encoder, texts: Sequence[str]) -> FloatArray | None:
-    """Return the rows [n, D] of texts if all are cached, else None."""
-    return encoder.get(texts) if isinstance(encoder, CachedEncoder) else None
 
 
 def _encode_batch(encoder: Encoder, groups: Sequence[tuple[str, ...]]) -> list[FloatArray]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 
@@ -15,65 +16,20 @@ from query_mutator.confidence import Attempt as Reply
 from query_mutator.confidence import ConfidenceModel, plain_vote
 from query_mutator.data.loaders import general_bank, recorded_examples
 from query_mutator.data.split import target_key
-from query_mutator.encoder import Encoder
-from query_mutator.env.episode import Attempt
+from query_mutator.encoder import CachedEncoder
+from query_mutator.env.episode import Attempt, EpisodeRules
 from query_mutator.env.observation import Observer, Projection
 from query_mutator.errors import UsageError
 from query_mutator.forms import Example, Form, FormContext, Framed
-from query_mutator.operators import NONE, Operator, OperatorContext, local_rewrite, would_change
-from query_mutator.registry import check_known
+from query_mutator.operators import NONE, Operator, OperatorContext, local_rewrite
 from query_mutator.rewards import WeightedReward
-from query_mutator.settings.episode import Episode, Operators, TaskSettings
+from query_mutator.settings.episode import Operators, TaskSettings
 from query_mutator.settings.models import Sampling
-from query_mutator.types import (
-    AS_IS,
-    CONTROLS,
-    SUBMIT,
-    UNDO,
-    UNSAFE,
-    AskRule,
-    ChatRequest,
-    Completion,
-    FloatArray,
-    Question,
-)
+from query_mutator.types import AS_IS, CONTROLS, UNSAFE, ChatRequest, Completion, FloatArray, Question
 
 NUM_EXAMPLES = 4
 ROWS_AT_ONCE = 2000  # of questions next to all others, which bounds the memory
 _MAX_CHARS = 400  # of an example: longer ones crowd out the question
-
-
-@dataclass(frozen=True, kw_only=True)
-class EpisodeRules(Episode):
-    """What may happen in an episode."""
-
-    def __post_init__(self) -> None:
-        check_known("ask", self.ask, get_args(AskRule))
-        object.__setattr__(self, "call_price", tuple(self.call_price))  # a file has a list
-        super().__post_init__()
-
-    @property
-    def policy_asks(self) -> bool:
-        """Return whether asking is an action; else the original question and every rewrite are asked at once."""
-        return self.ask == "form"
-
-    @property
-    def controls(self) -> tuple[str, ...]:
-        """Return the actions that are not operators or forms, which they follow."""
-        return CONTROLS if self.policy_asks else (UNDO, SUBMIT)
-
-    def ends(self, action: str, *, steps: int) -> bool:
-        """Return whether an action is the last one of an episode, of which it is number `steps`."""
-        return action == SUBMIT or steps >= self.max_episode_steps
-
-    def max_calls(self, *, asked: int) -> int:
-        """Return the maximum calls of one episode with `asked` operators that a model carries out.
-
-        A step makes one call, or two where rewrites are asked at once; an answer comes before or after the steps.
-        """
-        steps = self.max_episode_steps
-        answers = min(steps + (not self.policy_asks), self.max_asks or steps + 1)
-        return min(answers + steps * (asked > 0), 1 + steps * (1 + (not self.policy_asks)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,25 +47,18 @@ class Bank:
         """
         if not self.questions:
             return ((),) * len(questions)
-        targets, found = [target_key(question) for question in self.questions], list[tuple[Example, ...]]()
-        for start in range(0, len(questions), ROWS_AT_ONCE):
-            some = slice(start, start + ROWS_AT_ONCE)
-            order = np.argsort(-(vectors[some] @ self.vectors.T), axis=1, kind="stable")
-            found += [
-                self._examples(question, targets, self.recorded.get(_digest(question.text), row.tolist()))
-                for question, row in zip(questions[some], order, strict=True)
-            ]
+        found: list[tuple[Example, ...]] = []
+        targets = [target_key(question) for question in self.questions]
+        for question, similar in zip(questions, _similarities(vectors, self.vectors), strict=True):
+            target, order = target_key(question), self.recorded.get(_digest(question.text))
+            others = (
+                self.questions[place]
+                for place in (np.argsort(-similar, kind="stable") if order is None else order)
+                if targets[place] != target and self.questions[place].text != question.text
+            )
+            chosen = list(itertools.islice(others, NUM_EXAMPLES))
+            found.append(tuple(Example(other.text, other.accept[0]) for other in reversed(chosen)))
         return tuple(found)
-
-    def _examples(self, question: Question, targets: Sequence[str], order: Sequence[int]) -> tuple[Example, ...]:
-        target = target_key(question)
-        others = (
-            self.questions[place]
-            for place in order
-            if targets[place] != target and self.questions[place].text != question.text
-        )
-        chosen = [other for other, _ in zip(others, range(NUM_EXAMPLES), strict=False)]
-        return tuple(Example(other.text, other.accept[0]) for other in reversed(chosen))
 
 
 def can_be_shown(question: Question) -> bool:
@@ -117,7 +66,7 @@ def can_be_shown(question: Question) -> bool:
     return bool(question.accept) and len(question.text + question.accept[0]) <= _MAX_CHARS
 
 
-def bank_of(questions: Sequence[Question], encoder: Encoder) -> Bank:
+def bank_of(questions: Sequence[Question], encoder: CachedEncoder) -> Bank:
     """Return the bank of those questions that can be shown; of the bundled one, requests are as they were recorded."""
     shown = tuple(filter(can_be_shown, questions))
     recorded = recorded_examples() if shown == tuple(general_bank()) else {}
@@ -183,9 +132,9 @@ class Task:
 
     questions: tuple[Question, ...]
     calls: CallSettings
-    encoder: Encoder
+    encoder: CachedEncoder
     operators: tuple[Operator, ...]
-    observer: Observer
+    projection: Projection  # of the embeddings in observations
     question_vectors: FloatArray  # [Q, D]
     reference_vectors: tuple[FloatArray | None, ...]  # Q of [D]
     neighbors: tuple[str | None, ...]  # Q: the nearest other training question
@@ -200,6 +149,11 @@ class Task:
     confidence: ConfidenceModel | None = None  # P(right) of an answer, for the rule `learned`
     recorded: Callable[[ChatRequest], Completion | None] | None = None  # finds the only replies; None: models answer
     is_recorded: dict[Hashable, bool] = field(default_factory=dict, repr=False, compare=False)  # found so far
+
+    @cached_property
+    def observer(self) -> Observer:
+        """Return what makes the observations."""
+        return Observer(projection=self.projection, num_operators=self.num_rewrites, rules=self.rules)
 
     @cached_property
     def actions(self) -> tuple[str, ...]:
@@ -288,20 +242,14 @@ class Task:
             raise UsageError("--answer learned: P(right) was not learned; qm plan --answer learned does")
         return self.confidence.for_target(target_key(self.questions[index]))
 
-    def would_change(self, action: int, text: str, context: OperatorContext) -> bool:
-        """Return whether operator `action` may change a wording; without a local test it may."""
-        return not self.rules.skip_unchanged or would_change(self.operators[action], text, context=context)
-
     def context(self, index: int, answer: str | None = None) -> OperatorContext:
         """Return what an operator may know about a wording of question `index` and the answer to it, if it has one."""
         original = self.questions[index].text
         return OperatorContext(domain=self.domain, neighbor=self.neighbors[index], original=original, answer=answer)
 
     def with_rules(self, **changes: Any) -> Task:
-        """Return the task with some rules of its episodes changed, and the observations that belong to them."""
-        rules = replace(self.rules, **changes)
-        observer = self.observer.of(num_operators=self.num_rewrites, policy_asks=rules.policy_asks)
-        return replace(self, rules=rules, observer=observer)
+        """Return the task with some rules of its episodes changed."""
+        return replace(self, rules=replace(self.rules, **changes))
 
     def on(self, questions: Sequence[Question]) -> Task:
         """Return the task on other (held-out) questions, with the projection and neighbors of the training set."""
@@ -322,9 +270,8 @@ def build_task(
     questions: Sequence[Question],
     *,
     calls: CallSettings,
-    encoder: Encoder,
+    encoder: CachedEncoder,
     operators: Sequence[Operator],
-    known_words: Collection[str],
     embedding_dims: int = TaskSettings.embedding_dims,
     projection: Projection | None = None,
     rules: EpisodeRules | None = None,
@@ -338,7 +285,6 @@ def build_task(
 
     Forms that show examples take them from `bank`, by default from the training questions.
     """
-    rules = rules or EpisodeRules()
     train = tuple(questions)
     if unsafe := next((question for question in train if UNSAFE in question.tags), None):
         raise UsageError(f"question {unsafe.id!r} should be refused (tag {UNSAFE!r}): never train on it")
@@ -352,12 +298,7 @@ def build_task(
         calls=calls,
         encoder=encoder,
         operators=tuple(operators),
-        observer=Observer(
-            projection=projection,
-            known_words=known_words,
-            num_operators=len(operators) + len(forms),
-            policy_asks=rules.policy_asks,
-        ),
+        projection=projection,
         question_vectors=vectors,
         reference_vectors=references,
         neighbors=neighbors,
@@ -366,7 +307,7 @@ def build_task(
         forms=tuple(forms),
         bank=shown,
         examples=() if shown is None else shown.nearest(train, vectors),
-        rules=rules,
+        rules=rules or EpisodeRules(),
         reward=reward or WeightedReward(),
         domain=domain,
         confidence=confidence,
@@ -374,7 +315,7 @@ def build_task(
 
 
 def _embed(
-    questions: Sequence[Question], encoder: Encoder, *, train: Sequence[Question], train_vectors: FloatArray
+    questions: Sequence[Question], encoder: CachedEncoder, *, train: Sequence[Question], train_vectors: FloatArray
 ) -> tuple[FloatArray, tuple[FloatArray | None, ...], tuple[str | None, ...]]:
     vectors = encoder.encode([question.text for question in questions])
     with_reference = [question.reference for question in questions if question.reference]
@@ -387,11 +328,15 @@ def _neighbors(
     questions: Sequence[Question], vectors: FloatArray, train: Sequence[Question], train_vectors: FloatArray
 ) -> tuple[str | None, ...]:
     place, found = {question.id: index for index, question in enumerate(train)}, list[str | None]()
-    for start in range(0, len(questions), ROWS_AT_ONCE):
-        similar = vectors[start : start + ROWS_AT_ONCE] @ train_vectors.T  # [rows, train Q]
-        for row, question in enumerate(questions[start : start + ROWS_AT_ONCE]):
-            if question.id in place:
-                similar[row, place[question.id]] = -np.inf
-        nearest = similar.argmax(axis=1)
-        found += [train[best].text if np.isfinite(similar[row, best]) else None for row, best in enumerate(nearest)]
+    for question, similar in zip(questions, _similarities(vectors, train_vectors), strict=True):
+        if question.id in place:
+            similar[place[question.id]] = -np.inf
+        best = int(similar.argmax())
+        found.append(train[best].text if np.isfinite(similar[best]) else None)
     return tuple(found)
+
+
+def _similarities(vectors: FloatArray, others: FloatArray) -> Iterator[FloatArray]:
+    """Yield the cosines [m] of each of some vectors [n, D] with others [m, D]."""
+    for start in range(0, len(vectors), ROWS_AT_ONCE):
+        yield from vectors[start : start + ROWS_AT_ONCE] @ others.T

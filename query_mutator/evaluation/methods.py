@@ -18,7 +18,7 @@ from typing import Any, Self
 import numpy as np
 
 from query_mutator.cli.console import progress
-from query_mutator.env.engine import FIRST_ANSWER_TRIES, EpisodeEngine
+from query_mutator.env.engine import EpisodeEngine
 from query_mutator.env.scheduling import Call, Flow, Need, map_needs
 from query_mutator.env.task import Task
 from query_mutator.errors import TooManyFailuresError
@@ -178,7 +178,7 @@ def outcome_flow(task: Task, index: int, player: Player) -> Flow:
     """Play a question of a task; return its Outcome. The first call that fails for good ends it."""
     engine = EpisodeEngine.open(task, index, observes=player.observes)
     engine.episode.call_price = median_low(task.rules.call_price)
-    played: Played = yield from play(player, engine, first_tries=FIRST_ANSWER_TRIES)
+    played: Played = yield from play(player, engine)
     episode, chosen, question_id = engine.episode, engine.submitted, task.questions[index].id
     if played.error is not None:
         return Outcome(question_id=question_id, error=played.error)

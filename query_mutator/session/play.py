@@ -24,7 +24,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from query_mutator.encoder import Encoder
+from query_mutator.encoder import CachedEncoder
 from query_mutator.env.engine import EpisodeEngine
 from query_mutator.env.episode import Asked
 from query_mutator.env.scheduling import Call, Flow, Need, PooledScheduler, map_needs
@@ -124,14 +124,13 @@ def play(
     *,
     limits: Limits | None = None,
     first_answer: str | None = None,
-    first_tries: int = 1,
     asks_at_end: bool = True,
     asks_when_stopped: bool = False,
 ) -> Flow:
     """Yield the needs of an episode from its beginning to its end; return how it was Played.
 
     `first_answer` is the target's answer to the original question, if it is known; else, where the rules ask the
-    original, it is asked up to `first_tries` times. Without `asks_at_end` an episode that asks once leaves that to the
+    original, it is asked. Without `asks_at_end` an episode that asks once leaves that to the
     caller: it ends with a form, or at submit. With `asks_when_stopped` an episode that a limit or a failed call ends
     before its first answer asks its current wording.
     """
@@ -140,7 +139,7 @@ def play(
     if first_answer is not None:
         played.error = yield from engine.add_first(Completion(text=first_answer))
     elif not task.rules.policy_asks:
-        played.error = yield from clock.bound(engine.ask_original(tries=first_tries), clock.ends_at)
+        played.error = yield from clock.bound(engine.ask_original(), clock.ends_at)
     while not (ended or played.stopped or played.error):
         action = player.choose(engine)
         played.stopped = clock.reached(action)
@@ -273,7 +272,7 @@ class Caller(Protocol):
 
 
 def in_pool(
-    caller: Caller, encoder: Encoder, next_flow: Callable[[], tuple[Any, Flow] | None], *, at_once: int
+    caller: Caller, encoder: CachedEncoder, next_flow: Callable[[], tuple[Any, Flow] | None], *, at_once: int
 ) -> Generator[tuple[Any, Any], None, None]:
     """Run flows, each with a key, `at_once` of them at a time; yield the key and the result of each as it ends.
 

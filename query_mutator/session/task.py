@@ -24,12 +24,13 @@ from query_mutator.data import (
     split_questions,
 )
 from query_mutator.data.loaders import GENERAL_2, GRADED_BY, OPENED_BY
+from query_mutator.env.episode import EpisodeRules
 from query_mutator.env.observation import Projection
-from query_mutator.env.task import CallSettings, EpisodeRules, Task, build_task
+from query_mutator.env.task import CallSettings, Task, build_task
 from query_mutator.errors import DatasetError, KeywordError, UsageError
 from query_mutator.forms import Form
 from query_mutator.llm.stack import ClientStack
-from query_mutator.operators import Operator, english_words, local_rewrite
+from query_mutator.operators import Operator, local_rewrite
 from query_mutator.registry import nearest
 from query_mutator.rewards import DEFAULT_RUBRIC, Judge, WeightedReward
 from query_mutator.session.models import OpenModels, ResolvedModels, open_models
@@ -203,7 +204,6 @@ def make_task(
         ),
         encoder=models.encoder,
         operators=operators,
-        known_words=english_words(),
         embedding_dims=settings.embedding_dims,
         projection=projection,
         reward=reward or make_reward(settings, judge=judge),

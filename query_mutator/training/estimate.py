@@ -17,7 +17,7 @@ from query_mutator.bounds import group_of
 from query_mutator.cli.console import note
 from query_mutator.cli.outputs import rows_of
 from query_mutator.data import Split
-from query_mutator.env.task import EpisodeRules
+from query_mutator.env.episode import EpisodeRules
 from query_mutator.errors import UsageError
 from query_mutator.evaluation.cost import EvaluationCost, power_in_words
 from query_mutator.learners.named import LEARNERS

@@ -128,7 +128,6 @@ def _task(encoder: Encoder, chosen: Sequence[Form]) -> Task:
         calls=CallSettings(target_model="librarian", mutator_model="softener"),
         encoder=encoder,
         operators=operators.select("spelling,neutral,filler"),
-        known_words={"sort", "list"},
         embedding_dims=4,
         forms=chosen,
         bank=BANK,

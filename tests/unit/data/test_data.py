@@ -410,7 +410,7 @@ def test_a_task_refuses_to_train_on_what_should_be_refused() -> None:
     with pytest.raises(UsageError, match="question 'u' should be refused"):
         build_task(
             [Question(id="a", text="a"), unsafe], calls=CallSettings(target_model="m", mutator_model="m"),
-            encoder=HashEncoder(), operators=[], known_words=(),
+            encoder=HashEncoder(), operators=[],
         )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from stable_baselines3 import PPO
 
 from query_mutator.adapters.sb3 import GymVecEnv
 from query_mutator.encoder import CachedEncoder, Encoder, HashEncoder
-from query_mutator.env.episode import Attempt
+from query_mutator.env.episode import Asked, Attempt, Episode, EpisodeRules
 from query_mutator.env.observation import Observer, Projection
 from query_mutator.env.scheduling import (
     Call,
@@ -29,14 +29,21 @@ from query_mutator.env.scheduling import (
     Prepare,
     run_flow,
 )
-from query_mutator.env.task import EpisodeRules, Task
+from query_mutator.env.task import Task
 from query_mutator.errors import BackendError
 from query_mutator.llm.cache import Cache
 from query_mutator.llm.client import Client
 from query_mutator.llm.retry import RetryPolicy
 from query_mutator.testing import FaultPlan, StubServer, start_server
-from query_mutator.types import CALL_PRICE, ChatRequest, Completion, FloatArray, Reward, StepRecord
-from rl_query_mutator_env import MAX_FAILED_STEPS, BatchedQueryMutationEnv, OnFailure, QueryMutationEnv, make_vector_env
+from query_mutator.types import AS_IS, CALL_PRICE, ChatRequest, Completion, FloatArray, Reward, StepRecord
+from rl_query_mutator_env import (
+    MAX_FAILED_STEPS,
+    RESET_QUESTIONS,
+    BatchedQueryMutationEnv,
+    OnFailure,
+    QueryMutationEnv,
+    make_vector_env,
+)
 from tests.conftest import QUESTIONS, Librarian, Softener
 from tests.fake_client import FakeClient
 
@@ -117,15 +124,15 @@ def test_observations_hold_nothing_of_the_gold(tiny_task: MakeTask, tiny_client:
     assert np.array_equal(runs[0], runs[1])
 
 
-@pytest.mark.parametrize(("kind", "calls"), [("server", 15), ("timeout", 15), ("request", 5), ("prompt_too_long", 5)])
-def test_reset_repeats_a_transient_failure_twice_then_takes_the_next_question_and_gives_up_at_last(
-    tiny_task: MakeTask, tiny_client: Client, kind: str, calls: int
+@pytest.mark.parametrize("kind", ["server", "prompt_too_long"])
+def test_reset_takes_the_next_question_and_gives_up_at_last(
+    tiny_task: MakeTask, tiny_client: Client, kind: str
 ) -> None:
     client = failing(tiny_client, "librarian", kind=kind)
     env = QueryMutationEnv(tiny_task(), client=client, retry_policy=NO_RETRY)
     with pytest.raises(BackendError, match="broken for good"):
         env.reset(seed=0)
-    assert len(client.requests) == calls
+    assert len(client.requests) == RESET_QUESTIONS
 
 
 def test_same_seed_gives_the_same_episodes(env: QueryMutationEnv) -> None:
@@ -263,7 +270,8 @@ def test_results_of_steps_in_flight_are_not_taken_for_others(batched: Callable[.
     for call in (lambda: env.step(np.full(5, UNDO)), env.reset, env.send_reset, *sends):
         with pytest.raises(AlreadyPendingCallError, match="in the middle of a step"):
             call()
-    assert env.recv(min_envs=2)[4]["env_id"].tolist() == [1, 3]
+    ready = set(env.recv()[4]["env_id"])
+    assert (ready if len(ready) == 2 else ready | set(env.recv()[4]["env_id"])) == {1, 3}
     env.step(np.full(5, UNDO))
 
 
@@ -306,14 +314,6 @@ def test_batch_size_of_zero_and_wrong_action_count_are_value_errors(
     env.reset(seed=0)
     with pytest.raises(ValueError, match="3 actions for 5"):
         env.step(np.zeros(3, dtype=np.int64))
-
-
-def test_recv_with_a_timeout_returns_what_is_there(batched: Callable[..., BatchedQueryMutationEnv]) -> None:
-    env = batched(2)
-    env.reset(seed=0)
-    assert env.recv(timeout_s=0.0)[4]["env_id"].tolist() == []
-    env.send([SUBMIT, SUBMIT], [1, 3])
-    assert env.recv(min_envs=2)[4]["env_id"].tolist() == [1, 3]
 
 
 ID = "rl_query_mutator_env:QueryMutation-v0"
@@ -474,21 +474,20 @@ def answered(said: str, *, closeness: float, fit: float) -> Attempt:
     return Attempt(text="", answer=said, fit=fit, closeness=closeness, reward=Reward(score=0.0), **vectors)
 
 
-SIGHT: dict[str, Any] = {
-    "original": "sort a lsit",
-    "current": "sort a list? now!",
-    "drift": 1.0,
-    "current_vector": NORTH,
-    "answer": answered("I cannot help with that.", closeness=0.0, fit=1.0),
-    "first": (first := answered("I am not sure.", closeness=0.75, fit=0.25)),
-}
-MOMENT: dict[str, Any] = {
-    "best": first,
-    "assurance": 0.25,
-    "step_fraction": 0.4,
-    "used": [False, True, False],
-    "action_mask": [False, True, True, False, True],
-}
+FIRST = answered("I am not sure.", closeness=0.75, fit=0.25)
+REFUSED = answered("I cannot help with that.", closeness=0.0, fit=1.0)
+
+
+def seen(see: Observer, action_mask: Sequence[bool], **fields: Any) -> FloatArray:
+    """Return the observation of an episode with two answers, the first of which is the best."""
+    original, text = "sort a lsit", "sort a list? nwo!"
+    known: dict[Asked, Attempt] = {(original, AS_IS): FIRST, (text, AS_IS): REFUSED}
+    vectors = {original: np.array([1.0, 0.0, 0.0], dtype=np.float32), text: NORTH}
+    state = {"known": known, "vectors": vectors, "used": [False, True, False], "steps": 2, "best": FIRST} | fields
+    episode = Episode(index=0, original=original, text=text, **state)
+    return see(see.draw(episode), episode, action_mask)
+
+
 MakeScheduler = Callable[[Client], PooledScheduler]
 NEVER = RetryPolicy(max_retries=0)
 AT_ONCE_TWICE = RetryPolicy(max_retries=2, first_delay_s=0.0)
@@ -496,17 +495,13 @@ AT_ONCE_TWICE = RetryPolicy(max_retries=2, first_delay_s=0.0)
 
 def observer(*, policy_asks: bool = False) -> Observer:
     vectors = np.random.default_rng(0).normal(size=(50, 3)).astype(np.float32)
-    return Observer(
-        projection=Projection.fit(vectors, dims=2),
-        known_words={"sort", "a", "list"},
-        num_operators=3,
-        policy_asks=policy_asks,
-    )
+    rules = EpisodeRules(ask="form" if policy_asks else "every_step", max_asks=4)
+    return Observer(projection=Projection.fit(vectors, dims=2), num_operators=3, rules=rules)
 
 
 def test_every_slice_holds_what_its_line_says() -> None:
     see = observer()
-    obs = see(see.draw(**SIGHT), **MOMENT)
+    obs = seen(see, [False, True, True, False, True])
     part = {name: obs[piece].tolist() for name, piece in see.slices.items()}
     assert obs.dtype == np.float32
     assert obs.shape == (see.size,) == (2 + 2 + 3 + 1 + 4 + 4 + 2 + 3 + 5,)
@@ -521,21 +516,21 @@ def test_every_slice_holds_what_its_line_says() -> None:
 
 def test_an_observation_without_an_answer_says_so() -> None:
     see = observer(policy_asks=True)
-    moment = MOMENT | {"best": None, "action_mask": [True] * 6, "is_asked": False, "call_price": 0.02}
-    obs = see(see.draw(**(SIGHT | {"answer": None})), **moment)
+    obs = seen(see, [True] * 6, known={("sort a lsit", AS_IS): FIRST}, best=None, call_price=0.02)
     part = {name: obs[piece].tolist() for name, piece in see.slices.items()}
     assert obs.shape == (see.size,)
     assert part["answer"] == [0, 0]
     assert part["similarity"] == [0, 0, 0]
     assert part["verdicts"] == [0, 0, 0, 1]
     assert part["closed"] == [0] * 6
-    assert part["asked"] == part["best"] == [0, 0, 0]
+    assert part["asked"] == [0, 0, 0.25]
+    assert part["best"] == [0, 0, 0]
     assert part["price"] == pytest.approx([1.0])
 
 
 def test_with_answers_the_policy_that_asks_sees_the_best_one() -> None:
     see = observer(policy_asks=True)
-    obs = see(see.draw(**SIGHT), **(MOMENT | {"action_mask": [True] * 6, "ask_fraction": 0.5}))
+    obs = seen(see, [True] * 6)
     assert obs[see.slices["asked"]].tolist() == [1, 1, 0.5]
     assert obs[see.slices["best"]] == pytest.approx([0, 1, 1.25])
 

@@ -258,7 +258,7 @@ def test_only_an_observed_wording_is_embedded(tiny_task: MakeTask, tiny_client: 
         assert len(engine.episode.vectors) == (2 if observes else 1)
 
 
-def test_a_failed_first_answer_ends_an_episode_after_its_tries(tiny_task: MakeTask) -> None:
+def test_a_failed_first_answer_ends_an_episode(tiny_task: MakeTask) -> None:
     class Broken:
         calls = 0
 
@@ -268,13 +268,11 @@ def test_a_failed_first_answer_ends_an_episode_after_its_tries(tiny_task: MakeTa
 
         def close(self) -> None: ...
 
-    for tries in (1, 3):
-        client = Broken()
-        engine = EpisodeEngine.open(tiny_task(), 0)
-        flow = play(uniform(seed=0), engine, first_tries=tries)
-        result = run_flow(flow, client=client, encoder=engine.task.encoder, retry_policy=RetryPolicy(max_retries=0))
-        assert (result.stopped, result.error.kind, result.steps) == ("error", "server", [])
-        assert client.calls == tries
+    client, engine = Broken(), EpisodeEngine.open(tiny_task(), 0)
+    flow = play(uniform(seed=0), engine)
+    result = run_flow(flow, client=client, encoder=engine.task.encoder, retry_policy=RetryPolicy(max_retries=0))
+    assert (result.stopped, result.error.kind, result.steps) == ("error", "server", [])
+    assert client.calls == 1
 
 
 def test_half_of_the_deadline_is_kept_for_the_first_answer(tiny_task: MakeTask, tiny_client: Client) -> None:

@@ -18,8 +18,9 @@ from ppo.config import PPOConfig
 from query_mutator import forms
 from query_mutator.encoder import Encoder
 from query_mutator.env.engine import EpisodeEngine
+from query_mutator.env.episode import EpisodeRules
 from query_mutator.env.scheduling import Call, Encode, Flow
-from query_mutator.env.task import EpisodeRules, Task
+from query_mutator.env.task import Task
 from query_mutator.learners.learner import BaseLearner, Steps
 from query_mutator.learners.ppo import PPOLearner
 from query_mutator.llm.client import Client

@@ -13,7 +13,7 @@ import pytest
 
 from ppo.config import PPOConfig
 from query_mutator.bounds import group_of
-from query_mutator.env.task import EpisodeRules
+from query_mutator.env.episode import EpisodeRules
 from query_mutator.errors import EXIT_USAGE, UsageError
 from query_mutator.learners.learner import Steps
 from query_mutator.learners.named import LEARNERS
