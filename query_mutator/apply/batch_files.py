@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from query_mutator.data.loaders import QUESTION_COLUMNS
-from query_mutator.encoder import Encoder
+from query_mutator.encoder import CachedEncoder
 from query_mutator.env.scheduling import Call, Flow
 from query_mutator.errors import UsageError
 from query_mutator.files import atomic_write, encode, parse_json_object
@@ -237,7 +237,7 @@ def answer_file(
     lines: Sequence[bytes],
     rows: BatchRows,
     caller: Caller,
-    encoder: Encoder,
+    encoder: CachedEncoder,
     start: Callable[[Ask], Flow],
     *,
     shown: Callable[[], object],

@@ -140,7 +140,7 @@ class SavedPolicy:
             trained_targets=tuple(sorted({text_digest(target_key(question)) for question in seen})),
             encoder=task.encoder.fingerprint,
             weights={},
-            projection=task.observer.projection,
+            projection=task.projection,
             train_vectors=task.train_vectors[chosen],
             probe=task.encoder.encode([PROBE])[0],
             confidence=task.confidence,
