@@ -26,6 +26,8 @@ Json: TypeAlias = dict[str, Any]  # an object of a wire format
 
 Role = Literal["system", "user", "assistant"]
 Purpose = Literal["mutate", "target", "judge"]
+#: Whether a thinking model thinks before it answers: `auto` is what its backend does, levels are those of some models.
+Think = Literal["auto", "off", "on", "low", "medium", "high"]
 #: What an episode submits: the answer that best fits its own question, the most frequent one, or the one that is most
 #: likely right.
 AnswerRule = Literal["best", "vote", "learned"]
@@ -67,8 +69,13 @@ STORED_CHARS = 20_000  # of a rewrite or answer in a transcript; the store has i
 _LONG = ("rewrite", "answer", "first_answer")  # texts of a transcript that may be longer
 MAX_NAME_CHARS = 300  # of a model's name
 READ_CHARS = 20_000  # of the end of a reply: what graders, votes, guards and P(right) read of it
-THOUGHT_TAG_CHARS = len("</thinking>")
-_THOUGHT_TAG = re.compile(r"<(/?)think(?:ing)?>", re.IGNORECASE)
+# Around thoughts: Qwen and DeepSeek, Mistral, gpt-oss, whose last channel is its answer; marks of its messages leave.
+_THOUGHT_TAG = re.compile(
+    r"<(?P<end>/)?think(?:ing)?>|\[(?P<close>/)?THINK\]"
+    r"|<\|channel\|>(?P<channel>\w{1,20})(?:<\|message\|>)?|<\|(?:start\|>(?:assistant)?|end\|>|return\|>)",
+    re.IGNORECASE,
+)
+THOUGHT_TAG_CHARS = len("<|channel|>commentary<|message|>")
 _MAX_NUMBER = 2.0**53  # of a count, or of nanoseconds: 104 days
 
 
@@ -130,6 +137,7 @@ class ChatRequest:
     attempt: int = 1  # from 1; above 1 the request is a retry, which a header tells the server
     json_schema: Mapping[str, Any] | None = None  # the reply is to be JSON of it, from servers that keep to one
     logprobs: bool = False  # the completion is to have `logprob`, from servers that report it
+    think: Think = "auto"  # whether a thinking model thinks first, and how much
     deadline: float | None = field(default=None, compare=False, repr=False)  # of time.monotonic, for reply and retries
     #: Environment, its step and the call within it, if a failure is to be found again when the step is played again.
     turn: tuple[int, int, str] | None = field(default=None, compare=False, repr=False)
@@ -145,10 +153,12 @@ class ChatRequest:
 class Completion:
     """A model's reply, or the error in its place; `queue_wait_s` is the time the request waited for a slot.
 
-    The text is what the model said: a thought in it is dropped, and a reply that is a thought alone is an empty one.
+    The text is what the model said, without its `thought`. A reply that is a thought alone is an error: of the kind
+    `thought`, which no retry helps, where the token limit ended it, else `empty`.
     """
 
     text: str = ""
+    thought: str = ""
     model: str = ""
     error: ErrorInfo | None = None
     prompt_tokens: int = 0
@@ -164,14 +174,16 @@ class Completion:
     token_logprobs: tuple[float, ...] = ()  # of each of them; empty where they were not reported
 
     def __post_init__(self) -> None:
-        text = without_thought(self.text)
-        if text == self.text:
-            return
-        object.__setattr__(self, "text", text)
-        object.__setattr__(self, "logprob", None)  # it is a mean over the thought too
-        object.__setattr__(self, "token_logprobs", ())
-        if not text and self.error is None:
+        if _THOUGHT_TAG.search(self.text):
+            object.__setattr__(self, "thought", self.thought or self.text[-STORED_CHARS:])
+            object.__setattr__(self, "text", without_thought(self.text))
+            object.__setattr__(self, "logprob", None)  # it is a mean over the thought too
+            object.__setattr__(self, "token_logprobs", ())
+        if self.thought and not self.text and (self.error is None or self.error.kind == "empty"):
             error = ErrorInfo(kind="empty", message="the reply is a thought without an answer")
+            if self.hit_limit:
+                advice = "raise --target-max-tokens, or turn thinking off with --think off"
+                error = ErrorInfo(kind="thought", message=f"the token limit went into the model's thought; {advice}")
             object.__setattr__(self, "error", error)
 
     @property
@@ -226,6 +238,7 @@ class Completion:
             error = ErrorInfo(kind="empty", message="the reply has no text")
         return cls(
             text=text if error is None else "",
+            thought=wire_text(message.get("thinking") or payload.get("thinking")),
             model=wire_text(payload.get("model"))[:MAX_NAME_CHARS],
             error=error,
             prompt_tokens=int(wire_number(payload.get("prompt_eval_count"))),
@@ -271,18 +284,21 @@ def wire_text(value: object) -> str:
 def said_in(text: str) -> tuple[str, bool]:
     """Return a reply, or its beginning, without thoughts, and whether it ends within one.
 
-    A thought stands between `<think>` and `</think>`; without the first tag, which the prompt may have had, it begins
-    with the reply, and without the second it ends with it.
+    A thought stands between `<think>` and `</think>`, or what other models write; without the first tag, which the
+    prompt may have had, it begins with the reply, and without the second it ends with it.
     """
     said: list[str] = []
     start, thinks = 0, False
     for tag in _THOUGHT_TAG.finditer(text):
-        if tag[1]:
-            said = said if thinks else []
-            start, thinks = tag.end(), False
-        elif not thinks:
+        is_end = bool(tag["end"] or tag["close"]) or tag["channel"] in ("final", "FINAL")
+        is_begin = not is_end and (tag["channel"] is not None or tag[0][1:].lower().startswith("think"))
+        if not (is_end or thinks):
             said.append(text[start : tag.start()])
-            thinks = True
+        if is_end:
+            said = said if thinks else []
+        if is_end or not thinks:
+            start = tag.end()
+        thinks = is_begin or (thinks and not is_end)
     if not thinks:
         said.append(text[start:])
     return " ".join(said), thinks  # with a space, so that what is left forms no tag

@@ -109,6 +109,7 @@ class CallSettings(Sampling):
             purpose="target",
             max_tokens=self.target_max_tokens if framed.max_tokens is None else framed.max_tokens,
             temperature=self.temperature if framed.temperature is None else framed.temperature,
+            think=self.think if framed.think is None else framed.think,
             seed=self.seed,
             options=framed.options,
             logprobs=self.logprobs,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from query_mutator.registry import Registry
-from query_mutator.types import AS_IS, Message, read_part
+from query_mutator.types import AS_IS, Message, Think, read_part
 
 __all__ = ["ALL", "FORMS", "Example", "Form", "FormContext", "Framed", "among", "get", "names", "select"]
 
@@ -46,6 +46,7 @@ class Framed:
     messages: tuple[Message, ...]
     temperature: float | None = None
     max_tokens: int | None = None
+    think: Think | None = None
     options: Mapping[str, Any] = field(default_factory=dict)  # of the server, such as {"stop": ["\n"]}
 
     @classmethod
@@ -57,7 +58,7 @@ class Framed:
     @property
     def text(self) -> str | None:
         """Return the text of a request that is one user message and nothing else, None for others."""
-        is_text = len(self.messages) == 1 and not self.options and self.temperature is None and self.max_tokens is None
+        is_text = len(self.messages) == 1 and self == Framed(messages=self.messages)
         return self.messages[0].content if is_text else None
 
 

@@ -58,6 +58,8 @@ def _key(request: ChatRequest, identity: str) -> str:
     form = ""
     if request.json_schema is not None or request.logprobs:
         form = f", {_encode([request.json_schema, request.logprobs])}"
+    if request.think != "auto":
+        form += f", {quoted(request.think)}"
     return hashlib.sha256(f"[{quoted(identity)}, [{messages}], {numbers}, {options}{form}]".encode()).hexdigest()
 
 

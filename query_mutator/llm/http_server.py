@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -32,7 +33,11 @@ logger = logging.getLogger(__name__)
 
 REFUSALS = (400, 422, 501)  # of a field that a server does not support
 #: Fields of a request that a server may refuse: what its message then names, and the value that leaves the field out.
-_OPTIONAL: Mapping[str, tuple[str, Any]] = {"logprobs": ("logprob", False), "json_schema": ("format", None)}
+_OPTIONAL: Mapping[str, tuple[re.Pattern[str], Any]] = {
+    "logprobs": (re.compile("logprob", re.IGNORECASE), False),
+    "json_schema": (re.compile("format", re.IGNORECASE), None),
+    "think": (re.compile("think|reasoning|chat_template", re.IGNORECASE), "auto"),
+}
 _BROKEN_OFF = ("abort", "error")  # a finish_reason of vLLM and SGLang; other servers leave the field out
 _MAX_NAMES = 10_000  # of models: the nearest name to a wrong one is looked for among them
 
@@ -157,8 +162,9 @@ class HttpServer(ModelServer):
 
 def _refused_field(request: ChatRequest, error: ErrorInfo) -> str | None:
     """Return the optional field of a request that a server refused, None for an error of another kind."""
-    said = error.message.lower() if error.status in REFUSALS else ""
-    return next((name for name, (word, _) in _OPTIONAL.items() if getattr(request, name) and word in said), None)
+    said = error.message if error.status in REFUSALS else ""
+    asked = ((name, words) for name, (words, left_out) in _OPTIONAL.items() if getattr(request, name) != left_out)
+    return next((name for name, words in asked if words.search(said)), None)
 
 
 def rows_in(reply: Json, name: str) -> list[Json]:
@@ -191,6 +197,7 @@ def completion_of(payload: Mapping[str, Any], *, latency_s: float = 0.0) -> Comp
         error = ErrorInfo(kind="empty", message="the reply has no text")
     return Completion(
         text=text if error is None else "",
+        thought=wire_text(message.get("reasoning_content") or message.get("reasoning")),
         model=wire_text(payload.get("model"))[:MAX_NAME_CHARS],
         error=error,
         prompt_tokens=int(wire_number(usage.get("prompt_tokens"))),

@@ -82,7 +82,7 @@ class OllamaBackend(HttpServer):
         return f"installed, {self.digest(model)[:12]}, {capabilities or 'capabilities unknown'}"
 
     def chat_body(self, request: ChatRequest) -> Json:
-        """Return the body of /api/chat for one whole reply without thinking.
+        """Return the body of /api/chat for one whole reply, without thinking unless `think` asks for it.
 
         `truncate` and `shift` have a server such as 0.24 refuse a prompt that does not fit the context, and end a reply
         there; one such as 0.9 ignores both and drops the beginning of the prompt.
@@ -93,7 +93,7 @@ class OllamaBackend(HttpServer):
             "model": request.model,
             "messages": [{"role": message.role, "content": message.content} for message in request.messages],
             "stream": False,
-            "think": False,
+            "think": {"auto": False, "off": False, "on": True}.get(request.think, request.think),
             "truncate": False,
             "shift": False,
             "options": {**options, **request.options, **self.runner_options},

@@ -20,6 +20,13 @@ from query_mutator.types import ChatRequest, ErrorInfo, Json
 
 #: Hosts whose newer models refuse the older name of this field; other servers know the older one only.
 _NEW_TOKEN_FIELD = {"api.openai.com": "max_completion_tokens"}
+#: How a request says whether to think: by the template of vLLM, SGLang and llama-server, or as OpenAI has it.
+_THINKING: Mapping[str, Json] = {
+    "auto": {},
+    "off": {"chat_template_kwargs": {"enable_thinking": False}},
+    "on": {"chat_template_kwargs": {"enable_thinking": True}},
+    **{level: {"reasoning_effort": level} for level in ("low", "medium", "high")},
+}
 
 
 class OpenAIBackend(HttpServer):
@@ -114,6 +121,7 @@ class OpenAIBackend(HttpServer):
             "messages": [{"role": message.role, "content": message.content} for message in request.messages],
             "temperature": request.temperature,
             self._token_field: request.max_tokens,
+            **_THINKING[request.think],
             **request.options,
         }
         if request.seed is not None:

@@ -12,6 +12,7 @@ from ppo.config import ComputeConfig
 from ppo.fields import Ge, Le
 from query_mutator.bounds import Group, Sigma, Tokens, Wait
 from query_mutator.settings.calls import Calls, Context
+from query_mutator.types import Think
 
 AUTO = "auto"  # what `backend` is unless one is named
 RUNNING_SPEED_S = 16.0  # of a call at --running-speed 1
@@ -73,6 +74,8 @@ class Sampling(Group):
     """Most tokens of an answer."""
     temperature: Annotated[float, Ge(0), Le(100)] = 0.0
     """Sampling temperature of both models."""
+    think: Think = "auto"
+    """Whether the target thinks before it answers, where it can; auto: not on Ollama, else as the server has it."""
 
 
 @dataclass(frozen=True, kw_only=True)
