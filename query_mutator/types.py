@@ -238,7 +238,7 @@ class Completion:
             error = ErrorInfo(kind="empty", message="the reply has no text")
         return cls(
             text=text if error is None else "",
-            thought=wire_text(message.get("thinking") or payload.get("thinking")),
+            thought=thought_of(message) or thought_of(payload),
             model=wire_text(payload.get("model"))[:MAX_NAME_CHARS],
             error=error,
             prompt_tokens=int(wire_number(payload.get("prompt_eval_count"))),
@@ -279,6 +279,12 @@ def wire_text(value: object) -> str:
     except UnicodeEncodeError:
         return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return value
+
+
+def thought_of(message: Mapping[str, Any]) -> str:
+    """Return the thought in a field of a server's message: Ollama's, vLLM's and SGLang's, OpenRouter's."""
+    found = (message.get(name) for name in ("thinking", "reasoning_content", "reasoning"))
+    return next((wire_text(thought) for thought in found if thought and isinstance(thought, str)), "")
 
 
 def said_in(text: str) -> tuple[str, bool]:

@@ -27,6 +27,7 @@ from query_mutator.errors import UsageError
 from query_mutator.files import atomic_write, encode, parse_json_object
 from query_mutator.llm.cache import is_repeatable
 from query_mutator.session.play import Caller, FailureWindow, in_pool
+from query_mutator.settings.models import Sampling
 from query_mutator.types import ChatRequest, Completion, ErrorInfo, Message, Role
 
 CHAT_URL = "/v1/chat/completions"
@@ -211,16 +212,17 @@ class BatchRows:
                 file.writelines(rows[line] + b"\n" for line in sorted(rows))
 
 
-def request_of(ask: Ask, *, model: str, max_tokens: int, temperature: float, keeps: bool = True) -> ChatRequest:
-    """Return the request of a line; what it leaves open is as given.
+def request_of(ask: Ask, *, model: str, sampling: Sampling, keeps: bool = True) -> ChatRequest:
+    """Return the request of a line; what it leaves open is as in `sampling`.
 
     Where replies are kept (`keeps`), a random one is the draw of its line, which a resumed command finds again.
     """
     request = ChatRequest(
         model=model,
         messages=ask.messages,
-        max_tokens=max_tokens if ask.max_tokens is None else ask.max_tokens,
-        temperature=temperature if ask.temperature is None else ask.temperature,
+        max_tokens=sampling.target_max_tokens if ask.max_tokens is None else ask.max_tokens,
+        temperature=sampling.temperature if ask.temperature is None else ask.temperature,
+        think=sampling.think,
         seed=ask.seed,
         options=ask.options,
     )

@@ -146,8 +146,7 @@ def _plain(flags: BatchFlags, lines: Sequence[bytes]) -> Iterator[tuple[OpenMode
         def start(ask: Ask) -> Flow:
             model = flags.target_model or ask.model or models.target_model
             keeps = not models.calls.eval_client.is_instant
-            tokens, temperature = flags.target_max_tokens, flags.temperature
-            return ask_once(ask, request_of(ask, model=model, max_tokens=tokens, temperature=temperature, keeps=keeps))
+            return ask_once(ask, request_of(ask, model=model, sampling=flags, keeps=keeps))
 
         yield models, start
 
@@ -172,9 +171,7 @@ def _with_policy(flags: BatchFlags) -> Iterator[tuple[OpenModels, Start]]:
 
         def start(ask: Ask) -> Flow:
             if ask.prompt is None:  # a conversation
-                calls = task.calls
-                tokens, temperature = calls.target_max_tokens, calls.temperature
-                request = request_of(ask, model=calls.target_model, max_tokens=tokens, temperature=temperature)
+                request = request_of(ask, model=task.calls.target_model, sampling=task.calls)
                 return ask_once(ask, request, {"operators": [], "rewrite": None, "form": AS_IS, "rejected": []})
             on_line = task.on([Question(id=str(ask.number), text=ask.prompt)])
             return _rewritten(metered(outcome_flow(on_line, 0, player)), model=task.calls.target_model)

@@ -23,6 +23,7 @@ from query_mutator.types import (
     Json,
     content_text,
     logprob_fields,
+    thought_of,
     wire_number,
     wire_text,
 )
@@ -197,7 +198,7 @@ def completion_of(payload: Mapping[str, Any], *, latency_s: float = 0.0) -> Comp
         error = ErrorInfo(kind="empty", message="the reply has no text")
     return Completion(
         text=text if error is None else "",
-        thought=wire_text(message.get("reasoning_content") or message.get("reasoning")),
+        thought=thought_of(message),
         model=wire_text(payload.get("model"))[:MAX_NAME_CHARS],
         error=error,
         prompt_tokens=int(wire_number(usage.get("prompt_tokens"))),

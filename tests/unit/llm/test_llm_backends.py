@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -16,13 +17,15 @@ from query_mutator.confidence import Attempt
 from query_mutator.encoder import resolve_encoder
 from query_mutator.errors import BackendError, ModelMissingError, ServerDownError, UsageError
 from query_mutator.llm.backends import resolve_backend
+from query_mutator.llm.cache import request_key
 from query_mutator.llm.http_server import HttpServer, completion_of
 from query_mutator.llm.ollama import OllamaBackend, with_tag
 from query_mutator.llm.openai import OpenAIBackend
+from query_mutator.llm.retry import RetryPolicy
 from query_mutator.testing import FaultPlan, StubServer, start_server
 from query_mutator.types import ChatRequest, Completion, Message, without_thought
 from tests.conftest import Librarian, Upper
-from tests.scripted_server import http
+from tests.scripted_server import ScriptedServer, http
 
 
 @pytest.fixture(scope="module")
@@ -351,6 +354,12 @@ REPLIES = [
     ("It is Rome</think>", ""),
     ("a <thi<think></think>nk> b", "a <thi nk> b"),
     ("1 < 2, <thinker>", "1 < 2, <thinker>"),
+    ("[THINK]Is it Rome?[/THINK]Paris.", "Paris."),
+    (
+        "<|channel|>analysis<|message|>Rome?<|end|><|start|>assistant<|channel|>final<|message|>Paris.<|return|>",
+        "Paris.",
+    ),
+    ("<|channel|>analysis<|message|>Is it Rome?", ""),
 ]
 
 
@@ -392,6 +401,45 @@ def test_a_thought_in_a_field_of_its_own_is_not_the_answer(field: str) -> None:
             completion_of({"choices": [{"message": message, "finish_reason": "stop"}]}),
         ]
         assert [(one.text, one.error and one.error.kind) for one in replies] == [(text or "", kind)] * 3
+        assert {one.thought for one in replies} <= {"Is it Rome?", "Is it Bonn?"}
+
+
+@pytest.mark.parametrize("message", [{"content": "<think>Is it"}, {"content": "", "reasoning_content": "Is it"}])
+def test_a_limit_that_went_into_the_thought_is_a_failure_that_no_retry_helps(message: dict[str, str]) -> None:
+    reply = completion_of({"choices": [{"message": message, "finish_reason": "length"}]})
+    assert reply.error is not None
+    assert reply.error.kind == "thought"
+    assert "--target-max-tokens" in reply.error.message
+    assert "--think off" in reply.error.message
+    assert RetryPolicy().delay_s(reply.error, 1, key="") is None
+
+
+@pytest.mark.parametrize(
+    ("think", "ollama", "openai"),
+    [
+        ("auto", False, {}),
+        ("off", False, {"chat_template_kwargs": {"enable_thinking": False}}),
+        ("on", True, {"chat_template_kwargs": {"enable_thinking": True}}),
+        ("low", "low", {"reasoning_effort": "low"}),
+    ],
+)
+def test_thinking_is_asked_for_in_each_servers_own_way(think: Any, ollama: object, openai: dict[str, object]) -> None:
+    request = ChatRequest.user("Why?", model="m", think=think)
+    assert OllamaBackend("http://127.0.0.1:1").chat_body(request)["think"] == ollama
+    body = OpenAIBackend("http://127.0.0.1:1").chat_body(request)
+    assert {
+        name: value for name, value in body.items() if name in ("chat_template_kwargs", "reasoning_effort")
+    } == openai
+    assert (request_key(request) == request_key(ChatRequest.user("Why?", model="m"))) == (think == "auto")
+
+
+def test_a_server_that_refuses_the_field_of_thinking_is_asked_without_it() -> None:
+    refusal = http('{"error": {"message": "chat_template is not supported"}}', status="400 Bad Request")
+    answer = http('{"choices": [{"message": {"content": "Paris."}, "finish_reason": "stop"}]}')
+    with closing(ScriptedServer(refusal, answer)) as server, closing(OpenAIBackend(server.url, environ={})) as backend:
+        assert backend.complete(ChatRequest.user("Capital?", model="m", think="off")).text == "Paris."
+        assert b"enable_thinking" in server.requests[0]
+        assert b"enable_thinking" not in server.requests[1]
 
 
 def test_logged_answers_are_read_without_their_thought() -> None:
