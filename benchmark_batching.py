@@ -28,15 +28,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
-from itertools import islice
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any, Literal
 
-from ollama_utils import CallOptions, batch_mutate_queries, batch_query_target_model
 from ppo.fields import Ge, Le
 from query_mutator import operators
 from query_mutator.bounds import Million, Seconds, Sigma, Wait
@@ -50,8 +49,7 @@ from query_mutator.env.task import CallSettings
 from query_mutator.errors import BackendError
 from query_mutator.lab.sizing.collecting import CALLS_PER_STEP, ENVIRONMENTS_PER_CALL
 from query_mutator.llm.backends import DEFAULT_BACKEND, ServerFlags, resolve_backend
-from query_mutator.llm.probe import PROBE_WIDTH, Recorder, measure_calls, slots_advice
-from query_mutator.llm.retry import RetryPolicy
+from query_mutator.llm.probe import PROBE_WIDTH, measure_calls, slots_advice
 from query_mutator.llm.stack import ClientStack, build_client
 from query_mutator.operators import OperatorContext
 from query_mutator.operators.base import clean_rewrite
@@ -61,7 +59,6 @@ from query_mutator.types import Completion
 PROG = "benchmark_batching"
 OPERATOR = "spelling"
 ECHO = "echo"  # the model that the test server always has
-NO_RETRIES = RetryPolicy(max_retries=0)
 Mode = Literal["sequential", "phase", "pipelined", "async"]
 Case = tuple[Mode, int]  # mode, batch size
 Row = dict[str, Any]  # of the table: a value for each of COLUMNS, medians over several runs
@@ -172,13 +169,9 @@ class System:
     """A server, the client for it and the models to call."""
 
     stack: ClientStack
-    recorder: Recorder
     calls: CallSettings
     about: str  # one line for the title
-
-    def measurement(self) -> Measurement:
-        """Return the figures of the calls since the recorder started."""
-        return Measurement.of(self.recorder.completions, wall_s=self.recorder.elapsed_s)
+    completions: list[Completion] = field(default_factory=list)  # of the current run
 
 
 @contextmanager
@@ -221,7 +214,7 @@ def connect(config: BenchmarkConfig) -> Iterator[System]:
         mutator = config.mutator_model or target
         calls = CallSettings(target_model=target, mutator_model=mutator)
         stack.require_models(list(dict.fromkeys((calls.target_model, calls.mutator_model))))
-        yield System(stack=stack, recorder=Recorder(stack.retry), calls=calls, about=about)
+        yield System(stack=stack, calls=calls, about=about)
 
 
 def make_queries(count: int) -> list[str]:
@@ -238,47 +231,45 @@ def make_queries(count: int) -> list[str]:
 
 def run_mode(system: System, queries: Sequence[str], *, mode: Mode, batch_size: int) -> None:
     """Make all calls of the queries in one of the four ways."""
-    if mode == "phase":
-        for group in _groups(queries, 2 * batch_size):
-            _run_phases(system, group, batch_size)
-        return
-    size = {"sequential": 1, "pipelined": 2 * batch_size}.get(mode, len(queries))  # of a group
+    groups = {"sequential": 1, "phase": 2 * batch_size, "pipelined": 2 * batch_size}
+    size = groups.get(mode, len(queries))
     scheduler = PooledScheduler(
-        client=system.recorder,
+        client=system.stack.limit,
         encoder=resolve_encoder("hash"),
-        retry_policy=NO_RETRIES,  # the client tries again, as for the batch functions
+        retry_policy=system.stack.retry.policy,  # none
         batch_size=1 if mode == "sequential" else batch_size,
     )
     with closing(scheduler):
-        for group in _groups(queries, size):
-            for query in group:
-                scheduler.start(query, _rewrite_and_ask(system, query))
-            while scheduler.in_progress:
-                scheduler.finished()
+        for start in range(0, len(queries), size):
+            group = queries[start : start + size]
+            if mode == "phase":
+                rewrites = _finish(scheduler, [_rewrite(system, query) for query in group])
+                _finish(scheduler, [_ask(system, rewrite) for rewrite in rewrites])
+            else:
+                _finish(scheduler, [_rewrite_and_ask(system, query) for query in group])
 
 
-def _run_phases(system: System, queries: Sequence[str], batch_size: int) -> None:
-    calls = system.calls
-    shared: CallOptions = {"batch_size": batch_size, "client": system.recorder, "seed": calls.seed}
-    rewrites = batch_mutate_queries(
-        queries,
-        OPERATOR,
-        model=calls.mutator_model,
-        max_tokens=calls.mutator_max_tokens,
-        **shared,
-    )
-    batch_query_target_model(rewrites, model=calls.target_model, max_tokens=calls.target_max_tokens, **shared)
+def _finish(scheduler: PooledScheduler, flows: Sequence[Flow]) -> list[Any]:
+    """Return the results of flows that run together, in their order."""
+    for number, flow in enumerate(flows):
+        scheduler.start(number, flow)
+    results = dict(scheduler.finished() for _ in flows)
+    return [results[number] for number in range(len(flows))]
+
+
+def _rewrite(system: System, query: str) -> Flow:
+    request = system.calls.rewrite(operators.get(OPERATOR), query, context=OperatorContext())
+    rewrite: Completion = yield Call(request)
+    system.completions.append(rewrite)
+    return clean_rewrite(rewrite.text) or query
+
+
+def _ask(system: System, query: str) -> Flow:
+    system.completions.append((yield Call(system.calls.target(query))))
 
 
 def _rewrite_and_ask(system: System, query: str) -> Flow:
-    request = system.calls.rewrite(operators.get(OPERATOR), query, context=OperatorContext())
-    rewrite: Completion = yield Call(request)
-    yield Call(system.calls.target(clean_rewrite(rewrite.text) or query))
-
-
-def _groups(queries: Sequence[str], size: int) -> Iterator[list[str]]:
-    rest = iter(queries)
-    return iter(lambda: list(islice(rest, size)), [])
+    yield from _ask(system, (yield from _rewrite(system, query)))
 
 
 # ---------------------------------------------------------------- rows
@@ -417,8 +408,10 @@ def prepare(system: System, config: BenchmarkConfig) -> Results:
     found = measure_calls(system.stack.limit, system.stack.servers, model, width=config.probe_width)
     slots, modes = found.slots, ("async", "pipelined", "phase")
     cases: list[Case] = [ALONE, *itertools.product(modes, sizes)]
-    _, *timed = [run_once(system, [query]).wall_s for query in make_queries(3)]  # the first loads the mutator
-    query_s, most, repeats = statistics.fmean(timed), config.num_queries, config.repeats
+    runs: list[Measurement] = []
+    for query in make_queries(3):  # the first loads the mutator
+        run_once(system, [query], ALONE, done=runs.append)
+    query_s, most, repeats = statistics.fmean(run.wall_s for run in runs[1:]), config.num_queries, config.repeats
     queries = queries_within(config.budget_s, cases, most=most, repeats=repeats, query_s=query_s, slots=slots)
     fewer = f"; --budget-s allows {queries} of {most} queries in each" if queries < most else ""
     note(f"plan: {len(cases) * repeats} runs of {CALLS_PER_QUERY * queries} calls{fewer}")
@@ -432,30 +425,30 @@ def measure(system: System, results: Results, config: BenchmarkConfig) -> None:
 
     So a slow minute affects all cases. An interrupted run is added as far as it got.
     """
-    ends_at, queries = time.perf_counter() + config.budget_s, make_queries(results.num_queries)
+    queries = make_queries(results.num_queries)
     timer = threading.Timer(config.budget_s, system.stack.close)  # ends the calls in flight
     timer.daemon = True
     timer.start()
     try:
         for case in config.repeats * [*results.cases]:
-            try:
-                run_once(system, queries, case, seconds=ends_at - time.perf_counter())
-            finally:
-                results.add(case, system.measurement())
+            run_once(system, queries, case, done=partial(results.add, case))
             note(results.line(case))
             if timer.finished.is_set():
                 return
             if results.runs and not results.rows():
-                raise BackendError(f"all calls failed ({system.recorder.completions[-1].error}); see qm doctor")
+                raise BackendError(f"all calls failed ({system.completions[-1].error}); see qm doctor")
     finally:
         timer.cancel()
 
 
-def run_once(system: System, queries: Sequence[str], case: Case = ALONE, *, seconds: float = math.inf) -> Measurement:
-    """Return the measurement of one run; no call starts after `seconds`."""
-    system.recorder.start(seconds)
-    run_mode(system, queries, mode=case[0], batch_size=case[1])
-    return system.measurement()
+def run_once(system: System, queries: Sequence[str], case: Case, *, done: Callable[[Measurement], None]) -> None:
+    """Make one run; `done` gets its measurement, as far as it got where it is interrupted."""
+    system.completions.clear()
+    started = time.perf_counter()
+    try:
+        run_mode(system, queries, mode=case[0], batch_size=case[1])
+    finally:
+        done(Measurement.of(system.completions, wall_s=time.perf_counter() - started))
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ from query_mutator.encoder import DEFAULT_ENCODER
 from query_mutator.env.task import CallSettings, Task
 from query_mutator.errors import EXIT_FAILURES, EXIT_INTERRUPTED, QueryMutatorError, UsageError
 from query_mutator.files.replies import RepliesHead, read_replies, reply_key, write_replies
-from query_mutator.llm.backends import open_servers
+from query_mutator.llm.backends import BACKENDS
 from query_mutator.llm.client import Client, ModelServer
 from query_mutator.llm.store import Store
 from query_mutator.types import ChatRequest, Completion, ErrorInfo
@@ -95,7 +95,7 @@ def opened(arguments: argparse.Namespace) -> list[ModelServer]:
     kind, url = ("llama", arguments.gguf) if arguments.gguf else ("ollama", arguments.ollama_url)
     count = arguments.processes if arguments.gguf else 1
     options = {"num_ctx": CONTEXT} if arguments.gguf else {}
-    return [open_servers(kind, [url], pool_size=arguments.slots, runner_options=options)[0] for _ in range(count)]
+    return [BACKENDS.get(kind).open([url], pool_size=arguments.slots, runner_options=options)[0] for _ in range(count)]
 
 
 def run(arguments: argparse.Namespace, servers: Sequence[ModelServer], stack: ExitStack) -> int:

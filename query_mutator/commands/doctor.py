@@ -24,7 +24,6 @@ from query_mutator.llm.backends import (
     BACKENDS,
     ServerAddressFlags,
     choose_backend,
-    open_servers,
 )
 from query_mutator.llm.client import ModelServer
 from query_mutator.llm.probe import (
@@ -88,7 +87,7 @@ def doctor(config: DoctorConfig) -> int:
     options = {} if config.num_ctx is None else {"num_ctx": config.num_ctx}
     found: list[Finding] = []
     slots = config.batch_size if BACKENDS.get(backend).runs_files else config.probe_width
-    for server in open_servers(backend, urls, timeout_s=config.probe_s, pool_size=slots, runner_options=options):
+    for server in BACKENDS.get(backend).open(urls, timeout_s=config.probe_s, pool_size=slots, runner_options=options):
         with closing(server):
             for finding in examine(server, config):
                 print(_line(finding), flush=True)

@@ -27,7 +27,7 @@ import numpy as np
 from query_mutator.encoder import CachedEncoder, Encoder
 from query_mutator.llm.cache import Work, abandon, join
 from query_mutator.llm.client import Client
-from query_mutator.llm.retry import Attempts, RetryPolicy, with_retries
+from query_mutator.llm.retry import Attempts, Retry, RetryPolicy
 from query_mutator.types import ChatRequest, Completion, FloatArray
 
 ENCODE_WORKERS = 2  # a pass uses one core, and most cores are idle while calls are in flight
@@ -46,7 +46,7 @@ def run_flow(flow: Flow, *, client: Client, encoder: Encoder, retry_policy: Retr
         elif isinstance(need, Encode):
             result = encoder.encode(need.texts)
         else:
-            result = with_retries(client, need.request, retry_policy)
+            result = Retry(client, retry_policy).complete(need.request)
 
 
 @dataclass(frozen=True, slots=True)

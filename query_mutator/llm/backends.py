@@ -7,10 +7,8 @@ tests its name.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from query_mutator.bounds import group_of
 from query_mutator.errors import BackendError, ModelMissingError, UsageError
@@ -62,13 +60,6 @@ def choose_backend(backend: str, urls: Mapping[str, str | Sequence[str] | None])
     return DEFAULT_BACKEND if backend == AUTO else backend, next(iter(given.values()), ())
 
 
-def open_servers(
-    backend: str, urls: Sequence[str] = (), *, environ: Mapping[str, str] = os.environ, **settings: Any
-) -> tuple[ModelServer, ...]:
-    """Return the servers of a backend at these addresses, or at its default one; `settings` as in `ModelServer`."""
-    return BACKENDS.get(backend).open(urls, environ=environ, **settings)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendChoice:
     """What answers a run's calls."""
@@ -78,11 +69,6 @@ class BackendChoice:
     reason: str  # one line for the user
     default_models: tuple[str, str] | None = None  # the target and the mutator of a run that names none
     recording: Recording | None = None  # beyond which nothing can be asked; None where any prompt is answered
-
-    @property
-    def url(self) -> str:
-        """Return the first server's address."""
-        return self.urls[0]
 
     @property
     def addresses(self) -> dict[str, tuple[str, ...]]:
@@ -95,8 +81,6 @@ def resolve_backend(
     *,
     target_model: str | None = None,
     mutator_model: str | None = None,
-    environ: Mapping[str, str] = os.environ,
-    probe_timeout_s: float = PROBE_TIMEOUT_S,
     has_recording: bool = False,
     **urls: str | Sequence[str] | None,
 ) -> BackendChoice:
@@ -107,10 +91,10 @@ def resolve_backend(
     models) when no target model is named.
     """
     kind, given = choose_backend(backend, urls)
-    servers = asked = open_servers(kind, given, environ=environ)
+    servers = asked = BACKENDS.get(kind).open(given)
     models = [model for model in (target_model, mutator_model) if model is not None]
     try:
-        versions = [server.version(timeout_s=probe_timeout_s) for server in servers]
+        versions = [server.version(timeout_s=PROBE_TIMEOUT_S) for server in servers]
         if target_model is None and servers[0].default_models() is None:
             raise UsageError(_name_a_model(servers[0]))
         for server in servers:
@@ -120,7 +104,7 @@ def resolve_backend(
         if backend != AUTO or given or models or not has_recording or isinstance(error, ModelMissingError):
             raise
         reason = f"backend: recorded replies, because no {servers[0].title} server answers at {servers[0].url}"
-        kind, servers = RECORDED, open_servers(RECORDED)
+        kind, servers = RECORDED, BACKENDS.get(RECORDED).open(())
     else:
         found = [
             f"{f'{server.title} {version}'.strip()} at {', '.join(server.addresses())}"

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+import operator
 import queue
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from json.encoder import encode_basestring_ascii as quoted
-from typing import cast
+from typing import NamedTuple, cast
 
 from query_mutator.errors import BackendError
-from query_mutator.llm.cancellation import current_cancellation
+from query_mutator.llm.cancellation import CANCELLATION
 from query_mutator.llm.client import Client, ClientWrapper
 from query_mutator.llm.store import Store
 from query_mutator.types import ChatRequest, Completion
@@ -84,8 +85,7 @@ def abandon(work: Work) -> None:
         work.share(_LEFT)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallTotals:
+class CallTotals(NamedTuple):
     """Sums over completed calls; times in seconds."""
 
     calls: int = 0
@@ -103,16 +103,13 @@ class CallTotals:
         """Return the share of the replies that ended at the token limit."""
         return self.cut_replies / max(1, self.calls - self.failed)
 
-    def __add__(self, other: CallTotals) -> CallTotals:
+    def __add__(self, other: CallTotals) -> CallTotals:  # type: ignore[override]
         """Return the sums over both."""
-        return CallTotals(**{name: getattr(self, name) + getattr(other, name) for name in _TOTALS})
+        return CallTotals(*map(operator.add, self, other))
 
     def __sub__(self, earlier: CallTotals) -> CallTotals:
         """Return what was added since `earlier`."""
-        return CallTotals(**{name: getattr(self, name) - getattr(earlier, name) for name in _TOTALS})
-
-
-_TOTALS = tuple(field.name for field in fields(CallTotals))
+        return CallTotals(*map(operator.sub, self, earlier))
 
 
 class Cache(ClientWrapper):
@@ -257,7 +254,7 @@ class _Lead:
 
     def __call__(self) -> None:
         """Make the call and deliver its completion to all who wait for it."""
-        cancellation = current_cancellation()
+        cancellation = CANCELLATION.get()
 
         def share(reply: Completion) -> None:
             try:

@@ -11,9 +11,8 @@ import asyncio
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import Executor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from contextvars import ContextVar
 from typing import Self
 
@@ -24,21 +23,28 @@ from query_mutator.types import ChatRequest, Completion
 class Call:
     """One call of this thread, from connecting to the last byte of the reply; any thread may cut it."""
 
-    def __init__(self, timeout_s: float) -> None:
+    def __init__(self, timeout_s: float, *cancellations: Cancellation) -> None:
         self._ends_at = time.monotonic() + timeout_s
+        self._cancellations = cancellations
         self._socket: socket.socket | None = None  # the one in use
         self._is_copy = False  # of its handle
         self._lock = threading.Lock()  # guards the two above and `is_cut`
         self.is_cut = False
-        self.is_first = True  # on its connection
+        self.is_first = False  # on its connection
         self.is_answered = False  # a byte of the reply has arrived
 
     def __enter__(self) -> Self:
-        self._token = _call.set(self)
+        self._token = CALL.set(self)
+        for each in self._cancellations:
+            each.calls.add(self)
+            if each.is_set:
+                self.cut()
         return self
 
     def __exit__(self, *_: object) -> None:
-        _call.reset(self._token)
+        for each in self._cancellations:
+            each.calls.discard(self)
+        CALL.reset(self._token)
         self.release()
 
     def left_s(self) -> float:
@@ -80,38 +86,18 @@ class Cancellation:
 
     def __init__(self) -> None:
         self.is_set = False
-        self._calls: set[Call] = set()  # without a lock, which a fork might leave locked: each step is atomic
+        self.calls: set[Call] = set()  # without a lock, which a fork might leave locked: each step is atomic
 
     def cancel(self) -> None:
         """Cut the calls in flight, and those that start later; idempotent."""
         self.is_set = True
-        for call in list(self._calls):
+        for call in list(self.calls):
             call.cut()
 
-    @contextmanager
-    def covering(self, call: Call) -> Iterator[None]:
-        """Cut a call when cancelled."""
-        self._calls.add(call)
-        if self.is_set:
-            call.cut()
-        try:
-            yield
-        finally:
-            self._calls.discard(call)
 
-
-_call: ContextVar[Call] = ContextVar("call")
-_current: ContextVar[Cancellation] = ContextVar("cancellation", default=Cancellation())  # noqa: B039, never cancelled
-
-
-def current_call() -> Call:
-    """Return the call that this thread makes."""
-    return _call.get()
-
-
-def current_cancellation() -> Cancellation:
-    """Return what cancels the calls of this thread."""
-    return _current.get()
+#: The call that a thread makes, and what cancels its calls.
+CALL: ContextVar[Call] = ContextVar("call")
+CANCELLATION: ContextVar[Cancellation] = ContextVar("cancellation", default=Cancellation())  # noqa: B039, never set
 
 
 async def complete_in_thread(client: Client, request: ChatRequest, executor: Executor | None = None) -> Completion:
@@ -119,11 +105,11 @@ async def complete_in_thread(client: Client, request: ChatRequest, executor: Exe
     cancellation = Cancellation()
 
     def complete() -> Completion:
-        token = _current.set(cancellation)
+        token = CANCELLATION.set(cancellation)
         try:
             return client.complete(request)
         finally:
-            _current.reset(token)
+            CANCELLATION.reset(token)
 
     try:
         return await asyncio.get_running_loop().run_in_executor(executor, complete)

@@ -51,10 +51,6 @@ class ClientWrapper:
         """Return whether replies come at once, so that no worker need wait for them."""
         return getattr(self._client, "is_instant", False)
 
-    def complete(self, request: ChatRequest) -> Completion:
-        """Return the inner client's reply."""
-        return self._client.complete(request)
-
     def close(self) -> None:
         """Close the inner client; idempotent."""
         self._client.close()
@@ -112,9 +108,9 @@ class ModelServer(Client, Protocol):
         return f"{type(self).__name__.removesuffix('Backend')}({self.url!r})"
 
     @classmethod
-    def address(cls, given: str | None = None, *, environ: Mapping[str, str] = os.environ) -> str:
+    def address(cls, given: str | None = None) -> str:
         """Return the address given, else that of `url_variable`, else `default_url`; UsageError without any."""
-        found = given or environ.get(cls.url_variable, "").strip() or cls.default_url
+        found = given or os.environ.get(cls.url_variable, "").strip() or cls.default_url
         if not found:
             flag = f"--{cls.url_flag.replace('_', '-')} http://127.0.0.1:8000" if cls.url_flag else ""
             ways = " or ".join(filter(None, (flag, cls.url_variable)))
@@ -122,9 +118,9 @@ class ModelServer(Client, Protocol):
         return found
 
     @classmethod
-    def open(cls, urls: Sequence[str], *, environ: Mapping[str, str] = os.environ, **settings: Any) -> tuple[Self, ...]:
+    def open(cls, urls: Sequence[str], **settings: Any) -> tuple[Self, ...]:
         """Return the servers at these addresses, or at the one that `address` finds; `settings` as in `__init__`."""
-        return tuple(cls(cls.address(url, environ=environ), **settings) for url in urls or (None,))
+        return tuple(cls(cls.address(url), **settings) for url in urls or (None,))
 
     def addresses(self) -> tuple[str, ...]:
         """Return what `open` takes to open this server again."""

@@ -25,7 +25,7 @@ from urllib3.exceptions import ProtocolError
 
 from query_mutator.errors import UsageError, hide_credentials
 from query_mutator.llm.address import is_loopback
-from query_mutator.llm.cancellation import Call, current_call
+from query_mutator.llm.cancellation import CALL
 
 CONNECT_TIMEOUT_S = 10.0
 _SLACK_S = 0.01  # by which a call may outlast its deadline
@@ -64,10 +64,8 @@ class Session(requests.Session):
         proxy = proxy_of(url)
         self.proxies = {"all": proxy} if proxy else {}
         self.verify, self.cert = found["verify"], found["cert"]
-        self.headers.update({"Accept": "application/json", **headers})
-        self._sent_headers = dict(self.headers)
+        self._sent_headers = {**self.headers, "Accept": "application/json", **headers}
         self._adapter = HTTPAdapter(pool_maxsize=pool_size)
-        self.mount(url, self._adapter)
         self.named = named_with(proxy, url)
         self.proxy_headers = self._adapter.proxy_headers(proxy) if proxy else {}
         parts = urlsplit(url)
@@ -86,7 +84,6 @@ class Session(requests.Session):
 
     def close(self) -> None:
         """Close all connections; idempotent."""
-        super().close()
         with suppress(OSError):  # for authorities that cannot be read
             self._pool.close()
 
@@ -96,7 +93,7 @@ class Session(requests.Session):
         A kept connection that the server closes before the first byte is replaced: servers close idle ones at any
         time, and some (llama-server) after every streamed reply.
         """
-        call, pool = current_call(), self._pool
+        call, pool = CALL.get(), self._pool
         request = (method, url.removeprefix(self._unsent), body, {**self._sent_headers, **headers})
         raw = {"retries": False, "assert_same_host": False, "preload_content": False, "decode_content": False}
         while True:
@@ -112,12 +109,9 @@ class Session(requests.Session):
 class _Connection(HTTPConnection):
     """A connection that waits no longer than its call has left, and ends when that is cut."""
 
-    _call: Call | None = None  # the last one that used the socket
-    _parts: list[bytes] | None = None  # of the request that is being made
-
     def _new_conn(self) -> socket.socket:
-        call, failure = current_call(), OSError(f"{self.host} has no address")
-        self._call, call.is_first = None, True
+        call, failure = CALL.get(), OSError(f"{self.host} has no address")
+        call.is_first = True
         for family, kind, protocol, _, address in socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM):
             sock = socket.socket(family, kind, protocol)
             try:
@@ -134,26 +128,15 @@ class _Connection(HTTPConnection):
 
     def request(self, *args: Any, **settings: Any) -> None:
         """Send the head and the body together: a server wakes once."""
-        call = current_call()
         if self.sock is not None:
-            if self._call is not None:
-                self._call.release()  # its reply was read, perhaps a moment ago
-                call.is_first = False
-            call.hold(getattr(self.sock, "socket", self.sock))  # TLS within TLS wraps one
+            CALL.get().hold(getattr(self.sock, "socket", self.sock))  # TLS within TLS wraps one
         parts: list[bytes] = []
-        self._parts = parts
+        self.send = parts.append  # type: ignore[method-assign, assignment]
         try:
             super().request(*args, **settings)
         finally:
-            self._parts = None
+            del self.send
         self.send(b"".join(parts))
-        self._call = call
-
-    def send(self, data: Any) -> None:
-        if self._parts is None:
-            super().send(data)
-        else:
-            self._parts.append(data)
 
     def getresponse(self) -> Any:
         if self.sock is None:  # urllib3 passes over a connection that broke while the request was sent
@@ -182,7 +165,7 @@ class _Timed(io.RawIOBase):
     """The bytes that arrive at a socket for the call in flight, within the time that it has left."""
 
     def __init__(self, sock: socket.socket, raw: io.RawIOBase) -> None:
-        self._sock, self._raw, self._call = sock, raw, current_call()
+        self._sock, self._raw, self._call = sock, raw, CALL.get()
 
     def readable(self) -> bool:
         return True
@@ -196,5 +179,6 @@ class _Timed(io.RawIOBase):
         return count
 
     def close(self) -> None:
+        self._call.release()  # before another call has the connection
         self._raw.close()
         super().close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +10,6 @@ from dataclasses import replace
 from typing import Any, ClassVar, TypeVar
 
 from query_mutator.errors import BackendError, ServerDownError
-from query_mutator.llm.address import server_url
 from query_mutator.llm.client import INFO_TIMEOUT_S, ModelServer
 from query_mutator.llm.transport import Transport, parsed
 from query_mutator.settings.calls import Calls
@@ -71,11 +69,6 @@ class HttpServer(ModelServer):
         self._contexts: dict[str, int | None] = {}  # of loaded models
         self._refused: dict[str, Any] = {}  # fields that are left out
 
-    @classmethod
-    def address(cls, given: str | None = None, *, environ: Mapping[str, str] = os.environ) -> str:
-        """Return the normalized address: the one given, that of `url_variable`, or `default_url`."""
-        return server_url(super().address(given, environ=environ))
-
     # --- what a subclass says --------------------------------------------------------------------------------------
 
     def chat_body(self, request: ChatRequest) -> Json:
@@ -112,7 +105,7 @@ class HttpServer(ModelServer):
         completion = parsed(lambda: self.completion(reply, latency_s=latency_s), what=what)
         if isinstance(completion, ErrorInfo):
             return Completion(error=completion, latency_s=latency_s)
-        completion = replace(completion, text=self._transport.without_secrets(completion.text))
+        completion = replace(completion, text=self._transport.without_secrets(completion.text.encode()).decode())
         return self._uncut(request, completion) if completion.ok else completion
 
     def close(self) -> None:

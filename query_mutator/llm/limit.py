@@ -25,8 +25,6 @@ class Limit(ClientWrapper):
     """A client that lets at most `limit` calls through at once; an adaptive one moves between 1 and where it starts."""
 
     def __init__(self, client: Client, *, limit: int, is_adaptive: bool = False) -> None:
-        if limit < 1:
-            raise ValueError(f"limit={limit} must be at least 1")
         super().__init__(client)
         self.limit = self._highest = limit
         self._is_adaptive = is_adaptive

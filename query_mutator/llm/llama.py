@@ -36,8 +36,6 @@ START_S = 120.0  # for which a model may load, with the time its file takes from
 _SLOW_BYTES_PER_S = 20e6
 _LOG_HEAD_BYTES = 65_536
 _LOADING_ERROR = re.compile(r"error loading model: (.*)")
-_LOG_PREFIX = re.compile(r"^[\d.]+ E ")
-
 
 DEFAULT_CONTEXT = 4096  # tokens of a slot; the model's own, often 128k, would take GB for each slot
 MAX_RESTARTS = 3  # of one file: a request that crashes llama.cpp is not repeated forever
@@ -69,6 +67,7 @@ class LlamaProcess:
         self, path: Path, *, name: str, slots: int, context: int, before: LlamaProcess | None, **settings: Any
     ) -> None:
         self._path, self._owner = path, os.getpid()
+        self.restarts: int = 0 if before is None else before.restarts + 1
         self._key: str = secrets.token_hex(16) if before is None else before._key
         port = 0 if before is None else urlsplit(before.client.url).port
         self._log = tempfile.TemporaryFile()  # noqa: SIM115, closed in `close`
@@ -131,7 +130,7 @@ class LlamaProcess:
         text = self._log.read(_LOG_HEAD_BYTES).decode(errors="replace")
         found = _LOADING_ERROR.search(text)
         first = found[1] if found else next(iter(text.strip().splitlines()), "")
-        return _LOG_PREFIX.sub("", first).removeprefix("llama_model_loader: ").strip()
+        return first.strip()
 
 
 class LlamaBackend(ModelServer):
@@ -167,19 +166,18 @@ class LlamaBackend(ModelServer):
             raise UsageError(f"--gguf {url} {mutator}: both models would be {paths[0].stem!r}; rename one file")
         self._slots, self._settings = pool_size, settings
         self._running: dict[str, LlamaProcess] = {}
-        self._restarts = dict.fromkeys(self._files, 0)
         self._is_closed = False
         self._lock = threading.Lock()  # guards starts and ends of processes
 
     @classmethod
-    def address(cls, given: str | None = None, *, environ: Mapping[str, str] = os.environ) -> str:
+    def address(cls, given: str | None = None) -> str:
         """Return the absolute path of a file; UsageError without one, and for a package that is not installed."""
         if not given:
             raise UsageError("--backend llama needs a model; give its file with --gguf FILE")
         return gguf_path(given)
 
     @classmethod
-    def open(cls, urls: Sequence[str], *, environ: Mapping[str, str] = os.environ, **settings: Any) -> tuple[Self, ...]:
+    def open(cls, urls: Sequence[str], **settings: Any) -> tuple[Self, ...]:
         """Return one server with all files."""
         paths = list(dict.fromkeys(cls.address(url) for url in urls or (None,)))
         if len(paths) > 2:
@@ -276,9 +274,8 @@ class LlamaBackend(ModelServer):
         path, sizes = self._files[name], {"slots": self._slots, "context": self._context}
         check_file(path)
         if before is not None:
-            self._restarts[name] += 1
-            if self._restarts[name] > MAX_RESTARTS:
-                raise UsageError(f"llama.cpp crashed {self._restarts[name]} times with {path}")
+            if before.restarts == MAX_RESTARTS:
+                raise UsageError(f"llama.cpp crashed {1 + MAX_RESTARTS} times with {path}")
             logger.warning("llama.cpp crashed with %s; it is started again", path)
             before.close()
         return LlamaProcess(path, name=name, before=before, **sizes, **self._settings)

@@ -66,7 +66,6 @@ class OpenAIBackend(HttpServer):
         parts = urlsplit(url)
         url = url if parts.path else f"{url}/v1"
         super().__init__(url, headers=self._headers, runner_options=options, **settings)
-        self._answered: set[str] = set()  # models that a server without a list of them has
         self._token_field = _NEW_TOKEN_FIELD.get(parts.hostname or "", "max_tokens")
 
     def http_headers(self, model: str) -> Mapping[str, str]:
@@ -90,13 +89,10 @@ class OpenAIBackend(HttpServer):
 
     def require_model(self, name: str) -> str:
         """Return the model's full name; a server that lists no models is asked for a reply of one token."""
-        if name in self._answered:
-            return name
         if names_in(self._listed(), "id"):
             return super().require_model(name)
         error = self.complete(ChatRequest.user("Hello", model=name, max_tokens=1)).error
         if error is None or error.kind == "empty":
-            self._answered.add(name)
             return name
         if error.kind == "model_missing":
             raise ModelMissingError(f"{self.url} has no model {name!r} and lists none ({error.message})")

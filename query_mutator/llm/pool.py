@@ -8,15 +8,14 @@ costs no attempt. A server that answers with an error, or that never answered, i
 
 from __future__ import annotations
 
-import itertools
 import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from query_mutator.errors import BackendError, ServerDownError, UsageError
-from query_mutator.llm.cancellation import current_cancellation
+from query_mutator.errors import BackendError, ServerDownError
+from query_mutator.llm.cancellation import CANCELLATION
 from query_mutator.llm.client import ModelServer
 from query_mutator.types import ChatRequest, Completion, ErrorInfo
 
@@ -27,7 +26,6 @@ MAX_REST_S = 30.0  # from 1 s, doubled each time
 
 _ELSEWHERE = frozenset({"connect", "busy", "memory", "prompt_too_long"})  # the call goes to another server at once
 _UNHEALTHY = frozenset({"connect", "busy", "memory", "timeout", "server", "malformed"})
-_SHOWN_CHARS = 12  # of a digest, as in `ollama list`
 
 POLL_S = 1.0  # between two questions whether a server is back
 ANSWER_S = 5.0  # a version comes from the server's memory
@@ -73,8 +71,6 @@ class Pool:
         show: Callable[[str], None] = lambda line: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if not backends:
-            raise ValueError("a pool needs at least one server")
         self.servers = tuple(Server(backend) for backend in backends)
         self.is_instant = all(backend.is_instant for backend in backends)
         self._wait_s, self._show, self._clock = wait_s, show, clock
@@ -89,14 +85,10 @@ class Pool:
     def __repr__(self) -> str:
         return f"Pool({[server.backend for server in self.servers]!r})"
 
-    @property
-    def url(self) -> str:
-        """Return the addresses of all servers."""
-        return ", ".join(server.backend.url for server in self.servers)
-
     def complete(self, request: ChatRequest) -> Completion:
         """Return the reply of one server, or the last one's failure when none took the call."""
-        for absences in itertools.count():
+        absences = 0
+        while True:
             self._is_there.wait()
             seen = self._absences
             reply = self._try(request)
@@ -105,7 +97,7 @@ class Pool:
                 self.answered()
             if error is None or not is_lost(error) or absences == MAX_ABSENCES or not self._waited(seen):
                 return reply
-        raise AssertionError("unreachable")
+            absences += 1
 
     def answered(self) -> None:
         """Record that a server answered: from now on it is waited for."""
@@ -121,14 +113,14 @@ class Pool:
         """Return the reply of the first server that takes the call, else the last one's failure."""
         untried = list(self.servers)
         while True:
-            server = self._choose(untried)
+            server, reply = self._choose(untried), None
             try:
                 reply = server.backend.complete(request)
-                with self._lock:
-                    server.note(reply.error, now=self._clock())
             finally:
                 with self._lock:
                     server.in_flight -= 1
+                    if reply is not None:
+                        server.note(reply.error, now=self._clock())
             untried.remove(server)
             if reply.error is None or reply.error.kind not in _ELSEWHERE or not untried:
                 return reply
@@ -164,10 +156,10 @@ class Pool:
         try:
             while not self._closed.wait(POLL_S):
                 if self._is_answered(loading=False):
-                    logger.warning("%s: nothing answered from %s to %s", self.url, since, time.strftime("%H:%M"))
+                    logger.warning("%r: nothing answered from %s to %s", self, since, time.strftime("%H:%M"))
                     return True
                 self._has_answered = time.monotonic() - began < self._wait_s
-                if not self._has_answered or current_cancellation().is_set:  # another call that waits asks from now on
+                if not self._has_answered or CANCELLATION.get().is_set:  # another call that waits asks from now on
                     return False
             return True  # the servers are closed and say so
         finally:
@@ -191,15 +183,3 @@ class Pool:
 def is_lost(error: ErrorInfo) -> bool:
     """Return whether there was no connection, or it ended before the whole reply."""
     return error.kind in ("connect", "malformed") and error.status is None
-
-
-def require_same_models(servers: Sequence[ModelServer], models: Sequence[str]) -> None:
-    """Raise ModelMissingError unless every server has all models, UsageError when the digests of one differ.
-
-    Otherwise a reply would depend on which server was free. A server that reports no digest is not compared.
-    """
-    for model in dict.fromkeys(models):
-        digests = {server.url: server.digest(model) for server in servers}
-        if len({digest for digest in digests.values() if digest}) > 1:
-            found = ", ".join(f"{url} has {digest[:_SHOWN_CHARS]}" for url, digest in digests.items())
-            raise UsageError(f"{model} is not the same on all servers ({found}): install the same weights on each")

@@ -12,16 +12,14 @@ reload_sentence, context_sentence     a sentence each, for `qm doctor`
 
 from __future__ import annotations
 
-import math
 import threading
-import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from statistics import median
 
 from query_mutator.llm.cache import CallTotals
-from query_mutator.llm.client import Client, ClientWrapper, ModelServer
+from query_mutator.llm.client import Client, ModelServer
 from query_mutator.settings.models import Sampling
 from query_mutator.types import ChatRequest, Completion, ErrorInfo
 
@@ -56,7 +54,6 @@ def measure_calls(
     model: str,
     *,
     width: int = PROBE_WIDTH,
-    max_tokens: int = PROBE_TOKENS,
     budget_s: float = 30.0,
 ) -> Probe:
     """Return slots and service time of servers: what they report, else what `width` calls at once show.
@@ -66,21 +63,18 @@ def measure_calls(
     doctor` and `benchmark_batching.py` both measure with it.
     """
     reported = reported_slots(servers, model)
-    started = time.monotonic()
-    request = ChatRequest.user(PROBE_TEXT, model=model, max_tokens=max_tokens, seed=0)
-    loading_s = 0.0
+    request = ChatRequest.user(PROBE_TEXT, model=model, max_tokens=PROBE_TOKENS, seed=0)
     for _ in ("loads the model", "is alone"):
         alone = client.complete(request)
         if alone.error is not None:
             return Probe(slots=None, width=width, service_s=None, error=alone.error)
-        loading_s += alone.load_s
     at_once, seen = (width, width) if reported is None else (min(reported, width), None)
-    left_s = budget_s - (time.monotonic() - started - loading_s)
+    left_s = budget_s - 2 * alone.latency_s
     if left_s < budget_s / 2:
         return Probe(slots=reported, width=seen, service_s=_service_s(alone))
     # Calls that would take longer than the budget on one slot are shortened.
     share = min(1.0, left_s / max(1e-9, at_once * alone.latency_s))
-    shorter = replace(request, max_tokens=max(min(FEWEST_TOKENS, max_tokens), int(share * max_tokens)))
+    shorter = replace(request, max_tokens=max(FEWEST_TOKENS, int(share * PROBE_TOKENS)))
     basis = alone if share == 1 else client.complete(shorter)
     replies = together(client, [shorter] * at_once) if basis.ok else [basis]
     failed = next((completion.error for completion in replies if completion.error is not None), None)
@@ -155,36 +149,6 @@ def _service_s(completion: Completion) -> float:
     """Return the seconds the server worked on a call, or what the client waited if the server reports no times."""
     worked_s = completion.prompt_eval_s + completion.eval_s
     return worked_s if _has_times(completion) else completion.latency_s
-
-
-class Recorder(ClientWrapper):
-    """A client that keeps every completion of the inner client; out of time, it makes no further calls."""
-
-    def __init__(self, client: Client) -> None:
-        super().__init__(client)
-        self.start()
-
-    def start(self, seconds: float = math.inf) -> None:
-        """Forget what was kept, and start the clock."""
-        self.completions: list[Completion] = []
-        self._started = time.perf_counter()
-        self._ends_at = self._started + seconds
-
-    @property
-    def elapsed_s(self) -> float:
-        """Return the seconds since `start`."""
-        return time.perf_counter() - self._started
-
-    def complete(self, request: ChatRequest) -> Completion:
-        """Return the inner client's reply, and keep it."""
-        if time.perf_counter() >= self._ends_at:
-            return Completion.failed("cancelled", "out of time")
-        completion = super().complete(request)
-        self.completions.append(completion)  # atomic, so it needs no lock
-        return completion
-
-
-# --- sentences -------------------------------------------------------------------------------------------------------
 
 
 def reload_sentence(server: ModelServer, models: Sequence[str]) -> str:

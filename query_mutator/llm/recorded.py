@@ -9,17 +9,14 @@ from __future__ import annotations
 import functools
 import os
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 from query_mutator.errors import UsageError
 from query_mutator.files.gguf_file import PACKAGED
 from query_mutator.files.replies import Recording
 from query_mutator.llm.client import INFO_TIMEOUT_S, ModelServer
-from query_mutator.settings.calls import Calls
 from query_mutator.types import ChatRequest, Completion
 
 __all__ = ["BUNDLED_RECORDINGS", "RecordedBackend", "recording_address"]
@@ -52,10 +49,6 @@ class RecordedBackend(ModelServer):
     is_instant = True
     more_models = "a recording has the replies of one"
 
-    def __init__(self, url: str, *, pool_size: int = Calls.batch_size, **settings: Any) -> None:
-        super().__init__(url, pool_size=pool_size, **settings)
-        self._slots = pool_size
-
     @functools.cached_property
     def recording(self) -> Recording:
         """Return the recording, read at its first use; UsageError for a file that cannot be read."""
@@ -68,7 +61,7 @@ class RecordedBackend(ModelServer):
             raise UsageError(f"--recording {self.url}: {path}: {error.strerror}; {advice}") from None
 
     @classmethod
-    def address(cls, given: str | None = None, *, environ: Mapping[str, str] = os.environ) -> str:
+    def address(cls, given: str | None = None) -> str:
         """Return the name of a bundled recording or the absolute path of a file."""
         return recording_address(given)
 
@@ -97,10 +90,6 @@ class RecordedBackend(ModelServer):
         """Return the sha256 of the recording: the model's own would stand for its live replies."""
         self.require_model(model)
         return self.recording.sha256
-
-    def slots(self, model: str) -> int:
-        """Return the calls in flight, all of which are answered at once."""
-        return self._slots
 
     def complete(self, request: ChatRequest) -> Completion:
         """Return the recorded reply with the times of the recording; `latency_s` is that of the lookup.

@@ -1,7 +1,7 @@
 """Retries of failed calls: which failures are transient, how long to wait, and a client that waits in its own thread.
 
 RetryPolicy    the rule: a pure function from one failure to the wait before the next attempt
-Attempts       the state of one call under a policy; a scheduler drives it with timers, `with_retries` in a thread
+Attempts       the state of one call under a policy; a scheduler drives it with timers, `Retry` in a thread
 """
 
 from __future__ import annotations
@@ -9,9 +9,7 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from query_mutator.llm.client import Client, ClientWrapper
 from query_mutator.settings.calls import Calls
@@ -19,13 +17,8 @@ from query_mutator.types import ChatRequest, Completion, ErrorInfo
 
 MAX_RETRY_AFTER_S = 120.0  # a server may ask for more; then the next attempt just fails again
 MAX_TIMEOUTS = 1  # a retried timeout joins the end of the server's queue
-#: Kinds of error after which the same call may succeed later.
+#: Kinds of error after which the same call may succeed later; a wrong request or a missing model fails every time.
 TRANSIENT = frozenset({"connect", "timeout", "busy", "server", "malformed", "empty", "incomplete"})
-
-
-def is_transient(error: ErrorInfo) -> bool:
-    """Return whether the same call may succeed later; a wrong request or a missing model fails every time."""
-    return error.kind in TRANSIENT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +37,7 @@ class RetryPolicy:
         is honored. A second timeout, a wrong request, a missing model, a server out of memory and a cancelled call are
         final.
         """
-        if not is_transient(error) or attempt > self.max_retries:
+        if error.kind not in TRANSIENT or attempt > self.max_retries:
             return None
         if error.kind == "timeout" and (attempt if timeouts is None else timeouts) > MAX_TIMEOUTS:
             return None
@@ -87,18 +80,6 @@ class Attempts:
         return completion if self._number == 1 else replace(completion, attempts=self._number)
 
 
-def with_retries(
-    client: Client, request: ChatRequest, policy: RetryPolicy, *, wait: Callable[[float], Any] = time.sleep
-) -> Completion:
-    """Call a client and wait in turns; return its reply when it is final, or when `wait` returns true."""
-    attempts = Attempts(request, policy)
-    while True:
-        reply = client.complete(attempts.next())
-        seconds = attempts.delay_s(reply.error)
-        if seconds is None or wait(seconds):
-            return attempts.result(reply)
-
-
 class Retry(ClientWrapper):
     """A client that retries failed calls; the wait is spent in the calling thread and ends at `close`."""
 
@@ -109,7 +90,12 @@ class Retry(ClientWrapper):
 
     def complete(self, request: ChatRequest) -> Completion:
         """Return the first reply that is an answer, or the last failure; `attempts` says how many calls it took."""
-        return with_retries(self._client, request, self.policy, wait=self._closed.wait)
+        attempts = Attempts(request, self.policy)
+        while True:
+            reply = self._client.complete(attempts.next())
+            seconds = attempts.delay_s(reply.error)
+            if seconds is None or self._closed.wait(seconds):
+                return attempts.result(reply)
 
     def close(self) -> None:
         """Give up waiting and close the inner client; idempotent."""

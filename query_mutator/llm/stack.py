@@ -13,16 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from query_mutator.errors import UsageError
-from query_mutator.llm.backends import DEFAULT_BACKEND, open_servers
+from query_mutator.llm.backends import BACKENDS, DEFAULT_BACKEND
 from query_mutator.llm.cache import Cache
 from query_mutator.llm.client import ModelServer
 from query_mutator.llm.limit import Limit
-from query_mutator.llm.pool import Pool, require_same_models
+from query_mutator.llm.pool import Pool
 from query_mutator.llm.retry import Retry, RetryPolicy
 from query_mutator.llm.store import Store, default_cache_path
 from query_mutator.settings.calls import DIRECT, Calls
 
 logger = logging.getLogger(__name__)
+
+_SHOWN_CHARS = 12  # of a digest, as in `ollama list`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +41,6 @@ class ClientStack:
     client: Cache  # without retries, for a scheduler that waits before them itself; counts what its calls cost
     eval_client: Cache  # the same for evaluation, which may have the store of all runs to itself
     identity: Callable[[str], str]  # of the models, for the store
-    cache: Store | None  # replies that all runs share
 
     @property
     def backend_class(self) -> type[ModelServer]:
@@ -62,7 +63,6 @@ class ClientStack:
 
     def require_models(self, models: Sequence[str]) -> None:
         """Raise ModelMissingError unless every server has all models, UsageError when their weights differ."""
-        require_same_models(self.servers, models)
         for model in models:
             self.identity(model)  # now, so that stored replies are found while no server answers
         self.pool.answered()
@@ -70,8 +70,7 @@ class ClientStack:
     def close(self) -> None:
         """Cancel calls in flight and close connections and cache; idempotent."""
         self.retry.close()
-        if self.cache is not None:
-            self.cache.close()
+        self.eval_client.close()
 
 
 def build_client(
@@ -89,8 +88,7 @@ def build_client(
     """
     settings = replace(settings, **changes) if changes else settings
     options = {} if settings.num_ctx is None else {"num_ctx": settings.num_ctx}
-    servers = open_servers(
-        backend,
+    servers = BACKENDS.get(backend).open(
         [urls] if isinstance(urls, str) else urls,
         timeout_s=settings.timeout_s,
         pool_size=settings.calls_in_flight,
@@ -110,7 +108,6 @@ def build_client(
         client=Cache(limit, identity=identity, shared=None if settings.cache == "eval" else cache),
         eval_client=Cache(limit, identity=identity, shared=cache),
         identity=identity,
-        cache=cache,
     )
 
 
@@ -118,13 +115,18 @@ def identity_of(servers: Sequence[ModelServer], *, extra: str) -> Callable[[str]
     """Return what names the weights behind a model's name and how they run; it asks the servers once per model.
 
     It returns the model's digest, or its name and server where there is none, and `extra`. BackendError when a server
-    does not answer, or does not have the model.
+    does not answer, or does not have the model; UsageError when digests differ: a reply would depend on which server
+    was free.
     """
 
     @functools.cache
     def identity(model: str) -> str:
-        digests = sorted({server.digest(model) or f"{model} at {server.url}" for server in servers})
-        return f"{' '.join(digests)} {extra}"
+        digests = {server.url: server.digest(model) for server in servers}
+        if len(set(filter(None, digests.values()))) > 1:
+            found = ", ".join(f"{url} has {digest[:_SHOWN_CHARS]}" for url, digest in digests.items())
+            raise UsageError(f"{model} is not the same on all servers ({found}): install the same weights on each")
+        names = sorted({digest or f"{model} at {url}" for url, digest in digests.items()})
+        return f"{' '.join(names)} {extra}"
 
     return identity
 

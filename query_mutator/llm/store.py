@@ -21,7 +21,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from hashlib import blake2b
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from query_mutator.errors import DiskError, UsageError
@@ -31,7 +30,6 @@ from query_mutator.types import ChatRequest, Completion, Message
 logger = logging.getLogger(__name__)
 
 _DAMAGED = "move it away: its replies are asked for again"
-_NEWEST = 200  # replies whose seconds are averaged
 _LOCK_TIMEOUT_S = 30.0  # for another process's write
 _SCHEMA = """
     CREATE TABLE IF NOT EXISTS replies (
@@ -39,6 +37,14 @@ _SCHEMA = """
     CREATE TABLE IF NOT EXISTS actions (
         env INTEGER, step INTEGER, action INTEGER, checksum INTEGER, PRIMARY KEY (env, step)) WITHOUT ROWID;
     CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value, checksum INTEGER) WITHOUT ROWID;
+"""
+#: Of the newest 200 replies that took time; models by name without the tag `latest`.
+_MEAN_SECONDS = """
+    SELECT avg(seconds) FROM (
+        SELECT reply ->> 'latency_s' AS seconds FROM replies
+        WHERE rowid > (SELECT max(rowid) FROM replies) - 2000 AND seconds > 0
+            AND (:names = '[]' OR replace(model, ':latest', '') IN (SELECT value FROM json_each(:names)))
+        ORDER BY rowid DESC LIMIT 200)
 """
 
 
@@ -51,18 +57,10 @@ def default_cache_path(environ: Mapping[str, str] = os.environ) -> Path:
 
 def seconds_seen(path: str | Path, models: Collection[str]) -> float | None:
     """Return the mean seconds of the newest calls to some models, or to any where none is named; None without any."""
-    times: list[float] = []
-    if Path(path).is_file():
-        with (
-            suppress(sqlite3.Error),
-            closing(sqlite3.connect(f"{Path(path).absolute().as_uri()}?mode=ro", uri=True)) as file,
-        ):
-            query = "SELECT model, reply ->> 'latency_s' FROM replies ORDER BY rowid DESC LIMIT 2000"
-            found = [
-                time for model, time in file.execute(query) if not models or model.removesuffix(":latest") in models
-            ]
-            times = [time for time in found if time][:_NEWEST]
-    return fmean(times) if times else None
+    uri, seconds = f"{Path(path).absolute().as_uri()}?mode=ro", None
+    with suppress(sqlite3.Error), closing(sqlite3.connect(uri, uri=True)) as file:
+        [(seconds,)] = file.execute(_MEAN_SECONDS, {"names": encode(sorted(models)).decode()})
+    return seconds
 
 
 class Store:

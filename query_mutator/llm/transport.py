@@ -8,13 +8,13 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from http.client import IncompleteRead, RemoteDisconnected
+from http.client import IncompleteRead
 from typing import TYPE_CHECKING, TypeVar
 
 from query_mutator.errors import HIDDEN, TOO_MANY_FILES, disk_advice
-from query_mutator.files import count_values, decode, encode
+from query_mutator.files import count_values, decode, decode_object, encode
 from query_mutator.llm.address import server_url
-from query_mutator.llm.cancellation import Call, Cancellation, current_cancellation
+from query_mutator.llm.cancellation import CANCELLATION, Call, Cancellation
 from query_mutator.settings.calls import Calls
 from query_mutator.types import ErrorInfo, Json
 
@@ -42,13 +42,10 @@ _TOO_LONG = re.compile(
 )
 _NO_SUCH_MODEL = re.compile(r"model\b.*\bnot found|no such model|does not exist", re.IGNORECASE)
 
-Text = TypeVar("Text", str, bytes)
-
 _CANCELLED = ErrorInfo(kind="cancelled", message="the call was cancelled from this side")
 _CARRIES_SECRET = re.compile("auth|key|token|secret|password|cookie", re.IGNORECASE)  # in a header's name
 _SECRET_CHARS = 8  # fewer are a scheme, as Bearer, or a word of the language
-_FEW_BYTES = 2_000_000  # of JSON, whatever it holds
-_MAX_VALUES = 2_000_000  # in longer JSON: 4,000 embeddings of 512 numbers
+_MAX_VALUES = 2_000_000  # in JSON of more bytes than this: 4,000 embeddings of 512 numbers
 
 
 class BadReply(ValueError):
@@ -62,8 +59,6 @@ def error_from_exception(error: BaseException, *, url: str, timeout_s: float) ->
         return ErrorInfo(kind="timeout", message=f"no complete reply from {url} within {timeout_s:g} s")
     if isinstance(error, BadReply):
         return ErrorInfo(kind="malformed", message=f"{url} {error}")
-    if isinstance(error, RemoteDisconnected):
-        return ErrorInfo(kind="connect", message=f"{url} closed the connection without a reply")
     if isinstance(error, IncompleteRead):
         return ErrorInfo(kind="malformed", message=f"{url} sent a truncated reply")
     if not isinstance(error, OSError) or _is_of_requests(error):
@@ -182,24 +177,19 @@ class Transport:
         return self._call("GET", path, None, {}, timeout_s)
 
     def post(
-        self, path: str, payload: Json, *, timeout_s: float | None = None, retry_count: int | None = None
+        self, path: str, payload: Json, *, timeout_s: float | None = None, retry_count: int = 0
     ) -> Json | ErrorInfo:
         """Return the JSON object that answers `payload`, or why there is none.
 
         `retry_count` says how often the same call failed before, in the header that OpenAI's client sends.
         """
-        headers = {"Content-Type": "application/json"}
-        if retry_count is not None:
-            headers["X-Stainless-Retry-Count"] = str(retry_count)
+        headers = {"Content-Type": "application/json", "X-Stainless-Retry-Count": str(retry_count)}
         return self._call("POST", path, encode(payload), headers, timeout_s)
 
-    def without_secrets(self, text: Text) -> Text:
+    def without_secrets(self, text: bytes) -> bytes:
         """Return `text` without what authorizes our requests: some servers repeat what they were sent."""
         for secret in self._secrets:
-            if isinstance(text, bytes):
-                text = text.replace(secret.encode(), HIDDEN.encode())
-            else:
-                text = text.replace(secret, HIDDEN)
+            text = text.replace(secret, HIDDEN.encode())
         return text
 
     def close(self) -> None:
@@ -213,7 +203,7 @@ class Transport:
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
         if self._owner != os.getpid():  # after a fork; the kept connections are those of the parent
             self._open()
-        with Call(timeout_s) as call, self._cancellation.covering(call), current_cancellation().covering(call):
+        with Call(timeout_s, self._cancellation, CANCELLATION.get()) as call:
             try:
                 with contextlib.closing(self._session.ask(method, self.url + path, body, headers)) as reply:
                     result = self._read(reply)
@@ -236,7 +226,7 @@ class Transport:
         body = self.without_secrets(bytes(received))
         if not is_ok:
             error = error_from_status(reply, body)
-            return replace(error, message=self.without_secrets(error.message))  # of a header
+            return replace(error, message=self.without_secrets(error.message.encode()).decode())  # of a header
         payload = parsed(lambda: json_object(body), what="JSON")
         if not isinstance(payload, ErrorInfo):
             return payload
@@ -244,12 +234,11 @@ class Transport:
         return replace(payload, message=f"the reply is not a JSON object: {start!r}", status=reply.status)
 
 
-def _secrets(headers: Mapping[str, str]) -> tuple[str, ...]:
+def _secrets(headers: Mapping[str, str]) -> set[bytes]:
     """Return the words of the headers that carry credentials, in the spellings a server may repeat them in."""
     words = [word for name, value in headers.items() if _CARRIES_SECRET.search(name) for word in value.split()]
     long = [word for word in words if len(word) >= _SECRET_CHARS]
-    spellings = (form for word in long for form in (word, json.dumps(word)[1:-1], word.replace("/", r"\/")))
-    return tuple(dict.fromkeys(spellings))
+    return {form.encode() for word in long for form in (word, json.dumps(word)[1:-1], word.replace("/", r"\/"))}
 
 
 def json_object(text: bytes) -> Json:
@@ -257,9 +246,6 @@ def json_object(text: bytes) -> Json:
 
     A short text of many small values takes up to thirty times its length as objects, so their number is bounded.
     """
-    if len(text) > _FEW_BYTES and count_values(text) > _MAX_VALUES:
+    if len(text) > _MAX_VALUES and count_values(text) > _MAX_VALUES:
         raise ValueError(f"more than {_MAX_VALUES:,} values")
-    payload = decode(text)
-    if not isinstance(payload, dict):
-        raise ValueError("not an object")
-    return payload
+    return decode_object(text)

@@ -21,7 +21,6 @@ from query_mutator.llm.backends import (
     DEFAULT_BACKEND,
     RECORDED,
     BackendChoice,
-    open_servers,
     resolve_backend,
 )
 from query_mutator.llm.reply_vectors import known_rows
@@ -146,7 +145,7 @@ def open_models(settings: ModelSettings, *, dataset: str | None = None) -> OpenM
         return OpenModels(
             settings=settings,
             choice=choice,
-            url=choice.url,
+            url=choice.urls[0],
             calls=calls,
             encoder=encoder,
             target_model=target,
@@ -159,7 +158,7 @@ def _serve_recorded(settings: ModelSettings, choice: BackendChoice, stack: ExitS
     """Serve recorded replies over HTTP, each after its simulated time; return the address, with Ollama's routes."""
     from query_mutator.testing import start_server
 
-    [recorded] = open_servers(choice.kind, choice.urls)
+    [recorded] = BACKENDS.get(choice.kind).open(choice.urls)
     assert choice.default_models is not None
     answer = partial(recorded.complete)
     answer.is_instant = True  # type: ignore[attr-defined]  # a lookup

@@ -34,7 +34,6 @@ logger = logging.getLogger(__name__)
 OllamaVersion = Literal["0.9", "0.24"]
 Write = Callable[[Sequence[str]], Awaitable[None]]  # takes the next tokens of a streamed reply
 
-DEFAULT_KEEP_ALIVE_S = 300.0
 MIN_CONTEXT, MAX_CONTEXT = 4, 32768  # tokens; a smaller or larger num_ctx becomes one of them
 BUSY = "server busy, please try again.  maximum pending requests exceeded"
 #: Time to read a token of the prompt, as a share of the time to write one of the reply.
@@ -112,8 +111,6 @@ class FaultPlan:
     """
 
     def __init__(self, share: float, *, kinds: Sequence[str] = KINDS, seed: int = 0) -> None:
-        if not 0 <= share <= 1:
-            raise UsageError(f"faults={share} is out of range; the share of failing calls must be between 0 and 1")
         for kind in kinds:
             check_known("fault", kind, KINDS)
         if not kinds:
@@ -147,7 +144,6 @@ class Call:
     model: Served
     request: ChatRequest
     texts: Sequence[str] = ()
-    keep_alive_s: float | None = None
     truncate: bool = True
     shift: bool = True
     fault: str | None = None
@@ -215,33 +211,20 @@ class Stats:
         return Stats(**flying, max_in_service=self.in_service)
 
 
+@dataclass(slots=True)
 class Runner:
     """One loaded model: its options, its slots (first come, first served), and how many calls use it."""
 
-    def __init__(self, model: Served, options: dict[str, Any], *, num_parallel: int) -> None:
-        self.model = model
-        self.options = options
-        self.slots = asyncio.Semaphore(num_parallel)
-        self.users = 0
-        self.keep_alive_s = DEFAULT_KEEP_ALIVE_S
-        self.idle = asyncio.Event()
-        self._idle_since_s = time.monotonic()
-
-    @property
-    def expires_in_s(self) -> float:
-        """Return for how long the model stays loaded without further calls."""
-        return self.keep_alive_s - (0.0 if self.users else time.monotonic() - self._idle_since_s)
-
-    @property
-    def is_loaded(self) -> bool:
-        """Return whether the model is in use or its keep-alive has not passed."""
-        return self.users > 0 or self.expires_in_s > 0
+    model: Served
+    options: dict[str, Any]
+    slots: asyncio.Semaphore
+    users: int = 0
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
 
     def leave(self) -> None:
         """Count a call that has finished with the model."""
         self.users -= 1
         if self.users == 0:
-            self._idle_since_s = time.monotonic()
             self.idle.set()
 
 
@@ -252,18 +235,12 @@ class Calls:
         self._settings = settings
         self._latency = Latency.of(settings, seed=settings.seed)
         self.stats = Stats()
-        self._loaded: dict[str, Runner] = {}
+        self.loaded: dict[str, Runner] = {}  # by weights; a model stays
         self._load_lock = asyncio.Lock()
 
-    def loaded(self) -> list[Runner]:
-        """Return the loaded models, the one that stays longest first."""
-        found = (runner for runner in self._loaded.values() if runner.is_loaded)
-        return sorted(found, key=lambda runner: runner.expires_in_s, reverse=True)
-
-    async def load(self, call: Call) -> str:
-        """Load the model, for no time with a keep-alive of 0; return the `done_reason`."""
+    async def load(self, call: Call) -> None:
+        """Load the model."""
         (await self._enter(call)).leave()
-        return "unload" if call.keep_alive_s == 0 else "load"
 
     async def complete(self, call: Call, write: Write | None = None) -> Outcome:
         """Return the model's reply; with `write` its tokens are also streamed over the time the call takes."""
@@ -373,22 +350,20 @@ class Calls:
                 self.stats.pending_loads -= 1
         runner.users += 1
         runner.idle.clear()
-        if call.keep_alive_s is not None:
-            runner.keep_alive_s = call.keep_alive_s
         return runner
 
     def _usable(self, model: Served, wanted: dict[str, Any]) -> Runner | None:
-        runner = self._loaded.get(model.weights)
-        return runner if runner and runner.is_loaded and runner.options == wanted else None
+        runner = self.loaded.get(model.weights)
+        return runner if runner and runner.options == wanted else None
 
     async def _load(self, model: Served, wanted: dict[str, Any]) -> Runner:
-        before = self._loaded.get(model.weights)
+        before = self.loaded.get(model.weights)
         if before is not None and before.users:
             await before.idle.wait()
-        self._loaded.pop(model.weights, None)
+        self.loaded.pop(model.weights, None)
         await asyncio.sleep(self._settings.load_ms / 1000)
         self.stats.loads += 1
-        runner = self._loaded[model.weights] = Runner(model, wanted, num_parallel=self._settings.num_parallel)
+        runner = self.loaded[model.weights] = Runner(model, wanted, asyncio.Semaphore(self._settings.num_parallel))
         return runner
 
     def _read(self, text: str, size: int, *, may_cut: bool, keeps_end: bool) -> str:

@@ -9,7 +9,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any, Protocol, TypeAlias, cast
 
@@ -60,7 +59,6 @@ class Served:
     encode: Callable[[Sequence[str]], Any] | None = None
     parameters: Mapping[str, int] = field(default_factory=dict)  # of the model's file, as num_ctx
     threads: Executor | None = None  # None: it is asked on the event loop
-    modified_at: datetime = field(default_factory=lambda: datetime.now(UTC))
 
     @property
     def tagged(self) -> str:

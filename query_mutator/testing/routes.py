@@ -8,14 +8,13 @@ from __future__ import annotations
 import asyncio
 import base64
 import itertools
-import re
 import socket
 import struct
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 from aiohttp import web
@@ -36,9 +35,6 @@ from query_mutator.testing.models import (
 from query_mutator.types import ChatRequest, Message
 from query_mutator.version import __version__
 
-_DURATION = re.compile(r"-?0|-?(?:\d+(?:\.\d+)?(?:ms|s|m|h))+")
-_UNITS_S = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
-_FOREVER_S = 1e9
 _DETAILS = {"format": "python", "family": "query-mutator", "families": ["query-mutator"], "parameter_size": ""}
 _SAMPLING = ("temperature", "num_predict", "seed")  # options that are fields of a ChatRequest
 _ANY_JSON = {"type": "object", "properties": {"response": {"type": "string"}}}
@@ -46,7 +42,6 @@ _OPENAI_OPTIONS = {
     "max_tokens": "num_predict", "max_completion_tokens": "num_predict", "seed": "seed", "temperature": "temperature",
     "stop": "stop",
 }  # fmt: skip
-_ERROR_TYPES = {400: "invalid_request_error", 404: "not_found_error"}
 
 _HOST = "127.0.0.1"
 _BACKLOG = 2048  # clients that connect within one turn of the event loop; more than that have to try again
@@ -154,11 +149,8 @@ class Routes:
         return _json({"models": [_summary(model) for model in self._models.values()]})
 
     async def _running(self, request: web.Request) -> web.Response:
-        rows = []
-        for runner in self._calls.loaded():
-            expires = datetime.now(UTC) + timedelta(seconds=runner.expires_in_s)
-            row = {"expires_at": _stamp(expires), "size_vram": 0, "context_length": runner.options["num_ctx"]}
-            rows.append(_summary(runner.model) | row)
+        loaded = self._calls.loaded.values()
+        rows = [_summary(runner.model) | {"context_length": runner.options["num_ctx"]} for runner in loaded]
         return _json({"models": rows})
 
     async def _show(self, request: web.Request) -> web.Response:
@@ -169,7 +161,6 @@ class Routes:
             "details": _DETAILS,
             "model_info": {"general.architecture": "stub", "stub.context_length": MAX_CONTEXT},
             "capabilities": ["completion" if model.answer else "embedding"],
-            "modified_at": _stamp(model.modified_at),
         }
         return _json(shown)
 
@@ -182,7 +173,8 @@ class Routes:
 
         def line(text: str, *, done: bool = False, **more: Any) -> bytes:
             part = {"message": _said(text)} if is_chat else {"response": text}
-            row = {"model": call.request.model, "created_at": _stamp(datetime.now(UTC)), **part, "done": done}
+            stamp = datetime.now(UTC).isoformat(timespec="microseconds")[:26] + "Z"
+            row = {"model": call.request.model, "created_at": stamp, **part, "done": done}
             return encode(row | more) + b"\n"
 
         def last(text: str, outcome: Outcome) -> bytes:
@@ -194,7 +186,8 @@ class Routes:
             await stream.write(b"".join(map(line, tokens)))
 
         if not user_text(call.request):  # an empty prompt only loads the model
-            return _reply(line("", done=True, done_reason=await self._calls.load(call)))
+            await self._calls.load(call)
+            return _reply(line("", done=True, done_reason="load"))
         if payload.get("stream") is False:
             outcome = await self._calls.complete(call)
             return _reply(last(outcome.text, outcome), fault)
@@ -298,7 +291,7 @@ def _reply(body: bytes, fault: str | None = None, *, status: int = 200) -> web.R
 
 def _error(path: str, status: int, message: str) -> web.Response:
     """Return an error in the form of the interface that `path` belongs to."""
-    about = {"message": message, "type": _ERROR_TYPES.get(status, "api_error"), "param": None, "code": None}
+    about = {"message": message, "type": "api_error", "param": None, "code": None}
     return _json({"error": about if path.startswith("/v1/") else message}, status=status)
 
 
@@ -320,24 +313,12 @@ def _message(message: Mapping[str, Any]) -> Message:
 
 
 def _limits(payload: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a request says about its context, and how long its model stays loaded: seconds, or as "1h30m"."""
-    fits: dict[str, Any] = {name: payload[name] is not False for name in ("truncate", "shift") if name in payload}
-    kept = payload.get("keep_alive")
-    if isinstance(kept, str):
-        if not _DURATION.fullmatch(kept):
-            raise PromptError(f'time: invalid duration "{kept}"')
-        parts = re.findall(r"([\d.]+)(ms|s|m|h)", kept)
-        kept = -1 if kept.startswith("-") else sum(float(number) * _UNITS_S[unit] for number, unit in parts)
-    return fits | {"keep_alive_s": _FOREVER_S if kept is not None and kept < 0 else kept}
-
-
-def _stamp(moment: datetime) -> str:
-    return moment.isoformat(timespec="microseconds")[:26] + "Z"
+    """Return what a request says about its context."""
+    return {name: payload[name] is not False for name in ("truncate", "shift") if name in payload}
 
 
 def _summary(model: Served) -> dict[str, Any]:
-    about = {"size": 0, "digest": model.digest, "details": _DETAILS, "modified_at": _stamp(model.modified_at)}
-    return {"name": model.tagged, "model": model.tagged, **about}
+    return {"name": model.tagged, "model": model.tagged, "size": 0, "digest": model.digest, "details": _DETAILS}
 
 
 def _said(text: str) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from query_mutator.errors import ModelMissingError, ServerDownError, UsageError
 from query_mutator.files.gguf_file import gguf_path
 from query_mutator.files.replies import RepliesHead, reply_key, write_replies
 from query_mutator.llm.address import is_loopback, server_url
-from query_mutator.llm.backends import open_servers, resolve_backend
+from query_mutator.llm.backends import BACKENDS, resolve_backend
 from query_mutator.llm.cache import Cache, is_repeatable, join, request_key
 from query_mutator.llm.connection import proxy_of
 from query_mutator.llm.limit import Limit
@@ -54,32 +54,42 @@ def nobody() -> Iterator[str]:
         yield f"127.0.0.1:{bound.getsockname()[1]}"
 
 
-def test_auto_takes_a_server_that_answers(server: StubServer) -> None:
-    choice = resolve_backend("auto", target_model="echo", environ={"OLLAMA_HOST": f":{server.port}"})
-    assert (choice.kind, choice.url) == ("ollama", server.url)
+def test_auto_takes_a_server_that_answers(server: StubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OLLAMA_HOST", f":{server.port}")
+    choice = resolve_backend("auto", target_model="echo")
+    assert (choice.kind, choice.urls) == ("ollama", (server.url,))
     assert server.url in choice.reason
 
 
-def test_auto_without_a_target_model_lists_the_installed_ones(server: StubServer) -> None:
+def test_auto_without_a_target_model_lists_the_installed_ones(
+    server: StubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OLLAMA_HOST", server.url)
     with pytest.raises(UsageError, match=r"Give --target-model, one of: .*echo:latest"):
-        resolve_backend("auto", environ={"OLLAMA_HOST": server.url})
+        resolve_backend("auto")
 
 
-def test_auto_falls_back_on_the_recording_for_its_questions_and_says_so(nobody: str, server: StubServer) -> None:
-    choice = resolve_backend("auto", environ={"OLLAMA_HOST": nobody}, has_recording=True)
+def test_auto_falls_back_on_the_recording_for_its_questions_and_says_so(
+    nobody: str, server: StubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OLLAMA_HOST", nobody)
+    choice = resolve_backend("auto", has_recording=True)
     assert (choice.kind, choice.urls) == ("recorded", BUNDLED_RECORDINGS)
     assert choice.reason == f"backend: recorded replies, because no Ollama server answers at http://{nobody}"
-    elsewhere = {"OLLAMA_HOST": f"{server.url}/elsewhere"}  # what answers is not Ollama
-    assert resolve_backend("auto", environ=elsewhere, has_recording=True).kind == "recorded"
     with pytest.raises(ServerDownError, match=r"--openai-url or --gguf FILE \(smollm2 to try\)"):
-        resolve_backend("auto", environ={"OLLAMA_HOST": nobody})
+        resolve_backend("auto")
+    monkeypatch.setenv("OLLAMA_HOST", f"{server.url}/elsewhere")  # what answers is not Ollama
+    assert resolve_backend("auto", has_recording=True).kind == "recorded"
 
 
 @pytest.mark.parametrize("asked", [{"backend": "ollama"}, {"ollama_url": ...}, {"target_model": "echo"}])
-def test_what_was_asked_for_by_name_never_falls_back(asked: dict[str, Any], nobody: str) -> None:
+def test_what_was_asked_for_by_name_never_falls_back(
+    asked: dict[str, Any], nobody: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OLLAMA_HOST", nobody)
     asked = {key: nobody if value is ... else value for key, value in asked.items()}
     with pytest.raises(ServerDownError, match=f"nothing answers at http://{nobody}: start it with `ollama serve`"):
-        resolve_backend(**asked, environ={"OLLAMA_HOST": nobody}, has_recording=True)
+        resolve_backend(**asked, has_recording=True)
 
 
 @pytest.mark.parametrize("models", [{"target_model": "missing"}, {"target_model": "echo", "mutator_model": "missing"}])
@@ -88,11 +98,12 @@ def test_either_model_missing_is_refused(server: StubServer, models: dict[str, s
         resolve_backend("ollama", ollama_url=server.url, **models)
 
 
-def test_the_address_is_the_one_given_then_the_environments_then_ollamas_own() -> None:
-    environ = {"OLLAMA_HOST": "gpu-box"}
-    assert OllamaBackend.address("other:1", environ=environ) == "http://other:1"
-    assert OllamaBackend.address(environ=environ) == "http://gpu-box:11434"
-    assert OllamaBackend.address(environ={"OLLAMA_HOST": " "}) == "http://127.0.0.1:11434"
+def test_the_address_is_the_one_given_then_the_environments_then_ollamas_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OLLAMA_HOST", "gpu-box")
+    assert OllamaBackend.address("other:1") == "other:1"
+    assert OllamaBackend.address() == "gpu-box"
+    monkeypatch.setenv("OLLAMA_HOST", " ")
+    assert OllamaBackend.address() == "http://127.0.0.1:11434"
 
 
 def test_every_layer_that_is_asked_for_is_printed(server: StubServer, tmp_path: Path) -> None:
@@ -156,13 +167,16 @@ def test_an_openai_address_makes_an_openai_backend(server: StubServer) -> None:
     stack.close()
 
 
-def test_openai_takes_its_address_from_the_environment_or_asks_for_it(server: StubServer) -> None:
-    environ = {"OPENAI_BASE_URL": f"{server.url}/v1"}
-    assert resolve_backend("openai", target_model="echo", environ=environ).url == f"{server.url}/v1"
-    with pytest.raises(UsageError, match="--openai-url"):
-        resolve_backend("openai", target_model="echo", environ={})
+def test_openai_takes_its_address_from_the_environment_or_asks_for_it(
+    server: StubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_BASE_URL", f"{server.url}/v1")
+    assert resolve_backend("openai", target_model="echo").urls == (f"{server.url}/v1",)
     with pytest.raises(UsageError, match=r"Give --target-model, one of: echo:latest"):
-        resolve_backend("openai", environ=environ)
+        resolve_backend("openai")
+    monkeypatch.delenv("OPENAI_BASE_URL")
+    with pytest.raises(UsageError, match="--openai-url"):
+        resolve_backend("openai", target_model="echo")
 
 
 @pytest.mark.parametrize(
@@ -399,7 +413,7 @@ def test_a_run_replays_a_file_without_naming_the_model(recording: Path) -> None:
     with open_models(ModelSettings(recording=str(recording), encoder="hash")) as models:
         assert models.target_model == MODEL
         assert models.calls.client.complete(RECORDED).text == "Paris."
-        assert models.calls.cache is None  # a disk cache gains nothing
+        assert models.calls.eval_client._shared is None  # a disk cache gains nothing
         assert models.resolved.recording == str(recording)
         assert models.resolved.file_digests == models.calls.servers[0].file_digests() != ()
 
@@ -425,8 +439,8 @@ def test_a_file_that_cannot_be_used_is_named(recording: Path, make: Callable[[Pa
 
 def test_a_recording_takes_no_options_of_a_server_and_serves_nobody(recording: Path) -> None:
     with pytest.raises(UsageError, match="takes no --num-ctx"):
-        open_servers("recorded", [str(recording)], runner_options={"num_ctx": 512})
-    (server,) = open_servers("recorded", [str(recording)])
+        BACKENDS.get("recorded").open([str(recording)], runner_options={"num_ctx": 512})
+    (server,) = BACKENDS.get("recorded").open([str(recording)])
     with pytest.raises(UsageError, match="cannot be served; give a server, or --gguf smollm2"):
         server.http_url(MODEL)
 

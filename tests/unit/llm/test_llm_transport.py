@@ -65,7 +65,7 @@ def test_a_reply_is_its_json_object_and_the_request_carries_ours(serve: Any) -> 
         ((http('{"a": 1}', length=900), CLOSE), "malformed", None, "truncated"),
         ((b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n{", CLOSE), "malformed", None, "truncated"),
         ((b"SSH-2.0-OpenSSH_9.6\r\n", CLOSE), "malformed", None, "did not answer in HTTP"),
-        ((CLOSE,), "connect", None, "without a reply"),
+        ((CLOSE,), "connect", None, "without response"),
         ((RESET,), "connect", None, "cannot reach"),
     ],
 )
@@ -189,7 +189,7 @@ def test_close_ends_a_call_that_is_still_connecting() -> None:
         transport = Transport(f"127.0.0.1:{address[1]}", timeout_s=300.0)
         with ThreadPoolExecutor(1) as pool:
             call = pool.submit(transport.get, "/")
-            while not transport._cancellation._calls:
+            while not transport._cancellation.calls:
                 pass
             transport.close()
             assert failure(call.result(5)).kind == "cancelled"
