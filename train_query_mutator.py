@@ -47,7 +47,7 @@ from query_mutator.llm.cache import CallTotals
 from query_mutator.llm.store import Store
 from query_mutator.plan.table import learn_confidence
 from query_mutator.report.page.build import write_report
-from query_mutator.report.table import result_table, validation_end
+from query_mutator.report.table import result_table
 from query_mutator.session.checkpoint import Checkpoint, Progress, read_checkpoint
 from query_mutator.session.models import is_instant, open_models
 from query_mutator.session.play import cut_line
@@ -186,9 +186,7 @@ def with_confidence(
     """
     try:
         if known is None:
-            known = learn_confidence(
-                evaluator, task, max_calls=config.answer_calls, seed=config.seed, progress=evaluator.progress
-            )
+            known = learn_confidence(evaluator, task, max_calls=config.answer_calls, seed=config.seed)
     except TooFewAnswersError as error:
         if must_learn:
             raise
@@ -305,8 +303,7 @@ class Trainer:
         parts.runlog.close()
         task = self._within_budget()
         report = self._compare(task) if self.config.evaluate and parts.split.test else None
-        validation = validation_end(parts.run_dir.metrics_path, fold=self.config.validation_fold)
-        write_summary(parts, self.run, wall_s=wall_s, report=report, validation=validation)
+        write_summary(parts, self.run, wall_s=wall_s, report=report)
         if report:
             print(result_table(report))
             budget, calls = self.config.budget, report["methods"]["policy"]["calls_per_question"]

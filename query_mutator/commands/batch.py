@@ -182,7 +182,7 @@ def _with_policy(flags: BatchFlags) -> Iterator[tuple[OpenModels, Start]]:
 def _rewritten(episode: Flow, *, model: str) -> Flow:
     """Yield the needs of an episode; return the Answer that it submitted, with what was done to the prompt."""
     outcome: Outcome = yield from episode
-    if outcome.error is not None:
+    if outcome.error is not None or outcome.submitted is None:
         return Completion(error=outcome.error), None
     completion = Completion(
         text=outcome.answer,
@@ -192,5 +192,6 @@ def _rewritten(episode: Flow, *, model: str) -> Flow:
         hit_limit=outcome.is_cut,
     )
     rejected = [{"operator": operator, "guard": guard} for operator, guard in outcome.rejected]
-    about = {"operators": list(outcome.actions), "rewrite": outcome.rewrite, "form": outcome.form}
+    rewrite, form = outcome.asked[outcome.submitted], outcome.forms[outcome.submitted]
+    about = {"operators": list(outcome.steps), "rewrite": rewrite, "form": form}
     return completion, {**about, "rejected": rejected}

@@ -10,16 +10,16 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
-from ppo.fields import Gt, Le
-from query_mutator.bounds import Count, defaults, group_of
-from query_mutator.cli.console import note, progress
+from ppo.fields import Ge, Gt, Le
+from query_mutator.bounds import defaults, group_of
+from query_mutator.cli.console import note
 from query_mutator.cli.outputs import JsonFlags, rows_of, show
 from query_mutator.cli.settings import files_read
 from query_mutator.confidence import ConfidenceModel
@@ -27,7 +27,7 @@ from query_mutator.data import Split
 from query_mutator.data.logs import read_logged_replies
 from query_mutator.encoder import resolve_encoder
 from query_mutator.env.episode import EpisodeRules
-from query_mutator.env.task import CallSettings, build_task
+from query_mutator.env.task import CallSettings, Task, build_task
 from query_mutator.errors import TooManyFailuresError, UsageError
 from query_mutator.evaluation.cost import power_in_words
 from query_mutator.evaluation.heldout import embed_questions
@@ -38,11 +38,11 @@ from query_mutator.files.run_dir import CONFIDENCE, STORE, RunDir, describe_run
 from query_mutator.forms import ALL, FORMS
 from query_mutator.forms import select as select_forms
 from query_mutator.learners.plan import Plan
-from query_mutator.llm.backends import BACKENDS, ServerAddressFlags, choose_backend
+from query_mutator.llm.backends import ServerAddressFlags, choose_backend
 from query_mutator.llm.store import Store
 from query_mutator.operators import NONE
 from query_mutator.plan.choose import PlanChoice, choose_from_log
-from query_mutator.plan.race import MAX_CALLS, MIN_CALLS, check_calls, find_plan, questions_searched
+from query_mutator.plan.race import MAX_CALLS, MIN_CALLS, find_plan, questions_searched
 from query_mutator.plan.table import grade_log
 from query_mutator.plugins import plugin_hashes
 from query_mutator.report.page.build import write_report
@@ -66,14 +66,12 @@ from query_mutator.training.estimate import duration
 from query_mutator.training.run_folder import described, planned
 from query_mutator.types import Question
 
-if TYPE_CHECKING:
-    from query_mutator.encoder import CachedEncoder
-    from query_mutator.env.task import Task
-    from query_mutator.learners.plan import Plan
-
 ALGO = "plan"
-
-OF_ONE_COMMAND = ("json", "force", "dry_run")
+_OF_ONE_COMMAND = ("json", "force", "dry_run")
+#: A plan reads no embedding, and learns from validation questions too.
+_OF_A_PLAN: Mapping[str, Any] = {
+    "ask": "form", "max_episode_steps": 1, "embedding_dims": 1, "validation_fold": "none",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +105,7 @@ class PlanFlags(
 
     minutes: Annotated[float, Gt(0), Le(10_000)] = 5.0
     """Expected time by the seconds of earlier calls, without --max-calls; recorded replies get 20,000 calls instead."""
-    max_calls: Count | None = None
+    max_calls: Annotated[int, Ge(MIN_CALLS)] | None = None
     """Maximum model calls of the search; with few, a random sample of the questions is scored."""
     answer: Literal["searched", "learned"] = "searched"
     """Which of several answers is submitted: by the best rule found (searched), or the one that is most likely right
@@ -115,35 +113,15 @@ class PlanFlags(
     from_logs: str | None = None
     """Learn from graded replies in this file, without a call; see docs/how-to/learn-from-logs.md."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.max_calls is not None:
-            check_calls(self.max_calls)
-
 
 @dataclass(kw_only=True)
 class PlanRun:
-    """A run folder while a search writes it."""
+    """A run folder while a search writes it; without a policy and its task no plan of it can be played."""
 
     run_dir: RunDir
     store: Store
-    policy: SavedPolicy | None = None  # of the plan that was saved last; None: no plan of it can be played
-    task: Task | None = None
-
-    def begin(self, flags: PlanFlags, about: Mapping[str, Any], *, dataset: str) -> None:
-        """Write config.json."""
-        kept = {name: value for name, value in asdict(flags).items() if name not in OF_ONE_COMMAND}
-        kept |= {"algo": ALGO, "dataset": dataset}
-        self.run_dir.write_config(describe_run(kept, settings_files=files_read(), **about))
-
-    def can_play(
-        self, flags: PlanFlags, task: Task, system: ResolvedModels, settings: TaskSettings, split: Split
-    ) -> None:
-        """Save the original question as the first plan."""
-        self.task = task
-        acting = group_of(ActingFlags, flags, algo=ALGO)
-        self.policy = SavedPolicy.of(task, split, settings=settings, system=system, flags=acting, plugins=flags.plugin)
-        self.save(Plan())
+    policy: SavedPolicy | None  # of the plan that was saved last
+    task: Task | None
 
     def save(self, plan: Plan, confidence: ConfidenceModel | None = None) -> None:
         """Write the policy of a plan with what it submits by."""
@@ -152,10 +130,7 @@ class PlanRun:
             write_policy_file(self.run_dir.path / POLICY_FILE, self.policy)
 
     def finish(self, found: PlanChoice) -> None:
-        """Save what was found, P(right) for programs too, and write the run's page.
-
-        They read it with `ConfidenceModel.from_arrays(numpy.load(FILE))`.
-        """
+        """Save what was found, P(right) also for programs, and write the run's page."""
         plan, search = found.saved, found.to_json()
         self.save(plan.plan, found.confidence if plan.plan.answer == "learned" or not found.calls else None)
         if found.confidence is not None:
@@ -168,33 +143,44 @@ class PlanRun:
 
 
 @contextmanager
-def plan_run(flags: PlanFlags) -> Iterator[PlanRun]:
-    """Lock a new run folder; it is removed again unless it has a reply or a plan."""
-    run_dir, is_kept = RunDir.create(flags.save_dir, flags.name or ALGO), False
+def plan_run(
+    flags: PlanFlags,
+    settings: TaskSettings,
+    about: Mapping[str, Any],
+    acting: tuple[Task, ResolvedModels, Split] | None,
+) -> Iterator[PlanRun]:
+    """Lock a new run folder that has the settings and, of a task that can be played, the original question as its plan.
+
+    It is removed again unless it has a reply or a plan.
+    """
+    kept = {name: value for name, value in asdict(flags).items() if name not in _OF_ONE_COMMAND}
+    kept |= {"algo": ALGO, "dataset": settings.dataset}
+    task, policy = None, None
+    if acting is not None:
+        task, system, split = acting
+        acts = group_of(ActingFlags, flags, algo=ALGO)
+        policy = SavedPolicy.of(task, split, settings=settings, system=system, flags=acts, plugins=flags.plugin)
+    run_dir = RunDir.create(flags.save_dir, flags.name or ALGO)
     path = run_dir.path
-    try:
-        with locked(path), closing(run_dir), closing(Store(None if flags.from_logs else path / STORE)) as store:
-            try:
-                yield PlanRun(run_dir=run_dir, store=store)
-            except (KeyboardInterrupt, TooManyFailuresError):
-                if len(store):
-                    run_dir.take_latest()
-                    note(f"the best plan so far is in {path}; the same command again finds the replies in the cache")
-                raise
-            finally:
-                is_kept = len(store) > 0 or run_dir.summary_path.exists()
-    finally:
-        if not is_kept:
-            shutil.rmtree(path, ignore_errors=True)
-
-
-_UNASKED = "unasked"  # the name of the models of a task that is not played
-#: In the place of training questions, one of which acting needs: those of a log stay where they are.
-_STAND_IN = Question(id="stand-in", text=PROBE)
+    with locked(path), closing(run_dir), closing(Store(None if flags.from_logs else path / STORE)) as store:
+        run = PlanRun(run_dir=run_dir, store=store, policy=policy, task=task)
+        try:
+            run_dir.write_config(describe_run(kept, settings_files=files_read(), **about))
+            run.save(Plan())
+            yield run
+        except (KeyboardInterrupt, TooManyFailuresError):
+            if len(store):
+                run_dir.take_latest()
+                note(f"the best plan so far is in {path}; the same command again finds the replies in the cache")
+            raise
+        finally:
+            if not len(store) and not run_dir.summary_path.exists():
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def plan(flags: PlanFlags) -> None:
     """Fill the table, save the found plan in a run folder, and print it with the best plans at other budgets."""
+    choose_backend(flags.backend, flags.urls)
     if flags.from_logs is None:
         _search(flags)
     else:
@@ -205,52 +191,49 @@ def _search(flags: PlanFlags) -> None:
     """Ask training questions."""
     if flags.answer == "learned" and "forms" in flags.given and len(rewrites(flags)[1]) < 2:
         raise UsageError("--answer learned chooses among answers in several forms; name two or more with --forms")
-    # A plan reads no embedding.
-    settings = group_of(TaskSettings, flags, ask="form", max_episode_steps=1, embedding_dims=1, validation_fold="none")
+    settings = group_of(TaskSettings, flags, **_OF_A_PLAN)
     split = split_dataset(settings)
     train = split.train
     if not train:
         raise UsageError(f"{flags.dataset}: no question is left to search on, all are held out; add more questions")
-    choose_backend(flags.backend, flags.urls)
     check_gold([*train, *split.test], settings)
     if flags.dry_run:
         call_s, source = call_time(flags)
         _, line = _size(flags, len(train), call_s, is_instant=is_instant(flags))
         print("estimate (nothing was started)", line, f"by {source}", power_in_words(split.test), sep="\n")
         return
-    with ExitStack() as stack:
-        models = stack.enter_context(open_models(flags, dataset=flags.dataset))
+    with open_models(flags, dataset=flags.dataset) as models:
         embed_questions(models.encoder, train)
         task = make_task(models, settings, train, learns=flags.answer == "learned")
-        run = stack.enter_context(plan_run(flags))  # a folder that cannot be written costs no calls
-        note(models.choice.reason)
         makes_calls = not models.calls.backend_class.is_instant
         call_s = call_time(flags)[0] if makes_calls else 0.0
         max_calls, line = _size(flags, len(train), call_s, is_instant=not makes_calls)
-        run.begin(replace(flags, max_calls=max_calls), described(models, split, flags.plugin), dataset=settings.dataset)
-        run.can_play(flags, task, models.resolved, settings, split)
-        note(line, power_in_words(split.test))
-        models.calls.keep(run.store)
-        evaluator = Evaluator.of(models, max_failure_rate=flags.max_failure_rate)
-        found = find_plan(
-            evaluator,
-            task,
-            max_calls=max_calls,
-            seed=flags.seed,
-            budget=flags.budget,
-            learned=flags.answer == "learned",
-            progress=progress,
-            on_best=lambda best: run.save(best.plan),
-        )
-        run.finish(found)
-        path = run.run_dir.path
+        note(models.choice.reason, line, power_in_words(split.test))
+        about, acting = described(models, split, flags.plugin), (task, models.resolved, split)
+        with plan_run(replace(flags, max_calls=max_calls), settings, about, acting) as run:
+            models.calls.keep(run.store)
+            found = find_plan(
+                Evaluator.of(models, max_failure_rate=flags.max_failure_rate),
+                task,
+                max_calls=max_calls,
+                seed=flags.seed,
+                budget=flags.budget,
+                learned=flags.answer == "learned",
+                on_best=lambda best: run.save(best.plan),
+            )
+            run.finish(found)
+    path = run.run_dir.path
     after = [f"on held-out questions: qm eval --checkpoint {path}"] if split.test else []
     _show(flags, found, path, *after, num_questions=len(train))
 
 
 def _size(flags: PlanFlags, num_train: int, call_s: float, *, is_instant: bool) -> tuple[int, str]:
     """Return the bound on calls, and what the search takes in one line; recorded replies answer within minutes."""
-    max_calls = flags.max_calls or (MAX_CALLS if is_instant else _calls_in(60 * flags.minutes, call_s))
+    max_calls = flags.max_calls or MAX_CALLS
+    if flags.max_calls is None and not is_instant:
+        fitting = min(MAX_CALLS, max(MIN_CALLS, 60 * flags.minutes / call_s))
+        unit = 10 ** (math.floor(math.log10(fitting)) - 1)  # two digits, so that a search can be repeated
+        max_calls = int(fitting // unit * unit)
     count = questions_searched(num_train, max_calls, learned=flags.answer == "learned")
     line = f"{count} questions, at most {max_calls:,} calls"
     if not call_s:
@@ -258,18 +241,10 @@ def _size(flags: PlanFlags, num_train: int, call_s: float, *, is_instant: bool) 
     return max_calls, f"{line}, about {duration(max_calls * call_s)} at {1 / call_s:.3g} calls/s"
 
 
-def _calls_in(seconds: float, call_s: float) -> int:
-    """Return the calls that fit into some time, rounded to two digits so that a search can be repeated."""
-    fitting = min(MAX_CALLS, max(MIN_CALLS, seconds / call_s))
-    unit = 10 ** (math.floor(math.log10(fitting)) - 1)
-    return int(fitting // unit * unit)
-
-
 def _read_log(flags: PlanFlags, path: Path) -> None:
     """Learn P(right), the order of prompts and when to stop from a log."""
     named = {} if "dataset" in flags.given else {"dataset": NO_DATASET}
-    of_a_plan: dict[str, Any] = {"ask": "form", "max_episode_steps": 1, "embedding_dims": 1}
-    settings = group_of(TaskSettings, flags, operators=NONE, validation_fold="none", **of_a_plan, **named)
+    settings = group_of(TaskSettings, flags, operators=NONE, **_OF_A_PLAN, **named)
     split = None if settings.dataset == NO_DATASET else split_dataset(settings)
     names = flags.forms.split(",") if "forms" in flags.given else ()
     log = grade_log(
@@ -284,47 +259,44 @@ def _read_log(flags: PlanFlags, path: Path) -> None:
         return
     price = float(np.mean(flags.call_price))
     found = choose_from_log(log.answers, budget=flags.budget, price=price, seed=flags.seed)
-    missing = _unplayable(found.saved.plan, settings, split)
+    missing, acting = _unplayable(found.saved.plan, split), None
+    if not missing:
+        settings = replace(settings, forms=",".join(found.saved.plan.operators))
+        # Acting needs a training question; those of a log stay where they are.
+        known = split or Split(train=(Question(id="stand-in", text=PROBE),))
+        acting = _unasked_task(flags, settings, known), group_of(ResolvedModels, flags), known
     about: dict[str, Any] = {
         "plugins": plugin_hashes(flags.plugin),
         "log": {"sha256": file_sha256(path), "answers": len(log.answers), "left_out": dict(log.left_out)},
         **({} if split is None else {"dataset_sha256": split.sha256}),
     }
-    with plan_run(flags) as run:
-        run.begin(flags, about, dataset=settings.dataset)
-        if not missing:
-            settings = replace(settings, forms=",".join(found.saved.plan.operators))
-            acting = split or Split(train=(_STAND_IN,))
-            encoder = resolve_encoder(flags.encoder, device=flags.device, deterministic=flags.deterministic)
-            run.can_play(flags, _unasked_task(settings, acting, encoder), _system(flags), settings, acting)
+    with plan_run(flags, settings, about, acting) as run:
         run.finish(found)
-        folder = run.run_dir.path
-    again = run.policy.named_again if run.policy else ""
+    folder, again = run.run_dir.path, run.policy.named_again if run.policy else ""
     after = missing or f'next: qm rewrite {folder} "your question"{again}'
-    _show(flags, found, folder, after, num_questions=log.questions)
+    _show(flags, found, folder, after, num_questions=len({answer.question for answer in log.answers}))
 
 
-def _unplayable(plan: Plan, settings: TaskSettings, split: Split | None) -> str:
+def _unplayable(plan: Plan, split: Split | None) -> str:
     """Return why a plan cannot be played, in one line; "" if it can."""
     unknown = [name for name in plan.operators if name not in FORMS]
-    has_bank = split is not None or example_bank(settings.dataset) is not None
-    showing = [name for name in plan.operators if name in FORMS and FORMS.get(name).uses_examples and not has_bank]
-    learned = "P(right) and the order of prompts were learned, but no policy is saved"
+    showing = [name for name in plan.operators if split is None and name in FORMS and FORMS.get(name).uses_examples]
+    if not unknown and not showing:
+        return ""
+    why = "show examples; name the questions to show with --dataset, or other forms with --forms"
     if unknown:
-        advice = "add them with --plugin, or name the forms to use with --forms"
-        return f"{learned}: {', '.join(unknown)} are not known as forms; {advice}"
-    if showing:
-        advice = "name the questions to show with --dataset, or other forms with --forms"
-        return f"{learned}: {showing[0]} shows examples; {advice}"
-    return ""
+        why = "are not known as forms; add them with --plugin, or name the forms to use with --forms"
+    names = ", ".join(unknown or showing)
+    return f"P(right) and the order of prompts were learned, but no policy is saved: {names} {why}"
 
 
-def _unasked_task(settings: TaskSettings, split: Split, encoder: CachedEncoder) -> Task:
+def _unasked_task(flags: PlanFlags, settings: TaskSettings, split: Split) -> Task:
     """Return a task of forms alone, to save a plan of it without a model."""
+    encoder = resolve_encoder(flags.encoder, device=flags.device, deterministic=flags.deterministic)
     embed_questions(encoder, split.train)
     return build_task(
         split.train,
-        calls=group_of(CallSettings, settings, target_model=_UNASKED, mutator_model=_UNASKED),
+        calls=group_of(CallSettings, settings, target_model="unasked", mutator_model="unasked"),
         encoder=encoder,
         operators=(),
         embedding_dims=settings.embedding_dims,
@@ -334,41 +306,32 @@ def _unasked_task(settings: TaskSettings, split: Split, encoder: CachedEncoder) 
     )
 
 
-def _system(flags: PlanFlags) -> ResolvedModels:
-    """Return the models that flags name, without asking a server."""
-    kind, urls = choose_backend(flags.backend, flags.urls)
-    if not urls:
-        return group_of(ResolvedModels, flags)
-    backend = BACKENDS.get(kind)
-    return group_of(ResolvedModels, flags, backend=kind, **{backend.url_flag: tuple(map(backend.address, urls))})
-
-
 def _show(flags: PlanFlags, found: PlanChoice, folder: Path, *after: str, num_questions: int) -> None:
     """Print what was found of so many questions, and what to do next."""
     more = {"questions_in_training": num_questions} if found.calls else {}
     report = {"plan": found.saved.to_json(), **found.to_json(), **more, "run_folder": str(folder)}
-    saved, bar = found.saved, found.bar
+    saved, bar, source = found.saved, found.bar, "training" if found.calls else "logged"
     rates = [f"{one.success:.1%} [{one.success_ci[0]:.1%}, {one.success_ci[1]:.1%}]" for one in (saved, bar)]
     facts = {
         "plan": saved.plan,
-        f"{found.source} questions": f"{saved.questions:,} of {num_questions:,}",
+        f"{source} questions": f"{saved.questions:,} of {num_questions:,}",
         "success on them": f"{rates[0]}; cross-fitted {found.cross_fitted:.1%}",
         "original question" if found.calls else "best prompt alone": rates[1],
         "calls per question": f"{saved.calls:.2f}",
         "search": f"{found.calls:,} calls, {found.plans_tried:,} plans, {found.seconds:.0f} s",
     }
-    if found.arms is not None:
-        facts["P(right)"] = found.arms.confidence.report.in_words.removeprefix("P(right): ")
-        facts["order of prompts"] = ", ".join(found.arms.order)
+    if found.confidence is not None:
+        facts["P(right)"] = found.confidence.report.in_words.removeprefix("P(right): ")
+        facts["order of prompts"] = ", ".join(found.order)
     if found.not_learned:
         facts["P(right)"] = f"not used: {found.not_learned}"
     if (learned := found.best_learned) is not None and saved.plan.answer != "learned":
         rate = f"{learned.success:.1%} at {learned.calls:.2f} calls, out of fold"
         facts["best plan by P(right)"] = f"{learned.plan}: {rate}; not better"
-    title = f"best plan within a number of calls per question, on {found.source} questions"
+    title = f"best plan within a number of calls per question, on {source} questions"
     front = [title, " calls  success  cross-fitted  plain vote  plan"]
     for budget, point in found.front.items():
         several = f"{'':24}" if (rule := point.fitted) is None else f"{rule.success:>12.1%}  {rule.vote:>10.1%}"
         front.append(f"{budget:>6g}  {point.success:>7.1%}  {several}  {point.plan}")
-    ends = ["", f"run folder: {folder}", *after, found.verdict]
-    show(flags, report, "\n".join([rows_of(facts), "", *front, *ends]))
+    lines = [rows_of(facts), "", *front, "", f"run folder: {folder}", *after, found.verdict]
+    show(flags, report, "\n".join(lines))

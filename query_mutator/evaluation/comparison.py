@@ -29,16 +29,15 @@ from typing import Any
 from query_mutator.env.task import Task, operator_names
 from query_mutator.evaluation.methods import Evaluator, Found, Job
 from query_mutator.evaluation.outcomes import Outcome, mean, scored
-from query_mutator.evaluation.summary import IDENTITY, POLICY, Results
+from query_mutator.evaluation.summary import IDENTITY, PLAN, POLICY, Results
 from query_mutator.operators import local_rewrite
 from query_mutator.session.play import Player, script, uniform
-from query_mutator.types import ASK, SUBMIT, UNDO, ErrorInfo
+from query_mutator.types import ASK, SUBMIT, UNDO, Question
 
 BEST_OF_K, BEST_SINGLE, RANDOM = "best_of_k", "best_single", "random"
 
 RANKED, GUARD = ", training", ", guard"  # ends of the names of jobs
-_FIRST_ROWS = (IDENTITY, RANDOM, BEST_SINGLE, BEST_OF_K)
-_NOT_REACHED = ErrorInfo(kind="not_asked", message="the evaluation ended before")
+_ROWS = (IDENTITY, RANDOM, BEST_SINGLE, BEST_OF_K, PLAN, POLICY)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +47,10 @@ class Method:
     name: str
     player: Player
     rules: Callable[[Task], Task] = lambda task: task
+
+    def job(self, task: Task, *, of: str = "") -> Job:
+        """Return the method on the questions of a task; `of` ends its name."""
+        return Job(name=f"{self.name}{of}", task=self.rules(task), player=self.player)
 
 
 def asking(task: Task, **rules: Any) -> Task:
@@ -73,19 +76,9 @@ def standard_methods(task: Task, policy: Player, *, seed: int) -> list[Method]:
     ]
 
 
-def best_single(ranking: Sequence[str], task: Task) -> Method:
-    """Return one rewrite by the best operator, whose answer is submitted."""
-    return chain_of(BEST_SINGLE, task, [ranking[0], SUBMIT])
-
-
-def votes_on_forms(task: Task) -> bool:
-    """Return whether best-of-k is a vote of forms."""
-    return bool(task.forms)
-
-
 def best_of(k: int, ranking: Sequence[str], task: Task, *, first: Sequence[str] = ()) -> Method:
     """Return best-of-k: the target is asked the original question and k - 1 rewrites of it, or `first` in k forms."""
-    if votes_on_forms(task):
+    if task.forms:
         forms = [name for name in ranking if name in {form.name for form in task.forms}][:k]
         return chain_of(BEST_OF_K, task, [*first, *forms, SUBMIT], answer="vote")
     tries = chain.from_iterable((operator, ASK, UNDO) for operator in ranking[: k - 1])
@@ -113,11 +106,9 @@ class Comparison:
         """Evaluate all methods on all questions; after an interruption `results` has what was found."""
         task = self._ranking
         ranked = {name: [name] for name in operator_names(task.actions)}
-        if votes_on_forms(task):
+        if task.forms:
             ranked[IDENTITY] = []
-        jobs = [
-            _job(chain_of(name, task, [*actions, SUBMIT]), task, of=RANKED) for name, actions in ranked.items()
-        ]  # fmt: skip
+        jobs = [chain_of(name, task, [*actions, SUBMIT]).job(task, of=RANKED) for name, actions in ranked.items()]
         self._run(jobs, self._methods, title="evaluation")
         merits = {name: self._merit(name) for name in ranked}
         original = merits.pop(IDENTITY, None)
@@ -125,37 +116,32 @@ class Comparison:
         first = [name for name in local if original is not None and merits[name] > original]
         self.ranking = sorted(merits, key=lambda name: merits[name], reverse=True)
         self.k = self._k_of_calls(mean(self._outcomes(POLICY), "calls"))
-        last = [best_single(self.ranking, self._test), best_of(self.k, self.ranking, self._test, first=first)]
+        single = chain_of(BEST_SINGLE, self._test, [self.ranking[0], SUBMIT])
+        last = [single, best_of(self.k, self.ranking, self._test, first=first)]
         self._methods += last
         self._run([], last, title="evaluation of the best")
 
     def _run(self, jobs: Sequence[Job], methods: Sequence[Method], *, title: str) -> None:
         """Run jobs, and methods on the questions and on the requests that should be refused."""
-        jobs = [*jobs, *(_job(method, self._test) for method in methods)]
+        jobs = [*jobs, *(method.job(self._test) for method in methods)]
         if self._guard is not None:
-            jobs += [_job(method, self._guard, of=GUARD) for method in methods]
+            jobs += [method.job(self._guard, of=GUARD) for method in methods]
         self._evaluator.run_all(jobs, self._found, title=title, calls=self.calls)
 
     def results(self) -> Results:
         """Return the outcomes on the questions that all methods finished, of methods that finished any."""
-        others = [one.name for one in self._methods if one.name not in (*_FIRST_ROWS, POLICY)]
-        names = (*_FIRST_ROWS, *others, POLICY)
-        found = {name: outcomes for name in names if (outcomes := self._found.get(name))}
+        names = [name for name in _ROWS if self._found.get(name)]
+        questions, outcomes = self._finished(names, self._test)
+        guard, guarded = self._finished(names, self._guard, of=GUARD)
+        return Results(questions=questions, outcomes=outcomes, guard=guard, guarded=guarded)
+
+    def _finished(
+        self, names: Sequence[str], task: Task | None, *, of: str = ""
+    ) -> tuple[Sequence[Question], dict[str, list[Outcome]]]:
+        found = {name: self._found.get(f"{name}{of}", {}) for name in names}
         shared = sorted(set.intersection(*map(set, found.values()))) if found else []
-        guard = self._guard.questions if self._guard is not None else ()
-        guarded = {name: self._found.get(f"{name}{GUARD}", {}) for name in found}
-        return Results(
-            questions=[self._test.questions[index] for index in shared],
-            outcomes={name: [outcomes[index] for index in shared] for name, outcomes in found.items()},
-            guard=guard,
-            guarded={
-                name: [
-                    outcomes.get(index) or Outcome(question_id=question.id, error=_NOT_REACHED)
-                    for index, question in enumerate(guard)
-                ]
-                for name, outcomes in guarded.items()
-            },
-        )
+        questions = [] if task is None else [task.questions[index] for index in shared]
+        return questions, {name: [outcomes[index] for index in shared] for name, outcomes in found.items()}
 
     def _outcomes(self, job: str) -> list[Outcome]:
         return list(self._found[job].values())
@@ -172,10 +158,5 @@ class Comparison:
             found = self._outcomes(f"{name}{RANKED}")
             tried = [(text, o) for text, o in zip(texts, found, strict=True) if not o.error]
             new = [o.calls - (o.asked[-1] == text) for text, o in tried]  # the original's answer is there already
-            costs.append(1.0 if votes_on_forms(self._test) else sum(new) / max(1, len(new)))
+            costs.append(1.0 if self._test.forms else sum(new) / max(1, len(new)))
         return 1 + sum(spent < calls for spent in accumulate(costs[:-1], initial=1.0))
-
-
-def _job(method: Method, task: Task, *, of: str = "") -> Job:
-    """Return a method on the questions of a task; `of` ends its name."""
-    return Job(name=f"{method.name}{of}", task=method.rules(task), player=method.player)

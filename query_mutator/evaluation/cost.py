@@ -80,21 +80,15 @@ class EvaluationCost:
             sizes = {"num_guard": num_guard, "num_train": num_train, "search_calls": search_calls}
             smallest = replace(self, num_test=1, **sizes)
             if smallest.calls <= max_calls:
-                more = (max_calls - smallest.calls) // self.per_question
-                return replace(smallest, num_test=min(self.num_test, 1 + more))
+                return smallest.filled(max_calls, available=self.num_test)
         raise UsageError(
             f"--eval-calls {max_calls} does not allow one question of each method; give at least {smallest.calls}"
         )
 
-    def after_search(
-        self, plan_calls: int, search_calls: int, *, available: int, max_calls: int | None
-    ) -> EvaluationCost:
-        """Return the evaluation with the maximum calls of the plan found, on as many of the questions as are left."""
-        found = replace(self, plan_calls=plan_calls, search_calls=search_calls)
-        if max_calls is None:
-            return found
-        left = max_calls - replace(found, num_test=0).calls
-        return replace(found, num_test=min(available, max(1, left // found.per_question)))
+    def filled(self, max_calls: int, *, available: int) -> EvaluationCost:
+        """Return the evaluation on as many of the `available` questions as the calls allow, at least one."""
+        left = max_calls - replace(self, num_test=0).calls
+        return replace(self, num_test=min(available, max(1, left // self.per_question)))
 
     def announced(self, bound: int, *, available: int) -> str:
         """Return what is said before the first call, of an evaluation on some of the `available` questions."""

@@ -32,7 +32,6 @@ from query_mutator.files import atomic_write, encode, user_cache_folder
 from query_mutator.files.json_lines import JsonLines
 from query_mutator.learners.direct import PRICES
 from query_mutator.learners.plan import Plan, PlanPolicy, Policy, plan_task
-from query_mutator.plan.choose import PlanChoice
 from query_mutator.plan.race import find_plan
 from query_mutator.session.models import OpenModels
 from query_mutator.session.play import check_failures, greedy, script
@@ -110,7 +109,6 @@ def compare(
     finished, if any, and `show` with the report on them. It is a report even if no question could be scored;
     `check_report` raises for too many of those.
     """
-    search_calls = 0 if is_plan else search_calls
     whole = EvaluationCost(
         num_test=len(questions),
         num_guard=len(guard),
@@ -119,7 +117,7 @@ def compare(
         num_asked=task.num_asked,
         asking=task.reward.asking,
         episode_calls=task.max_episode_calls,
-        search_calls=search_calls,
+        search_calls=0 if is_plan else search_calls,
     )
     cost, bound = whole.within(max_calls), min(whole.calls, max_calls or whole.calls)
     note(f"evaluation: {cost.announced(bound, available=len(questions))}")
@@ -132,12 +130,16 @@ def compare(
             seed=seed,
             budget=budget,
             learned=task.rules.answer == "learned",
-            progress=evaluator.progress,
         )
         on_plan(plan := search.chosen.plan)
-        plan_calls = plan_task(plan, task).max_episode_calls
-        cost = cost.after_search(plan_calls, search.calls, available=len(questions), max_calls=max_calls)
-        methods.append(_plan_row(search, task))
+        cost = replace(cost, plan_calls=plan_task(plan, task).max_episode_calls, search_calls=search.calls)
+        cost = cost if max_calls is None else cost.filled(max_calls, available=len(questions))
+        confidence = search.confidence or task.confidence
+
+        def planned(task: Task) -> Task:
+            return replace(plan_task(plan, task), confidence=confidence)
+
+        methods.append(Method(name=PLAN, player=greedy(PlanPolicy(plan)), rules=planned))
     asked = fixed_sample(questions, cost.num_test)
     embed_questions(models.encoder, asked)
     comparison = Comparison(
@@ -177,15 +179,6 @@ def compare(
         raise
     keep(comparison.results())
     return report()
-
-
-def _plan_row(search: PlanChoice, task: Task) -> Method:
-    plan = search.chosen.plan
-
-    def rules(task: Task) -> Task:
-        return replace(plan_task(plan, task), confidence=search.confidence or task.confidence)
-
-    return Method(name=PLAN, player=greedy(PlanPolicy(plan)), rules=rules)
 
 
 def write_rows(path: Path, results: Results) -> None:

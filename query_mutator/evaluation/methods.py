@@ -8,12 +8,11 @@ waits for them at the end.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import closing, nullcontext
+from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from statistics import median_low
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 
@@ -29,13 +28,7 @@ from query_mutator.llm.retry import DEFAULT_POLICY, RetryPolicy
 from query_mutator.llm.store import Store
 from query_mutator.rewards import is_refusal
 from query_mutator.session.models import OpenModels
-from query_mutator.session.play import (
-    FailureWindow,
-    Played,
-    Player,
-    in_pool,
-    play,
-)
+from query_mutator.session.play import FailureWindow, Played, Player, in_pool, play
 from query_mutator.types import Completion, ErrorInfo
 
 IN_PROGRESS = 4  # episodes in progress for each call in flight: some of them embed and score
@@ -54,6 +47,7 @@ class Job:
 Found = dict[str, dict[int, Outcome]]
 
 
+@dataclass(kw_only=True)
 class Evaluator:
     """Runs methods on the questions of a task with `batch_size` calls in flight.
 
@@ -61,30 +55,23 @@ class Evaluator:
     questions of a job failed, its other questions are not asked.
     """
 
-    def __init__(
-        self,
-        *,
-        client: Client,
-        batch_size: int,
-        retry_policy: RetryPolicy = DEFAULT_POLICY,
-        max_failure_rate: float = 1.0,
-        progress: Callable[[str, int], Any] | None = None,
-    ) -> None:
-        self.client: Client = client if isinstance(client, Cache) and client.run else Cache(client, run=Store(None))
-        self.retry_policy = retry_policy
-        self.batch_size = batch_size
-        self.max_failure_rate = max_failure_rate
-        self.progress = progress
+    client: Client
+    batch_size: int
+    retry_policy: RetryPolicy = DEFAULT_POLICY
+    max_failure_rate: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.client, Cache) and self.client.run):
+            self.client = Cache(self.client, run=Store(None))
 
     @classmethod
     def of(cls, models: OpenModels, *, max_failure_rate: float) -> Self:
-        """Return the evaluator over open models, with a progress bar on the terminal."""
+        """Return the evaluator over open models."""
         return cls(
             client=models.calls.eval_client,
             batch_size=models.settings.calls_in_flight,
             retry_policy=models.retry_policy,
             max_failure_rate=max_failure_rate,
-            progress=progress,
         )
 
     def run(self, task: Task, player: Player, *, name: str = "") -> list[Outcome]:
@@ -99,22 +86,20 @@ class Evaluator:
         What is there when it is interrupted can be used. At least one job must have a question. Equal calls and retries
         are one call; replies that were stored count too.
         """
-        waiting = deque(in_turn(jobs, batch_size=self.batch_size))
+        waiting = in_turn(jobs, batch_size=self.batch_size)
         windows = {job.name: FailureWindow(self.max_failure_rate, unit="questions") for job in jobs}
         for job in jobs:
             found[job.name] = {}
 
-        def next_flow() -> tuple[tuple[Job, int], Flow] | None:
-            while waiting:
-                job, index = waiting.popleft()
-                if index not in found[job.name]:
-                    return (job, index), metered(outcome_flow(job.task, index, job.player), calls)
-            return None
-
+        flows = (
+            ((job, index), metered(outcome_flow(job.task, index, job.player), calls))
+            for job, index in waiting
+            if index not in found[job.name]
+        )
         encoder, at_once = jobs[0].task.encoder, IN_PROGRESS * self.batch_size
         with (
-            nullcontext() if self.progress is None else closing(self.progress(title, len(waiting))) as bar,
-            closing(in_pool(self, encoder, next_flow, at_once=at_once)) as finished,
+            progress(title, len(waiting)) as bar,
+            closing(in_pool(self, encoder, lambda: next(flows, None), at_once=at_once)) as finished,
         ):
             for (job, index), outcome in finished:
                 outcomes = found[job.name]
@@ -125,8 +110,7 @@ class Evaluator:
                     error = ErrorInfo(kind="not_asked", message=str(failure))
                     for left, question in enumerate(job.task.questions):
                         outcomes.setdefault(left, Outcome(question_id=question.id, error=error))
-                if bar is not None:
-                    bar.update()
+                bar.update()
         found |= {job.name: dict(sorted(found[job.name].items())) for job in jobs}
 
 
@@ -149,28 +133,23 @@ def metered(flow: Flow, calls: set[object] | None = None) -> Flow:
 
     `calls` gets its calls.
     """
-    made: list[tuple[str, Completion]] = []
+    made: list[Completion] = []
 
     def add(need: Need) -> Flow:
         if isinstance(need, Call) and calls is not None:
             calls.add(request_key(need.request) if is_repeatable(need.request) else object())
         result = yield need
         if isinstance(need, Call) and need.request.purpose != "judge":  # a judge is a cost of the evaluation
-            made.append((need.request.model, result))
+            made.append(result)
         return result
 
     outcome: Outcome = yield from map_needs(flow, add)
-    usage = dict[str, tuple[int, int]]()
-    for model, reply in made:
-        prompt, own = usage.get(model, (0, 0))
-        usage[model] = prompt + reply.prompt_tokens, own + reply.completion_tokens
     return replace(
         outcome,
         calls=len(made) if outcome.error else outcome.calls,
-        tokens=sum(map(sum, usage.values())),
-        reply_tokens=sum(own for _, own in usage.values()),
-        usage=usage,
-        seconds=sum(reply.latency_s for _, reply in made),
+        tokens=sum(reply.prompt_tokens + reply.completion_tokens for reply in made),
+        reply_tokens=sum(reply.completion_tokens for reply in made),
+        seconds=sum(reply.latency_s for reply in made),
     )
 
 
@@ -190,7 +169,7 @@ def outcome_flow(task: Task, index: int, player: Player) -> Flow:
         score=engine.score,
         refused=is_refusal(chosen.answer),
         calls=episode.calls,
-        actions=tuple(episode.names),
+        steps=tuple(episode.names),
         rewrites=tuple(step.text for step in played.steps),
         guards=tuple(step.guard for step in played.steps),
         asked=tuple(attempt.text for attempt in attempts),

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
 from query_mutator.data.split import target_key
 from query_mutator.session.play import check_failures
-from query_mutator.types import AS_IS, CONTROLS, ErrorInfo, Question
+from query_mutator.types import CONTROLS, ErrorInfo, Question
 
 MAX_UNSCORED_ROWS = 20  # of a report; all are counted
 DIGITS = 4  # of what explains a score; the score itself and its parts are whole
@@ -29,11 +29,10 @@ class Outcome:
     calls: int = 0  # to mutator and target; also those that another method's equal call saved
     tokens: int = 0  # of these calls
     reply_tokens: int = 0  # those of the replies
-    usage: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # model -> tokens of its prompts and replies
     seconds: float = 0.0  # that these calls took; 0 for replies of the cache on disk
-    actions: tuple[str, ...] = ()
-    rewrites: tuple[str, ...] = ()  # the wording after each action
-    guards: tuple[str | None, ...] = ()  # that rejected the rewrite of each action
+    steps: tuple[str, ...] = ()  # the actions taken
+    rewrites: tuple[str, ...] = ()  # the wording after each step
+    guards: tuple[str | None, ...] = ()  # that rejected the rewrite of each step
     asked: tuple[str, ...] = ()  # the wordings that the target was asked
     forms: tuple[str, ...] = ()  # in which it was asked them
     answers: tuple[str, ...] = ()  # to those
@@ -51,19 +50,9 @@ class Outcome:
         return "" if self.submitted is None else self.answers[self.submitted]
 
     @property
-    def rewrite(self) -> str:
-        """Return the wording whose answer was submitted."""
-        return "" if self.submitted is None else self.asked[self.submitted]
-
-    @property
-    def form(self) -> str:
-        """Return the form in which it was asked."""
-        return AS_IS if self.submitted is None else self.forms[self.submitted]
-
-    @property
     def rejected(self) -> tuple[tuple[str, str], ...]:
         """Return operator and guard of each rewrite that was not used."""
-        return tuple((name, guard) for name, guard in zip(self.actions, self.guards, strict=False) if guard is not None)
+        return tuple((name, guard) for name, guard in zip(self.steps, self.guards, strict=False) if guard is not None)
 
     @property
     def target_calls(self) -> int:
@@ -77,31 +66,17 @@ class Outcome:
 
     def to_row(self, question: Question) -> dict[str, Any]:
         """Return plain JSON types, a row of evaluation.jsonl."""
+        row = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
         return {
-            "question_id": self.question_id,
+            **row,
+            **(dict.fromkeys(("success", "score", "refused")) if self.error else {}),
             "question": question.text,
             "accepted": list(question.accept or filter(None, [question.reference])),
             "target": target_key(question),
             "tags": list(question.tags),
-            "steps": list(self.actions),
-            "rewrites": list(self.rewrites),
-            "guards": list(self.guards),
-            "asked": list(self.asked),
-            "forms": list(self.forms),
-            "answers": list(self.answers),
-            "parts": [dict(parts) for parts in self.parts],
             "scores": [round(score, DIGITS) for score in self.scores],
             "fits": [round(fit, DIGITS) for fit in self.fits],
-            "submitted": self.submitted,
-            "why": self.why,
-            "calls": self.calls,
-            "tokens": self.tokens,
-            "reply_tokens": self.reply_tokens,
             "seconds": round(self.seconds, 6),
-            "success": None if self.error else self.success,
-            "score": None if self.error else self.score,
-            "refused": None if self.error else self.refused,
-            "error": asdict(self.error) if self.error else None,
         }
 
 
@@ -144,7 +119,7 @@ def count_rewrites(pairs: Iterable[tuple[Question, Outcome]]) -> dict[str, dict[
     seen = set()
     for question, outcome in pairs:
         before = question.text
-        for operator, text, guard in zip(outcome.actions, outcome.rewrites, outcome.guards, strict=False):
+        for operator, text, guard in zip(outcome.steps, outcome.rewrites, outcome.guards, strict=False):
             key = question.id, operator, before
             if operator not in CONTROLS and (guard or text != before) and key not in seen:
                 seen.add(key)

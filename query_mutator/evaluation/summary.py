@@ -148,19 +148,19 @@ def summarize(
     right = _columns(results.outcomes, "is_right")  # [n, M]
     summaries = _summaries(results, keys, right)
     tags = sorted({tag for question in results.questions for tag in question.tags})
-    parts = {tag: [tag in question.tags for question in results.questions] for tag in tags}
+    tagged = {tag: [tag in question.tags for question in results.questions] for tag in tags}
 
     @cache
     def minus(ours: str, theirs: str) -> dict[str, Any]:
-        return _difference(right[:, methods.index(ours)], right[:, methods.index(theirs)], keys)
+        found = compare_pairs(right[:, methods.index(ours)], right[:, methods.index(theirs)], keys)
+        return {"success": found.difference, "success_ci": list(found.interval), "questions": found.questions}
 
     baselines = [name for name in methods if name != POLICY] if POLICY in methods else []
     return {
         "n": len(results.questions),
         "methods": summaries,
         "policy_minus": {name: minus(POLICY, name) for name in baselines},
-        "by_tag": _by_group(parts, right, methods, keys),
-        "by_group": _by_group(groups or {}, right, methods, keys),
+        "by_group": _by_group({**(groups or {}), **tagged}, right, methods, keys),
         "front": front(summaries),
         "verdict": recommend(summaries, minus, is_plan=is_plan),
         "examples": [] if np.nansum(right) else _examples(results),
@@ -184,22 +184,20 @@ def _summaries(results: Results, keys: Sequence[str], right: Floats) -> dict[str
     score, refused = _columns(results.outcomes, "score"), _columns(results.outcomes, "refused")
     of_guard = _columns(results.guarded, "refused")
     guard_keys = [target_key(question) for question in results.guard]
-    intervals = {
-        "success": rate_intervals(right, keys),
-        "score": np.clip(mean_intervals(score, keys), 0.0, 1.0).tolist(),
-        "false_refusal": rate_intervals(refused, keys),
-        "guard_refusal": rate_intervals(of_guard, guard_keys),
+    measures = {
+        "success": (right, rate_intervals(right, keys)),
+        "score": (score, np.clip(mean_intervals(score, keys), 0.0, 1.0).tolist()),
+        "false_refusal": (refused, rate_intervals(refused, keys)),
+        "guard_refusal": (of_guard, rate_intervals(of_guard, guard_keys)),
     }
-    columns = {"success": right, "score": score, "false_refusal": refused, "guard_refusal": of_guard}
     summaries = {}
     for place, (name, outcomes) in enumerate(results.outcomes.items()):
-        means = {measure: _mean(column[:, place]) for measure, column in columns.items()}
         summaries[name] = {
             "scored": len(scored(outcomes)),
             "unscored": failure_kinds(outcomes),
             "guard_unscored": failure_kinds(results.guarded[name]),
-            **means,
-            **{f"{measure}_ci": list(intervals[measure][place]) for measure in means},
+            **{measure: _mean(columns[:, place]) for measure, (columns, _) in measures.items()},
+            **{f"{measure}_ci": list(intervals[place]) for measure, (_, intervals) in measures.items()},
             **{f"{cost}_per_question": mean(outcomes, cost) for cost in ("calls", "target_calls", "tokens")},
         }
     return summaries
@@ -207,12 +205,6 @@ def _summaries(results: Results, keys: Sequence[str], right: Floats) -> dict[str
 
 def _mean(values: Floats) -> float:
     return math.nan if np.isnan(values).all() else float(np.nanmean(values))
-
-
-def _difference(ours: Floats, theirs: Floats, keys: Sequence[str]) -> dict[str, Any]:
-    """Return the difference of success [n] and its interval over the questions that both scored."""
-    found = compare_pairs(ours, theirs, keys)
-    return {"success": found.difference, "success_ci": list(found.interval), "questions": found.questions}
 
 
 def _by_group(

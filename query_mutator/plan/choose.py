@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, Self
@@ -34,14 +34,14 @@ from query_mutator.confidence import (
 )
 from query_mutator.confidence.crossfit import TrainingTable
 from query_mutator.confidence.features import FEATURES
-from query_mutator.confidence.scorers import SCORERS, Candidate
+from query_mutator.confidence.scorers import SCORERS
 from query_mutator.data.split import FOLDS, fold_of
 from query_mutator.errors import TooFewAnswersError, UsageError
 from query_mutator.learners.plan import Plan
 from query_mutator.plan.table import Rows, Table
 from query_mutator.stats.intervals import rate_intervals, wilson_interval
 from query_mutator.stats.paired import difference_interval
-from query_mutator.types import AS_IS, ASK, BoolArray, DoubleArray, IntArray
+from query_mutator.types import AS_IS, ASK, DoubleArray, IntArray
 
 MIN_QUESTIONS = 20  # fewer decide nothing
 FRONT = tuple(range(1, 9))  # calls per question, of the front of a search
@@ -50,7 +50,6 @@ BUDGETS = (1.5, 2.0, 3.0, 4.0, 6.0)  # mean calls per question of such plans, to
 LEAST_QUESTIONS = 50  # in a log, and with an answer to each prompt of a plan
 LEAST_SHARE = 0.5  # of the questions of the most frequent prompt
 MOST_PROMPTS, MOST_ORDERED = 16, 2_000  # prompts, the best, and questions, to choose an order from
-_UNORDERED = "P(right) orders right and wrong answers no better than chance"
 _HAS_KEY = FEATURES.index("has_key")
 
 
@@ -107,27 +106,10 @@ def point_of(table: Table, plan: Plan, rows: Rows) -> PlanPoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LearnedArms:
-    """What P(right) makes of answers in several arms; the arms of a log need not be known as forms."""
-
-    confidence: ConfidenceModel
-    order: tuple[str, ...]  # of arms, as a plan asks them
-    alone: tuple[PlanPoint, ...]  # plans of one arm
-    several: tuple[PlanPoint, ...]  # plans of many
-
-    @property
-    def why_alone(self) -> str:
-        """Return why to ask in one arm."""
-        if self.several:
-            return "no plan of several prompts pays for its calls"
-        return "too few questions were asked in two prompts" if self.confidence.report.is_ordered else _UNORDERED
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PlanChoice:
-    """What a table says; `points` are the plans that were scored on all its questions, the best value first."""
+    """What a table says; of equal values the shortest plan is first."""
 
-    points: tuple[PlanPoint, ...]
+    points: Sequence[PlanPoint]  # plans that were scored on all its questions, sorted by value
     bar: PlanPoint  # which a plan must clear: the original question, of a log the best prompt alone
     price: float  # of a call
     budget: float | None = None  # mean calls per question, of the plan to choose
@@ -135,19 +117,13 @@ class PlanChoice:
     plans_tried: int = 0
     calls: int = 0  # 0: from a log
     seconds: float = 0.0
-    arms: LearnedArms | None = None  # by which plans with the rule `learned` submit
-    not_learned: str = ""  # why there are none, where they were asked for
+    confidence: ConfidenceModel | None = None  # by which plans with the rule `learned` submit
+    order: tuple[str, ...] = ()  # of arms, as such plans ask them; those of a log need not be known as forms
+    not_learned: str = ""  # why there are no such plans, where they were asked for
 
-    @classmethod
-    def of(cls, points: Iterable[PlanPoint], *, price: float, **more: Any) -> Self:
-        """Return the choice among points in any order; of equal values the shortest plan is first."""
-        ranked = sorted(points, key=lambda point: (-round(point.value(price), 12), len(point.plan.steps)))
-        return cls(points=tuple(ranked), price=price, **more)
-
-    @property
-    def best(self) -> PlanPoint:
-        """Return the plan of the largest mean score minus the price of its calls."""
-        return self.points[0]
+    def __post_init__(self) -> None:
+        ranked = sorted(self.points, key=lambda point: (-round(point.value(self.price), 12), len(point.plan.steps)))
+        object.__setattr__(self, "points", tuple(ranked))
 
     @property
     def chosen(self) -> PlanPoint:
@@ -156,23 +132,21 @@ class PlanChoice:
         A searched plan is the best of many, so its figures are too high by chance: by as much as its success is above
         that of plans chosen on other folds. One of several arms that does as well as what is left is preferred.
         """
-        best = self.best if self.budget is None else self.best_plan_at(self.budget)
-        learned = self.best_learned if self.calls and best.fitted is None else None
-        if learned is None:
+        best, learned = self.best_plan_at(self.budget), self.best_learned
+        if not self.calls or best.fitted is not None or learned is None:
             return best
         too_high = max(0.0, best.success - self.searched[0])
-        if self.budget is None:
-            ahead = learned.value(self.price) - (best.value(self.price) - too_high)
-        else:
-            ahead = learned.reliable_success - (best.success - too_high)
-        return learned if ahead >= 0 else best
+        ours, others = (
+            point.value(self.price) if self.budget is None else point.reliable_success for point in (learned, best)
+        )
+        return learned if ours - (others - too_high) >= 0 else best
 
     @property
     def best_learned(self) -> PlanPoint | None:
         """Return the best plan that submits by P(right), within the budget if there is one."""
-        points = tuple(point for point in self.points if point.plan.answer == "learned")
-        within = any(point.calls <= (self.budget or math.inf) for point in points)
-        return replace(self, points=points).chosen if within else None
+        points = [point for point in self.points if point.plan.answer == "learned"]
+        within = [point for point in points if point.calls <= (self.budget or math.inf)]
+        return self.best_plan_at(self.budget, within) if within else None
 
     @property
     def cross_fitted(self) -> float:
@@ -188,16 +162,6 @@ class PlanChoice:
         return chosen if lead > 0 and self.cross_fitted >= self.bar.success else self.bar
 
     @property
-    def confidence(self) -> ConfidenceModel | None:
-        """Return P(right), if it was learned."""
-        return None if self.arms is None else self.arms.confidence
-
-    @property
-    def source(self) -> str:
-        """Return what the questions are of."""
-        return "training" if self.calls else "logged"
-
-    @property
     def verdict(self) -> str:
         """Return one sentence on the plan that is saved and the bar."""
         few = " These are too few questions to rely on it." if self.bar.questions < MIN_QUESTIONS else ""
@@ -206,17 +170,23 @@ class PlanChoice:
     @property
     def _keep(self) -> str:
         bar, chosen = self.bar, self.chosen
-        rate = f"{100 * bar.success:.1f} % of {bar.questions:,} {self.source}"
-        if not self.calls and self.arms is not None:
-            return f"Ask {bar.plan} alone: {rate} answers right; {self.arms.why_alone}."
+        rate = f"{100 * bar.success:.1f} % of {bar.questions:,}"
+        if not self.calls and self.confidence is not None:
+            why = "P(right) orders right and wrong answers no better than chance"
+            if any(point.fitted for point in self.points):
+                why = "no plan of several prompts pays for its calls"
+            elif self.confidence.report.is_ordered:
+                why = "too few questions were asked in two prompts"
+            return f"Ask {bar.plan} alone: {rate} logged answers right; {why}."
         best = f"the best plan, {chosen.plan}, has {100 * self.cross_fitted:.1f} % cross-fitted"
         rest = "no plan does better" if chosen == bar else best
-        return f"Keep the original question: {rate} questions right; {rest}."
+        return f"Keep the original question: {rate} training questions right; {rest}."
 
     @property
     def _use(self) -> str:
         saved, fitted, bar = self.saved, self.saved.fitted, 100 * self.bar.success
-        of = f"of {saved.questions:,} {self.source} questions right at {saved.calls:.1f} calls per question"
+        source = "training" if self.calls else "logged"
+        of = f"of {saved.questions:,} {source} questions right at {saved.calls:.1f} calls per question"
         start = f"Use the plan {saved.plan}: {100 * saved.success:.1f} % {of}"
         if fitted is None:
             return f"{start}, {100 * self.cross_fitted:.1f} % cross-fitted; the original question {bar:.1f} %."
@@ -226,11 +196,17 @@ class PlanChoice:
         standard = f"original question {bar:.1f}" if self.calls else f"best prompt alone {100 * fitted.single:.1f}"
         return f"{start}; {out_of_fold}; the {standard} %."
 
-    def best_plan_at(self, budget: float) -> PlanPoint:
-        """Return the plan of the best success within a mean number of calls; UsageError for a budget below all."""
-        within = [point for point in self.points if point.calls <= budget]
+    def best_plan_at(self, budget: float | None, of: Sequence[PlanPoint] = ()) -> PlanPoint:
+        """Return the plan of the best success within a mean number of calls, without a budget that of the best value.
+
+        `of` are the points to choose from, by default all. UsageError for a budget below all.
+        """
+        points = of or self.points
+        if budget is None:
+            return points[0]
+        within = [point for point in points if point.calls <= budget]
         if not within:
-            least = min(point.calls for point in self.points)
+            least = min(point.calls for point in points)
             raise UsageError(f"budget {budget:g} is below the {least:.2f} calls per question that every plan needs")
         return max(within, key=lambda point: (point.reliable_success, point.score, -point.calls))
 
@@ -256,8 +232,8 @@ class PlanChoice:
             "seconds": round(self.seconds, 3),
             "not_learned": self.not_learned,
         }
-        if (arms := self.arms) is not None:
-            found |= {"p_right": arms.confidence.describe(), "order": list(arms.order)}
+        if self.confidence is not None:
+            found |= {"p_right": self.confidence.describe(), "order": list(self.order)}
         return found
 
 
@@ -278,7 +254,7 @@ def cross_fitted(
         if not others:
             return 0.0, -math.inf
         points = [point_of(table, plan, others) for plan in plans]
-        best = PlanChoice.of(points, bar=points[0], price=price, budget=budget).chosen.plan
+        best = PlanChoice(points=points, bar=points[0], price=price, budget=budget).chosen.plan
         for cell, original in zip(table.cells(best, inside), table.cells(Plan(), inside), strict=True):
             if cell.error is None:
                 success.append(cell.success)
@@ -287,34 +263,22 @@ def cross_fitted(
     return sum(success) / max(1, len(success)), sum(leads) / max(1, len(leads))
 
 
-def choose_from_log(
-    answers: Sequence[LoggedAnswer],
-    *,
-    budget: float | None,
-    price: float,
-    candidates: Sequence[Candidate] = SCORERS,
-    seed: int = 0,
-) -> PlanChoice:
+def choose_from_log(answers: Sequence[LoggedAnswer], *, budget: float | None, price: float, seed: int) -> PlanChoice:
     """Return what graded answers of a log say; TooFewAnswersError for too few of them.
 
     `budget` bounds the mean calls per question of the plan to choose; without it that of the most right answers minus
     `price` for each call is chosen.
     """
-    count = len({answer.question for answer in answers})
-    if count < LEAST_QUESTIONS:
-        raise TooFewAnswersError(
-            f"{len(answers)} graded answers to {count} questions are too few to learn from; log answers to "
-            f"{LEAST_QUESTIONS} questions or more"
-        )
     graded = [(answer, float(answer.right)) for answer in answers]
-    arms = learn_arms(graded, budget=budget, price=price, candidates=candidates, seed=seed)
-    return PlanChoice.of(
-        [*arms.alone, *arms.several],
-        bar=max(arms.alone, key=lambda point: point.success),
+    model, order, points = learn_arms(graded, budget=budget, price=price, seed=seed)
+    return PlanChoice(
+        points=points,
+        bar=max((point for point in points if not point.fitted), key=lambda point: point.success),
         price=price if budget is None else 0.0,
         budget=budget,
-        plans_tried=len(arms.alone) + len(arms.several),
-        arms=arms,
+        plans_tried=len(points),
+        confidence=model,
+        order=order,
     )
 
 
@@ -329,17 +293,14 @@ class AnswerPaths:
     p: DoubleArray  # [n, k], P(right) of what is submitted
     right: DoubleArray  # [n, k]
     scores: DoubleArray  # [n, k]
-    prefix: tuple[str, ...] = ()  # operators before the first answer
-    prefix_calls: float = 0.0  # that they make
 
-    def rule_within(self, budget: float) -> StoppingRule | None:
-        """Return the rule for a budget of calls per question, None for one that cannot be kept."""
-        budget, most = budget - self.prefix_calls - 1 / len(self.p), len(self.order)
-        return rule_for_budget(self.p.tolist(), budget, max_calls=most) if 1 <= budget <= most else None
-
-    def rule_worth(self, price: float) -> StoppingRule:
-        """Return the rule for the price of a call."""
-        return rule_for_price(self.p.tolist(), price, max_calls=len(self.order))
+    def rule(self, budget: float | None, price: float) -> StoppingRule | None:
+        """Return the rule for a budget of calls per question, None for one that cannot be kept; else for a price."""
+        p, most = self.p.tolist(), len(self.order)
+        if budget is None:
+            return rule_for_price(p, price, max_calls=most)
+        budget = budget - 1 / len(p)
+        return rule_for_budget(p, budget, max_calls=most) if 1 <= budget <= most else None
 
     def stops(self, threshold: float) -> IntArray:
         """Return after which answer of each question P(right) is that high, else the last: [n] numbers from 0."""
@@ -349,7 +310,7 @@ class AnswerPaths:
 
     def point(self, rule: StoppingRule) -> PlanPoint:
         """Return the plan of a stopping rule, with its figures."""
-        steps = [*self.prefix, *(step for arm in self.order[: rule.max_calls] for step in (arm, ASK))][:-1]
+        steps = [step for arm in self.order[: rule.max_calls] for step in (arm, ASK)][:-1]
         stop = math.floor(1e4 * rule.threshold) / 1e4 if rule.threshold <= 1 else None  # down: within the budget
         stops = self.stops(math.inf if stop is None else stop)
         questions = np.arange(len(stops))
@@ -359,12 +320,9 @@ class AnswerPaths:
             success=right / len(stops),
             success_ci=wilson_interval(right, len(stops)),
             score=float(self.scores[questions, stops].mean()),
-            calls=float(np.mean(stops)) + 1 + self.prefix_calls,
+            calls=float(np.mean(stops)) + 1,
             questions=len(stops),
         )
-
-
-Choose = Callable[[AnswerPaths], StoppingRule | None]  # None: one call
 
 
 def learn_arms(
@@ -373,42 +331,38 @@ def learn_arms(
     budget: float | None,
     price: float,
     compared: Sequence[str] = (),
-    prefix: Sequence[str] = (),
-    prefix_calls: float = 0.0,
-    candidates: Sequence[Candidate] = SCORERS,
-    seed: int = 0,
-) -> LearnedArms:
-    """Fit P(right) on graded answers with their scores, and return the plans that submit by it.
+    seed: int,
+) -> tuple[ConfidenceModel, tuple[str, ...], list[PlanPoint]]:
+    """Fit P(right) on graded answers with their scores; return it, the order of arms, and plans of one and of several.
 
-    `compared` are the arms to compare, by default those that enough of the same questions were asked in. All were asked
-    after the operators `prefix`, which make `prefix_calls`. TooFewAnswersError for too few answers to learn from.
+    `compared` are the arms of plans of several, by default those that enough of the same questions were asked in.
+    TooFewAnswersError for too few answers to learn from.
     """
-    answers, scores = zip(*graded, strict=True)
-    table = _asked_apart(training_table(answers))
-    model = ConfidenceModel.fit(table, candidates=candidates, seed=seed)
-    asked = partial(_Arms.asked_in, table, np.array(scores), model, prefix=tuple(prefix), prefix_calls=prefix_calls)
-    counts = dict(Counter(table.forms).most_common())
-    names = list(compared or _shared_prompts(table, counts)) if model.report.is_ordered else []
+    graded = list(graded)
+    together = training_table([answer for answer, _ in graded])
+    table, forms = _asked_apart(together), np.array(together.forms)
+    questions = {name: len(np.unique(together.questions[forms == name])) for name in Counter(together.forms)}
+    if (most := max(questions.values())) < LEAST_QUESTIONS:
+        raise TooFewAnswersError(
+            f"{len(graded)} graded answers to {most} questions in one prompt are too few to learn from; give answers "
+            f"to {LEAST_QUESTIONS} questions or more"
+        )
+    model = ConfidenceModel.fit(table, candidates=SCORERS, seed=seed)
+    asked = partial(_Arms.asked_in, table, np.array([score for _, score in graded]), model)
+    counts = {name: n for name, n in Counter(table.forms).most_common() if questions[name] >= LEAST_QUESTIONS}
+    names = list(compared or _shared_prompts(table, counts, together.questions)) if model.report.is_ordered else []
     arms, several = asked(names), dict[Plan, PlanPoint]()
     if len(names) > 1 and len(np.unique(arms.folds)) > 1:
         paths, folds = arms.paths(order := arms.order()), arms.by_fold()
         alone = [arms.alone(name) for name in names]
-        choices: list[Choose] = [partial(AnswerPaths.rule_within, budget=calls) for calls in (*BUDGETS, budget or 0.0)]
-        choices.append(partial(AnswerPaths.rule_worth, price=price))
-        for choose in choices:
-            rule = choose(paths)
+        for calls in (*BUDGETS, budget or 0.0, None):
+            rule = paths.rule(calls, price)
             if rule is not None and (point := paths.point(rule)).plan not in several:
-                several[point.plan] = replace(point, fitted=_fitted(folds, choose))
+                several[point.plan] = replace(point, fitted=_fitted(folds, calls, price))
     else:  # no questions were asked in several arms, or nothing says which answer is right: compare rates
-        names = [name for name, n in counts.items() if n >= LEAST_QUESTIONS] or list(counts)[:1]
-        alone = [asked([name]).alone(name) for name in names]
-        order = [max(alone, key=lambda point: point.success).plan.operators[-1]]
-    return LearnedArms(
-        confidence=model,
-        order=tuple(order),
-        alone=tuple(alone),
-        several=tuple(several.values()),
-    )
+        alone = [asked([name]).alone(name) for name in counts]
+        order = [point.plan.operators[-1] for point in sorted(alone, key=lambda point: -point.success)[:1]]
+    return model, tuple(order), [*alone, *several.values()]
 
 
 def _asked_apart(table: TrainingTable) -> TrainingTable:
@@ -421,38 +375,34 @@ def _asked_apart(table: TrainingTable) -> TrainingTable:
     return replace(table, questions=np.unique(askings, axis=0, return_inverse=True)[1].reshape(-1))
 
 
-def _shared_prompts(table: TrainingTable, counts: Mapping[str, int]) -> list[str]:
-    """Return the prompts that enough of the same questions were asked in, the one with the most right answers first."""
-    names, least = np.array(table.forms), max(LEAST_QUESTIONS, LEAST_SHARE * max(counts.values()))
-    frequent = [name for name, n in counts.items() if n >= least] or list(counts)[:1]
-    first, *others = sorted(frequent, key=lambda name: -table.right[names == name].mean())
-    shared = [first]
-    for name in others:
-        if len(places_by_question(table, [*shared, name])) >= least:
+def _shared_prompts(table: TrainingTable, counts: Mapping[str, int], questions: IntArray) -> list[str]:
+    """Return the arms that enough of the same `questions` [n] were asked in, the most right answers first."""
+    names, least = np.array(table.forms), LEAST_SHARE * max(counts.values())
+    frequent = [name for name, n in counts.items() if n >= least]
+    shared = list[str]()
+    for name in sorted(frequent, key=lambda name: -table.right[names == name].mean()):
+        first = [rows[0] for rows in places_by_question(table, [*shared, name])]
+        if len(first) >= least and len(np.unique(questions[first])) >= LEAST_QUESTIONS:
             shared.append(name)
     return shared
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Arms:
-    """Answers to n questions in each of k arms, after the operators `prefix`: `rows` [n, k] of a table."""
+    """Answers to n questions in each of k arms: `rows` [n, k] of a table."""
 
     table: TrainingTable
     scores: DoubleArray  # of all answers of the table
     model: ConfidenceModel
     names: Sequence[str]  # k
     rows: IntArray
-    prefix: tuple[str, ...]
-    prefix_calls: float
 
     @classmethod
-    def asked_in(
-        cls, table: TrainingTable, scores: DoubleArray, model: ConfidenceModel, names: Sequence[str], **more: Any
-    ) -> Self:
+    def asked_in(cls, table: TrainingTable, scores: DoubleArray, model: ConfidenceModel, names: Sequence[str]) -> Self:
         """Return the answers to the questions of a table that were asked in all of some arms, in their order."""
         rows = np.array(places_by_question(table, names), dtype=np.int64).reshape(-1, max(1, len(names)))
         rows = rows[np.argsort(table.questions[rows[:, 0]], kind="stable")]
-        return cls(table=table, scores=scores, model=model, names=names, rows=rows, **more)
+        return cls(table=table, scores=scores, model=model, names=names, rows=rows)
 
     @property
     def folds(self) -> IntArray:
@@ -463,10 +413,6 @@ class _Arms:
     def targets(self) -> list[str]:
         """Return what each question is about."""
         return [str(target) for target in self.table.targets[self.rows[:, 0]]]
-
-    def part(self, inside: BoolArray | slice) -> Self:
-        """Return the answers to some of the questions."""
-        return replace(self, rows=self.rows[inside])
 
     def right(self, name: str) -> DoubleArray:
         """Return whether the answers in an arm are right [n]."""
@@ -496,8 +442,6 @@ class _Arms:
             p=np.array(p, dtype=np.float64).reshape(places.shape),
             right=self.table.right[places],
             scores=self.scores[places],
-            prefix=self.prefix,
-            prefix_calls=self.prefix_calls,
         )
 
     def alone(self, name: str) -> PlanPoint:
@@ -505,11 +449,11 @@ class _Arms:
         right = self.right(name)
         (interval,) = rate_intervals(right[:, None], self.targets)
         return PlanPoint(
-            plan=Plan(steps=(*self.prefix, name)),
+            plan=Plan(steps=(name,)),
             success=float(right.mean()),
             success_ci=interval,
             score=float(self.scores[self.rows[:, self.names.index(name)]].mean()),
-            calls=1 + self.prefix_calls,
+            calls=1.0,
             questions=len(right),
         )
 
@@ -528,17 +472,20 @@ class _Arms:
         """
         found = []
         for fold in np.unique(self.folds):
-            part, others = self.part(self.folds == fold), self.part(self.folds != fold)
+            inside = self.folds == fold
+            part, others = (replace(self, rows=self.rows[chosen]) for chosen in (inside, ~inside))
             order = others.order()
             found.append((part, others.paths(order), part.paths(order), others.by_rate()))
         return found
 
 
-def _fitted(folds: Sequence[tuple[_Arms, AnswerPaths, AnswerPaths, list[str]]], choose: Choose) -> Fitted:
+def _fitted(
+    folds: Sequence[tuple[_Arms, AnswerPaths, AnswerPaths, list[str]]], budget: float | None, price: float
+) -> Fitted:
     """Return what submissions by P(right) bring, by a rule chosen on the other folds, and a vote of as many calls."""
     learned, made = [], []
     for _, others, paths, _ in folds:
-        rule = choose(others)
+        rule = others.rule(budget, price)
         stops = paths.stops(-math.inf if rule is None else rule.threshold)
         learned.append(paths.right[np.arange(len(stops)), stops])
         made.append(1 + stops)
@@ -550,7 +497,7 @@ def _fitted(folds: Sequence[tuple[_Arms, AnswerPaths, AnswerPaths, list[str]]], 
 
     leads = right - ((1 - share) * voted(low) + share * voted(math.ceil(calls)))
     return Fitted(
-        calls=calls + folds[0][1].prefix_calls,
+        calls=calls,
         success=float(right.mean()),
         vote=float((right - leads).mean()),
         single=float(np.concatenate([part.right(ranked[0]) for part, _, _, ranked in folds]).mean()),

@@ -13,16 +13,17 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, nullcontext
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from query_mutator.cli.console import progress
+from query_mutator.confidence import ConfidenceModel
 from query_mutator.env.task import Task, operator_names
-from query_mutator.errors import TooFewAnswersError, UsageError
+from query_mutator.errors import TooFewAnswersError
 from query_mutator.learners.plan import Plan
-from query_mutator.plan.choose import FRONT, LearnedArms, PlanChoice, PlanPoint, cross_fitted, learn_arms, point_of
+from query_mutator.plan.choose import FRONT, PlanChoice, PlanPoint, cross_fitted, learn_arms, point_of
 from query_mutator.plan.table import Table
 from query_mutator.session.play import Caller
 from query_mutator.stats.intervals import Floats
@@ -50,7 +51,6 @@ def find_plan(
     seed: int = 0,
     budget: float | None = None,
     learned: bool = False,
-    progress: Callable[[str, int], Any] | None = None,
     on_best: Callable[[PlanPoint], Any] = lambda point: None,
 ) -> PlanChoice:
     """Return the plans found on the questions of a task (training questions) with at most `max_calls` calls.
@@ -59,24 +59,23 @@ def find_plan(
     With `learned` a third of them asks in all forms, for plans that submit the answer that is most likely right; where
     that does not suffice the result says why it has none.
     `caller` is an `Evaluator`. `on_best` is called with each plan that is the best one so far, on the questions scored
-    so far. UsageError for too few calls.
+    so far.
     """
-    check_calls(max_calls)
     count = questions_searched(len(task.questions), max_calls, learned=learned)
     order = np.random.default_rng(seed).permutation(len(task.questions))[:count].tolist()
-    with nullcontext() if progress is None else closing(progress("plan search", max_calls)) as bar:
-        table = Table(caller, task, on_call=lambda: bar.update() if bar is not None else None)
+    with progress("plan search", max_calls) as bar:
+        table = Table(caller, task, on_call=bar.update)
         max_searched = int(SEARCHED_SHARE * max_calls) if learned else max_calls
         race = Race(table, order, max_calls=max_searched, budget=budget, on_best=on_best)
         race.run()
-        arms, not_learned = None, ""
-        if learned:
-            race.max_calls = max_calls
-            try:
-                arms = _ask_in_all_forms(race, seed=seed)
-            except TooFewAnswersError as error:
-                not_learned = str(error)
-        return race.result(arms, not_learned=not_learned)
+        if not learned:
+            return race.result()
+        race.max_calls = max_calls
+        try:
+            model, order, points = _ask_in_all_forms(race, seed=seed)
+        except TooFewAnswersError as error:
+            return race.result(not_learned=str(error))
+        return race.result([point for point in points if point.fitted], confidence=model, order=order)
 
 
 def questions_searched(num_questions: int, max_calls: int, *, learned: bool = False) -> int:
@@ -85,14 +84,8 @@ def questions_searched(num_questions: int, max_calls: int, *, learned: bool = Fa
     return min(num_questions, max(1, calls // CALLS_PER_QUESTION))
 
 
-def check_calls(max_calls: int, *, name: str = "max_calls") -> None:
-    """Raise a UsageError for too few calls to search with; `name` is that of the setting."""
-    if max_calls < MIN_CALLS:
-        raise UsageError(f"{name}={max_calls} is too few to search for a plan; use {MIN_CALLS} or more")
-
-
-def _ask_in_all_forms(race: Race, *, seed: int) -> LearnedArms:
-    """Ask the questions of a race in all forms after the operators of its best plan, as far as its calls go.
+def _ask_in_all_forms(race: Race, *, seed: int) -> tuple[ConfidenceModel, tuple[str, ...], list[PlanPoint]]:
+    """Ask the questions of a race in all forms, as far as its calls go.
 
     TooFewAnswersError for a task with fewer than two forms, and for too few answers to learn from.
     """
@@ -102,26 +95,15 @@ def _ask_in_all_forms(race: Race, *, seed: int) -> LearnedArms:
         raise TooFewAnswersError(
             "--answer learned chooses among answers in several forms; name two or more with --forms"
         )
-    singles = [plan for plan in race.tried[rows] if not plan.asks_early]
-    prefix = tuple(name for name in race.ranked(singles, rows)[0][0].steps if name not in forms)
-    by_form = {form: Plan(steps=(*prefix, form)) for form in forms}
-    race.score(by_form.values(), rows)
-    asked = {form: plan for form, plan in by_form.items() if plan in race.tried[rows]}
-    if len(asked) < 2:
+    plans = {form: Plan(steps=(form,)) for form in forms}
+    race.score(plans.values(), rows)
+    asked = {form: plan for form, plan in plans.items() if plan in race.tried[rows]}
+    graded = table.graded(rows, asked.values())
+    model, order, points = learn_arms(graded, budget=race.budget, price=race.price, compared=[*asked], seed=seed)
+    model.report.check()
+    if not any(point.fitted for point in points):
         raise TooFewAnswersError("the calls of the search do not suffice for --answer learned; give it more --minutes")
-    arms = learn_arms(
-        table.graded(rows, asked.values()),
-        budget=race.budget,
-        price=race.price,
-        compared=list(asked),
-        prefix=prefix,
-        prefix_calls=min(race.point(plan, rows).calls for plan in asked.values()) - 1,
-        seed=seed,
-    )
-    arms.confidence.report.check()
-    if not arms.several:
-        raise TooFewAnswersError("no question was answered in all forms; give the search more --minutes")
-    return arms
+    return model, order, points
 
 
 def edits_of(plan: Plan, task: Task, *, has_no_effect: Callable[[str], bool]) -> Iterator[Plan]:
@@ -201,12 +183,12 @@ class Race:
             by_promise = sorted(plans, key=lambda one: sum(leads[name] for name in one.operators), reverse=True)
             self._race(by_promise, budget, self.max_calls)
 
-    def result(self, arms: LearnedArms | None = None, *, not_learned: str = "") -> PlanChoice:
+    def result(self, learned: Sequence[PlanPoint] = (), **more: Any) -> PlanChoice:
         """Return what was found, on all questions, or the most on which the calls let plans be compared."""
         rows = self.compared_rows
         plans = list(dict.fromkeys([Plan(), *self.tried[rows]]))
-        return PlanChoice.of(
-            [*(self.point(plan, rows) for plan in plans), *(arms.several if arms else ())],
+        return PlanChoice(
+            points=[*(self.point(plan, rows) for plan in plans), *learned],
             bar=self.point(Plan(), rows),
             price=self.price,
             budget=self.budget,
@@ -214,8 +196,7 @@ class Race:
             plans_tried=len(self.tried[self.stages[0]]),
             calls=self.table.calls,
             seconds=time.perf_counter() - self._started,
-            arms=arms,
-            not_learned=not_learned,
+            **more,
         )
 
     @property
@@ -266,8 +247,7 @@ class Race:
     def _gains(self, plan: Plan, rows: Rows, budget: float | None) -> Floats:
         """Return what a plan is ranked by for each question [n]; NaN for an unscored question."""
         cells = self.table.cells(plan, rows)
-        gained = [one.score - self.price * one.calls if budget is None else one.success for one in cells]
-        return np.where([one.error is None for one in cells], gained, math.nan)
+        return np.array([one.score - self.price * one.calls if budget is None else one.success for one in cells])
 
     def _has_no_effect(self, name: str) -> bool:
         rows, plan = self.stages[0], Plan(steps=(name,))

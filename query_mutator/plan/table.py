@@ -9,20 +9,21 @@ rows, which both have.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, nullcontext
+from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
+from query_mutator.cli.console import progress
 from query_mutator.confidence import Attempt as Reply
 from query_mutator.confidence import ConfidenceModel, LoggedAnswer
 from query_mutator.data.logs import LoggedReply
 from query_mutator.data.split import Split, target_key
 from query_mutator.env.engine import EpisodeEngine
-from query_mutator.env.episode import Asked, Attempt, QuestionMemory
+from query_mutator.env.episode import Attempt, QuestionMemory
 from query_mutator.env.scheduling import Call, Flow, Need, map_needs
 from query_mutator.env.task import Task
 from query_mutator.errors import DatasetError
@@ -41,7 +42,7 @@ CLEANED_SHARE = 0.75  # of the questions, whose text local operators rewrite fir
 QUESTIONS_OF_A_PLAN = 32
 
 MOST_ASKED_AGAIN = 8  # replies to one question in one form: traffic repeats itself
-MOST_FORMS = 200
+_MARKS = ".,;:?!…\"'"  # around a word
 _NO_VECTOR = np.empty(0, dtype=np.float32)
 
 
@@ -55,19 +56,19 @@ class Cell:
 
     @property
     def success(self) -> float:
-        """Return whether the answer is right; 0 for a reward without the part `right`."""
-        return 0.0 if self.attempt is None else self.attempt.reward.success
+        """Return whether the answer is right, NaN if it is unscored; 0 for a reward without the part `right`."""
+        return math.nan if self.attempt is None else self.attempt.reward.success
 
     @property
     def score(self) -> float:
-        """Return the answer's reward."""
-        return 0.0 if self.attempt is None else self.attempt.reward.score
+        """Return the answer's reward, NaN if it is unscored."""
+        return math.nan if self.attempt is None else self.attempt.reward.score
 
 
 class Table:
     """Replies to the questions of a task, and the cells of plans that follow from them."""
 
-    def __init__(self, caller: Caller, task: Task, *, on_call: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, caller: Caller, task: Task, *, on_call: Callable[[], object] = lambda: None) -> None:
         """Start without a call; `on_call` is called after each call that is made."""
         self.task = plan_task(Plan(), task)
         self._caller = caller
@@ -88,12 +89,7 @@ class Table:
         assert all(row in known for row in rows), f"{plan}: calls are missing; gather them first"
         return [known[row] for row in rows]
 
-    def answers(self, row: int) -> dict[Asked, Attempt]:
-        """Return all answers to a question so far, in whatever wording and form, by what was asked."""
-        attempts = self._memories[row].attempts
-        return {asked: found for asked, found in attempts.items() if isinstance(found, Attempt)}
-
-    def graded(self, rows: Rows, plans: Collection[Plan] = ()) -> Iterator[tuple[LoggedAnswer, float]]:
+    def graded(self, rows: Rows, plans: Collection[Plan] | None = None) -> Iterator[tuple[LoggedAnswer, float]]:
         """Yield answers to the questions `rows`, by default all of them, with their scores.
 
         Of questions with one text the first counts: their answers would count as answers to one.
@@ -101,9 +97,11 @@ class Table:
         first = {self.task.questions[row].text: row for row in reversed(rows)}
         for row in rows:
             question = self.task.questions[row]
-            known = [self.cells(plan, [row])[0].attempt for plan in plans] if plans else self.answers(row).values()
+            known: Iterable[object] = self._memories[row].attempts.values()
+            if plans is not None:
+                known = [self.cells(plan, [row])[0].attempt for plan in plans]
             for attempt in known if first[question.text] == row else ():
-                if attempt is not None:
+                if isinstance(attempt, Attempt):
                     yield (
                         LoggedAnswer(
                             question=question.text,
@@ -127,10 +125,7 @@ class Table:
         plans = list(plans)
         flows = 4 * self._caller.batch_size  # some of them embed and score
         parts = [plans[part::parts] for parts in [max(1, flows // max(1, len(rows)))] for part in range(parts)]
-        waiting = (
-            (row, part) for row in rows for part in parts if any(row not in self._cells.get(plan, ()) for plan in part)
-        )
-        parted = ((row, self._complete(part, row)) for row, part in waiting)
+        parted = ((row, self._complete(part, row)) for row in rows for part in parts)
         with closing(in_pool(self._caller, self.task.encoder, lambda: next(parted, None), at_once=flows)) as finished:
             for _ in finished:
                 pass
@@ -185,9 +180,7 @@ class Table:
         return rewrites + answers * (1 + self.task.reward.asking)
 
 
-def learn_confidence(
-    caller: Caller, task: Task, *, max_calls: int, seed: int, progress: Callable[[str, int], Any] | None = None
-) -> ConfidenceModel:
+def learn_confidence(caller: Caller, task: Task, *, max_calls: int, seed: int) -> ConfidenceModel:
     """Fit P(right) on answers from random plans of about `max_calls` calls.
 
     TooFewAnswersError for too few to learn from, or to order them better than chance.
@@ -196,8 +189,8 @@ def learn_confidence(
     order = rng.permutation(len(task.questions)).tolist()
     count = int(np.clip(max_calls // max(1, len(order)), *ANSWERS))
     size = max(1, min(QUESTIONS_OF_A_PLAN, max_calls // count))
-    with nullcontext() if progress is None else closing(progress("answers to learn P(right) from", max_calls)) as bar:
-        table = Table(caller, task, on_call=lambda: bar.update() if bar is not None else None)
+    with progress("answers to learn P(right) from", max_calls) as bar:
+        table = Table(caller, task, on_call=bar.update)
         for start in range(0, len(order), size):
             rows = order[start : start + size]
             plan = random_plan(table.task, rng, answers=count)
@@ -214,9 +207,8 @@ def random_plan(task: Task, rng: np.random.Generator, *, answers: int) -> Plan:
     """Return a plan that asks in so many random forms, mostly after all local operators; without forms, operators."""
     forms = [form.name for form in task.forms]
     operators = [operator.name for operator in task.operators]
-    first = [name for place, name in enumerate(operators) if task.is_local(place)] if forms else []
-    if rng.random() >= CLEANED_SHARE:
-        first = []
+    is_cleaned = rng.random() < CLEANED_SHARE and bool(forms)
+    first = [name for place, name in enumerate(operators) if is_cleaned and task.is_local(place)]
     drawn = rng.permutation(forms or operators)[:answers].tolist()
     return Plan(steps=tuple([*first, *(step for name in drawn for step in (name, ASK))][:-1]))
 
@@ -234,15 +226,11 @@ class GradedLog:
         """Return the number of answers in each form, the most first."""
         return dict(Counter(answer.attempt.form for answer in self.answers).most_common())
 
-    @property
-    def questions(self) -> int:
-        """Return the number of different questions."""
-        return len({answer.question for answer in self.answers})
-
     def in_words(self) -> str:
         """Return what was read, in one line."""
         prompts = f"{len(self.forms)} prompt{'s' * (len(self.forms) != 1)}"
-        parts = [f"{len(self.answers):,} answers to {self.questions:,} questions in {prompts}"]
+        questions = len({answer.question for answer in self.answers})
+        parts = [f"{len(self.answers):,} answers to {questions:,} questions in {prompts}"]
         parts += [f"{count:,} graded by {how}" for how, count in self.graded_by.items()]
         parts += [f"left out: {count:,} {why}" for why, count in self.left_out.items()]
         return "; ".join(parts)
@@ -262,12 +250,18 @@ def grade_log(
     """
     log, asked, prompts = GradedLog(), Counter[tuple[str, str]](), set[str]()
     train, test = ((*split.train, *split.validation), split.test) if split else ((), ())
-    known = {_same(question.text): question for question in train}
-    held_out = {_same(question.text) for question in test} | {target_key(question) for question in test}
+    known = {words_of(question.text): question for question in train}
+    held_out = {words_of(name) for question in test for name in (question.text, target_key(question))}
     for reply in replies:
         prompts.add(reply.form)
-        question = _question_of(reply, known)
-        if {_same(reply.question), target_key(question)} & held_out:
+        question = known.get(words_of(reply.question), Question(id="", text=reply.question))
+        question = replace(
+            question,
+            accept=reply.gold or question.accept,
+            tags=tuple(dict.fromkeys((*question.tags, *reply.tags))),
+            about=reply.target or question.about,
+        )
+        if {words_of(reply.question), words_of(target_key(question))} & held_out:
             log.left_out["about held-out questions of --dataset"] += 1
         elif UNSAFE in reply.tags:
             log.left_out["marked unsafe"] += 1
@@ -278,27 +272,31 @@ def grade_log(
         else:
             asked[reply.question, reply.form] += 1
             _add(log, reply, question, reward)
+    log.answers = _joined(log.answers)
     for name in forms:
-        check_known("prompt", name, sorted(prompts)[:MOST_FORMS])
-    if len(log.forms) > MOST_FORMS:
-        raise DatasetError(f"the log has more than {MOST_FORMS} prompts; give each prompt one name in all rows")
+        check_known("prompt", name, sorted(prompts))
     return log
 
 
-def _question_of(reply: LoggedReply, known: Mapping[str, Question]) -> Question:
-    """Return the question of a reply, with the gold of its row if it has some."""
-    question = known.get(_same(reply.question), Question(id="", text=reply.question))
-    return replace(
-        question,
-        accept=reply.gold or question.accept,
-        tags=tuple(dict.fromkeys((*question.tags, *reply.tags))),
-        about=reply.target or question.about,
-    )
+def _joined(answers: Sequence[LoggedAnswer]) -> list[LoggedAnswer]:
+    """Return answers with one target for those that a question has: no question is both learned from and scored."""
+    joined, first = dict[str, str](), dict[str, str]()
+
+    def target_of(name: str) -> str:
+        while name in joined:
+            name = joined[name]
+        return name
+
+    for answer in answers:
+        ours, known = target_of(answer.group), target_of(first.setdefault(words_of(answer.question), answer.group))
+        if ours != known:
+            joined[ours] = known
+    return [replace(answer, target=target_of(answer.group)) for answer in answers]
 
 
-def _same(text: str) -> str:
-    """Return what makes two texts one question."""
-    return " ".join(text.casefold().split())
+def words_of(text: str) -> str:
+    """Return the words of a text without case and marks around them: what makes two texts one question."""
+    return " ".join(filter(None, (word.strip(_MARKS) for word in text.casefold().split()))) or text
 
 
 def _add(log: GradedLog, reply: LoggedReply, question: Question, reward: WeightedReward) -> None:
@@ -307,7 +305,7 @@ def _add(log: GradedLog, reply: LoggedReply, question: Question, reward: Weighte
     if reply.label is not None:
         right, how = reply.label, "label"
     elif question.accept:
-        right, how = is_right(text, reply, question, reward), "gold"
+        right, how = is_right(text, question, reward, where=reply.where), "gold"
     else:
         raise DatasetError(f"{reply.where}: neither `gold` nor `label`; give accepted answers, or whether it is right")
     log.graded_by[how] += 1
@@ -324,11 +322,11 @@ def _add(log: GradedLog, reply: LoggedReply, question: Question, reward: Weighte
     )  # fmt: skip
 
 
-def is_right(text: str, reply: LoggedReply, question: Question, reward: WeightedReward) -> bool:
+def is_right(text: str, question: Question, reward: WeightedReward, *, where: str) -> bool:
     """Return whether a reward takes what a form read in a reply for right; DatasetError where it cannot say."""
     evidence = Evidence(
         question=question,
-        rewrite=reply.question,
+        rewrite=question.text,
         answer=text,
         question_vector=_NO_VECTOR,
         rewrite_vector=_NO_VECTOR,
@@ -337,4 +335,4 @@ def is_right(text: str, reply: LoggedReply, question: Question, reward: Weighted
     try:
         return reward(evidence).success >= 0.5
     except Unscored as error:
-        raise DatasetError(f"{reply.where}: {error}") from None
+        raise DatasetError(f"{where}: {error}") from None

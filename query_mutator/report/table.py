@@ -14,7 +14,6 @@ from query_mutator.errors import UsageError
 from query_mutator.evaluation.outcomes import rejections_in_words
 from query_mutator.evaluation.summary import warning_of
 from query_mutator.files import read_checked_json
-from query_mutator.files.json_lines import read_json_lines
 from query_mutator.files.pairs import pair_rows, paired_json, read_held_out, shown_p
 from query_mutator.plan.choose import MIN_QUESTIONS
 from query_mutator.registry import check_known
@@ -33,7 +32,6 @@ _HEADER = (
 )
 
 _SHOWN_CHARS = 100  # of a question or an answer
-_VALIDATION = "validation/"  # metrics of the periodic evaluations
 
 
 def result_table(report: Mapping[str, Any]) -> str:
@@ -45,11 +43,16 @@ def result_table(report: Mapping[str, Any]) -> str:
     rows = [_row(name, method, differences.get(name), by_model=by_model) for name, method in methods.items()]
     shown = [column for column in range(len(_HEADER)) if column == 0 or any(row[column] for row in rows)]
     header, *cells = ([row[column] for column in shown] for row in (_HEADER, *rows))
-    groups = {**report["by_group"], **report["by_tag"]}
     notes = [*_notes(report), *_unscored_notes(report["unscored"]), *_examples(report["examples"])]
     warnings = warning_of(report["n"], of=_of(report), below=MIN_QUESTIONS)
     return "\n".join(
-        [*warnings, table(title, header, cells), *notes, *_group_table(groups), report["verdict"]["sentence"]]
+        [
+            *warnings,
+            table(title, header, cells),
+            *notes,
+            *_group_table(report["by_group"]),
+            report["verdict"]["sentence"],
+        ]
     )
 
 
@@ -161,15 +164,6 @@ def _rate(rate: float | None, interval: Sequence[float], *, signed: bool = False
 
 def _number(value: float | None, form: str, *, scale: float = 1) -> str:
     return "" if value is None or math.isnan(value) else format(scale * value, form)
-
-
-def validation_end(metrics: Path, *, fold: int | str) -> dict[str, float | str | None] | None:
-    """Return the figures of a run's last periodic evaluation, None without one; a figure it lacks is None."""
-    rows = [row for row in read_json_lines(metrics) if any(tag.startswith(_VALIDATION) for tag in row)]
-    if not rows or fold == "none":
-        return None
-    tags = dict.fromkeys(tag for row in rows for tag in row if tag.startswith(_VALIDATION))
-    return {"fold": fold, "env_steps": rows[-1]["step"], **{tag.partition("/")[2]: rows[-1].get(tag) for tag in tags}}
 
 
 #: A method of a run: its rows on held-out questions, and what `qm compare --json` has of the run, where None is what

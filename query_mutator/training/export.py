@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from query_mutator import forms as form_registry
-from query_mutator.data.logs import LoggedReply
 from query_mutator.data.split import target_key
 from query_mutator.errors import UsageError
 from query_mutator.files import as_type, record_of
@@ -146,12 +145,11 @@ def reply_rows(run: str | Path, *, given: Mapping[str, Any], plugins: Sequence[s
         for messages, reply in store.replies():
             if messages in asked:
                 question, form = asked[messages]
-                logged = LoggedReply(where=str(path), question=question.text, form=form.name, reply=reply.text)
                 yield {
                     "question": question.text,
                     "form": form.name,
                     "reply": reply.text,
-                    "label": is_right(form.read(reply.text), logged, question, reward),
+                    "label": is_right(form.read(reply.text), question, reward, where=str(path)),
                     "target": target_key(question),
                     "logprob": reply.logprob,
                     "cut": reply.hit_limit,

@@ -91,13 +91,11 @@ def write_summary(
     *,
     wall_s: float,
     report: Mapping[str, Any] | None,
-    validation: Mapping[str, Any] | None,
 ) -> None:
-    """Write summary.json: the comparison, the last periodic evaluation, and what the run cost."""
+    """Write summary.json: the comparison, and what the run cost."""
     training, evaluation = parts.models.calls.client.totals, parts.models.calls.eval_client.totals
     summary = {
         "eval": report,
-        "validation": validation,
         "env_steps": run.env_steps,
         "llm_calls": training.calls,
         "eval_llm_calls": evaluation.calls,

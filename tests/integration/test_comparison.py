@@ -25,7 +25,6 @@ from query_mutator.env.task import Task
 from query_mutator.evaluation.comparison import (
     Comparison,
     best_of,
-    best_single,
     chain_of,
     standard_methods,
 )
@@ -141,7 +140,7 @@ def test_on_a_language_model_best_of_k_is_a_vote_of_forms(
     forms = [name for name in ran.ranking if name in {form.name for form in task.forms}]
     outcome = ran.results().outcomes["best_of_k"][1]
     assert ran.k == outcome.calls == 2
-    assert list(outcome.actions) == [*first, forms[0], forms[1], "submit"]
+    assert list(outcome.steps) == [*first, forms[0], forms[1], "submit"]
     assert outcome.why == "the most frequent of 2 answers"
 
 
@@ -149,9 +148,9 @@ def test_one_rewrite_alone_never_asks_the_original(
     evaluator: Evaluator, recording: Recording, tiny_task: MakeTask
 ) -> None:
     task = tiny_task(skip_unchanged=False)
-    method = best_single(["filler"], task)
+    method = chain_of("best_single", task, ["filler", "submit"])
     (outcome, *_) = evaluator.run(method.rules(task), method.player)
-    assert (outcome.actions, outcome.asked, outcome.calls) == (("filler", "submit"), ("sort my list",), 2)
+    assert (outcome.steps, outcome.asked, outcome.calls) == (("filler", "submit"), ("sort my list",), 2)
     assert ("librarian", "plz sort my list") not in recording.requests
 
 

@@ -102,7 +102,6 @@ def _environment() -> Environment:
     helpers = {name: value for name, value in vars(charts).items() if callable(value) and not name.startswith("_")}
     found.filters |= helpers | {
         "place": lambda value, axis: axis.at(value),
-        "middle": lambda band, axis: axis.at((band[1] + band[2]) / 2),
         "twice": lambda value: (value, value),
         "dashed": lambda line: f"{line['name']} on {line['of']} questions",
     }

@@ -6,7 +6,6 @@ A plot has no fixed width, so that its text keeps its size on a phone; only curv
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -14,7 +13,6 @@ from typing import Any
 
 MAX_POINTS = 200  # of a curve
 _MINUS, _NONE = "−", "–"
-_SIGN = re.compile(r"(?<=[ (\[])-(?=\d)")
 _SIZES = (1, 2, 2.5, 5, 10)  # between two ticks, times a power of 10
 _LABEL_PX = 13  # between two labels
 Point = tuple[float, float]
@@ -98,11 +96,6 @@ def measure(value: Any, unit: str = "") -> str:
 def probability(p: Any) -> str:
     """Return a p value."""
     return "< 0.001" if is_number(p) and p < 0.001 else fixed(p, 3)
-
-
-def minus(text: str) -> str:
-    """Return a sentence with the sign of negative numbers as it is printed."""
-    return _SIGN.sub(_MINUS, text)
 
 
 def plural(count: int, noun: str) -> str:
@@ -220,19 +213,3 @@ def thin(rows: Sequence[Any], most: int = MAX_POINTS) -> list[Any]:
     """Return at most so many of the rows, evenly spread, the last among them."""
     step = max(1, math.ceil(len(rows) / most))
     return [*rows[(len(rows) - 1) % step :: step]]
-
-
-def layers(first: Mapping[str, Any], most: int = 9) -> list[tuple[str, list[list[float]]]]:
-    """Return shares over training as bands of [step, low, high] by name, bottom first; the small ones as one."""
-    shares: dict[str, list[float]] = first["shares"]
-    names = sorted(shares, key=lambda name: -sum(shares[name]))
-    big = [name for name in names[:most] if max(shares[name]) > 0.02]
-    rest = [shares[name] for name in names if name not in big]
-    stacked = [("others", [sum(each) for each in zip(*rest, strict=True)])] if rest else []
-    stacked += [(name, shares[name]) for name in reversed(big)]
-    floor, found = [0.0] * len(first["step"]), []
-    for name, share in stacked:
-        roof = [min(1.0, low + each) for low, each in zip(floor, share, strict=True)]
-        found.append((name, [list(each) for each in zip(first["step"], floor, roof, strict=True)]))
-        floor = roof
-    return found

@@ -66,27 +66,23 @@ class Figures:
                 self._weights[key] += calls
         self._in_flight += calls * row.get("llm/calls_per_s", 0.0) * row.get("llm/latency_s", 0.0)
 
-    def add_step(self, row: Mapping[str, Any]) -> None:
-        """Add a row of transcripts.jsonl."""
-        if not row["valid"]:
-            kind = (row["error"] or {}).get("kind", "unknown")
-            self.failures[str(kind), str(row["operator"])] += 1
+    def add_steps(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Add rows of transcripts.jsonl."""
+        failed = (row for row in rows if not row["valid"])
+        self.failures.update(((row["error"] or {}).get("kind", "unknown"), row["operator"]) for row in failed)
 
     def calls(self, *, is_timed: bool = True) -> dict[str, float]:
         """Return the figures on calls; without times unless `is_timed`."""
         found = {key: self.last[key] + self._before[key] for key in _TOTALS if key in self.last}
         for key in _MEANS if is_timed else _MEANS[:-_NUM_TIMES]:
-            if (mean := self._mean(key)) is not None:
-                found[key] = mean
+            if self._weights[key]:
+                found[key] = self._sums[key] / self._weights[key]
         if "llm/latency_s" in found and "llm/queue_wait_s" in found:
             found["service time"] = found["llm/latency_s"] - found["llm/queue_wait_s"]
         if is_timed and self._calls and "llm/limit" in self.last:
             found["calls in flight"] = self._in_flight / self._calls
             found["share of the limit"] = found["calls in flight"] / self.last["llm/limit"]
         return found
-
-    def _mean(self, key: str) -> float | None:
-        return self._sums[key] / self._weights[key] if self._weights[key] else None
 
     def curve(self, key: str) -> dict[str, Any] | None:
         """Return points and, of success on validation questions, Wilson's interval; None for what was not logged."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
 from functools import lru_cache
 from itertools import combinations
@@ -122,33 +122,37 @@ def word_diff(before: str, after: str) -> list[tuple[str, str]]:
     return [(tag, text) for tag, text in (*found, ("del", cut), ("ins", new)) if text]
 
 
+def episodes_of(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    """Yield the episodes in the rows of transcripts.jsonl, which are in order, the environments interleaved."""
+    open_ones: dict[int, list[Row]] = {}
+    for row in rows:
+        known = open_ones.setdefault(row["env"], [])
+        if known and known[0]["episode"] != row["episode"]:
+            yield open_ones.pop(row["env"])
+        open_ones.setdefault(row["env"], []).append(row)
+    yield from open_ones.values()
+
+
 class Episodes:
     """Every n-th episode of training, so that at most MAX_EPISODES are kept; `total` counts all."""
 
     def __init__(self) -> None:
         self.total, self._every = 0, 1
-        self._kept: dict[tuple[int, int], dict[str, Any]] = {}  # by environment and number
-        self._current: dict[int, int] = {}  # the episode of each environment
+        self._kept: list[tuple[int, Sequence[Row]]] = []  # with their number
 
-    def add(self, row: Row) -> None:
-        """Add a row of transcripts.jsonl; those of an episode are in order, the environments interleaved."""
-        env, episode = int(row["env"]), int(row["episode"])
-        if self._current.get(env) != episode:
-            self._current[env] = episode
-            if self.total % self._every == 0:
-                self._kept[env, episode] = {"number": self.total + 1, "rows": []}
-            self.total += 1
-            if len(self._kept) > 2 * MAX_EPISODES:
-                self._every *= 2
-                self._kept = {key: each for key, each in self._kept.items() if (each["number"] - 1) % self._every == 0}
-        if (env, episode) in self._kept:
-            self._kept[env, episode]["rows"].append(row)
+    def add(self, rows: Sequence[Row]) -> None:
+        """Add the rows of an episode."""
+        if self.total % self._every == 0:
+            self._kept.append((self.total + 1, rows))
+        self.total += 1
+        if len(self._kept) > 2 * MAX_EPISODES:
+            self._kept, self._every = self._kept[::2], 2 * self._every
 
     @property
     def shown(self) -> list[dict[str, Any]]:
         """Return the episodes on the page, with what the table shows of each."""
         step = max(1, -(-len(self._kept) // MAX_EPISODES))
-        return [_episode(**each) for each in [*self._kept.values()][::step]]
+        return [_episode(number, rows) for number, rows in self._kept[::step]]
 
 
 def _episode(number: int, rows: Sequence[Row]) -> dict[str, Any]:

@@ -9,16 +9,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from query_mutator.evaluation.comparison import BEST_SINGLE
-from query_mutator.evaluation.outcomes import rejections_in_words
-from query_mutator.evaluation.summary import IDENTITY, PLAN, POLICY, front, warning_of
+from query_mutator.evaluation.summary import IDENTITY, PLAN, POLICY, warning_of
 from query_mutator.files.pairs import pair_rows, paired_json
 from query_mutator.report.page.questions import Evaluation
-from query_mutator.stats.intervals import Interval, wilson_interval
+from query_mutator.stats.intervals import wilson_interval
 
 _CHOSEN_ON = "Plans were chosen on these questions, so the success of a plan is too high; measure it with qm eval."
 _OUT_OF_FOLD = "Figures are out of fold, by target, on the logged questions; on others measure the plan with qm eval."
 SHORTEST_CALL_S = 1e-3  # of a model; a lookup in the cache takes less
-_OFTEN_REJECTED = 0.05  # of an operator's rewrites
 
 
 def results_of(summary: Mapping[str, Any], evaluation: Evaluation, *, is_timed: bool = True) -> dict[str, Any]:
@@ -35,11 +33,10 @@ def results_of(summary: Mapping[str, Any], evaluation: Evaluation, *, is_timed: 
             "plan": search["best"]["plan"] if search else None,
             "verdict": report["verdict"]["sentence"],
             "warnings": warning_of(report["n"]),
-            "rejected": _often_rejected(report["rewrites"]),
             "of": "held-out question",
             "front": [{**point, "success_ci": methods[point["method"]]["success_ci"]} for point in report["front"]],
             "paired": _paired(report, evaluation),
-            "tags": {**report["by_group"], **report["by_tag"]},
+            "tags": report["by_group"],
             "p_right": _reliability(search),
         }
     if "plan" in summary:
@@ -60,7 +57,7 @@ def _plan_results(plan: Mapping[str, Any], search: Mapping[str, Any]) -> dict[st
         "warnings": [_OUT_OF_FOLD if is_log else _CHOSEN_ON],
         "n": plan["questions"],
         "of": "logged question" if is_log else "training question",
-        "front": _log_front(search) if is_log else _plan_front(search),
+        "front": _plan_front(search),
         "tags": {},
         "p_right": _reliability(search),
         "only_plan": True,
@@ -75,32 +72,12 @@ def _plan_front(search: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [{**point, "method": name, "on_front": name in best} for name, point in plans.items()]
 
 
-def _log_front(search: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return submissions by P(right) and plain votes of as many calls, by rules chosen on other folds."""
-    n, found = search["best"]["questions"], {}
-    least = {point["plan"]: (budget, point["fitted"]) for budget, point in reversed(search["front"].items())}
-    for budget, fitted in ((budget, rates) for budget, rates in reversed(least.values()) if rates):
-        shared = {"calls_per_question": fitted["calls"], "scored": n}
-        found[f"by P(right), {budget}"] = {"success": fitted["success"], **shared}
-        found[f"plain vote, {budget}"] = {"success": fitted["vote"], **shared}
-    return [{**point, "success_ci": _wilson(point["success"], n)} for point in front(found)]
-
-
-def _wilson(rate: float, n: int) -> Interval:
-    return wilson_interval(round(rate * n), n)
-
-
 def _reliability(search: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return how good P(right) is, with an interval for each bin; None where it was not learned."""
     quality = search.get("p_right") or {}
-    bins = [{**each, "rate_ci": _wilson(each["rate"], each["n"])} for each in quality.get("reliability", ())]
+    counted = [(each, each["n"]) for each in quality.get("reliability", ())]
+    bins = [{**each, "rate_ci": wilson_interval(round(each["rate"] * n), n)} for each, n in counted]
     return {**quality, "reliability": bins} if bins else None
-
-
-def _often_rejected(rewrites: Mapping[str, Any]) -> str:
-    """Return the operators whose rewrites are often rejected, and why, in words."""
-    shares = {name: sum(found["rejected"].values()) / found["rewrites"] for name, found in rewrites.items()}
-    return rejections_in_words({name: rewrites[name] for name, share in shares.items() if share >= _OFTEN_REJECTED})
 
 
 def _paired(report: Mapping[str, Any], evaluation: Evaluation) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from query_mutator.files import read_checked_json
 from query_mutator.files.json_lines import read_json_lines
 from query_mutator.files.run_dir import run_state, steps_asked
 from query_mutator.report.page.figures import Figures
-from query_mutator.report.page.questions import Episodes, Evaluation
+from query_mutator.report.page.questions import Episodes, Evaluation, episodes_of
 from query_mutator.report.page.results import results_of
 from query_mutator.report.page.usage import Choices, TrainingUsage
 from query_mutator.types import wire_text
@@ -65,10 +65,10 @@ class RunReader:
         flags, backend = config.get("flags", {}), config.get("backend", {})
         for row in self._rows(_METRICS):
             self.figures.add(row)
-        for row in self._rows(_STEPS):
-            self.figures.add_step(row)
-            self.usage.add(row)
-            self.episodes.add(row)
+        for rows in episodes_of(self._rows(_STEPS)):
+            self.figures.add_steps(rows)
+            self.usage.add(rows)
+            self.episodes.add(rows)
         self.episode_rows = self._clean(self.episodes.shown)
         for row in self._rows(_OUTCOMES):
             self.evaluation.add(row)
@@ -83,8 +83,8 @@ class RunReader:
         self.results = results_of(summary, self.evaluation, is_timed=self.is_timed)
         self.is_greedy = POLICY in self.evaluation.held_out
         self.choices = self.choices if self.is_greedy else self.usage.choices
-        self.first, self.gains = self.usage.first_shares(), self.usage.gains()
-        self.operators = sorted({*self.choices.totals, *self.first["shares"]})
+        self.gains = self.usage.gains()
+        self.operators = sorted({*self.choices.totals, *self.usage.choices.totals})
         self.lines = self.figures.lines(self.results["methods"])
         self.calls = self.figures.calls(is_timed=self.is_timed)
         self.eval_calls = summary.get("eval_llm_calls")

@@ -103,7 +103,7 @@ def test_success_is_reported_by_tag_and_by_group() -> None:
     found = results(policy=[GOOD, POOR, GOOD])
     tagged = [replace(question, tags=("odd",) if place % 2 else ()) for place, question in enumerate(found.questions)]
     report = summarize(replace(found, questions=tagged), groups={"first": [True, False, False]})
-    assert report["by_tag"]["odd"]["methods"]["policy"]["success"] == 0.0
+    assert report["by_group"]["odd"]["methods"]["policy"]["success"] == 0.0
     assert (report["by_group"]["first"]["n"], report["by_group"]["first"]["methods"]["policy"]["success"]) == (1, 1.0)
 
 

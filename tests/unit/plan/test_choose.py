@@ -14,8 +14,8 @@ from query_mutator.data.logs import LoggedReply
 from query_mutator.data.split import Split
 from query_mutator.errors import DatasetError, UsageError
 from query_mutator.learners.plan import Plan
-from query_mutator.plan import table
-from query_mutator.plan.choose import AnswerPaths, Fitted, LearnedArms, PlanChoice, PlanPoint, choose_from_log
+from query_mutator.plan import choose, table
+from query_mutator.plan.choose import AnswerPaths, Fitted, PlanChoice, PlanPoint, choose_from_log
 from query_mutator.plan.table import GradedLog, grade_log
 from query_mutator.rewards import WeightedReward
 from query_mutator.types import NUMERIC, UNSAFE, Question
@@ -23,16 +23,21 @@ from tests.unit.confidence.arithmetic_world import PROMPTS, graded_sums
 
 
 def learned(answers: list[LoggedAnswer], *, budget: float | None = 2, price: float = 0.0) -> PlanChoice:
-    return choose_from_log(answers, budget=budget, price=price, candidates=("linear",))
+    return choose_from_log(answers, budget=budget, price=price, seed=0)
 
 
-def arms(found: PlanChoice) -> LearnedArms:
-    assert found.arms is not None
-    return found.arms
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fit the simplest model of P(right) alone."""
+    monkeypatch.setattr(choose, "SCORERS", ("linear",))
+
+
+def several(found: PlanChoice) -> list[PlanPoint]:
+    return [point for point in found.points if point.fitted]
 
 
 def rates(found: PlanChoice) -> dict[str, float]:
-    return {point.plan.steps[0]: point.success for point in arms(found).alone}
+    return {point.plan.steps[0]: point.success for point in found.points if not point.fitted}
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +58,7 @@ def test_submissions_by_p_right_are_right_more_often_than_votes_of_as_many(sums:
     assert row.lead_ci[0] > 0
     assert 1.4 < fitted(found, 1.5).calls < 1.6
     assert fitted(found, 1.5).vote == fitted(found, 1.5).single  # a plain vote of two is the first answer
-    assert sorted(arms(found).order) == sorted(PROMPTS)
+    assert sorted(found.order) == sorted(PROMPTS)
     assert found.chosen.plan.answer == "learned"
     assert found.chosen.calls <= 2
     assert found.bar.questions == found.chosen.questions == 200
@@ -70,7 +75,8 @@ def test_chance_is_not_taken_for_a_better_plan() -> None:
     found = learned(answers, budget=None, price=0.005)
     assert not found.chosen.plan.asks_early
     assert found.verdict.endswith("; P(right) orders right and wrong answers no better than chance.")
-    assert (arms(found).several, sorted(rates(found))) == ((), sorted(PROMPTS))
+    assert (several(found), sorted(rates(found))) == ([], sorted(PROMPTS))
+    assert found.confidence is not None
     assert abs(found.confidence.report.auroc - 0.5) < 0.1
 
 
@@ -97,9 +103,9 @@ def test_a_question_that_was_asked_again_is_another_question_for_a_plan(sums: li
 def test_prompts_of_other_questions_are_compared_by_rate_alone(sums: list[LoggedAnswer]) -> None:
     apart = [row for at, row in enumerate(sums) if PROMPTS.index(row.attempt.form) == at // 3 % 3]
     found = learned(apart)
-    assert arms(found).several == ()
+    assert several(found) == []
     best = max(rates(found), key=lambda name: rates(found)[name])
-    assert arms(found).order == (best,)
+    assert found.order == (best,)
     assert found.chosen.plan == Plan(steps=(best,))
     assert "of 67 logged answers right; too few questions were asked in two prompts" in found.verdict
 
@@ -110,9 +116,22 @@ def test_a_prompt_with_few_answers_is_not_compared(sums: list[LoggedAnswer]) -> 
     assert "rare" not in rates(found)
 
 
+def test_no_prompt_of_few_questions_is_recommended(sums: list[LoggedAnswer]) -> None:
+    """A log of many questions, each in a prompt of its own few, has none that rates can be compared by."""
+    apart = [replace(row, attempt=replace(row.attempt, form=f"p{at // 21}")) for at, row in enumerate(sums[::3])]
+    with pytest.raises(UsageError, match="200 graded answers to 21 questions in one prompt"):
+        learned(apart)
+    again = [row for row in sums[::3][:40] for _ in range(8)]  # asked again and again
+    with pytest.raises(UsageError, match="320 graded answers to 40 questions in one prompt are too few"):
+        learned(again)
+    rare = [replace(row, attempt=replace(row.attempt, form="rare"), right=True) for row in sums[:60:3]]
+    assert set(rates(learned([*sums[::3], *rare]))) == {PROMPTS[0]}
+
+
 def test_too_few_answers_are_one_line(sums: list[LoggedAnswer]) -> None:
     with pytest.raises(
-        UsageError, match="147 graded answers to 49 questions are too few to learn from; log answers to 50"
+        UsageError,
+        match="147 graded answers to 49 questions in one prompt are too few to learn from",
     ):
         learned(sums[:147])
     with pytest.raises(UsageError, match="150 right and 0 wrong answers are too few"):
@@ -143,7 +162,7 @@ def test_a_prompt_with_missing_answers_may_be_the_best(sums: list[LoggedAnswer])
         if rng.random() < (0.6 if at == 5 else 0.7)
     ]
     found = learned(answers)
-    assert arms(found).order[0] == max(rates(found), key=lambda name: rates(found)[name]) == "p5"
+    assert found.order[0] == max(rates(found), key=lambda name: rates(found)[name]) == "p5"
     assert len(rates(found)) > 1
 
 
@@ -162,8 +181,8 @@ def test_a_plan_counts_at_most_what_rules_of_other_folds_bring() -> None:
     )  # fmt: skip
     several = replace(alone, plan=Plan(steps=("a", "ask", "b"), answer="learned"), success=0.6, score=0.6, fitted=row)
     for budget in (None, 2.0):
-        assert PlanChoice.of([several, alone], bar=alone, price=0.0, budget=budget).saved == alone
-        assert PlanChoice.of([replace(several, fitted=None), alone], bar=alone, price=0.0).best.success == 0.6
+        assert PlanChoice(points=[several, alone], bar=alone, price=0.0, budget=budget).saved == alone
+        assert PlanChoice(points=[replace(several, fitted=None), alone], bar=alone, price=0.0).points[0].success == 0.6
 
 
 @pytest.mark.parametrize(("searched", "is_learned"), [(0.5, True), (0.52, False)])
@@ -176,7 +195,7 @@ def test_a_searched_plan_counts_what_plans_chosen_on_other_folds_bring(
         plan=Plan(steps=("a",)), success=0.55, success_ci=(0.4, 0.7), score=0.55, calls=1.0, questions=90
     )  # fmt: skip
     learned = replace(best, plan=Plan(steps=("a", "ask", "b"), answer="learned"), success=0.53, score=0.53, fitted=row)
-    found = PlanChoice.of([best, learned], bar=best, price=0.0, budget=budget, calls=9, searched=(searched, 0.1))
+    found = PlanChoice(points=[best, learned], bar=best, price=0.0, budget=budget, calls=9, searched=(searched, 0.1))
     assert found.chosen == (learned if is_learned else best)
     assert replace(found, calls=0).chosen == best  # of a log, whose prompts were not searched
 
@@ -236,6 +255,29 @@ def test_questions_of_a_dataset_have_its_gold_and_held_out_ones_are_left_out() -
     assert log.left_out == {"about held-out questions of --dataset": 3}
 
 
+def test_held_out_questions_are_known_by_their_words() -> None:
+    held_out = Question(id="2", text="Which river is 5 - 3 miles long?", accept=("Seine",))
+    log = graded(
+        reply("which river is 5 - 3 miles long", label=True),
+        reply('"Which river" is 5 - 3 miles long ?', label=True),
+        reply("And its source?", label=True, target="seine"),
+        reply("Which river is 5 + 3 miles long?", label=True),
+        split=Split(train=(), test=(held_out,)),
+    )
+    assert [answer.question for answer in log.answers] == ["Which river is 5 + 3 miles long?"]
+
+
+def test_answers_to_a_question_have_one_target_and_so_one_fold() -> None:
+    log = graded(
+        reply("A?", label=True, target="one"),
+        reply("a", label=True, target="two"),
+        reply("B", label=True, target="two"),
+        reply("B", label=True),
+        reply("C", label=True),
+    )
+    assert [answer.target for answer in log.answers] == ["one", "one", "one", "one", "C"]
+
+
 def test_what_else_is_left_out_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table, "MOST_ASKED_AGAIN", 2)
     again = [reply(label=True)] * 3
@@ -246,11 +288,10 @@ def test_what_else_is_left_out_is_counted(monkeypatch: pytest.MonkeyPatch) -> No
     assert log.left_out == {
         "of a question that was asked again and again": 1, "in other prompts than --forms": 1, "marked unsafe": 1,
     }  # fmt: skip
-    assert (log.questions, dict(log.forms)) == (2, {"as_is": 3})
+    assert log.in_words().startswith("3 answers to 2 questions in 1 prompt; 3 graded by label; left out: 1 ")
+    assert dict(log.forms) == {"as_is": 3}
 
 
-def test_a_part_that_cannot_grade_is_one_line_and_so_are_too_many_prompts() -> None:
+def test_a_part_that_cannot_grade_is_one_line() -> None:
     with pytest.raises(DatasetError, match=r"log\.jsonl:1: question .* has no tag"):
         graded(reply(gold=("Paris",)), reward="committed")
-    with pytest.raises(DatasetError, match="more than 200 prompts; give each prompt one name"):
-        graded(*(reply(label=True, form=f"prompt {number}") for number in range(201)))
