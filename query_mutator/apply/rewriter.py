@@ -1,6 +1,6 @@
 """`Rewriter`: a trained policy with its models, for programs; and the flow of its decisions, for the proxy and asyncio.
 
-flow = rewrite_flow(task, policy)     # the task is that of one question
+flow = rewriter.flow(question)
 need = flow.send(None)                # a Call (to mutator or target), Encode or Prepare; send its result, and so on
 ...                                   # StopIteration.value is the Rewrite
 """
@@ -21,10 +21,8 @@ from typing import Any, Literal, Self
 
 from query_mutator.env.engine import EpisodeEngine
 from query_mutator.env.scheduling import Flow, run_flow, run_flow_async
-from query_mutator.env.task import Task
 from query_mutator.errors import BackendError, UsageError
 from query_mutator.forms import Framed
-from query_mutator.learners.plan import Policy
 from query_mutator.llm.cancellation import complete_in_thread
 from query_mutator.registry import check_known
 from query_mutator.session.loading import acting_settings, acting_task, load_policy, load_saved
@@ -76,42 +74,15 @@ class Rewrite:
         return tuple(step for step in self.steps if first.get(step.asked) is step)
 
 
-def rewrite_flow(
-    task: Task,
-    policy: Policy,
-    *,
-    limits: Limits | None = None,
-    call_price: float | None = None,
-    first_answer: str | None = None,
-    asks_at_end: bool = True,
-    usable: Callable[[Framed], bool] | None = None,
-) -> Flow:
-    """Yield the needs of the policy on the question of `task`; return the Rewrite.
-
-    `call_price` is what the policy is told a call costs, by default the middle one of its training. `first_answer` is
-    the target's answer to the original question, if it is known. Without `asks_at_end` a policy that asks once leaves
-    that to the caller: the Rewrite has the wording to ask and no answer, and counts no call for it. A form whose
-    request is not `usable` leaves the question as it is worded.
-    """
-    if usable is not None:
-        task = replace(task, forms=tuple(form.where(usable) for form in task.forms))
+def _rewrite(engine: EpisodeEngine, episode: Flow) -> Flow:
+    """Yield the needs of an episode; return the Rewrite."""
     started = time.monotonic()
-    player = greedy(policy)
-    engine = EpisodeEngine.open(task, 0, observes=player.observes)
-    engine.episode.call_price = median_low(task.rules.call_price) if call_price is None else call_price
-    played: Played = yield from play(
-        player,
-        engine,
-        limits=limits,
-        first_answer=first_answer,
-        asks_at_end=asks_at_end,
-        asks_when_stopped=asks_at_end,
-    )
-    episode, chosen, why = engine.episode, engine.submitted, engine.why()
-    text, form = episode.asked if chosen is None else chosen.asked
-    request = task.target(0, text, form)
+    played: Played = yield from episode
+    chosen, why = engine.submitted, engine.why()
+    text, form = engine.episode.asked if chosen is None else chosen.asked
+    request = engine.task.target(0, text, form)
     return Rewrite(
-        question=episode.original,
+        question=engine.episode.original,
         text=text,
         form=form,
         messages=request.messages,
@@ -119,7 +90,7 @@ def rewrite_flow(
         temperature=request.temperature,
         answer=None if chosen is None else chosen.answer,
         steps=tuple(played.steps),
-        calls=episode.calls,
+        calls=engine.episode.calls,
         seconds=time.monotonic() - started,
         why=f"{why}; {_REASONS[played.stopped]}" if why and played.stopped else why,
         stopped=played.stopped or "policy",
@@ -136,6 +107,10 @@ class Rewriter:
     A context manager: `close` ends calls in flight and stops what `load` started.
     """
 
+    _threads: ThreadPoolExecutor | None = None
+    _threads_of = 0  # the process that started them
+    _is_closed = False
+
     def __init__(self, saved: SavedPolicy, models: OpenModels, *, call_price: float | None = None) -> None:
         """Take a policy and its open models, which `close` closes; `load` is the usual way."""
         self.saved, self.models = saved, models
@@ -143,9 +118,6 @@ class Rewriter:
         self.task = acting_task(saved, models)  # the rules of its episodes, with operators and calls
         self.policy = load_policy(saved, self.task)
         self._ids = {question.text: question.id for question in self.task.train_questions}
-        self._threads: ThreadPoolExecutor | None = None
-        self._threads_of = 0  # the process that started them
-        self._is_closed = False
 
     @classmethod
     def load(
@@ -239,17 +211,27 @@ class Rewriter:
         return _answered(
             await run_flow_async(
                 await asyncio.to_thread(self.flow, question, limits=limits),  # it encodes the question
-                complete=self._complete,
+                complete=self.complete,
                 encoder=self.models.encoder,
                 retry_policy=self.models.retry_policy,
             )
         )
 
-    def flow(self, question: str, *, asks_at_end: bool = True, **options: Any) -> Flow:
-        """Return the decisions on a question as a flow, for a driver of your own; `options` as of `rewrite_flow`.
+    def flow(
+        self,
+        question: str,
+        *,
+        limits: Limits | None = None,
+        first_answer: str | None = None,
+        asks_at_end: bool = True,
+        usable: Callable[[Framed], bool] | None = None,
+    ) -> Flow:
+        """Return the decisions on a question as a flow, for a driver of your own; its result is the Rewrite.
 
-        Making it encodes the question. UsageError for an empty question, and for a policy that looks at answers with
-        `asks_at_end=False`.
+        `first_answer` is the target's answer to the original question, if it is known. Without `asks_at_end` a policy
+        that asks once leaves that to the caller: the Rewrite has the wording to ask and no answer, and counts no call
+        for it; UsageError for one that looks at answers. A form whose request is not `usable` leaves the question as it
+        is worded. Making a flow encodes the question; UsageError for an empty one.
         """
         self._check(question)
         if not asks_at_end and not self.asks_once:
@@ -258,7 +240,13 @@ class Rewriter:
                 "--max-asks 1, or a plan with one answer"
             )
         task = self.task.on([Question(id=self._ids.get(question, ""), text=question)])
-        return rewrite_flow(task, self.policy, call_price=self.call_price, asks_at_end=asks_at_end, **options)
+        if usable is not None:
+            task = replace(task, forms=tuple(form.where(usable) for form in task.forms))
+        player = greedy(self.policy)
+        engine = EpisodeEngine.open(task, 0, observes=player.observes)
+        engine.episode.call_price = median_low(task.rules.call_price) if self.call_price is None else self.call_price
+        asks: dict[str, Any] = {"asks_at_end": asks_at_end, "asks_when_stopped": asks_at_end}
+        return _rewrite(engine, play(player, engine, limits=limits, first_answer=first_answer, **asks))
 
     def close(self) -> None:
         """End calls in flight and stop what was started; idempotent."""
@@ -274,7 +262,7 @@ class Rewriter:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    async def _complete(self, request: ChatRequest) -> Completion:
+    async def complete(self, request: ChatRequest) -> Completion:
         """Make a call in a thread of this process; those of before a fork are gone."""
         if self._is_closed:
             return Completion.failed("cancelled", "the Rewriter was closed")

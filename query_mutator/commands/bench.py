@@ -16,7 +16,6 @@ from query_mutator.batching import (
     PackingConfig,
     PackingMode,
     load_tokenizer,
-    suggest_bucket_edges,
 )
 from query_mutator.batching.records import settings_errors
 from query_mutator.batching.training.config import parse_edges
@@ -27,8 +26,6 @@ from query_mutator.errors import UsageError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-REPEATS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,15 +90,12 @@ def _ways(flags: BenchFlags, lengths: NDArray[np.int32]) -> dict[str, BatchPlanB
     """Return the builder of each way."""
     given = parse_edges(flags.bucket_edges)
     edges = given if given[-1] == flags.max_length else (*given, flags.max_length)
-    best = suggest_bucket_edges(lengths, len(edges), max_length=flags.max_length).edges
     common: dict[str, Any] = {"token_budget": flags.token_budget, "seed": flags.seed}
     with settings_errors():
         buckets = BatchingConfig.predictable(bucket_edges=edges, overflow_max=edges[-1], **common)
-        suggested = BatchingConfig.predictable(bucket_edges=best, overflow_max=best[-1], **common)
         windows = BatchingConfig.throughput(bucket_edges=edges, overflow_max=edges[-1], **common)
     ways = {
         "buckets": BatchPlanBuilder(lengths, buckets),
-        f"buckets {','.join(map(str, best))}": BatchPlanBuilder(lengths, suggested),
         "sorted windows": BatchPlanBuilder(lengths, windows),
     }
     for mode in PackingMode:
@@ -111,19 +105,17 @@ def _ways(flags: BenchFlags, lengths: NDArray[np.int32]) -> dict[str, BatchPlanB
 
 
 def _measured(name: str, builder: BatchPlanBuilder) -> dict[str, Any]:
-    """Return the figures of one way; the time is the median of three builds."""
-    times: list[float] = []
-    for _ in range(REPEATS):
-        begin = time.perf_counter()
-        epoch = builder.build_epoch(0)
-        times.append(time.perf_counter() - begin)
+    """Return the figures of one way."""
+    begin = time.perf_counter()
+    epoch = builder.build_epoch(0)
+    plan_s = time.perf_counter() - begin
     return {
         "name": name,
         "batches": epoch.num_microbatches,
         "padded_tokens": int(epoch.padded_tokens.sum()),
         "efficiency": round(epoch.efficiency, 4),
         "squared_lengths": int(epoch.squares.sum()),
-        "plan_s": round(sorted(times)[REPEATS // 2], 4),
+        "plan_s": round(plan_s, 4),
     }
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
 from query_mutator.apply import Rewriter
@@ -28,6 +28,7 @@ class PolicyFlags(Models, Calls, FailureRate, Plugins):
     """Flags of every command that uses a trained policy; by default all settings are those of its training."""
 
     STORED: ClassVar[str] = "as in training"
+    FIXED: ClassVar[Mapping[str, Any]] = {}  # settings that replace those of the training
 
     checkpoint: str = LATEST
     """A run folder, or a .qm file of `qm export-policy`."""
@@ -39,10 +40,6 @@ class PolicyFlags(Models, Calls, FailureRate, Plugins):
     def __post_init__(self) -> None:
         object.__setattr__(self, "plugin", tuple(map(absolute, self.plugin)))
         super().__post_init__()
-
-    def of_training(self, settings: ResolvedModels) -> ResolvedModels:
-        """Return the training's settings that stand where no flag is given."""
-        return settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +54,7 @@ class RunFlags(PolicyFlags):
 def open_policy(flags: PolicyFlags) -> Iterator[Rewriter]:
     """Yield the policy of --checkpoint with the models of its training, or those that flags name."""
     saved = load_saved(flags.checkpoint, flags.plugin)
-    settings = system_settings(flags, flags.of_training(saved.system), saved)
+    settings = system_settings(flags, replace(saved.system, **flags.FIXED), saved)
     with open_models(settings) as models:
         if settings.backend == AUTO:  # no model is known from training, as after --from-logs
             note(models.choice.reason)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import webbrowser
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from query_mutator.bounds import Port
 from query_mutator.cli.console import note
 from query_mutator.cli.flags import Positional
 from query_mutator.cli.outputs import Output, OutputFlags, holding
-from query_mutator.errors import DiskError, UsageError
+from query_mutator.errors import UsageError
 from query_mutator.files.run_dir import run_state
 from query_mutator.report.page.build import MARK, REPORT_FILE, write_page
 from query_mutator.report.page.watch import serve_pages
@@ -62,12 +61,7 @@ def show(flags: ShowFlags) -> None:
     written = [file.stat().st_mtime for file in folder.iterdir() if file.is_file() and file != path]
     is_old = not path.exists() or path.stat().st_mtime < max(written, default=0.0)
     if is_old or run_state(folder) != "finished":
-        try:
-            write_page([folder], path)
-        except DiskError as error:  # another person's run
-            path = Path(tempfile.mkdtemp(prefix="query-mutator-")) / REPORT_FILE
-            note(f"{error}; the page is in {path}")
-            write_page([folder], path)
+        write_page([folder], path)
     print(path)
     if not webbrowser.open(path.as_uri()):
         note("no browser could be started; open the file in one")

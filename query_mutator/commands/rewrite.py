@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
-from query_mutator.apply import Limits, Rewrite
+from query_mutator.apply import Rewrite
 from query_mutator.bounds import Count, Prose, Seconds
 from query_mutator.cli.flags import Positional
 from query_mutator.cli.outputs import JsonTo, Output, OutputFlags, holding
@@ -30,10 +30,6 @@ class RewriteFlags(PolicyFlags, OutputFlags):
     """Seconds for a question; the best answer so far is submitted."""
     json: Annotated[JsonTo, Output(holding(b'"rewrites":'))] = None
     """Write one JSON object per question (question, rewrites, operators, answer) to FILE; without FILE, print them."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        Limits(max_calls=self.max_calls, deadline_s=self.request_deadline_s)
 
 
 def rewrite(flags: RewriteFlags) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from query_mutator.apply import Limits, Rewriter
 from query_mutator.bounds import Count, Megabytes, Million, Port, Seconds
@@ -13,7 +14,6 @@ from query_mutator.commands.policy_flags import RunFlags, open_policy
 from query_mutator.errors import UsageError
 from query_mutator.learners.plan import Plan, PlanPolicy
 from query_mutator.llm.address import is_loopback
-from query_mutator.session.models import ResolvedModels
 from query_mutator.settings.calls import DIRECT
 
 if TYPE_CHECKING:
@@ -35,6 +35,10 @@ class ServeFlags(RunFlags):
     FIRST: ClassVar[tuple[str, ...]] = (
         "checkpoint", "ollama_url", "host", "port", "mode", "max_calls", "request_deadline_s", "api_key",
     )  # fmt: skip
+    #: Calls have the client's context.
+    FIXED: ClassVar[Mapping[str, Any]] = {
+        "num_ctx": None, "cache": DIRECT.cache, "wait_for_server_s": DIRECT.wait_for_server_s,
+    }  # fmt: skip
 
     host: str = "127.0.0.1"
     """Address to listen on."""
@@ -58,14 +62,10 @@ class ServeFlags(RunFlags):
     """Key that clients must send as `Authorization: Bearer KEY`, required where --host is not this machine's own;
     QM_API_KEY sets the default."""
 
-    def of_training(self, settings: ResolvedModels) -> ResolvedModels:
-        """Return the training's settings without its context (calls have the client's), and as of a program."""
-        return replace(settings, num_ctx=None, cache=DIRECT.cache, wait_for_server_s=DIRECT.wait_for_server_s)
-
 
 def serve(flags: ServeFlags) -> None:
     """Serve until SIGTERM or Ctrl-C; requests that are open then may finish."""
-    from query_mutator.apply.proxy.server import ProxyServer, listen, run_frozen
+    from query_mutator.apply.proxy.server import ProxyServer, listen
 
     key = flags.api_key or os.environ.get(KEY_VARIABLE) or None
     if key is None and not is_loopback(flags.host):
@@ -77,24 +77,17 @@ def serve(flags: ServeFlags) -> None:
         note(f"{rewriter.models.url} is served on http://{host}:{port}; {rewriter.target_model}+qm is rewritten")
         note(mode_line(flags, rewriter))
         print(f"listening on http://{host}:{port}", flush=True)
-        run_frozen(ProxyServer(proxy.application(), listening, proxy.limits))
+        ProxyServer(proxy.application(), listening, proxy.limits).run_until_signal()
 
 
 def mode_line(flags: ServeFlags, rewriter: Rewriter) -> str:
     """Return what the mode does with a policy."""
     policy, calls = rewriter.policy, flags.max_calls or MAX_CALLS[flags.mode]
-    plan = policy.plan if isinstance(policy, PlanPolicy) else None
-    if plan == Plan():
+    if isinstance(policy, PlanPolicy) and policy.plan == Plan():
         return f"mode {flags.mode}: the plan is the original question, so nothing is rewritten"
-    who = f"the plan {plan}" if plan else f"the {rewriter.saved.flags.algo} policy"
-    if flags.mode == "gate":
-        return (
-            f"mode gate: a question is asked as it is, and only if the answer refuses, {who} rewrites it, with at most "
-            f"{calls} calls; a model that never does so gets no rewrite. Every question is rewritten with --mode full"
-        )
-    return (
-        f"mode full: every question is rewritten by {who}, and asked whenever it decides to, with at most {calls} calls"
-    )
+    who = f"the plan {policy.plan}" if isinstance(policy, PlanPolicy) else f"the {rewriter.saved.flags.algo} policy"
+    when = "only if an answer refuses (--mode full: always)" if flags.mode == "gate" else "every question"
+    return f"mode {flags.mode}: {who} rewrites {when}, with at most {calls} calls"
 
 
 def serving(flags: ServeFlags, rewriter: Rewriter, key: str | None) -> Proxy:

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
 
-from query_mutator.commands.main import main as qm
-from query_mutator.training.config import TrainConfig  # noqa: F401  cli.registry reads the flags here
-
-FROM_LOGS = "--from-logs"
+from query_mutator.training.config import TrainConfig
 
 
-def train(argv: Sequence[str]) -> int:
-    """Train with the flags of `argv`, or learn from logs as `qm plan` does; return the exit code."""
-    if any(word.partition("=")[0].replace("_", "-") == FROM_LOGS for word in argv):
-        return qm(["plan", *argv])
+def train(argv: Annotated[Sequence[str], TrainConfig]) -> int:
+    """Train with the flags of `argv`; return the exit code."""
     from train_query_mutator import main  # at the top it would cost `qm train sft` half a second
 
     return main(argv, prog="qm train")

@@ -16,14 +16,13 @@ import requests
 from benchmarks.proxy_modes import running
 from query_mutator import operators
 from query_mutator.apply import Limits as RewriteLimits
-from query_mutator.apply import rewrite_flow
+from query_mutator.apply import Rewriter
 from query_mutator.apply.proxy.answers import Mode, PolicyAnswerer
 from query_mutator.apply.proxy.app import Proxy
 from query_mutator.apply.proxy.metrics import Metrics
 from query_mutator.apply.proxy.server import Access, ClientLimits
 from query_mutator.apply.proxy.upstream import Address, Upstream
 from query_mutator.encoder import Encoder
-from query_mutator.env.scheduling import Flow
 from query_mutator.env.task import CallSettings, Task, build_task
 from query_mutator.forms import Form
 from query_mutator.learners.plan import Plan, PlanPolicy, plan_task
@@ -43,19 +42,18 @@ SORT = "plz sort my list"
 BANK = (Question(id="b", text="what counts things", accept=("Counter",)),)
 
 
-class PlanRewriter:
+class PlanRewriter(Rewriter):
     """Acts as a `Rewriter` that loaded the checkpoint of a plan."""
 
-    def __init__(self, plan: Plan, encoder: Encoder, client: Client, chosen: Sequence[Form] = ()) -> None:
-        calls = SimpleNamespace(eval_client=client)
-        settings = SimpleNamespace(batch_size=8)
-        self.asks_once = True
-        self.models = SimpleNamespace(calls=calls, encoder=encoder, retry_policy=DEFAULT_POLICY, settings=settings)
-        self.task = plan_task(plan, _task(encoder, chosen))
-        self._policy = PlanPolicy(plan)
+    asks_once = True  # type: ignore[assignment]
 
-    def flow(self, question: str, **settings: Any) -> Flow:
-        return rewrite_flow(self.task.on([Question(id="0", text=question)]), self._policy, **settings)
+    def __init__(self, plan: Plan, encoder: Encoder, client: Client, chosen: Sequence[Form] = ()) -> None:
+        calls: Any = SimpleNamespace(eval_client=client)
+        settings = SimpleNamespace(batch_size=8)
+        models: Any = SimpleNamespace(calls=calls, encoder=encoder, retry_policy=DEFAULT_POLICY, settings=settings)
+        self.models, self.call_price = models, None
+        self.task, self.policy = plan_task(plan, _task(encoder, chosen)), PlanPolicy(plan)
+        self._ids = {}
 
 
 @contextmanager

@@ -205,12 +205,12 @@ def test_a_larger_request_is_forwarded_as_it_is(hash_encoder: Encoder, fields: t
 
 
 def test_many_values_are_not_parsed(hash_encoder: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    from query_mutator.apply.proxy import chat as read
+    from query_mutator.apply.proxy import app
 
     def refuse(content: bytes) -> None:
         raise AssertionError(f"{len(content)} bytes were parsed")
 
-    monkeypatch.setattr(read, "parsed", refuse)
+    monkeypatch.setattr(app, "parsed", refuse)
     with closing(ScriptedServer(http("{}"))) as upstream, proxy(upstream.url, hash_encoder) as url:
         for body in (b"[" + b"{}," * 200_000 + b"{}]", b'{"model":"m","a":[' + b"[]," * 2_000_000 + b"1]}"):
             assert requests.post(f"{url}/api/chat", data=body, timeout=20).status_code == 200

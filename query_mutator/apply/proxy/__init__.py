@@ -5,6 +5,4 @@ Ollama's and OpenAI's APIs, `answers` asks in one of three modes, `upstream` for
 `metrics` counts.
 """
 
-from __future__ import annotations
-
 __all__: list[str] = []

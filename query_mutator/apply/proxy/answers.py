@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -26,10 +25,9 @@ from query_mutator.apply import Limits, Rewrite, Rewriter
 from query_mutator.apply.proxy import chat
 from query_mutator.apply.proxy.chat import ChatCall
 from query_mutator.apply.proxy.metrics import Metrics
-from query_mutator.apply.proxy.upstream import Headers, Upstream, UpstreamError, end_to_end, slices
+from query_mutator.apply.proxy.upstream import Headers, Upstream, UpstreamError, end_to_end, parsed, slices
 from query_mutator.env.scheduling import Flow, run_flow_async
 from query_mutator.forms import Framed
-from query_mutator.llm.cancellation import complete_in_thread
 from query_mutator.llm.http_server import REFUSALS
 from query_mutator.rewards import OPENING_CHARS, first_sentence, is_refusal
 from query_mutator.types import (
@@ -93,14 +91,8 @@ class PolicyAnswerer:
     ) -> None:
         self._rewriter, self._upstream, self._metrics = rewriter, upstream, metrics
         self._mode, self._limits, self._max_question_tokens = mode, limits, max_question_tokens
-        # Of its own: that of asyncio has a thread or two for each core, and encodes.
-        self._callers = ThreadPoolExecutor(rewriter.models.settings.batch_size, thread_name_prefix="qm-rewrite")
         self._asks_once = rewriter.asks_once  # without looking at an answer
         self._asks_logprobs = rewriter.task.calls.logprobs  # that P(right) reads, until an upstream refuses them
-
-    async def close(self, _: web.Application) -> None:
-        """Start no more calls; those in flight end with the client."""
-        self._callers.shutdown(wait=False, cancel_futures=True)
 
     async def answer(self, exchange: Exchange) -> web.StreamResponse:
         """Send the reply; UpstreamError or UpstreamGone if the upstream gives none."""
@@ -162,26 +154,24 @@ class PolicyAnswerer:
         call, api = exchange.call, exchange.call.api
         if first is None and self._asks_once:
             return await self._ask(exchange, call.asking(await self._rewritten(exchange, usable=call.takes)))
-        original = call.key(Framed.user(exchange.question))
-        answers = {} if first is None else {original: Completion(text=first)}
-        replies = {} if whole is None else {original: whole}
-        sent_s = {original: exchange.overhead_s}
+        asked: dict[bytes, tuple[Completion, Json | None, float]] = {}  # answer, reply, when it was asked
+        if first is not None:
+            asked[call.key(Framed.user(exchange.question))] = Completion(text=first), whole, exchange.overhead_s
 
         async def ask(framed: Framed) -> Completion:
             key = call.key(framed)
-            if key not in answers:
-                sent_s[key] = exchange.elapsed_s()
-                replies[key] = await self._reply(exchange, framed)
-                answers[key] = chat.answer_of(api, replies[key])
-            return answers[key]
+            if key not in asked:
+                sent_s, reply = exchange.elapsed_s(), await self._reply(exchange, framed)
+                asked[key] = chat.answer_of(api, reply), reply, sent_s
+            return asked[key][0]
 
         known = None if self._rewriter.task.rules.policy_asks else first
         framed = await self._act(exchange, ask, first_answer=known, usable=call.takes)
-        key = call.key(framed)
-        if key not in replies:
+        _, reply, sent_s = asked.get(call.key(framed), (None, None, 0.0))
+        if reply is None:
             return await self._ask(exchange, call.asking(framed))
-        exchange.overhead_s = sent_s[key]
-        return await self._send_whole(exchange, replies[key])
+        exchange.overhead_s = sent_s
+        return await self._send_whole(exchange, reply)
 
     async def _rewritten(self, exchange: Exchange, *, usable: Callable[[Framed], bool]) -> Framed:
         """Return what a policy that asks once would ask, in a request that is `usable`."""
@@ -200,7 +190,7 @@ class PolicyAnswerer:
             if options := exchange.call.runner_options(request.model):
                 request = replace(request, options={**request.options, **options})
             with self._metrics.calling(request.model):
-                return await complete_in_thread(models.calls.eval_client, request, self._callers)
+                return await self._rewriter.complete(request)
 
         found: Rewrite = await run_flow_async(
             flow, complete=complete, encoder=models.encoder, retry_policy=models.retry_policy
@@ -265,16 +255,16 @@ class PolicyAnswerer:
         held: Iterable[list[bytes]] = (),
     ) -> web.StreamResponse:
         """Send lines held back and those that follow, under the client's model name."""
-        model = exchange.call.model
 
-        async def body() -> AsyncIterator[bytes]:
+        async def all_lines() -> AsyncIterator[list[bytes]]:
             for together in held:
-                yield b"".join(chat.renamed(line, model) for line in together)
+                yield together
                 await asyncio.sleep(0)  # a turn for others: nothing here waits for the upstream
-            async for piece in chat.renamed_lines(lines, model):
-                yield piece
+            async for together in lines:
+                yield together
 
-        return await self._send(exchange, end_to_end(response.headers, "content-length"), body())
+        body = chat.renamed_lines(all_lines(), exchange.call.model)
+        return await self._send(exchange, end_to_end(response.headers, "content-length"), body)
 
     async def _send_whole(self, exchange: Exchange, reply: Json) -> web.StreamResponse:
         """Send a whole reply, as a stream if the client wants one."""
@@ -315,7 +305,7 @@ async def _opening(lines: AsyncIterator[list[bytes]], call: ChatCall) -> tuple[l
     async for together in lines:
         held.append(together)
         num_lines += len(together)
-        texts = map(chat.parsed, together) if any(b'"' in line for line in together) else ()
+        texts = map(parsed, together) if any(b'"' in line for line in together) else ()
         for found in filter(None, texts):
             text += chat.text_of(call.api, found)
             said, thinks = said_in(text)

@@ -24,6 +24,7 @@ from query_mutator.apply.proxy.upstream import (
     UpstreamError,
     UpstreamGone,
     end_to_end,
+    parsed,
     slices,
 )
 from query_mutator.types import MAX_NAME_CHARS, Json
@@ -72,7 +73,6 @@ class Proxy:
         app.router.add_route("*", "/{path:.*}", self._forward_or_rewrite)
         app.on_response_prepare.append(self._sign)
         app.cleanup_ctx.append(self._upstream.connected)
-        app.on_cleanup.append(self._answerer.close)
         return app
 
     # --- what every request passes -----------------------------------------------------------------------------------
@@ -142,7 +142,7 @@ class Proxy:
 
     async def _rewrite(self, request: web.Request) -> web.Response:
         content = await request.read()
-        body = chat.parsed(content) if chat.is_small(content) else None
+        body = parsed(content) if chat.is_small(content) else None
         messages = body.get("messages") if body is not None else None
         call = chat.read_call("/api/chat", {"model": chat.virtual_name(""), "messages": messages})
         if call is None or not messages:
@@ -160,7 +160,7 @@ class Proxy:
         """Forward a request; one to a virtual model is rewritten, or forwarded under the upstream's name."""
         content, path = await request.read(), request.path
         reads = request.method in ("POST", "DELETE") and path.startswith(_APIS) and chat.is_small(content)
-        body = chat.parsed(content) if reads else None
+        body = parsed(content) if reads else None
         call, alias = chat.read_call(path, body), chat.virtual_in(body)
         if call is not None:
             return await self._answerer.answer(self._exchange(request, call))
@@ -190,7 +190,7 @@ class Proxy:
         """Forward a list of models, of all servers that can be reached, with the virtual ones in it."""
         replies = await self._upstream.lists(request.rel_url.raw_path_qs, self._sent(request, "accept-encoding"))
         response, content = next((each for each in replies if each[0].status == 200), replies[0])
-        found = [body for each, text in replies if each.status == 200 and (body := chat.parsed(text)) is not None]
+        found = [body for each, text in replies if each.status == 200 and (body := parsed(text)) is not None]
         merged = orjson.dumps(with_virtual(request.path, found)) if found else content
         return await self._whole(request, response.status, merged, end_to_end(response.headers))
 
@@ -201,7 +201,7 @@ class Proxy:
         target = _ONE_MODEL + quote(real, safe="/:")
         async with self._upstream.send("GET", target, headers, None, model=real) as response:
             content = await self._upstream.read(response)
-            body = chat.parsed(content) if chat.is_virtual(name) and response.status == 200 else None
+            body = parsed(content) if chat.is_virtual(name) and response.status == 200 else None
             if body is not None:
                 content = orjson.dumps({**body, "id": name})
             return await self._whole(request, response.status, content, end_to_end(response.headers))

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 
 import orjson
 
-from query_mutator.apply.proxy.upstream import MAX_REPLY_VALUES, UpstreamGone
+from query_mutator.apply.proxy.upstream import UpstreamGone, parsed
 from query_mutator.files import count_values
 from query_mutator.forms import Framed
 from query_mutator.llm.ollama import with_tag
@@ -304,17 +304,6 @@ async def read_lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[list[bytes]]
         yield [bytes(rest)]
 
 
-def parsed(line: bytes) -> Json | None:
-    """Return the JSON object in a line of a stream, None for blank lines, comments, `[DONE]` and too many values."""
-    if not (line := line.strip()) or (len(line) > MAX_REPLY_VALUES and count_values(line) > MAX_REPLY_VALUES):
-        return None
-    try:
-        found = orjson.loads(line.removeprefix(b"data:"))
-    except ValueError:
-        return None
-    return found if isinstance(found, dict) else None
-
-
 def renamed(line: bytes, model: str) -> bytes:
     """Return a line with the client's model name in the place of the upstream's; a long one is left as it is."""
     found = parsed(line) if len(line) <= _MAX_LINE_BYTES else None
@@ -363,8 +352,7 @@ def _openai_chunks(call: ChatCall, reply: Json) -> Iterator[Json]:
     counts = isinstance(asked, dict) and bool(asked.get("include_usage"))
     usage: Json = {"usage": None} if counts else {}
     delta = {"role": "assistant", **message, "content": message.get("content") or ""}  # with its reasoning_content
-    yield {**kept, "choices": [{"index": 0, "delta": delta, "finish_reason": None}], **usage}
     end = choice.get("finish_reason") or "stop"
-    yield {**kept, "choices": [{"index": 0, "delta": {}, "finish_reason": end}], **usage}
+    yield {**kept, "choices": [{"index": 0, "delta": delta, "finish_reason": end}], **usage}
     if counts:
         yield {**kept, "choices": [], "usage": reply.get("usage")}

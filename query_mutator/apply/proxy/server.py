@@ -118,14 +118,35 @@ class ProxyServer:
 
     def __init__(self, application: web.Application, listening: socket.socket, limits: ClientLimits) -> None:
         self._application, self._listening, self._limits = application, listening, limits
-        self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
+        self._runner, self._stopped = asyncio.Runner(), asyncio.Event()
         self._loop = self._runner.get_loop()
-        self._stopped = asyncio.Event()
 
     def run(self) -> None:
         """Serve until `stop`; then open requests may finish, `drain_s` at most."""
         with self._runner:
             self._runner.run(self._serve())
+
+    def run_until_signal(self) -> None:
+        """Serve until SIGTERM or Ctrl-C, and raise the signal again afterwards; a second one acts at once.
+
+        All that is loaded is left out of garbage collections: one that visits a policy and an encoder stops every
+        request for 55 ms.
+        """
+        caught: list[int] = []
+
+        def stop(number: int, _frame: FrameType | None) -> None:
+            caught.append(number)
+            for each, handler in before.items():
+                signal.signal(each, handler)
+            self.stop()
+
+        numbers = [each for each in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(each) is not signal.SIG_IGN]
+        before = {each: signal.signal(each, stop) for each in numbers}
+        gc.collect()
+        gc.freeze()
+        self.run()
+        for number in caught:
+            signal.raise_signal(number)
 
     def stop(self) -> None:
         """Stop from another thread or a signal handler."""
@@ -146,35 +167,3 @@ class ProxyServer:
         await web.SockSite(runner, self._listening, backlog=BACKLOG).start()
         await self._stopped.wait()
         await runner.cleanup()
-
-
-def run_frozen(server: ProxyServer) -> None:
-    """Serve until SIGTERM or Ctrl-C, and raise the signal again afterwards; a second one acts at once.
-
-    All that is loaded is left out of garbage collections: one that visits a policy and an encoder stops every request
-    for 55 ms.
-    """
-    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
-    caught: list[int] = []
-
-    def restore() -> None:
-        for each, handler in before.items():
-            signal.signal(each, handler)
-
-    def stop(number: int, _frame: FrameType | None) -> None:
-        caught.append(number)
-        restore()
-        server.stop()
-
-    for number, handler in before.items():
-        if handler is not signal.SIG_IGN:
-            signal.signal(number, stop)
-    gc.collect()
-    gc.freeze()
-    try:
-        server.run()
-    finally:
-        gc.unfreeze()
-        restore()
-    for again in caught:
-        signal.raise_signal(again)

@@ -11,7 +11,6 @@ import io
 import os
 import ssl
 import sys
-import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -29,13 +28,13 @@ from query_mutator.files import count_values
 from query_mutator.llm.connection import named_with
 from query_mutator.llm.ollama import with_tag
 from query_mutator.llm.transport import MAX_REPLY_BYTES
+from query_mutator.types import Json
 
 Headers = MultiMapping[str]
 Content = AsyncIterator[bytes] | bytes | None
 
 MAX_REPLY_VALUES = 1_000_000  # parsed in a tenth of a second, in which no other client is served
 MODELS_PATH = "/v1/models"  # which Ollama has too
-FRESH_S = 5.0  # between two requests for the lists of models
 KEEP_ALIVE_S = 4.0  # llama.cpp says Keep-Alive: timeout=5, and closes then
 _MAX_HEADER_BYTES = 64 * 1024
 _PIECE_BYTES = 64 * 1024  # of a body; a larger one is sent in pieces, so that other requests are served in between
@@ -101,21 +100,8 @@ class Upstream:
         self._timeout_s, self._max_reply_bytes = timeout_s, max_reply_bytes
         self._session: aiohttp.ClientSession
         self._homes: dict[str, Address] = {}  # of models, by their names with a tag
-        self._listed_at, self._listing = -FRESH_S, asyncio.Lock()
 
     # --- requests ----------------------------------------------------------------------------------------------------
-
-    @asynccontextmanager
-    async def send(
-        self, method: str, target: str, headers: Headers, content: Content, *, model: str | None = None
-    ) -> AsyncIterator[ClientResponse]:
-        """Send a request as it is and yield the reply before its body; leaving cuts what has not arrived.
-
-        UpstreamGone if there is no reply, or if it ends before it is complete.
-        """
-        address = await self._home(model)
-        async with self._asked(address, method, target, headers, content) as reply:
-            yield reply
 
     @asynccontextmanager
     async def post(self, path: str, body: Mapping[str, Any], headers: Headers) -> AsyncIterator[ClientResponse]:
@@ -128,9 +114,21 @@ class Upstream:
             yield reply
 
     @asynccontextmanager
-    async def _asked(
-        self, address: Address, method: str, target: str, headers: Headers, content: Content
+    async def send(
+        self,
+        method: str,
+        target: str,
+        headers: Headers,
+        content: Content,
+        *,
+        model: str | None = None,
+        address: Address | None = None,
     ) -> AsyncIterator[ClientResponse]:
+        """Send a request as it is and yield the reply before its body; leaving cuts what has not arrived.
+
+        Without an address the model has one. UpstreamGone if there is no reply, or if it ends before it is complete.
+        """
+        address = address or await self._home(model)
         sent = address.sent(headers)
         if isinstance(content, bytes):
             sent["Content-Length"] = str(len(content))
@@ -181,17 +179,11 @@ class Upstream:
         """Return a whole body; UpstreamGone as above."""
         return b"".join([piece async for piece in self.pieces(reply)])
 
-    async def read_object(self, reply: ClientResponse) -> dict[str, Any]:
+    async def read_object(self, reply: ClientResponse) -> Json:
         """Return the JSON object of a whole reply; UpstreamGone for anything else."""
-        content = await self.read(reply)
-        if count_values(content) > MAX_REPLY_VALUES:
-            raise UpstreamGone(f"{reply.url}: the reply has more than {MAX_REPLY_VALUES:,} values")
-        try:
-            found = orjson.loads(content)
-        except ValueError:
-            found = None
-        if not isinstance(found, dict):
-            raise UpstreamGone(f"{reply.url}: the reply is not a JSON object")
+        found = parsed(await self.read(reply))
+        if found is None:
+            raise UpstreamGone(f"{reply.url}: the reply is not a JSON object of at most {MAX_REPLY_VALUES:,} values")
         return found
 
     # --- which server has which model --------------------------------------------------------------------------------
@@ -214,7 +206,7 @@ class Upstream:
         self, address: Address, target: str, headers: Headers
     ) -> tuple[ClientResponse, bytes] | UpstreamGone:
         try:
-            async with self._asked(address, "GET", target, headers, None) as reply:
+            async with self.send("GET", target, headers, None, address=address) as reply:
                 return reply, await self.read(reply)
         except UpstreamGone as gone:
             return gone
@@ -223,10 +215,8 @@ class Upstream:
         """Return the first address whose server lists a model; the first of all, which then says so, if none does."""
         if len(self._addresses) == 1 or not isinstance(model, str):
             return self._addresses[0]
-        async with self._listing:  # calls that wait here find the lists new
-            if with_tag(model) not in self._homes and time.monotonic() - self._listed_at >= FRESH_S:
-                await self.lists(MODELS_PATH, CIMultiDict())
-                self._listed_at = time.monotonic()
+        if with_tag(model) not in self._homes:
+            await self.lists(MODELS_PATH, CIMultiDict())
         return self._homes.get(with_tag(model), self._addresses[0])
 
 
@@ -244,12 +234,22 @@ async def slices(content: bytes) -> AsyncIterator[bytes]:
         yield bytes(view[start : start + _PIECE_BYTES])
 
 
-def _names(content: bytes) -> frozenset[str]:
+def parsed(line: bytes) -> Json | None:
+    """Return the JSON object in a reply or a line of a stream; None for anything else, and for too many values."""
+    line = line.strip().removeprefix(b"data:")
+    if len(line) > MAX_REPLY_VALUES and count_values(line) > MAX_REPLY_VALUES:
+        return None
     try:
-        rows = orjson.loads(content)["data"]
-        return frozenset(with_tag(str(row["id"])) for row in rows or ())
-    except (ValueError, KeyError, TypeError):
-        return frozenset()
+        found = orjson.loads(line)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _names(content: bytes) -> frozenset[str]:
+    rows = (parsed(content) or {}).get("data")
+    named = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+    return frozenset(with_tag(str(row.get("id"))) for row in named)
 
 
 @functools.cache

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ollama_utils import batch_mutate_queries
-from query_mutator.apply.rewriter import rewrite_flow
+from query_mutator.apply import Rewriter
 from query_mutator.encoder import Encoder
 from query_mutator.env.scheduling import run_flow
 from query_mutator.env.task import Task
@@ -266,9 +266,12 @@ def test_an_evaluation_counts_them_by_operator(task: Task, client: Limit) -> Non
 
 def test_a_policy_in_use_names_them(task: Task, client: Limit, hash_encoder: Encoder) -> None:
     plan = Plan(steps=("spelling", "neutral"))
-    acting = plan_task(plan, task).on(task.questions[1:2])
-    flow = rewrite_flow(acting, PlanPolicy(plan))
-    found = run_flow(flow, client=client, encoder=hash_encoder, retry_policy=NO_RETRIES)
+    rewriter = object.__new__(Rewriter)
+    rewriter.task, rewriter.policy, rewriter.call_price = plan_task(plan, task), PlanPolicy(plan), None
+    rewriter._ids = {}
+    found = run_flow(
+        rewriter.flow(task.questions[1].text), client=client, encoder=hash_encoder, retry_policy=NO_RETRIES
+    )
     assert found.rejected == (("spelling", "answer"),)
     assert (found.text, found.answer) == ("how do i stop the process", "`os.kill` is what you want.")
 
