@@ -37,7 +37,6 @@ from statistics import median
 from typing import Annotated, Any, Literal
 
 from ppo.fields import Ge, Le
-from query_mutator import operators
 from query_mutator.bounds import Million, Seconds, Sigma, Wait
 from query_mutator.cli.console import closing_on_interrupt, note, run_cli, table
 from query_mutator.cli.flags import parse_flags
@@ -51,7 +50,7 @@ from query_mutator.lab.sizing.collecting import CALLS_PER_STEP, ENVIRONMENTS_PER
 from query_mutator.llm.backends import DEFAULT_BACKEND, ServerFlags, resolve_backend
 from query_mutator.llm.probe import PROBE_WIDTH, measure_calls, slots_advice
 from query_mutator.llm.stack import ClientStack, build_client
-from query_mutator.operators import OperatorContext
+from query_mutator.operators import OPERATORS, OperatorContext
 from query_mutator.operators.base import clean_rewrite
 from query_mutator.settings.models import ADDRESS_FLAGS
 from query_mutator.types import Completion
@@ -258,7 +257,7 @@ def _finish(scheduler: PooledScheduler, flows: Sequence[Flow]) -> list[Any]:
 
 
 def _rewrite(system: System, query: str) -> Flow:
-    request = system.calls.rewrite(operators.get(OPERATOR), query, context=OperatorContext())
+    request = system.calls.rewrite(OPERATORS.get(OPERATOR), query, context=OperatorContext())
     rewrite: Completion = yield Call(request)
     system.completions.append(rewrite)
     return clean_rewrite(rewrite.text) or query

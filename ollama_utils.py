@@ -21,12 +21,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
-from query_mutator import operators as operator_registry
 from query_mutator.errors import UsageError
 from query_mutator.llm.client import Client
 from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.stack import build_client
-from query_mutator.operators import OperatorContext, rejecting_guard
+from query_mutator.operators import OPERATORS, OperatorContext, local_rewrite, rejecting_guard
 from query_mutator.operators.base import DEFAULT_REFUSAL, clean_rewrite
 from query_mutator.settings.calls import Calls
 from query_mutator.types import ChatRequest, Completion, ErrorInfo, FloatArray, Purpose
@@ -124,15 +123,15 @@ def batch_mutate_queries(
     names = [operators] * len(queries) if isinstance(operators, str) else list(operators)
     if len(names) != len(queries):
         raise ValueError(f"{len(names)} operators for {len(queries)} queries; give one name, or one for each query")
-    chosen = [operator_registry.get(name) for name in names]
+    chosen = [OPERATORS.get(name) for name in names]
     context, queries = OperatorContext(), _texts(queries)
-    asked = [index for index, one in enumerate(chosen) if operator_registry.local_rewrite(one) is None]
+    asked = [index for index, one in enumerate(chosen) if local_rewrite(one) is None]
     prompts = [chosen[index].render(queries[index], context=context) for index in asked]
     replies = dict(zip(asked, _complete_all(prompts, purpose="mutate", settings=settings), strict=True))
     outcomes: list[Outcome] = []
     for index, (query, one) in enumerate(zip(queries, chosen, strict=True)):
         what = f"rewriting {query!r} by {names[index]}"
-        local, reply = operator_registry.local_rewrite(one), replies.get(index, Completion())
+        local, reply = local_rewrite(one), replies.get(index, Completion())
         text = clean_rewrite(reply.text) if local is None else local(query, context=context)
         if text and (guard := rejecting_guard(one, query, text, context=context)):
             logger.info("%s failed the guard %r", what, guard)

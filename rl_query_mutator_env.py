@@ -236,18 +236,23 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
             self._questions.waiting = []
         if self.episode is not None:
             self.episode.ended = True  # also if no question can be answered
-        fixed = self._questions.chosen(options)
-        if self.task.rules.policy_asks:
-            self.last_error = None
-            return self._begin(self._open(fixed))
+        fixed, rules = self._questions.chosen(options), self.task.rules
         error: ErrorInfo | None = None
         for number in range(1 if fixed is not None else RESET_QUESTIONS):
-            engine = self._open(fixed)
-            error = yield from engine.ask_original(1 + number)
+            question = self._questions.draw(self.np_random) if fixed is None else fixed
+            engine = EpisodeEngine.open(self.task, question)
+            engine.turn = (self.env_id, self.total_steps)
+            if not rules.policy_asks:
+                error = yield from engine.ask_original(1 + number)
             self._note_error(engine.episode, error)
             if error is None:
-                return self._begin(engine)
-        raise BackendError(f"{self.task.calls.target_model} answered no question: {error}; check the server")
+                break
+        else:
+            raise BackendError(f"{self.task.calls.target_model} answered no question: {error}; check the server")
+        prices = rules.call_price
+        engine.episode.call_price = prices[0] if len(prices) == 1 else float(self.np_random.choice(prices))
+        self.engine = engine
+        return engine.observe(), engine.info(valid=True)
 
     def step_flow(self, action: int) -> Flow:
         """Yield the calls of one step, whose action was checked; return gymnasium's five.
@@ -274,20 +279,6 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
             count = f" ({self._failed_in_a_row} in a row)" if before is not None else ""
             raise BackendError(f"step {name} failed for good{count}: {error}; check the server", kind=error.kind)
         return (before, *result[1:])
-
-    def _open(self, question: int | None) -> EpisodeEngine:
-        """Return the engine of a new episode on a question, None for the next of the order."""
-        index = self._questions.draw(self.np_random) if question is None else question
-        engine = EpisodeEngine.open(self.task, index)
-        engine.turn = (self.env_id, self.total_steps)
-        return engine
-
-    def _begin(self, engine: EpisodeEngine) -> tuple[FloatArray, dict[str, Any]]:
-        """Make an episode the current one; return its first observation and info."""
-        prices = self.task.rules.call_price
-        engine.episode.call_price = prices[0] if len(prices) == 1 else float(self.np_random.choice(prices))
-        self.engine = engine
-        return engine.observe(), engine.info(valid=True)
 
     def _note_error(self, episode: Episode, error: ErrorInfo | None) -> None:
         """Note why a reset or step failed, if it did; a question that is too long as it is does not come again."""
@@ -345,11 +336,6 @@ class BatchedQueryMutationEnv(SyncVectorEnv[FloatArray, NDArray[np.int64]]):
             client=first.client, encoder=first.task.encoder, retry_policy=first.retry_policy, batch_size=batch_size
         )
         self._in_flight: set[int] = set()  # environments in the middle of a step or reset
-
-    @property
-    def batch_size(self) -> int:
-        """Return the limit of calls in flight."""
-        return self._scheduler.batch_size
 
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None

@@ -36,7 +36,6 @@ import torch
 from benchmarks.memoised import memoised_system
 from ppo.frozen import InferencePolicy
 from query_mutator.bounds import group_of
-from query_mutator.data.split import ValidationFold
 from query_mutator.env.task import Task
 from query_mutator.errors import TooFewAnswersError
 from query_mutator.evaluation.methods import Evaluator
@@ -51,6 +50,7 @@ from query_mutator.session.policy_file import read_policy
 from query_mutator.session.task import make_task, split_dataset
 from query_mutator.settings.episode import TaskSettings
 from query_mutator.settings.models import ModelSettings
+from query_mutator.settings.questions import ValidationFold
 from query_mutator.training.config import TrainConfig, parse_config
 from query_mutator.training.loop import make_loop
 from query_mutator.training.run_folder import make_learner

@@ -47,7 +47,7 @@ class Asked:
 
 def request_for(question: str, form: str, model: str) -> ChatRequest:
     """Return the call that puts a question to the model in a form: other words around it, the question as it is."""
-    framed = forms.get(form).frame(question, context=FormContext(original=question))
+    framed = forms.FORMS.get(form).frame(question, context=FormContext(original=question))
     limit = {} if framed.max_tokens is None else {"max_tokens": framed.max_tokens}
     return ChatRequest(messages=framed.messages, model=model, purpose="target", options=framed.options, **limit)
 
@@ -66,7 +66,7 @@ def ask(client: Client, question: Question, model: str) -> Asked | None:
 
 def is_right(question: Question, attempt: Attempt) -> bool:
     """Return whether the answer in a reply is an accepted one."""
-    answer = forms.get(attempt.form).answer_in(attempt.text)
+    answer = forms.FORMS.get(attempt.form).answer_in(attempt.text)
     unread = (0.0,)  # this part of a reward reads texts, not vectors
     evidence = Evidence(
         question=question,

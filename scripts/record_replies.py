@@ -35,6 +35,7 @@ from query_mutator.env.task import CallSettings, Task
 from query_mutator.errors import EXIT_FAILURES, EXIT_INTERRUPTED, QueryMutatorError, UsageError
 from query_mutator.files.replies import RepliesHead, read_replies, reply_key, write_replies
 from query_mutator.llm.backends import BACKENDS
+from query_mutator.forms import FORMS
 from query_mutator.llm.client import Client, ModelServer
 from query_mutator.llm.store import Store
 from query_mutator.types import ChatRequest, Completion, ErrorInfo
@@ -74,7 +75,11 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--encoder", default=DEFAULT_ENCODER, help="chooses the examples that forms show")
     parser.add_argument("--forms", default=forms.ALL, help="A,B,... to ask in; the examples are those of general")
     parser.add_argument(
-        "--sampled", nargs="*", default=[], choices=forms.names(), help="forms of which random replies are recorded"
+        "--sampled",
+        nargs="*",
+        default=[],
+        choices=FORMS.names(),
+        help="forms of which random replies are recorded",
     )
     parser.add_argument(
         "--rewritten-by", nargs="*", default=[], help="operators that the model carries out; their rewrites are asked"

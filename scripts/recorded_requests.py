@@ -16,7 +16,7 @@ from query_mutator.data.loaders import general_bank, guard_questions, load_quest
 from query_mutator.encoder import resolve_encoder
 from query_mutator.env.task import CallSettings, Task, build_task
 from query_mutator.errors import UsageError
-from query_mutator.operators import Operator, get, local_rewrite, rejecting_guard, would_change
+from query_mutator.operators import OPERATORS, Operator, local_rewrite, rejecting_guard, would_change
 from query_mutator.operators.base import clean_rewrite
 from query_mutator.types import AS_IS, ChatRequest, Completion
 
@@ -94,7 +94,7 @@ def answers_to_rewrites(
 
 
 def _rewriting(task: Task, operators: Sequence[str]) -> Iterator[tuple[Operator, int, ChatRequest]]:
-    for operator in map(get, operators):
+    for operator in map(OPERATORS.get, operators):
         if local_rewrite(operator) is not None:
             raise UsageError(
                 f"--rewritten-by {operator.name}: it calls no model; name operators that a model carries out"

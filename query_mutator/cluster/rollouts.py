@@ -70,7 +70,7 @@ class WorkerSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutRequest:
-    """One rollout of a worker: its part of a `RolloutPolicy`, and the states of its environments [n]."""
+    """One rollout of a worker: its part of the random streams, and the states of its environments [n]."""
 
     rngs: Sequence[np.random.Generator]  # [n]
     version: int
@@ -109,11 +109,11 @@ class ClusterLoop(TrainingLoop):
     def collect(self) -> None:
         """Have the workers take `num_steps` steps in every environment, and the learner observe them."""
         started = time.perf_counter()
-        chosen, states = self._learner.rollout_policy, with_arrays(self._envs.state_dict())
+        learner, states = self._learner, with_arrays(self._envs.state_dict())
         requests = [
             RolloutRequest(
-                rngs=chosen.rngs[ids.start : ids.stop],
-                version=chosen.version,
+                rngs=learner.rngs[ids.start : ids.stop],
+                version=learner.version,
                 states=states[ids.start : ids.stop],
                 seed=None if self._reset_seed is None else self._reset_seed + ids.start,
                 since=self._env_steps,
@@ -121,7 +121,7 @@ class ClusterLoop(TrainingLoop):
             for ids in self._env_ids
         ]
         self._reset_seed = None
-        policy, pairs = self._ray.put(chosen.policy), zip(self._actors, requests, strict=True)
+        policy, pairs = self._ray.put(learner.frozen), zip(self._actors, requests, strict=True)
         self._merge(self._results([actor.collect.remote(self._spec, policy, request) for actor, request in pairs]))
         self._waited_s = time.perf_counter() - started
 

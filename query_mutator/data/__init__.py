@@ -6,10 +6,10 @@
 and a fold of the others, so that adding rows moves no other row.
 """
 
-from query_mutator.data.loaders import BANKS, BUNDLED, QuestionSet, guard_questions, load_question_set, load_questions
+from query_mutator.data.loaders import BUNDLED, QuestionSet, guard_questions, load_question_set, load_questions
 from query_mutator.data.split import Split, split_questions
 
 __all__ = [
-    "BANKS", "BUNDLED", "QuestionSet", "Split", "guard_questions", "load_question_set", "load_questions",
+    "BUNDLED", "QuestionSet", "Split", "guard_questions", "load_question_set", "load_questions",
     "split_questions",
 ]  # fmt: skip

@@ -177,12 +177,3 @@ def guard_questions() -> list[Question]:
 
 #: Sets to train on, by name. Evaluation-only sets are not among them.
 BUNDLED: Mapping[str, Callable[[], list[Question]]] = {"general": general}
-
-#: Questions with answers to show a model as examples, by the name of the set that they are for.
-BANKS: Mapping[str, Callable[[], list[Question]]] = {"general": general_bank}
-
-#: The reward part of sets that the usual ones do not grade, by name or path.
-GRADED_BY: Mapping[str, str] = {"general": "committed", str(GENERAL_2): "committed"}
-
-#: What opens each set that is never trained on.
-OPENED_BY: Mapping[str, str] = {"general-2": "python -m benchmarks.second_author"}

@@ -12,17 +12,15 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
+from query_mutator.settings.questions import ValidationFold
 from query_mutator.types import Question
 
 TEST_PERCENT = 38
 FOLDS = 5
 _CLOSED = {"yes", "no", "true", "false"}  # answers that many questions have
 _LETTER = re.compile(r"\(?[A-Za-z][).]?")
-
-#: The fold to choose by, or "none" to learn from all training questions.
-ValidationFold = Literal[0, 1, 2, 3, 4, "none"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

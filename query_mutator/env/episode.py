@@ -130,13 +130,7 @@ def why_submitted(
         return "the only answer"
     if rule == "vote":
         return f"the most frequent of {count}"
-    baselines = [attempt for attempt in attempts if attempt.rank[:2] == chosen.rank[:2]]
-    numbers = sorted((attempt.fit for attempt in baselines), reverse=True)
-    shown = ", then ".join(f"{number:.2f}" for number in numbers[:2])
-    left_out = len(attempts) - len(baselines)
-    return f"best: fit to its wording {shown}, of {count}" + (
-        f", {left_out} not counted: refused or not sure" if left_out else ""
-    )
+    return f"best: fit to its wording {chosen.fit:.2f}, of {count}"
 
 
 @dataclass(slots=True, kw_only=True)

@@ -20,7 +20,7 @@ from query_mutator.encoder import CachedEncoder
 from query_mutator.env.episode import Attempt, EpisodeRules
 from query_mutator.env.observation import Observer, Projection
 from query_mutator.errors import UsageError
-from query_mutator.forms import Example, Form, FormContext, Framed
+from query_mutator.forms import FORMS, Example, Form, FormContext, Framed
 from query_mutator.operators import NONE, Operator, OperatorContext, local_rewrite
 from query_mutator.rewards import WeightedReward
 from query_mutator.settings.episode import Operators, TaskSettings
@@ -131,14 +131,14 @@ class CallSettings(Sampling):
 class Task:
     """Questions [Q] with embeddings [Q, D], and the rules of an episode on them."""
 
-    questions: tuple[Question, ...]
+    questions: tuple[Question, ...] = ()
     calls: CallSettings
     encoder: CachedEncoder
     operators: tuple[Operator, ...]
     projection: Projection  # of the embeddings in observations
-    question_vectors: FloatArray  # [Q, D]
-    reference_vectors: tuple[FloatArray | None, ...]  # Q of [D]
-    neighbors: tuple[str | None, ...]  # Q: the nearest other training question
+    question_vectors: FloatArray = field(default_factory=lambda: np.empty((0, 0), np.float32))  # [Q, D]
+    reference_vectors: tuple[FloatArray | None, ...] = ()  # Q of [D]
+    neighbors: tuple[str | None, ...] = ()  # Q: the nearest other training question
     train_questions: tuple[Question, ...]
     train_vectors: FloatArray  # [train Q, D]
     forms: tuple[Form, ...] = ()
@@ -188,7 +188,7 @@ class Task:
 
     def form_named(self, name: str) -> Form:
         """Return a form of the task, or `as_is`."""
-        return next((form for form in self.forms if form.name == name), None) or form_registry.get(name)
+        return next((form for form in self.forms if form.name == name), None) or FORMS.get(name)
 
     def is_local(self, action: int) -> bool:
         """Return whether an action that changes wording or form calls no model for it."""
@@ -254,15 +254,15 @@ class Task:
 
     def on(self, questions: Sequence[Question]) -> Task:
         """Return the task on other (held-out) questions, with the projection and neighbors of the training set."""
-        vectors, references, neighbors = _embed(
-            questions, self.encoder, train=self.train_questions, train_vectors=self.train_vectors
-        )
+        vectors = self.encoder.encode([question.text for question in questions])
+        with_reference = [question.reference for question in questions if question.reference]
+        encoded = iter(self.encoder.encode(with_reference))
         return replace(
             self,
             questions=tuple(questions),
             question_vectors=vectors,
-            reference_vectors=references,
-            neighbors=neighbors,
+            reference_vectors=tuple(next(encoded) if question.reference else None for question in questions),
+            neighbors=_neighbors(questions, vectors, self.train_questions, self.train_vectors),
             examples=() if self.bank is None else self.bank.nearest(questions, vectors),
         )
 
@@ -292,37 +292,22 @@ def build_task(
     train_vectors = encoder.encode([question.text for question in train])
     if projection is None:
         projection = Projection.fit(train_vectors, dims=embedding_dims)
-    vectors, references, neighbors = _embed(train, encoder, train=train, train_vectors=train_vectors)
     shown = bank_of(train if bank is None else bank, encoder) if any(form.uses_examples for form in forms) else None
-    return Task(
-        questions=train,
+    task = Task(
         calls=calls,
         encoder=encoder,
         operators=tuple(operators),
         projection=projection,
-        question_vectors=vectors,
-        reference_vectors=references,
-        neighbors=neighbors,
         train_questions=train,
         train_vectors=train_vectors,
         forms=tuple(forms),
         bank=shown,
-        examples=() if shown is None else shown.nearest(train, vectors),
         rules=rules or EpisodeRules(),
         reward=reward or WeightedReward(),
         domain=domain,
         confidence=confidence,
     )
-
-
-def _embed(
-    questions: Sequence[Question], encoder: CachedEncoder, *, train: Sequence[Question], train_vectors: FloatArray
-) -> tuple[FloatArray, tuple[FloatArray | None, ...], tuple[str | None, ...]]:
-    vectors = encoder.encode([question.text for question in questions])
-    with_reference = [question.reference for question in questions if question.reference]
-    encoded = iter(encoder.encode(with_reference)) if with_reference else iter(())
-    references = tuple(next(encoded) if question.reference else None for question in questions)
-    return vectors, references, _neighbors(questions, vectors, train, train_vectors)
+    return task.on(train)
 
 
 def _neighbors(

@@ -15,7 +15,7 @@ from typing import Any
 from query_mutator.registry import Registry
 from query_mutator.types import AS_IS, Message, Think, read_part
 
-__all__ = ["ALL", "FORMS", "Example", "Form", "FormContext", "Framed", "among", "get", "names", "select"]
+__all__ = ["ALL", "FORMS", "Example", "Form", "FormContext", "Framed", "among", "select"]
 
 ALL, NONE = "all", "none"
 
@@ -184,16 +184,6 @@ for _form in (
     FORMS.add(_form.name, _form)
 
 
-def names() -> list[str]:
-    """Return the names of all forms, in the order of the policy's actions."""
-    return FORMS.names()
-
-
-def get(name: str) -> Form:
-    """Return a form; an unknown name is a UsageError that lists the known ones."""
-    return FORMS.get(name)
-
-
 def among(actions: Sequence[str], spec: str) -> tuple[str, ...]:
     """Return the forms among the names of actions that were selected by `spec`."""
     named = [name.strip() for name in spec.split(",")]
@@ -208,4 +198,4 @@ def select(spec: str = "") -> tuple[Form, ...]:
     wanted = [name.strip() for name in spec.split(",") if name.strip() and spec != NONE]
     if wanted == [ALL]:
         wanted = [name for name in FORMS.registered() if name != AS_IS]
-    return tuple(get(name) for name in dict.fromkeys(wanted))
+    return tuple(FORMS.get(name) for name in dict.fromkeys(wanted))

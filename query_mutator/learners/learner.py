@@ -61,15 +61,6 @@ class Acted(NamedTuple):
     values: FloatArray | None = None  # [n] what the best allowed action was thought to be worth
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutPolicy:
-    """What chooses the actions of a rollout: a policy that is frozen meanwhile, and the environments' streams [N]."""
-
-    policy: InferencePolicy
-    rngs: Sequence[np.random.Generator]  # their states are the learner's, which draws from them too
-    version: int
-
-
 class Learner:
     """Chooses actions and learns from the steps; owns the weights, the optimizer and every random stream.
 
@@ -80,7 +71,7 @@ class Learner:
     deterministic = False  # supports --deterministic
     made_by = ""  # the command that makes its checkpoints, for a policy that is not trained
 
-    frozen: InferencePolicy  # the acting policy
+    frozen: InferencePolicy  # the acting policy; `act` of an on-policy learner uses it until the next update
     rngs: Sequence[np.random.Generator]  # one for each environment: the order in which steps finish changes nothing
     version = 0  # of the acting weights; it counts up
     updates_done = 0  # rollouts learned from
@@ -102,11 +93,6 @@ class Learner:
     def planned_updates(config: Any) -> int:
         """Return the gradient steps of a whole run; 0 where they are not known before."""
         return 0
-
-    @property
-    def rollout_policy(self) -> RolloutPolicy:
-        """Return what `act` of an on-policy learner uses until the next update."""
-        return RolloutPolicy(policy=self.frozen, rngs=self.rngs, version=self.version)
 
     @property
     def pending_updates(self) -> int:

@@ -28,7 +28,7 @@ from query_mutator.registry import Registry
 
 __all__ = [
     "GUARDS", "OPERATORS", "LocalOperator", "Operator", "OperatorContext", "PromptOperator",
-    "english_words", "get", "local_rewrite", "names", "rejecting_guard", "select", "would_change",
+    "english_words", "local_rewrite", "rejecting_guard", "select", "would_change",
 ]  # fmt: skip
 
 #: Must be named in `--operators`: they may lose a part of the meaning, or read English only.
@@ -47,16 +47,6 @@ for _name, _parts in tomllib.loads(_prompts).items():
 OPERATORS.add(CLEAN.name, CLEAN)
 
 
-def names() -> list[str]:
-    """Return the names of all operators, in the order of the policy's actions."""
-    return OPERATORS.names()
-
-
-def get(name: str) -> Operator:
-    """Return an operator; an unknown name is a UsageError that lists the known ones."""
-    return OPERATORS.get(name)
-
-
 def select(spec: str = "") -> tuple[Operator, ...]:
     """Return the operators of `a,b,c` in that order, each once.
 
@@ -67,4 +57,4 @@ def select(spec: str = "") -> tuple[Operator, ...]:
     if wanted == [NONE]:
         return ()
     default = [name for name in OPERATORS.registered() if name not in _NOT_DEFAULT]
-    return tuple(get(name) for name in (dict.fromkeys(wanted) or default))
+    return tuple(OPERATORS.get(name) for name in (dict.fromkeys(wanted) or default))

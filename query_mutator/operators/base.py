@@ -93,11 +93,6 @@ def rejecting_guard(operator: Operator, question: str, rewrite: str, *, context:
     return failed_guard(guards, question, rewrite, given=[text for text in texts if text and text in prompt])
 
 
-def _check_guards(names: Sequence[str]) -> None:
-    for name in names:
-        check_known("guard", name, GUARDS)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptOperator:
     """An operator that is a prompt for a mutator model."""
@@ -109,7 +104,8 @@ class PromptOperator:
     test: Callable[[str], bool] | None = field(default=None, compare=False)  # whether it would change a question
 
     def __post_init__(self) -> None:
-        _check_guards(self.guards)
+        for name in self.guards:
+            check_known("guard", name, GUARDS)
 
     @classmethod
     def of(
@@ -159,7 +155,8 @@ class LocalOperator:
     guards: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        _check_guards(self.guards)
+        for name in self.guards:
+            check_known("guard", name, GUARDS)
 
     def rewrite(self, question: str, *, context: OperatorContext) -> str:
         """Return the rewritten question."""

@@ -14,7 +14,6 @@ from query_mutator.bounds import group_of
 from query_mutator.cli.console import note
 from query_mutator.confidence import ConfidenceModel
 from query_mutator.data import (
-    BANKS,
     BUNDLED,
     QuestionSet,
     Split,
@@ -23,7 +22,7 @@ from query_mutator.data import (
     load_question_set,
     split_questions,
 )
-from query_mutator.data.loaders import GENERAL_2, GRADED_BY, OPENED_BY
+from query_mutator.data.loaders import GENERAL_2, general_bank
 from query_mutator.env.episode import EpisodeRules
 from query_mutator.env.observation import Projection
 from query_mutator.env.task import CallSettings, Task, build_task
@@ -36,7 +35,7 @@ from query_mutator.rewards import DEFAULT_RUBRIC, Judge, WeightedReward
 from query_mutator.session.models import OpenModels, ResolvedModels, open_models
 from query_mutator.settings.episode import Operators, TaskSettings
 from query_mutator.settings.models import ModelSettings
-from query_mutator.settings.questions import Judging
+from query_mutator.settings.questions import RECORDED_SET, Reward
 from query_mutator.types import SUCCESS_PARTS, Question
 
 REFERENCE_METRICS = tuple(name for name in SUCCESS_PARTS if name != "judge")  # that a judge is compared with
@@ -47,7 +46,7 @@ _running: dict[ModelSettings, tuple[OpenModels, int]] = {}  # with the number of
 
 def default_reward(dataset: str) -> str:
     """Return the weights of the parts without --reward, "" for the usual ones: some sets are graded by one part."""
-    return GRADED_BY.get(dataset, "")
+    return "committed" if dataset in (RECORDED_SET, str(GENERAL_2)) else ""
 
 
 def make_reward(settings: TaskSettings, *, judge: Judge | None = None) -> WeightedReward:
@@ -88,7 +87,7 @@ def check_gold(questions: Sequence[Question], settings: TaskSettings) -> None:
     note(f"{settings.dataset}: {bare} of {len(questions)} questions have neither `accept` nor `reference`: never right")
 
 
-def make_judge(calls: ClientStack, settings: Judging, *, seed: int | None) -> Judge | None:
+def make_judge(calls: ClientStack, settings: Reward, *, seed: int | None) -> Judge | None:
     """Return the judge by a model, which every server must have; None without a model."""
     if settings.judge_model is None:
         return None
@@ -128,10 +127,11 @@ def read_dataset(settings: TaskSettings, *, for_training: bool = True) -> Questi
 def _check_not_held_out(dataset: str, *, for_training: bool) -> None:
     """Raise for the name of a set that something else opens, or for training on the file of one."""
     path = Path(dataset)
-    name = "general-2" if for_training and os.path.realpath(path) == os.path.realpath(GENERAL_2) else dataset
-    if name in OPENED_BY and not (name == dataset and path.exists()):
+    is_file = for_training and os.path.realpath(path) == os.path.realpath(GENERAL_2)
+    if is_file or (dataset == "general-2" and not path.exists()):
         raise DatasetError(
-            f"{dataset}: only for evaluation, by `{OPENED_BY[name]}`; to train or choose use {', '.join(BUNDLED)}"
+            f"{dataset}: only for evaluation, by `python -m benchmarks.second_author`; to train or choose use "
+            f"{', '.join(BUNDLED)}"
         )
 
 
@@ -144,7 +144,7 @@ def split_dataset(settings: TaskSettings) -> Split:
 
 def example_bank(dataset: str) -> list[Question] | None:
     """Return the questions with answers that a bundled set has for examples, None for a set without them."""
-    return BANKS[dataset]() if dataset in BANKS and not Path(dataset).exists() else None
+    return general_bank() if dataset == RECORDED_SET and not Path(dataset).exists() else None
 
 
 def guard_requests(own: Sequence[Question], *, with_bundled: bool) -> tuple[Question, ...]:

@@ -9,7 +9,7 @@ from typing import Literal
 from query_mutator.bounds import Group, Prose
 
 RECORDED_SET = "general"  # the bundled questions, to which a language model's replies are recorded
-ValidationFold = Literal[0, 1, 2, 3, 4, "none"]
+ValidationFold = Literal[0, 1, 2, 3, 4, "none"]  # the fold to choose by; "none": learn from all
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,25 +32,19 @@ class Questions(Columns):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Judging(Group):
-    """The model that judges answers."""
+class Reward(Group):
+    """The score of an answer."""
 
     judge_model: str | None = None
     """Model of the reward part judge; another one than the model that answers."""
     judge_rubric: Prose = ""
     """File with the rubric of the judge, kept in the run's settings; by default whether the answer is correct."""
+    reward: str = ""
+    """Weights of the parts of the score, as right=0.7,similarity=0.2; see docs/reference/rewards.md."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "judge_rubric", _rubric_text(self.judge_rubric))  # a resumed run reads no file again
         super().__post_init__()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reward(Judging):
-    """The score of an answer."""
-
-    reward: str = ""
-    """Weights of the parts of the score, as right=0.7,similarity=0.2; see docs/reference/rewards.md."""
 
 
 def _rubric_text(given: str) -> str:

@@ -63,16 +63,14 @@ def mean_interval(values: Sequence[float], *, bounds: Interval = WHOLE_LINE) -> 
     return within((mean - half, mean + half), bounds)
 
 
-def welch_interval(
-    ours: Sequence[float], theirs: Sequence[float], *, level: float = 0.95, noise: float = 0.0
-) -> Interval:
+def welch_interval(ours: Sequence[float], theirs: Sequence[float], *, noise: float = 0.0) -> Interval:
     """Return Welch's interval of mean(ours) - mean(theirs), which does not assume equal variances.
 
     `noise` is a known variance of the difference in addition to that of the values. The whole line where no variance
     can be estimated: fewer than two values on a side, or values that are equal on both.
     """
     difference, error, degrees = welch(ours, theirs, noise=noise)
-    half = student_t(degrees, level=level) * error if math.isfinite(error) else math.inf
+    half = student_t(degrees) * error if math.isfinite(error) else math.inf
     return (difference - half, difference + half) if math.isfinite(half) else WHOLE_LINE
 
 
@@ -140,9 +138,9 @@ def mean_intervals(values: Floats, clusters: Sequence[str]) -> Floats:
     The whole line for a column without a value.
     """
     if not len(values):
-        return np.tile((-math.inf, math.inf), (values.shape[1], 1))
+        return np.tile(WHOLE_LINE, (values.shape[1], 1))
     intervals = crossed_intervals(values[None], clusters)
-    intervals[np.isnan(values).all(axis=0)] = (-math.inf, math.inf)
+    intervals[np.isnan(values).all(axis=0)] = WHOLE_LINE
     return intervals
 
 

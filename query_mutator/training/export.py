@@ -14,7 +14,7 @@ from query_mutator.errors import UsageError
 from query_mutator.files import as_type, record_of
 from query_mutator.files.json_lines import read_json_lines
 from query_mutator.files.run_dir import STORE
-from query_mutator.forms import FormContext
+from query_mutator.forms import FORMS, FormContext
 from query_mutator.llm.store import Store
 from query_mutator.plan.table import is_right
 from query_mutator.plugins import use_plugins
@@ -134,7 +134,7 @@ def reply_rows(run: str | Path, *, given: Mapping[str, Any], plugins: Sequence[s
     check_named(reaching({"dataset": flags.get("dataset")}), given, source=run)
     settings = record_of(TaskSettings, {**flags, "judge_rubric": "", **given}, where="flags")
     split = split_dataset(replace(settings, validation_fold="none"))
-    forms = [one for one in {form_registry.get(AS_IS), *form_registry.select(settings.forms)} if not one.uses_examples]
+    forms = [one for one in {FORMS.get(AS_IS), *form_registry.select(settings.forms)} if not one.uses_examples]
     contexts = [(one, FormContext(domain=settings.domain, original=one.text)) for one in split.train if one.accept]
     asked = {
         form.frame(question.text, context=context).messages: (question, form)

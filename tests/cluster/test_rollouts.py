@@ -191,10 +191,10 @@ def test_a_worker_in_place_of_a_dead_one_gives_its_rollout_without_a_call(
     rollouts, calls = [], []
     for _ in range(2):
         worker = RolloutWorker(group_of(ResolvedModels, config), range(2, 4), 0)
-        chosen = copy.deepcopy(learner.rollout_policy)
+        policy, rngs = copy.deepcopy((learner.frozen, learner.rngs))
         states = [QueryMutationEnv(task, client=models.calls.client).state_dict() for _ in range(2)]
-        request = RolloutRequest(rngs=chosen.rngs[2:4], version=0, states=states, seed=7, since=0)
-        rollouts.append(worker.collect(spec, chosen.policy, request))
+        request = RolloutRequest(rngs=rngs[2:4], version=0, states=states, seed=7, since=0)
+        rollouts.append(worker.collect(spec, policy, request))
         worker._stack.close()
         calls.append(server.stats()["calls"])
     first, again = rollouts

@@ -17,16 +17,15 @@ from ollama_utils import (
     mutate_query,
     query_target_model,
 )
-from query_mutator import operators
 from query_mutator.encoder import resolve_encoder
 from query_mutator.errors import UsageError
 from query_mutator.llm.stack import build_client
-from query_mutator.operators import OperatorContext
+from query_mutator.operators import OPERATORS, OperatorContext
 from query_mutator.testing import FaultPlan, StubServer, start_server
 from tests.conftest import Upper
 
 QUESTIONS = [f"question {number}" for number in range(20)]
-OPERATOR = operators.names()[0]
+OPERATOR = OPERATORS.names()[0]
 
 
 class Talker:
@@ -41,7 +40,7 @@ class Talker:
         question = prompt.split("<question>")[1].split("</question>")[0].strip()
         if question == "silence":
             return "Rewritten question:"
-        prompts = {operators.get(name).render(question, context=OperatorContext()): name for name in operators.names()}
+        prompts = {OPERATORS.get(name).render(question, context=OperatorContext()): name for name in OPERATORS.names()}
         return f'Rewritten question: "{question} by {prompts[prompt]}"'
 
 
@@ -59,7 +58,7 @@ def environment(server: StubServer, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_each_query_may_have_its_own_operator() -> None:
-    names = operators.names()[:3]
+    names = OPERATORS.names()[:3]
     assert batch_mutate_queries(["a", "b", "c"], names) == [f"{'abc'[i]} by {names[i]}" for i in range(3)]
     with pytest.raises(ValueError, match="3 operators for 2 queries"):
         batch_mutate_queries(["a", "b"], names)

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks.attack.policies import packed, parts_of
-from query_mutator import forms, operators
+from query_mutator import operators
 from query_mutator.data.loaders import FOLDER, general, general_bank, guard_questions
 from query_mutator.encoder import DEFAULT_ENCODER, resolve_encoder
 from query_mutator.env.task import CallSettings, Task, bank_of
 from query_mutator.files.replies import RepliesHead, read_replies, reply_key, write_replies
-from query_mutator.forms import FormContext
+from query_mutator.forms import FORMS, FormContext
 from query_mutator.llm.llama import LlamaBackend
 from query_mutator.llm.recorded import BUNDLED_RECORDINGS, RecordedBackend
 from query_mutator.operators import local_rewrite
@@ -346,7 +346,7 @@ def test_the_examples_of_every_question_are_those_that_were_recorded() -> None:
     head = recording.head
     calls = CallSettings(target_model=head.model, mutator_model=head.model, target_max_tokens=head.max_tokens)
     questions = [*general(), *guard_questions()][::7]
-    encoder, form = resolve_encoder("hash"), forms.get("examples")
+    encoder, form = resolve_encoder("hash"), FORMS.get("examples")
     bank = bank_of(general_bank(), encoder)
     shown = bank.nearest(questions, encoder.encode([question.text for question in questions]))
     for question, examples in zip(questions, shown, strict=True):

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -46,17 +46,12 @@ class _Pending:
     length: int = 0
 
 
-@dataclass(slots=True)
 class NStep:
     """Hold the steps of each environment that wait for rewards."""
 
-    num_envs: int
-    n: int
-    gamma: float
-    _pending: list[deque[_Pending]] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._pending = [deque() for _ in range(self.num_envs)]
+    def __init__(self, num_envs: int, n: int, gamma: float) -> None:
+        self.n, self.gamma = n, gamma
+        self._pending: list[deque[_Pending]] = [deque() for _ in range(num_envs)]
 
     def add(self, steps: Steps) -> list[Transition]:
         """Return the transitions that these steps complete, at most one step of each environment."""

@@ -51,9 +51,8 @@ def test_why_an_answer_was_submitted_names_the_rule_and_its_numbers() -> None:
     refused = attempt("I'm sorry, but I can't help with that.", fit=0.9)
     first, second = attempt("`len`", fit=0.71), attempt("`sum`", fit=0.6)
     tries = [refused, first, second]
-    rest = "of 3 answers, 1 not counted: refused or not sure"
-    assert why_submitted(tries, first, "best") == f"best: fit to its wording 0.71, then 0.60, {rest}"
-    assert why_submitted([first, second], first, "best") == "best: fit to its wording 0.71, then 0.60, of 2 answers"
+    assert why_submitted(tries, first, "best") == "best: fit to its wording 0.71, of 3 answers"
+    assert why_submitted([first, second], first, "best") == "best: fit to its wording 0.71, of 2 answers"
     assert why_submitted([refused], refused, "best") == "the only answer"
 
 

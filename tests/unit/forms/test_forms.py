@@ -10,7 +10,7 @@ import pytest
 
 from query_mutator import forms
 from query_mutator.errors import UsageError
-from query_mutator.forms import Example, Form, FormContext, Framed, last_answer
+from query_mutator.forms import FORMS, Example, Form, FormContext, Framed, last_answer
 from query_mutator.types import AS_IS
 
 CONTEXT = FormContext(
@@ -27,27 +27,27 @@ def turns(framed: Framed) -> list[tuple[str, str]]:
     return [(message.role, message.content) for message in framed.messages]
 
 
-@pytest.mark.parametrize("name", forms.names())
+@pytest.mark.parametrize("name", FORMS.names())
 def test_every_form_keeps_the_question_and_its_braces(name: str) -> None:
     kinds = json.loads((Path(__file__).parents[2] / "promises" / "untouched.json").read_text("utf-8"))
     for text in ("What is {question}?", "x" * 5000, *itertools.chain(*kinds.values())):
-        framed = forms.get(name).frame(text, context=CONTEXT)
+        framed = FORMS.get(name).frame(text, context=CONTEXT)
         assert text in framed.messages[-1].content
         assert framed.messages[-1].role == "user"
-    assert forms.get(name).read("Lima.") == "Lima."
+    assert FORMS.get(name).read("Lima.") == "Lima."
 
 
 def test_as_is_is_the_question_alone() -> None:
-    framed = forms.get(AS_IS).frame("hi", context=FormContext())
+    framed = FORMS.get(AS_IS).frame("hi", context=FormContext())
     assert turns(framed) == [("user", "hi")]
     assert framed.text == "hi"
 
 
 def test_examples_are_turns_or_one_text_the_nearest_last() -> None:
-    asked = turns(forms.get("examples").frame("What is the capital of Peru?", context=CONTEXT))
+    asked = turns(FORMS.get("examples").frame("What is the capital of Peru?", context=CONTEXT))
     assert [role for role, _ in asked] == ["user", "assistant", "user", "assistant", "user"]
     assert asked[-2:] == [("assistant", "Santiago"), ("user", "What is the capital of Peru?")]
-    framed = forms.get("examples_text").frame("What is the capital of Peru?", context=CONTEXT)
+    framed = FORMS.get("examples_text").frame("What is the capital of Peru?", context=CONTEXT)
     assert framed.messages[0].content.endswith(
         "Question: What is the capital of Chile?\nAnswer: Santiago\n\nQuestion: What is the capital of Peru?\nAnswer:"
     )
@@ -74,7 +74,7 @@ def test_selection_names_the_nearest_form() -> None:
     assert [form.name for form in forms.select("expert, question_answer,expert")] == ["expert", "question_answer"]
     everything = [form.name for form in forms.select("all")]
     assert AS_IS not in everything
-    assert {AS_IS, *everything} == set(forms.names())
+    assert {AS_IS, *everything} == set(FORMS.names())
     with pytest.raises(UsageError, match="did you mean 'expert'"):
         forms.select("expret")
 

@@ -11,12 +11,12 @@ import pytest
 from query_mutator import operators
 from query_mutator.data import loaders
 from query_mutator.errors import UsageError
-from query_mutator.operators import GUARDS, LocalOperator, OperatorContext, PromptOperator, rejecting_guard
+from query_mutator.operators import GUARDS, OPERATORS, LocalOperator, OperatorContext, PromptOperator, rejecting_guard
 
 SORT = "how do i sort a list of names in place"
 KENYA = "What is the capital of Kenya?"
 CONTEXT = OperatorContext(neighbor="How do I round 3.5 to an int?")
-LOCAL = [name for name in operators.names() if operators.local_rewrite(operators.get(name)) is not None]
+LOCAL = [name for name in OPERATORS.names() if operators.local_rewrite(OPERATORS.get(name)) is not None]
 UNTOUCHED: Mapping[str, list[str]] = json.loads(
     (Path(__file__).parents[2] / "promises" / "untouched.json").read_text("utf-8")
 )
@@ -24,7 +24,7 @@ UNTOUCHED: Mapping[str, list[str]] = json.loads(
 
 def test_the_operators_have_a_fixed_order_in_which_new_ones_are_last() -> None:
     expected = "spelling slang terms neutral filler imperative keywords context first_part merge grammar expand"
-    assert operators.names() == [*expected.split(), "clean"]
+    assert OPERATORS.names() == [*expected.split(), "clean"]
 
 
 def test_select_keeps_the_order_given_and_drops_repeats() -> None:
@@ -44,13 +44,13 @@ def test_a_typo_names_the_operator_that_was_meant() -> None:
 
 def test_render_puts_neighbour_and_domain_where_the_prompt_asks_for_them() -> None:
     context = OperatorContext(domain="the C library", neighbor="How do I open a file?")
-    assert "<neighbour>\nHow do I open a file?\n</neighbour>" in operators.get("merge").render("q", context=context)
-    assert "<domain>the C library</domain>" in operators.get("context").render("q", context=context)
-    assert "the C library" not in operators.get("spelling").render("q", context=context)
+    assert "<neighbour>\nHow do I open a file?\n</neighbour>" in OPERATORS.get("merge").render("q", context=context)
+    assert "<domain>the C library</domain>" in OPERATORS.get("context").render("q", context=context)
+    assert "the C library" not in OPERATORS.get("spelling").render("q", context=context)
 
 
 def test_braces_in_a_question_are_text() -> None:
-    prompt = operators.get("spelling").render("what is {question} in f'{x}'", context=OperatorContext())
+    prompt = OPERATORS.get("spelling").render("what is {question} in f'{x}'", context=OperatorContext())
     assert "<question>\nwhat is {question} in f'{x}'\n</question>" in prompt
 
 
@@ -62,7 +62,7 @@ def test_an_operator_of_ones_own_is_a_prompt_with_the_question() -> None:
 
 
 def rejected(operator: str, question: str, rewrite: str) -> str | None:
-    return rejecting_guard(operators.get(operator), question, rewrite, context=CONTEXT)
+    return rejecting_guard(OPERATORS.get(operator), question, rewrite, context=CONTEXT)
 
 
 @pytest.mark.parametrize(
@@ -126,9 +126,9 @@ def test_what_an_operator_is_for_passes(operator: str, question: str, rewrite: s
     assert rejected(operator, question, rewrite) is None
 
 
-@pytest.mark.parametrize("name", operators.names())
+@pytest.mark.parametrize("name", OPERATORS.names())
 def test_no_rewrite_of_a_model_may_answer(name: str) -> None:
-    operator = operators.get(name)
+    operator = OPERATORS.get(name)
     expected = None if operators.local_rewrite(operator) else "answer"
     assert rejecting_guard(operator, KENYA, "The capital of Kenya is Nairobi.", context=CONTEXT) == expected
 
@@ -156,7 +156,7 @@ def test_an_unknown_guard_is_an_error_with_the_known_ones() -> None:
 
 
 def rewrite(name: str, text: str) -> str:
-    local = operators.local_rewrite(operators.get(name))
+    local = operators.local_rewrite(OPERATORS.get(name))
     assert local is not None
     return local(text, context=OperatorContext())
 
@@ -199,13 +199,13 @@ def test_whatever_leaves_is_before_or_after_the_question() -> None:
         assert rewrite("clean", left) == left != ""
 
 
-@pytest.mark.parametrize("name", [name for name in operators.names() if name not in LOCAL])
+@pytest.mark.parametrize("name", [name for name in OPERATORS.names() if name not in LOCAL])
 def test_every_prompt_asks_for_the_rewritten_question_alone(name: str) -> None:
-    prompt = operators.get(name).render("How do I join paths?", context=CONTEXT)
+    prompt = OPERATORS.get(name).render("How do I join paths?", context=CONTEXT)
     assert "[operator" not in prompt
     assert "Reply with the rewritten question only." in prompt
     assert "<question>\nHow do I join paths?\n</question>" in prompt
-    assert operators.get(name).summary.endswith(".")
+    assert OPERATORS.get(name).summary.endswith(".")
 
 
 def test_cleaning_must_be_named() -> None:
@@ -213,7 +213,7 @@ def test_cleaning_must_be_named() -> None:
 
 
 def test_spelling_is_not_asked_where_every_word_is_known() -> None:
-    tests = [operators.would_change(operators.get("spelling"), text, context=CONTEXT) for text in (KENYA, "wich one")]
+    tests = [operators.would_change(OPERATORS.get("spelling"), text, context=CONTEXT) for text in (KENYA, "wich one")]
     assert tests == [False, True]
     words = operators.english_words()
     assert {"the", "remove", "folder"} <= words

@@ -15,11 +15,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from query_mutator import forms
 from query_mutator.confidence import Attempt, plain_vote
 from query_mutator.confidence.features import feature_row
 from query_mutator.data.loaders import GENERAL_2
 from query_mutator.errors import UsageError
+from query_mutator.forms import FORMS
 from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.openai import OpenAIBackend
 from query_mutator.operators.base import clean_rewrite
@@ -29,7 +29,7 @@ from query_mutator.rewards.committed import FAMILY, SYMBOLS, commits_to, committ
 from query_mutator.rewards.matching import decided, final_number, first_sentence, normalized, numbers_in
 from query_mutator.session.task import check_gold, default_reward, make_reward
 from query_mutator.settings.episode import TaskSettings
-from query_mutator.settings.questions import Judging
+from query_mutator.settings.questions import Reward as RewardSettings
 from query_mutator.testing import start_server
 from query_mutator.types import NUMERIC, READ_CHARS, Completion, Question, Reward, read_part
 from tests.rule_judge import RuleJudge
@@ -399,8 +399,8 @@ def readers() -> Iterator[tuple[str, Callable[[str], object]]]:
     for part in PARTS.names():
         for name, question in QUESTIONS.items():
             yield f"{part} of a {name}", lambda text, part=part, question=question: graded_long(part, question, text)
-    for form in forms.names():
-        yield form, forms.get(form).answer_in
+    for form in FORMS.names():
+        yield form, FORMS.get(form).answer_in
     yield "judge", lambda text: Judge(model="m").verdict(Completion(text=text))
     for kind in KINDS:
         yield f"vote by {kind}", lambda text, kind=kind: plain_vote("How?", [Attempt(text=text)], kind=kind)
@@ -425,7 +425,7 @@ def test_all_readers_see_the_same_part_of_a_reply() -> None:
     seen = long[-READ_CHARS:]
     assert read_part(long) == read_part(read_part(long)) == seen
     assert Attempt(text=long).text == seen
-    assert forms.get("as_is").answer_in(long) == seen
+    assert FORMS.get("as_is").answer_in(long) == seen
     assert clean_rewrite(long) == seen
     assert not is_refusal(long)
     reward = WeightedReward({"numeric": 1.0})
@@ -546,15 +546,15 @@ def test_a_judge_needs_a_model_and_a_model_a_judge() -> None:
 
 def test_a_rubric_is_kept_as_its_text(tmp_path: Any) -> None:
     (tmp_path / "r.txt").write_text("Say yes if it rhymes.")
-    text = Judging(judge_rubric=str(tmp_path / "r.txt")).judge_rubric
-    assert text == "Say yes if it rhymes.\n" == Judging(judge_rubric=text).judge_rubric
+    text = RewardSettings(judge_rubric=str(tmp_path / "r.txt")).judge_rubric
+    assert text == "Say yes if it rhymes.\n" == RewardSettings(judge_rubric=text).judge_rubric
     assert "Say yes if it rhymes." in Judge(model="m", rubric=text).request("q", "a").messages[0].content
     for content, says in (("", "is empty"), (None, "cannot be read")):
         path = tmp_path / f"{says[:5]}.txt"
         if content is not None:
             path.write_text(content)
         with pytest.raises(ValueError, match=says):
-            Judging(judge_rubric=str(path))
+            RewardSettings(judge_rubric=str(path))
 
 
 # --- over HTTP -------------------------------------------------------------------------------------------------------
