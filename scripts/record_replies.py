@@ -34,8 +34,8 @@ from query_mutator.encoder import DEFAULT_ENCODER
 from query_mutator.env.task import CallSettings, Task
 from query_mutator.errors import EXIT_FAILURES, EXIT_INTERRUPTED, QueryMutatorError, UsageError
 from query_mutator.files.replies import RepliesHead, read_replies, reply_key, write_replies
-from query_mutator.llm.backends import BACKENDS
 from query_mutator.forms import FORMS
+from query_mutator.llm.backends import BACKENDS
 from query_mutator.llm.client import Client, ModelServer
 from query_mutator.llm.store import Store
 from query_mutator.types import ChatRequest, Completion, ErrorInfo

@@ -102,7 +102,7 @@ class EpisodeEngine:
         error: ErrorInfo | None = None
         if name == UNDO:
             self._show_form(AS_IS)
-            episode.move((episode.original, AS_IS))
+            episode.text, episode.form = episode.original, AS_IS
         elif name not in (ASK, SUBMIT):
             error = yield from self._rewrite(action, asks_form=asks_at_end)
         if error is None and (
@@ -138,7 +138,7 @@ class EpisodeEngine:
         """Add an answer to the episode, and choose the one that would be submitted by the rule of the task."""
         episode, rule = self.episode, self.task.rules.answer
         episode.known[attempt.asked] = attempt
-        episode.move(attempt.asked)
+        episode.text, episode.form = attempt.asked
         if rule == "best":
             episode.best = max(filter(None, (episode.best, attempt)), key=lambda one: one.rank)
             return
@@ -177,15 +177,15 @@ class EpisodeEngine:
         error: ErrorInfo | None = None
         if asks_form if form else not self.task.rules.policy_asks:
             error = yield from self.ask(asked)
-        elif self.observes:
-            error = yield from self._embed(text)
+        elif self.observes and text not in episode.vectors:
+            (episode.vectors[text],) = yield Encode((text,))
         if error is not None:
             return error
         self._show_form(asked[1])
         episode.used[action] = True
         if may_change:  # else the mask has it; an operator that needs the answer may get one later
             episode.tried.add((before, action))
-        episode.move(asked)
+        episode.text, episode.form = asked
         return None
 
     def _show_form(self, name: str) -> None:
@@ -227,12 +227,6 @@ class EpisodeEngine:
         rewrite = local(text, context=context) if local else clean_rewrite("" if mutated is None else mutated.text)
         guard = rejecting_guard(operator, text, rewrite or text, context=context)
         return Rewriting((rewrite or text) if guard is None else text, guard)
-
-    def _embed(self, text: str) -> Flow:
-        """Embed a wording that is not asked yet."""
-        if text not in self.episode.vectors:
-            vectors = yield Encode((text,))
-            self.episode.vectors[text] = vectors[0]
 
     def _call(self, request: ChatRequest, phase: str) -> Call:
         """Return the need of a call, under its name within the step."""

@@ -174,10 +174,6 @@ class Episode:
         """Return the target's answer to the current wording, None if it was not asked."""
         return None if self.current is None else self.current.answer
 
-    def move(self, asked: Asked) -> None:
-        """Make a wording and form the current ones."""
-        self.text, self.form = asked
-
     @property
     def assurance(self) -> float:
         """Return how good the best answer seems: its P(right) by the rule `learned`, else its fit; 0 without one."""

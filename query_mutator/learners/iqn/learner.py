@@ -15,7 +15,7 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -167,13 +167,13 @@ class IQN(Learner):
         """Take one gradient step, update the target, and sync the weights when that is due."""
         config = self.config
         beta = config.per_beta + (1.0 - config.per_beta) * self._progress
-        sample = self.replay.sample(config.train_batch_size, beta=beta)
-        step = self._loss(sample)
+        sample = self.replay.sample(config.train_batch_size, beta=beta).to(self.device)
+        losses, errors, values, gaps = self._loss(sample)
         self.optimizer.lr = self._lr
-        norms = self.optimizer.gradient_step((sample.weights.to(self.device) * step.losses).mean())
-        self.replay.set_errors(sample.slots, step.errors.cpu().numpy())
+        norms = self.optimizer.gradient_step((sample.weights * losses).mean())
+        self.replay.set_errors(sample.slots, errors.cpu().numpy())
         self._move_target()
-        self._since.append(torch.stack((step.losses.detach().mean(), step.values.mean(), step.gaps.mean(), *norms)))
+        self._since.append(torch.stack((losses.detach().mean(), values.mean(), gaps.mean(), *norms)))
         self.gradient_steps += 1
         self.samples_learned += config.train_batch_size
         if self.gradient_steps % config.sync_every == 0:
@@ -260,8 +260,8 @@ class IQN(Learner):
 
     # --- one gradient step -------------------------------------------------------------------------------------------
 
-    def _loss(self, sample: Sample) -> _Step:
-        sample = sample.to(self.device)
+    def _loss(self, sample: Sample) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return losses, absolute errors of the mean return, values of the best action, gaps to the next [B each]."""
         taus = self._taus()
         quantiles = self.network(sample.obs, taus)  # [B, K, A]
         predicted = _of(quantiles, sample.actions)  # [B, K]
@@ -271,7 +271,7 @@ class IQN(Learner):
             target = self._targets(sample)  # [B, J]
         losses = quantile_huber_loss(predicted, target, taus, kappa=self.config.kappa)
         errors = (target.mean(1) - predicted.detach().mean(1)).abs()
-        return _Step(losses, errors, values=best[:, 0], gaps=best[:, 0] - best[:, 1])
+        return losses, errors, best[:, 0], best[:, 0] - best[:, 1]
 
     def _targets(self, sample: Sample) -> Tensor:
         """Return samples [B, J] of the return; the online network picks the next action, the target values it."""
@@ -284,15 +284,6 @@ class IQN(Learner):
         with torch.no_grad():
             for slow, quick in zip(self.target.parameters(), self.network.parameters(), strict=True):
                 slow.lerp_(quick, self.config.target_tau)
-
-
-class _Step(NamedTuple):
-    """Intermediate results of a gradient step."""
-
-    losses: Tensor  # [B]
-    errors: Tensor  # [B] of the mean return, absolute
-    values: Tensor  # [B] of the best action
-    gaps: Tensor  # [B] to the second best
 
 
 def _of(quantiles: Tensor, actions: Tensor) -> Tensor:
