@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -12,8 +13,9 @@ from query_mutator.bounds import Share
 from query_mutator.errors import UsageError
 from query_mutator.files import parse_json_object
 from query_mutator.llm.recorded import RecordedBackend, recording_address
-from query_mutator.testing import KINDS, Canned, Echo, FaultPlan, HashEncoder, ServerSettings, start_server
-from query_mutator.testing.models import Answer, TextModel
+from query_mutator.testing import KINDS, Echo, FaultPlan, HashEncoder, ServerSettings, start_server
+from query_mutator.testing.models import Answer, PromptError, TextModel, user_text
+from query_mutator.types import ChatRequest
 
 FIXED = "fixed"
 _ENDINGS = (signal.SIGINT, signal.SIGTERM)
@@ -48,7 +50,7 @@ def test_server(flags: StubServerFlags) -> None:
         name: Echo("The same words for every prompt.") if name == FIXED else Echo() for name in _names(flags.model)
     }
     if flags.canned is not None:
-        models[Canned.name] = Canned(_replies(flags.canned))
+        models["canned"] = partial(_canned, _replies(flags.canned))
     if flags.recording is not None:
         recorded = RecordedBackend(recording_address(flags.recording))
         answer = models[recorded.recording.head.model] = partial(recorded.complete)
@@ -63,6 +65,12 @@ def test_server(flags: StubServerFlags) -> None:
         for number in _ENDINGS:  # a second one ends the process at once
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDINGS)
+
+
+def _canned(replies: Mapping[str, str], request: ChatRequest) -> str:
+    if (prompt := user_text(request)) not in replies:
+        raise PromptError(f"no reply is known to the prompt {prompt[:80]!r}")
+    return replies[prompt]
 
 
 def _replies(path: Path) -> dict[str, str]:

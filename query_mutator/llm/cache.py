@@ -129,7 +129,6 @@ class Cache(ClientWrapper):
     ) -> None:
         super().__init__(client)
         self.run, self._shared, self._identity = run, shared, identity
-        self._asks_nobody = super().is_instant
         self._waiting: dict[_Twins, list[Deliver]] = {}  # request in flight -> who else wants its completion
         self._lock = threading.Lock()  # guards the above and the counters
         self.totals = CallTotals()
@@ -139,7 +138,7 @@ class Cache(ClientWrapper):
 
     def join(self, request: ChatRequest, deliver: Deliver) -> Work | None:
         """Return the call to make, or None when its reply is stored or an equal request is in flight."""
-        if self._asks_nobody or not is_repeatable(request):
+        if self.is_instant or not is_repeatable(request):
             return join(self._client, request, lambda reply: self._paid(request, reply, deliver))
         key = self._stored_key(request)
         if key is not None:

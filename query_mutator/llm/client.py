@@ -42,14 +42,10 @@ class ClientWrapper:
 
     def __init__(self, client: Client) -> None:
         self._client = client
+        self.is_instant: bool = getattr(client, "is_instant", False)  # whether no worker need wait for replies
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._client!r})"
-
-    @property
-    def is_instant(self) -> bool:
-        """Return whether replies come at once, so that no worker need wait for them."""
-        return getattr(self._client, "is_instant", False)
 
     def close(self) -> None:
         """Close the inner client; idempotent."""

@@ -105,7 +105,8 @@ class HttpServer(ModelServer):
         completion = parsed(lambda: self.completion(reply, latency_s=latency_s), what=what)
         if isinstance(completion, ErrorInfo):
             return Completion(error=completion, latency_s=latency_s)
-        completion = replace(completion, text=self._transport.without_secrets(completion.text.encode()).decode())
+        if (text := self._transport.without_secrets(completion.text.encode()).decode()) != completion.text:
+            completion = replace(completion, text=text)
         return self._uncut(request, completion) if completion.ok else completion
 
     def close(self) -> None:

@@ -76,7 +76,7 @@ class Pool:
         self._wait_s, self._show, self._clock = wait_s, show, clock
         self._turns = 0
         self._lock = threading.Lock()  # guards the servers' counters and the turns
-        self._has_answered = False  # since the last wait that was in vain
+        self.has_answered = False  # since the last wait that was in vain: then a server that is away is waited for
         self._is_there, self._closed = threading.Event(), threading.Event()
         self._is_there.set()
         self._watching = threading.Lock()  # one call asks for all that wait
@@ -94,14 +94,10 @@ class Pool:
             reply = self._try(request)
             error = reply.error
             if error is None or error.status is not None:
-                self.answered()
+                self.has_answered = True
             if error is None or not is_lost(error) or absences == MAX_ABSENCES or not self._waited(seen):
                 return reply
             absences += 1
-
-    def answered(self) -> None:
-        """Record that a server answered: from now on it is waited for."""
-        self._has_answered = True
 
     def close(self) -> None:
         """Close all servers and end the wait: the calls held fail as those of a closed server do; idempotent."""
@@ -142,7 +138,7 @@ class Pool:
     def _waited(self, seen: int) -> bool:
         """Wait while nothing answers; return whether there was an absence since the call began, after `seen` ones."""
         with self._watching:
-            if self._absences == seen and self._wait_s and self._has_answered:
+            if self._absences == seen and self._wait_s and self.has_answered:
                 self._absences += self._watch()
             return self._absences != seen
 
@@ -158,8 +154,8 @@ class Pool:
                 if self._is_answered(loading=False):
                     logger.warning("%r: nothing answered from %s to %s", self, since, time.strftime("%H:%M"))
                     return True
-                self._has_answered = time.monotonic() - began < self._wait_s
-                if not self._has_answered or CANCELLATION.get().is_set:  # another call that waits asks from now on
+                self.has_answered = time.monotonic() - began < self._wait_s
+                if not self.has_answered or CANCELLATION.get().is_set:  # another call that waits asks from now on
                     return False
             return True  # the servers are closed and say so
         finally:

@@ -65,7 +65,7 @@ class ClientStack:
         """Raise ModelMissingError unless every server has all models, UsageError when their weights differ."""
         for model in models:
             self.identity(model)  # now, so that stored replies are found while no server answers
-        self.pool.answered()
+        self.pool.has_answered = True
 
     def close(self) -> None:
         """Cancel calls in flight and close connections and cache; idempotent."""

@@ -8,12 +8,11 @@ command line. What is offered here loads no numpy.
 """
 
 from query_mutator.testing.calls import KINDS, FaultPlan, Latency, ServerSettings
-from query_mutator.testing.models import Canned, Echo, HashEncoder, PromptError, TextModel
+from query_mutator.testing.models import Echo, HashEncoder, PromptError, TextModel
 from query_mutator.testing.routes import StubServer, start_server
 
 __all__ = [
     "KINDS",
-    "Canned",
     "Echo",
     "FaultPlan",
     "HashEncoder",

@@ -115,22 +115,6 @@ class Echo:
         return " ".join([*drawn[:NEW_WORDS], *words[:KEPT_WORDS]] if opening else drawn)
 
 
-class Canned:
-    """Answers each prompt with its own reply; a prompt without one is an error."""
-
-    name = "canned"
-    is_instant = True
-
-    def __init__(self, replies: Mapping[str, str]) -> None:
-        self.replies = dict(replies)
-
-    def reply_many(self, prompts: Sequence[str]) -> list[str]:
-        """Return the reply to each prompt; PromptError for one that has none."""
-        if missing := [prompt for prompt in prompts if prompt not in self.replies]:
-            raise PromptError(f"no reply is known to the prompt {missing[0][:80]!r}")
-        return [self.replies[prompt] for prompt in prompts]
-
-
 class HashEncoder:
     """Embeds a text as the sum of a random vector for each of its words: texts with the same words are near."""
 

@@ -19,7 +19,7 @@ import pytest
 from raw_http import FOREVER_MS, Fragile, Gate, Held, chat, count, generate, get, in_flight, post, send, until, user
 
 from query_mutator.errors import UsageError
-from query_mutator.testing import Canned, Echo, FaultPlan, HashEncoder, Latency, StubServer, start_server
+from query_mutator.testing import Echo, FaultPlan, HashEncoder, Latency, StubServer, start_server
 from query_mutator.testing.calls import BUSY
 from query_mutator.types import ChatRequest, Completion, Message
 from tests.conftest import OnUpper, Upper
@@ -206,19 +206,16 @@ def test_a_function_sees_the_whole_request_and_says_more_than_a_text() -> None:
     assert (completion.logprob, completion.hit_limit) == (-0.5, True)
 
 
-def test_a_model_that_fails_is_500_and_what_it_cannot_answer_400() -> None:
+def test_a_model_that_fails_is_500_unless_it_names_a_status() -> None:
     def no_answer(request: ChatRequest) -> Completion:
         return Completion.failed("prompt_too_long", "that is too much", status=413)
 
-    with start_server({"fragile": Fragile(), "canned": Canned({"a": "b"}), "none": no_answer}) as server:
+    with start_server({"fragile": Fragile(), "none": no_answer}) as server:
         asked = {
             name: post(server, "/api/chat", model=name, messages=[user("bad")], stream=False)
-            for name in ("fragile", "canned", "none", "other")
+            for name in ("fragile", "none", "other")
         }
-        assert chat(server, "a", model="canned")["message"]["content"] == "b"
-    assert {name: status for name, (status, _) in asked.items()} == {
-        "fragile": 500, "canned": 400, "none": 413, "other": 404
-    }  # fmt: skip
+    assert {name: status for name, (status, _) in asked.items()} == {"fragile": 500, "none": 413, "other": 404}
     assert asked["none"][1] == {"error": "that is too much"}
 
 
@@ -290,6 +287,7 @@ def test_the_command_serves_echoed_canned_and_recorded_replies_until_a_signal(
         assert names[:3] == ["echo:latest", "other:latest", "canned:latest"]
         assert names[-1] == "all-minilm:latest"
         assert chat(server, "one", model="canned")["message"]["content"] == "two"
+        assert post(server, "/api/chat", model="canned", messages=[user("two")])[0] == 400
         status, reply = post(server, "/api/chat", model=names[3], messages=[user("never asked")], stream=False)
         assert (status, "is recorded" in reply["error"]) == (400, True)
         process.send_signal(ending)
