@@ -111,7 +111,7 @@ class PolicyAnswerer:
         question = exchange.question
         problem = self._skip_reason(exchange) or (None if self._asks_once else "policy")
         if problem is None:
-            framed = await self._rewritten(exchange, usable=lambda framed: framed.text is not None)
+            framed = await self._act(exchange, usable=lambda framed: framed.text is not None)
             question, problem = framed.text or question, exchange.decision.partition("; ")[2] or None
         return {
             "question": question,
@@ -153,7 +153,7 @@ class PolicyAnswerer:
         """
         call, api = exchange.call, exchange.call.api
         if first is None and self._asks_once:
-            return await self._ask(exchange, call.asking(await self._rewritten(exchange, usable=call.takes)))
+            return await self._ask(exchange, call.asking(await self._act(exchange, usable=call.takes)))
         asked: dict[bytes, tuple[Completion, Json | None, float]] = {}  # answer, reply, when it was asked
         if first is not None:
             asked[call.key(Framed.user(exchange.question))] = Completion(text=first), whole, exchange.overhead_s
@@ -173,17 +173,18 @@ class PolicyAnswerer:
         exchange.overhead_s = sent_s
         return await self._send_whole(exchange, reply)
 
-    async def _rewritten(self, exchange: Exchange, *, usable: Callable[[Framed], bool]) -> Framed:
-        """Return what a policy that asks once would ask, in a request that is `usable`."""
-        return await self._act(exchange, _never, asks_at_end=False, usable=usable)
+    async def _act(self, exchange: Exchange, ask: Ask | None = None, **settings: Any) -> Framed:
+        """Let the policy act on a question, note what it did, and return what asks for the answer that it submits.
 
-    async def _act(self, exchange: Exchange, ask: Ask, **settings: Any) -> Framed:
-        """Let the policy act on a question, note what it did, and return what asks for the answer that it submits."""
+        Without `ask`, as for a policy that asks once, it only rewrites.
+        """
         question, models = exchange.question, self._rewriter.models
-        flow: Flow = await asyncio.to_thread(self._rewriter.flow, question, limits=self._limits, **settings)
+        settings |= {"limits": self._limits, "asks_at_end": ask is not None}
+        flow: Flow = await asyncio.to_thread(self._rewriter.flow, question, **settings)
 
         async def complete(request: ChatRequest) -> Completion:
             if request.purpose == "target":
+                assert ask is not None
                 return await ask(self._framed(request.messages, request.options, request.temperature))
             exchange.calls += 1
             self._metrics.count("qm_calls_total", purpose="rewrite")
@@ -289,10 +290,6 @@ class PolicyAnswerer:
         response = await exchange.send(headers, body)
         self._metrics.observe("qm_request_seconds", exchange.elapsed_s(), mode=exchange.mode)
         return response
-
-
-async def _never(framed: Framed) -> Completion:
-    raise AssertionError(f"a policy that asks once asked {framed!r}")
 
 
 async def _opening(lines: AsyncIterator[list[bytes]], call: ChatCall) -> tuple[list[list[bytes]], str]:

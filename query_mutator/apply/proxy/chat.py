@@ -99,9 +99,7 @@ def upstream_body(body: Json) -> Json:
 
 def is_small(content: bytes) -> bool:
     """Return whether a request is parsed; nobody else is served in that time."""
-    return len(content) <= MAX_PARSED_BYTES and (
-        len(content) <= MAX_PARSED_VALUES or count_values(content) <= MAX_PARSED_VALUES
-    )
+    return len(content) <= MAX_PARSED_BYTES and count_values(content) <= MAX_PARSED_VALUES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
