@@ -25,7 +25,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Self
 
-from query_mutator.cli.console import note, progress, run_cli
+from query_mutator.cli.console import note, run_cli
 from query_mutator.cluster import connected
 from query_mutator.confidence import ConfidenceModel
 from query_mutator.env.task import Task
@@ -42,8 +42,6 @@ from query_mutator.evaluation.methods import Evaluator
 from query_mutator.evaluation.outcomes import check_report
 from query_mutator.files.lock import locked
 from query_mutator.learners.learner import Steps
-from query_mutator.learners.plan import Plan
-from query_mutator.llm.cache import CallTotals
 from query_mutator.llm.store import Store
 from query_mutator.plan.table import learn_confidence
 from query_mutator.report.page.build import write_report
@@ -131,13 +129,10 @@ def parse(argv: Sequence[str], stack: ExitStack, *, prog: str = PROG) -> tuple[T
 
 def build(config: TrainConfig, checkpoint: Checkpoint | None, stack: ExitStack) -> Trainer:
     """Return a trainer with everything started; `stack` closes it. Settings are checked before a model is loaded."""
-    with progress("starting", 3, unit="part", terminal_only=True) as bar:
-        split = split_dataset(config)
-        bar.update()
-        check_run(config, split)
-        bar.update()
-        ray = stack.enter_context(connected(config.ray_address)) if config.engine == "ray" else None
-        models = stack.enter_context(open_models(resumed_models(config, checkpoint), dataset=config.dataset))
+    split = split_dataset(config)
+    check_run(config, split)
+    ray = stack.enter_context(connected(config.ray_address)) if config.engine == "ray" else None
+    models = stack.enter_context(open_models(resumed_models(config, checkpoint), dataset=config.dataset))
     embed_questions(models.encoder, split.train + split.validation)
     must_learn = "answer" in config.given
     projection = checkpoint.projection if checkpoint else None
@@ -148,7 +143,7 @@ def build(config: TrainConfig, checkpoint: Checkpoint | None, stack: ExitStack) 
     learner = make_learner(config, task, checkpoint)
     run_dir = open_run_dir(config, checkpoint, stack)
     done = checkpoint.progress if checkpoint else Progress()
-    models.calls.client.totals = CallTotals(calls=done.llm_calls, tokens=done.tokens, cut_replies=done.cut_replies)
+    models.calls.client.totals = done.totals
     store = stack.enter_context(closing(Store(run_dir.store_path)))
     store.begin(done.env_steps)
     models.calls.keep(store)
@@ -354,15 +349,9 @@ class Trainer:
                 budget=config.budget,
                 max_calls=config.eval_calls,
                 guard=guard_requests(parts.split.guard, with_bundled=config.guard),
-                on_plan=self._keep_plan,
                 keep=partial(write_rows, parts.run_dir.evaluation_path),
                 show=lambda report: print(result_table(report)),
             )
-
-    def _keep_plan(self, plan: Plan) -> None:
-        """Save the best plan of a run that asks once a question, where no learner has found a better policy."""
-        if self.config.max_asks == 1:
-            note(f"--max-asks 1: the best plan, {plan}, is saved: {self.checkpoints.write_plan(plan)}")
 
     def _add_steps(self, infos: dict[str, Any], steps: Steps) -> None:
         records = self.parts.run_dir.write_records()

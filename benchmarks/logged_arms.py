@@ -47,7 +47,7 @@ from query_mutator.confidence.scorers import SCORERS, Candidate
 from query_mutator.confidence.stopping import StoppingRule
 from query_mutator.confidence.submission import submitted
 from query_mutator.errors import DatasetError, TooFewAnswersError, UsageError
-from query_mutator.files import parse_json_object, write_json
+from query_mutator.files import decode_object, parse_json, write_json
 from query_mutator.rewards.matching import numbers_in
 from query_mutator.stats.intervals import crossed_intervals
 from query_mutator.types import DoubleArray
@@ -338,7 +338,7 @@ def read_logs(folder: Path) -> tuple[list[str], list[Logged]]:
 
 def _prompts(path: Path) -> dict[str, Any]:
     try:
-        return parse_json_object(path.read_bytes())
+        return decode_object(path.read_bytes(), parse_json)
     except OSError as error:
         raise DatasetError(f"{path}: cannot be read ({error.strerror or error})") from None
     except ValueError as error:
@@ -347,7 +347,7 @@ def _prompts(path: Path) -> dict[str, Any]:
 
 def _logged(line: bytes, place: str) -> Logged:
     try:
-        row = parse_json_object(line)
+        row = decode_object(line, parse_json)
     except ValueError as error:
         raise DatasetError(f"{place}: not a JSON object ({error})") from None
     question, part, right, answers = (row.get(name) for name in ("question", "part", "right", "answers"))

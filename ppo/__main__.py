@@ -20,7 +20,6 @@ from ppo.fields import DEFAULTS, Ge, Le, defaults, docs_of, function_of, whole_n
 
 if TYPE_CHECKING:
     from ppo.algorithm import PPO
-    from ppo.frozen import FrozenPolicy
 
 logger = logging.getLogger("ppo")
 
@@ -55,13 +54,13 @@ class Args(PPOConfig):
             ("--save", self.save, b"PK.{28}[^/]*/data.pkl"),
             ("--json", self.json, b'{\n  "env":'),
         ):
-            if path not in (None, "-") and not _may_write(Path(path), start=start):
+            file = Path(path or "-")
+            if (
+                str(file) != "-"
+                and file.exists()
+                and not (file.is_file() and re.match(start, file.read_bytes(), re.DOTALL))
+            ):
                 raise ValueError(f"{flag} {path} exists and was not written by this command; choose another file")
-
-
-def _may_write(path: Path, *, start: bytes) -> bool:
-    """Return whether a file is new, or an earlier output, which begins with the pattern `start`."""
-    return not path.exists() or (path.is_file() and re.match(start, path.read_bytes(), re.DOTALL) is not None)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -103,7 +102,7 @@ def run(args: Args) -> dict[str, Any]:
 
     from ppo.algorithm import PPO
     from ppo.checkpoint import load_checkpoint, save_checkpoint
-    from ppo.collect import NotFiniteError
+    from ppo.collect import NotFiniteError, first_episode_returns
 
     torch.set_num_threads(args.torch_threads)
     envs = make_envs(args.env, args.num_processes)
@@ -122,7 +121,8 @@ def run(args: Args) -> dict[str, Any]:
     train_s = time.perf_counter() - started
     if args.save:
         logger.info("saved %s", save_checkpoint(args.save, ppo.state_dict()))
-    returns = evaluate(ppo.frozen, args)
+    fresh = make_envs(args.env, args.eval_episodes)
+    returns = first_episode_returns(ppo.frozen, fresh, seed=args.seed + EVAL_SEED_OFFSET).tolist()
     result = {
         "env": args.env,
         "seed": args.seed,
@@ -187,15 +187,6 @@ def train(ppo: PPO, envs: Any, args: Args) -> None:
             bar.update(args.rollout_steps)
             mean = sum(returns) / max(len(returns), 1)
             bar.set_postfix_str(f"return {mean:.1f}, entropy {stats['losses/entropy']:.2f}", refresh=False)
-
-
-def evaluate(policy: FrozenPolicy, args: Args) -> list[float]:
-    """Return the greedy policy's returns in `args.eval_episodes` episodes of new environments."""
-    from ppo.collect import first_episode_returns
-
-    envs = make_envs(args.env, args.eval_episodes)
-    returns: list[float] = first_episode_returns(policy, envs, seed=args.seed + EVAL_SEED_OFFSET).tolist()
-    return returns
 
 
 if __name__ == "__main__":

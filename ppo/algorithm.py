@@ -19,6 +19,8 @@ from ppo.loss import ppo_loss
 from ppo.policy import Policy
 from ppo.rollout import Batch, RolloutBuffer
 
+BETAS, EPS = (0.9, 0.999), 1e-5  # of Adam
+
 
 class FlatAdam:
     """Makes the parameters of `module` views of one tensor and optimizes that; `module` must stay on its device.
@@ -35,10 +37,8 @@ class FlatAdam:
         *,
         lr: float,
         max_grad_norm: float,
-        eps: float = 1e-5,
-        betas: tuple[float, float] = (0.9, 0.999),
     ) -> None:
-        self.lr, self.max_grad_norm, self.eps, self.betas = lr, max_grad_norm, eps, betas
+        self.lr, self.max_grad_norm = lr, max_grad_norm
         self._parameters = list(module.parameters())
         self._flat = torch.cat([parameter.detach().flatten() for parameter in self._parameters])  # [P]
         pieces = torch.split(self._flat, [parameter.numel() for parameter in self._parameters])
@@ -59,11 +59,11 @@ class FlatAdam:
 
     @torch.no_grad()
     def _adam(self, gradient: Tensor) -> None:
-        first, second = self.betas
+        first, second = BETAS
         self._steps += 1
         self._mean.lerp_(gradient, 1 - first)
         self._square.mul_(second).addcmul_(gradient, gradient, value=1 - second)
-        root = self._square.sqrt().mul_((1 - second**self._steps) ** -0.5).add_(self.eps)
+        root = self._square.sqrt().mul_((1 - second**self._steps) ** -0.5).add_(EPS)
         self._flat.addcdiv_(self._mean, root, value=-self.lr / (1 - first**self._steps))
 
     def state_dict(self) -> dict[str, Any]:

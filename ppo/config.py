@@ -86,9 +86,6 @@ class PPOConfig(LearnerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_minibatches()
-
-    def _check_minibatches(self) -> None:
         size = self.rollout_steps
         if size > MOST_TRANSITIONS:
             raise ValueError(f"num_processes*num_steps={size} transitions of a rollout must be at most 10^8")

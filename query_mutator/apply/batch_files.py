@@ -24,7 +24,7 @@ from query_mutator.data.loaders import QUESTION_COLUMNS
 from query_mutator.encoder import CachedEncoder
 from query_mutator.env.scheduling import Call, Flow
 from query_mutator.errors import UsageError
-from query_mutator.files import atomic_write, encode, parse_json_object
+from query_mutator.files import atomic_write, decode_object, encode, parse_json
 from query_mutator.llm.cache import is_repeatable
 from query_mutator.session.play import Caller, FailureWindow, in_pool
 from query_mutator.settings.models import Sampling
@@ -86,7 +86,7 @@ def read_input(path: str | Path) -> tuple[bytes, ...]:
 
 def parse_line(number: int, line: bytes) -> Ask:
     """Return what a line asks; ValueError, without the line's number, for one that asks nothing we can send."""
-    row = parse_json_object((line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line).strip())
+    row = decode_object((line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line).strip(), parse_json)
     names = ("prompt",) if "body" in row else ("prompt", *QUESTION_COLUMNS)
     column = next((name for name in names if name in row), None)
     if column is not None:

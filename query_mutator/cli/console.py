@@ -184,9 +184,7 @@ def note(*lines: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
 
-def progress(
-    name: str, total: int | None, *, unit: str = "it", terminal_only: bool = False, initial: int = 0
-) -> FiguresBar:
+def progress(name: str, total: int | None, *, unit: str = "it", initial: int = 0) -> FiguresBar:
     """Return a progress bar on stderr; without a terminal it appears late and is redrawn rarely, or not at all."""
     in_terminal = sys.stderr.isatty()
     bar = FiguresBar(
@@ -198,7 +196,6 @@ def progress(
         delay=0.0 if in_terminal else 5.0,
         leave=False,
         dynamic_ncols=True,
-        disable=None if terminal_only else False,
     )
     _bars.add(bar)
     return bar

@@ -74,7 +74,8 @@ def serve(flags: ServeFlags) -> None:
     with listening, open_policy(flags) as rewriter:
         proxy = serving(flags, rewriter, key)
         host, port = listening.getsockname()[:2]
-        note(f"{rewriter.models.url} is served on http://{host}:{port}; {rewriter.target_model}+qm is rewritten")
+        url, model = rewriter.models.choice.urls[0], rewriter.target_model
+        note(f"{url} is served on http://{host}:{port}; {model}+qm is rewritten")
         note(mode_line(flags, rewriter))
         print(f"listening on http://{host}:{port}", flush=True)
         ProxyServer(proxy.application(), listening, proxy.limits).run_until_signal()

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from query_mutator.bounds import Share
 from query_mutator.errors import UsageError
-from query_mutator.files import parse_json_object
+from query_mutator.files import decode_object, parse_json
 from query_mutator.llm.recorded import RecordedBackend, recording_address
 from query_mutator.testing import KINDS, Echo, FaultPlan, HashEncoder, ServerSettings, start_server
 from query_mutator.testing.models import Answer, PromptError, TextModel, user_text
@@ -75,7 +75,7 @@ def _canned(replies: Mapping[str, str], request: ChatRequest) -> str:
 
 def _replies(path: Path) -> dict[str, str]:
     try:
-        rows = [parse_json_object(line) for line in path.read_bytes().splitlines()]
+        rows = [decode_object(line, parse_json) for line in path.read_bytes().splitlines()]
         return {str(row["prompt"]): str(row["reply"]) for row in rows}
     except (OSError, ValueError, KeyError) as error:
         raise UsageError(f'--canned {path}: {error}; each line is {{"prompt": "…", "reply": "…"}}') from None

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from query_mutator.errors import DatasetError
-from query_mutator.files import parse_json, parse_json_object
+from query_mutator.files import decode_object, parse_json
 from query_mutator.types import NUMERIC
 
 Row = tuple[int, dict[str, Any]]  # line number in the file (1-based; of Parquet the row number), the row's fields
@@ -53,7 +53,7 @@ def _jsonl_rows(path: Path) -> Iterator[Row]:
             if not text.strip():
                 continue
             try:
-                row = parse_json_object(text)
+                row = decode_object(text, parse_json)
             except ValueError as error:
                 raise DatasetError(f"{path}:{line}: {error}; each line must be one JSON object in UTF-8") from None
             yield line, row
@@ -144,7 +144,7 @@ def _parquet_rows(path: Path, columns: Collection[str]) -> Iterator[Row]:
 def _class_labels(metadata: Mapping[bytes, bytes]) -> dict[str, list[str]]:
     """Return the words that the numbers of a column stand for, as the package `datasets` writes them into a file."""
     try:
-        features = parse_json_object(metadata[b"huggingface"])["info"]["features"]
+        features = decode_object(metadata[b"huggingface"], parse_json)["info"]["features"]
         return {
             name: [str(word) for word in feature["names"]]
             for name, feature in features.items()

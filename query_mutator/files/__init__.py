@@ -32,7 +32,7 @@ from query_mutator.errors import UsageError, disk_advice, disk_errors
 
 __all__ = [
     "LOCK", "as_type", "atomic_folder", "atomic_write", "count_values", "decode", "decode_object", "disk_advice",
-    "disk_errors", "encode", "file_sha256", "finite", "html_document", "parse_json", "parse_json_object",
+    "disk_errors", "encode", "file_sha256", "finite", "html_document", "parse_json",
     "read_checked_json", "record_of", "sync_folder", "user_cache_folder", "verified", "write_checked_json",
     "write_json", "write_text",
 ]  # fmt: skip
@@ -220,9 +220,17 @@ def count_values(text: bytes | bytearray) -> int:
     return sum(map(text.count, (b",", b"[", b"{")))
 
 
-def decode_object(text: bytes) -> dict[str, Any]:
-    """Return the object of JSON as `decode` does; ValueError in words for anything else."""
-    return _object(decode, text)
+def decode_object(text: str | bytes, parse: Callable[[Any], Any] = decode) -> dict[str, Any]:
+    """Return the object of JSON as `parse` does, `decode` or `parse_json`; ValueError in words for anything else."""
+    try:
+        value = parse(text)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"not UTF-8 text ({error.reason})") from None
+    except ValueError as error:
+        raise ValueError(f"not JSON ({error})") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"a JSON {type(value).__name__} where an object is expected")
+    return value
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -237,23 +245,6 @@ def parse_json(text: str | bytes) -> Any:
         return json.loads(text)  # integers beyond 64 bits stay what they are
     except RecursionError:
         raise ValueError("JSON is nested too deeply") from None
-
-
-def parse_json_object(text: str | bytes) -> dict[str, Any]:
-    """Return the object of JSON that a user wrote, as `parse_json` does; ValueError in words for anything else."""
-    return _object(parse_json, text)
-
-
-def _object(parse: Callable[[Any], Any], text: str | bytes) -> dict[str, Any]:
-    try:
-        value = parse(text)
-    except UnicodeDecodeError as error:
-        raise ValueError(f"not UTF-8 text ({error.reason})") from None
-    except ValueError as error:
-        raise ValueError(f"not JSON ({error})") from None
-    if not isinstance(value, dict):
-        raise ValueError(f"a JSON {type(value).__name__} where an object is expected")
-    return value
 
 
 def record_of(cls: type[R], values: object, *, where: str) -> R:

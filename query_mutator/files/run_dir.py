@@ -329,13 +329,12 @@ def versions() -> dict[str, str]:
 
 
 def hardware() -> dict[str, Any]:
-    """Return processor, cores this process may use, memory in GiB, and GPUs if torch is loaded and sees any."""
+    """Return processor, cores this process may use, and GPUs if torch is loaded and sees any."""
     return {
         "machine": platform.machine(),
         "system": f"{platform.system()} {platform.release()}",
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "memory_gib": _memory_gib(),
         "gpus": _gpus(),
     }
 
@@ -369,13 +368,6 @@ def _processor() -> str:
     return next(
         (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor()
     )
-
-
-def _memory_gib() -> float | None:
-    try:
-        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
-    except (AttributeError, ValueError, OSError):
-        return None
 
 
 def _gpus() -> list[str]:

@@ -18,6 +18,7 @@ from query_mutator.errors import CheckpointError, UsageError
 from query_mutator.files import as_type, disk_errors, read_checked_json, sync_folder
 from query_mutator.files.run_dir import first_readable
 from query_mutator.learners.learner import tensors
+from query_mutator.llm.cache import CallTotals
 from query_mutator.session.policy_file import POLICY_FILE, SHOWN_CHARS
 
 RESUME, PREVIOUS, _NEXT = "resume.pt", "resume.previous.pt", "resume.next.pt"
@@ -29,10 +30,8 @@ class Progress:
 
     env_steps: int = 0
     wall_s: float = 0.0
-    llm_calls: int = 0
+    totals: CallTotals = field(default_factory=CallTotals)  # of calls for training
     invalid_steps: int = 0
-    tokens: int = 0
-    cut_replies: int = 0
     best_success: float = 0.0  # of the periodic evaluations
     transcripts_bytes: int = 0
     metrics_bytes: int = 0
@@ -62,7 +61,7 @@ class Checkpoint:
             "learner": self.learner,
             "projection": tensors({"mean": self.projection.mean, "components": self.projection.components}),
             "file_digests": list(self.file_digests),
-            "progress": asdict(self.progress),
+            "progress": asdict(self.progress) | {"totals": self.progress.totals._asdict()},
             "envs": self.envs,
             "confidence": [tensors(one.to_arrays()) for one in models],
             "fold_of": {} if model is None else dict(model.fold_of),
@@ -111,12 +110,13 @@ def _read(path: Path, *, flags: Mapping[str, Any], plugins: Mapping[str, str]) -
 
     try:
         state = load_checkpoint(path, entry="learner")
+        progress = state["progress"]
         models = [ConfidenceModel.from_arrays(_arrays(one)) for one in state["confidence"]]
         return Checkpoint(
             learner=state["learner"],
             projection=Projection(**_arrays(state["projection"])),
             file_digests=tuple(state["file_digests"]),
-            progress=Progress(**state["progress"]),
+            progress=Progress(**progress | {"totals": CallTotals(**progress["totals"])}),
             envs=state["envs"],
             confidence=replace(models[0], fold_models=tuple(models[1:]), fold_of=state["fold_of"]) if models else None,
             flags=flags,

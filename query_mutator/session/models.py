@@ -5,10 +5,9 @@ Used by the command lines, by `Rewriter` and by `gymnasium.make("rl_query_mutato
 
 from __future__ import annotations
 
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Self
 
 from threadpoolctl import threadpool_limits
 
@@ -21,6 +20,7 @@ from query_mutator.llm.backends import (
     DEFAULT_BACKEND,
     RECORDED,
     BackendChoice,
+    choose_backend,
     resolve_backend,
 )
 from query_mutator.llm.reply_vectors import known_rows
@@ -28,7 +28,7 @@ from query_mutator.llm.retry import RetryPolicy
 from query_mutator.llm.stack import ClientStack, build_client
 from query_mutator.llm.store import default_cache_path, seconds_seen
 from query_mutator.settings.calls import CacheMode, Calls
-from query_mutator.settings.models import ADDRESS_FLAGS, AUTO, ModelSettings
+from query_mutator.settings.models import ADDRESS_FLAGS, ModelSettings
 from query_mutator.settings.questions import RECORDED_SET
 
 MAX_FILES = 65_536
@@ -43,7 +43,7 @@ class ResolvedModels(ModelSettings):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class OpenModels:
+class OpenModels(AbstractContextManager["OpenModels"]):
     """The models of a run behind one client, and the encoder; a context manager that stops what was started.
 
     In a command line the first Ctrl-C closes the calls too, so that nothing waits for a reply.
@@ -51,7 +51,6 @@ class OpenModels:
 
     settings: ModelSettings
     choice: BackendChoice
-    url: str
     calls: ClientStack
     encoder: CachedEncoder
     target_model: str
@@ -78,25 +77,9 @@ class OpenModels:
             mutator_model=self.mutator_model,
         )
 
-    def describe(self) -> dict[str, Any]:
-        """Return who answers and which encoder is used, for config.json."""
-        return {
-            "backend": {
-                "kind": self.choice.kind,
-                "reason": self.choice.reason,
-                "url": self.url,
-                "target_model": self.target_model,
-                "mutator_model": self.mutator_model,
-            },
-            "encoder": {"name": self.encoder.name, "source": self.encoder.source},
-        }
-
     def close(self) -> None:
         """Close connections and server; idempotent."""
         self.resources.close()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
@@ -145,7 +128,6 @@ def open_models(settings: ModelSettings, *, dataset: str | None = None) -> OpenM
         return OpenModels(
             settings=settings,
             choice=choice,
-            url=choice.urls[0],
             calls=calls,
             encoder=encoder,
             target_model=target,
@@ -195,10 +177,8 @@ MODEL_CALL_S = 2.0  # a model of about 3 B parameters on a desktop GPU
 
 def is_instant(settings: ModelSettings) -> bool:
     """Return whether calls take next to no time, as those to recorded replies do."""
-    instant = {name: BACKENDS.get(name).url_flag for name in BACKENDS if BACKENDS.get(name).is_instant}
-    if settings.backend == AUTO:
-        return any(settings.urls.get(flag) for flag in instant.values())
-    return settings.backend in instant
+    kind, _ = choose_backend(settings.backend, settings.urls)
+    return BACKENDS.get(kind).is_instant
 
 
 def call_time(settings: ModelSettings) -> tuple[float, str]:

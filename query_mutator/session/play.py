@@ -41,7 +41,7 @@ Stopped = Literal["max_calls", "deadline", "error"]
 UNANSWERED_SHARE = 0.5  # of the time that a deadline leaves: then the first question to the target is asked
 
 WINDOW_STEPS = 100
-MAX_CUT_SHARE, MOSTLY_CUT = 0.05, 0.5  # of the replies: below the first there is no line about it
+MAX_CUT_SHARE = 0.05  # of the replies, below which there is no line about it
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +115,6 @@ class Limits:
             raise ValueError(f"deadline_s={self.deadline_s} must be above 0")
 
 
-NO_LIMITS = Limits()
-
-
 def play(
     player: Player,
     engine: EpisodeEngine,
@@ -134,7 +131,7 @@ def play(
     caller: it ends with a form, or at submit. With `asks_when_stopped` an episode that a limit or a failed call ends
     before its first answer asks its current wording.
     """
-    task, played, clock = engine.task, Played(), _Clock(engine, limits or NO_LIMITS)
+    task, played, clock = engine.task, Played(), _Clock(engine, limits or Limits())
     ended = False
     if first_answer is not None:
         played.error = yield from engine.add_first(Completion(text=first_answer))
@@ -244,11 +241,10 @@ def cut_line(totals: CallTotals) -> list[str]:
     """Return a line about replies that ended at the token limit, if their share is above 5 %."""
     if totals.cut_share <= MAX_CUT_SHARE:
         return []
-    more = ", or a smaller one to a model that does not end by itself (qm doctor suggests it)"
     return [
         f"{totals.cut_share:.0%} of the replies ({totals.cut_replies}) ended at the token limit and were scored as "
-        "they are; give a larger --target-max-tokens or --mutator-max-tokens"
-        f"{more if totals.cut_share > MOSTLY_CUT else ''}"
+        "they are; give a larger --target-max-tokens or --mutator-max-tokens, or a smaller one to a model that does "
+        "not end by itself"
     ]
 
 
@@ -293,26 +289,25 @@ def in_pool(
         scheduler.close()
 
 
+@dataclass(slots=True)
 class FailureWindow:
     """Counts invalid steps among the last `size`; raises TooManyFailuresError above `max_rate`.
 
     `why` returns the most common failure for the message.
     """
 
-    def __init__(
-        self, max_rate: float, *, size: int = WINDOW_STEPS, why: Callable[[], str] = str, unit: str = "steps"
-    ) -> None:
-        self._max_rate = max_rate
-        self._failed: deque[bool] = deque(maxlen=size)
-        self._why = why
-        self._unit = unit
+    max_rate: float
+    size: int = WINDOW_STEPS
+    why: Callable[[], str] = str
+    unit: str = "steps"
+    failed: deque[bool] = field(default_factory=deque)
 
     def add(self, valid: NDArray[np.bool_]) -> None:
         """Count steps; `valid` [n] is False for those whose calls failed."""
-        self._failed.extend((~valid).tolist())
-        failed, size = sum(self._failed), self._failed.maxlen or 0
-        if len(self._failed) == size and failed > self._max_rate * size:
+        self.failed = deque([*self.failed, *(~valid).tolist()], maxlen=self.size)
+        count = sum(self.failed)
+        if len(self.failed) == self.size and count > self.max_rate * self.size:
             raise TooManyFailuresError(
-                f"calls failed for good in {failed} of the last {size} {self._unit}{self._why()}; check the server, "
+                f"calls failed for good in {count} of the last {self.size} {self.unit}{self.why()}; check the server, "
                 f"or allow more with --max-failure-rate"
             )

@@ -39,7 +39,7 @@ from query_mutator.encoder import DEFAULT_ENCODER, Encoder
 from query_mutator.env.observation import Projection
 from query_mutator.env.task import Task, can_be_shown
 from query_mutator.errors import CheckpointError, UsageError
-from query_mutator.files import atomic_write, encode, parse_json_object, record_of
+from query_mutator.files import atomic_write, decode_object, encode, parse_json, record_of
 from query_mutator.files.gguf_file import PACKAGED
 from query_mutator.files.run_dir import CONFIDENCE
 from query_mutator.learners.plan import Plan
@@ -339,7 +339,7 @@ def _check(text: str, tensors: Mapping[str, NDArray[Any]]) -> None:
 
 def _policy(path: Path, text: str, tensors: Mapping[str, NDArray[Any]]) -> SavedPolicy:
     """Return the policy of JSON and tensors; ValueError for values of other types, and for sizes that do not match."""
-    about = parse_json_object(text)
+    about = decode_object(text, parse_json)
     if about.get("format") != FORMAT:
         raise ValueError(f"its format is {about.get('format')!r}, of another version")
     rubric = about["task"].get("judge_rubric")

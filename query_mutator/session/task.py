@@ -28,14 +28,13 @@ from query_mutator.env.observation import Projection
 from query_mutator.env.task import CallSettings, Task, build_task
 from query_mutator.errors import DatasetError, KeywordError, UsageError
 from query_mutator.forms import Form
-from query_mutator.llm.stack import ClientStack
 from query_mutator.operators import Operator, local_rewrite
 from query_mutator.registry import nearest
 from query_mutator.rewards import DEFAULT_RUBRIC, Judge, WeightedReward
-from query_mutator.session.models import OpenModels, ResolvedModels, open_models
+from query_mutator.session.models import OpenModels, open_models
 from query_mutator.settings.episode import Operators, TaskSettings
 from query_mutator.settings.models import ModelSettings
-from query_mutator.settings.questions import RECORDED_SET, Reward
+from query_mutator.settings.questions import RECORDED_SET
 from query_mutator.types import SUCCESS_PARTS, Question
 
 REFERENCE_METRICS = tuple(name for name in SUCCESS_PARTS if name != "judge")  # that a judge is compared with
@@ -50,9 +49,10 @@ def default_reward(dataset: str) -> str:
 
 
 def make_reward(settings: TaskSettings, *, judge: Judge | None = None) -> WeightedReward:
-    """Return the reward of `--reward`; UsageError for an unknown part or weight, and for a judge without a model.
+    """Return the reward of the settings, by default that of the set; UsageError for an unknown part or weight.
 
-    A reward by a judge alone has `right` as a part of weight 0, with which the judge is compared.
+    It is one too for a judge without a model. A reward by a judge alone has `right` as a part of weight 0, with which
+    the judge is compared.
     """
     judge_model = settings.judge_model
     spec = settings.reward or default_reward(settings.dataset)
@@ -85,14 +85,6 @@ def check_gold(questions: Sequence[Question], settings: TaskSettings) -> None:
             "answers; add them, or score without gold: --reward answered, or a judge"
         )
     note(f"{settings.dataset}: {bare} of {len(questions)} questions have neither `accept` nor `reference`: never right")
-
-
-def make_judge(calls: ClientStack, settings: Reward, *, seed: int | None) -> Judge | None:
-    """Return the judge by a model, which every server must have; None without a model."""
-    if settings.judge_model is None:
-        return None
-    calls.require_models([settings.judge_model])
-    return Judge(model=settings.judge_model, rubric=settings.judge_rubric or DEFAULT_RUBRIC, seed=seed)
 
 
 def read_dataset(settings: TaskSettings, *, for_training: bool = True) -> QuestionSet:
@@ -185,14 +177,10 @@ def make_task(
         raise UsageError("--answer learned submits by a P(right) that a training learns; choose another --answer")
     operators, forms = rewrites(settings)
     operators = _available(operators, models, is_default=not settings.operators)
-    named, answering = models.settings.mutator_model, models.target_model
-    is_resumed = isinstance(models.settings, ResolvedModels)
-    if named not in (None, answering) and not is_resumed and all(local_rewrite(one) is not None for one in operators):
-        raise UsageError(
-            f"--mutator-model {named} would never be called: no model carries out {settings.operators or 'a rewrite'}; "
-            "leave it out, or name other --operators, as spelling,neutral"
-        )
-    judge = make_judge(models.calls, settings, seed=settings.seed)
+    judge, rubric = None, settings.judge_rubric or DEFAULT_RUBRIC
+    if settings.judge_model is not None:
+        models.calls.require_models([settings.judge_model])
+        judge = Judge(model=settings.judge_model, rubric=rubric, seed=settings.seed)
     names = {"target_model": models.target_model, "mutator_model": models.mutator_model}
     task = build_task(
         questions,
@@ -267,7 +255,7 @@ def _settings_of(keywords: Mapping[str, Any], others: tuple[str, ...]) -> tuple[
     for name in keywords:
         if name not in known:
             near = nearest(name, known)
-            hint = f", did you mean {near!r}?" if near else ""
+            hint = f", did you mean {near!r}?" if near else ""  # torchrl reads the beginning
             raise KeywordError(f"unexpected keyword argument {name!r}{hint}; known: {', '.join(known)}")
     given: dict[str, Any] = {"cache": "off", "seed": 0, "validation_fold": "none", **keywords}
     return (

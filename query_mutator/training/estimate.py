@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from query_mutator.bounds import group_of
@@ -26,7 +25,6 @@ from query_mutator.operators import local_rewrite
 from query_mutator.session.models import call_time
 from query_mutator.session.task import check_gold, guard_requests, make_reward, rewrites
 from query_mutator.training.config import TrainConfig
-from query_mutator.types import Question
 
 STEP_S = 0.003  # embedding, scoring, policy and update, for one environment step
 SHARE, IN_WORDS = 1 / 2, "half"  # of the calls of training
@@ -88,9 +86,7 @@ class Estimate:
     num_actions: int
     rewrites: float  # of a step, by a model
     answers: float  # of a step
-    num_train: int
-    num_validation: int
-    test: Sequence[Question]
+    split: Split
     asking: int = 0  # parts of the reward that ask a model about each answer
     comparison_calls: int  # of the final comparison with the baselines, at most
     compared: int  # held-out questions that are sure to be asked in it
@@ -105,8 +101,8 @@ class Estimate:
     def evaluations(self) -> tuple[int, int]:
         """Return the number of periodic evaluations, those at the start and the end included, and their questions."""
         every = self.config.updates_between_evals
-        times = 1 + -(-self.config.num_updates // every) if every and self.num_validation else 0
-        return times, min(self.config.eval_questions, self.num_validation)
+        times = 1 + -(-self.config.num_updates // every) if every and self.split.validation else 0
+        return times, min(self.config.eval_questions, len(self.split.validation))
 
     def __str__(self) -> str:
         config, (call_s, source), (times, questions) = self.config, call_time(self.config), self.evaluations
@@ -115,10 +111,9 @@ class Estimate:
         steps = config.total_steps + times * questions * config.max_episode_steps
         parts = f"{config.num_updates} x {config.num_processes} processes x {config.num_steps} steps"
         to_learn = {"model calls to learn P(right), at most": config.answer_calls} if config.answer == "learned" else {}
+        sets = (self.split.train, self.split.validation, self.split.test)
         rows = {
-            "questions to learn from / for validation / held out": (
-                f"{self.num_train} / {self.num_validation} / {len(self.test)}"
-            ),
+            "questions to learn from / for validation / held out": " / ".join(str(len(one)) for one in sets),
             "actions: operators, forms, ask, undo, submit": self.num_actions,
             "updates": config.num_updates,
             "gradient steps, about": LEARNERS.get(config.algo).planned_updates(config),
@@ -131,7 +126,7 @@ class Estimate:
             "model calls of the final comparison, at most": self.comparison_calls,
             "time for it, at most about": duration(self.comparison_calls / calls_per_step * step_s),
         }
-        power = [power_in_words(self.test[: self.compared])] if self.compared else []
+        power = [power_in_words(self.split.test[: self.compared])] if self.compared else []
         last = [f"by {source}", *power, *self.decided]
         return "\n".join(["estimate (nothing was started)", textwrap.indent(rows_of(rows), "  "), *last])
 
@@ -150,9 +145,7 @@ def estimate(config: TrainConfig, split: Split, *, is_live: bool) -> Estimate:
         num_actions=len(operators) + len(forms) + len(rules.controls),
         rewrites=rewritten,
         answers=answers,
-        num_train=len(split.train),
-        num_validation=len(split.validation),
-        test=split.test,
+        split=split,
         asking=make_reward(config).asking,
         comparison_calls=calls,
         compared=compared,

@@ -81,8 +81,19 @@ def write_config(parts: RunParts, *, resumed_at: int) -> None:
 
 def described(models: OpenModels, split: Split, plugin: Sequence[str]) -> dict[str, Any]:
     """Return who answered, with which plugins, and the questions, for config.json."""
-    found = {**models.describe(), "plugins": plugin_hashes(plugin), "dataset_sha256": split.sha256}
-    return {**found, "dataset_source": split.source} if split.source else found
+    return {
+        "backend": {
+            "kind": models.choice.kind,
+            "reason": models.choice.reason,
+            "url": models.choice.urls[0],
+            "target_model": models.target_model,
+            "mutator_model": models.mutator_model,
+        },
+        "encoder": {"name": models.encoder.name, "source": models.encoder.source},
+        "plugins": plugin_hashes(plugin),
+        "dataset_sha256": split.sha256,
+        **({"dataset_source": split.source} if split.source else {}),
+    }
 
 
 def write_summary(
@@ -159,7 +170,7 @@ class Checkpoints:
     def keep(self) -> None:
         """Keep the state after an update, once the row of metrics is written."""
         parts, run, rows = self._parts, self._run, self._parts.run_dir
-        learner, totals = copy.deepcopy(parts.learner.state_dict()), parts.models.calls.client.totals
+        learner = copy.deepcopy(parts.learner.state_dict())
         self._latest = Checkpoint(
             learner=learner,
             projection=self._policy.projection,
@@ -167,10 +178,8 @@ class Checkpoints:
             progress=Progress(
                 env_steps=run.env_steps,
                 wall_s=parts.runlog.wall_s,
-                llm_calls=totals.calls,
+                totals=parts.models.calls.client.totals,
                 invalid_steps=run.invalid_steps,
-                tokens=totals.tokens,
-                cut_replies=totals.cut_replies,
                 best_success=run.best_success,
                 transcripts_bytes=rows.transcripts.size_bytes,
                 metrics_bytes=rows.metrics.rows.size_bytes,
@@ -194,12 +203,6 @@ class Checkpoints:
         self._latest.save(run_dir.path, keep_newest=self._is_newest_good)
         write_policy_file(run_dir.path / POLICY_FILE, self._policy)
         self._saved_steps, self._is_newest_good = steps, True
-
-    def write_plan(self, plan: Plan) -> Path:
-        """Write a policy file of a plan in the run folder; return its path."""
-        path = self._parts.run_dir.path / "best_plan.qm"
-        write_policy_file(path, planned(self._policy, plan, self._parts.task, None))
-        return path
 
 
 _OF_ONE_COMMAND = ("plugin", "resume", "break_lock", "config", "dry_run")

@@ -117,7 +117,7 @@ def test_a_worker_that_is_killed_repeats_no_finished_call(
     run = trained(flags, tmp_path / "killed", "--engine", "ray", "--num-workers", "2")
     assert len(killed) == 2
     assert_same(run, local)
-    answered, counted = server.stats()["calls"] - before, read_checkpoint(run).progress.llm_calls
+    answered, counted = server.stats()["calls"] - before, read_checkpoint(run).progress.totals.calls
     assert 0 <= answered - counted <= len(killed) * IN_FLIGHT  # answers that were on their way
 
 
@@ -134,7 +134,7 @@ def test_a_trainer_that_is_killed_resumes_from_its_stores(
     run = run_in(folder)
     assert main(["--resume", str(run), *flags[:2], "--dataset", str(tmp_path / "questions.jsonl")]) == 0
     assert_same(run, local)
-    answered, counted = server.stats()["calls"] - before, read_checkpoint(run).progress.llm_calls
+    answered, counted = server.stats()["calls"] - before, read_checkpoint(run).progress.totals.calls
     assert 0 <= answered - counted <= IN_FLIGHT
 
 

@@ -40,7 +40,7 @@ def only_url(flags: list[str], url: str) -> list[str]:
 
 
 def calls_of(run: Path) -> int:
-    return read_checkpoint(run).progress.llm_calls
+    return read_checkpoint(run).progress.totals.calls
 
 
 def test_damaged_checkpoint_falls_back_to_the_one_before_and_asks_nothing_again(

@@ -56,7 +56,7 @@ def test_config_records_what_it_takes_to_repeat_the_run(tiny_flags: list[str], t
     assert config["backend"]["target_model"] == "librarian"
     assert config["encoder"]["name"] == "hash"
     assert {"torch", "python", "query-mutator"} <= set(config["versions"])
-    assert {"cores", "memory_gib"} <= set(config["hardware"])
+    assert {"cores", "processor"} <= set(config["hardware"])
     assert {"command_line", "commit", "started"} <= set(config)
 
 
@@ -73,7 +73,7 @@ def test_metrics_have_a_row_for_every_update_and_only_known_keys(tiny_flags: lis
     assert [row["validation/best_success"] for row in written] == np.maximum.accumulate(success).tolist()
     assert max(success) > 0
     progress = read_checkpoint(the_run(tmp_path)).progress
-    assert (progress.best_success, progress.llm_calls) == (max(success), written[-1]["llm/calls"])
+    assert (progress.best_success, progress.totals.calls) == (max(success), written[-1]["llm/calls"])
     assert progress.wall_s >= written[-1]["wall_s"] > 0
 
 

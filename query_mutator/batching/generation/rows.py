@@ -22,7 +22,7 @@ from pydantic import ValidationError
 from query_mutator.batching.files import reading
 from query_mutator.batching.generation.length_cache import sample_id_of
 from query_mutator.errors import DatasetError, UsageError, reason_of
-from query_mutator.files import parse_json_object
+from query_mutator.files import decode_object, parse_json
 from query_mutator.files.gguf_file import source_of
 
 TEXT_KEYS = ("text", "content", "input")
@@ -289,7 +289,7 @@ class JsonlIndex:
 def parse_row(line: bytes, where: str) -> dict[str, Any]:
     """Return the object of one line; raise DatasetError, prefixed with `where`, for any other line."""
     try:
-        return parse_json_object(line)
+        return decode_object(line, parse_json)
     except ValueError as error:
         raise DatasetError(f"{where}: {error}") from error
 

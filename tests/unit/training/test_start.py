@@ -13,6 +13,7 @@ import pytest
 
 from ppo.config import PPOConfig
 from query_mutator.bounds import group_of
+from query_mutator.data import Split
 from query_mutator.env.episode import EpisodeRules
 from query_mutator.errors import EXIT_USAGE, UsageError
 from query_mutator.learners.learner import Steps
@@ -26,9 +27,11 @@ from query_mutator.training.config import TrainConfig
 from query_mutator.training.estimate import Estimate, bounded, calls_per_step, estimate
 from query_mutator.training.loop import TrainingLoop, envs_seed
 from query_mutator.training.run_folder import FREE, differences, resumed_models
+from query_mutator.types import Question
 
 PROJECT: dict[str, Any] = {"ask": "form", "plan_calls": 4000, "max_episode_steps": 12}
 FIELDS = {"observation": 0, "reward": 1}
+QUESTION = Question(id="q", text="why?")
 HOOKS = ("on_training_start", "on_step", "on_rollout_end", "on_log", "on_update_end", "on_training_end", "close")
 
 
@@ -41,9 +44,7 @@ def started(*, is_live: bool = True, validation: int = 20, **flags: Any) -> tupl
         num_actions=8,
         rewrites=rewrites,
         answers=answers,
-        num_train=60,
-        num_validation=validation,
-        test=(),
+        split=Split(train=(QUESTION,) * 60, validation=(QUESTION,) * validation),
         comparison_calls=0,
         compared=0,
     )
