@@ -108,7 +108,7 @@ class Interrupted(KeyboardInterrupt):
 _EXTRAS = {
     **dict.fromkeys(("torch", "gymnasium", "transformers", "sentence_transformers", "tensorboard"), "train"),
     **dict.fromkeys(("pydantic", "websockets"), "batching"),
-    **dict.fromkeys(("matplotlib", "yaml"), "lab"),
+    **dict.fromkeys(("matplotlib", "yaml", "scipy", "sklearn"), "lab"),
 }
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from query_mutator.confidence.answer_keys import AnswerKind, Attempt, LoggedAnswer, answer_groups, kind_of
 from query_mutator.confidence.features import CLOSENESS, FEATURES, FORM, feature_row
-from query_mutator.confidence.scorers import Candidate, Scorer
+from query_mutator.confidence.scorers import Candidate, Scorer, logistic_fit
 from query_mutator.confidence.submission import combined
 from query_mutator.encoder import Encoder
 from query_mutator.errors import TooFewAnswersError, UsageError
@@ -195,17 +195,10 @@ class Platt:
 
     @classmethod
     def fit(cls, log_odds: DoubleArray, right: DoubleArray, weights: DoubleArray) -> Platt:
-        """Fit by Newton's method, with a weak pull towards slope 1 and intercept 0."""
+        """Fit with a weak pull towards slope 1 and intercept 0."""
         inputs = np.stack([np.clip(log_odds, -30, 30), np.ones_like(log_odds)], axis=1)
-        found = start = np.array([1.0, 0.0])
-        for _ in range(50):
-            p = 1 / (1 + np.exp(-np.clip(inputs @ found, -30, 30)))
-            slope = inputs.T @ (weights * (p - right)) + _PRIOR * (found - start)
-            curvature = (inputs * (weights * p * (1 - p))[:, None]).T @ inputs + _PRIOR * np.eye(2)
-            step = np.linalg.solve(curvature, slope)
-            found = found - step * min(1.0, 2 / float(np.abs(step).max() + 1e-12))
-            if np.abs(step).max() < 1e-9:
-                break
+        start, penalty = np.array([1.0, 0.0]), np.full(2, _PRIOR)
+        found = logistic_fit(inputs, right, weights, start=start, penalty=penalty)
         return cls(slope=max(_FLAT, float(found[0])), intercept=float(found[1]))
 
 

@@ -35,8 +35,9 @@ from query_mutator.confidence.crossfit import (
     with_forms,
 )
 from query_mutator.confidence.features import FEATURES, LOGPROB
-from query_mutator.confidence.scorers import SCORERS, Candidate, Scorer, real_array
+from query_mutator.confidence.scorers import SCORERS, Candidate, Scorer
 from query_mutator.confidence.submission import combined, submitted
+from query_mutator.confidence.trees import real_array
 from query_mutator.encoder import Encoder
 from query_mutator.errors import CheckpointError, TooFewAnswersError, UsageError
 from query_mutator.files import record_of
@@ -44,7 +45,7 @@ from query_mutator.registry import check_known
 from query_mutator.stats.agreement import auroc, brier_score, expected_calibration_error, reliability
 from query_mutator.types import MAX_NAME_CHARS, DoubleArray
 
-VERSION = 1
+VERSION = 2
 _MOST_JSON_BYTES = 1_000_000
 _MOST_FORMS = 1_000
 _MOST_LOG_ODDS = 50.0
@@ -282,11 +283,11 @@ class ConfidenceModel:
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Self:
         """Return the model in arrays; CheckpointError of one line for arrays that hold none."""
         about = _about(arrays)
-        slope, intercept = real_array(arrays, "calibration", size=2).tolist()
-        (agreement,) = real_array(arrays, "agreement", size=1).tolist()
+        slope, intercept = real_array(arrays, "calibration", shape=(2,)).tolist()
+        (agreement,) = real_array(arrays, "agreement", shape=(1,)).tolist()
         if not (0 < slope <= _MOST_LOG_ODDS and abs(intercept) <= _MOST_LOG_ODDS and 0 <= agreement <= _MOST_AGREEMENT):
             raise CheckpointError("the model of P(right) has a calibration or agreement out of bounds")
-        reference, known = (real_array(arrays, name, size=len(FEATURES)) for name in ("reference", "known"))
+        reference, known = (real_array(arrays, name, shape=(len(FEATURES),)) for name in ("reference", "known"))
         return cls(
             scorer=Scorer.from_arrays(arrays, columns=len(FEATURES)),
             calibration=Platt(slope=slope, intercept=intercept),

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ppo.frozen import InferencePolicy, action_streams
-from query_mutator.confidence.scorers import TreeRegressor, TreeScorer
+from query_mutator.confidence.trees import BoostedTrees, Boosting
 from query_mutator.env.observation import PRICE_SCALE
 from query_mutator.errors import CheckpointError
 from query_mutator.learners.learner import Acted, Learner, Steps, tensors
@@ -35,7 +35,8 @@ MOST_ROWS = 20_000  # of a fit, drawn from the steps that are kept
 MOST_KEPT = 100_000  # the latest steps
 PRICES = (0.0025, 0.25)  # between which half of the steps get one
 _COLUMNS = ("obs", "next_obs", "actions", "gains", "calls", "ended", "episodes")
-_ARRAYS = ("column", "threshold", "unknown_left", "left", "right", "value", "roots", "baseline")
+_ARRAYS = ("column", "threshold", "value", "baseline")
+_TREES = Boosting(trees=60, learning_rate=0.2, column_share=0.45, intervals=32)
 
 
 class FrozenValues:
@@ -50,26 +51,26 @@ class FrozenValues:
             self._obs_dim = int(self.state["obs_dim"])
             count = len({name.partition("/")[0] for name in self.state if "/" in name})
             self.models = [self._model(number) for number in range(count)]
-            self._mean = TreeScorer.mean_of(self.models) if self.models else None
+            self._mean = BoostedTrees.mean_of(self.models) if self.models else None
         except (KeyError, TypeError, OverflowError, CheckpointError) as error:
             raise ValueError(f"these are not the trees of a direct method: {error}") from error
         is_whole = self._masked.dtype.kind in "iu" and self._masked.ndim == 1 and self.num_actions
         if not is_whole or not 0 <= int(self._masked.min()) <= int(self._masked.max()) < self._obs_dim:
             raise ValueError("these are not the trees of a direct method: its mask is of other columns")
 
-    def _model(self, number: int) -> TreeScorer:
+    def _model(self, number: int) -> BoostedTrees:
         arrays = {name: self.state[f"{number}/{name}"] for name in _ARRAYS}
-        return TreeScorer.from_arrays(arrays, columns=self._obs_dim + self.num_actions)
+        return BoostedTrees.from_arrays(arrays, columns=self._obs_dim + self.num_actions)
 
     def values(self, obs: FloatArray) -> DoubleArray:
         """Return the values [K, n, A] of actions for observations [n, D], -inf for masked ones."""
-        return np.array([values_of(model.log_odds, obs, self._masked) for model in self.models])
+        return np.array([values_of(model.predict, obs, self._masked) for model in self.models])
 
     def act(self, obs: FloatArray, rngs: Sequence[np.random.Generator] = (), *, greedy: bool = False) -> Acted:
         """Return the actions of largest mean value for observations [n, D]; nothing is random."""
         if self._mean is None:
             return Acted(np.asarray(obs)[:, self._masked].argmin(axis=1))
-        values = values_of(self._mean.log_odds, obs, self._masked)
+        values = values_of(self._mean.predict, obs, self._masked)
         return Acted(values.argmax(axis=1), values.max(axis=1).astype(np.float32))
 
 
@@ -80,8 +81,6 @@ class DirectMethod(Learner):
 
     def __init__(self, obs_dim: int, num_actions: int, config: DirectConfig, *, mask_columns: slice) -> None:
         """Take sizes and settings; `mask_columns` of an observation are 1 where an action is not allowed."""
-        import sklearn.ensemble  # noqa: F401  # it takes a second: not between calls
-
         self.config = config
         masked = np.array(range(obs_dim)[mask_columns], dtype=np.int64)
         self.frozen: FrozenValues = FrozenValues({"masked": masked, "obs_dim": np.array(obs_dim)})
@@ -108,7 +107,7 @@ class DirectMethod(Learner):
             if not frozen.models or self.rngs[env].random() < self.config.random_share:
                 actions[row] = self.rngs[env].choice(np.flatnonzero(obs[row, masked] <= 0))
             else:
-                score = frozen.models[env % len(frozen.models)].log_odds
+                score = frozen.models[env % len(frozen.models)].predict
                 actions[row] = values_of(score, obs[row : row + 1], masked).argmax()
         return actions
 
@@ -187,7 +186,7 @@ class DirectMethod(Learner):
         num_actions, masked = self.frozen.num_actions, self.frozen.state["masked"]
         obs, next_obs = steps["obs"].astype(np.float64), steps["next_obs"].astype(np.float64)
         chosen, own_prices = np.eye(num_actions)[steps["actions"]], self._prices_of(steps["obs"])
-        model: TreeRegressor | None = None
+        model: BoostedTrees | None = None
         for number in range(ITERATIONS):
             prices = self._with_prices(own_prices, obs, next_obs, rng)
             targets = steps["gains"] - prices * steps["calls"]
@@ -196,12 +195,12 @@ class DirectMethod(Learner):
                 targets[goes_on] += values_of(model.predict, next_obs[goes_on], masked).max(axis=1)
             rows = np.hstack([obs, chosen])
             if number < ITERATIONS - 1:
-                model = TreeRegressor(rows, targets, seed=number)
+                model = BoostedTrees.fit(rows, targets, how=_TREES, seed=number)
         state = {name: self.frozen.state[name] for name in ("masked", "obs_dim")}
         for number in range(self.config.num_models):
             times = rng.poisson(1.0, size=int(steps["episodes"].max()) + 1)[steps["episodes"]]
             drawn = np.repeat(np.arange(len(rows)), times if times.any() else 1)
-            trees = TreeRegressor(rows[drawn], targets[drawn], seed=number).trees()
+            trees = BoostedTrees.fit(rows[drawn], targets[drawn], how=_TREES, seed=number)
             state |= {f"{number}/{name}": array for name, array in trees.to_arrays().items()}
         return FrozenValues(state), np.asarray(targets)
 

@@ -24,7 +24,7 @@ from typing import Any
 THIRD_PARTY = (
     *("numpy", "torch", "torch._dynamo", "torch.fx.experimental.symbolic_shapes", "torch.export", "gymnasium"),
     *("matplotlib.figure", "matplotlib.backends.backend_agg", "scipy.special", "scipy.stats", "requests", "cyclopts"),
-    *("tensorboard.compat.proto", "tensorboard.summary.writer.record_writer", "sklearn.ensemble", "rich"),
+    *("tensorboard.compat.proto", "tensorboard.summary.writer.record_writer", "rich"),
     "aiohttp.web",
 )
 

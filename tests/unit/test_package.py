@@ -147,7 +147,7 @@ MISSING = [
     "huggingface_hub",
     "tensorboard",
 ]
-MISSING += ["matplotlib", "yaml", "pydantic", "websockets"]
+MISSING += ["matplotlib", "yaml", "pydantic", "websockets", "scipy", "sklearn"]
 #: What using a policy or a plan takes; the other commands may need an extra.
 USING = {"init", "doctor", "plan", "eval", "rewrite", "batch", "serve", "report", "show", "judge", "test-server"}
 

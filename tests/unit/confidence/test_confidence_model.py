@@ -196,16 +196,16 @@ def about(arrays: dict[str, np.ndarray], **changes: Any) -> dict[str, np.ndarray
         ("about", np.frombuffer(b"[" * 100_000, dtype=np.uint8)), ("calibration", np.array([np.nan, 0])),
         ("calibration", np.array([-1.0, 0])), ("calibration", np.zeros(3)), ("agreement", np.array([np.inf])),
         ("agreement", np.array(["a"])), ("agreement", np.array([{}], dtype=object)), ("reference", np.zeros(5)),
-        ("left", np.zeros(2)), ("roots", np.array([10**9])), ("roots", np.zeros(0)), ("column", "beyond"),
-        ("left", "circle"), ("right", "circle"), ("left", "fraction"), ("value", "huge"), ("threshold", "nan"),
-        ("roots", np.zeros(5_000, dtype=np.int64)), ("left", None), ("baseline", np.zeros((1, 1))),
+        ("value", np.zeros((3, 5))), ("value", np.zeros((3, 0))), ("value", "huge"), ("threshold", None),
+        ("column", "beyond"), ("column", "fraction"), ("column", np.zeros((150, 5))), ("threshold", "nan"),
+        ("value", np.zeros((9_000, 64))), ("baseline", np.zeros((1, 1))),
     ],
 )  # fmt: skip
 def test_hostile_arrays_are_refused_in_one_line(both: ConfidenceModel, name: str, value: Any) -> None:
     arrays = both.to_arrays()
     if isinstance(value, str):
         changed = arrays[name].astype(np.float64)
-        changed[:] = {"beyond": 10_000, "circle": 0, "fraction": 0.5, "huge": 1e300, "nan": np.nan}[value]
+        changed[:] = {"beyond": 10_000, "fraction": 0.5, "huge": 1e300, "nan": np.nan}[value]
         value = changed
     arrays[name] = value
     with pytest.raises(CheckpointError) as caught:
@@ -215,21 +215,12 @@ def test_hostile_arrays_are_refused_in_one_line(both: ConfidenceModel, name: str
 
 @pytest.mark.parametrize(
     "changes",
-    [{"version": 2}, {"features": []}, {"kind": "magic"}, {"rates": {"a": "b"}}, {"rates": {"a" * 400: 0.0}},
+    [{"version": 1}, {"features": []}, {"kind": "magic"}, {"rates": {"a": "b"}}, {"rates": {"a" * 400: 0.0}},
      {"rates": {"a": 1e9}}, {"rates": []}, {"encoder": 3}, {"report": {}}, {"report": None}],
 )  # fmt: skip
 def test_hostile_json_is_refused_in_one_line(linear: ConfidenceModel, changes: dict[str, Any]) -> None:
     with pytest.raises(CheckpointError):
         ConfidenceModel.from_arrays(about(linear.to_arrays(), **changes))
-
-
-def test_a_deep_chain_of_nodes_is_refused(both: ConfidenceModel) -> None:
-    n = 500
-    chain = np.minimum(np.arange(n) + 1, n - 1)
-    arrays = {**both.to_arrays(), "left": chain, "right": chain, "roots": np.zeros(1)}
-    arrays |= {name: np.zeros(n) for name in ("column", "threshold", "unknown_left", "value")}
-    with pytest.raises(CheckpointError, match="deeper"):
-        ConfidenceModel.from_arrays(arrays)
 
 
 @pytest.mark.parametrize(

@@ -174,7 +174,7 @@ def test_arrays_of_something_else_are_refused() -> None:
     with pytest.raises(ValueError, match="trees of a direct method"):
         FrozenValues({})
     for name, array in (
-        ("0/left", state["0/left"][:-1]),
+        ("0/value", state["0/value"][:-1]),
         ("masked", np.array([1, 2, 99])),
         ("0/column", state["0/column"] + 99),
     ):
