@@ -259,8 +259,12 @@ CONTENT: dict[str, Behavior] = {
     "message a list": lambda ask: [_json(ask, [1], choices=[[1]])],
     "message a text": lambda ask: [_json(ask, "because", choices="because")],
     "no choices": lambda ask: [_json(ask, {}, choices=[])],
-    "not done": lambda ask: [_json(ask, done=False, choices=[{"message": {"content": "be"}}])],
-    "done a text": lambda ask: [_json(ask, done="yes", choices=[{"message": {"content": "be"}}])],
+    "not done": lambda ask: [
+        _json(ask, done=False, choices=[{"message": {"content": "be"}, "finish_reason": "abort"}])
+    ],
+    "done a text": lambda ask: [
+        _json(ask, done="yes", choices=[{"message": {"content": "be"}, "finish_reason": "abort"}])
+    ],
     "only loaded": lambda ask: [_json(ask, {"content": ""}, done_reason="load")],
     "error in 200": lambda ask: [ask.said(b'{"error": {"message": ["no", {"way": 1}]}}')],
     "model an object": lambda ask: [_json(ask, model={"name": "m"})],

@@ -31,12 +31,19 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 REFUSALS = (400, 422, 501)  # of a field that a server does not support
-#: Fields of a request that a server may refuse: what its message then names, and the value that leaves the field out.
-_OPTIONAL: Mapping[str, tuple[re.Pattern[str], Any]] = {
-    "logprobs": (re.compile("logprob", re.IGNORECASE), False),
-    "json_schema": (re.compile("format", re.IGNORECASE), None),
-    "think": (re.compile("think|reasoning|chat_template", re.IGNORECASE), "auto"),
+_UNSUPPORTED = r"(?:unsupported|not support|unknown|unrecognized|not permitted|not allowed|max_completion_tokens)"
+#: What an error names when a server refuses fields of a body, and these fields.
+_OPTIONAL: Mapping[re.Pattern[str], tuple[str, ...]] = {
+    re.compile(words, re.IGNORECASE | re.DOTALL): fields
+    for words, fields in {
+        rf"max_tokens.*{_UNSUPPORTED}|{_UNSUPPORTED}.*max_tokens": ("max_tokens",),
+        rf"temperature.*{_UNSUPPORTED}|{_UNSUPPORTED}.*temperature": ("temperature",),
+        "logprob": ("logprobs", "top_logprobs"),
+        "think|reasoning|chat_template": ("think", "reasoning_effort", "chat_template_kwargs"),
+        "format": ("response_format", "format"),
+    }.items()
 }
+_NEW_NAMES = {"max_tokens": "max_completion_tokens"}  # of refused fields that have one
 _BROKEN_OFF = ("abort", "error")  # a finish_reason of vLLM and SGLang; other servers leave the field out
 _MAX_NAMES = 10_000  # of models: the nearest name to a wrong one is looked for among them
 
@@ -67,7 +74,7 @@ class HttpServer(ModelServer):
         )
         self.url = self._transport.url
         self._contexts: dict[str, int | None] = {}  # of loaded models
-        self._refused: dict[str, Any] = {}  # fields that are left out
+        self._refused: tuple[str, ...] = ()  # fields of a body that are renamed or left out
 
     # --- what a subclass says --------------------------------------------------------------------------------------
 
@@ -80,20 +87,22 @@ class HttpServer(ModelServer):
     def complete(self, request: ChatRequest) -> Completion:
         """Return the reply to a chat request, or a Completion that carries the error."""
         started, timeout_s = time.perf_counter(), self._transport.timeout_s
-        if self._refused:
-            request = replace(request, **self._refused)
         body = self.chat_body(request)
         if request.logprobs:
             body |= {"logprobs": True, "top_logprobs": 1}  # llama-server gives none with 0
+        for name in self._refused:
+            if (value := body.pop(name, None)) is not None and name in _NEW_NAMES:
+                body[_NEW_NAMES[name]] = value
         if request.deadline is not None:
             timeout_s = min(timeout_s, max(0.0, request.deadline - time.monotonic()))
         reply = self._transport.post(self.chat_path, body, retry_count=request.attempt - 1, timeout_s=timeout_s)
         latency_s = time.perf_counter() - started
         if not isinstance(reply, ErrorInfo):
             return self._completion(request, reply, latency_s=latency_s)
-        if field := _refused_field(request, reply):
-            self._refused[field] = _OPTIONAL[field][1]
-            logger.info("%s: no %s: %s; calls are made without", self.url, field, reply)
+        if refused := _refused_fields(body, reply):
+            self._refused = tuple(dict.fromkeys((*self._refused, *refused)))
+            level = logging.WARNING if "temperature" in refused else logging.INFO
+            logger.log(level, "%s: no %s: %s; calls are made without", self.url, refused[0], reply)
             return self.complete(request)
         if reply.kind == "connect":
             self._contexts.clear()  # a restarted server may have another
@@ -155,11 +164,11 @@ class HttpServer(ModelServer):
         return self._contexts[model]
 
 
-def _refused_field(request: ChatRequest, error: ErrorInfo) -> str | None:
-    """Return the optional field of a request that a server refused, None for an error of another kind."""
+def _refused_fields(body: Json, error: ErrorInfo) -> tuple[str, ...]:
+    """Return the optional fields of a body that a server refused, () for an error of another kind."""
     said = error.message if error.status in REFUSALS else ""
-    asked = ((name, words) for name, (words, left_out) in _OPTIONAL.items() if getattr(request, name) != left_out)
-    return next((name for name, words in asked if words.search(said)), None)
+    found = (tuple(name for name in names if name in body) for words, names in _OPTIONAL.items() if words.search(said))
+    return next(filter(None, found), ())
 
 
 def rows_in(reply: Json, name: str) -> list[Json]:

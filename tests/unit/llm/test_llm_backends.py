@@ -433,13 +433,37 @@ def test_thinking_is_asked_for_in_each_servers_own_way(think: Any, ollama: objec
     assert (request_key(request) == request_key(ChatRequest.user("Why?", model="m"))) == (think == "auto")
 
 
-def test_a_server_that_refuses_the_field_of_thinking_is_asked_without_it() -> None:
-    refusal = http('{"error": {"message": "chat_template is not supported"}}', status="400 Bad Request")
+@pytest.mark.parametrize(
+    ("message", "refused", "instead"),
+    [
+        ("chat_template_kwargs: Extra inputs are not permitted", b"enable_thinking", b""),
+        (
+            "Unsupported parameter: 'max_tokens' is not supported. Use 'max_completion_tokens' instead.",
+            b'"max_tokens"',
+            b'"max_completion_tokens":64',
+        ),
+        ("Unsupported value: 'temperature' does not support 0 with this model.", b'"temperature"', b""),
+        ("logprobs are not supported with reasoning models.", b'"logprobs"', b""),
+    ],
+)
+def test_a_field_that_a_server_refuses_is_left_out_from_then_on(message: str, refused: bytes, instead: bytes) -> None:
+    refusal = http(json.dumps({"error": {"message": message}}), status="400 Bad Request")
     answer = http('{"choices": [{"message": {"content": "Paris."}, "finish_reason": "stop"}]}')
+    request = ChatRequest.user("Capital?", model="m", think="off", logprobs=True, max_tokens=64)
     with closing(ScriptedServer(refusal, answer)) as server, closing(OpenAIBackend(server.url, environ={})) as backend:
-        assert backend.complete(ChatRequest.user("Capital?", model="m", think="off")).text == "Paris."
-        assert b"enable_thinking" in server.requests[0]
-        assert b"enable_thinking" not in server.requests[1]
+        assert [backend.complete(request).text for _ in range(2)] == ["Paris.", "Paris."]
+        first, *later = [sent for sent in server.requests if sent.startswith(b"POST")]
+    assert refused in first
+    assert [refused in sent for sent in later] == [False, False]
+    assert all(instead in sent for sent in later)
+
+
+def test_a_limit_that_is_too_high_is_an_error_of_the_request() -> None:
+    refusal = http('{"error": {"message": "max_tokens is too large: 9000, at most 4096"}}', status="400 Bad Request")
+    with closing(ScriptedServer(refusal)) as server, closing(OpenAIBackend(server.url, environ={})) as backend:
+        error = backend.complete(ChatRequest.user("Capital?", model="m", max_tokens=9000)).error
+    assert error is not None
+    assert (error.kind, len(server.requests)) == ("request", 1)
 
 
 def test_logged_answers_are_read_without_their_thought() -> None:
