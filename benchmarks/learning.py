@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -36,6 +37,7 @@ import torch
 from benchmarks.memoised import memoised_system
 from ppo.frozen import InferencePolicy
 from query_mutator.bounds import group_of
+from query_mutator.env.episode import QuestionMemory
 from query_mutator.env.task import Task
 from query_mutator.errors import TooFewAnswersError
 from query_mutator.evaluation.methods import Evaluator
@@ -52,6 +54,7 @@ from query_mutator.settings.episode import TaskSettings
 from query_mutator.settings.models import ModelSettings
 from query_mutator.settings.questions import ValidationFold
 from query_mutator.training.config import TrainConfig, parse_config
+from query_mutator.training.known_steps import recall
 from query_mutator.training.loop import make_loop
 from query_mutator.training.run_folder import make_learner
 from query_mutator.types import SUBMIT, StepRecord
@@ -130,6 +133,7 @@ def train(
     task: Task,
     config: TrainConfig,
     *,
+    answers: Mapping[int, QuestionMemory] = MappingProxyType({}),
     max_calls: int | None = None,
     make_env: Callable[..., QueryMutationEnv] = QueryMutationEnv,
     on_rollout: Callable[[InferencePolicy, Task, int], Any] = lambda policy, task, calls: None,
@@ -145,6 +149,7 @@ def train(
     ]
     learner = make_learner(config, task, None)
     batch = BatchedQueryMutationEnv(envs, config.calls_in_flight)
+    recall(learner, task, answers, seed=config.seed)
     loop = make_loop(config, batch, learner, None, on_steps=lambda infos, steps: None, store=None)
     calls = 0
     while learner.updates_done < config.num_updates and calls < (max_calls or sys.maxsize):
@@ -196,10 +201,11 @@ def train_seed(
 ) -> Trained:
     """Return a trained policy. `on_rollout` is called with all calls so far."""
     task, spent = world.task_of(task_settings(config)), 0
+    answers: Mapping[int, QuestionMemory] = {}
     if config.answer == "learned":
         spent = config.answer_calls
         try:
-            confidence = learn_confidence(world.evaluator, task, max_calls=spent, seed=config.seed)
+            confidence, answers = learn_confidence(world.evaluator, task, max_calls=spent, seed=config.seed)
             task = replace(task, confidence=confidence)
         except TooFewAnswersError:  # as a run does
             task = task.with_rules(answer="vote")
@@ -207,6 +213,7 @@ def train_seed(
         world.system,
         task,
         config,
+        answers=answers,
         max_calls=max_calls - spent,
         on_rollout=lambda policy, acting, calls: on_rollout(policy, acting, spent + calls),
     )

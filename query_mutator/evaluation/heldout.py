@@ -31,7 +31,7 @@ from query_mutator.evaluation.summary import PLAN, Results, summarize
 from query_mutator.files import atomic_write, encode, user_cache_folder
 from query_mutator.files.json_lines import JsonLines
 from query_mutator.learners.direct import PRICES
-from query_mutator.learners.plan import PlanPolicy, Policy, plan_task
+from query_mutator.learners.plan import Plan, PlanPolicy, Policy, plan_task
 from query_mutator.plan.race import find_plan
 from query_mutator.session.models import OpenModels
 from query_mutator.session.play import check_failures, greedy, script
@@ -95,6 +95,7 @@ def compare(
     trained_on: Collection[str] = (),
     guard: Sequence[Question] = (),
     dataset: str | None = None,
+    on_plan: Callable[[Plan], None] = lambda plan: None,
     keep: Callable[[Results], None] = lambda results: None,
     show: Callable[[dict[str, Any]], None] = lambda report: None,
 ) -> dict[str, Any]:
@@ -103,9 +104,10 @@ def compare(
     `task` has the rules of the policy's episodes. `search_calls` bounds the search for the best plan within a `budget`
     of mean calls per question; a policy that `is_plan` needs none. `max_calls` bounds all calls, by a random sample of
     the questions. `guard` are requests that should be refused: no answer to them is scored. `dataset` names questions
-    that are not the held-out ones of the training; those about targets in `trained_on` are a group. `keep` is called
-    with the outcomes. After an interruption it is called with those that all methods finished, if any, and `show` with
-    the report on them. It is a report even if no question could be scored; `check_report` raises for too many of those.
+    that are not the held-out ones of the training; those about targets in `trained_on` are a group. `on_plan` is called
+    with the best plan, `keep` with the outcomes. After an interruption it is called with those that all methods
+    finished, if any, and `show` with the report on them. It is a report even if no question could be scored;
+    `check_report` raises for too many of those.
     """
     whole = EvaluationCost(
         num_test=len(questions),
@@ -129,7 +131,7 @@ def compare(
             budget=budget,
             learned=task.rules.answer == "learned",
         )
-        plan = search.chosen.plan
+        on_plan(plan := search.chosen.plan)
         cost = replace(cost, plan_calls=plan_task(plan, task).max_episode_calls, search_calls=search.calls)
         cost = cost if max_calls is None else cost.filled(max_calls, available=len(questions))
         confidence = search.confidence or task.confidence

@@ -23,7 +23,7 @@ from query_mutator.confidence import ConfidenceModel, LoggedAnswer
 from query_mutator.data.logs import LoggedReply
 from query_mutator.data.split import Split, target_key
 from query_mutator.env.engine import EpisodeEngine
-from query_mutator.env.episode import Attempt, QuestionMemory
+from query_mutator.env.episode import Asked, Attempt, QuestionMemory
 from query_mutator.env.scheduling import Call, Flow, Need, map_needs
 from query_mutator.env.task import Task
 from query_mutator.errors import DatasetError
@@ -88,6 +88,11 @@ class Table:
         known = self._cells.get(plan, {})
         assert all(row in known for row in rows), f"{plan}: calls are missing; gather them first"
         return [known[row] for row in rows]
+
+    def answers(self, row: int) -> dict[Asked, Attempt]:
+        """Return all answers to a question so far, in whatever wording and form, by what was asked."""
+        attempts = self._memories[row].attempts
+        return {asked: found for asked, found in attempts.items() if isinstance(found, Attempt)}
 
     def graded(self, rows: Rows, plans: Collection[Plan] | None = None) -> Iterator[tuple[LoggedAnswer, float]]:
         """Yield answers to the questions `rows`, by default all of them, with their scores.
@@ -180,8 +185,10 @@ class Table:
         return rewrites + answers * (1 + self.task.reward.asking)
 
 
-def learn_confidence(caller: Caller, task: Task, *, max_calls: int, seed: int) -> ConfidenceModel:
-    """Fit P(right) on answers from random plans of about `max_calls` calls.
+def learn_confidence(
+    caller: Caller, task: Task, *, max_calls: int, seed: int
+) -> tuple[ConfidenceModel, dict[int, QuestionMemory]]:
+    """Fit P(right) on answers from random plans of about `max_calls` calls; return it, and the answers by question.
 
     TooFewAnswersError for too few to learn from, or to order them better than chance.
     """
@@ -200,7 +207,7 @@ def learn_confidence(caller: Caller, task: Task, *, max_calls: int, seed: int) -
             asked += rows
     confidence = ConfidenceModel.fit([answer for answer, _ in table.graded(asked)], seed=seed)
     confidence.report.check()
-    return confidence
+    return confidence, {row: QuestionMemory(attempts=dict(table.answers(row))) for row in asked}
 
 
 def random_plan(task: Task, rng: np.random.Generator, *, answers: int) -> Plan:

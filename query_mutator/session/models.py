@@ -32,6 +32,7 @@ from query_mutator.settings.models import ADDRESS_FLAGS, ModelSettings
 from query_mutator.settings.questions import RECORDED_SET
 
 MAX_FILES = 65_536
+OTHER_FILES = 28  # of a trainer, in addition to its connections; 20 were seen
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +102,7 @@ def open_models(settings: ModelSettings, *, dataset: str | None = None) -> OpenM
             has_recording=dataset == RECORDED_SET,
             **{flag: getattr(settings, flag) for flag in ADDRESS_FLAGS},
         )
-        allow_many_files()
+        allow_open_files(settings, servers=len(choice.urls))
         backend, urls, cache = choice.kind, choice.urls, _cache_mode(settings, choice)
         if backend == RECORDED and settings.simulated_s:
             backend, urls = DEFAULT_BACKEND, (_serve_recorded(settings, choice, stack),)
@@ -161,8 +162,11 @@ def _cache_mode(settings: ModelSettings, choice: BackendChoice) -> CacheMode:
     return "off" if BACKENDS.get(choice.kind).is_instant else "all"
 
 
-def allow_many_files() -> None:
-    """Raise the limit of open files as far as it may: a call in flight takes one, a request to `qm serve` another."""
+def allow_open_files(settings: ModelSettings, *, servers: int) -> None:
+    """Raise the limit of open files as far as it may; UsageError if a connection for each call in flight exceeds it.
+
+    A request to `qm serve` takes another one.
+    """
     with suppress(ImportError):
         import resource  # not on Windows
 
@@ -170,6 +174,13 @@ def allow_many_files() -> None:
         files = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
         if soft != resource.RLIM_INFINITY and soft < files:
             resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
+        each = max(1, servers)
+        needed = OTHER_FILES + each * settings.calls_in_flight
+        if needed > files:
+            raise UsageError(
+                f"--batch-size {settings.batch_size} needs about {needed} open files, and {files} are allowed; allow "
+                f"more with `ulimit -n {needed}`, or give --batch-size {max(1, (files - OTHER_FILES) // each)}"
+            )
 
 
 MODEL_CALL_S = 2.0  # a model of about 3 B parameters on a desktop GPU

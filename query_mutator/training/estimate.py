@@ -46,6 +46,12 @@ def check_run(config: TrainConfig, split: Split) -> None:
     if not split.train:
         raise UsageError(f"{config.dataset}: no question is left to train on, all are held out; add more questions")
     choose_backend(config.backend, config.urls)
+    is_needed = config.resume is not None or any(local_rewrite(one) is None for one in rewrites(config)[0])
+    if config.mutator_model not in (None, config.target_model) and not is_needed:
+        raise UsageError(
+            f"--mutator-model {config.mutator_model} would never be called: no model carries out "
+            f"{config.operators or 'a rewrite'}; leave it out, or name other --operators, as spelling,neutral"
+        )
     check_gold([*split.train, *split.validation, *split.test], config)
     if config.evaluate and not split.test:
         note(f"{config.dataset}: no question is held out, so the run ends without a comparison; add more questions")

@@ -204,6 +204,12 @@ class Checkpoints:
         write_policy_file(run_dir.path / POLICY_FILE, self._policy)
         self._saved_steps, self._is_newest_good = steps, True
 
+    def write_plan(self, plan: Plan) -> Path:
+        """Write a policy file of a plan in the run folder; return its path."""
+        path = self._parts.run_dir.path / "best_plan.qm"
+        write_policy_file(path, planned(self._policy, plan, self._parts.task, None))
+        return path
+
 
 _OF_ONE_COMMAND = ("plugin", "resume", "break_lock", "config", "dry_run")
 #: Flags about speed, retries and files; all others decide what is learned.

@@ -125,6 +125,13 @@ def test_a_run_that_fits_into_64_open_files_or_may_raise_them(
     assert done.returncode == 0, done.stderr
 
 
+def test_a_run_that_does_not_fit_names_the_batch_size_that_does(tiny_flags: list[str], tmp_path: Path) -> None:
+    done = train([*tiny_flags, "--batch-size", "64", "--num-processes", "64"], tmp_path, soft=64, hard=64)
+    assert done.returncode == 2
+    assert "allow more with `ulimit -n 92`, or give --batch-size 36" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_no_file_for_a_connection_is_not_a_server_that_is_away() -> None:
     error = error_from_exception(OSError(24, os.strerror(24)), url="http://here", timeout_s=1)
     assert error.kind == "server"

@@ -221,9 +221,10 @@ def test_a_policy_asks_again_and_submits_what_is_likely_right(
     run = the_run(tmp_path)
     said = capsys.readouterr().err
     assert "P(right): learned from" in said
-    assert steps_kept(run) == 1024 or algo == "ppo"
+    known = steps_kept(run) - 1024
+    assert known > 10 or algo == "ppo"  # of the answers that P(right) was learned from
     assert train("--resume", str(run), *flags[:4], "--num-env-steps", "2048") == 0
-    assert steps_kept(run) == 2048 or algo == "ppo"
+    assert steps_kept(run) - 2048 == known or algo == "ppo"
     said = capsys.readouterr().err
     assert "P(right): learned from" in said
     assert "answers to learn" not in said  # the model of the run's folder

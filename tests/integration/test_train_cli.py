@@ -128,6 +128,23 @@ def test_a_model_on_a_server_of_ours_rewrites_its_own_questions(tiny_flags: list
     assert json.loads((the_run(tmp_path) / "config.json").read_text())["backend"]["mutator_model"] == "both"
 
 
+def test_a_mutator_that_nothing_would_call_is_one_line(
+    tiny_flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(*tiny_flags, "--operators", "clean", "--no-evaluate") == 2
+    assert "--mutator-model softener would never be called" in capsys.readouterr().err
+    assert not (tmp_path / "runs" / "latest").exists()
+
+
+def test_a_run_that_asks_once_saves_the_best_plan(
+    tiny_flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = ("--ask", "form", "--max-asks", "1", "--forms", "question_answer,statement", "--answer", "best")
+    assert train(*tiny_flags, *more, "--plan-calls", "60", "--eval-calls", "120") == 0
+    assert "--max-asks 1: the best plan" in capsys.readouterr().err
+    assert (the_run(tmp_path) / "best_plan.qm").exists()
+
+
 def test_dry_run_prints_the_estimate_and_writes_nothing(
     tiny_flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -132,7 +132,7 @@ class Axis:
 
     def at(self, value: float) -> float:
         """Return the place of a value, within the plot."""
-        share = min(1.0, max(0.0, (value - self.low) / (self.high - self.low)))
+        share = min(1.0, max(0.0, (value - self.low) / ((self.high - self.low) or 1.0)))
         return round(100 * (1 - share if self.vertical else share), 2)
 
 
