@@ -54,8 +54,7 @@ class TrainConfig(
 
     Every step has a mutator model rewrite a question and the target model answer it. With --deterministic the results
     do not depend on --batch-size or --no-batching, to the bit; without it they agree statistically only, because the
-    last bits of a matrix product depend on its number of rows. `qm train --from-logs FILE` learns from graded replies
-    without a call, with the flags of `qm plan`.
+    last bits of a matrix product depend on its number of rows.
     """
 
     FIRST: ClassVar[tuple[str, ...]] = (

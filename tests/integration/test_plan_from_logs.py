@@ -146,7 +146,7 @@ def test_no_text_of_the_log_is_in_what_is_saved_and_served(
 ) -> None:
     log = written(tmp_path / "private.jsonl", sums(marks=True))
     answers = ["--ollama-url", tiny_server.url, "--target-model", "librarian", "--mutator-model", "softener"]
-    assert qm("train", "--from-logs", log, *flags_for(tmp_path), *answers) == 0
+    assert qm("plan", "--from-logs", log, *flags_for(tmp_path), *answers) == 0
     run = the_run(tmp_path)
     files = [path for path in run.rglob("*") if path.is_file() and path.name != "report.html"]
     contents = {path.name: path.read_bytes() for path in files}
