@@ -33,6 +33,7 @@ from query_mutator.confidence import (
     rule_for_budget,
     vote,
 )
+from query_mutator.confidence.answer_keys import AnswerKind, answer_groups, answer_key, kind_of, number_key
 from query_mutator.confidence.crossfit import (
     TrainingTable,
     cross_fit,
@@ -47,8 +48,7 @@ from query_mutator.confidence.stopping import StoppingRule
 from query_mutator.confidence.submission import submitted
 from query_mutator.errors import DatasetError, TooFewAnswersError, UsageError
 from query_mutator.files import decode_object, parse_json, write_json
-from query_mutator.reading.keys import AnswerKind, answer_groups, answer_key, kind_of, number_key
-from query_mutator.reading.values import numbers_in
+from query_mutator.rewards.matching import numbers_in
 from query_mutator.stats.intervals import crossed_intervals
 from query_mutator.types import DoubleArray
 

@@ -15,13 +15,12 @@ from typing import Any, get_args
 
 import numpy as np
 
-from query_mutator.confidence.answer_keys import Attempt, LoggedAnswer
+from query_mutator.confidence.answer_keys import AnswerKind, Attempt, LoggedAnswer, answer_groups, kind_of
 from query_mutator.confidence.features import CLOSENESS, FEATURES, FORM, feature_row
 from query_mutator.confidence.scorers import Candidate, Scorer, logistic_fit
 from query_mutator.confidence.submission import combined
 from query_mutator.encoder import Encoder
 from query_mutator.errors import TooFewAnswersError, UsageError
-from query_mutator.reading.keys import AnswerKind, answer_groups, kind_of
 from query_mutator.types import BoolArray, DoubleArray, IntArray
 
 _FORM_AT, _CLOSENESS_AT = FEATURES.index(FORM), FEATURES.index(CLOSENESS)

@@ -18,10 +18,8 @@ from itertools import chain, pairwise
 
 import numpy as np
 
-from query_mutator.confidence.answer_keys import Attempt
-from query_mutator.reading import is_not_sure, is_refusal, read
-from query_mutator.reading.keys import AnswerKind, answer_key, content_words
-from query_mutator.reading.values import numbers_in
+from query_mutator.confidence.answer_keys import AnswerKind, Attempt, answer_key, content_words
+from query_mutator.rewards.matching import final_number, is_not_sure, is_refusal, numbers_in
 from query_mutator.types import READ_CHARS, DoubleArray
 
 _CLOSE = 1e-4
@@ -94,7 +92,7 @@ def _number_features(question: str, text: str) -> dict[str, float]:
     numbers = _values(text)
     last = numbers[-1] if numbers else math.nan
     results = [equation.result for equation in equations]
-    marked = read(text, "number", question)
+    marked = final_number(text)
     return {
         **_equation_columns(equations, given, last),
         "variables": len(_VARIABLE.findall(text)),
@@ -102,7 +100,7 @@ def _number_features(question: str, text: str) -> dict[str, float]:
         "answer_in_question": _among(last, given.values),
         "answer_is_result": _among(last, results),
         "answer_is_last_result": _among(last, results[-1:]),
-        "marked_is_last": marked is not None and _among(marked.value.value, [last]),
+        "marked_is_last": marked is not None and _among(marked.value, [last]),
         **_answer_columns(last, numbers, given),
         **_last_sentence_columns(text, last, given),
         **_use_columns(equations, numbers, given),

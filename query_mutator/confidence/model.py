@@ -21,7 +21,7 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 
-from query_mutator.confidence.answer_keys import Attempt, LoggedAnswer
+from query_mutator.confidence.answer_keys import AnswerKind, Attempt, LoggedAnswer
 from query_mutator.confidence.crossfit import (
     Platt,
     TrainingTable,
@@ -41,7 +41,6 @@ from query_mutator.confidence.trees import real_array
 from query_mutator.encoder import Encoder
 from query_mutator.errors import CheckpointError, TooFewAnswersError, UsageError
 from query_mutator.files import record_of
-from query_mutator.reading.keys import AnswerKind
 from query_mutator.registry import check_known
 from query_mutator.stats.agreement import auroc, brier_score, expected_calibration_error, reliability
 from query_mutator.types import MAX_NAME_CHARS, DoubleArray

@@ -13,8 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from query_mutator.confidence.answer_keys import Attempt
-from query_mutator.reading.keys import AnswerKind, answer_groups, answer_key, kind_of
+from query_mutator.confidence.answer_keys import AnswerKind, Attempt, answer_groups, answer_key, kind_of
 from query_mutator.types import DoubleArray
 
 _NEVER_SURE = 1e-6
