@@ -121,7 +121,7 @@ def _read_project(table: str, cls: type[Any], elsewhere: Mapping[str, str]) -> d
         return {}
     data, usable, known = _parse(Path(PROJECT)), shared_fields(cls), shared_fields(*SHARED_GROUPS)
     for key in (key for key, value in data.items() if not isinstance(value, dict) and _key(key) not in known):
-        near = nearest(_key(key), known)
+        near = None if key == table else nearest(_key(key), known)
         hint = "above the tables are only keys that commands share; write it under the command's name, as in [train]"
         hint = f"did you mean {near.replace('_', '-')!r}?" if near else hint
         raise UsageError(f"{PROJECT}: unknown key {key!r}; {hint}")

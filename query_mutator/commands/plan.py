@@ -105,7 +105,7 @@ class PlanFlags(
 
     minutes: Annotated[float, Gt(0), Le(10_000)] = 5.0
     """Expected time by the seconds of earlier calls, without --max-calls; recorded replies get 20,000 calls instead."""
-    max_calls: Annotated[int, Ge(MIN_CALLS)] | None = None
+    max_calls: Annotated[int, Ge(MIN_CALLS), Le(10**9)] | None = None
     """Maximum model calls of the search; with few, a random sample of the questions is scored."""
     answer: Literal["searched", "learned"] = "searched"
     """Which of several answers is submitted: by the best rule found (searched), or the one that is most likely right

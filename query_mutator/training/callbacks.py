@@ -200,15 +200,23 @@ class FailureLimit(Callback):
 
 
 class LongPromptReport(Callback):
-    """Report prompts that were too long: their number in each row, and the first questions at the end."""
+    """Report prompts that were too long: the first few questions when they are asked, their number in each row."""
 
     def __init__(self, parts: RunParts) -> None:
-        self._envs, self._advice = parts.env_list, parts.models.calls.backend_class.more_context
+        self._envs, self._reported = parts.env_list, set[str]()
+        self._advice = parts.models.calls.backend_class.more_context
 
     @property
     def _counts(self) -> Counter[str]:
         """Return how often a prompt did not fit, by the question's id."""
         return sum((env.prompts_too_long for env in self._envs), Counter())
+
+    def on_rollout_end(self, run: RunView) -> None:
+        """Print a line for each new question."""
+        for question in self._counts:
+            if question not in self._reported and len(self._reported) < SHOWN_QUESTIONS:
+                note(f"question {question}: its prompt does not fit the model's context, not scored; {self._advice}")
+                self._reported.add(question)
 
     def on_log(self, run: RunView) -> None:
         """Add the number to the row."""
@@ -218,7 +226,6 @@ class LongPromptReport(Callback):
         """Print the sum."""
         if counts := self._counts:
             what = f"{counts.total()} prompts of {len(counts)} question{'s' * (len(counts) > 1)}"
-            what += f" ({', '.join([*counts][:SHOWN_QUESTIONS])})"
             note(f"{what} did not fit the model's context and were not scored; {self._advice}")
 
 

@@ -178,7 +178,7 @@ def test_an_operator_that_fails_is_one_line(
         'OPERATORS.add("broken", LocalOperator(name="broken", summary="Fails.", function=broken))\n'
     )
     monkeypatch.setattr(OPERATORS, "_entries", dict(OPERATORS._entries))
-    flags = [*tiny_flags, "--plugin", str(plugin), "--operators", "broken", "--no-evaluate"]
+    flags = [*tiny_flags, "--plugin", str(plugin), "--operators", "broken,spelling", "--no-evaluate"]
     assert exit_code(main, flags, prog="qm train") == 2
     assert capsys.readouterr().err.splitlines()[-1] == f"qm train: {said.format(plugin=plugin)}"
 

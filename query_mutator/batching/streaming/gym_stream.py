@@ -175,13 +175,14 @@ class GymEpisodeStream(EpisodeStream):
     def _plan(self, number: int) -> dict[str, Any]:
         """Return what an episode plays, as fields of a GymEpisode."""
         rng = np.random.default_rng([self.config.seed, number])
+        low, high = self.config.difficulty_range
         games = self.config.puzzle_types or tuple(self._client.games)
         if not games:
             raise UsageError(f"{self.config.address} lists no puzzles; name some with puzzle_types")
         return {
             "episode_id": f"{self.dataset_id}_{number:06d}",
             "puzzle_type": games[int(rng.integers(len(games)))],
-            "difficulty": float(rng.uniform(*self.config.difficulty_range)),
+            "difficulty": float(rng.uniform(low, max(low, high))),
             "seed": int(rng.integers(2**31)),
         }
 
@@ -290,7 +291,7 @@ class MockGymStream(EpisodeStream):
         super().__init__(tokenizer, dataset_id="mock_gym")
         self.num_episodes = num_episodes
         self.steps_per_episode = steps_per_episode
-        self.difficulty_range = difficulty_range
+        self.difficulty_range = low, max(low, high)  # numpy takes -0.0 for less than 0
         self.success_rate = success_rate
         self.seed = seed
         self._position = 0  # steps produced

@@ -367,6 +367,11 @@ def test_a_gym_config_checks_itself(bad: dict[str, Any]) -> None:
 # --- mock gym, configured streams, hints -----------------------------------------------------------------------------
 
 
+def test_the_hardest_may_be_minus_zero() -> None:
+    samples = list(MockGymStream(Letters(), num_episodes=1, difficulty_range=(0.0, -0.0)))
+    assert {sample.difficulty for sample in samples} == {0.0}
+
+
 def test_the_mock_gym_is_the_same_every_time_in_both_forms() -> None:
     def fields(samples: list[StreamSample]) -> list[dict[str, Any]]:
         return [sample.model_dump(exclude={"timestamp"}) for sample in samples]

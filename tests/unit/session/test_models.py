@@ -135,15 +135,24 @@ class Env:
         self.prompts_too_long = Counter(counts)
 
 
-def test_long_prompts_are_summed_and_the_first_named(capsys: pytest.CaptureFixture[str]) -> None:
-    envs = [Env(q1=2), Env(q1=1, q2=1), Env(**{f"r{number}": 1 for number in range(9)})]
+def test_long_prompts_are_reported_once_shown_and_summed(capsys: pytest.CaptureFixture[str]) -> None:
+    envs, run = [Env(q1=2), Env(q1=1, q2=1), Env()], Any
     parts: Any = SimpleNamespace(
         env_list=envs,
         models=SimpleNamespace(calls=SimpleNamespace(backend_class=OllamaBackend)),
     )
-    LongPromptReport(parts).on_training_end(Any)
+    report = LongPromptReport(parts)
+    said = []
+    for _ in range(2):
+        report.on_rollout_end(run)
+        said.append([line.split(":")[0] for line in capsys.readouterr().err.splitlines()])
+    assert said == [["question q1", "question q2"], []]
+    envs[2].prompts_too_long.update({f"r{number}": 1 for number in range(9)})
+    report.on_rollout_end(run)
+    assert len(capsys.readouterr().err.splitlines()) == 3  # after five questions they are only counted
+    report.on_training_end(run)
     line = " ".join(capsys.readouterr().err.split())
-    assert line.startswith("13 prompts of 11 questions (q1, q2, r0, r1, r2) did not fit the model's context")
+    assert line.startswith("13 prompts of 11 questions did not fit the model's context")
     assert line.endswith("--num-ctx")
 
 
