@@ -36,7 +36,7 @@ MOST_KEPT = 100_000  # the latest steps
 PRICES = (0.0025, 0.25)  # between which half of the steps get one
 _COLUMNS = ("obs", "next_obs", "actions", "gains", "calls", "ended", "episodes")
 _ARRAYS = ("column", "threshold", "value", "baseline")
-_TREES = Boosting(trees=60, learning_rate=0.2, column_share=0.45, intervals=32)
+_TREES = Boosting(trees=60, learning_rate=0.2, column_share=0.5, intervals=32)
 
 
 class FrozenValues:
