@@ -5,7 +5,7 @@
     qm train --dataset gym.jsonl --reward right=1
 
 The answers of a task are gold: numbers are compared as numbers, others as texts. A task with several right answers
-needs a reward part of your own, see docs/how-to/add-an-operator.md.
+needs a reward part of your own, see docs/how-to/extend.md.
 """
 
 import argparse

@@ -111,7 +111,7 @@ class PlanFlags(
     """Which of several answers is submitted: by the best rule found (searched), or the one that is most likely right
     (learned), asking in form after form until one is likely enough."""
     from_logs: str | None = None
-    """Learn from graded replies in this file, without a call; see docs/how-to/learn-from-logs.md."""
+    """Learn from graded replies in this file, without a call; see docs/how-to/find-a-plan.md."""
 
 
 @dataclass(kw_only=True)

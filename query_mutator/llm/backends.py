@@ -1,7 +1,7 @@
 """The backends by name, and which one a run uses (`--backend`, `--gguf`, ...).
 
 A backend is a `ModelServer` class registered here: by this package, by an entry point of the group
-`query_mutator.backends`, or by a `--plugin` module (docs/how-to/add-a-backend.md). Nothing outside a backend's file
+`query_mutator.backends`, or by a `--plugin` module (docs/how-to/extend.md). Nothing outside a backend's file
 tests its name.
 """
 

@@ -34,7 +34,7 @@ class OllamaBackend(HttpServer):
     more_loaded = "OLLAMA_MAX_LOADED_MODELS=2 ollama serve, if there is memory for both"
     more_context = "give a larger --num-ctx"
     start_advice = "start it with `ollama serve`, or give --ollama-url, --openai-url or --gguf FILE (smollm2 to try)"
-    key_advice = "for a server that needs a token see docs/how-to/add-a-backend.md"
+    key_advice = "for a server that needs a token see docs/how-to/extend.md"
     completion = staticmethod(Completion.from_ollama)
     chat_path = "/api/chat"
 

@@ -56,7 +56,7 @@ class Tracked:
 def tracked(tmp_path_factory: pytest.TempPathFactory, tiny_server: StubServer) -> Iterator[Tracked]:
     """Train with the files of the page, lose the last checkpoint as a kill would, and resume to a later end."""
     folder = tmp_path_factory.mktemp("tracked")
-    files = {block.file: block.code for block in blocks_of(ROOT / "docs/how-to/track-a-run.md") if block.file}
+    files = {block.file: block.code for block in blocks_of(ROOT / "docs/how-to/see-a-run.md") if block.file}
     assert set(files) == {"wandb_callback.py", "mlflow_callback.py"}
     for name, code in files.items():
         (folder / name).write_text(code, encoding="utf-8")
