@@ -39,7 +39,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Learning(Group):
-    """Which learner, and where it collects; see docs/how-to/use-rollout-workers.md."""
+    """Which learner, and where it collects; see docs/how-to/sweep-settings.md."""
 
     preset: Literal["frugal"] | None = None
     """Other defaults; frugal, for expensive calls: --algo direct, and fewer calls to learn from and per question."""
