@@ -14,9 +14,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from query_mutator.operators import meaning
+
 MAX_GROWTH = 4.0  # times the question's characters, for questions longer than SHORT_CHARS
 SHORT_CHARS = 60
-CLOSE = 0.75  # similarity of a name and its spelling in a rewrite
+SHORT_NAME = 3  # letters of one, as EU, that has one spelling
 MAX_NAMES = 40  # whose spellings are compared
 FOREIGN_SHARE = 0.5  # of the letters that a rewrite has more or fewer of beyond extended Latin
 LAST_LATIN = 0x24F
@@ -30,6 +32,16 @@ class _Pair:
     question: str
     rewrite: str
     given: Sequence[str]
+
+    @cached_property
+    def known(self) -> str:
+        """Return all that the mutator was given."""
+        return " ".join((self.question, *self.given))
+
+    @cached_property
+    def plain(self) -> tuple[str, str]:
+        """Return question and rewrite without filler, in lower case."""
+        return meaning.without_filler(self.question), meaning.without_filler(self.rewrite)
 
     @cached_property
     def kept(self) -> str:
@@ -79,7 +91,6 @@ _LITTLE = """
     a an the this that these those it its they there he she we i you your my me in on at of for to with by from as if
     and or but not is are was were be been has have had do does did can will would
 """
-_UNITS = "st nd rd th am pm kb mb gb tb mm cm km m kg g mg ms s min h d x px k"
 
 
 def _asks(text: str) -> bool:
@@ -105,83 +116,59 @@ def _asks_nothing(pair: _Pair) -> bool:
     """
     if not _ASKS.search(pair.question) or _asks(pair.rewrite):
         return False
-    said = set(words_in(pair.rewrite)) - set(_LITTLE.split())
-    return 2 * len(said - set(words_in(pair.question))) > len(said)
-
-
-def words_in(text: str) -> list[str]:
-    """Return the words of a text in lower case."""
-    return [word.lower() for word in _WORD.findall(text)]
+    said = set(meaning.words_in(pair.rewrite)) - set(_LITTLE.split())
+    return 2 * len(said - set(meaning.words_in(pair.question))) > len(said)
 
 
 # --- what a question names stays -------------------------------------------------------------------------------------
 
-_SCALE = r"\s*(%|percent\b|hundred\b|thousand\b|[mb]illion\b)"
-_NUMBER = re.compile(rf"(?<!\w)(?<![^\W\d]-)(\d+(?:[.,:]\d+)*)(?:([^\W\d_]+)|{_SCALE})?", re.IGNORECASE)
-_SPOKEN = re.compile(
-    r"\b1 2 3\b|\b(?:2|4)(?= (?:an?|the|my|me|us|u|ur|your?|it|them|this|that|some|any|be|get|do|go)\b)", re.IGNORECASE
-)
-_NUMBER_WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
-_SOUNDS = {"2": ("to", "too"), "4": ("for",)}  # "how 2 sort"
 _QUOTED = re.compile(r"\"([^\"\n]{1,200})\"|“([^”\n]{1,200})”|`([^`\n]{1,200})`|(?<!\w)'([^'\n]{2,200})'(?!\w)")
 _NAME = re.compile(r"(?<![.!?]\s)(?<!^)(?<![\w'])([A-Z][a-z]+[A-Z]\w*|[A-Z]{2,}\w*|[A-Z][a-z]{2,})\b")
+#: Two alternatives that are one: "is it weird or weird".
+_SAME = re.compile(r"\b(\w+)\W{1,3}or\W{1,3}\1\b", re.IGNORECASE)
+_SHORTHAND = "idk imo imho fyi btw tbh omg lol asap ok okay pls thx lmao wtf hi hey pm am"
+#: Flags, paths, calls, comparisons and the like.
+_CODE = re.compile(
+    r"(?<!\S)(?:--?[a-z]\S*|[~/]\S*\w/\S+|\S*(?:[_@\\{}\[\]|]|\w[+=]\w|::|=>|->)\S*|[=!<>]=+)(?!\S)", re.IGNORECASE
+)
 _IDENTIFIER = re.compile(r"\b\w+(?:[._]\w+)+\b|\b\w+\(\)")
 
 
-def _numbers(text: str) -> set[tuple[str, str]]:
-    """Return numbers with what scales them: "17 million" is not 17; "2day", "gr8", "4 a friend", "1 2 3" have none."""
-    found = set()
-    for digits, letters, scale in _NUMBER.findall(_SPOKEN.sub("", text)):
-        if not letters or letters.lower() in _UNITS.split() or len(digits) > 1:
-            found.add((re.sub(r",(?=\d{3}\b)", "", digits), scale.lower().replace("percent", "%")))
-    return found
-
-
-def _missing(numbers: set[tuple[str, str]], text: str) -> bool:
-    """Return whether one of these numbers is in a text neither in digits, however written, nor as a word."""
-    words = set(words_in(text))
-    for digits, scale in numbers - _numbers(text):
-        is_small = len(digits) < 3 and digits.isdecimal() and int(digits) < len(_NUMBER_WORDS)
-        names = (*_SOUNDS.get(digits, ()), *([_NUMBER_WORDS[int(digits)]] if is_small else []))
-        forms = [rf"(?<!\d){part}(?!\d|{_SCALE})" for part in re.findall(r"\d+", digits)]  # "2 5" has 2.5
-        is_there = not scale and all(re.search(form, text, re.IGNORECASE) for form in forms)
-        if not is_there and words.isdisjoint(names):
-            return True
-    return False
-
-
-def _lost_number(pair: _Pair) -> bool:
-    """Return whether a number of the question is missing."""
-    return _missing(_numbers(pair.question), pair.rewrite)
-
-
-def _new_number(pair: _Pair) -> bool:
-    """Return whether the rewrite has a number that the mutator was not given."""
-    return _missing(_numbers(pair.rewrite), " ".join((pair.question, *pair.given)))
-
-
 def _lost_quote(pair: _Pair) -> bool:
-    """Return whether quoted text of the question is missing."""
-    return any(pair.lost(["".join(groups) for groups in _QUOTED.findall(pair.question)]))
+    """Return whether quoted text of the question is missing, or one of two alternatives took the place of the other."""
+    quoted = ["".join(groups).rstrip(".,;:!?") for groups in _QUOTED.findall(pair.question)]
+    if any(_compact(text) not in _compact(pair.rewrite) for text in quoted):
+        return True
+    return _SAME.search(pair.rewrite) is not None and _SAME.search(pair.question) is None
 
 
 def _lost_code(pair: _Pair) -> bool:
-    """Return whether an identifier of the question is missing; "e.g" and "2.5" are none."""
+    """Return whether an identifier or another piece of code of the question is missing; "e.g" and "2.5" are none."""
     found = _IDENTIFIER.findall(pair.question)
-    return any(
-        pair.lost(
-            [name for name in found if any(len(part) > 1 and not part.isdigit() for part in re.split(r"[._()]", name))]
-        )
-    )
+    names = [name for name in found if any(len(part) > 1 and not part.isdigit() for part in re.split(r"[._()]", name))]
+    code = [_compact(part.strip("\"'“”(),;:?!")) for part in _CODE.findall(pair.question)]
+    return any(pair.lost(names)) or any(part not in _compact(pair.rewrite) for part in code)
 
 
-def _lost_name(pair: _Pair) -> bool:
-    """Return whether a capitalized word of the question is missing in any spelling."""
-    names = _NAME.findall(pair.question)
-    if len(names) > len(pair.question.split()) / 2:  # A Title, OR ALL CAPITALS
+def _compact(text: str) -> str:
+    return re.sub(r"[\s`'\"“”‘’]", "", text.casefold())
+
+
+def _lacks_name(text: str, other: str) -> bool:
+    """Return whether a capitalized word of a text is missing in another one, in any spelling."""
+    names = [name for name in _NAME.findall(text) if name.lower() not in _SHORTHAND.split()]
+    if len(names) > len(text.split()) / 2:  # A Title, OR ALL CAPITALS
         return False
-    words, lost = set(words_in(pair.rewrite)), itertools.islice(pair.lost(names), MAX_NAMES)
-    return any(not difflib.get_close_matches(name.lower(), words, n=1, cutoff=CLOSE) for name in lost)
+    words, squeezed = list(dict.fromkeys(meaning.words_in(other))), _squeezed(other)
+    for name in itertools.islice(names, MAX_NAMES):
+        if len(name) <= SHORT_NAME:
+            is_there = name.lower() in words
+        else:
+            is_close = difflib.get_close_matches(name.lower(), words, n=1, cutoff=meaning.CLOSE)
+            is_there = _squeezed(name) in squeezed or bool(is_close)
+        if not is_there:
+            return True
+    return False
 
 
 # --- language and length ---------------------------------------------------------------------------------------------
@@ -205,7 +192,7 @@ def _other_language(pair: _Pair) -> bool:
     """Return whether the rewrite is in another script than the question, or another of these languages."""
     if abs(_foreign_share(pair.question) - _foreign_share(pair.rewrite)) > FOREIGN_SHARE:
         return True
-    asked, written = set(words_in(pair.question)), set(words_in(pair.rewrite))
+    asked, written = set(meaning.words_in(pair.question)), set(meaning.words_in(pair.rewrite))
     language = max(LANGUAGES.values(), key=lambda frequent: len(frequent & asked))
     if len(language & asked) < FUNCTION_WORDS or language & written:
         return False
@@ -225,11 +212,17 @@ def _too_long(pair: _Pair) -> bool:
 _CHECKS: Mapping[str, Callable[[_Pair], bool]] = {
     "answer": _answers,
     "question": _asks_nothing,
-    "numbers": _lost_number,
-    "new_numbers": _new_number,
+    "numbers": lambda pair: meaning.has_more_numbers(pair.question, pair.rewrite),
+    "new_numbers": lambda pair: meaning.has_more_numbers(pair.rewrite, pair.known),
     "quotes": _lost_quote,
     "code": _lost_code,
-    "names": _lost_name,
+    "names": lambda pair: _lacks_name(pair.question, pair.rewrite),
+    "new_names": lambda pair: _lacks_name(pair.rewrite, pair.known),
+    "negations": lambda pair: any(map(meaning.denies_more, pair.plain, pair.plain[::-1])),
+    "constraints": lambda pair: (
+        meaning.is_turned(*pair.plain) or any(map(meaning.has_more_marks, pair.plain, pair.plain[::-1]))
+    ),
+    "statements": lambda pair: meaning.lost_statement(*pair.plain),
     "language": _other_language,
     "length": _too_long,
 }

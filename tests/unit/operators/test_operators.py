@@ -12,10 +12,11 @@ from query_mutator import operators
 from query_mutator.data import loaders
 from query_mutator.errors import UsageError
 from query_mutator.operators import GUARDS, OPERATORS, LocalOperator, OperatorContext, PromptOperator, rejecting_guard
+from query_mutator.operators.guards import failed_guard
 
 SORT = "how do i sort a list of names in place"
 KENYA = "What is the capital of Kenya?"
-CONTEXT = OperatorContext(neighbor="How do I round 3.5 to an int?")
+CONTEXT = OperatorContext(domain="Python's standard library", neighbor="How do I round 3.5 to an int?")
 LOCAL = [name for name in OPERATORS.names() if operators.local_rewrite(OPERATORS.get(name)) is not None]
 UNTOUCHED: Mapping[str, list[str]] = json.loads(
     (Path(__file__).parents[2] / "promises" / "untouched.json").read_text("utf-8")
@@ -28,13 +29,9 @@ def test_the_operators_have_a_fixed_order_in_which_new_ones_are_last() -> None:
 
 
 def test_select_keeps_the_order_given_and_drops_repeats() -> None:
-    assert [operator.name for operator in operators.select("terms, spelling,terms")] == ["terms", "spelling"]
-
-
-def test_select_of_nothing_is_the_rewrites_by_a_model_that_keep_the_meaning() -> None:
-    expected = "spelling slang terms neutral filler context grammar expand"
-    assert [operator.name for operator in operators.select("")] == expected.split()
-    assert [operator.name for operator in operators.select("keywords")] == ["keywords"]
+    by_model = "spelling slang terms neutral filler context grammar expand"  # those that keep the meaning
+    for spec, names in (("clean, spelling,clean", "clean spelling"), ("", by_model), ("keywords", "keywords")):
+        assert [operator.name for operator in operators.select(spec)] == names.split()
 
 
 def test_a_typo_names_the_operator_that_was_meant() -> None:
@@ -126,6 +123,17 @@ def test_what_an_operator_is_for_passes(operator: str, question: str, rewrite: s
     assert rejected(operator, question, rewrite) is None
 
 
+@pytest.mark.parametrize("half", ["open", "frozen"])
+def test_guards_reject_rewrites_that_change_the_meaning_and_no_others(half: str) -> None:
+    lines = Path(__file__).with_name(f"{half}_rewrites.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [json.loads(line) for line in lines]
+    changed = [not row["keeps"] for row in rows]
+    found = [failed_guard(GUARDS, row["original"], row["rewrite"]) is not None for row in rows]
+    hits = sum(map(min, changed, found))
+    assert hits / sum(found) >= 0.95
+    assert hits / sum(changed) >= 0.95
+
+
 @pytest.mark.parametrize("name", OPERATORS.names())
 def test_no_rewrite_of_a_model_may_answer(name: str) -> None:
     operator = OPERATORS.get(name)
@@ -206,10 +214,6 @@ def test_every_prompt_asks_for_the_rewritten_question_alone(name: str) -> None:
     assert "Reply with the rewritten question only." in prompt
     assert "<question>\nHow do I join paths?\n</question>" in prompt
     assert OPERATORS.get(name).summary.endswith(".")
-
-
-def test_cleaning_must_be_named() -> None:
-    assert [operator.name for operator in operators.select("clean,spelling")] == ["clean", "spelling"]
 
 
 def test_spelling_is_not_asked_where_every_word_is_known() -> None:
