@@ -31,7 +31,7 @@ from query_mutator.training.callbacks import CALLBACKS, Callback, RunView
 from query_mutator.types import ChatRequest
 from rl_query_mutator_env import QueryMutationEnv
 from tests.conftest import QUESTIONS
-from tests.docs_blocks import ROOT, blocks_of
+from tests.docs_blocks import ROOT
 from tests.integration.conftest import ROWS, flags_of, write_dataset
 from train_query_mutator import main
 
@@ -54,12 +54,9 @@ class Tracked:
 
 @pytest.fixture(scope="module")
 def tracked(tmp_path_factory: pytest.TempPathFactory, tiny_server: StubServer) -> Iterator[Tracked]:
-    """Train with the files of the page, lose the last checkpoint as a kill would, and resume to a later end."""
+    """Train with the callbacks of examples/, lose the last checkpoint as a kill would, and resume to a later end."""
     folder = tmp_path_factory.mktemp("tracked")
-    files = {block.file: block.code for block in blocks_of(ROOT / "docs/how-to/see-a-run.md") if block.file}
-    assert set(files) == {"wandb_callback.py", "mlflow_callback.py"}
-    for name, code in files.items():
-        (folder / name).write_text(code, encoding="utf-8")
+    files = [str(ROOT / "examples" / name) for name in ("wandb_callback.py", "mlflow_callback.py")]
     flags = flags_of(tiny_server, write_dataset(folder / "questions.jsonl", ROWS), folder / "runs")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WANDB_MODE", "offline")
