@@ -16,7 +16,7 @@ if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_
 
 import contextlib
 import gc
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -41,6 +41,7 @@ from query_mutator.evaluation.heldout import (
 )  # fmt: skip
 from query_mutator.evaluation.methods import Evaluator
 from query_mutator.evaluation.outcomes import check_report
+from query_mutator.evaluation.summary import IDENTITY, PLAN
 from query_mutator.files.lock import locked
 from query_mutator.learners.learner import Steps
 from query_mutator.learners.plan import Plan
@@ -221,6 +222,7 @@ class Trainer:
         )
         self.invalid_steps_before = self.run.invalid_steps - sum(env.invalid_steps for env in parts.env_list)
         self.losses: dict[str, float] = {}
+        self.best_plan: tuple[Plan, ConfidenceModel | None] = Plan(), None
         self.pages = ThreadPoolExecutor(max_workers=1, thread_name_prefix="qm-page")  # calls do not wait for a page
         self.loop: TrainingLoop | None = None
         self.callbacks = CallbackList(
@@ -315,6 +317,7 @@ class Trainer:
         self.pages.shutdown(wait=True)
         if page := write_report(path):
             print(f"report:         {page}")
+        self._keep_best(report)
         self.callbacks.call("on_training_end", self.run)
         # A recording has no reply to a question of the user's.
         again = self.checkpoints.named_again
@@ -360,10 +363,18 @@ class Trainer:
                 show=lambda report: print(result_table(report)),
             )
 
-    def _keep_plan(self, plan: Plan) -> None:
-        """Save the best plan of a run that asks once a question, where no learner has found a better policy."""
-        if self.config.max_asks == 1:
-            note(f"--max-asks 1: the best plan, {plan}, is saved: {self.checkpoints.write_plan(plan)}")
+    def _keep_plan(self, plan: Plan, confidence: ConfidenceModel | None) -> None:
+        self.best_plan = plan, confidence
+
+    def _keep_best(self, report: Mapping[str, Any] | None) -> None:
+        """Save what the verdict says to deploy, if there is a verdict, and print where it is."""
+        chosen = report["verdict"]["deploy"] if report else None
+        if chosen is None:
+            return
+        plan = {IDENTITY: Plan(), PLAN: self.best_plan[0]}.get(chosen)
+        path = self.checkpoints.write_best(plan, self.best_plan[1])
+        what = "the policy" if plan is None else f"the plan {plan}" if plan.steps else str(plan)
+        print(f"best:           {path}: {what}, which qm rewrite, qm batch and qm serve use")
 
     def _add_steps(self, infos: dict[str, Any], steps: Steps) -> None:
         records = self.parts.run_dir.write_records()

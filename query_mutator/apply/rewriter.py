@@ -128,7 +128,7 @@ class Rewriter:
         call_price: float | None = None,
         **settings: Any,
     ) -> Self:
-        """Return the policy of a run folder or a `.qm` file with models, by default those of its training.
+        """Return what won in a run folder, or a `.qm` file's policy, with models: by default those of its training.
 
         `settings` are fields of ModelSettings: `ollama_url`, `openai_url`, `gguf`, `backend`, `target_model`,
         `mutator_model`, `batch_size` (calls in flight), `timeout_s` and others. `plugins` are loaded first, in place of
@@ -139,7 +139,7 @@ class Rewriter:
         """
         for name in settings:
             check_known("setting", name, [field.name for field in fields(ModelSettings)])
-        saved = load_saved(path, plugins)
+        saved = load_saved(path, plugins, best=True)
         given = {"cache": DIRECT.cache, "wait_for_server_s": DIRECT.wait_for_server_s, **settings}
         given = {name: value for name, value in given.items() if value is not None}
         models = open_models(acting_settings(saved.system, given, saved=saved))

@@ -22,11 +22,11 @@ from query_mutator.apply.batch_files import (
     read_input,
     request_of,
 )
-from query_mutator.bounds import defaults
+from query_mutator.bounds import Prose, defaults
 from query_mutator.cli.console import note, progress
 from query_mutator.cli.flags import Positional
 from query_mutator.cli.outputs import Output, OutputFlags, holding
-from query_mutator.commands.policy_flags import PolicyFlags, open_policy, system_settings
+from query_mutator.commands.policy_flags import RunAndFlags, open_policy, system_settings
 from query_mutator.env.scheduling import Flow
 from query_mutator.errors import EXIT_FAILURES, TooManyFailuresError, UsageError, disk_errors
 from query_mutator.evaluation.methods import Evaluator, metered, outcome_flow
@@ -44,7 +44,7 @@ Start = Callable[[Ask], Flow]  # returns how a line is answered
 
 @dataclass(frozen=True, kw_only=True)
 @defaults(target_max_tokens=1024)
-class BatchFlags(PolicyFlags, Sampling, OutputFlags):
+class BatchFlags(RunAndFlags, Sampling, OutputFlags):
     """Answer a file of questions: OpenAI's batch format, or one question per line as in a question set.
 
     Rows are in the order of the lines. Repeat the command to resume it: no answered call is made twice. Without
@@ -52,11 +52,11 @@ class BatchFlags(PolicyFlags, Sampling, OutputFlags):
     """
 
     FIRST: ClassVar[tuple[str, ...]] = (
-        "questions", "out", "checkpoint", "ollama_url", "openai_url", "gguf", "backend", "target_model", "batch_size",
+        "words", "out", "checkpoint", "ollama_url", "openai_url", "gguf", "backend", "target_model", "batch_size",
         "target_max_tokens", "temperature", "force",
     )  # fmt: skip
-    questions: Positional[str]
-    """The file of questions, one JSON object per line."""
+    words: Positional[tuple[Prose, ...]] = ()
+    """The file of questions, one JSON object per line, after a run folder whose policy answers."""
     out: Annotated[str, Parameter(alias="-o"), Output(holding(b'"response":{', b'"answer":'))]
     """File for the answers; lines without one are in a file next to it, as out.errors.jsonl."""
     checkpoint: str = ""
@@ -65,7 +65,7 @@ class BatchFlags(PolicyFlags, Sampling, OutputFlags):
 
 def answer(flags: BatchFlags) -> int:
     """Answer the file; return exit code 3 if some lines have no answer."""
-    questions, out = Path(flags.questions), Path(flags.out)
+    questions, out = Path(flags.words[0]), Path(flags.out)
     errors, path = out.with_suffix(f".errors{out.suffix}"), out.with_name(f"{out.name}.replies.sqlite")
     _check_files(flags, questions, errors, path)
     lines = read_input(questions)
@@ -91,7 +91,9 @@ def answer(flags: BatchFlags) -> int:
 
 
 def _check_files(flags: BatchFlags, questions: Path, errors: Path, store: Path) -> None:
-    """Raise a UsageError for files that must not be replaced."""
+    """Raise a UsageError for files that must not be replaced, and where there are no questions."""
+    if not flags.words[0]:
+        raise UsageError("no questions are named; give a file with one JSON object per line")
     if Path(flags.out).exists() and not Path(flags.out).is_file():
         raise UsageError(f"--out {flags.out} is not a file; replies are kept next to it, so name a file")
     for path in (errors, store):

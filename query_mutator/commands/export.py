@@ -96,7 +96,7 @@ class ExportPolicyFlags(OutputFlags):
 
 def export_policy(flags: ExportPolicyFlags) -> None:
     """Write the file and print what is in it."""
-    saved = read_policy(flags.run)
+    saved = read_policy(flags.run, best=True)
     write_policy_file(flags.output, saved.redacted())
     size_kb = Path(flags.output).stat().st_size / 1000
     shown = ", with the accepted answers that its examples show" if saved.shows_examples else ""

@@ -37,7 +37,7 @@ from query_mutator.files.lock import locked
 from query_mutator.files.run_dir import CONFIDENCE, STORE, RunDir, describe_run
 from query_mutator.forms import ALL, FORMS
 from query_mutator.forms import select as select_forms
-from query_mutator.learners.plan import Plan
+from query_mutator.learners.plan import ALGO, Plan
 from query_mutator.llm.backends import ServerAddressFlags, choose_backend
 from query_mutator.llm.store import Store
 from query_mutator.operators import NONE
@@ -66,7 +66,6 @@ from query_mutator.training.estimate import duration
 from query_mutator.training.run_folder import described, planned
 from query_mutator.types import Question
 
-ALGO = "plan"
 _OF_ONE_COMMAND = ("json", "force", "dry_run")
 #: A plan reads no embedding, and learns from validation questions too.
 _OF_A_PLAN: Mapping[str, Any] = {

@@ -8,9 +8,9 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
 from query_mutator.apply import Rewriter
-from query_mutator.bounds import Device
+from query_mutator.bounds import Device, Prose
 from query_mutator.cli.console import note
-from query_mutator.cli.flags import AlsoPositional
+from query_mutator.cli.flags import AlsoPositional, Positional
 from query_mutator.plugins import absolute
 from query_mutator.session.loading import acting_settings, load_saved
 from query_mutator.session.models import ResolvedModels, open_models
@@ -43,6 +43,23 @@ class PolicyFlags(Models, Calls, FailureRate, Plugins):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RunAndFlags(PolicyFlags):
+    """Flags of the commands whose last argument is another one, before which the policy may stand."""
+
+    words: Positional[tuple[Prose, ...]] = ()
+
+    def __post_init__(self) -> None:
+        *run, last = self.words or ("",)
+        if len(run) > 1:
+            raise ValueError(f"{len(self.words)} arguments; put quotes around {' '.join(self.words[1:])[:200]!r}")
+        if run and self.checkpoint != type(self).checkpoint:
+            raise ValueError(f"--checkpoint {self.checkpoint} and {run[0]} both name a policy; leave one of them out")
+        object.__setattr__(self, "words", (last,))
+        object.__setattr__(self, "checkpoint", next(iter(run), self.checkpoint))
+        super().__post_init__()
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunFlags(PolicyFlags):
     """Flags of the commands that take the policy as their argument too."""
 
@@ -53,7 +70,7 @@ class RunFlags(PolicyFlags):
 @contextmanager
 def open_policy(flags: PolicyFlags) -> Iterator[Rewriter]:
     """Yield the policy of --checkpoint with the models of its training, or those that flags name."""
-    saved = load_saved(flags.checkpoint, flags.plugin)
+    saved = load_saved(flags.checkpoint, flags.plugin, best=True)
     settings = system_settings(flags, replace(saved.system, **flags.FIXED), saved)
     with open_models(settings) as models:
         if settings.backend == AUTO:  # no model is known from training, as after --from-logs

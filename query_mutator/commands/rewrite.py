@@ -11,7 +11,7 @@ from query_mutator.apply import Rewrite
 from query_mutator.bounds import Count, Prose, Seconds
 from query_mutator.cli.flags import Positional
 from query_mutator.cli.outputs import JsonTo, Output, OutputFlags, holding
-from query_mutator.commands.policy_flags import PolicyFlags, max_failure_rate, open_policy
+from query_mutator.commands.policy_flags import RunAndFlags, max_failure_rate, open_policy
 from query_mutator.errors import UsageError
 from query_mutator.files import encode, write_text
 from query_mutator.session.play import check_failures
@@ -19,11 +19,11 @@ from query_mutator.types import AS_IS, CONTROLS
 
 
 @dataclass(frozen=True, kw_only=True)
-class RewriteFlags(PolicyFlags, OutputFlags):
+class RewriteFlags(RunAndFlags, OutputFlags):
     """Rewrite a question as the trained policy would, and show the answer."""
 
-    question: Positional[Prose]
-    """The question; - reads one per line from standard input."""
+    words: Positional[tuple[Prose, ...]] = ()
+    """The question, after a run folder if it is not the latest; - reads one per line from standard input."""
     max_calls: Count | None = None
     """Maximum model calls for a question, retries aside; the best answer so far is submitted."""
     request_deadline_s: Seconds | None = None
@@ -34,7 +34,7 @@ class RewriteFlags(PolicyFlags, OutputFlags):
 
 def rewrite(flags: RewriteFlags) -> None:
     """Print rewrites and final answer of each question."""
-    texts = [line.strip() for line in sys.stdin] if flags.question == "-" else [flags.question.strip()]
+    texts = [line.strip() for line in sys.stdin] if flags.words == ("-",) else [flags.words[0].strip()]
     texts = [text for text in texts if text]
     if not texts:
         raise UsageError("the question is empty; give one as an argument, or - to read lines from standard input")

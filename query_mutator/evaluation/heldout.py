@@ -19,6 +19,7 @@ import numpy as np
 from tqdm import tqdm
 
 from query_mutator.cli.console import note
+from query_mutator.confidence import ConfidenceModel
 from query_mutator.data.split import target_key
 from query_mutator.encoder import CachedEncoder, Encoder
 from query_mutator.env.task import Task
@@ -95,7 +96,7 @@ def compare(
     trained_on: Collection[str] = (),
     guard: Sequence[Question] = (),
     dataset: str | None = None,
-    on_plan: Callable[[Plan], None] = lambda plan: None,
+    on_plan: Callable[[Plan, ConfidenceModel | None], None] = lambda plan, confidence: None,
     keep: Callable[[Results], None] = lambda results: None,
     show: Callable[[dict[str, Any]], None] = lambda report: None,
 ) -> dict[str, Any]:
@@ -105,9 +106,9 @@ def compare(
     of mean calls per question; a policy that `is_plan` needs none. `max_calls` bounds all calls, by a random sample of
     the questions. `guard` are requests that should be refused: no answer to them is scored. `dataset` names questions
     that are not the held-out ones of the training; those about targets in `trained_on` are a group. `on_plan` is called
-    with the best plan, `keep` with the outcomes. After an interruption it is called with those that all methods
-    finished, if any, and `show` with the report on them. It is a report even if no question could be scored;
-    `check_report` raises for too many of those.
+    with the best plan and its P(right), `keep` with the outcomes. After an interruption it is called with those that
+    all methods finished, if any, and `show` with the report on them. It is a report even if no question could be
+    scored; `check_report` raises for too many of those.
     """
     whole = EvaluationCost(
         num_test=len(questions),
@@ -131,10 +132,10 @@ def compare(
             budget=budget,
             learned=task.rules.answer == "learned",
         )
-        on_plan(plan := search.chosen.plan)
+        plan, confidence = search.chosen.plan, search.confidence or task.confidence
+        on_plan(plan, confidence)
         cost = replace(cost, plan_calls=plan_task(plan, task).max_episode_calls, search_calls=search.calls)
         cost = cost if max_calls is None else cost.filled(max_calls, available=len(questions))
-        confidence = search.confidence or task.confidence
 
         def planned(task: Task) -> Task:
             return replace(plan_task(plan, task), confidence=confidence)

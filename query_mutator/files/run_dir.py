@@ -8,6 +8,7 @@ tensorboard/         the same numbers
 transcripts.jsonl    one StepRecord a row
 resume.pt            the newest state of the training, the one before as resume.previous.pt (session/checkpoint.py)
 policy.qm            its policy with all that acting needs (session/policy_file.py)
+best.qm              what the verdict of the evaluation says to deploy, in the same form
 replies.sqlite       every reply and action of the run (llm/store.py)
 summary.json         the evaluation and the cost of the run
 evaluation.jsonl     a row per method and question of the evaluation

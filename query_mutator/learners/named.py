@@ -15,7 +15,7 @@ from ppo.frozen import InferencePolicy
 from query_mutator.learners.direct import DirectMethod
 from query_mutator.learners.iqn.frozen import FrozenQuantiles
 from query_mutator.learners.learner import Learner
-from query_mutator.learners.plan import Plan, PlanPolicy
+from query_mutator.learners.plan import ALGO, Plan, PlanPolicy
 from query_mutator.learners.ppo import PPOLearner
 from query_mutator.registry import Registry
 
@@ -48,7 +48,7 @@ class IQNSpec(Learner):
 LEARNERS.add("direct", DirectMethod)
 
 
-@LEARNERS.register("plan")
+@LEARNERS.register(ALGO)
 class PlanSpec(Learner):
     """A fixed order of operators, which a search finds."""
 

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from query_mutator.env.task import Task
 
 
+ALGO = "plan"  # the name of the learner
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """Operators and forms in order, each at most once; a form, "ask" and the end ask the target.

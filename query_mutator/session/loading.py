@@ -27,12 +27,12 @@ from query_mutator.types import Question
 logger = logging.getLogger(__name__)
 
 
-def load_saved(path: str | Path, plugins: Sequence[str] = ()) -> SavedPolicy:
-    """Return the policy of a run folder or a `.qm` file, after loading `plugins`.
+def load_saved(path: str | Path, plugins: Sequence[str] = (), *, best: bool = False) -> SavedPolicy:
+    """Return the policy of a run folder or a `.qm` file, after loading `plugins`; `best`: what won in the verdict.
 
     CheckpointError for an unusable file; UsageError for a plugin of its training that is not given.
     """
-    saved = read_policy(path)
+    saved = read_policy(path, best=best)
     return replace(saved, plugins=use_plugins(saved.plugins, plugins, source=saved.path))
 
 

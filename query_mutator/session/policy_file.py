@@ -1,5 +1,7 @@
 """A policy in one file, with all that acting needs: `policy.qm` in a run folder, or what `qm export-policy` writes.
 
+`best.qm` is what the verdict of the run says to deploy: the policy, the best plan, or the original question.
+
 A safetensors file: loading one runs no code from it and needs no torch. Its metadata have one entry, `policy`: the
 sha256 of all that, and JSON with actions, rules of an episode, models and training questions. Its tensors:
 
@@ -56,6 +58,7 @@ from query_mutator.settings.models import ADDRESS_FLAGS
 from query_mutator.types import Question
 
 POLICY_FILE = "policy.qm"
+BEST_FILE = "best.qm"
 FORMAT = 3
 MAX_NEIGHBORS = 10_000  # training questions that are kept, a fixed sample of more
 MAX_NEIGHBOR_BYTES = 24 << 20  # of their vectors and texts
@@ -276,10 +279,15 @@ def digest_of_content(text: str, tensors: Mapping[str, NDArray[Any]]) -> str:
     return digest.hexdigest()
 
 
-def read_policy(path: str | Path) -> SavedPolicy:
-    """Return the policy of a run folder or a `.qm` file; CheckpointError for a missing, damaged or later one."""
+def read_policy(path: str | Path, *, best: bool = False) -> SavedPolicy:
+    """Return the policy of a run folder or a `.qm` file; CheckpointError for a missing, damaged or later one.
+
+    With `best` the one of a folder is what its verdict says to deploy, where there is a verdict.
+    """
     path = Path(path)
-    file = path / POLICY_FILE if path.is_dir() else path
+    file = path
+    if path.is_dir():
+        file = path / (BEST_FILE if best and (path / BEST_FILE).exists() else POLICY_FILE)
     try:
         return _policy(file, *_contents(file))
     except FileNotFoundError:

@@ -28,12 +28,13 @@ from query_mutator.files.metrics import METRICS_FILE
 from query_mutator.files.run_dir import SUMMARY, RunDir, describe_run
 from query_mutator.learners.learner import Learner
 from query_mutator.learners.named import LEARNERS
-from query_mutator.learners.plan import Plan, plan_task
+from query_mutator.learners.plan import ALGO, Plan, plan_task
 from query_mutator.llm.backends import BACKENDS, DEFAULT_BACKEND
 from query_mutator.plugins import plugin_hashes, use_plugins
 from query_mutator.session.checkpoint import PREVIOUS, RESUME, Checkpoint, Progress
 from query_mutator.session.models import OpenModels, ResolvedModels
 from query_mutator.session.policy_file import (
+    BEST_FILE,
     POLICY_FILE,
     ActingFlags,
     SavedPolicy,
@@ -132,10 +133,14 @@ def planned(policy: SavedPolicy, plan: Plan, task: Task, confidence: ConfidenceM
         weights={},
         actions=acting.actions,
         task=replace(
-            policy.task, answer=rules.answer, max_episode_steps=rules.max_episode_steps, max_asks=rules.max_asks
+            policy.task,
+            ask=rules.ask,
+            answer=rules.answer,
+            max_episode_steps=rules.max_episode_steps,
+            max_asks=rules.max_asks,
         ),
-        confidence=confidence,
-        flags=replace(policy.flags, plan=plan),
+        confidence=confidence if rules.answer == "learned" else None,
+        flags=replace(policy.flags, algo=ALGO, plan=plan),
     )
 
 
@@ -202,12 +207,13 @@ class Checkpoints:
         run_dir.sync()
         self._latest.save(run_dir.path, keep_newest=self._is_newest_good)
         write_policy_file(run_dir.path / POLICY_FILE, self._policy)
+        (run_dir.path / BEST_FILE).unlink(missing_ok=True)  # its verdict is on an earlier policy
         self._saved_steps, self._is_newest_good = steps, True
 
-    def write_plan(self, plan: Plan) -> Path:
-        """Write a policy file of a plan in the run folder; return its path."""
-        path = self._parts.run_dir.path / "best_plan.qm"
-        write_policy_file(path, planned(self._policy, plan, self._parts.task, None))
+    def write_best(self, plan: Plan | None, confidence: ConfidenceModel | None) -> Path:
+        """Write what won: a plan that submits by `confidence`, or None for the policy; return the file."""
+        path, policy = self._parts.run_dir.path / BEST_FILE, self._policy
+        write_policy_file(path, policy if plan is None else planned(policy, plan, self._parts.task, confidence))
         return path
 
 

@@ -12,8 +12,11 @@ import numpy as np
 import pytest
 
 from query_mutator.cli.console import exit_code
+from query_mutator.commands.main import main as qm
 from query_mutator.files.metrics import METRICS
+from query_mutator.learners.plan import Plan
 from query_mutator.session.checkpoint import read_checkpoint
+from query_mutator.session.policy_file import read_policy
 from query_mutator.testing import StubServer, start_server
 from tests.conftest import Librarian, Softener
 from tests.integration.conftest import write_dataset
@@ -136,13 +139,26 @@ def test_a_mutator_that_nothing_would_call_is_one_line(
     assert not (tmp_path / "runs" / "latest").exists()
 
 
-def test_a_run_that_asks_once_saves_the_best_plan(
-    tiny_flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("deploy", ["best_plan", "policy", "identity", None])
+def test_what_the_verdict_says_to_deploy_is_what_the_run_folder_stands_for(
+    deploy: str | None,
+    tiny_flags: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    more = ("--ask", "form", "--max-asks", "1", "--forms", "question_answer,statement", "--answer", "best")
-    assert train(*tiny_flags, *more, "--plan-calls", "60", "--eval-calls", "120") == 0
-    assert "--max-asks 1: the best plan" in capsys.readouterr().err
-    assert (the_run(tmp_path) / "best_plan.qm").exists()
+    verdict = {"deploy": deploy, "sentence": "."}
+    monkeypatch.setattr("query_mutator.evaluation.summary.recommend", lambda *_, **__: verdict)
+    assert train(*tiny_flags, "--forms", "statement", "--plan-calls", "60", "--eval-calls", "160") == 0
+    run, shown = the_run(tmp_path), capsys.readouterr().out
+    assert (run / "best.qm").exists() == ("best.qm" in shown) == (deploy is not None)
+    address = tiny_flags[tiny_flags.index("--ollama-url") + 1]
+    assert qm(["rewrite", str(run), "umm which planet", "--ollama-url", address]) == 0
+    best, trained = read_policy(run, best=True), read_policy(run)
+    assert trained.flags.algo == "ppo"
+    assert best.flags.algo == ("plan" if deploy in ("best_plan", "identity") else "ppo")
+    found = json.loads((run / "summary.json").read_text())["eval"]["plan_search"]["best"]["steps"]
+    assert best.flags.plan == {"best_plan": Plan(steps=tuple(found)), "identity": Plan()}.get(str(deploy))
 
 
 def test_dry_run_prints_the_estimate_and_writes_nothing(
