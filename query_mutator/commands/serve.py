@@ -44,10 +44,10 @@ class ServeFlags(RunFlags):
     """Address to listen on."""
     port: Port = 11435
     """Port to listen on; 0 takes a free one."""
-    mode: Literal["gate", "full"] = "gate"
-    """gate: rewrite only what is refused; full: as the policy was trained."""
+    mode: Literal["gate", "full"] = "full"
+    """full: as the policy was evaluated; gate: rewrite only what is refused."""
     max_calls: Count | None = None
-    """Maximum model calls for a question; by default 3 in gate mode, 12 in full."""
+    """Maximum model calls for a question; by default 12 in full mode, 3 in gate."""
     request_deadline_s: Seconds = 60.0
     """Seconds after which the best answer so far is sent, or the original question asked."""
     max_question_tokens: Million = 200
@@ -82,13 +82,20 @@ def serve(flags: ServeFlags) -> None:
 
 
 def mode_line(flags: ServeFlags, rewriter: Rewriter) -> str:
-    """Return what the mode does with a policy."""
+    """Return what the mode does with a policy, with which models, and whether they are those of the evaluation."""
     policy, calls = rewriter.policy, flags.max_calls or MAX_CALLS[flags.mode]
     if isinstance(policy, PlanPolicy) and policy.plan == Plan():
         return f"mode {flags.mode}: the plan is the original question, so nothing is rewritten"
     who = f"the plan {policy.plan}" if isinstance(policy, PlanPolicy) else f"the {rewriter.saved.flags.algo} policy"
     when = "only if an answer refuses (--mode full: always)" if flags.mode == "gate" else "every question"
-    return f"mode {flags.mode}: {who} rewrites {when}, with at most {calls} calls"
+    models, trained, own = rewriter.models, rewriter.saved.system, "as evaluated"
+    if (models.target_model, models.mutator_model) != (trained.target_model, trained.mutator_model):
+        own = f"evaluated with {trained.target_model} and {trained.mutator_model}"
+    return (
+        f"mode {flags.mode}: {who} rewrites {when}, with at most {calls} calls; {models.target_model} answers, "
+        f"{models.mutator_model} rewrites, at temperature {rewriter.task.calls.temperature:g} unless a client sets "
+        f"one ({own})"
+    )
 
 
 def serving(flags: ServeFlags, rewriter: Rewriter, key: str | None) -> Proxy:

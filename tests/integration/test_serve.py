@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 import threading
 import time
@@ -143,10 +144,11 @@ def test_a_dead_upstream_is_named(hash_encoder: Encoder) -> None:
 
 
 def test_an_error_of_the_upstream_comes_as_it_is(gate: str, tiny_server: StubServer) -> None:
-    theirs = chat(tiny_server.url, SORT, model="no-such-model")
-    for model in ("no-such-model", "no-such-model+qm"):
-        ours = chat(gate, SORT, model=model)
-        assert (ours.status_code, ours.content) == (theirs.status_code, theirs.content)
+    theirs, ours = (chat(url, SORT, model="no-such-model") for url in (tiny_server.url, gate))
+    assert (ours.status_code, ours.content) == (theirs.status_code, theirs.content)
+    virtual = chat(gate, SORT, model="no-such-model+qm")
+    assert virtual.status_code == 404
+    assert {"'no-such-model+qm'", "'librarian+qm'"} <= set(re.findall("'[^']*'", virtual.json()["error"]))
 
 
 # --- models -----------------------------------------------------------------------------------------------------------
@@ -249,7 +251,8 @@ def test_options_and_earlier_turns_reach_the_upstream_unchanged(hash_encoder: En
         }
         requests.post(f"{url}/api/chat", json=body, timeout=10)
     final = seen[-1]
-    assert final == {**body, "model": MODEL, "messages": [messages[0], {"role": "user", "content": "sort my list"}]}
+    turns = [messages[0], {"role": "user", "content": "sort my list"}]
+    assert final == {**body, "model": MODEL, "messages": turns, "options": {"num_ctx": 512, "temperature": 0.0}}
 
 
 def test_calls_of_the_clients_model_have_its_runner_options(hash_encoder: Encoder) -> None:
@@ -497,7 +500,9 @@ def test_in_a_conversation_only_a_text_is_framed(
             reply = requests.post(f"{url}/api/chat", json=body, timeout=20)
         (asked,) = (body for body in seen if body["model"] == MODEL)
         content = text or f"Question: {wording}\nAnswer:"
-        assert asked == {**body, "model": MODEL, "messages": [*before, {"role": "user", "content": content}]}
+        options = {"temperature": 0.0, **body.get("options", {})}
+        turns = [*before, {"role": "user", "content": content}]
+        assert asked == {**body, "model": MODEL, "messages": turns, "options": options}
         assert reply.headers["x-qm-form"] == ("as_is" if text else form)
         assert reply.headers["x-qm-operators"] == "neutral"
 

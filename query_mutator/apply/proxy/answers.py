@@ -1,4 +1,4 @@
-"""Answer a request to a virtual model in one of two modes.
+"""Answer a request to a virtual model in one of two modes, at the temperature of the evaluation.
 
 gate    ask the question; an answer that does not refuse streams on from its first sentence, else the policy rewrites
 full    the policy rewrites and asks as it was trained to; the answer that it submits is sent whole, that of a policy
@@ -13,8 +13,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
+from http import HTTPStatus
 from typing import Any, Literal
 
 import orjson
@@ -33,6 +34,7 @@ from query_mutator.rewards import OPENING_CHARS, first_sentence, is_refusal
 from query_mutator.types import (
     AS_IS,
     CONTROLS,
+    MAX_NAME_CHARS,
     THOUGHT_TAG_CHARS,
     ChatRequest,
     Completion,
@@ -93,9 +95,20 @@ class PolicyAnswerer:
         self._mode, self._limits, self._max_question_tokens = mode, limits, max_question_tokens
         self._asks_once = rewriter.asks_once  # without looking at an answer
         self._asks_logprobs = rewriter.task.calls.logprobs  # that P(right) reads, until an upstream refuses them
+        self._temperature: float | None = rewriter.task.calls.temperature  # as evaluated; None once it is refused
 
     async def answer(self, exchange: Exchange) -> web.StreamResponse:
-        """Send the reply; UpstreamError or UpstreamGone if the upstream gives none."""
+        """Send the reply; UpstreamError or UpstreamGone if the upstream gives none, HTTPNotFound for no model."""
+        try:
+            return await self._answered(exchange)
+        except UpstreamError as error:
+            if error.status != HTTPStatus.NOT_FOUND:
+                raise
+            model, known = exchange.call.model, chat.virtual_name(self._rewriter.task.calls.target_model)
+            missing = f"{model[:MAX_NAME_CHARS]!r}: the server has no such model to rewrite for; use {known!r}"
+            raise web.HTTPNotFound(text=missing) from error
+
+    async def _answered(self, exchange: Exchange) -> web.StreamResponse:
         reason = self._skip_reason(exchange)
         if reason is not None:
             exchange.decision = f"passed; {reason}"
@@ -217,12 +230,25 @@ class PolicyAnswerer:
 
     @asynccontextmanager
     async def _opened(self, exchange: Exchange, body: Json) -> AsyncIterator[ClientResponse]:
-        """Send a request of the client's form to the upstream, and yield the reply before its body."""
+        """Send a request of the client's form to the upstream, and yield the reply before its body.
+
+        Where the client sets no temperature, it is that of the evaluation.
+        """
         exchange.calls += 1
         self._metrics.count("qm_calls_total", purpose="answer")
-        with self._metrics.calling(exchange.call.upstream_model):
-            async with self._upstream.post(exchange.path, body, exchange.headers) as response:
-                yield response
+        sets = self._temperature is not None and exchange.mode != "passed"
+        sent = exchange.call.with_options(body, {"temperature": self._temperature}) if sets else body
+        async with AsyncExitStack() as stack:
+            stack.enter_context(self._metrics.calling(exchange.call.upstream_model))
+            try:
+                post = self._upstream.post(exchange.path, sent, exchange.headers)
+                response = await stack.enter_async_context(post)
+            except UpstreamError as error:
+                if sent == body or not _refuses(error, b"temperature"):
+                    raise
+                self._temperature = None
+                response = await stack.enter_async_context(self._upstream.post(exchange.path, body, exchange.headers))
+            yield response
 
     async def _reply(self, exchange: Exchange, framed: Framed) -> Json:
         """Return the upstream's whole reply to a form of the question, with log probabilities if it gives them."""
@@ -231,7 +257,7 @@ class PolicyAnswerer:
             try:
                 return await self._read(exchange, {**body, **chat.LOGPROBS})
             except UpstreamError as error:
-                if error.status not in REFUSALS or b"logprob" not in error.body.lower():
+                if not _refuses(error, b"logprob"):
                     raise
                 self._asks_logprobs = False
         return await self._read(exchange, body)
@@ -290,6 +316,10 @@ class PolicyAnswerer:
         response = await exchange.send(headers, body)
         self._metrics.observe("qm_request_seconds", exchange.elapsed_s(), mode=exchange.mode)
         return response
+
+
+def _refuses(error: UpstreamError, field: bytes) -> bool:
+    return error.status in REFUSALS and field in error.body.lower()
 
 
 async def _opening(lines: AsyncIterator[list[bytes]], call: ChatCall) -> tuple[list[list[bytes]], str]:

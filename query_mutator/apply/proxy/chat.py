@@ -160,7 +160,7 @@ class ChatCall:
         body = self.body if stream is None else {**self.body, "stream": stream}
         if stream is False:
             body = {name: value for name, value in body.items() if name != "stream_options"}
-        body = self._with_options(body, framed)
+        body = self.with_options(body, {"temperature": framed.temperature, **framed.options})
         *before, question = framed.messages
         if self.api == "ollama_generate":
             return {**body, **{one.role: one.content for one in before}, "prompt": question.content}
@@ -172,11 +172,9 @@ class ChatCall:
         """Return what is equal for requests that ask the same."""
         return orjson.dumps(self.asking(framed, stream=False))
 
-    def _with_options(self, body: Json, framed: Framed) -> Json:
-        """Return a body with the options of a form that the client left open."""
-        options = dict(framed.options)
-        if framed.temperature is not None:
-            options["temperature"] = framed.temperature
+    def with_options(self, body: Json, options: Mapping[str, Any]) -> Json:
+        """Return a body with those options that are not None and that the client left open."""
+        options = {name: value for name, value in options.items() if value is not None}
         if not options:
             return body
         if self.api == "openai_chat":
