@@ -204,7 +204,7 @@ def test_init_writes_valid_settings_and_ten_questions(project: Path, capsys: pyt
     assert qm("init") == 0
     assert capsys.readouterr().out.splitlines()[-1].startswith("next: qm train,")
     config = parse_config([])
-    assert (config.ask, config.dataset) == ("form", "general")
+    assert not config.given  # addresses, data and comments: no setting that the pages do not know of
     assert parse("eval").dataset is None  # the held-out questions of the run
     questions = load_questions("questions.jsonl")
     assert len(questions) == 10
