@@ -21,6 +21,7 @@ from query_mutator.stats.paired import (
 from query_mutator.types import Question
 
 RANKING_QUESTIONS = 120  # of training, on which operators are compared
+SEARCH_SHARE = 1 / 3  # of bounded calls, for the plan search
 PLAN_CALLS = 12  # of a plan for one question, before it is found
 
 
@@ -72,7 +73,7 @@ class EvaluationCost:
         if max_calls is None or self.calls <= max_calls:
             return self
         others = self.calls - self.search_calls
-        search = min(self.search_calls, max(max_calls // 3, max_calls - others))
+        search = min(self.search_calls, max(int(SEARCH_SHARE * max_calls), max_calls - others))
         share = (max_calls - search) / others
         guard, train = (int(share * count) or min(1, count) for count in (self.num_guard, self.num_ranking))
         search = search if search >= MIN_CALLS else 0

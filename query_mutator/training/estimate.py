@@ -4,6 +4,8 @@ checks                   its questions, its machine, its bounds
 --answer learned         P(right) learned within a tenth of the calls of training
 periodic evaluations     within half as many calls as training makes, unless a flag says which; all of them with
                          recorded replies, which take no time
+the comparison           the same: at most as many calls as training, of which about half are made, which is a third of
+                         the run; in a short run more, for the questions that a verdict needs
 """
 
 from __future__ import annotations
@@ -18,10 +20,11 @@ from query_mutator.cli.outputs import rows_of
 from query_mutator.data import Split
 from query_mutator.env.episode import EpisodeRules
 from query_mutator.errors import UsageError
-from query_mutator.evaluation.cost import EvaluationCost, power_in_words
+from query_mutator.evaluation.cost import SEARCH_SHARE, EvaluationCost, power_in_words
 from query_mutator.learners.named import LEARNERS
 from query_mutator.llm.backends import choose_backend
 from query_mutator.operators import local_rewrite
+from query_mutator.plan.choose import MIN_QUESTIONS
 from query_mutator.session.models import call_time
 from query_mutator.session.task import check_gold, guard_requests, make_reward, rewrites
 from query_mutator.training.config import TrainConfig
@@ -69,9 +72,15 @@ def comparison(config: TrainConfig, split: Split) -> tuple[int, int]:
 
     UsageError when --eval-calls does not allow one question.
     """
+    cost = comparison_cost(config, split)
+    return min(cost.calls, config.eval_calls or cost.calls), cost.within(config.eval_calls).num_test
+
+
+def comparison_cost(config: TrainConfig, split: Split) -> EvaluationCost:
+    """Return the final comparison on all held-out questions."""
     operators, forms = rewrites(config)
     asked = sum(local_rewrite(operator) is None for operator in operators)
-    cost = EvaluationCost(
+    return EvaluationCost(
         num_test=len(split.test),
         num_guard=len(guard_requests(split.guard, with_bundled=config.guard)),
         num_train=len(split.train),
@@ -81,7 +90,6 @@ def comparison(config: TrainConfig, split: Split) -> tuple[int, int]:
         asking=make_reward(config).asking,
         search_calls=config.plan_calls,
     )
-    return min(cost.calls, config.eval_calls or cost.calls), cost.within(config.eval_calls).num_test
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +164,31 @@ def estimate(config: TrainConfig, split: Split, *, is_live: bool) -> Estimate:
         comparison_calls=calls,
         compared=compared,
     )
-    return bounded(size, is_live=is_live)
+    return bounded(with_shorter_comparison(size) if is_live else size, is_live=is_live)
+
+
+def with_shorter_comparison(size: Estimate) -> Estimate:
+    """Return the size of a run whose final comparison takes a share of its calls, unless flags say how many.
+
+    The questions that a verdict needs are asked even so, then without a search for a plan.
+    """
+    config = size.config
+    if not size.compared or {"eval_calls", "plan_calls"} & config.given:
+        return size
+    whole = comparison_cost(config, size.split)
+    few = {name: min(MIN_QUESTIONS, getattr(whole, name)) for name in ("num_test", "num_guard", "num_train")}
+    least = replace(whole, search_calls=0, **few).calls
+    most, searches = max(size.calls, least), size.calls * (1 - SEARCH_SHARE) >= least
+    if most >= size.comparison_calls:
+        return size
+    config = replace(config, eval_calls=most, plan_calls=config.plan_calls if searches else 0)
+    calls, compared = comparison(config, size.split)
+    line = (
+        f"final comparison: {compared} of {len(size.split.test)} questions, "
+        f"{'' if searches else 'without a search for a plan, '}at most {calls:,} calls, fewer where shared, after "
+        f"{size.calls:,} of training; --eval-calls N asks more, --no-evaluate none"
+    )
+    return replace(size, config=config, comparison_calls=calls, compared=compared, decided=(line,))
 
 
 def bounded(size: Estimate, *, is_live: bool) -> Estimate:
@@ -171,9 +203,10 @@ def bounded(size: Estimate, *, is_live: bool) -> Estimate:
     for every, number in ((config.updates_between_evals, times), (config.num_updates, 2)):
         if (count := int(most / number)) >= fewest:
             line = f"periodic evaluations: {number} x {count} questions, {share}; --eval-questions N asks others"
-            return replace(size, config=replace(config, eval_interval=every, eval_questions=count), decided=(line,))
+            config = replace(config, eval_interval=every, eval_questions=count)
+            return replace(size, config=config, decided=(*size.decided, line))
     line = f"periodic evaluations: none; two of {fewest} questions exceed {share}; --eval-questions N makes them"
-    return replace(size, config=replace(config, eval_interval=0), decided=(line,))
+    return replace(size, config=replace(config, eval_interval=0), decided=(*size.decided, line))
 
 
 def calls_per_step(rules: EpisodeRules, *, asked: int, local: int, forms: int) -> tuple[float, float]:

@@ -91,9 +91,14 @@ def test_recorded_replies_leave_nothing_out() -> None:
     assert not lines
 
 
-def test_the_estimate_is_that_of_the_bounded_run() -> None:
-    live = TrainConfig(**PROJECT, num_env_steps=512, encoder="hash", backend="ollama", target_model="m")
-    assert "periodic evaluations: " in str(estimate(live, split_dataset(live), is_live=True))
+@pytest.mark.parametrize(("steps", "given", "searches"), [(512, {}, 0), (4096, {}, 1), (512, {"plan_calls": 90}, 1)])
+def test_the_estimate_is_that_of_the_bounded_run(steps: int, given: dict[str, Any], searches: int) -> None:
+    live = TrainConfig(ask="form", num_env_steps=steps, encoder="hash", backend="ollama", target_model="m", **given)
+    size = estimate(live, split_dataset(live), is_live=True)
+    assert "periodic evaluations: " in str(size)
+    assert ("--no-evaluate" in str(size)) == (not given)
+    assert (bool(size.config.plan_calls), size.compared >= 20) == (bool(searches), True)
+    assert (size.comparison_calls <= max(size.calls, 2500)) == (not given)
 
 
 def test_a_servers_address_of_workers_is_that_of_evaluations() -> None:
