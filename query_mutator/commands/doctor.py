@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Annotated
 
@@ -25,6 +25,7 @@ from query_mutator.llm.backends import (
     ServerAddressFlags,
     choose_backend,
 )
+from query_mutator.llm.cache import request_key
 from query_mutator.llm.client import ModelServer
 from query_mutator.llm.probe import (
     PROBE_TEXT,
@@ -37,20 +38,22 @@ from query_mutator.llm.probe import (
     slots_advice,
     together,
 )  # fmt: skip
+from query_mutator.llm.stack import identity_of
+from query_mutator.llm.store import Store, default_cache_path
 from query_mutator.session.task import split_dataset
 from query_mutator.settings.episode import TaskSettings
 from query_mutator.settings.models import Sampling
 from query_mutator.settings.questions import Questions
-from query_mutator.types import Question
+from query_mutator.types import ChatRequest, Completion, Question
 
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorConfig(ServerAddressFlags, Questions, Sampling):
     """Inspect a model server: version, models, context, slots, and the flags to set for a run.
 
-    Slots and reloads take a few short calls; then as many questions of the run as slots are rewritten and
-    answered at once, and `--dry-run` of qm train and qm plan uses the time. Exit code 2 when the server or a model is
-    missing.
+    Slots and reloads take a few short calls; then as many questions of the run as slots are answered at once. Their
+    replies are kept, and `--dry-run` of qm train and qm plan uses their time. Exit code 2 when the server or a model
+    is missing.
     """
 
     target_model: str | None = None
@@ -85,17 +88,19 @@ def doctor(config: DoctorConfig) -> int:
     """Print the findings, one line each, and return the exit code."""
     backend, urls = choose_backend(config.backend, config.urls)
     options = {} if config.num_ctx is None else {"num_ctx": config.num_ctx}
-    found: list[Finding] = []
+    found: list[list[Finding]] = []  # of each server
     slots = config.batch_size if BACKENDS.get(backend).runs_files else config.probe_width
     for server in BACKENDS.get(backend).open(urls, timeout_s=config.probe_s, pool_size=slots, runner_options=options):
         with closing(server):
+            found.append([])
             for finding in examine(server, config):
                 print(_line(finding), flush=True)
-                found.append(finding)
-    rates = [finding.rate for finding in found if finding.rate]
-    for finding in _settings([finding.probe for finding in found if finding.probe], rates):
+                found[-1].append(finding)
+    rates = [finding.rate for findings in found for finding in findings if finding.rate]
+    probes = [[one.probe for one in findings if one.probe][-1:] for findings in found]
+    for finding in _settings([probe for last in probes for probe in last], rates):
         print(_line(finding))
-    return 0 if all(finding.is_fine for finding in found) else EXIT_USAGE
+    return 0 if all(finding.is_fine for findings in found for finding in findings) else EXIT_USAGE
 
 
 def examine(server: ModelServer, config: DoctorConfig) -> Iterator[Finding]:
@@ -115,52 +120,87 @@ def examine(server: ModelServer, config: DoctorConfig) -> Iterator[Finding]:
             yield Finding("model", f"{present[-1]}: {server.describe_model(present[-1])}")
         except ModelMissingError as error:
             yield Finding("model", str(error), is_fine=False)
-    if present:
-        slots = yield from _calls(server, present, config)
-        if slots and len(present) == len({target, mutator}):
-            yield from _pace(server, present, config, at_once=slots)
+    probe = (yield from _calls(server, present, config)) if present else None
+    if probe is not None:
+        working = at_once = min(probe.slots or config.batch_size, config.probe_width)
+        if len(present) == len({target, mutator}):
+            working = yield from _pace(server, present, config, probe, at_once=at_once)
+        yield Finding("advice", _advice(server, config, probe, working=working, at_once=at_once))
 
 
-def _calls(server: ModelServer, models: Sequence[str], config: DoctorConfig) -> Generator[Finding, None, int]:
-    """Yield what calls find out, without a probe what the server reports; return the calls to make at once, or 0."""
+def _calls(server: ModelServer, models: Sequence[str], config: DoctorConfig) -> Generator[Finding, None, Probe | None]:
+    """Yield what calls find out, without a probe what the server reports; return a probe that succeeded."""
     probe = None
     if config.probe:
         probe = measure_calls(server, [server], models[0], width=config.probe_width, budget_s=config.probe_s)
     yield Finding("context", context_sentence(server, models[0], reply_tokens=config.target_max_tokens))
     if probe is None:
-        return 0
+        return None
     if probe.error is not None:
         yield Finding("slots", f"unknown, the probe failed ({probe.error})", is_fine=False)
-        return 0
+        return None
     yield Finding("reload", reload_sentence(server, models))
     yield Finding("slots", _slots(probe), probe=probe)
     if info := server.model_info(models[0]):
         num_ctx = config.num_ctx or server.context(models[0])
         yield Finding("caches", cache_line(info, num_ctx=num_ctx, slots=probe.slots or config.batch_size))
+    return probe
+
+
+def _advice(server: ModelServer, config: DoctorConfig, probe: Probe, *, working: int, at_once: int) -> str:
+    """Return what to set; `working` of `at_once` calls of a run succeeded together."""
+    if working < at_once:
+        return f"--batch-size {working}: calls fail with more at once" if working else "calls of a run fail"
     advice = slots_advice(probe.slots, config.batch_size, server=server, is_reported=probe.width is None)
     usual = f"ready for --batch-size {config.batch_size}"
-    yield Finding("advice", advice or (usual if probe.slots else "benchmark_batching.py compares batch sizes"))
-    return min(probe.slots or config.batch_size, config.probe_width)
+    return advice or (usual if probe.slots else "benchmark_batching.py compares batch sizes")
 
 
-def _pace(server: ModelServer, models: Sequence[str], config: DoctorConfig, *, at_once: int) -> Iterator[Finding]:
-    """Yield how long the answers of a run take with as many at once as slots."""
+def _pace(
+    server: ModelServer, models: Sequence[str], config: DoctorConfig, probe: Probe, *, at_once: int
+) -> Generator[Finding, None, int]:
+    """Yield how long the answers of a run take, as many at once as slots, or the half while one fails.
+
+    Return how many succeeded together. The replies are kept for runs, whose estimates read their times.
+    """
     questions = split_dataset(group_of(TaskSettings, config, validation_fold="none")).train or [
         Question(id="probe", text=PROBE_TEXT)
     ]
     calls = group_of(CallSettings, config, target_model=models[0], mutator_model=models[-1])
-    texts = [question.text for question in itertools.islice(itertools.cycle(questions), at_once)]
-    answers = together(server, [calls.target(text) for text in texts])
-    limit, beside = config.target_max_tokens, f"{at_once} calls at once" if at_once > 1 else "one call at a time"
-    errors = [reply.error for reply in answers if reply.error is not None and reply.error.kind != "empty"]
-    if errors:
-        advice = "give more time with --probe-s, or fewer tokens with --target-max-tokens"
+    limit = config.target_max_tokens
+    while True:
+        requests = [calls.target(one.text) for one in itertools.islice(itertools.cycle(questions), at_once)]
+        answers = together(server, requests)
+        beside = f"{at_once} calls at once" if at_once > 1 else "one call at a time"
+        errors = [reply.error for reply in answers if reply.error is not None and reply.error.kind != "empty"]
+        if not errors:
+            break
+        advice = "trying half as many"
+        if at_once == 1:
+            advice = "give more time with --probe-s, or fewer tokens with --target-max-tokens"
         text = f"unknown, with {beside} a call fails ({errors[0]}): {advice}"
-        yield Finding("pace", text, is_fine=errors[0].kind == "timeout")
-        return
+        yield Finding("pace", text, is_fine=at_once > 1 or errors[0].kind == "timeout")
+        at_once //= 2
+        if not at_once:
+            return 0
+    if not server.is_instant:
+        _keep(server, config, requests, answers)
     answer_s = fmean(reply.latency_s for reply in answers)
     took = f"an answer of at most {limit} tokens takes {answer_s:.3g} s"
-    yield Finding("pace", f"{beside}: {took}", rate=at_once / max(1e-9, answer_s))
+    seen = replace(probe, slots=at_once, width=None) if at_once < (probe.slots or at_once) else probe
+    yield Finding("pace", f"{beside}: {took}", rate=at_once / max(1e-9, answer_s), probe=seen)
+    return at_once
+
+
+def _keep(
+    server: ModelServer, config: DoctorConfig, requests: Sequence[ChatRequest], replies: Sequence[Completion]
+) -> None:
+    """Write replies where those of all runs are kept."""
+    options = {} if config.num_ctx is None else {"num_ctx": config.num_ctx}
+    identity = identity_of([server], extra=str(sorted(options.items())))
+    with closing(Store(default_cache_path(), is_cache=True)) as store:
+        for request, reply in zip(requests, replies, strict=True):
+            store.put(request_key(request, identity=identity(request.model)), request, reply)
 
 
 def _slots(probe: Probe) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -15,7 +17,7 @@ from query_mutator.errors import ServerDownError, UsageError
 from query_mutator.llm.client import ModelServer
 from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.openai import OpenAIBackend
-from query_mutator.llm.probe import context_sentence
+from query_mutator.llm.probe import PROBE_TEXT, context_sentence
 from query_mutator.llm.stack import build_client
 from query_mutator.testing import StubServer, start_server
 from query_mutator.types import ChatRequest, Completion
@@ -92,6 +94,37 @@ def test_a_probe_that_fails_is_a_finding(capsys: pytest.CaptureFixture[str]) -> 
     with start_server({}, latency_ms=2000) as server:
         lines = lines_of(capsys, ["--ollama-url", server.url, "--target-model", "echo", "--probe-s", "0.3"], code=2)
     assert lines["slots"][0].startswith("unknown, the probe failed (timeout:")
+
+
+class Few:
+    """Answers two questions at once, and rejects others."""
+
+    name, threads = "few", 8
+
+    def __init__(self) -> None:
+        self.free = threading.Semaphore(2)
+
+    def __call__(self, request: ChatRequest) -> Completion:
+        if request.messages[-1].content == PROBE_TEXT:
+            return Completion(text="1000")
+        if not self.free.acquire(blocking=False):
+            return Completion.failed("rejected", "too many")
+        time.sleep(0.2)
+        self.free.release()
+        return Completion(text="fine")
+
+
+def test_fewer_calls_are_tried_where_some_fail_and_an_estimate_reads_their_time(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with start_server({"few": Few()}, num_parallel=8, latency_ms=50) as server:
+        named = ["--ollama-url", server.url, "--target-model", "few"]
+        lines = lines_of(capsys, named)
+        assert main(["plan", *named, "--dry-run"]) == 0
+    assert [re.search(r"\d", line)[0] for line in lines["pace"]] == ["8", "4", "2"]  # type: ignore[index]
+    assert "--batch-size 2" in lines["advice"][0]
+    assert lines["set"][0].startswith("--batch-size 2 --num-processes 4")
+    assert "as the newest replies that are kept" in capsys.readouterr().out
 
 
 def test_no_server_and_contradictions_are_errors_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
