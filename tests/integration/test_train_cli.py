@@ -228,7 +228,7 @@ def test_settings_that_decide_what_is_learned_stay_as_they_were(
 def test_run_that_was_ended_before_its_results_writes_them_when_gone_on_with(
     tiny_flags: list[str], tiny_server: StubServer, tmp_path: Path
 ) -> None:
-    train(*tiny_flags)
+    train(*tiny_flags, "--plan-calls", "400")
     run = the_run(tmp_path)
     before = json.loads((run / "summary.json").read_text())
     (run / "summary.json").unlink()
