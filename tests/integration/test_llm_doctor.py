@@ -6,8 +6,7 @@ import re
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
-from typing import Any
+from contextlib import ExitStack, closing
 
 import pytest
 
@@ -141,15 +140,10 @@ def test_no_server_and_contradictions_are_errors_in_one_line(monkeypatch: pytest
         main(["doctor", "--batch-size", "1"])
 
 
-def test_the_default_models_are_those_that_a_run_takes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_embedder_is_not_suggested_and_answers_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     with start_server([Upper()], encoder=TwoNumbers()) as server:
         own = lines_of(capsys, ["--ollama-url", server.url, "--no-probe"])
     assert [finding.split(":")[0] for finding in own["model"]] == ["upper"]
-
-
-def test_an_embedder_is_not_suggested_and_answers_nothing(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
     with start_server([], encoder=TwoNumbers()) as server:
         missing = lines_of(capsys, ["--ollama-url", server.url, "--target-model", "all-mini", "--no-probe"], code=2)
         embedder = lines_of(capsys, ["--ollama-url", server.url, "--target-model", "all-minilm"], code=2)
@@ -248,29 +242,19 @@ def test_a_prompt_beyond_the_context_fails_whatever_the_context_comes_from(serve
             assert [error and error.kind for error in errors] == ["prompt_too_long"] * 2
 
 
-def test_a_reply_that_ends_at_a_limit_or_slides_is_marked(ollama: OllamaBackend) -> None:
-    def marked(text: str, **fields: Any) -> bool:
-        reply = ollama.complete(ChatRequest.user(text, **fields))
-        assert reply.ok
-        return reply.hit_limit
-
-    assert marked("one two three", model="upper", max_tokens=2)
-    assert not marked("one two three", model="upper", max_tokens=20)
-    assert marked("go", model="talker", max_tokens=1000)  # 0.24 ends it at the context, 0.9 slides past it
+def test_a_reply_that_ends_at_a_limit_or_slides_is_marked(ollama: OllamaBackend, server: StubServer) -> None:
+    with closing(OpenAIBackend(server.url)) as other:
+        for ours in (ollama, other):
+            replies = [ours.complete(ChatRequest.user("one two three", model="upper", max_tokens=n)) for n in (2, 20)]
+            assert [(reply.ok, reply.hit_limit) for reply in replies] == [(True, True), (True, False)]
+    slid = ollama.complete(ChatRequest.user("go", model="talker", max_tokens=1000))
+    assert (slid.ok, slid.hit_limit) == (True, True)  # 0.24 ends it at the context, 0.9 slides past it
 
 
 def test_doctor_says_the_memory_of_the_caches(capsys: pytest.CaptureFixture[str]) -> None:
     with start_server([Upper(), OnUpper("plain")], latency_ms=20) as server:
         chat(server, "a")
-        assert main(["doctor", "--ollama-url", server.url, "--target-model", "upper", "--batch-size", "2"]) == 0
-        assert "\ncaches: " in capsys.readouterr().out
-
-
-def test_a_reply_of_ollamas_openai_routes_is_marked_too(server: StubServer) -> None:
-    ours = OpenAIBackend(server.url)
-    assert ours.complete(ChatRequest.user("one two three", model="upper", max_tokens=2)).hit_limit
-    assert not ours.complete(ChatRequest.user("one two three", model="upper", max_tokens=9)).hit_limit
-    ours.close()
+        assert lines_of(capsys, ["--ollama-url", server.url, "--target-model", "upper", "--batch-size", "2"])["caches"]
 
 
 def test_a_server_that_reports_no_context_is_believed_to_have_num_ctx(server: StubServer) -> None:

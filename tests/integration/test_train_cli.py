@@ -55,9 +55,8 @@ def test_run_leaves_everything_behind(
 def test_config_records_what_it_takes_to_repeat_the_run(tiny_flags: list[str], tmp_path: Path) -> None:
     train(*tiny_flags, "--no-evaluate")
     config = json.loads((the_run(tmp_path) / "config.json").read_text())
-    assert config["flags"]["num_processes"] == 4
-    assert config["backend"]["target_model"] == "librarian"
-    assert config["encoder"]["name"] == "hash"
+    named = (config["flags"]["num_processes"], config["backend"]["target_model"], config["encoder"]["name"])
+    assert named == (4, "librarian", "hash")
     assert {"torch", "python", "query-mutator"} <= set(config["versions"])
     assert {"cores", "processor"} <= set(config["hardware"])
     assert {"command_line", "commit", "started"} <= set(config)
@@ -80,20 +79,14 @@ def test_metrics_have_a_row_for_every_update_and_only_known_keys(tiny_flags: lis
     assert progress.wall_s >= written[-1]["wall_s"] > 0
 
 
-def test_without_a_fold_there_is_no_validation_curve(
-    tiny_flags: list[str], validation: list[str], tmp_path: Path
+@pytest.mark.parametrize(("fold", "count"), [("0", 3), ("none", None)])
+def test_validation_questions_have_a_curve_or_are_learned_from(
+    fold: str, count: int | None, tiny_flags: list[str], validation: list[str], tmp_path: Path
 ) -> None:
-    train(*tiny_flags, "--no-evaluate")
-    assert rows(the_run(tmp_path), "metrics")[-1]["validation/questions"] == len(validation) == 3
-    train(*tiny_flags, "--no-evaluate", "--validation-fold", "none")
-    assert not [key for row in rows(the_run(tmp_path), "metrics") for key in row if key.startswith("validation/")]
-
-
-def test_no_validation_question_is_learned_from(tiny_flags: list[str], validation: list[str], tmp_path: Path) -> None:
-    for fold, learned in (("0", False), ("none", True)):
-        train(*tiny_flags, "--no-evaluate", "--validation-fold", fold)
-        asked = {row["question"] for row in rows(the_run(tmp_path), "transcripts")}
-        assert bool(asked & set(validation)) is learned
+    train(*tiny_flags, "--no-evaluate", "--validation-fold", fold)
+    asked = {row["question"] for row in rows(the_run(tmp_path), "transcripts")}
+    assert bool(asked & set(validation)) == (count is None)
+    assert rows(the_run(tmp_path), "metrics")[-1].get("validation/questions") == count
 
 
 def test_the_fold_of_a_run_stays(tiny_flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -217,11 +217,8 @@ def test_every_line_that_init_comments_out_is_valid(project: Path) -> None:
     assert text != project.read_text()
     project.write_text(text)
     config = parse_config([])
-    assert (config.target_model, config.dataset, config.domain) == (
-        "llama3.2:3b",
-        "questions.jsonl",
-        "our shop's handbook",
-    )
+    named = (config.target_model, config.dataset, config.domain)
+    assert named == ("llama3.2:3b", "questions.jsonl", "our shop's handbook")
     assert parse("doctor").ollama_url == ("http://127.0.0.1:11434",)
 
 
