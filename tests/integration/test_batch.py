@@ -83,9 +83,8 @@ def test_lines_that_cannot_be_asked_are_in_a_file_of_their_own_with_their_number
     assert [(row["id"], bool(row["answer"])) for row in read(out)] == [(1, True), (14, True)]
     errors = read(tmp_path / "out.errors.jsonl")
     assert [row["line"] for row in errors] == list(bad)
-    for row in errors:
-        assert row["error"]["code"] == "invalid_line"
-        assert bad[row["line"]][1] in row["error"]["message"]
+    assert {row["error"]["code"] for row in errors} == {"invalid_line"}
+    assert all(bad[row["line"]][1] in row["error"]["message"] for row in errors)
     assert "out.errors.jsonl: lines without an answer: 11" in capsys.readouterr().err
 
 
@@ -98,9 +97,7 @@ def test_rows_of_a_question_set_are_asked_too(tiny_server: StubServer, tmp_path:
     ]
     out = tmp_path / "out.jsonl"
     assert batch(write(tmp_path / "in.jsonl", lines), out, tiny_server, "--target-model", "librarian") == 0
-    rows = read(out)
-    assert [row["id"] for row in rows] == [1, "q", "t", "p"]
-    assert {row["answer"] for row in rows} == {"`sorted` is what you want."}
+    assert [(row["id"], row["answer"]) for row in read(out)] == [(n, "`sorted` is what you want.") for n in (1, *"qtp")]
 
 
 def test_a_failed_call_is_a_row_of_the_errors(tiny_server: StubServer, tmp_path: Path) -> None:

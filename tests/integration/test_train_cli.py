@@ -159,15 +159,8 @@ def test_dry_run_prints_the_estimate_and_writes_nothing(
 ) -> None:
     assert train(*tiny_flags, "--dry-run", "--num-env-steps", "1000") == 0
     out, err = capsys.readouterr()
-    assert "--num-env-steps 1000 is not a whole number of rollouts" in err
-    assert "rounded up to 1024" in err
-    assert out.startswith("estimate (nothing was started)")
-    assert "1024 = 32 x 4 processes x 8 steps" in out
-    assert "model calls" in out
-    assert "time for training" in out
-    held_out = re.search(r"held out +\d+ / \d+ / (\d+)\n", out)
-    assert held_out
-    assert f"\n{held_out[1]} held-out questions are too few to show a difference" in out
+    assert re.search(r"--num-env-steps 1000 .* 1024", err)
+    assert re.search(r"held out +\d+ / \d+ / (\d+)\n(.|\n)*1024 = 32 x 4 processes x 8 steps(.|\n)*\n\1 held-out", out)
     assert train(*tiny_flags, "--dry-run", "--no-evaluate") == 0
     assert "held-out questions" not in capsys.readouterr().out
     assert train(*tiny_flags, "--dry-run", "--gguf", "model.gguf") == 2
@@ -212,10 +205,8 @@ def test_settings_that_decide_what_is_learned_stay_as_they_were(
     changed = ["--seed", "6", "--gamma", "0.5", "--num-env-steps", "96", "--batch-size", "2"]
     assert train("--resume", str(run), *changed) == 2
     error = capsys.readouterr().err
-    for part in ("gamma: then 0.9, now 0.5", "seed: then 5, now 6"):
-        assert part in error
-    assert "batch_size" not in error
-    assert "num_env_steps" not in error
+    assert all(part in error for part in ("gamma: then 0.9, now 0.5", "seed: then 5, now 6"))
+    assert not re.search("batch_size|num_env_steps", error)
 
 
 def test_run_that_was_ended_before_its_results_writes_them_when_gone_on_with(
