@@ -92,7 +92,7 @@ class BenchmarkConfig(OutputFlags, ServerFlags):
     batch_sizes: str = "1,2,4,8,16,32"
     """Batch sizes to compare, with commas."""
     num_queries: Million = 64
-    """Most queries of each measurement; each takes two calls."""
+    """Maximum queries of each measurement; each takes two calls."""
     repeats: Annotated[int, Ge(1), Le(4096)] = 1
     """Measurements of each row, in turns; the table has their medians."""
     budget_s: Seconds = 120.0
@@ -175,7 +175,7 @@ class System:
 
 @contextmanager
 def _test_server(**settings: float) -> Iterator[str]:
-    """Yield the address of a test server in a process of its own; BackendError if it does not start."""
+    """Yield the address of a test server in a separate process; BackendError if it does not start."""
     flags = [word for name, value in settings.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     command = [sys.executable, "-m", "query_mutator", "test-server", *flags]
     paths = filter(None, (str(Path(__file__).resolve().parent), os.environ.get("PYTHONPATH")))

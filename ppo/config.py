@@ -19,7 +19,7 @@ Device = Annotated[str, Matches(r"[a-z][a-z0-9]{1,12}(:\d{1,3})?", "is not a dev
 
 @dataclass(frozen=True, kw_only=True)
 class ComputeConfig:
-    """How numbers are computed and drawn; an invalid value is a ValueError that says what is valid."""
+    """Settings of computation and random streams; an invalid value is a ValueError that says what is valid."""
 
     seed: Annotated[int, Ge(0), Le(2**32 - 1)] = 1
     """Seed of the initial weights, the shuffling and, with the environment's number, each environment's actions."""

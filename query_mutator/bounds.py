@@ -1,6 +1,6 @@
-"""What values a setting may have: kinds of numbers and texts for annotations, and the base of the settings groups.
+"""Bounds of settings: kinds of numbers and texts for annotations, and the base of the settings groups.
 
-`check_values` holds for flags, files and programs alike: `parse_flags` calls it with what it read, every settings group
+`check_values` holds for flags, files and programs: `parse_flags` calls it with what it read, every settings group
 calls it when it is made. Upper bounds are far above what is useful: they catch slips and units.
 """
 

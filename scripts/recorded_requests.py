@@ -1,7 +1,7 @@
 """Which requests are recorded, in the order in which they are asked: useful wherever the recording stops.
 
-Forms come one after the other, `as_is` first, each with the versions of all texts, held-out and training questions
-alike; then random replies, the rewrites by the model, and the answers to those that pass their guards.
+Forms come one after the other, `as_is` first, each with the versions of all texts, held-out and training
+questions; then random replies, the rewrites by the model, and the answers to those that pass their guards.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Encode the replies of a recording and write their rows beside it, 32 bytes each (see `llm/reply_vectors.py`).
+"""Encode the replies of a recording and write their rows next to it, 32 bytes each (see `llm/reply_vectors.py`).
 
     python scripts/reply_vectors.py query_mutator/data/recorded/smollm2-135m.jsonl.xz \
         --dataset query_mutator/data/questions/general.jsonl query_mutator/data/questions/general_2.jsonl

@@ -1,4 +1,4 @@
-"""What other people's trainers need: the interfaces of their libraries.
+"""Adapters to the interfaces of other trainers' libraries.
 
     sb3   GymVecEnv, Stable-Baselines3's VecEnv over gymnasium's vector environments
 

@@ -132,8 +132,8 @@ class Rewriter:
 
         `settings` are fields of ModelSettings: `ollama_url`, `openai_url`, `gguf`, `backend`, `target_model`,
         `mutator_model`, `batch_size` (calls in flight), `timeout_s` and others. `plugins` are loaded first, in place of
-        those of the same file name in training; `call_price` is what the policy is told a call costs. Nothing is cached
-        on disk, and a server that is down is not waited for, unless `cache` or `wait_for_server_s` say so. Raises
+        those of the same file name in training; `call_price` is the price of a call for the policy. Unless `cache`
+        or `wait_for_server_s` say so, nothing is cached on disk, and a server that is down is not waited for. Raises
         CheckpointError, EncoderError, UsageError or BackendError with one line that says what to do: UsageError for a
         server, encoder or plugin of the training that is not named, since none is taken from the policy's file.
         """

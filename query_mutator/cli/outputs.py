@@ -1,4 +1,4 @@
-"""Which files a command may write: one rule for every flag that names an output, checked before the command starts.
+"""One rule for every flag that names an output file, checked before the command starts.
 
     an input of the same command                  never written to, under whatever name: link, relative path, part of it
     a file that this command does not write       never replaced

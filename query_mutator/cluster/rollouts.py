@@ -53,7 +53,7 @@ ENCODER = "the sentence encoder"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSpec:
-    """What every worker of a run is made from."""
+    """Specification from which every worker of a run is made."""
 
     config: TrainConfig
     run_dir: Path

@@ -30,7 +30,7 @@ _PAGE = Output(holding(b"Experiment Overview"))
 
 @dataclass(frozen=True, kw_only=True)
 class RunFlags:
-    """Which runs to read."""
+    """Selection of runs to read."""
 
     runs: Positional[tuple[str, ...]] = ()
     """Run folders, files of numbers, or names under --logdir, then under runs/ and tensorboard/; * matches anything."""

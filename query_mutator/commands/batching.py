@@ -244,7 +244,7 @@ class BuildFlags(EdgeFlags):
     epochs: Annotated[Few, Parameter(alias="-e")] = 1
     """Epochs to plan, each in its own order."""
     token_budget: Annotated[Count, Parameter(alias="-b")] = 4096
-    """Most tokens of a batch, padding included."""
+    """Maximum tokens of a batch, padding included."""
     predictable: Annotated[bool, Parameter(alias="-p")] = False
     """Few fixed shapes: every batch is padded to its bucket."""
     seed: Annotated[Seed, Parameter(alias="-s")] = 42

@@ -39,7 +39,7 @@ class BenchFlags(JsonFlags):
     bucket_edges: str = "128,256,512"
     """Longest length of each bucket, as a,b,c."""
     token_budget: Count = 4096
-    """Most tokens of a batch, padding included."""
+    """Maximum tokens of a batch, padding included."""
     max_length: Count = 2048
     """Longest sample; longer ones are dropped and counted."""
     max_samples: Steps | None = None

@@ -42,7 +42,7 @@ class GymRunFlags(TokenizerFlags):
     puzzles: str = ""
     """Puzzles to play, as a,b,c; by default all that the gym offers."""
     buffer_size: Count = 100_000
-    """Most samples kept."""
+    """Maximum samples kept."""
     timeout: Seconds = 10.0
     """Seconds to wait for a connection; a reply may take three times as long."""
     retries: Retries = 3

@@ -53,7 +53,7 @@ class ServeFlags(RunFlags):
     max_question_tokens: Million = 200
     """Longer questions pass untouched; estimated from characters."""
     max_requests: Million = 1000
-    """Most requests at once; others get status 503."""
+    """Maximum requests at once; others get status 503."""
     max_body_mb: Megabytes = 64.0
     """Longest request, in MB; uploads of models may be longer."""
     drain_s: Seconds = 30.0

@@ -106,7 +106,7 @@ class BoostedTrees:
 
     @classmethod
     def from_arrays(cls, arrays: Arrays, *, columns: int) -> Self:
-        """Return the trees in arrays; CheckpointError for what is not a set of trees over so many columns."""
+        """Return the trees in arrays; CheckpointError unless they are trees over this number of columns."""
         value = real_array(arrays, "value", shape=(None, None))
         trees, leaves = value.shape
         shape = (trees, leaves.bit_length() - 1)

@@ -39,7 +39,7 @@ _XSTEST_SAFE = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """How to read the rows of a question set; `remark` says what is lost."""
+    """Layout of the rows of a question set; `remark` says what is lost."""
 
     name: str
     convert: Callable[[Fields], Converted]

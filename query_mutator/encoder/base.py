@@ -1,4 +1,4 @@
-"""What every sentence encoder offers, and two of them: feature hashing, and the sentence-transformers library."""
+"""The interface of sentence encoders, and two of them: feature hashing, and the sentence-transformers library."""
 
 from __future__ import annotations
 

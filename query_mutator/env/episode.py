@@ -43,7 +43,7 @@ def _tensor(vector: FloatArray) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class EpisodeRules(EpisodeSettings):
-    """What may happen in an episode."""
+    """Rules of an episode: actions, prices, and when it ends."""
 
     def __post_init__(self) -> None:
         check_known("ask", self.ask, get_args(AskRule))

@@ -1,4 +1,4 @@
-"""What the policy sees: one float32 vector, built from texts and the models' replies, never from gold answers.
+"""The policy's observation: one float32 vector, built from texts and the models' replies, never from gold answers.
 
 K projected embedding dimensions, A operators
 slice        size  content

@@ -1,4 +1,4 @@
-"""What gymnasium passes to a vector of environments and expects of it: seeds, masks, one dict of arrays for n infos.
+"""gymnasium's interface of vector environments: seeds, masks, one dict of arrays for n infos.
 
 N environments, n of them that finished a step, O observation
 """

@@ -151,7 +151,7 @@ class Comparison:
         return (mean(found, "success"), mean(found, "score")) if scored(found) else (-1.0, -1.0)
 
     def _k_of_calls(self, calls: float) -> int:
-        """Return the smallest k that takes so many calls on the training sample; a rewrite costs its answer too."""
+        """Return the smallest k with at least `calls` calls on the training sample; a rewrite costs an answer too."""
         texts = [question.text for question in self._ranking.questions]
         costs = []
         for name in self.ranking:

@@ -1,4 +1,4 @@
-"""What an evaluation costs at most, said before it starts, and the questions that fit into a number of calls.
+"""The maximum cost of an evaluation, known before it starts, and the questions that fit into a number of calls.
 
 Calls that methods share are made once, and most episodes end early: the calls that are made are usually half of this.
 Retries of failed calls come in addition. `power_in_words` says what that many questions can show.
@@ -65,7 +65,7 @@ class EvaluationCost:
         return asked + self.num_ranking * per_ranked + self.search_calls
 
     def within(self, max_calls: int | None) -> EvaluationCost:
-        """Return the largest evaluation that is sure to take at most so many calls; all sets shrink by the same share.
+        """Return the largest evaluation that fits into a number of calls; all sets shrink by the same share.
 
         The plan search gets a third of the calls, or more where the sets leave it more: few calls find no plan. It is
         left out when it would be too small. UsageError when not even one question of each set fits.

@@ -216,7 +216,7 @@ def validation_figures(evaluator: Evaluator, task: Task, policy: Policy, *, with
 
 
 def price_for_budget(evaluator: Evaluator, task: Task, policy: Policy, budget: float) -> tuple[float, float]:
-    """Return a price with at most so many mean calls on the questions of a task, and those calls.
+    """Return a price at which a task's questions take at most `budget` calls on average, and those calls.
 
     The lowest such price of a few, then between it and the next lower one. Prices that are tried together share their
     calls and are waited for once. Where no price makes so few calls, as with a learner that saw a single

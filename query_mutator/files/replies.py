@@ -38,7 +38,7 @@ _OPTIONAL = ("options", "json_schema")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepliesHead:
-    """Where the replies of a file come from."""
+    """Origin of the replies in a file."""
 
     model: str  # the name that requests have
     model_sha256: str  # of the model's file, "" if it is not known

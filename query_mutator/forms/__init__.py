@@ -32,7 +32,7 @@ class Example:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormContext:
-    """What a form may use in addition to the current wording; fixed for a question."""
+    """Inputs of a form besides the current wording; fixed for a question."""
 
     domain: str = ""
     original: str = ""  # the question before the first rewrite
@@ -162,7 +162,7 @@ for _form in (
     Form.of("few_words", "Answered in a few words.", "{question}\nAnswer in a few words."),
     Form.of(
         "steps",
-        "Steps first, then the answer on a line of its own (Kojima et al., 2022, arXiv:2205.11916).",
+        "Steps first, then the answer on a separate line (Kojima et al., 2022, arXiv:2205.11916).",
         "{question}\nThink step by step. Then write the answer alone on the last line, after \"Answer:\".",
         read=last_answer,
     ),

@@ -62,7 +62,7 @@ def choose_backend(backend: str, urls: Mapping[str, str | Sequence[str] | None])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendChoice:
-    """What answers a run's calls."""
+    """The backend that answers a run's calls."""
 
     kind: str  # a name in BACKENDS
     urls: tuple[str, ...]
@@ -137,7 +137,7 @@ def _spelled(flag: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerAddressFlags(Plugins, Address):
-    """Which servers to use; loads the plugins, and checks the names and addresses."""
+    """Servers to use; loads the plugins, and checks the names and addresses."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "plugin", tuple(map(absolute, self.plugin)))
@@ -149,7 +149,7 @@ class ServerAddressFlags(Plugins, Address):
 
 @dataclass(frozen=True, kw_only=True)
 class ServerFlags(ServerAddressFlags, Connection):
-    """Which servers to use, and how calls reach them."""
+    """Servers to use, and settings of calls to them."""
 
     @property
     def names_server(self) -> bool:

@@ -70,7 +70,7 @@ class Limit(ClientWrapper):
             while self._in_flight >= self.limit and not self._closed:
                 left_s = None if deadline is None else deadline - time.monotonic()
                 if left_s is not None and left_s <= 0:
-                    self._changed.notify()  # it may have been this one that was told of a place
+                    self._changed.notify()  # this one may have been notified of a place
                     return False
                 self._waiting += 1
                 self._changed.wait(left_s)

@@ -94,7 +94,7 @@ class LlamaProcess:
 
     @property
     def is_alive(self) -> bool:
-        """Return whether the process is there; a fork of its owner cannot tell, and uses it."""
+        """Return whether the process exists; a fork of its owner assumes that it does."""
         return os.getpid() != self._owner or self._process.poll() is None
 
     def close(self) -> None:

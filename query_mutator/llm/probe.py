@@ -1,4 +1,4 @@
-"""What a server does with calls like ours, found by a few short ones.
+"""Probe a server with a few short calls: slots, speed, context, reloads.
 
 How many calls it works on at once, and how long one takes: what it reports, else inferred from a short probe.
 
@@ -171,7 +171,7 @@ def context_sentence(server: ModelServer, model: str, *, reply_tokens: int = Sam
     """Return how many tokens a call has, how many the model could have, and what the longest reply leaves of them."""
     context = server.context(model)
     if context is None:
-        return "unknown, so prompts that lose their beginning cannot be told; give --num-ctx"
+        return "unknown, so truncated prompts cannot be detected; give --num-ctx"
     info = server.model_info(model).items()
     limit = max((value for key, value in info if key.endswith(".context_length") and isinstance(value, int)), default=0)
     more = f" of the model's {limit}" if limit > context else ""

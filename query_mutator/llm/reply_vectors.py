@@ -4,7 +4,7 @@
 
 A row is turned to its K principal axes and cut into P pieces, and of each piece the number of the nearest of 256
 typical ones is kept, a byte (product quantization, Jégou et al. 2011, doi:10.1109/TPAMI.2010.57). The file lies
-beside the recording; scripts/reply_vectors.py makes it: axes [K, D] and pieces [P, 256, K / P], the typical ones, in
+next to the recording; scripts/reply_vectors.py makes it: axes [K, D] and pieces [P, 256, K / P], the typical ones, in
 float16; codes [n, P], their numbers; texts [n], places among the recording's texts.
 """
 

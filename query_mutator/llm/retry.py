@@ -23,7 +23,7 @@ TRANSIENT = frozenset({"connect", "timeout", "busy", "server", "malformed", "emp
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """Which failures are retried, how often, and after how long."""
+    """Policy for retries: which failures, how often, and after which delay."""
 
     max_retries: int = Calls.max_retries
     first_delay_s: float = 0.25  # doubles with every attempt

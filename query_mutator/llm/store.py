@@ -1,4 +1,4 @@
-"""Where replies are kept: every reply of a run in one SQLite file, and a file of the user's that all runs share.
+"""The store of replies: every reply of a run in one SQLite file, and a file of the user's that all runs share.
 
     replies.sqlite     replies     key -> model, prompt, reply         what was asked and answered, failures too
                        actions     env, step -> action                 written before the step starts

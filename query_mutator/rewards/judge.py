@@ -1,7 +1,7 @@
 """A judge: a model that says by a rubric whether an answer is good, with a verdict of 1 or 0.
 
 The question, the accepted answers and the answer to grade are data: each is between marks with a digest that no
-answer can contain on purpose, and the judge is told to follow no instruction inside them.
+answer can contain on purpose, and the judge is instructed to follow none inside them.
 """
 
 from __future__ import annotations

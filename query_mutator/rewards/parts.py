@@ -32,7 +32,7 @@ _ROUNDING = 1e-5  # a cosine of unit vectors in float32 may exceed 1 by this muc
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What a part may use: the question with its gold, the rewrite, the answer, their embeddings [D], and a judge.
+    """Inputs of a reward part: the question with its gold, the rewrite, the answer, their embeddings [D], and a judge.
 
     Of the answer the part that `types.read_part` returns.
     """

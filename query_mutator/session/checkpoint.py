@@ -1,4 +1,4 @@
-"""What a training continues from: `resume.pt` in its run folder, with the flags in config.json.
+"""The checkpoint of a training: `resume.pt` in its run folder, with the flags in config.json.
 
 Tensors and plain types only, so loading one runs no code from it. The state before stays as `resume.previous.pt`, which
 is read where the newest one is damaged.

@@ -93,7 +93,7 @@ def open_models(settings: ModelSettings, *, dataset: str | None = None) -> OpenM
     ResolvedModels must have their digests.
     """
     with ExitStack() as stack:
-        # Calls search and encode from many threads at once: BLAS threads beside each would outnumber the cores.
+        # Calls search and encode from many threads at once: additional BLAS threads would outnumber the cores.
         stack.enter_context(threadpool_limits(1, user_api="blas"))
         choice = resolve_backend(
             settings.backend,

@@ -94,7 +94,7 @@ class Step:
 
 @dataclass(slots=True, kw_only=True)
 class Played:
-    """How an episode went: its steps, what stopped it before the policy ended it, and the failed call, if one did."""
+    """Result of an episode: its steps, what stopped it before the policy ended it, and the failed call, if one did."""
 
     steps: list[Step] = field(default_factory=list)
     stopped: Stopped | None = None

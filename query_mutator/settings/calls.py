@@ -1,4 +1,4 @@
-"""How calls reach the servers."""
+"""Settings of calls to the servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an episode may do, and all that making a task takes."""
+"""Settings of an episode, and all that making a task takes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from query_mutator.types import CALL_PRICE, AnswerRule, AskRule
 
 @dataclass(frozen=True, kw_only=True)
 class Operators(Group):
-    """What may be done with a question."""
+    """Operators and forms that the policy may choose."""
 
     operators: str = ""
     """Rewrite operators that the policy may choose, as a,b,c, or none; by default rewrites by the mutator model that
@@ -26,10 +26,10 @@ class Operators(Group):
 
 @dataclass(frozen=True, kw_only=True)
 class CallRules(Group):
-    """Which calls an episode makes, and what they cost."""
+    """Calls of an episode, and their price."""
 
     max_asks: Few | None = None
-    """Most questions to the target in an episode with --ask form; 1: no answer is seen before the end."""
+    """Maximum questions to the target in an episode with --ask form; 1: no answer is seen before the end."""
     call_price: tuple[Weight, ...] = (CALL_PRICE,)
     """Subtracted from the reward for every model call; of several prices each episode draws one and sees it."""
     skip_unchanged: bool = True
@@ -51,7 +51,7 @@ class Episode(CallRules):
 
 @dataclass(frozen=True, kw_only=True)
 class TaskSettings(Questions, Operators, Reward, Episode, Sampling, ComputeConfig):
-    """Which questions are asked and the rules of an episode: what `make_task` takes."""
+    """Questions and rules of an episode: what `make_task` takes."""
 
     embedding_dims: Parallel = 6
     """Principal components of the embeddings in an observation."""

@@ -13,7 +13,7 @@ from query_mutator.bounds import Count, CountOrNone, Group, Share
 
 @dataclass(frozen=True, kw_only=True)
 class FailureRate(Group):
-    """When too many calls have failed."""
+    """The limit of failed calls."""
 
     max_failure_rate: Share = 0.2
     """Stop with exit code 3, training with a checkpoint, when more than this share of recent steps, or of the questions
@@ -22,7 +22,7 @@ class FailureRate(Group):
 
 @dataclass(frozen=True, kw_only=True)
 class CallBudget(Group):
-    """How many calls a question may take at use."""
+    """The limit of calls per question in use."""
 
     budget: Annotated[float, Ge(1), Le(10_000)] | None = None
     """Mean calls per question: the plan that is right most often within them is saved, or a policy with the price of a
@@ -36,7 +36,7 @@ class PeriodicEvaluation(Group):
     eval_interval: Annotated[CountOrNone | None, Parameter(alias="--validation-interval")] = None
     """Updates between two evaluations on validation questions; by default about ten per run, 0 for none."""
     eval_questions: Annotated[Count, Parameter(alias="--validation-questions")] = 120
-    """Most validation questions of a periodic evaluation; the same ones each time."""
+    """Maximum validation questions of a periodic evaluation; the same ones each time."""
     evaluate: bool = True
     """Compare the policy with the baselines on all held-out questions at the end."""
 

@@ -1,4 +1,4 @@
-"""How a policy learns: what all learners share, and the groups of IQN and the direct method next to ppo's."""
+"""Settings of learning: those of all learners, and the groups of IQN and the direct method next to ppo's."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Learning(Group):
-    """Which learner, and where it collects; see docs/how-to/sweep-settings.md."""
+    """The learner, and where it collects; see docs/how-to/sweep-settings.md."""
 
     preset: Literal["frugal"] | None = None
     """Other defaults; frugal, for expensive calls: --algo direct, and fewer calls to learn from and per question."""

@@ -1,4 +1,4 @@
-"""Who rewrites, answers and embeds."""
+"""Settings of the models that rewrite, answer and embed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Address(Context):
     openai_url: str | None = None
     """Address of an OpenAI-compatible server (vLLM, llama-server, ...); the key is read from OPENAI_API_KEY."""
     gguf: tuple[str, ...] = ()
-    """GGUF file of the model, or two: target, then mutator; or smollm2, that of a package. llama.cpp runs them."""
+    """GGUF file of the model, or two: target, then mutator; or smollm2, the bundled test model; runs with llama.cpp."""
     recording: str | None = None
     """Recorded replies that stand for a model: the name of a bundled recording, or a file."""
     target_model: str | None = None
@@ -66,12 +66,12 @@ class Models(Address):
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling(Group):
-    """What the models write."""
+    """Settings of sampling."""
 
     mutator_max_tokens: Tokens = 128
-    """Most tokens of a rewrite."""
+    """Maximum tokens of a rewrite."""
     target_max_tokens: Annotated[Tokens, Parameter(alias="--max-tokens")] = 256
-    """Most tokens of an answer."""
+    """Maximum tokens of an answer."""
     temperature: Annotated[float, Ge(0), Le(100)] = 0.0
     """Sampling temperature of both models."""
     think: Think = "auto"
@@ -105,4 +105,4 @@ class Encoding(Group):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings(Models, Calls, Encoding, Simulation, ComputeConfig):
-    """Which models answer and how calls reach them: what `open_models` takes."""
+    """Models and settings of calls: what `open_models` takes."""

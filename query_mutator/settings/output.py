@@ -1,4 +1,4 @@
-"""Where a run is kept, and what it loads first."""
+"""The run folder, and plugins to load first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked, and what a good answer is."""
+"""Questions, and the reward of an answer."""
 
 from __future__ import annotations
 

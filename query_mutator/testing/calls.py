@@ -50,7 +50,7 @@ _TOO_LONG = {
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSettings(Simulation):
-    """How a server answers; a setting out of range is a ValueError."""
+    """Settings of the server; a setting out of range is a ValueError."""
 
     port: Port = 0
     """Port to listen on; 0 takes a free one."""
@@ -151,7 +151,7 @@ class Call:
 
 @dataclass(slots=True, kw_only=True)
 class Outcome:
-    """What a model wrote, how it ended, and where the time went (nanoseconds)."""
+    """A model's text, how it ended, and its times (nanoseconds)."""
 
     arrived: int
     loaded: int = 0
@@ -182,7 +182,7 @@ class Outcome:
 
 @dataclass(slots=True)
 class Stats:
-    """What was counted: pending_loads -> waiting (for a slot) -> in_service (`service_s`) -> calls, or cancelled."""
+    """Counters: pending_loads -> waiting (for a slot) -> in_service (`service_s`) -> calls, or cancelled."""
 
     routes: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)

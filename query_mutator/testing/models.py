@@ -1,4 +1,4 @@
-"""What the test server's models are: any function of a request, objects that answer prompts, and some to begin with."""
+"""Models of the test server: any function of a request, objects that answer prompts, and some built-in ones."""
 
 from __future__ import annotations
 

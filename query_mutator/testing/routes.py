@@ -261,7 +261,7 @@ class Routes:
 
 
 class _Stream:
-    """A streamed reply, which begins with its first piece: an error before that has a status of its own."""
+    """A streamed reply, which begins with its first piece: an earlier error has an error status."""
 
     def __init__(self, request: web.Request, content_type: str) -> None:
         self._request = request

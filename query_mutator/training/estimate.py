@@ -1,4 +1,4 @@
-"""What a run costs, whether it can start, and what it leaves out: from its flags, with no server started or asked.
+"""Estimate a run from its flags, without a server: its cost, whether it can start, and what it leaves out.
 
 checks                   its questions, its machine, its bounds
 --answer learned         P(right) learned within a tenth of the calls of training

@@ -1,4 +1,4 @@
-"""What lengths and buckets cost: histograms, padding, better edges, reports."""
+"""Costs of lengths and buckets: histograms, padding, better edges, reports."""
 
 from query_mutator.batching.analyze.efficiency import (
     BatchingEfficiencyReport,

@@ -1,4 +1,4 @@
-"""What lengths and buckets cost: a histogram, padding per bucket, better edges, and all of it as a report."""
+"""Costs of lengths and buckets: a histogram, padding per bucket, better edges, and a full report."""
 
 from __future__ import annotations
 

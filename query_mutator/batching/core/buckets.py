@@ -147,7 +147,7 @@ class BatchSpec(Record):
 
 
 class OverlongPolicy(StrEnum):
-    """How to handle a sample longer than the budget or the longest bucket."""
+    """Policy for a sample longer than the budget or the longest bucket."""
 
     ERROR = "error"
     DROP = "drop"

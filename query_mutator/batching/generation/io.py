@@ -81,7 +81,7 @@ class CollatedBatch(Record):
 
     @property
     def cu_seqlens(self) -> NDArray[np.int32]:
-        """Where sequences begin in the rows laid end to end without padding, int32 [number of sequences + 1]."""
+        """Start of each sequence in the concatenated rows without padding, int32 [number of sequences + 1]."""
         return offsets_of(self._lengths()).astype(np.int32)
 
     @property
@@ -236,7 +236,7 @@ class BatchWriter:
     """Write the batches of `plan`.
 
     `samples` maps ids to samples (`Sample`, `TokenRow` or a mapping with `input_ids` and `loss_mask`); a `JsonlSamples`
-    is read row by row. `collate_fn` adds arrays of its own. Raises UsageError, without writing a manifest, for missing
+    is read row by row. `collate_fn` adds arrays. Raises UsageError, without writing a manifest, for missing
     samples and for samples of other lengths than the planned ones.
     """
 

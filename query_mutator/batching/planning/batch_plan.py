@@ -48,7 +48,7 @@ _QUADRATIC = 2e-4  # cost of a squared length in tokens: about 1 / (6 d) for a t
 
 
 class MicrobatchSpec(Record):
-    """What one rank runs at once; `index` is the position in the whole epoch.
+    """Samples that one rank runs at once; `index` is the position in the whole epoch.
 
     `packs` groups the ids into rows if the plan is packed. A microbatch with `is_padding` is a filler: run it with
     loss weight 0.
@@ -234,7 +234,7 @@ class EpochPlan(Record):
 
 
 class ShardSpec(Record):
-    """Which part of a plan a rank has.
+    """A rank's part of a plan.
 
     Without `equal_steps`, or on one rank, rank r has microbatches r, r + W, ... of each epoch. With it every rank has
     the same number of steps, and at each step the ranks have microbatches of one bucket and of nearly equal cost.

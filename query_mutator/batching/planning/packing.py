@@ -26,7 +26,7 @@ _BLOCK = 64  # packs that share one entry for their largest room
 
 
 class PackingMode(StrEnum):
-    """Which sequences share a pack."""
+    """Strategy for choosing the sequences of a pack."""
 
     FIRST_FIT = "first_fit"  # in the order given, the earliest pack with room
     BEST_FIT = "best_fit"  # in the order given, the fullest pack with room
@@ -34,7 +34,7 @@ class PackingMode(StrEnum):
 
 
 class PackingConfig(Record):
-    """How sequences are packed; a separator ends every segment of a pack but the last and costs one token."""
+    """Settings of packing; a separator ends every segment of a pack but the last and costs one token."""
 
     mode: PackingMode = PackingMode.FIRST_FIT
     max_length: int = Field(default=2048, ge=1)
@@ -309,7 +309,7 @@ class PackedSequence(TokenRecord):
 
     @property
     def cu_seqlens(self) -> NDArray[np.int32]:
-        """Where segments begin and the last one ends, int32 [num_segments + 1], without padding."""
+        """Starts of segments and the end of the last one, int32 [num_segments + 1], without padding."""
         return np.append(segment_begins(self.segment_ids[: self.total_tokens]), self.total_tokens).astype(np.int32)
 
     @property

@@ -32,7 +32,7 @@ class GymProtocolError(GymError):
 
 
 class GymTransport(StrEnum):
-    """How lines travel."""
+    """Transport of lines."""
 
     TELNET = "telnet"
     TCP = "tcp"
@@ -40,7 +40,7 @@ class GymTransport(StrEnum):
 
 
 class GymOutputMode(StrEnum):
-    """How the server formats its replies."""
+    """Format of the server's replies."""
 
     NORMAL = "normal"
     AGENT = "agent"
@@ -48,7 +48,7 @@ class GymOutputMode(StrEnum):
 
 
 class TelnetClientConfig(Record):
-    """Where a gym is, how long its client waits (in seconds), and how often it connects again."""
+    """Address of a gym, timeouts of its client (in seconds), and reconnections."""
 
     host: str = "localhost"
     port: int = Field(default=8023, ge=1, le=65535)
@@ -59,7 +59,7 @@ class TelnetClientConfig(Record):
 
 
 class GymConfig(TelnetClientConfig):
-    """Where a gym is and what is played there.
+    """Address of a gym, and which puzzles to play.
 
     `max_retries` counts per episode, and `retry_delay` doubles with each of them.
     """
@@ -124,7 +124,7 @@ class DifficultyProfile(WireRecord):
 
 
 class PuzzleCounts(WireRecord):
-    """What a server counts while a puzzle is played."""
+    """Counters of a server during a puzzle."""
 
     game: str = ""
     moves: int = 0

@@ -31,7 +31,7 @@ VERSION = 2
 
 
 class BufferEvictionPolicy(StrEnum):
-    """Which sample a new one replaces: the oldest, the one of lowest priority, or a random one."""
+    """Policy for evicting a sample: the oldest, the lowest priority, or a random one."""
 
     FIFO = "fifo"
     PRIORITY = "priority"
@@ -39,7 +39,7 @@ class BufferEvictionPolicy(StrEnum):
 
 
 class ReplayBufferConfig(Record):
-    """How many samples are kept and how they are drawn."""
+    """Settings of capacity and sampling."""
 
     max_size: int = Field(default=100_000, ge=1)
     eviction_policy: BufferEvictionPolicy = BufferEvictionPolicy.FIFO

@@ -31,7 +31,7 @@ STREAMING = "streaming"  # the tokenizer hash of a plan of samples that came as 
 
 
 class WindowConfig(Record):
-    """How large a window is and how its batches are formed."""
+    """Size of a window, and settings of its batches."""
 
     window_microbatches: int = Field(default=1000, ge=1)  # at most
     min_samples: int = Field(default=100, ge=1)  # of a window, and in the buffer to build one
@@ -166,7 +166,7 @@ class RollingBatchPlanWindow:
     build_next_window = to_async(build_next_window_sync)
 
     def _choose(self, serials: Sequence[int], window_id: int) -> list[int]:
-        """Return the positions of all unseen samples, and of as many seen ones as overlap and minimum require."""
+        """Return the positions of all unseen samples, and of seen ones up to the required overlap and minimum."""
         fresh = [place for place, serial in enumerate(serials) if serial not in self._seen]
         others = [place for place, serial in enumerate(serials) if serial in self._seen]
         if not fresh:

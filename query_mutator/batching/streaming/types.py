@@ -12,7 +12,7 @@ from query_mutator.batching.records import Int32Array, Ratio, Record, TokenRecor
 
 
 class SampleSource(StrEnum):
-    """Where a sample came from."""
+    """Source of a sample."""
 
     OFFLINE = "offline"
     GYM = "gym"
@@ -21,7 +21,7 @@ class SampleSource(StrEnum):
 
 
 class EpisodeStatus(StrEnum):
-    """How an episode is going or how it ended."""
+    """Status of an episode."""
 
     PENDING = "pending"
     RUNNING = "running"
@@ -32,7 +32,7 @@ class EpisodeStatus(StrEnum):
 
 
 class StreamState(StrEnum):
-    """What a stream is doing."""
+    """State of a stream."""
 
     IDLE = "idle"
     STREAMING = "streaming"
@@ -92,7 +92,7 @@ class StreamSample(TokenRecord):
 
 
 class StreamConfig(Record):
-    """Which source a stream reads and which samples it keeps, for a program that builds the stream."""
+    """Source of a stream and filters of its samples, for a program that builds the stream."""
 
     source_type: SampleSource = SampleSource.OFFLINE
     dataset_path: str | None = None

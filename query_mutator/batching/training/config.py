@@ -65,7 +65,7 @@ class SftFlags(JsonFlags, Lock):
     max_steps: Steps | None = None
     """Optimizer steps to stop after; required for a gym."""
     batch_size: Parallel = 4
-    """Most samples (with --pack rows) in a batch; --token-budget limits tokens instead."""
+    """Maximum samples (with --pack rows) in a batch; --token-budget limits tokens instead."""
     learning_rate: Annotated[Rate, Parameter(name=("--lr", "--learning-rate"))] = 1e-5
     """Learning rate of AdamW after the warm-up."""
     max_length: Count = 512
@@ -81,7 +81,7 @@ class SftFlags(JsonFlags, Lock):
     bucket_edges: str | None = None
     """Longest length of each bucket, as a,b,c; batches are padded to their bucket."""
     token_budget: Count | None = None
-    """Most tokens of a batch, padding included."""
+    """Maximum tokens of a batch, padding included."""
     pack: bool = False
     """Put several samples into each row, separated by mask and positions."""
     pack_max_len: Count | None = None

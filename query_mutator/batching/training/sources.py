@@ -1,4 +1,4 @@
-"""Where the batches of a run come from: rows in memory and a plan over them, or a gym that is being played.
+"""Sources of a run's batches: rows in memory with a plan, or a gym.
 
 A source yields the microbatches of each step, and can save and restore its position.
 """

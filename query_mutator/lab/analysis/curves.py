@@ -239,7 +239,7 @@ _BEFORE = 20  # points of the median that a spike is compared with
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What a rule found, in words, and where."""
+    """A finding of a rule, in words, and its place."""
 
     run: str
     metric: str

@@ -1,4 +1,4 @@
-"""What is measured: metrics, the tags that trainers log them under, axes and confounders, read from a YAML file."""
+"""Specification of an analysis in YAML: metrics, the tags that trainers log them under, axes and confounders."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def _measured(loader: DataLoader[Any], take: Any, batch_size: int, seconds: floa
 
 
 def _items(data: Any) -> Iterator[Any]:
-    """Yield items without end, those of a data set with a length in a shuffled order."""
+    """Yield items indefinitely; a data set with a length is shuffled."""
     while True:
         if isinstance(data, IterableDataset):
             yield from data

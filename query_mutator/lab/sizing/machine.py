@@ -1,4 +1,4 @@
-"""What worker processes may use of this machine: processors, memory, shared memory; and objects of a user's modules."""
+"""Resources of this machine for workers: processors, memory, shared memory; and objects of a user's modules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What to train and how, cards, and sizes from a table: robot policies and small networks (sizes.toml). Loads no torch.
+"""Workloads, recipes, cards, and sizes from a table: robot policies and small networks (sizes.toml). Loads no torch.
 
 peak(B) = max(floor, base + slope B) of B samples in a (micro) batch
 """
@@ -31,7 +31,7 @@ Batch: TypeAlias = "tuple[Tensor, ...] | dict[str, Any] | Tensor"
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """What to train: `build()` returns the module, `batch(B)` its inputs, `loss(module, *inputs)` a scalar.
+    """A workload: `build()` returns the module, `batch(B)` its inputs, `loss(module, *inputs)` a scalar.
 
     Inputs that are a dict or a single tensor are passed as one argument: `loss(module, inputs)`.
     """
@@ -44,7 +44,7 @@ class Workload:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """How to train it."""
+    """Settings of the training step."""
 
     precision: Precision = "fp32"
     optimizer: Optimizer = "adamw"

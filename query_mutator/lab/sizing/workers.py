@@ -1,4 +1,4 @@
-"""How many worker processes a data loader needs: items are timed one by one, and the workers simulated as a queue.
+"""Number of worker processes for a data loader: items are timed one by one, and the workers simulated as a queue.
 
     k batch    W workers    P batches ahead per worker
 
@@ -56,7 +56,7 @@ class Profile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predicted:
-    """What the queue predicts for a number of workers, with batches ahead of each."""
+    """Prediction of the queue for a number of workers, with batches ahead of each."""
 
     workers: int
     prefetch: int

@@ -314,7 +314,7 @@ class SweepFlags(EngineFlags):
 
 @dataclass(frozen=True, kw_only=True)
 class Findings:
-    """What a sweep found; `says` are its sentences, `optimum` is a text where there is no response surface."""
+    """Findings of a sweep; `says` are its sentences, `optimum` is a text where there is no response surface."""
 
     metric: MetricSpec
     trials: Sequence[Trial]

@@ -8,7 +8,7 @@ alone, which smooths a cliff away, is right about 81 % of 34 surfaces; with the 
 The verdict is the first that holds:
 
     coarse      next to one of the best settings the means fall abruptly: a cliff, or a peak narrower than the grid
-    undecided   several regions are alike: between settings another peak may be higher than the best setting
+    undecided   several regions are equally good: between settings another peak may be higher than the best setting
     interior    the region reaches no end, and the middle beats both ends of every axis (intersection-union test)
     edge        the region reaches one end of an axis and not the other
     undecided   anything else; along an axis on which the region reaches both ends, nothing was found

@@ -243,7 +243,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """How a trial ended."""
+    """Outcome of a trial."""
 
     name: str
     setting: Setting

@@ -133,7 +133,7 @@ class Replay:
         self.added += len(slots)
 
     def sample(self, size: int, *, beta: float) -> Sample:
-        """Draw `size` transitions in proportion to priority^alpha, one from each of as many equal shares of the sum."""
+        """Draw `size` transitions in proportion to priority^alpha, one from each of `size` equal shares of the sum."""
         shares = (np.arange(size) + self.rng.random(size)) / size
         slots = self._sampler.find(shares * self._sampler.total)
         chances = self._sampler[slots] / self._sampler.total

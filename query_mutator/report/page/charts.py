@@ -31,7 +31,7 @@ def is_number(value: object) -> bool:
 
 
 def fixed(value: Any, digits: int = 0, *, sign: str = "") -> str:
-    """Return a number with so many digits; a dash for what is not one."""
+    """Return a number with `digits` digits, or a dash if it is not a number."""
     if not is_number(value):
         return _NONE
     text = f"{value:{sign},.{digits}f}"
@@ -210,6 +210,6 @@ def by_step(series: Sequence[Mapping[str, Any]]) -> list[tuple[float, list[Any]]
 
 
 def thin(rows: Sequence[Any], most: int = MAX_POINTS) -> list[Any]:
-    """Return at most so many of the rows, evenly spread, the last among them."""
+    """Return a maximum number of rows, evenly spread, including the last."""
     step = max(1, math.ceil(len(rows) / most))
     return [*rows[(len(rows) - 1) % step :: step]]

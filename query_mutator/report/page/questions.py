@@ -1,4 +1,4 @@
-"""What was said, step by step: held-out questions under each method, and a sample of the training episodes."""
+"""Questions and answers step by step: held-out questions under each method, and a sample of the training episodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the page shows of a run folder, without secrets."""
+"""Read what the page shows of a run folder, without secrets."""
 
 from __future__ import annotations
 

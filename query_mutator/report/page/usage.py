@@ -1,4 +1,4 @@
-"""What the policy does: operators by step and tag, and what each one gains.
+"""The policy's actions: operators by step and tag, and the gain of each.
 
 An operator's gain is the score after the next answer minus the score before the operator: with rewriting and asking
 apart, a rewrite alone changes no score.
@@ -42,7 +42,7 @@ class Choices:
 
 
 class TrainingUsage:
-    """What was chosen in training and what it gained, with a number for each gain."""
+    """Actions chosen in training and their gains, with the number of each."""
 
     def __init__(self) -> None:
         self.choices = Choices()
