@@ -219,6 +219,8 @@ class Trainer:
             updates_done=parts.learner.updates_done,
             invalid_steps=done.invalid_steps,
             best_success=done.best_success,
+            row={**(done.open_row or {})},
+            is_row_open=done.open_row is not None,
         )
         self.invalid_steps_before = self.run.invalid_steps - sum(env.invalid_steps for env in parts.env_list)
         self.losses: dict[str, float] = {}
@@ -230,9 +232,9 @@ class Trainer:
                 FailureLimit(parts),
                 SlotsAdvice(parts),
                 LongPromptReport(parts),
-                Validation(parts),
             ]
         )
+        self.validation = Validation(parts, at_once=ray is not None or not parts.config.use_batching)
         self.checkpoints = Checkpoints(parts, self.run, resumed=checkpoint)
 
     @property
@@ -259,12 +261,16 @@ class Trainer:
             self.loop = ClusterLoop(self.ray, parts, self.obs, self._add_steps, env_steps=self.run.env_steps)
         parts.runlog.next_row(parts.learner)
         parts.runlog.open_bar(total_steps=self.config.total_steps, env_steps=self.run.env_steps)
+        with server_worked_before():
+            self.validation.begin(self.run)
 
     def collect(self) -> None:
         """Take `num_steps` steps in every environment."""
         assert self.loop is not None
         with server_worked_before():
             self.loop.collect()
+            if self.run.is_row_open:
+                self._finish_row()
         self.run.env_steps += self.config.rollout_steps
         self.callbacks.call("on_rollout_end", self.run)
 
@@ -275,7 +281,7 @@ class Trainer:
         self.run.updates_done = self.parts.learner.updates_done
 
     def log(self) -> None:
-        """Write a row of metrics when one is due, with a periodic evaluation when one is due."""
+        """Write a row of metrics when one is due; one with a periodic evaluation is finished after the next rollout."""
         run, parts = self.run, self.parts
         run.row = {}
         run.invalid_steps = self.invalid_steps_before + sum(env.invalid_steps for env in parts.env_list)
@@ -283,14 +289,24 @@ class Trainer:
             run.row = {**parts.runlog.row(parts.learner), **self.losses, "llm/invalid_steps": run.invalid_steps}
             run.row["counters/env_steps"] = run.env_steps
             self.callbacks.call("on_log", run)
-        self.callbacks.call("on_update_end", run)
-        if run.row:
-            parts.run_dir.metrics.write(run.row, step=run.env_steps, wall_s=parts.runlog.wall_s)
-            if "validation/success" in run.row:
-                self.pages.submit(write_report, parts.run_dir.path)
             parts.runlog.next_row(parts.learner)
+        with server_worked_before():
+            self.validation.start(run)
+            if run.is_last or not run.is_row_open:
+                self._finish_row()
         parts.store.begin(run.env_steps)
         self.checkpoints.keep()
+
+    def _finish_row(self) -> None:
+        """Write the row of the last update, if it has figures, with those of the evaluation that was started."""
+        run, parts = self.run, self.parts
+        self.validation.finish(run)
+        self.callbacks.call("on_update_end", run)
+        if run.row:
+            wall_s = run.row.get("counters/training_s", parts.runlog.wall_s)
+            parts.run_dir.metrics.write(run.row, step=run.env_steps, wall_s=wall_s)
+            if "validation/success" in run.row:
+                self.pages.submit(write_report, parts.run_dir.path)
 
     def save(self) -> None:
         """Write a checkpoint when one is due."""
@@ -303,6 +319,8 @@ class Trainer:
         Return the comparison, None without one.
         """
         parts, path, wall_s = self.parts, self.parts.run_dir.path, self.parts.runlog.wall_s
+        if self.run.is_row_open:
+            self._finish_row()
         parts.runlog.close()
         task = self._within_budget()
         report = self._compare(task) if self.config.evaluate and parts.split.test else None
@@ -379,6 +397,7 @@ class Trainer:
     def _add_steps(self, infos: dict[str, Any], steps: Steps) -> None:
         records = self.parts.run_dir.write_records()
         self.parts.runlog.add_steps(infos, steps.terminations | steps.truncations)
+        self.validation.check()
         self.callbacks.call("on_step", self.run, steps, records)
 
     def __enter__(self) -> Self:
@@ -394,6 +413,7 @@ class Trainer:
                 note(f"checkpoint: {self.checkpoints.path}; continue with --resume {parts.run_dir.path}{again}")
         parts.models.calls.close()  # first, because the environments wait for calls in flight
         self.pages.shutdown(wait=True, cancel_futures=True)
+        self.validation.close()
         if self.loop is not None:
             self.loop.close()
         parts.envs.close()

@@ -20,7 +20,6 @@ class Mlflow(Callback):
             mlflow.start_run(run_name=name, tags={"folder": name})
             mlflow.log_params(config["flags"])
         mlflow.log_dict(config, "config.json")
-        self.on_update_end(run)  # the evaluation before training
 
     def on_update_end(self, run):
         if run.row:

@@ -17,7 +17,6 @@ class Wandb(Callback):
         self.tracked = wandb.init(
             project="query-mutator", id=name, name=name, config=config, dir=run.folder, resume="allow"
         )
-        self.on_update_end(run)  # the evaluation before training
 
     def on_update_end(self, run):
         if run.row:

@@ -35,6 +35,7 @@ class Progress:
     best_success: float = 0.0  # of the periodic evaluations
     transcripts_bytes: int = 0
     metrics_bytes: int = 0
+    open_row: Mapping[str, float] | None = None  # of metrics, whose evaluation was being made
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

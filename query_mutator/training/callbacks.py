@@ -15,8 +15,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +71,7 @@ class RunView:
     invalid_steps: int = 0  # masked out of learning, up to the last update
     best_success: float = 0.0  # of the periodic evaluations
     row: dict[str, float] = field(default_factory=dict)  # in `on_log`: the metrics about to be written; add `custom/x`
+    is_row_open: bool = False  # the row is written when an evaluation that is being made has its figures
 
     @property
     def is_last(self) -> bool:
@@ -80,7 +83,7 @@ class Callback:
     """Base of a callback: override the hooks you need."""
 
     def on_training_start(self, run: RunView) -> None:
-        """Prepare for a new or resumed run, whose folder and first checkpoint exist; `run.row` is that of step 0."""
+        """Prepare for a new or resumed run, whose folder and first checkpoint exist."""
 
     def on_step(self, run: RunView, steps: Steps, records: Sequence[StepRecord]) -> None:
         """Take finished steps, and the rows of transcripts.jsonl that were written since the previous call."""
@@ -92,7 +95,11 @@ class Callback:
         """Add figures to `run.row`, which is written after this."""
 
     def on_update_end(self, run: RunView) -> None:
-        """Act after an update and `on_log`; `run.row` is empty when no row was due, and written if it is not."""
+        """Act after an update and `on_log`; `run.row` is empty when no row was due, and written if it is not.
+
+        Where the policy is evaluated after the update, this is called at the end of the next rollout; for the
+        evaluation before training likewise.
+        """
 
     def on_training_end(self, run: RunView) -> None:
         """Act after the last update and the comparison; not called for a run that ends early."""
@@ -229,40 +236,70 @@ class LongPromptReport(Callback):
             note(f"{what} did not fit the model's context and were not scored; {self._advice}")
 
 
-class Validation(Callback):
-    """Evaluate the policy before the first update, every `updates_between_evals` updates, and after the last."""
+class Validation:
+    """Evaluates the policy before the first update, every `updates_between_evals` updates, and after the last.
 
-    def __init__(self, parts: RunParts) -> None:
+    It is evaluated while the next rollout is collected, whose calls keep the slots busy that its last episodes leave
+    idle; at once with --no-batching, and where other machines collect.
+    """
+
+    def __init__(self, parts: RunParts, *, at_once: bool) -> None:
         self._parts, self._task = parts, parts.task
-        self._is_due = bool(parts.config.updates_between_evals and parts.split.validation)
-        if self._is_due:
+        self._is_wanted = bool(parts.config.updates_between_evals and parts.split.validation)
+        if self._is_wanted:
             self._task = parts.task.on(fixed_sample(parts.split.validation, parts.config.eval_questions))
+        self._thread = None if at_once else ThreadPoolExecutor(max_workers=1, thread_name_prefix="qm-validation")
+        self._figures: Future[dict[str, float]] | None = None  # of the evaluation that was started
         self._identity: dict[str, float] = {}  # the figure of the original questions, once it is known
 
-    def on_training_start(self, run: RunView) -> None:
-        """Write the row of a new run."""
+    def begin(self, run: RunView) -> None:
+        """Start the evaluation before the first update, or the one that was being made when the run was interrupted."""
         config, parts = run.config, self._parts
         if config.validation_fold != "none" and not parts.split.validation:
             note(
                 f"--validation-fold {config.validation_fold} holds none of the {len(parts.split.train)} questions to "
                 "learn from, so there are no periodic evaluations; give another fold"
             )
-        if self._is_due and not run.env_steps:
-            run.row = self._figures(run)
-            parts.run_dir.metrics.write(run.row, step=0, wall_s=parts.runlog.wall_s)
+        if self._is_wanted and (not run.env_steps or run.is_row_open):
+            self._start(run)
 
-    def on_update_end(self, run: RunView) -> None:
-        """Add the figures to the row when an evaluation is due."""
-        if self._is_due and (run.is_last or run.updates_done % run.config.updates_between_evals == 0):
-            run.row |= self._figures(run)
+    def start(self, run: RunView) -> None:
+        """Start an evaluation of the policy after an update, when one is due."""
+        if self._is_wanted and (run.is_last or run.updates_done % run.config.updates_between_evals == 0):
+            self._start(run)
 
-    def _figures(self, run: RunView) -> dict[str, float]:
-        parts = self._parts
-        with server_worked_before():
-            row = validation_figures(
-                parts.evaluator, self._task, parts.learner.frozen, with_identity=not self._identity
-            )
+    def finish(self, run: RunView) -> None:
+        """Add the figures of the evaluation that was started to the row; wait for them."""
+        figures, self._figures, run.is_row_open = self._figures, None, False
+        if figures is None:
+            return
+        row = figures.result()
         self._identity = self._identity or {key: row[key] for key in ("validation/identity_success",)}
         run.best_success = max(run.best_success, row["validation/success"])  # NaN leaves the first
-        parts.runlog.validated(row["validation/success"])
-        return {**row, **self._identity, "validation/best_success": run.best_success}
+        self._parts.runlog.validated(row["validation/success"])
+        run.row |= {**row, **self._identity, "validation/best_success": run.best_success}
+
+    def check(self) -> None:
+        """Raise what ended the evaluation early."""
+        if self._figures is not None and self._figures.done():
+            self._figures.result()
+
+    def close(self) -> None:
+        """Stop the thread; its calls must have been cancelled. Idempotent."""
+        if self._thread is not None:
+            self._thread.shutdown(wait=True, cancel_futures=True)
+
+    def _start(self, run: RunView) -> None:
+        run.is_row_open = True
+        evaluate = partial(
+            validation_figures,
+            self._parts.evaluator,
+            self._task,
+            self._parts.learner.frozen,
+            with_identity=not self._identity,
+        )
+        if self._thread is not None:
+            self._figures = self._thread.submit(evaluate)
+        else:
+            self._figures = Future()
+            self._figures.set_result(evaluate())

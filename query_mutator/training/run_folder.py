@@ -188,6 +188,7 @@ class Checkpoints:
                 best_success=run.best_success,
                 transcripts_bytes=rows.transcripts.size_bytes,
                 metrics_bytes=rows.metrics.rows.size_bytes,
+                open_row={**run.row} if run.is_row_open else None,
             ),
             envs=parts.envs.state_dict(),
             confidence=self._policy.confidence,

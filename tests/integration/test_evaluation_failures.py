@@ -118,8 +118,8 @@ def test_a_periodic_evaluation_past_the_rate_ends_with_a_checkpoint(
     assert train(*flags, "--ollama-url", server.url) == 3
     err = capsys.readouterr().err
     assert "questions of the evaluation, most often 'empty'" in err
-    [run] = (tmp_path / "runs").iterdir()
-    assert f"continue with --resume {run}" in err
+    [config] = (tmp_path / "runs").glob("2*/config.json")
+    assert f"continue with --resume {config.parent}" in err
 
 
 @pytest.fixture
