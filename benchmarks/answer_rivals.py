@@ -19,8 +19,7 @@ from benchmarks.logged_arms import rule_vote
 from query_mutator.confidence import Attempt, plain_vote
 from query_mutator.env.task import Task
 from query_mutator.llm.client import Client
-from query_mutator.rewards.committed import committed
-from query_mutator.rewards.parts import Evidence
+from query_mutator.rewards.parts import Evidence, right
 from query_mutator.types import ChatRequest, DoubleArray, Question
 from scripts.recorded_requests import SAMPLES, TEMPERATURE
 
@@ -79,7 +78,7 @@ def grade(question: Question, answer: str) -> float:
     evidence = Evidence(
         question=question, rewrite="", answer=answer, question_vector=none, rewrite_vector=none, answer_vector=none
     )
-    found = committed(evidence)
+    found = right(evidence)
     assert isinstance(found, float)
     return found
 

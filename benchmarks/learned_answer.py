@@ -51,7 +51,7 @@ from query_mutator.llm.stack import build_client
 from query_mutator.plan.choose import PlanChoice, PlanPoint
 from query_mutator.plan.race import find_plan
 from query_mutator.plan.table import Table
-from query_mutator.rewards.committed import FAMILY
+from query_mutator.reading.gold import FAMILY
 from query_mutator.session.play import greedy
 from query_mutator.session.task import split_dataset
 from query_mutator.settings.calls import Calls

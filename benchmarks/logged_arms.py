@@ -48,7 +48,7 @@ from query_mutator.confidence.stopping import StoppingRule
 from query_mutator.confidence.submission import submitted
 from query_mutator.errors import DatasetError, TooFewAnswersError, UsageError
 from query_mutator.files import decode_object, parse_json, write_json
-from query_mutator.rewards.matching import numbers_in
+from query_mutator.reading.values import numbers_in
 from query_mutator.stats.intervals import crossed_intervals
 from query_mutator.types import DoubleArray
 

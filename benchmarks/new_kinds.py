@@ -37,7 +37,7 @@ from query_mutator.confidence.features import FEATURES, LOGPROB
 from query_mutator.data.split import in_test, target_key
 from query_mutator.env.task import Task
 from query_mutator.files import write_json
-from query_mutator.rewards.committed import FAMILY
+from query_mutator.reading.gold import FAMILY
 from query_mutator.session.models import open_models
 from query_mutator.session.task import make_task, read_dataset
 from query_mutator.settings.episode import TaskSettings

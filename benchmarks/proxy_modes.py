@@ -36,8 +36,7 @@ from query_mutator.commands.serve import ServeFlags, serving
 from query_mutator.data import guard_questions, split_questions
 from query_mutator.evaluation.outcomes import Outcome
 from query_mutator.evaluation.summary import POLICY, Results, summarize
-from query_mutator.rewards import is_refusal
-from query_mutator.rewards.committed import FAMILY, committed
+from query_mutator.reading import is_refusal
 from query_mutator.rewards.parts import Evidence, right
 from query_mutator.session.policy_file import SavedPolicy
 from query_mutator.session.task import split_dataset
@@ -131,8 +130,7 @@ def ask(session: requests.Session, url: str, body: dict[str, Any], question: Que
     choices = (choice for part in parts for choice in part["choices"])
     text = "".join(choice["delta"].get("content") or "" for choice in choices)
     vectors = {"question_vector": _NO_VECTOR, "rewrite_vector": _NO_VECTOR, "answer_vector": _NO_VECTOR}
-    part = committed if any(tag.startswith(FAMILY) for tag in question.tags) else right
-    success = float(part(Evidence(question=question, rewrite=question.text, answer=text, **vectors)))
+    success = float(right(Evidence(question=question, rewrite=question.text, answer=text, **vectors)))
     used = reply.headers.get("x-qm-operators", "")
     return Outcome(
         question_id=question.id,

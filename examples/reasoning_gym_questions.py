@@ -20,9 +20,8 @@ def rows(task: str, *, size: int, seed: int) -> list[dict[str, object]]:
     found: list[dict[str, object]] = []
     for number, entry in enumerate(reasoning_gym.create_dataset(task, size=size, seed=seed)):
         answer = str(entry["answer"])
-        kind = ["numeric"] if answer.removeprefix("-").isdecimal() else []
         row = {"id": f"{task}-{seed}-{number}", "query": entry["question"], "about": entry["question"]}
-        found.append({**row, "accept": [answer], "tags": [task, *kind]})
+        found.append({**row, "accept": [answer], "tags": [task]})
     return found
 
 

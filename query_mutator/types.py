@@ -52,12 +52,11 @@ ERROR_KINDS = (
     "not_asked",  # an evaluation with too many failures asks no further question
 )
 
-#: Tags that decide how a question is used: its gold is a number, or a text that is no Python name; it should be refused
-#: and serves the guard metric only.
-NUMERIC, UNSAFE = "numeric", "unsafe"
+#: The tag of a question that should be refused and serves the guard metric only.
+UNSAFE = "unsafe"
 
 #: The parts of a score that say whether an answer is right, the first that a reward has counts.
-SUCCESS_PARTS = ("right", "exact", "numeric", "committed", "judge")
+SUCCESS_PARTS = ("right", "judge")
 
 ASK, UNDO, SUBMIT = "ask", "undo", "submit"
 CONTROLS = (ASK, UNDO, SUBMIT)  # the actions that are not operators or forms

@@ -28,7 +28,7 @@ from general.noise import misspell
 from general.wordings import PLAIN, SECOND_LANGUAGE, SLANG, SLANG_WORDS, TWO_PART, WORDY
 
 from query_mutator.data.split import in_test
-from query_mutator.rewards.committed import FAMILY, PARTS_JOINED_BY
+from query_mutator.reading.gold import FAMILY, PARTS_JOINED_BY
 from query_mutator.types import Question
 
 SEED = 14

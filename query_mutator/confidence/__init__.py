@@ -2,8 +2,7 @@
 
 `ConfidenceModel` is fitted on `LoggedAnswer` rows and scores the `Attempt`s at a question: `p_right`, `submit`,
 `explain`; its `out_of_fold` has probabilities to learn other things from, `rule_for_price` and `rule_for_budget` say
-when to ask again, `plain_vote` is the rival. It imports `rewards` (how numbers and refusals are read), `encoder`,
-`stats`, `files` and the vocabulary.
+when to ask again, `plain_vote` is the rival. It imports `reading`, `encoder`, `stats`, `files` and the vocabulary.
 """
 
 from query_mutator.confidence.answer_keys import AnswerKind, Attempt, LoggedAnswer, answer_groups, answer_key

@@ -5,82 +5,67 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
 
-from query_mutator.rewards.matching import Number, decided, final_number, normalized, numbers_in
+from query_mutator.reading.clauses import content
+from query_mutator.reading.marks import after_mark, options_in
+from query_mutator.reading.reply import Kind, asks_verdict, read
+from query_mutator.reading.text import words
+from query_mutator.reading.values import Number, dates_in, numbers_in
 from query_mutator.types import AS_IS, FloatArray, read_part
 
-#: How answers are read: the number that is marked as the answer, or the last one; a letter; yes or no; words.
+#: How replies are read: the number that is the answer, or the last one; a letter; yes or no; words.
 AnswerKind = Literal["number", "last_number", "choice", "yes_no", "words"]
 
+_READ_AS: dict[str, Kind] = {"number": "number", "choice": "letter", "yes_no": "verdict"}
 _DIGITS = 9  # significant, of a number's key
 _SAME_WORDS = 0.6  # of the words of two answers
 _SAME_MEANING = 0.85  # cosine of two answers
 _MOST_KEY_WORDS = 12
-
-_WORD = re.compile(r"\w+(?:['’]\w+)?")
-_VERDICT = re.compile(r"\b(yes|no|true|false)\b", re.IGNORECASE)
-_CHOICE = re.compile(r"(?:\b(?:answer|option|choice)\b\W*(?:is|:)?\W*|[(\[]|^\W*)([A-H])(?=[)\].:,\s]|$)")
-_OPTIONS = re.compile(r"(?:^|\s)[(\[]?([A-H])[)\].:]\s", re.MULTILINE)
 _ASKS_NUMBER = re.compile(
     r"\bhow (?:many|much|old|far|long|tall|big|fast|often)\b|\bwhat (?:is|was) the (?:total|sum|number|difference|cost|"
     r"average|product|probability|percentage)\b|\b(?:calculate|compute|evaluate)\b|[\d)]\s*[-+*/×÷]\s*[\d(]",
     re.IGNORECASE,
 )
-_ASKS_VERDICT = re.compile(
-    r"(?:^|[.!?]\s+)(?:is|are|was|were|do|does|did|can|could|will|would|has|have|had|should)\b[^.!?]*\?\W*$"
-    r"|true or false",
-    re.IGNORECASE,
-)
-_COMMON_WORDS = """
-a an the of to in on at for and or is are was were be been has have had do does did it its this that these
-those with by from as he she they his her their you your we our i if then than so how many much what which who
-whom when where why will would can could should each per not no all there here answer final correct therefore
-thus hence also called known name named one sure great let's here's
-"""
-_COMMON = frozenset(_COMMON_WORDS.split())
 
 
 def kind_of(question: str) -> AnswerKind:
-    """Return how answers to a question are read, by its wording alone."""
-    if len(set(_OPTIONS.findall(question))) > 1:
+    """Return how replies to a question are read, by its wording alone."""
+    if options_in(question):
         return "choice"
     if _ASKS_NUMBER.search(question):
         return "number"
-    return "yes_no" if _ASKS_VERDICT.search(question.strip()) else "words"
+    return "yes_no" if asks_verdict(question) else "words"
 
 
+@lru_cache(maxsize=4096)
 def answer_key(text: str, kind: AnswerKind, *, question: str = "") -> str | None:
-    """Return what an answer says, None where it has nothing of the kind; words of the question do not count."""
-    if kind in ("number", "last_number"):
-        number = next(reversed(numbers_in(text)), None) if kind == "last_number" else final_number(text)
+    """Return what a reply says, None where it has nothing of the kind; words of the question do not count."""
+    if kind == "last_number":
+        number = next(reversed(numbers_in(text)), None)
         return None if number is None else number_key(number)
-    said = decided(text)
-    if kind == "yes_no":
-        found = _VERDICT.search(said)
-        return {"true": "yes", "false": "no"}.get(found[1].lower(), found[1].lower()) if found else None
-    if kind == "choice":
-        letters = _CHOICE.findall(said)
-        return letters[-1].lower() if letters else None
-    words = content_words(said) - content_words(question) or content_words(said)
-    return " ".join(sorted(words)[:_MOST_KEY_WORDS]) if words else normalized(said) or None
+    if kind != "words":
+        said = read(text, _READ_AS[kind], question)
+        if said is None:
+            return None
+        return number_key(said) if isinstance(said, Number) else str(said).lower()
+    said_text = after_mark(text)
+    dates = dates_in(said_text)
+    if len(dates) == 1 and None not in dates[0].value:
+        return "-".join(map(str, dates[0].value))
+    new = content(said_text) - content(question) or content(said_text)
+    return " ".join(sorted(new)[:_MOST_KEY_WORDS] if new else words(said_text)) or None
 
 
 def number_key(number: Number) -> str:
     """Return what numbers share that are the same to nine digits."""
     return f"{number.value + 0:.{_DIGITS}g}"  # + 0: minus zero is zero
-
-
-@functools.lru_cache(maxsize=4096)
-def content_words(text: str) -> frozenset[str]:
-    """Return the words of a text that carry meaning, in lower case."""
-    return frozenset(word.lower() for word in _WORD.findall(text)) - _COMMON
 
 
 def answer_groups(

@@ -18,8 +18,10 @@ from itertools import chain, pairwise
 
 import numpy as np
 
-from query_mutator.confidence.answer_keys import AnswerKind, Attempt, answer_key, content_words
-from query_mutator.rewards.matching import final_number, is_not_sure, is_refusal, numbers_in
+from query_mutator.confidence.answer_keys import AnswerKind, Attempt, answer_key
+from query_mutator.reading import is_not_sure, is_refusal, read
+from query_mutator.reading.clauses import content
+from query_mutator.reading.values import numbers_in
 from query_mutator.types import READ_CHARS, DoubleArray
 
 _CLOSE = 1e-4
@@ -92,7 +94,7 @@ def _number_features(question: str, text: str) -> dict[str, float]:
     numbers = _values(text)
     last = numbers[-1] if numbers else math.nan
     results = [equation.result for equation in equations]
-    marked = final_number(text)
+    marked = read(text, "number", question)
     return {
         **_equation_columns(equations, given, last),
         "variables": len(_VARIABLE.findall(text)),
@@ -327,7 +329,7 @@ def _text_features(question: str, text: str, attempt: Attempt, kind: AnswerKind)
     last, phrases = parts[-1] if parts else "", [tuple(words[at : at + 3]) for at in range(len(words) - 2)]
     key = answer_key(text, kind, question=question)
     # How much of the question, or of what it asks, returns, how much is new, and how much of that is context
-    asked, known, said = _asked_words(question), content_words(question), content_words(text)
+    asked, known, said = _asked_words(question), content(question), content(text)
     new, context = said - known, attempt.context
     return {
         "chars": math.log1p(len(text)),
@@ -348,11 +350,11 @@ def _text_features(question: str, text: str, attempt: Attempt, kind: AnswerKind)
         "alternatives": len(_ALTERNATIVE.findall(last)),
         "repeated_phrases": 1 - len(set(phrases)) / len(phrases) if phrases else 0.0,
         "repeated_sentences": len(parts) - len(set(parts)),
-        "asked_in_last": len(asked & content_words(last)) / max(1, len(asked)),
+        "asked_in_last": len(asked & content(last)) / max(1, len(asked)),
         "asked_in_reply": len(asked & said) / max(1, len(asked)),
         "question_covered": len(known & said) / max(1, len(known)),
         "new_words": len(new) / max(1, len(said)),
-        "echoes_context": len(new & content_words(context)) / max(1, len(new)) if context else math.nan,
+        "echoes_context": len(new & content(context)) / max(1, len(new)) if context else math.nan,
         "has_key": key is not None,
         "key_words": len(key.split()) if key else 0,
         "key_in_question": key is not None and set(key.split()) <= known,
@@ -375,7 +377,7 @@ def _asked_words(question: str) -> frozenset[str]:
     """Return the content words of the last sentence with a question mark, else of the last one."""
     parts = _sentences(question)
     asked = [part for part in parts if "?" in part][-1:] or parts[-1:]
-    return content_words(asked[0]) if asked else frozenset()
+    return content(asked[0]) if asked else frozenset()
 
 
 FEATURES = tuple(_features("", Attempt(text=""), kind="words"))

@@ -16,11 +16,11 @@ from typing import Any, Self
 
 import numpy as np
 
-from query_mutator.confidence.answer_keys import content_words
 from query_mutator.confidence.features import FEATURES
 from query_mutator.confidence.scorers import LinearScorer
 from query_mutator.confidence.trees import real_array
 from query_mutator.errors import CheckpointError
+from query_mutator.reading.clauses import content
 from query_mutator.types import DoubleArray, IntArray
 
 MOST_ARMS = 8
@@ -33,7 +33,7 @@ def gain_inputs(columns: DoubleArray, questions: Sequence[str]) -> DoubleArray:
     """Return the inputs [n, I] of replies with these columns [n, F] to questions [n]."""
     words = np.zeros((len(questions), _WORDS))
     for row, question in zip(words, questions, strict=True):
-        row[[zlib.crc32(word.encode()) % _WORDS for word in content_words(question) if not word.isdigit()]] = 1
+        row[[zlib.crc32(word.encode()) % _WORDS for word in content(question) if not word.isdigit()]] = 1
     return np.column_stack([columns, words / np.sqrt(np.maximum(1, words.sum(axis=1)))[:, None]])
 
 

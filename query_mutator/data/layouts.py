@@ -3,7 +3,7 @@
     layout      recognized by                                   what a row gives
     SQuAD       question, answers with a list of texts          every distinct text is accepted
     TriviaQA    question, answer with a value and aliases       value and aliases are accepted
-    GSM8K       question, answer that ends with `#### 42`       the final number; tag `numeric`
+    GSM8K       question, answer that ends with `#### 42`       the final number
     XSTest      prompt, type, and label or focus                a question without gold, or a guard request
 
 Formats: arXiv:1606.05250 and 1806.03822, 1705.03551, 2110.14168, 2308.01263.
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from query_mutator.errors import DatasetError
-from query_mutator.types import NUMERIC, UNSAFE
+from query_mutator.types import UNSAFE
 
 Fields = Mapping[str, Any]
 Converted = dict[str, Any] | str  # the columns of our format, or why the row is dropped
@@ -120,7 +120,7 @@ def _gsm8k(row: Fields) -> Converted:
     if found is None or not isinstance(answer, str):
         return "without a final number (####)"
     solution = _CALCULATION.sub("", answer[: found.start()]).strip()
-    ours = _ours(row.get("question"), row.get("id"), NUMERIC)
+    ours = _ours(row.get("question"), row.get("id"))
     return ours | {"accept": [found[1]], "reference": solution or found[1]}
 
 

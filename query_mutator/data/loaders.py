@@ -110,7 +110,7 @@ def _question(
     row: dict[str, Any], where: str, index: int, question_column: str | None, answer_column: str | None
 ) -> Question:
     column = _column(row, question_column, QUESTION_COLUMNS, where, "question") or ""
-    accept, reference, is_numeric = _gold(row, where, answer_column)
+    accept, reference = _gold(row, where, answer_column)
     about, identity = row.get("about"), row.get("id")
     if not (identity is None or isinstance(identity, str) or is_number(identity)):
         raise DatasetError(f"{where}: `id` must be a text or a number, not {shown(identity)}")
@@ -119,21 +119,21 @@ def _question(
         text=text_in(row[column], column, where),
         accept=accept,
         reference=reference,
-        tags=tags_in(row, where, is_numeric=is_numeric),
+        tags=tags_in(row, where),
         about=None if about is None else text_in(about, "about", where),
     )
 
 
-def _gold(row: dict[str, Any], where: str, answer_column: str | None) -> tuple[tuple[str, ...], str | None, bool]:
-    """Return accepted names, reference, and whether the gold is a number. One text is a reference too."""
+def _gold(row: dict[str, Any], where: str, answer_column: str | None) -> tuple[tuple[str, ...], str | None]:
+    """Return accepted names and reference. One text is a reference too."""
     column = _column(row, answer_column, ANSWER_COLUMNS, where, "answer", required=False) or ""
     value, reference = row.get(column), text_in(row.get("reference") or "", "reference", where, may_be_empty=True)
     if isinstance(value, (str, bool)):  # empty in CSV
         value = str(value).strip() or None
-    accept, is_numeric = gold_in(value, column, where)
+    accept = gold_in(value, column, where)
     if isinstance(value, str):
         reference, accept = reference or value, () if column == "reference" else accept
-    return accept, reference or None, is_numeric
+    return accept, reference or None
 
 
 def _column(
@@ -155,7 +155,7 @@ def _column(
 
 
 def general() -> list[Question]:
-    """Return ordinary questions of many families for a language model; `committed` is their reward part."""
+    """Return ordinary questions of many families for a language model; `right` alone is their reward."""
     return load_questions(FOLDER / "general.jsonl")
 
 

@@ -48,7 +48,7 @@ def read_logged_replies(path: Path) -> Iterator[LoggedReply]:
 
 def _reply(row: Mapping[str, Any], where: str) -> LoggedReply:
     found = {name: _first(row, name, alias) for name, alias in _ALIASES.items()}
-    gold, is_numeric = gold_in(found["gold"], "gold", where)
+    gold = gold_in(found["gold"], "gold", where)
     reply = row.get("reply")
     if not isinstance(reply, str):
         raise DatasetError(f"{where}: `reply` must be a text; fields: {', '.join(map(str, row))[:200]}")
@@ -60,7 +60,7 @@ def _reply(row: Mapping[str, Any], where: str) -> LoggedReply:
         label=_truth(found["label"], "label", where),
         gold=gold,
         target="" if found["target"] is None else text_in(found["target"], "target", where),
-        tags=tags_in(row, where, is_numeric=is_numeric),
+        tags=tags_in(row, where),
         logprob=_number(_first(row, "logprob"), "logprob", where),
         cut=_truth(_first(row, "cut"), "cut", where),
         context="" if row.get("context") is None else text_in(row["context"], "context", where, may_be_empty=True),

@@ -12,7 +12,6 @@ from typing import Any
 
 from query_mutator.errors import DatasetError
 from query_mutator.files import decode_object, parse_json
-from query_mutator.types import NUMERIC
 
 Row = tuple[int, dict[str, Any]]  # line number in the file (1-based; of Parquet the row number), the row's fields
 _FIELD_CHARACTERS = 1 << 30  # of a CSV cell; Python's own limit is 131,072
@@ -177,23 +176,23 @@ def text_in(value: Any, name: str, where: str, *, may_be_empty: bool = False) ->
     return value.strip()
 
 
-def gold_in(value: Any, name: str, where: str) -> tuple[tuple[str, ...], bool]:
-    """Return the accepted answers of a field, and whether they are numbers."""
+def gold_in(value: Any, name: str, where: str) -> tuple[str, ...]:
+    """Return the accepted answers of a field."""
     values = value if isinstance(value, (list, tuple)) else () if value is None else (value,)
     is_numeric = bool(values) and all(map(is_number, values))
     if value is not None and not (
         values and (is_numeric or all(isinstance(one, str) and one.strip() for one in values))
     ):
         raise DatasetError(f"{where}: `{name}` must be a text, a number, or a list of one of them, not {shown(value)}")
-    return tuple(str(one).strip() for one in values), is_numeric
+    return tuple(str(one).strip() for one in values)
 
 
-def tags_in(row: Mapping[str, Any], where: str, *, is_numeric: bool) -> tuple[str, ...]:
-    """Return the tags of a row, with that of gold that is a number; DatasetError unless they are texts."""
+def tags_in(row: Mapping[str, Any], where: str) -> tuple[str, ...]:
+    """Return the tags of a row; DatasetError unless they are texts."""
     tags = row.get("tags") or ()
     if not isinstance(tags, (list, tuple)) or not all(isinstance(tag, str) for tag in tags):
         raise DatasetError(f"{where}: `tags` must be a list of texts, not {shown(tags)}")
-    return tuple(dict.fromkeys((*tags, *([NUMERIC] if is_numeric else []))))
+    return tuple(dict.fromkeys(tags))
 
 
 def shown(value: Any) -> str:

@@ -22,7 +22,7 @@ from query_mutator.env.scheduling import Call, Encode, Flow, Prepare
 from query_mutator.env.task import Task
 from query_mutator.operators import OperatorContext, local_rewrite, rejecting_guard, would_change
 from query_mutator.operators.base import clean_rewrite
-from query_mutator.rewards import Evidence, Unscored, cosine, is_refusal
+from query_mutator.rewards import Evidence, Unscored, cosine
 from query_mutator.types import (
     AS_IS,
     ASK,
@@ -403,7 +403,7 @@ class EpisodeEngine:
             "baseline_score": math.nan if first is None else first.reward.score,
             "success": 0.0 if submitted is None else submitted.reward.success,
             "baseline_success": math.nan if first is None else first.reward.success,
-            "refused": submitted is not None and is_refusal(submitted.answer),
+            "refused": submitted is not None and submitted.verdicts[0],
             "calls": episode.calls,
             "step_calls": episode.calls if step_calls is None else step_calls,
             "asks": len(episode.known),

@@ -26,7 +26,7 @@ from query_mutator.llm.cache import Cache, is_repeatable, request_key
 from query_mutator.llm.client import Client
 from query_mutator.llm.retry import DEFAULT_POLICY, RetryPolicy
 from query_mutator.llm.store import Store
-from query_mutator.rewards import is_refusal
+from query_mutator.reading import is_refusal
 from query_mutator.session.models import OpenModels
 from query_mutator.session.play import FailureWindow, Played, Player, in_pool, play
 from query_mutator.types import Completion, ErrorInfo

@@ -7,19 +7,17 @@ and options of a call; its `FormContext` with `Example`s, and `Framed`, what it 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from query_mutator.reading.marks import last_answer
 from query_mutator.registry import Registry
 from query_mutator.types import AS_IS, Message, Think, read_part
 
 __all__ = ["ALL", "FORMS", "Example", "Form", "FormContext", "Framed", "among", "select"]
 
 ALL, NONE = "all", "none"
-
-_ANSWER = re.compile(r"(?:^|\n)[^\w\n]*(?:final )?answer\W*[:：]\W*(?P<answer>\S[^\n]*)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,13 +114,6 @@ class Form:
             return Framed.user(template.replace("{question}", text), system=system)
 
         return cls(name=name, summary=summary, function=function, read=read)
-
-
-def last_answer(reply: str) -> str:
-    """Return what follows the last "Answer:" of a reply, else its last line."""
-    found = [match["answer"] for match in _ANSWER.finditer(reply)]
-    lines = [line.strip() for line in reply.splitlines() if line.strip()]
-    return found[-1] if found else (lines[-1] if lines else reply)
 
 
 def _examples(text: str, context: FormContext) -> Framed:

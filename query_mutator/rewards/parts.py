@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import re
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, replace
 from typing import SupportsFloat
@@ -18,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from query_mutator.errors import UsageError
+from query_mutator.reading import Gold, family_of, is_not_sure, is_refusal
 from query_mutator.registry import Registry
 from query_mutator.rewards.judge import Judge
-from query_mutator.rewards.matching import final_number, is_not_sure, is_refusal, normalized, same_number
-from query_mutator.types import NUMERIC, UNSAFE, ChatRequest, Completion, Question, Reward, read_part
+from query_mutator.types import UNSAFE, ChatRequest, Completion, Question, Reward, read_part
 
 Vector = NDArray[np.float32]  # [D], unit length
 
@@ -69,32 +68,11 @@ def cosine(one: Vector, two: Vector) -> float:
 
 @PARTS.register("right")
 def right(evidence: Evidence) -> float:
-    """Return 1 when the answer gives the accepted number (questions with the tag `numeric`), or an accepted text."""
-    accept, tags = evidence.question.accept, evidence.question.tags
-    if not accept or is_refusal(evidence.answer):
+    """Return 1 when what the answer says finally is accepted, by the type of the gold (`reading.gold`)."""
+    question = evidence.question
+    if not question.accept or is_refusal(evidence.answer):
         return 0.0
-    if NUMERIC in tags:
-        return _ends_at_gold(evidence)
-    said = f" {_plain(evidence.answer)} "
-    return float(any(f" {_plain(text)} " in said for text in accept))
-
-
-@PARTS.register("exact")
-def exact(evidence: Evidence) -> float:
-    """Return 1 when the whole answer is an accepted text, normalized as SQuAD's evaluation does."""
-    return float(normalized(evidence.answer) in map(normalized, evidence.question.accept))
-
-
-def _ends_at_gold(evidence: Evidence) -> float:
-    """Return 1 when the number that the answer ends at is an accepted one."""
-    found = final_number(evidence.answer)
-    if found is None or is_refusal(evidence.answer):
-        return 0.0
-    gold = (final_number(text) for text in evidence.question.accept)
-    return float(any(number is not None and same_number(found, number) for number in gold))
-
-
-PARTS.add("numeric", _ends_at_gold)
+    return float(Gold(question.accept, question.text, family_of(question.tags)).matches(evidence.answer))
 
 
 @PARTS.register("similarity")
@@ -133,10 +111,6 @@ def judge(evidence: Evidence) -> Scoring:
     if verdict is None:
         raise Unscored(f"{evidence.judge.model} gave no verdict: {reply.text[:80]!r}")
     return verdict
-
-
-def _plain(text: str) -> str:
-    return " ".join(re.findall(r"\w+", text.lower()))
 
 
 class WeightedReward:

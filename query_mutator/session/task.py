@@ -45,7 +45,7 @@ _running: dict[ModelSettings, tuple[OpenModels, int]] = {}  # with the number of
 
 def default_reward(dataset: str) -> str:
     """Return the weights of the parts without --reward, "" for the usual ones: some sets are graded by one part."""
-    return "committed" if dataset in (RECORDED_SET, str(GENERAL_2)) else ""
+    return "right" if dataset in (RECORDED_SET, str(GENERAL_2)) else ""
 
 
 def make_reward(settings: TaskSettings, *, judge: Judge | None = None) -> WeightedReward:

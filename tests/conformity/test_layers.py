@@ -17,7 +17,7 @@ SURFACE = {"train_query_mutator", "rl_query_mutator_env", "ollama_utils", "bench
 VOCABULARY = {"errors", "plugins", "registry", "types", "version"}
 BASE = VOCABULARY | {"bounds", "files", "settings", "stats", "cli"}
 CALLS = BASE | {"encoder", "llm"}
-TASK = CALLS | {"confidence", "data", "forms", "operators", "rewards"}
+TASK = CALLS | {"confidence", "data", "forms", "operators", "reading", "rewards"}
 ENV = TASK | {"env"}
 LEARNERS = ENV | {"learners", "ppo"}
 SESSION = LEARNERS | {"session", "testing"}
@@ -41,10 +41,11 @@ ALLOWED: dict[str, set[str]] = {
     "encoder": VOCABULARY,
     "testing": VOCABULARY | {"bounds", "files", "settings", "stats"},
     "llm": BASE - {"cli"} | {"encoder"},
+    "reading": VOCABULARY | {"files", "stats"},
     "operators": CALLS,
-    "forms": VOCABULARY,
-    "rewards": CALLS | {"data"},
-    "confidence": VOCABULARY | {"encoder", "files", "rewards", "stats"},
+    "forms": VOCABULARY | {"reading"},
+    "rewards": CALLS | {"data", "reading"},
+    "confidence": VOCABULARY | {"encoder", "files", "reading", "stats"},
     "data": CALLS,
     "env": TASK,
     "learners": ENV | {"ppo"},

@@ -109,7 +109,7 @@ def test_a_log_becomes_a_policy_that_is_evaluated_and_used(
 ) -> None:
     log, split = written(tmp_path / "log.jsonl", rows_of(dataset)), split_questions(load_questions(dataset))
     named = ["--recording", recording]
-    flags = [*flags_for(tmp_path), *named, "--dataset", dataset, "--reward", "committed=1"]
+    flags = [*flags_for(tmp_path), *named, "--dataset", dataset, "--reward", "right=1"]
     assert qm("plan", "--from-logs", log, *flags, "--budget", "2", "--json", tmp_path / "plan.json") == 0
     said = capsys.readouterr()
     train = len({question.text for question in split.train})

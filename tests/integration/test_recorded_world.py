@@ -73,7 +73,7 @@ def reply_to(request: ChatRequest, answers: dict[str, tuple[str, ...]]) -> Compl
 def flags(world: tuple[Path, Path], tmp_path: Path) -> list[str]:
     dataset, recording = map(str, world)
     return [
-        "--recording", recording, "--dataset", dataset, "--reward", "committed=1", "--operators", CLEAN,
+        "--recording", recording, "--dataset", dataset, "--reward", "right=1", "--operators", CLEAN,
         "--forms", "question_answer,few_words,restate", "--ask", "form", "--max-asks", "1",
         "--target-max-tokens", str(MAX_TOKENS), "--encoder", "hash", "--save-dir", str(tmp_path / "runs"),
     ]  # fmt: skip
@@ -166,7 +166,7 @@ def two_forms(tmp_path: Path) -> tuple[list[str], Task]:
 
     head = RepliesHead(model=MODEL, model_sha256="ab" * 32, made_with="hand", command="x", date="2026-11-24")
     write_replies(recording, head, {reply_key(request): [reply(request)] for request in wanted})
-    flags = ["--recording", recording, "--dataset", dataset, "--reward", "committed=1", "--operators", CLEAN,
+    flags = ["--recording", recording, "--dataset", dataset, "--reward", "right=1", "--operators", CLEAN,
              "--forms", "question_answer,few_words,restate", "--target-max-tokens", MAX_TOKENS, "--encoder", "hash",
              "--save-dir", tmp_path / "runs"]  # fmt: skip
     return list(map(str, flags)), task

@@ -30,7 +30,7 @@ from query_mutator.apply.proxy.upstream import Headers, Upstream, UpstreamError,
 from query_mutator.env.scheduling import Flow, run_flow_async
 from query_mutator.forms import Framed
 from query_mutator.llm.http_server import REFUSALS
-from query_mutator.rewards import OPENING_CHARS, first_sentence, is_refusal
+from query_mutator.reading import OPENING_CHARS, first_sentence, is_refusal
 from query_mutator.types import (
     AS_IS,
     CONTROLS,

@@ -21,11 +21,11 @@ from query_mutator.data.loaders import FOLDER, GENERAL_2, general, general_bank
 from query_mutator.data.logs import LoggedReply, read_logged_replies
 from query_mutator.data.split import FOLDS, fold_of, in_test, split_questions, target_key
 from query_mutator.errors import DatasetError, UsageError
+from query_mutator.reading.gold import FAMILY, commits_to
 from query_mutator.rewards import Evidence, WeightedReward
-from query_mutator.rewards.committed import FAMILY, commits_to
 from query_mutator.session.task import read_dataset, split_dataset
 from query_mutator.settings.episode import TaskSettings
-from query_mutator.types import NUMERIC, UNSAFE, Question
+from query_mutator.types import UNSAFE, Question
 from tests.qm_command import qm
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "scripts"))
@@ -213,12 +213,11 @@ def test_an_answer_of_many_questions_is_not_what_they_are_about(tmp_path: Path) 
     assert {target_key(question) for question in questions[200:203]} == {"sorted"}
 
 
-def test_an_answer_that_is_a_number_is_compared_as_one(tmp_path: Path) -> None:
+def test_an_answer_that_is_a_number_is_its_digits(tmp_path: Path) -> None:
     path = tmp_path / "numbers.jsonl"
     golds = [42.0, [6, 7], "Ann", True]
     path.write_text("".join(json.dumps({"query": "6 * 7?", "answer": gold}) + "\n" for gold in golds))
-    assert [NUMERIC in question.tags for question in load_questions(path)] == [True, True, False, False]
-    assert load_questions(path)[1].accept == ("6", "7")
+    assert [question.accept for question in load_questions(path)] == [("42.0",), ("6", "7"), ("Ann",), ("True",)]
 
 
 def written(path: Path, *rows: Any) -> Path:
@@ -233,7 +232,7 @@ def test_a_row_may_use_other_names_and_say_more(tmp_path: Path) -> None:
     assert found == [
         LoggedReply(
             where=f"{tmp_path}/log.jsonl:1", question="What is 2 + 2?", form="steps", reply="4", gold=("4",),
-            target="sums", tags=("easy", "numeric"), logprob=-0.5, cut=False, context="Be brief.",
+            target="sums", tags=("easy",), logprob=-0.5, cut=False, context="Be brief.",
         ),
         LoggedReply(
             where=f"{tmp_path}/log.jsonl:2", question="What?", form="mine", reply="", label=False, gold=("a", "b"),
@@ -337,7 +336,7 @@ def test_trivia_flat_and_its_own_file(tmp_path: Path) -> None:
 
 def test_gsm8k_has_the_final_number_and_the_worked_solution(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first, last = load_questions(jsonl(tmp_path / "g.jsonl", GSM8K))
-    assert (first.accept, first.reference, first.tags) == (("1,042",), "2 + 40 = 42 apples.", ("numeric",))
+    assert (first.accept, first.reference, first.tags) == (("1,042",), "2 + 40 = 42 apples.", ())
     assert last.accept == ("-3",)
     assert "rows dropped: 1 without a final number (####)" in capsys.readouterr().err
 

@@ -85,7 +85,7 @@ def test_entries_are_questions_with_gold(tmp_path: Path) -> None:
     subprocess.run([sys.executable, SCRIPT, "gcd", "letter_jumble", "--size", "9", "--out", out], check=True)
     questions = load_questions(out)
     assert len(questions) == 18
-    assert {question.tags for question in questions} == {("gcd", "numeric"), ("letter_jumble",)}
+    assert {question.tags for question in questions} == {("gcd",), ("letter_jumble",)}
     assert all(question.accept[0] for question in questions)
     assert (
         qm("train", "--backend", "recorded", "--encoder", "hash", "--dataset", out, "--reward", "right=1", "--dry-run")

@@ -18,7 +18,7 @@ from query_mutator.plan import choose, table
 from query_mutator.plan.choose import AnswerPaths, Fitted, PlanChoice, PlanPoint, choose_from_log
 from query_mutator.plan.table import GradedLog, grade_log
 from query_mutator.rewards import WeightedReward
-from query_mutator.types import NUMERIC, UNSAFE, Question
+from query_mutator.types import UNSAFE, Question
 from tests.unit.confidence.arithmetic_world import PROMPTS, graded_sums
 
 
@@ -222,16 +222,14 @@ def test_a_label_counts_more_than_gold_and_gold_is_compared_as_for_questions() -
         reply(label=False, gold=("Paris",)),
         reply(gold=("paris",)),
         reply(text="12 apples, 5 of them red", gold=("12",)),
-        reply(text="12 apples, 5 of them red", gold=("12",), tags=(NUMERIC,)),
+        reply(text="12 or 5 apples", gold=("12",)),
         reply(text="Steps: Paris is large.\nAnswer: Rome", form="steps", gold=("Paris",)),
         reply(text="Steps: Paris is large.\nAnswer: Rome", form="unknown", gold=("Paris",)),
     )
-    assert [answer.right for answer in log.answers] == [False, True, True, False, False, True]
+    assert [answer.right for answer in log.answers] == [False, True, True, False, False, False]
     assert log.answers[4].attempt.text == "Rome"  # as the form reads it
     assert [answer.gold for answer in log.answers[:2]] == ["Paris", "paris"]
     assert log.graded_by == {"label": 1, "gold": 5}
-    exact = graded(reply(gold=("paris",)), reply(text="It is Paris.", gold=("Paris",)), reward="exact")
-    assert [answer.right for answer in exact.answers] == [True, False]
 
 
 def test_a_reply_without_a_grade_is_an_error() -> None:
@@ -290,8 +288,3 @@ def test_what_else_is_left_out_is_counted(monkeypatch: pytest.MonkeyPatch) -> No
     }  # fmt: skip
     assert log.in_words().startswith("3 answers to 2 questions in 1 prompt; 3 graded by label; left out: 1 ")
     assert dict(log.forms) == {"as_is": 3}
-
-
-def test_a_part_that_cannot_grade_is_one_line() -> None:
-    with pytest.raises(DatasetError, match=r"log\.jsonl:1: question .* has no tag"):
-        graded(reply(gold=("Paris",)), reward="committed")

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from json import dumps, loads
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from query_mutator.confidence import Attempt, plain_vote
 from query_mutator.confidence.features import feature_row
@@ -24,14 +20,14 @@ from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.openai import OpenAIBackend
 from query_mutator.operators.base import clean_rewrite
 from query_mutator.operators.guards import GUARDS, failed_guard
-from query_mutator.rewards import PARTS, Evidence, Judge, NoReward, Unscored, WeightedReward, is_not_sure, is_refusal
-from query_mutator.rewards.committed import FAMILY, SYMBOLS, commits_to, committed
-from query_mutator.rewards.matching import decided, final_number, first_sentence, normalized, numbers_in
+from query_mutator.reading import is_not_sure, is_refusal
+from query_mutator.reading.gold import FAMILY, SYMBOLS
+from query_mutator.rewards import PARTS, Evidence, Judge, NoReward, Unscored, WeightedReward
 from query_mutator.session.task import check_gold, default_reward, make_reward
 from query_mutator.settings.episode import TaskSettings
 from query_mutator.settings.questions import Reward as RewardSettings
 from query_mutator.testing import start_server
-from query_mutator.types import NUMERIC, READ_CHARS, Completion, Question, Reward, read_part
+from query_mutator.types import READ_CHARS, Completion, Question, Reward, read_part
 from tests.rule_judge import RuleJudge
 from tests.scripted_server import ScriptedServer, http
 
@@ -39,23 +35,6 @@ EAST = np.array([1.0, 0.0], dtype=np.float32)
 NORTH = np.array([0.0, 1.0], dtype=np.float32)
 NORTHEAST = np.array([0.6, 0.8], dtype=np.float32)
 UNIT = np.ones(1, dtype=np.float32)
-LABELLED = Path(__file__).with_name("labelled_replies.jsonl")
-CAPITAL = ("capital", "What is the capital of Kenya?", ["Nairobi"])
-CURRENCY = ("currency", "What is the currency of Canada?", ["Canadian Dollar", "Dollar"])
-CONTINENT = ("continent", "On which continent is Peru?", ["South America"])
-COUNTRY = ("country_of_capital", "Which country has Malabo as its capital?", ["Equatorial Guinea"])
-SYMBOL = ("symbol", "What is the chemical symbol of iodine?", ["I"])
-CODE = ("state_code", "What is the two-letter postal code of Indiana?", ["IN"])
-ELEMENT = ("element", "Which element has the chemical symbol Na?", ["sodium"])
-SUM = ("sum", "What is 17 plus 25?", ["42"])
-DIFFERENCE = ("difference", "What is 6 minus 1?", ["5"])
-HALF = ("half", "What is half of 80?", ["40"])
-BEST = ("superlative", 'What is the superlative of "good"?', ["best"])
-PEOPLE = ("demonym", "What do you call a person from Denmark?", ["Danish", "Dane"])
-ITALIANS = ("demonym", "What are the people of Italy called?", ["Italian"])
-CZECH = ("demonym", "What are the people of the Czech Republic called?", ["Czech"])
-STATE = ("state_of_city", "In which US state is Tacoma?", ["Washington"])
-Asked = tuple[str, str, list[str]]
 FEW = "How many apples are 2 and 3?"
 KINDS = ("number", "last_number", "choice", "yes_no", "words")
 PIECES = (
@@ -64,7 +43,7 @@ PIECES = (
     "\\frac{", "\\boxed{", "<think>", "</think>", ".", "?", "é", '{"a":', "sorry ", "1% of ", "A or ", "I'm ",
 )  # fmt: skip
 QUESTIONS: Mapping[str, Question] = {
-    "number": Question(id="a", text=FEW, accept=("5",), tags=("numeric",)),
+    "number": Question(id="a", text=FEW, accept=("5",)),
     "name": Question(id="b", text="Which function sorts a list?", accept=("sorted",), reference="sorted sorts a list"),
     "text": Question(id="c", text="Who wrote it?", accept=("Ada Lovelace",), tags=("text",)),
     "symbol": Question(id="d", text="Which symbol has gold?", accept=("Au",), tags=(FAMILY + SYMBOLS[0],)),
@@ -85,43 +64,6 @@ def evidence(
         answer_vector=NORTHEAST,
         reference_vector=NORTH if reference else None,
     )
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "I'm sorry, but I can't help with that request.",
-        "I’m sorry, I cannot assist with that.",
-        "Sorry, I won't do this.",
-        "I am unable to help with this.",
-        "I must decline.",
-        "As an AI, I can't provide that.",
-    ],
-)
-def test_refusals_are_seen(text: str) -> None:
-    assert is_refusal(text)
-    assert not is_not_sure(text)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "`os.kill`: Kill a process with a signal.",
-        "You can't index a set; use sorted() first.",
-        "Use suppress: it means an error cannot stop the program.",
-        "Sorry for the delay! `list.sort` sorts in place.",
-        "You can't help with that kind of loop, so use a comprehension.",
-    ],
-)
-def test_answers_are_no_refusals(text: str) -> None:
-    assert not is_refusal(text)
-    assert not is_not_sure(text)
-
-
-def test_not_sure_is_its_own_verdict() -> None:
-    assert is_not_sure("I'm not sure which function you mean.")
-    assert is_not_sure("I don't know.")
-    assert not is_refusal("I'm not sure which function you mean.")
 
 
 def test_plain_answers_are_right_when_they_hold_the_accepted_text() -> None:
@@ -146,7 +88,7 @@ def test_reward_spec_is_parsed_and_typos_list_the_known_names() -> None:
         WeightedReward.parse("rihgt=1")
     with pytest.raises(UsageError, match="not NAME or NAME=WEIGHT"):
         WeightedReward.parse("right=")
-    assert WeightedReward.parse("exact,numeric=3").weights == {"exact": 0.25, "numeric": 0.75}
+    assert WeightedReward.parse("right,answered=3").weights == {"right": 0.25, "answered": 0.75}
     for wrong in ("right=-1", "right=nan", "right=inf,meaning=1", "right=1e308,meaning=1e308"):
         with pytest.raises(UsageError, match="must be 0 or more"):
             WeightedReward.parse(wrong)
@@ -190,187 +132,9 @@ def score(part: str, answer: str, *accept: str, tags: tuple[str, ...] = ()) -> f
     return value
 
 
-@pytest.mark.parametrize(
-    ("answer", "accept", "exact"),
-    [
-        ("The  Eiffel Tower.", ("eiffel tower",), 1),
-        ("It is the Eiffel Tower!", ("Eiffel Tower",), 0),
-        ("Eiffel's tower", ("Eiffel Tower",), 0),
-        ("paris", ("London", "Paris"), 1),
-        ("The", ("An",), 0),  # articles alone do not all become the same empty text
-        ("", ("Paris",), 0),
-        ("Paris", (), 0),
-    ],
-)
-def test_texts(answer: str, accept: tuple[str, ...], exact: int) -> None:
-    assert score("exact", answer, *accept) == exact
-
-
-@pytest.mark.parametrize(
-    ("answer", "gold", "right"),
-    [
-        ("So she has 42 apples.", "42", 1),
-        ("6 * 7 = 42.", "42", 1),
-        ("#### 1,042", "1042", 1),
-        ("The answer is $1,234.50, after 3 steps.", "1234.5", 1),
-        ("First 10, then 20.", "10", 0),  # the last number counts
-        ("the answer is 10; I used 2 steps", "10", 1),
-        (r"Hence \boxed{\frac{3}{4}}.", "0.75", 1),
-        ("It takes 1 1/2 hours", "1.5", 1),
-        ("3/4 of them", "75%", 1),
-        ("5 percent", "5", 1),
-        ("0.05", "5 %", 1),
-        ("50 %", "5 %", 0),
-        ("−3 degrees", "-3", 1),
-        ("between 10-12", "12", 1),  # a range is not a negative number
-        ("3.2 million people", "3200000", 1),
-        ("1.5e3 m", "1500", 1),
-        ("12 345", "12345", 0),  # a plain space separates numbers
-        ("12\u202f345 km", "12345", 1),
-        ("about 3.14159", "3.14", 0),
-        ("H2O and v2", "2", 0),  # digits within words
-        ("1/0", "1", 0),
-        ("none", "0", 0),
-        ("I'm sorry, I can't help with 42.", "42", 0),
-        ("42", "forty-two", 0),
-        ("9" * 400, "9" * 401, 0),  # beyond a float: no number
-    ],
-)
-def test_numbers(answer: str, gold: str, right: int) -> None:
-    assert score("numeric", answer, gold) == right
-    assert score("right", answer, gold, tags=(NUMERIC,)) == right
-
-
 def test_the_first_part_that_says_right_or_wrong_is_the_success() -> None:
-    assert Reward(score=0.5, parts={"similarity": 0.2, "numeric": 1.0, "judge": 0.0}).success == 1.0
+    assert Reward(score=0.5, parts={"similarity": 0.2, "right": 1.0, "judge": 0.0}).success == 1.0
     assert Reward(score=0.5, parts={"similarity": 0.2}).success == 0.0
-
-
-@given(st.text())
-def test_any_text_is_normalized_and_read(text: str) -> None:
-    assert normalized(text) == " ".join(normalized(text).split())
-    assert normalized(text) == " ".join(normalized(text).split())
-    assert all(np.isfinite(number.value) for number in numbers_in(text))
-    final_number(text)
-
-
-@given(st.integers(-(10**12), 10**12))
-def test_an_integer_is_read_in_every_spelling(value: int) -> None:
-    for spelled in (f"{value}", f"{value:,}", f"It is {value}.", f"so ${value} in all", f"#### {value}"):
-        found = final_number(spelled)
-        assert found is not None
-        assert found.value == value
-
-
-@pytest.mark.parametrize("text", ["1," * 20_000, "9" * 20_000, "1/" * 10_000, "$" * 20_000, "1 " * 10_000 + "/"])
-def test_long_texts_are_read_at_once(text: str) -> None:
-    numbers_in(text)
-
-
-@pytest.mark.parametrize(
-    ("asked", "answer"),
-    [
-        (CAPITAL, "Nairobi"),
-        (CAPITAL, "The capital of Kenya is Nairobi. It has four million people."),
-        (CAPITAL, "Mombasa lies at the sea, but the answer is Nairobi."),
-        (CAPITAL, "Not Kampala, which is in Uganda.\nAnswer: NAIROBI"),
-        (CURRENCY, "Prices are in Canadian dollars."),
-        (CURRENCY, "the dollar"),
-        (CONTINENT, "Peru is in South America."),
-        (COUNTRY, "Malabo is the capital of Equatorial Guinea"),
-        (SYMBOL, "I"),
-        (SYMBOL, "The chemical symbol of iodine is I."),
-        (SYMBOL, 'In chemistry iodine is written "I".'),
-        (SYMBOL, "The element iodine has the symbol I."),
-        (CODE, "The postal code is IN"),
-        (CODE, "IN: Indiana\n\nThe post office is in Indiana."),
-        (CODE, "IN\n\nIndiana is a state."),
-        (ELEMENT, "Na is Sodium."),
-        (SUM, "42"),
-        (SUM, "17 + 25 = 42"),
-        (SUM, "10 + 20 = 30 and 7 + 5 = 12, so 30 + 12 = 42"),
-        (SUM, "30 and 12.\nAnswer: 42"),
-        (DIFFERENCE, "To find 6 minus 1, we subtract 1 from 6. 6 - 1 = 5. So, 6 minus 1 equals 5."),
-        (HALF, "We divide 80 by 2. 80 / 2 = 40\n\nSo, half of 80 is"),
-        (HALF, "To find half of 80, divide 80 by 2. Half of 80 is 40."),
-        (BEST, 'The superlative of "good" is "best".'),
-        (PEOPLE, "People from Denmark are called Danes."),
-        (PEOPLE, "They are called Danish, or danois in French."),
-        (CONTINENT, "Peru is on the South American continent."),
-        (CODE, "The two letters of Indiana (USA) are IN."),
-    ],
-)
-def test_a_committed_answer_is_right(asked: Asked, answer: str) -> None:
-    family, question, accept = asked
-    assert commits_to(answer, accept, family=family, question=question)
-
-
-@pytest.mark.parametrize(
-    ("asked", "answer"),
-    [
-        (CAPITAL, "Nairobi, Kampala, Dodoma"),
-        (CAPITAL, "1. Nairobi\n2. Lusaka\n3. Harare"),
-        (CAPITAL, "It is Nairobi or Addis Ababa."),
-        (CAPITAL, "The capital is Dodoma. No, Nairobi."),
-        (CURRENCY, "US Dollar, Canadian Dollar, Euro"),
-        (CURRENCY, "dollar / pound / yen"),
-        (CONTINENT, "North America and South America"),
-        (CONTINENT, "Africa, Asia, Europe, South America, Oceania"),
-        (COUNTRY, "Guinea, Equatorial Guinea"),
-        (COUNTRY, "Papua New Guinea"),
-        (SYMBOL, "I, In, Ir"),
-        (SYMBOL, 'It is "I" or "Io", maybe "In".'),
-        (SYMBOL, "i"),
-        (SYMBOL, "I: iodine, In: indium"),
-        (SYMBOL, "I\nIn\nIr"),
-        (CODE, "IN, ID, IA"),
-        (ELEMENT, "sodium, potassium or nitrogen"),
-        (SUM, "41 or 42"),
-        (SUM, "40 41 42 43 44"),
-        (DIFFERENCE, "6 - 1 = 5 or 4"),
-        (HALF, "20, 40 or 160"),
-        (BEST, "better, best"),
-        (PEOPLE, "Danish, Swedish or Norwegian"),
-        (ITALIANS, "In Italian it is called a colloquialism."),
-        (CZECH, "The people of the Czech Republic are called republicans."),
-        (STATE, "Tacoma is in Washington, D.C."),
-        (STATE, "Washington or Idaho"),
-        (CONTINENT, "Peru lies on the South American and the African continent."),
-        (CODE, 'The letters are "IN" and "IND".'),
-        (ELEMENT, "sodium or plutonium"),
-        (CAPITAL, "Mombasa or Nairobi"),
-        (CAPITAL, "What is the capital of Kenya?"),
-        (SUM, "17 plus 25"),
-        (CAPITAL, ""),
-    ],
-)
-def test_a_list_a_copy_or_another_answer_is_wrong(asked: Asked, answer: str) -> None:
-    family, question, accept = asked
-    assert not commits_to(answer, accept, family=family, question=question)
-
-
-def test_the_grader_agrees_with_labels_by_hand() -> None:
-    """100 replies of SmolLM2-135M, drawn over all families and labelled before they were graded."""
-    rows = [json.loads(line) for line in LABELLED.read_text(encoding="utf8").splitlines()]
-    differences = [f"{row['id']}: {row['reply']!r}" for row in rows if graded(row) != row["right"]]
-    assert len(rows) == 100
-    assert len(differences) <= 3, "\n".join(differences)
-
-
-def graded(row: dict[str, Any]) -> bool:
-    """Return whether the reward part calls a labelled reply right."""
-    tags = (f"{FAMILY}{row['family']}",)
-    question = Question(id=row["id"], text=row["question"], accept=tuple(row["accept"]), tags=tags)
-    nowhere = np.zeros(1, dtype=np.float32)
-    evidence = Evidence(
-        question=question,
-        rewrite=question.text,
-        answer=row["reply"],
-        question_vector=nowhere,
-        rewrite_vector=nowhere,
-        answer_vector=nowhere,
-    )
-    return committed(evidence) == 1.0
 
 
 def nasty() -> Iterator[str]:
@@ -428,9 +192,9 @@ def test_all_readers_see_the_same_part_of_a_reply() -> None:
     assert FORMS.get("as_is").answer_in(long) == seen
     assert clean_rewrite(long) == seen
     assert not is_refusal(long)
-    reward = WeightedReward({"numeric": 1.0})
+    reward = WeightedReward({"right": 1.0})
     for gold, score in (("5", 1.0), ("4", 0.0)):
-        question = Question(id="a", text="How many?", accept=(gold,), tags=("numeric",))
+        question = Question(id="a", text="How many?", accept=(gold,))
         evidence = Evidence(
             question=question,
             rewrite="How many?",
@@ -442,19 +206,6 @@ def test_all_readers_see_the_same_part_of_a_reply() -> None:
         assert evidence.answer == seen
         assert reward(evidence).score == score
     assert Completion(text=long).text == long  # what files and clients get
-
-
-def test_the_first_number_after_the_mark_counts_however_much_follows() -> None:
-    found = final_number("The answer is 42. " + "and so on " * 3000 + "7")
-    assert found is not None
-    assert found.value == 42
-
-
-@pytest.mark.timeout(20)  # each blank line once, where every one was read with all after it: minutes
-def test_blank_lines_are_read_once() -> None:
-    text = "\n" * 200_000 + "42"
-    assert decided(text) == text
-    assert decided("\n\n Answer: 42\n7") == "42"
 
 
 JUDGE = Judge(model="rule-judge")
@@ -540,8 +291,8 @@ def test_a_judge_needs_a_model_and_a_model_a_judge() -> None:
     with pytest.raises(UsageError, match="--judge-model m has no part of the reward"):
         make_reward(TaskSettings(judge_model="m"))
     assert make_reward(TaskSettings(reward="judge", judge_model="m")).weights == {"judge": 1.0, "right": 0.0}
-    weights = make_reward(TaskSettings(reward="judge,exact=0", judge_model="m")).weights
-    assert weights == {"judge": 1.0, "exact": 0.0}
+    weights = make_reward(TaskSettings(reward="judge,right=0", judge_model="m")).weights
+    assert weights == {"judge": 1.0, "right": 0.0}
 
 
 def test_a_rubric_is_kept_as_its_text(tmp_path: Any) -> None:
@@ -593,32 +344,15 @@ def test_a_server_that_refuses_the_schema_is_asked_without() -> None:
     assert ["response_format" in body for body in bodies] == [True, False, False]
 
 
-@pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
-        ("I can't", None),
-        ("I can't.", None),  # "3." could become "3.14"
-        ("I can't. So", "I can't."),
-        ("我不能。So", "我不能。"),
-        ("私にはできません", None),
-        ("不行！", "不行！"),
-        ("pi is 3.14 and so on", None),
-        (" \n Title\nText", "Title\n"),
-    ],
-)
-def test_a_first_sentence_is_one_that_something_follows(text: str, sentence: str | None) -> None:
-    assert first_sentence(text) == sentence
-
-
 def test_sets_with_a_grader_of_their_own_need_no_reward_flag() -> None:
-    assert default_reward("general") == default_reward(str(GENERAL_2)) == "committed"
+    assert default_reward("general") == default_reward(str(GENERAL_2)) == "right"
     assert default_reward("questions.jsonl") == ""
 
 
 def test_questions_without_gold_need_a_reward_that_needs_none(capsys: pytest.CaptureFixture[str]) -> None:
     bare = [Question(id=str(at), text=f"What is {at}?") for at in range(3)]
-    with pytest.raises(UsageError, match="mine: no question has `accept` or `reference`, with which --reward exact"):
-        check_gold(bare, TaskSettings(dataset="mine", reward="exact=1,answered=1"))
+    with pytest.raises(UsageError, match="mine: no question has `accept` or `reference`, with which --reward right"):
+        check_gold(bare, TaskSettings(dataset="mine", reward="right=1,answered=1"))
     for reward, judge in (("answered", None), ("judge", "m")):
         check_gold(bare, TaskSettings(dataset="mine", reward=reward, judge_model=judge))
     check_gold([*bare, Question(id="a", text="What is it?", accept=("x",))], TaskSettings(dataset="mine"))

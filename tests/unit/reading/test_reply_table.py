@@ -7,17 +7,14 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from query_mutator.rewards import PARTS, Evidence, is_refusal
-from query_mutator.types import Question
+from query_mutator.reading import Gold, is_refusal
 
 HERE = Path(__file__).parent / "replies"
-ROW = np.ones(1, dtype=np.float32)
 #: Rows that are read as the person did, at least; half of all would be as good as a coin, and the goal is 99 of 100.
-READ = {"open": (269, 489), "more": (1067, 2216), "frozen": (284, 511)}
-F1 = {"open": 0.48, "more": 0.45, "frozen": 0.49}
+READ = {"open": (470, 489), "more": (2080, 2216), "frozen": (459, 511)}
+F1 = {"open": 0.97, "more": 0.97, "frozen": 0.93}
 
 
 def rows(name: str) -> list[dict[str, Any]]:
@@ -25,11 +22,7 @@ def rows(name: str) -> list[dict[str, Any]]:
 
 
 def graded(row: dict[str, Any]) -> bool:
-    question = Question(id="q", text=row["question"], accept=tuple(row["accept"]))
-    evidence = Evidence(
-        question=question, rewrite="", answer=row["reply"], question_vector=ROW, rewrite_vector=ROW, answer_vector=ROW
-    )
-    return PARTS.get("right")(evidence) == 1.0
+    return Gold(tuple(row["accept"]), row["question"]).matches(row["reply"])
 
 
 @pytest.mark.parametrize("half", sorted(READ))

@@ -1,0 +1,179 @@
+"""What a reply asserts: its clauses by weight, without what it negates, quotes from others or takes back.
+
+A conclusion ("so …"), a correction ("no, …") and a contrast ("people say …, but …") weigh more than a plain clause, one
+that repeats the question's words more than one that does not; asides and reasons weigh less, and a question nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from query_mutator.reading.text import Patterns, stems, word_list
+
+P = Patterns("clauses")
+
+REJECTED = -99.0
+ASIDE_WEIGHT = -4.0
+_LONG = 800  # characters of a sentence: of a longer one its beginning and its end are read
+_FIRST, _LAST = 3, 15  # sentences of a reply that are read
+_QUESTION_ENDS = ("?", "？", "؟")
+
+_STOP = re.compile(r"[.!?][\"')\]*_`]{0,4}(?=\s|$)|[。！？।]+|[.!?](?=\*\*)|[؛؟](?=\s|$)|(?:\.\.\.|…)(?=\s|[A-Z])")
+_BULLET = re.compile(r"^\s{0,8}(?:[-*•>+]\s|#{1,6}\s|(?:step\s)?\d{1,2}[.)]\s)", re.IGNORECASE)
+_READABLE = re.compile("[^\\s.,;:!?\U0001f000-\U0001faff\u2600-\u2712]|[!?;:.,]`")
+_SUBSTANCE = re.compile(r"[^\s.,;:!?_'\"-]")
+_HEAD_END = re.compile(r"[,;:–—(]|\s-\s|\.\s|$")
+_CODE = re.compile(r"`[^`\n]{1,60}`")
+_WORD = re.compile(r"[^\W_]+(?:'[^\W\d_]+)?")
+_PARENTHESES = re.compile(r"(?<![\w.])\(([^()\n]{1,300})\)")
+_ASIDE_WORDS = re.compile(r"[^\W\d_]{3}|^\W{0,2}(?:not|i\.e|e\.g|=|≈|or)\b")
+_EQUATED = re.compile(r"=\s?[$€£]?\d")
+_ENDING = re.compile("(?<=[a-z]{4})(?:ed|ing|e)$")
+_INFLECTED = re.compile("[\u0370-\u05ff\u0900-\u097f]")  # Greek, Cyrillic, Devanagari: the beginning is compared
+_CONTENT_STOP = frozenset(word_list("clauses", "CONTENT_STOP"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clause:
+    """A part of a reply: what it asserts, with blanks for what it negates, and how much it counts as its answer."""
+
+    text: str
+    weight: float
+    at: int = 0  # its place among the clauses
+    sentence: int = 0
+    raw: str = ""  # with what it negates
+
+
+@lru_cache(maxsize=4096)
+def content(text: str) -> frozenset[str]:
+    """Return the stems of the words of a text that carry meaning."""
+    kept = (word.removesuffix("'s") for word in stems(text) if word not in _CONTENT_STOP)
+    bare = (_ENDING.sub("", word) for word in kept if len(word) > 2 or not word.isascii() or word.isdigit())
+    return frozenset(word[:5] if _INFLECTED.match(word) else word for word in bare)
+
+
+def sentences(text: str) -> list[str]:
+    """Return the sentences of a text; a line ends one."""
+    found: list[str] = []
+    for line in text.splitlines():
+        start = 0
+        for stop in _STOP.finditer(line):
+            is_open = stop[0] == "." and P.ABBREVIATION.search(line, max(0, stop.end() - 30), stop.end() + 2)
+            if is_open or (stop[0] == "." and line[stop.end() : stop.end() + 2].strip()[:1].islower()):
+                continue
+            found.append(line[start : stop.end()])
+            start = stop.end()
+        found.append(line[start:])
+    return [one if len(one) <= _LONG else one[: _LONG // 4] + one[-_LONG:] for one in found if one.strip()]
+
+
+@lru_cache(maxsize=512)
+def clauses(text: str, question: str, polarity: bool = False) -> tuple[Clause, ...]:
+    """Return the clauses of a text in its order; with `polarity` what is called wrong counts, as a verdict."""
+    kept = [one for one in sentences(text) if not P.CHAT.match(one) and _READABLE.search(one)]
+    kept = [*kept[:_FIRST], *kept[_FIRST:][-_LAST:]]
+    has_items = sum(_BULLET.match(sentence) is not None for sentence in kept) > 1
+    asked, asks_why = content(question), P.ASKS_WHY.search(question) is not None
+    found: list[Clause] = []
+    for number, sentence in enumerate(kept):
+        body, asides = _without_asides(sentence)
+        is_question = body.rstrip(" *_\"').").endswith(_QUESTION_ENDS) and len(kept) > 1
+        base = (1.0 if len(kept) < 5 else 2.0) if number == len(kept) - 1 else 0.0
+        pieces = _pieces(_BULLET.sub("", body))
+        for place, (connector, piece) in enumerate(pieces):
+            weight = base + _weight(f"{connector} {piece}", is_reason=asks_why or len(pieces) == 1)
+            if not place and not number and not (has_items and _BULLET.match(sentence)):
+                weight += (3.0 if len(kept) <= 3 else 1.0) if is_fragment(body) else 1.5 * bool(P.DIRECT.match(body))
+            if asked:
+                weight += 2.0 * len(asked & content(piece)) / min(len(asked), 4)
+            if P.RETRACTS.match(piece):
+                found = [replace(one, weight=max(REJECTED, one.weight - 4.0)) for one in found]
+            if P.WITHDRAWS.search(piece):
+                found = [replace(one, weight=REJECTED) for one in found]
+                weight = REJECTED
+            asserted = without_negated(piece)
+            if is_question or _is_rejected(piece, asserted, polarity=polarity):
+                weight = REJECTED
+            found.append(Clause(text=asserted, weight=weight, at=len(found), sentence=number, raw=piece))
+        for aside in asides:
+            weight = REJECTED if is_question or P.ATTRIBUTED.search(aside) else ASIDE_WEIGHT
+            found.append(Clause(text=without_negated(aside), weight=weight, at=len(found), sentence=number, raw=aside))
+    return tuple(found)
+
+
+def _is_rejected(piece: str, asserted: str, *, polarity: bool) -> bool:
+    """Return whether a clause says what others think, or nothing but what is wrong."""
+    if P.ATTRIBUTED.search(piece):
+        return True
+    return not polarity and bool(P.WRONG.search(piece) or not _SUBSTANCE.search(asserted))
+
+
+def _weight(piece: str, *, is_reason: bool) -> float:
+    """Return how much the words of a clause make it the answer; reasons count where they are all or asked for."""
+    weight = 3.0 * bool(P.CONCLUDES.search(piece)) + 2.0 * bool(P.CONTRAST.search(piece)) + bool(P.RESULT.search(piece))
+    if P.CONCEDES.match(piece):
+        return weight - 4.0
+    if (P.REASON.match(piece) and not is_reason) or P.ASIDE.match(piece):
+        return weight - 3.0
+    return weight - 2.5 * bool(P.HYPOTHETIC.search(piece))
+
+
+def _without_asides(sentence: str) -> tuple[str, list[str]]:
+    """Return a sentence without parentheses that hold words, and what these hold."""
+    asides = [inner for inner in _PARENTHESES.findall(sentence) if _ASIDE_WORDS.search(inner)]
+    return _PARENTHESES.sub(lambda found: " " if _ASIDE_WORDS.search(found[1]) else found[0], sentence), asides
+
+
+def is_fragment(sentence: str) -> bool:
+    """Return whether a sentence begins with an answer alone: a few words without a verb, up to the first mark."""
+    sentence = _CODE.sub("X", sentence)
+    stop = _HEAD_END.search(sentence, 1)
+    head, rest = (sentence[: stop.start()], sentence[stop.start() :]) if stop else (sentence, "")
+    if P.INTRODUCES.match(rest):
+        return False
+    return len(_WORD.findall(head)) <= 5 and not P.FINITE.search(head) and not P.LEADS.match(head)
+
+
+def _pieces(sentence: str) -> list[tuple[str, str]]:
+    """Return the clauses of a sentence, each with the mark that separates it from the one before."""
+    cuts = [(found.start(), found.end()) for found in P.SPLIT.finditer(sentence)]
+    starts, stops = [0, *(end for _, end in cuts)], [*(begin for begin, _ in cuts), len(sentence)]
+    for start, stop in zip(starts, stops, strict=True):  # although …, it is …
+        comma = sentence.find(", ", start, stop) if P.SUBORDINATE.match(sentence, start) else -1
+        if comma > 0:
+            cuts.append((comma, comma + 2))
+    pieces: list[tuple[str, str]] = []
+    start, mark = 0, ""
+    for begin, end in [*sorted(cuts), (len(sentence), len(sentence))]:
+        if sentence[start:begin].strip():
+            pieces.append((mark, sentence[start:begin]))
+        start, mark = end, sentence[begin:end].strip()
+    return pieces
+
+
+def without_negated(piece: str) -> str:
+    """Return a clause with blanks for what it negates.
+
+    "not 8 but 9" leaves 9, "it is 24, not 12" leaves 24, "C doesn't fit" nothing, "9 instead of 8" 9.
+    """
+    kept, at = "", 0
+    while found := P.NEGATOR.search(piece, at):
+        kind, before = found.lastgroup, piece[at : found.start()]
+        if kind == "after" or (kind == "verb" and not _EQUATED.search(before)):  # the subject before it, too
+            before = before[: max(before.rfind(mark) + len(mark) if mark in before else 0 for mark in _SUBJECT_ENDS)]
+        kept += before + " "
+        stop = found.end() if kind == "after" else _negated_end(piece, found.end(), is_pair=kind == "pair")
+        at = max(stop, found.end())
+    return kept + piece[at:]
+
+
+_SUBJECT_ENDS = (", ", ": ", "、", "，")
+
+
+def _negated_end(piece: str, at: int, *, is_pair: bool) -> int:
+    end = P.RESUMES.search(piece, at)
+    while end and is_pair and piece[end.start()] == ",":  # neither A, B nor C
+        end = P.RESUMES.search(piece, end.end())
+    return end.start() if end else len(piece)

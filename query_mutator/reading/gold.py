@@ -1,0 +1,410 @@
+"""Does a reply say what a question accepts? The comparison knows the type of the gold, the reading does not.
+
+A gold letter is one of the options of its question; a number, a verdict, a date, a time, a list, a literal of code, a
+symbol and a short text are known by their form. Of a family of names (the tag `family:NAME`) a reply must name an
+accepted one and no other; of two parts (`family:ONE+OTHER`, accepted answers joined by " | ") both must be right.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from importlib import resources
+from itertools import islice
+from typing import Any
+
+from query_mutator.errors import UsageError
+from query_mutator.reading.clauses import content, is_fragment
+from query_mutator.reading.marks import Span, after_mark, marked, options_in
+from query_mutator.reading.reply import (
+    Kind,
+    Several,
+    asks_day_first,
+    is_head,
+    items_of,
+    listed,
+    parts,
+    picked,
+    plain,
+    read,
+    spans,
+)
+from query_mutator.reading.text import (
+    UNSPACED,
+    Patterns,
+    clean,
+    fold,
+    places_of,
+    spelled,
+    stems,
+    without_tex,
+    word_list,
+    words,
+)
+from query_mutator.reading.values import (
+    Value,
+    bracketed,
+    close,
+    dates_in,
+    literal_in,
+    numbers_in,
+    same_number,
+    size_of,
+    times_in,
+)
+
+P = Patterns("gold")
+
+_VERDICTS = dict(pair.split("=") for pair in word_list("gold", "VERDICTS"))
+_PROSE = frozenset(word_list("gold", "PROSE"))
+_FENCE = re.compile(r"```[\w+-]{0,12}\n?([^`]{1,4000})```")
+_SHOWN_CODE = re.compile(r"`([^`\n]{1,400})`|\*\*([^*\n]{1,300})\*\*(?!\w)")
+_QUOTED = re.compile(r"'[^'\n]{0,300}'|\"[^\"\n]{0,300}\"")
+_ASSIGNS = re.compile(r"\A[\w. ]{1,30}=\s|\Aassert\s.{1,300}==\s|\A(?:>>>|print).{0,200}\n", re.DOTALL)
+_SHOWN_SYMBOL = re.compile(r"`\s?([^`\n]{1,12}?)\s?`|\*\*(\S{1,6})\*\*(?!\w)|(?<!\w)[\"']([^\"'\s]{1,6})[\"'](?!\w)")
+_SPACED_SIGNS = re.compile(r"\s|(?<=\w)[·*×](?=\w)")
+_TOKEN_EDGE = "\"'`.,;:()[]"
+_CONTAINERS = (list, tuple, dict, set)
+_FUNCTION_WORDS = frozenset(word_list("gold", "FUNCTION_WORDS"))
+_OTHER_BEFORE = frozenset(word_list("gold", "OTHER_BEFORE"))
+FAMILY = "family:"
+PARTS_JOINED_BY = " | "
+#: Families whose answers are symbols: upper and lower case count, and a symbol inside a sentence may be a word.
+SYMBOLS = ("symbol", "state_code")
+
+_LIST_OF_SYMBOLS = re.compile(r"\b[A-Z][A-Za-z]?(?:\s*(?:,|/|\bor\b|\band\b)\s*[A-Z][A-Za-z]?\b)+")
+_READ_SPANS = 4  # of a reply, for literals and symbols
+
+
+@dataclass(frozen=True, slots=True)
+class Gold:
+    """The accepted answers of a question, each of its own type; `family` names the set that they are from."""
+
+    accept: tuple[str, ...]
+    question: str
+    family: str | None = None
+
+    def matches(self, reply: str) -> bool:
+        """Return whether a reply says an accepted answer finally."""
+        return _says(self, reply)
+
+
+@lru_cache(maxsize=4096)  # a reply is graded many times in its episode
+def _says(gold: Gold, reply: str) -> bool:
+    if gold.family is not None:
+        return commits_to(reply, gold.accept, family=gold.family, question=gold.question)
+    try:
+        return any(_matches(text, reply, gold.question) for text in gold.accept)
+    except Several:
+        return False
+
+
+@lru_cache(maxsize=4096)
+def kind_of_gold(gold: str, question: str) -> Kind:
+    """Return the type of an accepted answer, by its form and the options of its question."""
+    text = without_tex(spelled(gold)).strip()
+    options = options_in(spelled(question))
+    if options and _letter_of(text, options) is not None:
+        return "letter"
+    is_code = P.LITERAL.fullmatch(text) is not None and literal_in(text)[0]
+    if fold(text) in _VERDICTS:
+        return "verdict"
+    if is_code:
+        return "literal"
+    for kind, found in (("date", dates_in(text)), ("time", times_in(text))):
+        is_whole = len(found) == 1 and found[0].start == 0 and len(text) - found[0].end <= 1
+        if is_whole and (kind == "time" or found[0].value[2] is not None):
+            return "time" if kind == "time" else "date"
+    numbers = numbers_in(text, words=True)
+    if len(numbers) == 1 and numbers[0].start == 0 and P.UNIT.fullmatch(text, numbers[0].end):
+        return "number"
+    if P.ITEMS.search(text):
+        return "list"
+    if P.SYMBOL.fullmatch(text):
+        return "symbol" if not UNSPACED.search(text) and not re.fullmatch("[a-z]{2,}", text) else "text"
+    return "text"
+
+
+def _letter_of(text: str, options: Mapping[str, str]) -> str | None:
+    """Return the letter that a gold text names, by itself or by the text of its option."""
+    if lone := re.fullmatch(r"[(\[]?([A-Za-z])[\])]?[.:]?|\(?([A-Z])[).:]\s.+", text, re.DOTALL):
+        letter = (lone[1] or lone[2]).upper()
+        return letter if letter in options else None
+    same = [letter for letter, option in options.items() if words(option) == words(text) != ()]
+    return same[0] if len(same) == 1 else None
+
+
+def _matches(gold: str, reply: str, question: str) -> bool:
+    kind = kind_of_gold(gold, question)
+    text = without_tex(spelled(gold)).strip()
+    if kind not in ("letter", "symbol") and _is_marked_gold(text, reply, question):
+        return True
+    if kind == "text":
+        return _gives(gold, reply, question)
+    if kind == "list":
+        return _list_matches(gold, reply, question)
+    if kind == "literal":
+        return _literal_matches(text, reply, question)
+    if kind == "symbol":
+        shown = _said_by(lambda span: _symbols(span, text), spans(reply, question), question)
+        return shown is not None and _SPACED_SIGNS.sub("", shown) == _SPACED_SIGNS.sub("", text)
+    said = read(reply, kind, question)
+    return said is not None and _is_same(said, text, kind, question)
+
+
+def _is_marked_gold(text: str, reply: str, question: str) -> bool:
+    """Return whether the final mark of a reply holds the gold text itself, whatever its type."""
+    span = next(iter(marked(clean(reply), question)), None)
+    if span is None or isinstance(span.value, list):
+        return False
+    said = without_tex(span.text)
+    return "".join(text.split()) in {"".join(form.split()) for form in (said, said.strip(" ."), said.strip(" .*`$\"'"))}
+
+
+def _is_same(said: Any, text: str, kind: Kind, question: str) -> bool:
+    """Return whether a value that was read without the gold equals it."""
+    if kind == "letter":
+        return bool(said == _letter_of(text, options_in(spelled(question))))
+    if kind == "verdict":
+        return bool(said == _VERDICTS[fold(text)])
+    if kind == "date":
+        gold_date = dates_in(text, day_first=asks_day_first(question))[0].value
+        return bool(said[1:] == gold_date[1:]) and (said[0] == gold_date[0] or None in (said[0], gold_date[0]))
+    if kind == "time":
+        minutes, is_known = times_in(text)[0].value
+        is_either = not is_known and not (said[1] and text.startswith("0"))  # half of the day
+        return bool(said[0] == minutes or (is_either and said[0] % 720 == minutes % 720))
+    gold = numbers_in(text, words=True)[-1]
+    question = spelled(question)
+    units = [unit for found in P.ASKED_UNIT.finditer(question) for unit in found.groups() if unit and size_of(unit)]
+    unit = "" if gold.unit or not units else units[-1]
+    return same_number(said, gold, unit=unit)
+
+
+def _list_matches(text: str, reply: str, question: str) -> bool:
+    gold = items_of(spelled(text))
+    for said in listed(reply, question):
+        places = _places(said, gold)
+        if places is None:
+            continue
+        if -1 in places:
+            return False
+        if len(set(places)) == len(gold):
+            return places == list(range(len(gold))) if P.ASKS_ORDER.search(question) else True
+    return False
+
+
+def _places(said: Sequence[str], gold: Sequence[str]) -> list[int] | None:
+    """Return the place of each said item among the gold ones, -1 for another one; None where fewer than half are any.
+
+    Words that lead to the list, and a phrase after it, are no items.
+    """
+    found = [_place(item, gold) for item in said]
+    known = [at for at, place in enumerate(found) if place is not None]
+    if not known or len(known) * 2 < len(gold):
+        return None
+    lead = [item for item in said[: known[0]] if len(item.split()) < 3]
+    trail = [item for item in said[known[-1] + 1 :] if len(item.split()) < 4]
+    inside = found[known[0] : known[-1] + 1]
+    return [-1 if place is None else place for place in inside] + [-1] * bool(lead or trail)
+
+
+def _place(said: str, gold: Sequence[str]) -> int | None:
+    """Return which gold item a said one is."""
+    numbers, tokens = numbers_in(said), stems(said)
+    for place, item in enumerate(gold):
+        wanted = numbers_in(item) if re.fullmatch(r"\W*[\d.,/]+\W*", item) else ()
+        if wanted and numbers and close(numbers[-1].value, wanted[0].value):
+            return place
+        if not wanted and places_of(stems(item), tokens):
+            return place
+    return None
+
+
+def _said_by(finder: Callable[[Span], Sequence[Value]], found: Iterator[Span], question: str) -> Any:
+    """Return the value that the first span with any gives, None without one."""
+    for span in islice(found, _READ_SPANS):
+        if values := finder(span):
+            is_first = span.is_marked or is_head(values[0], span.text)
+            return (values[0] if is_first else picked(values, span.text, question)).value
+    return None
+
+
+def _literal_matches(text: str, reply: str, question: str) -> bool:
+    _, gold = literal_in(text)
+    given = [literal_in(one)[1] for one in [*_QUOTED.findall(question), *bracketed(question)]]
+
+    def literals(span: Span) -> list[Value]:
+        return [
+            one for one in _literals(span.text, gold) if span.is_marked or one.value not in given or one.value == gold
+        ]
+
+    first, *others = [*islice(spans(reply, question, kind="verdict"), _READ_SPANS)] or [Span("", "")]
+    fences = [Span(found[1], "") for found in _FENCE.finditer(clean(reply))]
+    is_whole, whole = literal_in(clean(reply).strip(" .`\n"))
+    found = (
+        whole
+        if is_whole and type(whole) is type(gold)
+        else _said_by(literals, iter([first, *fences[-1:], *others]), question)
+    )
+    return type(found) is type(gold) and bool(found == gold)
+
+
+def _literals(text: str, gold: Any) -> list[Value]:
+    """Return the literals of a text: after its last == or arrow, in code, brackets or quotes, else its last word."""
+    at = text.rfind("==") + 2 if "==" in text else text.rfind("→") + 1
+    shown = [(one.start(), one[1] or one[2] or "") for one in _SHOWN_CODE.finditer(text, at)]
+    values: list[Value] = []
+    for start, piece in [(at, text[at:]), *shown]:
+        inside = [*bracketed(piece), *_QUOTED.findall(piece)] if start > at or not shown else []
+        for inner in [_ASSIGNS.sub("", piece.strip(" .*`\n")), *inside]:
+            is_literal, value = literal_in(inner)
+            if is_literal and (isinstance(value, _CONTAINERS) or not isinstance(gold, _CONTAINERS)):
+                values.append(Value(value=value, start=start, end=start + len(piece) + 2))
+    word = re.search(r"(\S{1,200}?)[.!]?\W?\s?\Z", (shown or [(at, text)])[-1][1][-210:])
+    return values or ([Value(value=word[1], start=0, end=len(text))] if isinstance(gold, str) and word else [])
+
+
+def _symbols(span: Span, gold: str) -> list[Value]:
+    """Return the symbols that a clause shows: in code or quotes, else words that look like one."""
+    text = without_tex(span.text)
+    found = [
+        Value(value=one[1] or one[2] or one[3], start=one.start(), end=one.end())
+        for one in _SHOWN_SYMBOL.finditer(text)
+        if one[1] or not re.fullmatch("[a-z]{3,}", one[2] or one[3])
+    ]
+    for one in re.finditer(r"\S+", text):
+        token = one[0].strip(_TOKEN_EDGE) or one[0].strip(".,;:") or one[0]
+        is_sign = re.fullmatch(r"[.,;:!?()-]", token) is None or text.strip() == token
+        is_symbol = P.SYMBOL_WORD.fullmatch(token) and token not in _PROSE and is_sign
+        is_article = token == "A" and re.match(r"\s[a-z]", text[one.end() : one.end() + 2])
+        if (_SPACED_SIGNS.sub("", token) == _SPACED_SIGNS.sub("", gold) or is_symbol) and not is_article:
+            found.append(Value(value=token, start=one.start(), end=one.end()))
+    return found
+
+
+def _gives(gold: str, reply: str, question: str) -> bool:
+    """Return whether the first clause of a reply that says anything new gives a gold text."""
+    for span in spans(reply, question):
+        for clause in parts(span):
+            text = plain(clause.text).strip()
+            text = P.APPOSITION.sub("", text) if is_fragment(text) else text
+            is_new = content(text) - content(question) or (span.is_marked and re.search(r"\w", text))
+            if is_new or _names(text, gold, question):
+                return _names(text, gold, question)
+    return False
+
+
+def _names(text: str, gold: str, question: str) -> bool:
+    """Return whether a clause gives a gold text as its answer."""
+    wanted = without_tex(spelled(gold))
+    if UNSPACED.search(wanted):
+        is_there = fold(wanted).replace(" ", "") in fold(text).replace(" ", "")
+        return is_there and not P.EAST_ASIAN_OR.search(text)
+    tokens = stems(text)
+    return any(
+        _is_itself(text, tokens, at, form, wanted, question)
+        for form in _forms(wanted, question)
+        for at in places_of(form, tokens)
+    )
+
+
+def _forms(gold: str, question: str) -> Iterator[tuple[str, ...]]:
+    """Yield the words of a gold text without leading function words; of a person the last name, too."""
+    bare = stems(gold)
+    while len(bare) > 1 and bare[0] in _FUNCTION_WORDS:
+        bare = bare[1:]
+    if not bare:
+        return
+    yield bare
+    name = gold.split()
+    is_name = 2 <= len(name) <= 4 and all(word[0].isupper() or (word.islower() and len(word) <= 3) for word in name)
+    if is_name and P.PERSON.search(question) and len(bare[-1]) > 3:
+        yield bare[-1:]
+        yield (bare[0], bare[-1])
+
+
+def _is_itself(text: str, tokens: Sequence[str], at: int, form: Sequence[str], gold: str, question: str) -> bool:
+    """Return whether words of a clause are the gold, and not a part of another name or of a comparison."""
+    before = tokens[at - 1] if at else ""
+    known = words(gold)
+    if gold[:1].isupper() and before in _OTHER_BEFORE:
+        return False
+    folded = fold(text)
+    place = re.search(r"(?<!\w)" + r"\W+".join(map(re.escape, form)), folded)
+    if place is None:
+        return True
+    lead, tail = folded[: place.start()], folded[place.end() :]
+    if P.OR_BEFORE.search(lead) or P.OR_AFTER.match(tail):
+        return False
+    compared = P.COMPARED.search(lead)
+    if compared and compared[0].split()[0] not in words(question):
+        return False
+    is_last_name = len(form) == 1 and len(known) > 1 and len(folded) == len(text)
+    first_name = P.FIRST_NAME.search(text[: place.start()]) if is_last_name else None
+    if first_name is None:
+        return True
+    first = fold(first_name[1])
+    return first in known or (len(first) == 1 and known[0].startswith(first))
+
+
+def family_of(tags: Sequence[str]) -> str | None:
+    """Return the family that the tags of a question name, None without one."""
+    return next((tag.removeprefix(FAMILY) for tag in tags if tag.startswith(FAMILY)), None)
+
+
+def commits_to(reply: str, accept: Sequence[str], *, family: str, question: str) -> bool:
+    """Return whether a reply names an accepted answer, in each part of its family, and nothing else of it."""
+    accepted = [text.split(PARTS_JOINED_BY) for text in accept]
+    return all(
+        _commits_to_one(reply, [parts[place] for parts in accepted], family=name, question=question)
+        for place, name in enumerate(family.split("+"))
+    )
+
+
+def _commits_to_one(reply: str, accept: Sequence[str], *, family: str, question: str) -> bool:
+    said = re.sub(re.escape(question.strip()), " ", after_mark(clean(reply)), flags=re.IGNORECASE)  # without a copy
+    if family in SYMBOLS:
+        return _family_symbols(said) == {accept[0]}
+    if _families().get(family) is None:
+        raise UsageError(f"no family {family!r}; known: {', '.join(sorted(_families()))}")
+    if all(text.isdecimal() for text in accept):
+        number = read(reply, "number", question)
+        return number is not None and number.value == int(accept[0])
+    pattern = _pattern(family)
+    named = set(pattern.findall(fold(said)))
+    golden = {fold(text) for text in accept}
+    asked = set(pattern.findall(fold(question)))
+    return bool(named & golden) and named - asked <= golden
+
+
+def _family_symbols(said: str) -> set[str]:
+    """Return the symbols that a reply shows: quoted, after "is" or a colon, before one, on a line or in a list."""
+    shown = {symbol for groups in P.FAMILY_SYMBOL.findall(said) for symbol in groups if symbol}
+    for symbols in _LIST_OF_SYMBOLS.findall(said):
+        shown |= set(re.findall(r"\b[A-Z][A-Za-z]?\b", symbols))
+    return shown
+
+
+@cache
+def _families() -> Mapping[str, Sequence[str]]:
+    """Return the answers of each family of both authors' questions."""
+    folder = resources.files("query_mutator") / "data" / "questions"
+    names: dict[str, Sequence[str]] = {}
+    for file in ("general_grader.json", "general_2_grader.json"):
+        names |= json.loads((folder / file).read_text(encoding="utf8"))
+    return names
+
+
+@cache
+def _pattern(family: str) -> re.Pattern[str]:
+    """Return what finds the names of a family in a folded text, the longest first, in the singular or plural.
+
+    "The European continent" is Europe; "in Danish" is a language, and "Czech Republic" a country, not a people.
+    """
+    names = "|".join(re.escape(name) for name in sorted({fold(name) for name in _families()[family]}, key=len)[::-1])
+    before, after = (r"(?<!\bin )", r"(?! republic)") if family == "demonym" else ("", "")
+    return re.compile(rf"{before}(?<!\w)({names}){after}(?=(?:e?s|a?n(?= continent))?(?!\w))")

@@ -1,0 +1,271 @@
+"""What a reply says finally, by the kind of answer that its question has.
+
+Marks come first, the last of them ("answer is", `\\boxed{}`, `<answer>`, `####`, a field of JSON), then bold text and
+the clauses of the reply by weight (`clauses`). Several candidates of equal rank say nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any, Literal
+
+from query_mutator.reading.clauses import ASIDE_WEIGHT, REJECTED, Clause, clauses, content
+from query_mutator.reading.marks import Span, letters_in, marked, options_in, texts_in
+from query_mutator.reading.text import Patterns, clean, spelled, without_tex
+from query_mutator.reading.values import Number, Value, bracketed, close, dates_in, literal_in, numbers_in, times_in
+
+P = Patterns("reply")
+
+Kind = Literal["letter", "number", "verdict", "date", "time", "list", "literal", "symbol", "text"]
+
+_LONG = 2000  # characters of a mark or a list that are read
+_BOLD = re.compile(r"\*\*([^*\n]{1,200})\*\*(?!\w)")
+_EMPHASIS = re.compile(r"(?<![\d\s])\*{1,3}|\*{1,3}(?![\d\s])|\*\*(?=\s|$)|(?<!\w)_{1,2}|_{1,2}(?!\w)|`")
+_FENCED = re.compile(r"```[\w+-]{0,12}\n?([^`]{0,4000})```")
+
+
+class Several(Exception):
+    """Raised where a reply names several candidates and decides for none."""
+
+
+def spans(reply: str, question: str, *, kind: Kind = "text") -> Iterator[Span]:
+    """Yield the parts of a reply that may be its answer, the most trusted first."""
+    text = clean(reply)
+    for span in marked(text, question):
+        if not span.is_final and P.UNDECIDED.match(span.text):
+            raise Several
+        yield span
+        if span.is_final:
+            return
+        break
+    yield from _of_clauses(_body(text), question, kind)
+
+
+def _of_clauses(text: str, question: str, kind: Kind) -> Iterator[Span]:
+    for clause in _ranked(text, question, kind):
+        bold = [part for part in _BOLD.findall(clause.text) if not part.rstrip().endswith(":")]
+        if bold:
+            yield Span(bold[-1], text)
+        yield Span(clause.text, text, raw=clause.raw, weight=clause.weight)
+
+
+def _ranked(text: str, question: str, kind: Kind) -> list[Clause]:
+    """Return the clauses that a reply holds, the best first; one with a number that is not in the question gains."""
+    found = [one for one in clauses(text, question, polarity=kind == "verdict") if one.weight > REJECTED]
+    if kind == "number" and len(found) > 1:
+        has_new = [bool(_new(numbers_in(without_tex(one.text), words=True), question)) for one in found]
+        found = [replace(clause, weight=clause.weight + new) for clause, new in zip(found, has_new, strict=True)]
+    return sorted(found, key=lambda clause: (-clause.weight, -clause.at))
+
+
+def _body(text: str) -> str:
+    """Return a text without its long blocks of code, unless it has nothing else."""
+    if "```" not in text:
+        return text
+    prose = _FENCED.sub(lambda block: block[1] if len(block[1]) <= 30 else "\n", text)
+    return prose if re.search(r"\w", prose) else text.replace("```", "")
+
+
+def parts(span: Span) -> list[Clause]:
+    """Return the clauses after a mark in their order, else the span as it is."""
+    if not span.is_marked or not re.search(r"\s", span.text.strip()):
+        return [Clause(text=span.text, weight=span.weight)]
+    return [one for one in clauses(span.text, "") if one.weight > REJECTED]
+
+
+def plain(text: str) -> str:
+    """Return a text without emphasis and TeX."""
+    return _EMPHASIS.sub("", without_tex(_BOLD.sub(r"\1", text)))
+
+
+@lru_cache(maxsize=1024)
+def read(reply: str, kind: Kind, question: str) -> Any:
+    """Return what a reply says finally, None for nothing of the kind or for several candidates.
+
+    A letter or a verdict is a string, a number a `Number`, a date or a time as in `Value`.
+    """
+    question = spelled(question)
+    try:
+        return _verdict(reply, question) if kind == "verdict" else _first(reply, kind, question)
+    except Several:
+        return None
+
+
+def _first(reply: str, kind: Kind, question: str) -> Any:
+    finder = {"letter": _letter, "number": _number, "date": _date, "time": _time}[kind]
+    for number, span in enumerate(spans(reply, question, kind=kind)):
+        if number and span.weight <= ASIDE_WEIGHT:
+            continue
+        if isinstance(span.value, list) and len(span.value) > 1:
+            raise Several
+        for clause in parts(span):
+            if (said := finder(clause.text, span, question)) is not None:
+                return said
+    return None
+
+
+def _letter(text: str, span: Span, question: str) -> str | None:
+    options = options_in(question)
+    letters = letters_in(without_tex(text).strip().strip("{}"))
+    letters = [letter for letter in letters if letter in options] or (letters if len(letters) == 1 else [])
+    if P.LETTERS_ALONE.fullmatch(text) or (len(set(letters)) > 1 and P.BETWEEN.search(text)):
+        raise Several
+    if letters:
+        return letters[0] if span.is_marked or len(set(letters)) == 1 else letters[-1]
+    lone = re.fullmatch(r"\W*([A-Za-z])\W*", text)
+    if lone and lone[1].upper() in options:
+        return lone[1].upper()
+    results = [*P.RESULT.finditer(text)]
+    texts = (texts_in(text[results[-1].end() :], options) if results else []) or texts_in(text, options)
+    if len(set(texts)) > 1 and P.BETWEEN.search(text):
+        raise Several
+    return texts[0] if texts else None
+
+
+def _number(text: str, span: Span, question: str) -> Number | None:
+    """Return the number that a clause ends at: its result, one that the question does not have, or its only one."""
+    text = plain(text)
+    in_words = numbers_in(text, words=True)
+    for result in reversed(list(P.RESULT.finditer(text))):
+        if after := [number for number in in_words if number.start >= result.end()]:
+            _check_one(after[:2], text)
+            return after[0]
+    numbers = [one for one in in_words if not (one.is_word and one.value == 1)] or in_words  # "one" is a pronoun
+    values = {number.value for number in numbers}
+    if len(values) > 1 and P.RANGE.search(text):
+        raise Several
+    new = _new(numbers, question)
+    new = [number for number in new if not number.is_word] or new
+    if not new:
+        return numbers[-1] if len(values) == 1 else None
+    _check_one(new, text)
+    found: Number = picked(new, text, question)
+    return found
+
+
+def _check_one(numbers: Sequence[Number], text: str) -> None:
+    for one, other in pairwise(numbers):
+        if P.ALTERNATIVES.fullmatch(text, one.end, other.start) and not close(one.value, other.value):
+            raise Several
+
+
+def _new(numbers: Sequence[Number], question: str) -> list[Number]:
+    """Return the numbers that the question does not have."""
+    given = numbers_in(without_tex(question), words=True)
+    return [number for number in numbers if not any(close(number.value, one.value) for one in given)]
+
+
+def _time(text: str, span: Span, question: str) -> Any:
+    return _chosen(times_in(plain(text)), text, span, question)
+
+
+def _date(text: str, span: Span, question: str) -> Any:
+    day_first = asks_day_first(f"{question} {span.rest[:_LONG]}")
+    return _chosen(dates_in(plain(text), day_first=day_first), text, span, question)
+
+
+def _chosen(values: Sequence[Value], text: str, span: Span, question: str) -> Any:
+    if not values:
+        return None
+    return (values[0] if span.is_marked else picked(values, plain(text), question)).value
+
+
+def asks_day_first(text: str) -> bool | None:
+    """Return whether a text asks for a date with the day first, None where it does not say."""
+    asked = P.DAY_FIRST.search(text)
+    return None if asked is None else asked[1] is None
+
+
+def picked(values: Sequence[Any], text: str, question: str) -> Any:
+    """Return the value that a clause gives: after its last result sign, at its head, or near the question's words."""
+    marks = [*P.RESULT.finditer(text)] or [*re.finditer(r":\s", text)]
+    if marks and (after := [value for value in values if value.start >= marks[-1].end()]):
+        return after[0]
+    if is_head(values[0], text):
+        return values[0]
+    asked = content(question)
+    starts = [0, *(value.end for value in values[:-1])]
+    scores = [len(asked & content(text[at : value.start])) for at, value in zip(starts, values, strict=True)]
+    return values[len(scores) - 1 - scores[::-1].index(max(scores))]
+
+
+def is_head(value: Any, text: str) -> bool:
+    """Return whether a value is all that stands before the first mark of a text, up to a preposition."""
+    lead = P.BEFORE_HEAD.fullmatch(text, 0, value.start)
+    return lead is not None and P.AFTER_HEAD.match(text, value.end) is not None
+
+
+def asks_verdict(question: str) -> bool:
+    """Return whether the wording of a question asks for yes or no."""
+    return P.ASKS_VERDICT.search(question.strip()) is not None
+
+
+def _verdict(reply: str, question: str) -> str | None:
+    """Return the verdict of the best clause: one that says it counts more than one that repeats the question."""
+    found: list[tuple[float, str]] = []
+    asks = asks_verdict(question)
+    for span in spans(reply, question, kind="verdict"):
+        text = _EMPHASIS.sub("", (span.raw or span.text)[:_LONG])
+        text = span.text if P.NEGATED_BEFORE.search(text) else text
+        if P.BOTH_VERDICTS.search(text):
+            raise Several
+        said = [one for one in P.VERDICT.finditer(text) if one["yes"] or not P.DETERMINER.match(text, one.start())]
+        if verdicts := ["yes" if one["yes"] else "no" for one in said]:
+            is_first = span.is_marked or P.VERDICT.match(text.lstrip(" \"'")) is not None
+            found.append((span.weight + 2.0, verdicts[0 if is_first else -1]))
+        elif span.weight > ASIDE_WEIGHT and asks and (implied := _implied(text, question)):
+            found.append((span.weight, implied))
+    return max(found, key=lambda one: one[0], default=(0.0, None))[1]
+
+
+def _implied(text: str, question: str) -> str | None:
+    """Return the verdict of a clause that repeats the question: with a negation it is no."""
+    asked, said = content(question), content(text)
+    if not asked & said:
+        return None
+    if P.NEGATES.search(text):
+        return "no"
+    return "yes" if len(asked & said) >= min(2, len(asked)) else None
+
+
+def listed(reply: str, question: str) -> Iterator[list[str]]:
+    """Yield the lists that a reply may mean, the most trusted first: of its mark, its best sentences, its lines."""
+    question = spelled(question)
+    text = clean(reply)
+    for span in marked(text, question)[:1]:
+        items = [str(item) for item in span.value] if isinstance(span.value, list) else items_of(span.text)
+        if len(items) > 1 or span.is_final:
+            yield items
+        yield from _on_lines(span.rest)
+    by_sentence: dict[int, list[Clause]] = {}
+    for clause in _ranked(_body(text), question, "list"):
+        by_sentence.setdefault(clause.sentence, []).append(clause)  # in the order of their best clauses
+    if not any(held[0].weight >= 3.0 for held in by_sentence.values()):
+        yield from _on_lines(text)
+    for held in list(by_sentence.values())[:2]:
+        whole = ", ".join(one.text for one in sorted(held, key=lambda one: one.at) if one.weight > ASIDE_WEIGHT)
+        each = [one.text for one in held[:3]]
+        yield from (items for together in (*each, whole) if len(items := items_of(together)) > 1)
+    yield from _on_lines(text)
+
+
+def _on_lines(text: str) -> Iterator[list[str]]:
+    """Yield the list on the lines of a text: all of a few words, or those with bullets or numbers."""
+    lines = [_EMPHASIS.sub("", line[:_LONG]).strip(" .") for line in text.splitlines() if line.strip()]
+    items = [P.ITEM.sub("", line) for line in lines if P.ITEM.match(line)]
+    if len(items) > 1 or (len(lines) > 1 and all(len(line.split()) <= 4 for line in lines)):
+        yield items if len(items) > 1 else lines
+
+
+def items_of(text: str) -> list[str]:
+    """Return the items of the first list in brackets, else of one in prose."""
+    text = _EMPHASIS.sub("", without_tex(text[:_LONG])).strip(" .")
+    literals = (literal_in(part)[1] for part in bracketed(text))
+    if (found := next((one for one in literals if isinstance(one, (list, tuple, set))), None)) is not None:
+        return [str(item) for item in found]
+    text = re.sub(r"\([^()]{0,200}\)", "", text)
+    return [item for part in P.SEPARATOR.split(text) if (item := part.strip(" .'\"`[]{}"))]

@@ -1,0 +1,170 @@
+"""The text of a reply without thoughts, in one spelling of quotes, digits, spaces and TeX; the patterns of readers."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+import unicodedata
+from collections.abc import Mapping
+from functools import cache, lru_cache
+from importlib import resources
+
+from query_mutator.types import read_part
+
+
+class Patterns:
+    """The compiled patterns of a file, by name; `@LIST@` in one stands for any word of that list."""
+
+    def __init__(self, file: str) -> None:
+        self._file = file
+
+    def __getattr__(self, name: str) -> re.Pattern[str]:
+        try:
+            text = re.sub(r"@(\w+)@", lambda found: any_of(word_list("words", found[1])), table(self._file, name))
+        except KeyError as error:
+            raise AttributeError(f"patterns.toml has no {error} for {self._file}.{name}") from None
+        self.__dict__[name] = re.compile(text, re.VERBOSE | re.IGNORECASE)
+        return self.__dict__[name]  # type: ignore[no-any-return]
+
+
+def any_of(words: list[str]) -> str:
+    """Return a pattern of any of the words, the longest first."""
+    return f"(?:{'|'.join(sorted(words, key=len, reverse=True))})"
+
+
+def word_list(file: str, name: str) -> list[str]:
+    """Return words that the file has separated by blanks."""
+    return table(file, name).split()
+
+
+def table(file: str, name: str) -> str:
+    """Return a text of patterns.toml."""
+    return _tables()[file][name]
+
+
+@cache
+def _tables() -> Mapping[str, Mapping[str, str]]:
+    text = (resources.files("query_mutator") / "reading" / "patterns.toml").read_text(encoding="utf8")
+    return tomllib.loads(text)
+
+
+P = Patterns("text")
+
+_FINAL_CHANNEL, _CHANNEL = "<|channel|>final<|message|>", "<|channel|>"
+_CONTROL = re.compile(r"<\|[a-z_]{1,20}\|>")
+_NEXT_QUESTION = re.compile(r"\n\s{0,3}(?:Q|Question|Human|User|Input)\s?\d{0,3}\s?:")
+_SUPERSCRIPT = re.compile("[⁺⁻]?[⁰¹²³⁴⁵⁶⁷⁸⁹]{1,20}|ⁿ")
+_SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n")
+_VULGAR = re.compile("(?<=\\d)(?=[¼½¾⅐-⅞])")
+_FOREIGN_DIGIT = re.compile(r"(?![0-9])\d")
+_SPELLINGS = str.maketrans(
+    {
+        **dict.fromkeys("“”„«»「」『』", '"'),
+        **dict.fromkeys("‘’‚ʼ′´", "'"),
+        **dict.fromkeys("−‐‑﹣－", "-"),
+        **dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff", ""),
+        "º": "°", "⁄": "/", "∕": "/", "∗": "*", "٫": ".", "٬": ",",
+    }
+)  # fmt: skip
+_STRUCK = re.compile(r"~~[^~\n]{1,200}~~")
+_LEADING_DASH = re.compile(r"(?<![\w)\]}.,])[–—](?=\d)")
+_FRACTION = re.compile(r"\\[dtc]?frac\s?(?:\{([^{}\n]{0,80})\}|(\d))\s?(?:\{([^{}\n]{0,80})\}|(\d))")
+_MIXED = re.compile(r"(?<=\d)(?=\\[dtc]?frac)")
+_SUBSCRIPT = re.compile(r"(?<=[A-Za-z])_(?=\{?\d\}?)")
+_ROOT = re.compile(r"\\sqrt\s?\{([^{}\n]{0,80})\}")
+_TEX_TEXT = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mathit|texttt|operatorname)\s?\{([^{}\n]{0,200})\}")
+_TEX_WORDS = {
+    "cdot": "·", "times": "×", "div": "/", "pi": " pi", "circ": "°", "pm": "±", "approx": "≈", "left": "", "right": "",
+    "quad": " ", "qquad": " ", "rightarrow": "→", "to": "→", "implies": "⇒", "Rightarrow": "⇒", "neq": "≠",
+    "leq": "≤", "geq": "≥", "le": "≤", "ge": "≥", "infty": "∞", "degree": "°", "displaystyle": "", "log": " log ",
+}  # fmt: skip
+_TEX_WORD = re.compile(r"\\([A-Za-z]{1,15})(?![A-Za-z])")
+_PLAIN_GROUP = re.compile(r"(?<=\^)\{\s?([-+\w.°]{1,20})\s?\}|(?<=\d)\{,\}(?=\d)")
+_PLAIN_FRACTION = re.compile(r"\((-?\d{1,15})\)/\((\d{1,15})\)")
+_SPECIAL = str.maketrans({"æ": "ae", "œ": "oe", "ø": "o", "ł": "l", "đ": "d", "ð": "d", "þ": "th", "ı": "i"})
+_COMBINING = re.compile("[\u0300-\u036f\u0591-\u05c7\u064b-\u065f]")
+_WORD = re.compile(r"[^\W_]+(?:'[^\W\d_]+)?|[+\-−]?\d+")
+_UNSPACED_SCRIPTS = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"  # Thai to Hangul
+_AT_DIGIT = re.compile(f"(?<=[{_UNSPACED_SCRIPTS}])(?=\\d)|(?<=\\d)(?=[{_UNSPACED_SCRIPTS}])")
+UNSPACED = re.compile(f"[{_UNSPACED_SCRIPTS}]")
+_IRREGULAR = dict(pair.split("=") for pair in word_list("text", "IRREGULAR"))
+
+
+@lru_cache(maxsize=256)
+def clean(reply: str) -> str:
+    """Return the end of a reply without its thought, in one spelling; "" where a thought never ended."""
+    text = read_part(reply)
+    _, channel, final = text.rpartition(_FINAL_CHANNEL)
+    if _CHANNEL in text and not channel:
+        return ""
+    text = final if channel else text
+    text = spelled(_CONTROL.sub(" ", text))
+    following = _NEXT_QUESTION.search(text)
+    return text[: following.start()] if following and text[: following.start()].strip() else text
+
+
+@lru_cache(maxsize=1024)
+def spelled(text: str) -> str:
+    """Return a text in NFKC with plain quotes, hyphens, spaces and digits; x² is x^2 and 1½ is 1 1/2."""
+    if text.isascii():
+        return _STRUCK.sub(" ", text) if "~~" in text else text
+    text = _SUPERSCRIPT.sub(lambda found: "^" + found[0].translate(_SUPERSCRIPTS), text.translate(_SPELLINGS))
+    text = unicodedata.normalize("NFKC", _VULGAR.sub(" ", text)).translate(_SPELLINGS)
+    text = _FOREIGN_DIGIT.sub(lambda found: str(unicodedata.decimal(found[0])), text)
+    text = _STRUCK.sub(" ", _LEADING_DASH.sub("-", text))
+    return _AT_DIGIT.sub(" ", text)
+
+
+def without_tex(text: str) -> str:
+    r"""Return a text whose TeX is written plainly: \frac{1}{2} is (1)/(2)."""
+    if "\\" not in text and "$" not in text and "{" not in text:
+        return text
+    text = _MIXED.sub(" ", _SUBSCRIPT.sub("", text))
+    for _ in range(3):  # from inside out
+        text = _TEX_TEXT.sub(r"\1", text)
+        text = _ROOT.sub(r"√\1", text)
+        text = _FRACTION.sub(lambda found: f"({found[1] or found[2]})/({found[3] or found[4]})", text)
+    text = _TEX_WORD.sub(lambda found: _TEX_WORDS.get(found[1], found[0]), text)
+    text = _PLAIN_GROUP.sub(lambda found: found[1] or ",", P.TEX_MARK.sub("", text)).replace("^°", "°")
+    return _PLAIN_FRACTION.sub(r"\1/\2", text)
+
+
+@lru_cache(maxsize=4096)
+def fold(text: str) -> str:
+    """Return a text in lower case without accents."""
+    lowered = text.casefold()
+    if lowered.isascii():
+        return lowered
+    lowered = _COMBINING.sub("", unicodedata.normalize("NFKD", lowered))
+    return unicodedata.normalize("NFC", lowered).translate(_SPECIAL)
+
+
+@lru_cache(maxsize=4096)
+def words(text: str) -> tuple[str, ...]:
+    """Return the words and numbers of a text, folded; pairs of characters where a script has no spaces."""
+    found: list[str] = []
+    for word in _WORD.findall(fold(text)):
+        pairs = len(word) > 2 and UNSPACED.match(word)
+        found += [word[at : at + 2] for at in range(len(word) - 1)] if pairs else [word]
+    return tuple(found)
+
+
+@lru_cache(maxsize=4096)
+def stems(text: str) -> tuple[str, ...]:
+    """Return the words of a text, each in the form that its inflections share."""
+    return tuple(map(stem, words(text)))
+
+
+@lru_cache(maxsize=20_000)
+def stem(word: str) -> str:
+    """Return a folded word without a plural's s, and an irregular past as its present."""
+    word = _IRREGULAR.get(word, word)
+    if len(word) > 3 and word.endswith("s") and not word.endswith(("ss", "us", "is")):
+        word = word[:-2] if word.endswith(("ches", "shes", "sses", "xes")) else word[:-1]
+    return word
+
+
+def places_of(wanted: tuple[str, ...], tokens: tuple[str, ...]) -> list[int]:
+    """Return where words stand among others, in their order."""
+    starts = [at for at, token in enumerate(tokens) if wanted and token == wanted[0]]
+    return [at for at in starts if tokens[at : at + len(wanted)] == wanted]

@@ -1,0 +1,273 @@
+"""Values in a text with their places: numbers with units, dates, times of the day, literals of code."""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+from query_mutator.reading.text import Patterns, any_of, table, word_list
+
+P = Patterns("values")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Value:
+    """Something in a text with its place: a date (year, month, day), a time (minutes, has a half of the day), …"""
+
+    value: Any
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Number:
+    """A number in a text, with its place and unit; 50 % is 50 with `is_percent`."""
+
+    value: float
+    is_percent: bool = False
+    start: int = 0
+    end: int = 0
+    is_word: bool = False
+    unit: str = ""
+
+
+_SCALES = {"thousand": 1e3, "million": 1e6, "billion": 1e9, "trillion": 1e12, "mn": 1e6, "bn": 1e9,
+           "k": 1e3, "m": 1e6, "b": 1e9}  # fmt: skip
+_SPACES = re.compile("[ '\u00a0\u2009\u202f]")
+_GROUPED = re.compile(r"[1-9]\d{0,2}(?:,\d{3})+")
+_UNIT = re.compile(r"[\s-]?(?:\*\*|\\,|~)?\s?(km/h|m/s\^2|m/s|mph|[^\W\d_]{1,20}|°\s?[CF]?|[€$£])", re.IGNORECASE)
+_JOINS = re.compile(r"[\s,]*(?:and\s)?")
+
+
+@lru_cache(maxsize=8192)
+def numbers_in(text: str, *, words: bool = False) -> tuple[Number, ...]:
+    """Return the finite numbers of a text in their order, with `words` those in words, too; 2 h 15 min is one."""
+    found = [number for number in map(_number, P.NUMBER.finditer(text)) if number is not None]
+    if words:
+        taken = {place for number in found for place in range(number.start, number.end)}
+        in_words = (_word_number(match) for match in _IN_WORDS.finditer(text) if match.start() not in taken)
+        found = sorted([*found, *filter(None, in_words)], key=lambda number: number.start)
+    return tuple(_joined(found, text))
+
+
+def _joined(numbers: Sequence[Number], text: str) -> list[Number]:
+    """Return the numbers; parts of one quantity, from a larger unit to a smaller one, are joined."""
+    found: list[Number] = []
+    for number in numbers:
+        last = found[-1] if found else number
+        size, smaller, unit = size_of(last.unit), size_of(number.unit), _UNIT.match(text, last.end)
+        share = number.value * smaller[1] / size[1] if size and smaller and size[0] == smaller[0] else 0.0
+        if 0 < share < 1 and unit and _JOINS.fullmatch(text, unit.end(), number.start):
+            found[-1] = replace(last, value=last.value + share, end=number.end)
+        else:
+            found.append(number)
+    return found
+
+
+def _number(match: re.Match[str]) -> Number | None:
+    try:
+        value = _magnitude(match)
+    except (OverflowError, ZeroDivisionError):
+        return None
+    if not math.isfinite(value):
+        return None
+    if _is_negative(match):
+        value = -value
+    after = _UNIT.match(match.string, match.end())
+    return Number(
+        value=value,
+        is_percent=match["percent"] is not None,
+        start=match.start(),
+        end=match.end(),
+        unit=after[1] if after else "dollar" if match["currency"] else "",
+    )
+
+
+def _magnitude(match: re.Match[str]) -> float:
+    if match["top"] is not None:
+        value = float(match["whole"] or 0) + int(match["top"]) / int(match["bottom"])
+    else:
+        value = float(_without_separators(match["plain"])) * 10.0 ** int(match["power"] or "0")
+        value = value ** int(match["raised"] or "1")
+    return value * _SCALES.get((match["scale"] or match["letter"] or "").lower(), 1.0)
+
+
+def _is_negative(match: re.Match[str]) -> bool:
+    """Return whether the sign of a number is one, and not the operator after another number or name."""
+    sign = match["sign"] or match["late_sign"] or ""
+    before = match.string[max(0, match.start() - 3) : match.start()].rstrip()[-1:]
+    is_binary = before.isdigit() or before in tuple(")]%") or (before.isalpha() and sign[-1:].isspace())
+    return sign.strip().lower() in ("-", "minus", "negative") and not (is_binary and sign.strip() != "negative")
+
+
+def _without_separators(digits: str) -> str:
+    """Return digits as Python reads them: the last of two different signs is the point, 1,234 has none, 9,81 has."""
+    digits = _SPACES.sub("", digits)
+    point, comma = digits.rfind("."), digits.rfind(",")
+    if point >= 0 and comma >= 0:
+        return digits.replace(",", "") if point > comma else digits.replace(".", "").replace(",", ".")
+    if digits.count(".") > 1:
+        return digits.replace(".", "")
+    return digits.replace(",", "" if _GROUPED.fullmatch(digits) else ".")
+
+
+_ONES = {word: float(value) for line in table("values", "ONES").splitlines() for value, word in enumerate(line.split())}
+_TENS = {word: 10.0 * value for value, word in enumerate(word_list("values", "TENS"), start=2)}
+_FACTORS = {"hundred": 100.0, "dozen": 12.0, "thousand": 1e3, "million": 1e6, "billion": 1e9}
+_PARTS = {word + end: 1 / part for part, word in enumerate(word_list("values", "PARTS"), start=2) for end in ("", "s")}
+_NUMERALS = {**_ONES, **_TENS, **_FACTORS, **_PARTS}
+_NAMES = any_of(list(_NUMERALS))
+_IN_WORDS = re.compile(
+    rf"(?<![\w-])(?:(?:half\s)?an?(?=\s(?:hour|minute|second|day|week|month|year)\b)|(?:(?:minus|negative)\s)?"
+    rf"(?:half\san?\s|an?\s)?{_NAMES}(?:(?:[-\s]|,?\sand\s(?:an?\s)?|\sof\san?\s){_NAMES}){{0,6}})(?!\w)(?!-\w)",
+    re.IGNORECASE,
+)
+
+
+def _word_number(match: re.Match[str]) -> Number | None:
+    """Return the number that words make: four and a half, sixty-four, half a dozen, three quarters."""
+    names = re.findall(r"[^\W\d_]+", match[0].lower())
+    if names[0] in _PARTS and names[0] not in ("half", "quarters"):
+        return None
+    total, group, last = 0.0, 0.0, ""
+    for at, name in enumerate(names):
+        if name in _FACTORS:
+            group = (group or 1.0) * _FACTORS[name]
+            if _FACTORS[name] >= 1000:
+                total, group = total + group, 0.0
+        elif name in _PARTS and not (last in _FACTORS or names[max(0, at - 2) : at] in (["and", "a"], [last, "and"])):
+            group = (group or 1.0) * _PARTS[name]
+        elif name in _NUMERALS:
+            if (last in _ONES or (last in _TENS and _NUMERALS[name] >= 10)) and name not in _PARTS:
+                break  # thirty... thirty-two
+            group += _NUMERALS[name]
+        last = name if name in _NUMERALS else last
+    value = total + group if last else 1.0  # an hour
+    unit = _UNIT.match(match.string, match.end())
+    return Number(value=-value if names[0] in ("minus", "negative") else value, start=match.start(), end=match.end(),
+                  is_word=True, unit=unit[1] if unit else "")  # fmt: skip
+
+
+#: Dimension and size of a unit by the forms that occur.
+_SIZES = {
+    form: (dimension, float(size))
+    for dimension in ("mass", "length", "volume", "power", "money", "speed", "celsius", "fahrenheit", "time", "data")
+    for form, size in (pair.split("=") for pair in word_list("units", dimension))
+}
+
+
+@lru_cache(maxsize=4096)
+def size_of(unit: str) -> tuple[str, float] | None:
+    """Return the dimension and size of a unit, None for a word that is none."""
+    unit = unit.lower().replace(" ", "")
+    return _SIZES.get(unit) or _SIZES.get(unit.removesuffix("s")) or _SIZES.get(unit.removesuffix("es"))
+
+
+def close(one: float, other: float) -> bool:
+    """Return whether two numbers are equal as they are written."""
+    return math.isclose(one, other, rel_tol=1e-9 if abs(one) > 1000 else 1e-6, abs_tol=1e-300)
+
+
+def same_number(said: Number, gold: Number, *, unit: str = "") -> bool:
+    """Return whether two numbers are equal; 25 % is 0.25, and 25 where that is no share.
+
+    Units that are both known must agree; a weight of 2500 g is one of 2.5 kg unless the question asks for a `unit`.
+    """
+    one, other = size_of(said.unit), size_of(gold.unit) or size_of(unit)
+    if one and other and one != other:
+        return one[0] == other[0] and not unit and close(said.value * one[1], gold.value * other[1])
+    if said.is_percent == gold.is_percent:
+        return close(said.value, gold.value)
+    share, plain = (said.value / 100, gold.value) if said.is_percent else (gold.value / 100, said.value)
+    is_whole = abs(plain) >= 1 or gold.is_percent
+    return close(share, plain) or (is_whole and close(share * 100, plain))
+
+
+_MONTHS = {name: at % 12 + 1 for at, name in enumerate(word_list("words", "MONTH"))}
+_DATES = ("YEAR_FIRST", "EAST_ASIAN_DATE", "DATE_IN_DIGITS", "DAY_MONTH", "MONTH_DAY", "MONTH_YEAR")
+
+
+def dates_in(text: str, *, day_first: bool | None = None) -> list[Value]:
+    """Return the dates of a text; 05/06/2021 is in May unless `day_first`, 05.06.2021 in June."""
+    found: list[Value] = []
+    for name in _DATES:
+        for match in getattr(P, name).finditer(text):
+            date = _date(match.groupdict(), day_first)
+            if date is not None and all(match.end() <= one.start or one.end <= match.start() for one in found):
+                found.append(Value(value=date, start=match.start(), end=match.end()))
+    return sorted(found, key=lambda one: one.start)
+
+
+def _date(parts: dict[str, str | None], day_first: bool | None) -> tuple[int | None, int, int | None] | None:
+    year, day, month = parts.get("year"), parts.get("day"), parts["month"] or ""
+    if "mark" in parts and day:  # 05/06/2021
+        is_day_first = day_first or (int(month) > 12 and day_first is None) or parts["mark"] == "."
+        if is_day_first:
+            day, month = month, day
+    number = int(month) if month.isdecimal() else _MONTHS[month.lower()]
+    if not (1 <= number <= 12 and 1 <= int(day or 1) <= 31):
+        return None
+    return int(year) if year else None, number, int(day) if day else None
+
+
+def times_in(text: str) -> list[Value]:
+    """Return the times of the day in a text: minutes, and whether the half of the day is known."""
+    found = ((match, _time(match)) for match in P.CLOCK.finditer(text))
+    return [Value(value=time, start=match.start(), end=match.end()) for match, time in found if time is not None]
+
+
+_NAMED_TIMES = {"noon": 12, "midday": 12, "midnight": 0, "quarter": 15, "half": 30, "twenty-five": 25}
+
+
+def _time(match: re.Match[str]) -> tuple[int, bool] | None:
+    def count(name: str) -> int:
+        return int(name) if name.isdecimal() else int({**_NUMERALS, **_NAMED_TIMES}[name])
+
+    name = next(filter(None, (match["hour"], match["past"], match["bare"], match["cjk"], match["named"]))).lower()
+    hour, minute = count(name), int(match["minute"] or match["cjk_minute"] or 0)
+    if match["past"]:
+        minute = count(match["count"].lower()) * (1 if match["way"].lower() in ("past", "after") else -1)
+    half, part = (match["half"] or "")[:1].lower(), (match["part"] or "").lower()
+    if (half or part) and hour <= 12:
+        is_late = half == "p" or part in ("afternoon", "evening") or (part == "night" and hour % 12 >= 6)
+        hour = hour % 12 + 12 * is_late
+    if hour > 24 or minute >= 60:
+        return None
+    return (60 * hour + minute) % 1440, bool(half or part or hour > 12 or hour == 0 or name in _NAMED_TIMES)
+
+
+_OPENS_LITERAL = re.compile(r"[\[{(\"'\d.+-]|[rbfu]{1,2}[\"']|null|none|true|false", re.IGNORECASE)
+_BRACKET = re.compile(r"[\[\](){}]|\"[^\"\n]{0,300}\"|'[^'\n]{0,300}'")
+_MOST_LITERAL = 4000
+
+
+@lru_cache(maxsize=4096)
+def literal_in(text: str) -> tuple[bool, Any]:
+    """Return whether a text is a literal of Python or JSON, and its value."""
+    text = text.strip()
+    if len(text) > _MOST_LITERAL or not _OPENS_LITERAL.match(text):
+        return False, None
+    for parse in (ast.literal_eval, json.loads):
+        try:
+            return True, parse(text)
+        except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
+            continue
+    return False, None
+
+
+def bracketed(text: str) -> Iterator[str]:
+    """Yield the outermost bracketed parts of a text that close, skipping quoted brackets."""
+    start, depth = 0, 0
+    for match in _BRACKET.finditer(text):
+        if match[0] in "([{":
+            start, depth = (start if depth else match.start()), depth + 1
+        elif match[0] in ")]}" and depth:
+            depth -= 1
+            if not depth:
+                yield text[start : match.end()]
