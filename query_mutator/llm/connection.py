@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import io
 import logging
+import os
 import socket
+import ssl
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cached_property
@@ -18,7 +20,7 @@ from urllib.parse import urlsplit
 
 import requests
 from requests.adapters import HTTPAdapter
-from requests.utils import get_environ_proxies, select_proxy
+from requests.utils import DEFAULT_CA_BUNDLE_PATH, get_environ_proxies, select_proxy
 from urllib3 import BaseHTTPResponse, Timeout
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import ProtocolError
@@ -47,6 +49,21 @@ def proxy_of(url: str) -> str:
     return proxy
 
 
+def authorities() -> ssl.SSLContext:
+    """Return whom the environment trusts, as `requests` does: a file or folder of certificates, else its own.
+
+    UsageError for one that cannot be read.
+    """
+    variable = next(filter(os.environ.get, ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")), "")
+    path = os.environ.get(variable) or DEFAULT_CA_BUNDLE_PATH
+    is_folder = os.path.isdir(path)
+    try:
+        return ssl.create_default_context(cafile=None if is_folder else path, capath=path if is_folder else None)
+    except OSError as error:
+        reason = error.strerror or error
+        raise UsageError(f"{variable}={path}: {reason}; name a file or folder of certificates, or unset it") from None
+
+
 def named_with(proxy: str, url: str) -> str:
     """Return how messages name a server, with the proxy in front of it."""
     return hide_credentials(f"{url} through the proxy {proxy}") if proxy else url
@@ -62,6 +79,8 @@ class Session(requests.Session):
         super().__init__()
         found = self.merge_environment_settings(url, {}, False, True, None)
         proxy = proxy_of(url)
+        if url.startswith("https:") and isinstance(found["verify"], str):  # the environment names them
+            authorities()
         self.proxies = {"all": proxy} if proxy else {}
         self.verify, self.cert = found["verify"], found["cert"]
         self._sent_headers = {**self.headers, "Accept": "application/json", **headers}

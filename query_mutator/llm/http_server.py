@@ -31,13 +31,16 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 REFUSALS = (400, 422, 501)  # of a field that a server does not support
-_UNSUPPORTED = r"(?:unsupported|not support|unknown|unrecognized|not permitted|not allowed|max_completion_tokens)"
+_UNSUPPORTED = (
+    r"(?:unsupported|not support|unknown|unrecognized|not permitted|not allowed"
+    r"|max_completion_tokens|only \S+ is allowed)"
+)
+_LEFT_OUT = ("max_tokens", "temperature", "seed")  # where an error says so in these words
 #: What an error names when a server refuses fields of a body, and these fields.
 _OPTIONAL: Mapping[re.Pattern[str], tuple[str, ...]] = {
     re.compile(words, re.IGNORECASE | re.DOTALL): fields
     for words, fields in {
-        rf"max_tokens.*{_UNSUPPORTED}|{_UNSUPPORTED}.*max_tokens": ("max_tokens",),
-        rf"temperature.*{_UNSUPPORTED}|{_UNSUPPORTED}.*temperature": ("temperature",),
+        **{rf"\b{name}\b.*{_UNSUPPORTED}|{_UNSUPPORTED}.*\b{name}\b": (name,) for name in _LEFT_OUT},
         "logprob": ("logprobs", "top_logprobs"),
         "think|reasoning|chat_template": ("think", "reasoning_effort", "chat_template_kwargs"),
         "format": ("response_format", "format"),
@@ -101,7 +104,7 @@ class HttpServer(ModelServer):
             return self._completion(request, reply, latency_s=latency_s)
         if refused := _refused_fields(body, reply):
             self._refused = tuple(dict.fromkeys((*self._refused, *refused)))
-            level = logging.WARNING if "temperature" in refused else logging.INFO
+            level = logging.WARNING if refused[0] in ("temperature", "seed") else logging.INFO
             logger.log(level, "%s: no %s: %s; calls are made without", self.url, refused[0], reply)
             return self.complete(request)
         if reply.kind == "connect":

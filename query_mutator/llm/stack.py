@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,9 @@ from query_mutator.llm.pool import Pool
 from query_mutator.llm.retry import Retry, RetryPolicy
 from query_mutator.llm.store import Store, default_cache_path
 from query_mutator.settings.calls import DIRECT, Calls
+
+MAX_FILES = 65_536
+OTHER_FILES = 28  # of a trainer, in addition to its connections; 20 were seen
 
 logger = logging.getLogger(__name__)
 
@@ -96,6 +100,7 @@ def build_client(
         runner_options=options,
         max_reply_mb=settings.max_reply_mb,
     )
+    _allow_open_files(settings, servers=len(servers))
     pool = Pool(servers, wait_s=settings.wait_for_server_s, show=show)
     limit = Limit(pool, limit=settings.calls_in_flight, is_adaptive=settings.adaptive)
     cache = None if settings.cache == "off" else _open_cache(settings.cache_path)
@@ -109,6 +114,27 @@ def build_client(
         eval_client=Cache(limit, identity=identity, shared=cache),
         identity=identity,
     )
+
+
+def _allow_open_files(settings: Calls, *, servers: int) -> None:
+    """Raise the limit of open files as far as it may; UsageError if a connection for each call in flight exceeds it.
+
+    A request to `qm serve` takes another one.
+    """
+    with suppress(ImportError):
+        import resource  # not on Windows
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        files = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
+        if soft != resource.RLIM_INFINITY and soft < files:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
+        each = max(1, servers)
+        needed = OTHER_FILES + each * settings.calls_in_flight
+        if needed > files:
+            raise UsageError(
+                f"--batch-size {settings.batch_size} needs about {needed} open files, and {files} are allowed; allow "
+                f"more with `ulimit -n {needed}`, or give --batch-size {max(1, (files - OTHER_FILES) // each)}"
+            )
 
 
 def identity_of(servers: Sequence[ModelServer], *, extra: str) -> Callable[[str], str]:

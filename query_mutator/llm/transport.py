@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from http.client import IncompleteRead
@@ -63,6 +64,8 @@ def error_from_exception(error: BaseException, *, url: str, timeout_s: float) ->
         return ErrorInfo(kind="malformed", message=f"{url} sent a truncated reply")
     if not isinstance(error, OSError) or _is_of_requests(error):
         return ErrorInfo(kind="malformed", message=f"{url} did not answer in HTTP: {_start(str(error) or repr(error))}")
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return ErrorInfo(kind="connect", message=f"{url}: {error.verify_message}; trust it by REQUESTS_CA_BUNDLE=FILE")
     if error.errno in TOO_MANY_FILES:  # the server is not away
         return ErrorInfo(kind="server", message=f"cannot reach {url}: {disk_advice(error)}")
     return ErrorInfo(kind="connect", message=f"cannot reach {url}: {error.strerror or str(error) or repr(error)}")

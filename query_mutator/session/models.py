@@ -5,7 +5,7 @@ Used by the command lines, by `Rewriter` and by `gymnasium.make("rl_query_mutato
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -30,9 +30,6 @@ from query_mutator.llm.store import default_cache_path, seconds_seen
 from query_mutator.settings.calls import CacheMode, Calls
 from query_mutator.settings.models import ADDRESS_FLAGS, ModelSettings
 from query_mutator.settings.questions import RECORDED_SET
-
-MAX_FILES = 65_536
-OTHER_FILES = 28  # of a trainer, in addition to its connections; 20 were seen
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +99,6 @@ def open_models(settings: ModelSettings, *, dataset: str | None = None) -> OpenM
             has_recording=dataset == RECORDED_SET,
             **{flag: getattr(settings, flag) for flag in ADDRESS_FLAGS},
         )
-        allow_open_files(settings, servers=len(choice.urls))
         backend, urls, cache = choice.kind, choice.urls, _cache_mode(settings, choice)
         if backend == RECORDED and settings.simulated_s:
             backend, urls = DEFAULT_BACKEND, (_serve_recorded(settings, choice, stack),)
@@ -160,27 +156,6 @@ def _cache_mode(settings: ModelSettings, choice: BackendChoice) -> CacheMode:
     if settings.cache != "auto":
         return settings.cache
     return "off" if BACKENDS.get(choice.kind).is_instant else "all"
-
-
-def allow_open_files(settings: ModelSettings, *, servers: int) -> None:
-    """Raise the limit of open files as far as it may; UsageError if a connection for each call in flight exceeds it.
-
-    A request to `qm serve` takes another one.
-    """
-    with suppress(ImportError):
-        import resource  # not on Windows
-
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        files = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
-        if soft != resource.RLIM_INFINITY and soft < files:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
-        each = max(1, servers)
-        needed = OTHER_FILES + each * settings.calls_in_flight
-        if needed > files:
-            raise UsageError(
-                f"--batch-size {settings.batch_size} needs about {needed} open files, and {files} are allowed; allow "
-                f"more with `ulimit -n {needed}`, or give --batch-size {max(1, (files - OTHER_FILES) // each)}"
-            )
 
 
 MODEL_CALL_S = 2.0  # a model of about 3 B parameters on a desktop GPU

@@ -6,10 +6,7 @@ A request goes to the first address whose server lists its model; what belongs t
 from __future__ import annotations
 
 import asyncio
-import functools
 import io
-import os
-import ssl
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -21,11 +18,10 @@ import orjson
 from aiohttp import ClientResponse, web
 from aiohttp.http import HttpProcessingError
 from multidict import CIMultiDict, MultiMapping
-from requests.utils import DEFAULT_CA_BUNDLE_PATH
 from yarl import URL
 
 from query_mutator.files import count_values
-from query_mutator.llm.connection import named_with
+from query_mutator.llm.connection import authorities, named_with
 from query_mutator.llm.ollama import with_tag
 from query_mutator.llm.transport import MAX_REPLY_BYTES
 from query_mutator.types import Json
@@ -153,7 +149,7 @@ class Upstream:
     async def connected(self, _: web.Application) -> AsyncIterator[None]:
         """Keep connections open while an application runs."""
         async with aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S, ssl=_tls_context()),
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S, ssl=authorities()),
             timeout=aiohttp.ClientTimeout(total=None, connect=10.0, sock_read=self._timeout_s),
             cookie_jar=aiohttp.DummyCookieJar(),  # cookies are the clients'
             skip_auto_headers=("accept", "accept-encoding", "content-type", "user-agent"),
@@ -250,11 +246,3 @@ def _names(content: bytes) -> frozenset[str]:
     rows = (parsed(content) or {}).get("data")
     named = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
     return frozenset(with_tag(str(row.get("id"))) for row in named)
-
-
-@functools.cache
-def _tls_context() -> ssl.SSLContext:
-    """Return a context that trusts whom `requests` does: the file or folder in REQUESTS_CA_BUNDLE, else its own."""
-    path = os.environ.get("REQUESTS_CA_BUNDLE") or DEFAULT_CA_BUNDLE_PATH
-    is_folder = os.path.isdir(path)
-    return ssl.create_default_context(cafile=None if is_folder else path, capath=path if is_folder else None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +23,7 @@ from query_mutator.llm.openai import OpenAIBackend
 from query_mutator.llm.retry import RetryPolicy
 from query_mutator.testing import FaultPlan, StubServer, start_server
 from query_mutator.types import ChatRequest, Completion, Message, without_thought
-from tests.conftest import Librarian, Upper
+from tests.conftest import Upper
 from tests.scripted_server import ScriptedServer, http
 
 
@@ -324,18 +323,6 @@ def test_a_hosted_models_refusal_is_an_answer() -> None:
     message = {"content": None, "refusal": "I can't help with that."}
     reply = completion_of({"choices": [{"message": message, "finish_reason": "stop"}]})
     assert (reply.text, reply.error) == ("I can't help with that.", None)
-
-
-def test_replies_of_a_server_that_refuses_log_probabilities_have_none(caplog: pytest.LogCaptureFixture) -> None:
-    with start_server([Librarian()]) as server, caplog.at_level(logging.INFO):
-        keyed = OllamaBackend(server.url)
-        requests = [ChatRequest.user(f"How do I sort {n} lists?", model="librarian", logprobs=True) for n in range(3)]
-        replies = [keyed.complete(request) for request in requests]
-        keyed.close()
-        assert [reply.error for reply in replies] == [None] * 3
-        assert {reply.logprob for reply in replies} == {None}
-        assert server.stats()["calls"] == 3  # a refused request does not reach the model
-    assert caplog.text.count("no logprobs") == 1
 
 
 REPLIES = [
