@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -325,29 +326,7 @@ def test_a_hosted_models_refusal_is_an_answer() -> None:
     assert (reply.text, reply.error) == ("I can't help with that.", None)
 
 
-REPLIES = [
-    ("Paris.", "Paris."),
-    ("<think>Is it Rome?</think>\n\nParis.", "Paris."),
-    ("<THINKING>Is it Rome?</THINKING>Paris.", "Paris."),
-    ("Is it Rome? No.</think>\n\nParis.", "Paris."),
-    ("Is it Rome?</think>Or Bonn?</think>Paris.", "Paris."),
-    ("Rome.<think>No.</think>Bonn?</think>Paris.", "Paris."),
-    ("It is <think>Rome? no</think>Paris.", "It is  Paris."),
-    ("It is Paris.<think>Or Rome", "It is Paris."),
-    ("<think>I may write <think> too</think>Paris.", "Paris."),
-    ("<think>Is it</think> a <think>b</think> c", "a   c"),
-    ("<think>Is it Rome?", ""),
-    ("<think></think>", ""),
-    ("It is Rome</think>", ""),
-    ("a <thi<think></think>nk> b", "a <thi nk> b"),
-    ("1 < 2, <thinker>", "1 < 2, <thinker>"),
-    ("[THINK]Is it Rome?[/THINK]Paris.", "Paris."),
-    (
-        "<|channel|>analysis<|message|>Rome?<|end|><|start|>assistant<|channel|>final<|message|>Paris.<|return|>",
-        "Paris.",
-    ),
-    ("<|channel|>analysis<|message|>Is it Rome?", ""),
-]
+REPLIES: list[list[str]] = json.loads(Path(__file__).with_name("thoughts.json").read_text("utf-8"))
 
 
 def from_ollama(text: str) -> Completion:

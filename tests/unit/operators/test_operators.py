@@ -18,6 +18,7 @@ SORT = "how do i sort a list of names in place"
 KENYA = "What is the capital of Kenya?"
 CONTEXT = OperatorContext(domain="Python's standard library", neighbor="How do I round 3.5 to an int?")
 LOCAL = [name for name in OPERATORS.names() if operators.local_rewrite(OPERATORS.get(name)) is not None]
+REWRITES: Mapping[str, list[list[str]]] = json.loads(Path(__file__).with_name("rewrites.json").read_text("utf-8"))
 UNTOUCHED: Mapping[str, list[str]] = json.loads(
     (Path(__file__).parents[2] / "promises" / "untouched.json").read_text("utf-8")
 )
@@ -62,63 +63,12 @@ def rejected(operator: str, question: str, rewrite: str) -> str | None:
     return rejecting_guard(OPERATORS.get(operator), question, rewrite, context=CONTEXT)
 
 
-@pytest.mark.parametrize(
-    ("question", "rewrite", "guard"),
-    [
-        (SORT, "Sure! Use list.sort() for this.", "answer"),
-        (SORT, "You can use the sort method.", "answer"),
-        (SORT, "I'm sorry, but I can't help with that.", "answer"),
-        (KENYA, "The capital of Kenya is Nairobi.", "answer"),
-        (KENYA, "Nairobi is the capital of Kenya.", "answer"),
-        (KENYA, 'The word "Nairobi" is the name of a city, which is the capital of Kenya.', "answer"),
-        (KENYA, "The user wants to know a capital.", "answer"),
-        (KENYA, "What is the capital of Kenya? <domain>general</domain>", "answer"),
-        (KENYA, "The capital city of a country in Africa:", "answer"),
-        (KENYA, "Nairobi.", "question"),
-        (KENYA, "Kenya's capital city, Nairobi, with 4 million people", "question"),
-        ("what is 17 times 7?", "what is 17 million 7?", "numbers"),
-        ("what is 17 times 7?", "what is 17 times 8?", "numbers"),
-        ("what is 17 times 7?", "What is 17 times 7, or 119?", "new_numbers"),
-        ("how many of 1,000 are left", "How many of 100 are left?", "numbers"),
-        ('why does "no such file" appear', "why does an error appear", "quotes"),
-        ("what does os.path.join do", "what does the join function do", "code"),
-        ("how do i sort a list in Python quickly", "how do i sort a list quickly", "names"),
-        ("how do i sort a list of names with this", "¿Cómo ordeno una lista por los nombres?", "language"),
-        ("how do i sort this list", "как отсортировать список", "question"),
-        ("sort this list", "как отсортировать список", "language"),
-        (SORT, "how to " + "sort " * 100, "length"),
-    ],
-)
+@pytest.mark.parametrize(("question", "rewrite", "guard"), REWRITES["rejected"])
 def test_a_rewrite_that_is_none_is_rejected(question: str, rewrite: str, guard: str) -> None:
     assert rejected("spelling", question, rewrite) == guard
 
 
-@pytest.mark.parametrize(
-    ("operator", "question", "rewrite"),
-    [
-        ("neutral", "how do i nuke a folder lol", "how do I delete a directory and its contents"),
-        ("grammar", "first 10 items of a list", "How do I take the first 10 items of a list?"),
-        ("grammar", "can u delete a file w/ this", "Delete a file with this."),
-        ("grammar", "what is 17 times 7", "What is seventeen 17 times seven?"),
-        ("grammar", "how many of 1,000 are left", "How many of 1000 are left?"),
-        ("slang", "bruh my ram goes brrr, can i stop it", "My memory is growing, can I stop it"),
-        ("slang", "wheres the list", "Where is the list"),
-        ("slang", "how 2 sort a list 4 a friend", "how to sort a list for a friend"),
-        ("slang", "IDK how to join a gr8 list 2day", "I do not know how to join a great list today"),
-        ("filler", "I need help. I have a list, how do I sort it?", "I have a list, how do I sort it?"),
-        ("filler", "could you please explain to me what a lambda is", "Explain what a lambda is."),
-        ("context", SORT, f"In Python's standard library: {SORT}"),
-        ("spelling", "how do i sort a lsit in Pyhton", "how do i sort a list in Python"),
-        ("spelling", "HOW DO I SORT A LIST", "how do I sort a list"),
-        ("spelling", "list.how do i sort it", "List. How do I sort it?"),
-        ("spelling", "wie sortiere ich eine lsite", "Wie sortiere ich eine Liste?"),
-        ("imperative", SORT, "Sort a list of names in place."),
-        ("keywords", SORT, "sort list names in place"),
-        ("first_part", "What is 2 plus 2? And who is Ann in `x.py`?", "What is 2 plus 2?"),
-        ("merge", "how do i round a float", "How do I round a float, say 3.5, to an int?"),
-        ("expand", "how do i make it hex", "how do i make it hex (convert an int to base 16)"),
-    ],
-)
+@pytest.mark.parametrize(("operator", "question", "rewrite"), REWRITES["kept"])
 def test_what_an_operator_is_for_passes(operator: str, question: str, rewrite: str) -> None:
     assert rejected(operator, question, rewrite) is None
 
@@ -175,21 +125,7 @@ def test_no_code_changes_or_drops_a_word_of_a_question(name: str, kind: str) -> 
     assert [rewrite(name, text) for text in UNTOUCHED[kind]] == UNTOUCHED[kind]
 
 
-@pytest.mark.parametrize(
-    ("typed", "left"),
-    [
-        ("Hi there! What is rust? Thank you very much in advance.", "What is rust?"),
-        ("Hello!\n\nHow far is Oslo from Bergen?\n\nBest regards", "How far is Oslo from Bergen?"),
-        ("Good morning. Is the sun a star? Many thanks!", "Is the sun a star?"),
-        ("hi\nwho wrote Hamlet\nthx", "who wrote Hamlet"),
-        ("Who wrote Hamlet? Thanks so much for your help!", "Who wrote Hamlet?"),
-        ("Dear all,\nWhich planet has the most moons?", "Which planet has the most moons?"),
-        ("Hey everyone! Thanks again. Where is Lima?", "Where is Lima?"),
-        ("Define entropy. Thanks.", "Define entropy."),
-        ("Hi! I am allergic to nuts. Which snacks are safe? Thanks!", "I am allergic to nuts. Which snacks are safe?"),
-        ("Hello again. Tom got 2 apples. How many has Ann?", "Tom got 2 apples. How many has Ann?"),
-    ],
-)
+@pytest.mark.parametrize(("typed", "left"), REWRITES["cleaned"])
 def test_greetings_and_thanks_leave_whole(typed: str, left: str) -> None:
     assert rewrite("clean", typed) == rewrite("clean", left) == left
 
