@@ -61,7 +61,7 @@ def _questions(report: Mapping[str, Any]) -> str:
     n, asked, available = report["n"], report["asked"], report.get("available", report["asked"])
     left = f" ({asked - n} more were not finished)" if asked > n else ""
     if available > asked:
-        why = left or f", as many as {report['eval_calls']:,} calls allow"
+        why = left or f", limited to {report['eval_calls']:,} calls"
         return f"{n} of {available} {_of(report)}{why}"
     return f"{n} {_of(report)}{left}"
 
@@ -148,7 +148,7 @@ def _unscored_notes(rows: Sequence[Mapping[str, str]]) -> list[str]:
     """Return one line for each kind of failure, with its first question."""
     first = {row["kind"]: row for row in reversed(rows)}
     return [
-        f"unscored and in no rate: {kind}, as question {row['question_id']} ({row['method']}): {row['message']}"
+        f"unscored and excluded from all rates: {kind}, as question {row['question_id']} ({row['method']}): {row['message']}"
         for kind, row in first.items()
     ]
 

@@ -209,7 +209,7 @@ def test_eval_calls_bounds_the_calls_by_a_sample_of_the_questions(
     out, err = capsys.readouterr()
     warning, title, *_ = out.splitlines()
     assert re.match(rf"\d+ questions of {path} that training did not have: differences under \d+ points", warning)
-    assert re.match(rf"\d+ of 60 questions of {path} .*, as many as 200 calls allow, answered by", title)
+    assert re.match(rf"\d+ of 60 questions of {path} .*, limited to 200 calls, answered by", title)
     assert "No verdict: " in out.splitlines()[-1]
     assert "evaluation: at most 200 model calls for " in err
     assert " of 60 questions" in err

@@ -201,9 +201,9 @@ def test_what_a_reader_must_know_stands_above_the_table(tmp_path: Path) -> None:
     write_page([tmp_path], tmp_path / "page.html")
     texts = texts_of(tmp_path / "page.html")
     for line in (
-        "210 of 300 questions were asked, as many as 9,000 calls allow.",
+        "210 of 300 questions were asked: the limit was 9,000 calls.",
         "10 more questions were not finished by all methods.",
-        "best_plan: 3 of 200 questions are unscored and in no rate (timeout ×3).",
+        "best_plan: 3 of 200 questions are unscored and excluded from all rates (timeout ×3).",
         "policy refuses 0.0 % of the requests that should be refused, the original question 100.0 %.",
         "One seed: the intervals say nothing about other seeds.",
     ):
@@ -381,7 +381,7 @@ def test_the_first_lines_say_which_questions_and_how_many_of_them() -> None:
     of_file = result_table({**REPORT, "dataset": "own.jsonl"})
     assert of_file.startswith("100 questions of own.jsonl that training did not have, answered by")
     assert result_table({**REPORT, "available": 300, "eval_calls": 9000}).startswith(
-        "100 of 300 held-out questions, as many as 9,000 calls allow, answered by"
+        "100 of 300 held-out questions, limited to 9,000 calls, answered by"
     )
     warning, title, *_ = result_table({**REPORT, "n": 9, "asked": 9}).splitlines()
     assert warning == "9 held-out questions: differences under 38 points mean nothing."
