@@ -148,7 +148,7 @@ def _unscored_notes(rows: Sequence[Mapping[str, str]]) -> list[str]:
     """Return one line for each kind of failure, with its first question."""
     first = {row["kind"]: row for row in reversed(rows)}
     return [
-        f"unscored and excluded from all rates: {kind}, as question {row['question_id']} ({row['method']}): {row['message']}"
+        f"unscored, excluded from rates: {kind}, as question {row['question_id']} ({row['method']}): {row['message']}"
         for kind, row in first.items()
     ]
 
