@@ -36,6 +36,7 @@ class Command:
 #: The commands of `qm --help`, in the order in which a project needs them.
 _FIRST = {
     "init": Command("write settings and example questions for a new project", "init:init"),
+    "check": Command("show how a file of questions is read and graded", "check:check"),
     "doctor": Command("check a model server, and how to make it faster", "doctor:doctor"),
     "plan": Command("find the best fixed plan of rewrites, save it as a checkpoint", "plan:plan"),
     "train": Command("learn which rewrite makes a question get a better answer", "train:train", True),

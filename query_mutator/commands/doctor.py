@@ -175,10 +175,8 @@ def _pace(
         errors = [reply.error for reply in answers if reply.error is not None and reply.error.kind != "empty"]
         if not errors:
             break
-        advice = "trying half as many"
-        if at_once == 1:
-            advice = "give more time with --probe-s, or fewer tokens with --target-max-tokens"
-        text = f"unknown, with {beside} a call fails ({errors[0]}): {advice}"
+        advice = "give more time with --probe-s, or fewer tokens with --target-max-tokens"
+        text = f"unknown, with {beside} a call fails ({errors[0]}): {advice if at_once == 1 else 'half as many:'}"
         yield Finding("pace", text, is_fine=at_once > 1 or errors[0].kind == "timeout")
         at_once //= 2
         if not at_once:

@@ -7,11 +7,12 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
-from query_mutator.apply import Rewrite
+from query_mutator.apply import Limits, Rewrite, Rewriter
 from query_mutator.bounds import Count, Prose, Seconds
 from query_mutator.cli.flags import Positional
 from query_mutator.cli.outputs import JsonTo, Output, OutputFlags, holding
 from query_mutator.commands.policy_flags import RunAndFlags, max_failure_rate, open_policy
+from query_mutator.env.scheduling import Call, Flow, Need, map_needs, run_flow
 from query_mutator.errors import UsageError
 from query_mutator.files import encode, write_text
 from query_mutator.session.play import check_failures
@@ -28,6 +29,8 @@ class RewriteFlags(RunAndFlags, OutputFlags):
     """Maximum model calls for a question, retries aside; the best answer so far is submitted."""
     request_deadline_s: Seconds | None = None
     """Seconds for a question; the best answer so far is submitted."""
+    show: bool = False
+    """Print every prompt and reply too."""
     json: Annotated[JsonTo, Output(holding(b'"rewrites":'))] = None
     """Write one JSON object per question (question, rewrites, operators, answer) to FILE; without FILE, print them."""
 
@@ -40,7 +43,9 @@ def rewrite(flags: RewriteFlags) -> None:
         raise UsageError("the question is empty; give one as an argument, or - to read lines from standard input")
 
     with open_policy(flags) as rewriter:
-        rewrites = rewriter.rewrite_many(texts, max_calls=flags.max_calls, deadline_s=flags.request_deadline_s)
+        bounds: dict[str, Any] = {"max_calls": flags.max_calls, "deadline_s": flags.request_deadline_s}
+        shown = (_shown(rewriter, text, Limits(**bounds)) for text in texts)
+        rewrites = [*shown] if flags.show else rewriter.rewrite_many(texts, **bounds)
     lines = "".join(encode(_row(one)).decode() + "\n" for one in rewrites)
     print(lines if flags.json == "-" else "\n".join(map(_in_words, rewrites)), end="")
     if flags.json not in (None, "-"):
@@ -48,6 +53,22 @@ def rewrite(flags: RewriteFlags) -> None:
     kinds = Counter(one.error.kind for one in rewrites if one.error is not None)
     most = max_failure_rate(flags, rewriter.saved)
     check_failures(dict(kinds.most_common()), len(rewrites), max_failure_rate=most)
+
+
+def _shown(rewriter: Rewriter, text: str, limits: Limits) -> Rewrite:
+    """Rewrite a question, and print its calls as they are made."""
+
+    def show(need: Need) -> Flow:
+        result = yield need
+        if isinstance(need, Call):
+            print(f"--- {need.request.purpose}: {need.request.model}")
+            for message in need.request.messages:
+                print(f"[{message.role}] {message.content}")
+            print(f"[reply] {result.error or result.text}")
+        return result
+
+    models, flow = rewriter.models, map_needs(rewriter.flow(text, limits=limits), show)
+    return run_flow(flow, client=models.calls.eval_client, encoder=models.encoder, retry_policy=models.retry_policy)  # type: ignore[no-any-return]
 
 
 def _row(one: Rewrite) -> dict[str, Any]:

@@ -82,20 +82,15 @@ def serve(flags: ServeFlags) -> None:
 
 
 def mode_line(flags: ServeFlags, rewriter: Rewriter) -> str:
-    """Return what the mode does with a policy, with which models, and whether they are those of the evaluation."""
+    """Return what the mode does with a policy, and how that was evaluated."""
     policy, calls = rewriter.policy, flags.max_calls or MAX_CALLS[flags.mode]
     if isinstance(policy, PlanPolicy) and policy.plan == Plan():
         return f"mode {flags.mode}: the plan is the original question, so nothing is rewritten"
     who = f"the plan {policy.plan}" if isinstance(policy, PlanPolicy) else f"the {rewriter.saved.flags.algo} policy"
     when = "only if an answer refuses (--mode full: always)" if flags.mode == "gate" else "every question"
-    models, trained, own = rewriter.models, rewriter.saved.system, "as evaluated"
-    if (models.target_model, models.mutator_model) != (trained.target_model, trained.mutator_model):
-        own = f"evaluated with {trained.target_model} and {trained.mutator_model}"
-    return (
-        f"mode {flags.mode}: {who} rewrites {when}, with at most {calls} calls; {models.target_model} answers, "
-        f"{models.mutator_model} rewrites, at temperature {rewriter.task.calls.temperature:g} unless a client sets "
-        f"one ({own})"
-    )
+    trained, temperature = rewriter.saved.system, f"{rewriter.task.calls.temperature:g} unless a client sets one"
+    own = f"evaluated with {trained.target_model}, {trained.mutator_model}, at temperature {temperature}"
+    return f"mode {flags.mode}: {who} rewrites {when}, with at most {calls} calls; {own}"
 
 
 def serving(flags: ServeFlags, rewriter: Rewriter, key: str | None) -> Proxy:

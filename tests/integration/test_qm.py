@@ -49,9 +49,24 @@ def test_rewrite_gives_rewrites_operators_and_answer(run: str, capsys: pytest.Ca
         "question", "rewrites", "operators", "answer", "submitted", "form", "messages", "why", "calls", "rejected",
     }  # fmt: skip
     assert one["messages"] == [{"role": "user", "content": one["submitted"]}]
-    assert one["question"] == "plz sort my list"
-    assert one["answer"] == "`sorted` is what you want."
+    assert (one["question"], one["answer"]) == ("plz sort my list", "`sorted` is what you want.")
     assert len(one["rewrites"]) == sum(name not in ("undo", "submit") for name in one["operators"])
+    assert qm("rewrite", run, "plz sort my list", "--show") == 0
+    said = capsys.readouterr().out.splitlines()
+    assert {"--- target: librarian", f"[user] {one['submitted']}", f"[reply] {one['answer']}"} <= {*said}
+
+
+def test_check_says_how_answers_of_each_kind_are_graded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    accepted: list[Any] = [["Paris"], ["Rome"], ["yes"], 7, ["東京"], ["30 days"]]
+    rows = [*({"query": f"{n}?", "accept": one} for n, one in enumerate(accepted)), {"query": "b", "reference": "So."}]
+    file = tmp_path / "own.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert qm("check", file) == 0
+    table, _, surprise = capsys.readouterr().out.rpartition("graded right: ")
+    assert surprise.startswith("'It may be yes or no.'")
+    found = [re.split("  +", line.strip())[:4] for line in table.splitlines() if "  " in line][1:]
+    assert found[:2] == [["one word", "2", "4 of 4", "2 of 2"], ["yes, no or a letter", "1", "2 of 2", "1 of 2"]]
+    assert [row[0].split(" ")[0] for row in found[2:]] == ["number", "script", "several", "none"]
 
 
 def test_report_takes_the_latest_run(run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,11 +81,11 @@ def commands_in(text: str) -> list[str]:
     return [line.split("  ")[1] for line in text.splitlines() if line.startswith("  ")]
 
 
-def test_help_has_eight_commands_and_help_all_the_others_in_groups(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_has_nine_commands_and_help_all_the_others_in_groups(capsys: pytest.CaptureFixture[str]) -> None:
     for words in (["--help"], ["help"], []):
         assert qm(*words) == 0
         out = capsys.readouterr().out
-        assert commands_in(out) == ["init", "doctor", "plan", "train", "eval", "rewrite", "batch", "serve"]
+        assert commands_in(out) == ["init", "check", "doctor", "plan", "train", "eval", "rewrite", "batch", "serve"]
         assert f"qm help --all lists all {len(COMMANDS)} commands" in out
     for words in (["help", "--all"], ["--help-all"]):
         assert qm(*words) == 0
@@ -163,6 +178,7 @@ def test_the_same_seed_finds_the_same_plan(flags: list[str], capsys: pytest.Capt
         (["--budget", "0.5"], "budget=0.5 must be at least 1"),
         (["--algo", "ppo"], "Unknown option: --algo"),
         (["--name", "../x"], "--name '../x' cannot be in a folder's name"),
+        (["--save-dir", "/dev/null", "--max-calls", "100000000"], "/dev/null: cannot be written"),
     ],
 )
 def test_bad_input_is_one_line(
@@ -234,14 +250,6 @@ def test_the_time_of_a_search_bounds_its_calls(
     said = capsys.readouterr()
     bound = re.findall(r"questions, at most (\d+) calls, about \d+ s at [\d.]+ calls/s", said.err)
     assert [json.loads(said.out)["calls"] <= int(each) == MIN_CALLS for each in bound] == [True]  # at 2 s a call
-
-
-def test_a_folder_that_cannot_be_written_costs_no_call(
-    flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "runs").write_text("a file")
-    assert qm("plan", *flags, "--max-calls", "100000000") == 2
-    assert "runs: cannot be written" in capsys.readouterr().err
 
 
 def test_a_plan_is_not_trained(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:

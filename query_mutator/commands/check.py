@@ -1,0 +1,76 @@
+"""`qm check`: show how the answers of a file of questions are graded, before a model is asked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from query_mutator.bounds import group_of
+from query_mutator.cli.console import table
+from query_mutator.cli.flags import Positional
+from query_mutator.plan.table import is_right
+from query_mutator.rewards.matching import numbers_in
+from query_mutator.session.task import make_reward, read_dataset
+from query_mutator.settings.episode import TaskSettings
+from query_mutator.settings.output import Plugins
+from query_mutator.settings.questions import Columns, Reward
+from query_mutator.types import NUMERIC, Question
+
+LABELS = {"yes": "no", "no": "yes", "true": "false", "false": "true"}
+_NO_SPACES = re.compile("[\u0e00-\u0eff\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]")  # Thai, Lao, Khmer, kana, Chinese
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckFlags(Columns, Reward, Plugins):
+    """Show for each kind of answer in a file of questions how right and wrong ones are graded; no model is asked."""
+
+    dataset: Positional[str]
+    """File of questions; a bad row is an error that names its line."""
+
+
+def check(flags: CheckFlags) -> None:
+    """Print a row for each kind, with an example, and answers that are graded otherwise than they should be."""
+    settings = group_of(TaskSettings, flags, dataset=flags.dataset)
+    kinds: dict[str, list[Question]] = {}
+    for question in read_dataset(settings).questions:
+        kinds.setdefault(kind_of(question), []).append(question)
+    reward, rows, surprises = make_reward(settings), [], list[str]()
+    for kind, found in kinds.items():
+        counts, examples = [], []
+        for right, word in ((True, "wrong"), (False, "right")):
+            tried = [(one, answer) for one in found for answer in answers_of(one, found, right=right)]
+            missed = [(one, said) for one, said in tried if is_right(said, one, reward, where=flags.dataset) != right]
+            counts.append(f"{len(tried) - len(missed)} of {len(tried)}")
+            examples.append(tried[0][1] if tried else "")
+            surprises += [f"graded {word}: {said!r} to {one.text[:40]!r}" for one, said in missed[:5]]
+        rows.append((kind, str(len(found)), *counts, *examples))
+    header = ("answers", "questions", "right: graded right", "wrong: graded wrong", "a right one", "a wrong one")
+    print(table(flags.dataset, header, rows), *surprises, sep="\n")
+
+
+def kind_of(question: Question) -> str:
+    """Return the kind of answer that a question accepts."""
+    if not question.accept:
+        return "none in `accept`: never right"
+    first = question.accept[0]
+    if NUMERIC in question.tags:
+        return "number"
+    if first.lower() in LABELS or re.fullmatch("[A-Za-z]", first):
+        return "yes, no or a letter"
+    if _NO_SPACES.search(first):
+        return "script without spaces"
+    return "one word" if len(first.split()) == 1 else "several words"
+
+
+def answers_of(question: Question, others: Sequence[Question], *, right: bool) -> list[str]:
+    """Return right answers; or wrong ones: another number, the other label, what another question accepts."""
+    own = question.accept[0] if question.accept else ""
+    if right or not own:
+        return [f"The answer is {own}.", own] if own else []
+    if NUMERIC in question.tags and (numbers := numbers_in(own)):
+        return [f"The answer is {numbers[0].value + 1:g}."]
+    if other := LABELS.get(own.lower()):
+        return [f"It may be {own} or {other}.", f"The answer is {other}."]
+    accepted = {text.lower() for text in question.accept}
+    return [f"The answer is {one.accept[0]}." for one in others if one.accept[0].lower() not in accepted][:1]
