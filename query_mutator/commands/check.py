@@ -10,14 +10,14 @@ from query_mutator.bounds import group_of
 from query_mutator.cli.console import table
 from query_mutator.cli.flags import Positional
 from query_mutator.plan.table import is_right
-from query_mutator.rewards.matching import numbers_in
 from query_mutator.session.task import make_reward, read_dataset
 from query_mutator.settings.episode import TaskSettings
 from query_mutator.settings.output import Plugins
 from query_mutator.settings.questions import Columns, Reward
-from query_mutator.types import NUMERIC, Question
+from query_mutator.types import Question
 
 LABELS = {"yes": "no", "no": "yes", "true": "false", "false": "true"}
+_NUMBER = re.compile(r"[-+]?\d+(\.\d+)?")
 _NO_SPACES = re.compile("[\u0e00-\u0eff\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]")  # Thai, Lao, Khmer, kana, Chinese
 
 
@@ -54,7 +54,7 @@ def kind_of(question: Question) -> str:
     if not question.accept:
         return "none in `accept`: never right"
     first = question.accept[0]
-    if NUMERIC in question.tags:
+    if _NUMBER.fullmatch(first):
         return "number"
     if first.lower() in LABELS or re.fullmatch("[A-Za-z]", first):
         return "yes, no or a letter"
@@ -68,8 +68,8 @@ def answers_of(question: Question, others: Sequence[Question], *, right: bool) -
     own = question.accept[0] if question.accept else ""
     if right or not own:
         return [f"The answer is {own}.", own] if own else []
-    if NUMERIC in question.tags and (numbers := numbers_in(own)):
-        return [f"The answer is {numbers[0].value + 1:g}."]
+    if _NUMBER.fullmatch(own):
+        return [f"The answer is {float(own) + 1:g}."]
     if other := LABELS.get(own.lower()):
         return [f"It may be {own} or {other}.", f"The answer is {other}."]
     accepted = {text.lower() for text in question.accept}
