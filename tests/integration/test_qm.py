@@ -64,7 +64,7 @@ def test_check_says_how_answers_of_each_kind_are_graded(tmp_path: Path, capsys: 
     assert qm("check", file) == 0
     found = [re.split("  +", line.strip())[:4] for line in capsys.readouterr().out.splitlines() if "  " in line][1:]
     assert found[:2] == [["one word", "2", "4 of 4", "2 of 2"], ["yes, no or a letter", "1", "2 of 2", "2 of 2"]]
-    assert qm("check", file, "--reward", "exact") == 0
+    assert qm("check", file, "--reward", "answered") == 0  # by which nothing is right
     assert "graded wrong: 'The answer is Paris.'" in capsys.readouterr().out
     assert [row[0].split(" ")[0] for row in found[2:]] == ["number", "script", "several", "none"]
 
