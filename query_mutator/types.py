@@ -65,7 +65,8 @@ CALL_PRICE = 0.005  # of a model call, in units of the score
 NANOSECONDS = 1e-9
 MAX_ERROR_CHARS = 300  # of an error's message: servers repeat prompts and whole pages
 STORED_CHARS = 20_000  # of a rewrite or answer in a transcript; the store has it whole
-_LONG = ("rewrite", "answer", "first_answer")  # texts of a transcript that may be longer
+LEAST_LOGPROB = -100.0  # of a token; some servers send -9999
+_LONG = ("rewrite", "answer", "thought", "first_answer", "first_thought")  # texts of a transcript that may be longer
 MAX_NAME_CHARS = 300  # of a model's name
 READ_CHARS = 20_000  # of the end of a reply: what graders, votes, guards and P(right) read of it
 # Around thoughts: Qwen and DeepSeek, Mistral, gpt-oss, whose last channel is its answer; marks of its messages leave.
@@ -333,7 +334,11 @@ def wire_number(value: Any) -> float:
 def logprob_fields(rows: object) -> dict[str, Any]:
     """Return `logprob` and `token_logprobs` of a completion from what a server sent of its tokens, {} for nothing."""
     values = [row.get("logprob") for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
-    found = [min(0.0, float(one)) for one in values if isinstance(one, (int, float)) and math.isfinite(one)]
+    found = [
+        max(LEAST_LOGPROB, min(0.0, one))
+        for one in values
+        if isinstance(one, (int, float)) and -math.inf < one < math.inf
+    ]
     return {"logprob": sum(found) / len(found), "token_logprobs": tuple(found)} if found else {}
 
 
@@ -373,6 +378,7 @@ class StepRecord:
     rewrite: str  # the question after this step
     form: str = AS_IS  # in which the target gets it after this step
     answer: str
+    thought: str = ""  # of the model before the answer
     baseline_score: float | None  # None if the original was not asked
     score: float  # of what would be submitted now
     parts: Mapping[str, float]
@@ -383,6 +389,7 @@ class StepRecord:
     guard: str | None = None  # that rejected the rewrite of this step
     submitted: int | None = None  # place, among the episode's answers so far, of the one that would be submitted now
     first_answer: str | None = None  # to the original question, of an episode that asks it; in its first row
+    first_thought: str | None = None
     first_parts: Mapping[str, float] | None = None  # of that answer's score
     timing: Mapping[str, float] = field(default_factory=dict)  # seconds: step_s, mutator_s, target_s, queue_wait_s
 

@@ -81,6 +81,7 @@ class Attempt:
     text: str
     form: str = AS_IS
     answer: str
+    thought: str = ""
     logprob: float | None = None  # mean log probability of the answer's tokens; None where it was not reported
     cut: bool | None = None  # ended at the token limit; None where it is not known
     text_vector: FloatArray

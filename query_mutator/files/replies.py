@@ -74,7 +74,7 @@ def _row(key: str, reply: Completion) -> list[object]:
 
 def read_replies(path: str | Path) -> tuple[RepliesHead, dict[str, tuple[Completion, ...]]]:
     """Return the head of a file and its replies by key; UsageError for a file that is damaged or of another kind."""
-    replies: dict[str, tuple[Completion, ...]] = {}
+    replies: dict[str, list[Completion]] = {}
     number = 1
     try:
         first, *lines = _unpacked(Path(path)).split(b"\n")
@@ -83,13 +83,13 @@ def read_replies(path: str | Path) -> tuple[RepliesHead, dict[str, tuple[Complet
             raise ValueError(f"it has not the {head.rows:,} replies that its first line announces")
         for number, line in enumerate(lines, 2):  # noqa: B007, named in errors
             key, reply = _reply(line, head.model)
-            replies[key] = (*replies.get(key, ()), reply)
+            replies.setdefault(key, []).append(reply)
     except OSError as error:
         raise UsageError(f"{path}: cannot be read ({error.strerror})") from None
-    except (ValueError, TypeError, lzma.LZMAError) as error:
+    except (ValueError, TypeError, OverflowError, lzma.LZMAError) as error:
         advice = "damaged, or not a file of recorded replies: restore it"
         raise UsageError(f"{path}: line {number}: {error}; {advice}") from None
-    return head, replies
+    return head, {key: tuple(samples) for key, samples in replies.items()}
 
 
 def _unpacked(path: Path) -> bytes:
@@ -121,7 +121,7 @@ def _reply(line: bytes, model: str) -> tuple[str, Completion]:
         prompt_eval_s=times[0],
         eval_s=times[1],
         hit_limit=end == "length",
-        logprob=logprob,
+        logprob=None if logprob is None else float(logprob),
         token_logprobs=tuple(one / _THOUSANDTHS for one in each),
     )
 

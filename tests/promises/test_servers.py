@@ -50,7 +50,7 @@ class Handler(BaseHTTPRequestHandler):
         status, message = REFUSALS[self.field]
         if self.field in body or (status == 503 and len(self.bodies) <= 3):
             return self.send(status, {"error": {"message": message, "code": status}})
-        said = {"role": "assistant", "content": "yes" if "verdict" in str(body["messages"]) else "Paris"}
+        said = {"content": "yes" if "verdict" in str(body["messages"]) else "Paris", "reasoning_content": "Is it Rome?"}
         return self.send(200, {"choices": [{"message": said, "finish_reason": "stop"}]})
 
 
@@ -71,7 +71,9 @@ def test_no_call_fails_at_a_server_with_its_own_ways(field: str, tmp_path: Path)
     sizes = "--num-processes 4 --num-steps 4 --num-env-steps 16 --batch-size 1 --eval-interval 0 --no-evaluate"
     with closing(server.socket):
         good(run([*TRAIN, *f"{flags} {more} {sizes} --num-mini-batch 2".split()], cwd=tmp_path))
-    assert all(row["valid"] for row in transcript(latest(tmp_path)))
+    rows = transcript(latest(tmp_path))
+    assert all(row["valid"] for row in rows)
+    assert {(row["answer"], row["thought"]) for row in rows if row["answer"]} == {("Paris", "Is it Rome?")}
     assert last_metrics(latest(tmp_path))["llm/failed_calls"] == 0
     assert sum(field in body for body in kind.bodies) <= 1
     assert not any("n" in body for body in kind.bodies)

@@ -388,6 +388,16 @@ def path(tmp_path: Path) -> Path:
     return rows.path
 
 
+@pytest.mark.timeout(30)
+def test_a_hostile_recording_is_read_at_once_or_refused(tmp_path: Path) -> None:
+    write_replies(tmp_path / "own.jsonl.xz", HEAD, {KEY: [REPLY] * 100_000})
+    assert len(read_replies(tmp_path / "own.jsonl.xz")[1][KEY]) == 100_000
+    lines = lzma.decompress((tmp_path / "own.jsonl.xz").read_bytes()).replace(b"-0.2131", b"-" + b"9" * 401)
+    (tmp_path / "own.jsonl.xz").write_bytes(lzma.compress(lines))
+    with pytest.raises(UsageError, match=r"own\.jsonl\.xz: line 2: "):
+        read_replies(tmp_path / "own.jsonl.xz")
+
+
 def test_rows_come_back_without_their_checksum(path: Path) -> None:
     assert list(read_json_lines(path)) == ROWS
     assert all(line.endswith(b'"}') and b',"crc":"' in line for line in path.read_bytes().splitlines())

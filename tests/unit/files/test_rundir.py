@@ -85,7 +85,7 @@ def test_transcript_holds_the_record_whole(run_dir: RunDir) -> None:
     assert set(row) == {
         "env", "step", "episode", "question_id", "operator", "question", "rewrite", "answer", "baseline_score",
         "score", "parts", "reward", "valid", "error", "calls", "timing", "guard", "form",
-        "submitted", "first_answer", "first_parts",
+        "submitted", "first_answer", "first_parts", "thought", "first_thought",
     }  # fmt: skip
     assert row == RECORD.to_json()
 
