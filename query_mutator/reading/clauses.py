@@ -72,7 +72,8 @@ def sentences(text: str) -> list[str]:
 @lru_cache(maxsize=512)
 def clauses(text: str, question: str, polarity: bool = False) -> tuple[Clause, ...]:
     """Return the clauses of a text in its order; with `polarity` what is called wrong counts, as a verdict."""
-    kept = [one for one in sentences(text) if not P.CHAT.match(one) and _READABLE.search(one)]
+    readable = [one for one in sentences(text) if _READABLE.search(one)]
+    kept = [one for one in readable if not P.CHAT.match(one)] or readable
     kept = [*kept[:_FIRST], *kept[_FIRST:][-_LAST:]]
     has_items = sum(_BULLET.match(sentence) is not None for sentence in kept) > 1
     asked, asks_why = content(question), P.ASKS_WHY.search(question) is not None
@@ -139,7 +140,7 @@ def is_fragment(sentence: str) -> bool:
 def _pieces(sentence: str) -> list[tuple[str, str]]:
     """Return the clauses of a sentence, each with the mark that separates it from the one before."""
     cuts = [(found.start(), found.end()) for found in P.SPLIT.finditer(sentence)]
-    starts, stops = [0, *(end for _, end in cuts)], [*(begin for begin, _ in cuts), len(sentence)]
+    starts, stops = ([0, *(end for _, end in cuts)], [*(begin for begin, _ in cuts), len(sentence)])
     for start, stop in zip(starts, stops, strict=True):  # although …, it is …
         comma = sentence.find(", ", start, stop) if P.SUBORDINATE.match(sentence, start) else -1
         if comma > 0:
@@ -162,6 +163,7 @@ def without_negated(piece: str) -> str:
     while found := P.NEGATOR.search(piece, at):
         kind, before = found.lastgroup, piece[at : found.start()]
         if kind == "after" or (kind == "verb" and not _EQUATED.search(before)):  # the subject before it, too
+            before = P.SUBJECTS.sub("", before)
             before = before[: max(before.rfind(mark) + len(mark) if mark in before else 0 for mark in _SUBJECT_ENDS)]
         kept += before + " "
         stop = found.end() if kind == "after" else _negated_end(piece, found.end(), is_pair=kind == "pair")

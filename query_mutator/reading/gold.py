@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib import resources
@@ -20,6 +20,7 @@ from query_mutator.errors import UsageError
 from query_mutator.reading.clauses import content, is_fragment
 from query_mutator.reading.marks import Span, after_mark, marked, options_in
 from query_mutator.reading.reply import (
+    FENCED,
     Kind,
     Several,
     asks_day_first,
@@ -60,7 +61,6 @@ P = Patterns("gold")
 
 _VERDICTS = dict(pair.split("=") for pair in word_list("gold", "VERDICTS"))
 _PROSE = frozenset(word_list("gold", "PROSE"))
-_FENCE = re.compile(r"```[\w+-]{0,12}\n?([^`]{1,4000})```")
 _SHOWN_CODE = re.compile(r"`([^`\n]{1,400})`|\*\*([^*\n]{1,300})\*\*(?!\w)")
 _QUOTED = re.compile(r"'[^'\n]{0,300}'|\"[^\"\n]{0,300}\"")
 _ASSIGNS = re.compile(r"\A[\w. ]{1,30}=\s|\Aassert\s.{1,300}==\s|\A(?:>>>|print).{0,200}\n", re.DOTALL)
@@ -149,7 +149,8 @@ def _matches(gold: str, reply: str, question: str) -> bool:
     if kind == "literal":
         return _literal_matches(text, reply, question)
     if kind == "symbol":
-        shown = _said_by(lambda span: _symbols(span, text), spans(reply, question), question)
+        found = islice(spans(reply, question), _READ_SPANS)
+        shown = _said_by(lambda span: _symbols(span, text), found, question.split(), question)
         return shown is not None and _SPACED_SIGNS.sub("", shown) == _SPACED_SIGNS.sub("", text)
     said = read(reply, kind, question)
     return said is not None and _is_same(said, text, kind, question)
@@ -213,7 +214,6 @@ def _places(said: Sequence[str], gold: Sequence[str]) -> list[int] | None:
 
 
 def _place(said: str, gold: Sequence[str]) -> int | None:
-    """Return which gold item a said one is."""
     numbers, tokens = numbers_in(said), stems(said)
     for place, item in enumerate(gold):
         wanted = numbers_in(item) if re.fullmatch(r"\W*[\d.,/]+\W*", item) else ()
@@ -224,10 +224,13 @@ def _place(said: str, gold: Sequence[str]) -> int | None:
     return None
 
 
-def _said_by(finder: Callable[[Span], Sequence[Value]], found: Iterator[Span], question: str) -> Any:
-    """Return the value that the first span with any gives, None without one."""
-    for span in islice(found, _READ_SPANS):
+def _said_by(
+    finder: Callable[[Span], Sequence[Value]], found: Iterable[Span], known: Sequence[Any], question: str
+) -> Any:
+    """Return the value that the first span with any gives, if possible none that the question has."""
+    for span in found:
         if values := finder(span):
+            values = values if span.is_marked else [one for one in values if one.value not in known] or values
             is_first = span.is_marked or is_head(values[0], span.text)
             return (values[0] if is_first else picked(values, span.text, question)).value
     return None
@@ -235,22 +238,13 @@ def _said_by(finder: Callable[[Span], Sequence[Value]], found: Iterator[Span], q
 
 def _literal_matches(text: str, reply: str, question: str) -> bool:
     _, gold = literal_in(text)
-    given = [literal_in(one)[1] for one in [*_QUOTED.findall(question), *bracketed(question)]]
-
-    def literals(span: Span) -> list[Value]:
-        return [
-            one for one in _literals(span.text, gold) if span.is_marked or one.value not in given or one.value == gold
-        ]
-
-    first, *others = [*islice(spans(reply, question, kind="verdict"), _READ_SPANS)] or [Span("", "")]
-    fences = [Span(found[1], "") for found in _FENCE.finditer(clean(reply))]
-    is_whole, whole = literal_in(clean(reply).strip(" .`\n"))
-    found = (
-        whole
-        if is_whole and type(whole) is type(gold)
-        else _said_by(literals, iter([first, *fences[-1:], *others]), question)
-    )
-    return type(found) is type(gold) and bool(found == gold)
+    whole = literal_in(clean(reply).strip(" .`\n"))[1]
+    if type(whole) is not type(gold):
+        asked = [literal_in(one)[1] for one in [*_QUOTED.findall(question), *bracketed(question)]]
+        first, *others = [*islice(spans(reply, question, kind="verdict"), _READ_SPANS)] or [Span("", "")]
+        fences = [Span(found[1], "") for found in FENCED.finditer(clean(reply))]
+        whole = _said_by(lambda span: _literals(span.text, gold), [first, *fences[-1:], *others], asked, question)
+    return type(whole) is type(gold) and bool(whole == gold)
 
 
 def _literals(text: str, gold: Any) -> list[Value]:
@@ -277,7 +271,9 @@ def _symbols(span: Span, gold: str) -> list[Value]:
         if one[1] or not re.fullmatch("[a-z]{3,}", one[2] or one[3])
     ]
     for one in re.finditer(r"\S+", text):
-        token = one[0].strip(_TOKEN_EDGE) or one[0].strip(".,;:") or one[0]
+        inner = re.fullmatch(r"[(\[\"'`](\S+?)[)\]\"'`][.,;:]?", one[0])
+        whole = inner[1] if inner else one[0]
+        token = whole.strip(_TOKEN_EDGE) or whole.strip(".,;:") or whole
         is_sign = re.fullmatch(r"[.,;:!?()-]", token) is None or text.strip() == token
         is_symbol = P.SYMBOL_WORD.fullmatch(token) and token not in _PROSE and is_sign
         is_article = token == "A" and re.match(r"\s[a-z]", text[one.end() : one.end() + 2])
@@ -304,6 +300,7 @@ def _names(text: str, gold: str, question: str) -> bool:
     if UNSPACED.search(wanted):
         is_there = fold(wanted).replace(" ", "") in fold(text).replace(" ", "")
         return is_there and not P.EAST_ASIAN_OR.search(text)
+    text = P.INITIAL.sub("", text)
     tokens = stems(text)
     return any(
         _is_itself(text, tokens, at, form, wanted, question)
@@ -331,14 +328,14 @@ def _is_itself(text: str, tokens: Sequence[str], at: int, form: Sequence[str], g
     """Return whether words of a clause are the gold, and not a part of another name or of a comparison."""
     before = tokens[at - 1] if at else ""
     known = words(gold)
-    if gold[:1].isupper() and before in _OTHER_BEFORE:
+    if gold[:1].isupper() and before in _OTHER_BEFORE and before.capitalize() in text:
         return False
     folded = fold(text)
     place = re.search(r"(?<!\w)" + r"\W+".join(map(re.escape, form)), folded)
     if place is None:
         return True
     lead, tail = folded[: place.start()], folded[place.end() :]
-    if P.OR_BEFORE.search(lead) or P.OR_AFTER.match(tail):
+    if lead.endswith("-") or P.OR_BEFORE.search(lead) or P.OR_AFTER.match(tail):
         return False
     compared = P.COMPARED.search(lead)
     if compared and compared[0].split()[0] not in words(question):

@@ -74,7 +74,6 @@ def _ticked(text: str) -> Iterator[Span]:
 
 
 def _tagged(text: str) -> Iterator[Span]:
-    """Yield what stands between <answer> and </answer>."""
     for match in list(_TAG.finditer(text))[-_MOST_MARKS:]:
         end = text.find(f"</{match[1]}>" if match[1] else f"[/{match[2]}]", match.end())
         end = len(text) if end < 0 else end
@@ -117,7 +116,7 @@ def _fields(text: str, question: str) -> Iterator[Span]:
         if text[end : end + 40].lstrip()[:1] == '"':
             try:
                 value, length = decoder.raw_decode(text[at : at + _OBJECT_CHARS])
-                end, found = at + length, _answer_field(value) or _asked_field(value, question)
+                end, found = (at + length, _answer_field(value) or _asked_field(value, question))
             except (ValueError, RecursionError):
                 pass
         if found is not None:

@@ -19,6 +19,7 @@ _MOST_SENTENCES = 5
 
 _CUES = tuple(word_list("refusals", "CUES"))  # one of them is in every refusal
 _QUOTED = re.compile(r"\"[^\"\n]{0,300}(?:\"|$)|(?<!\w)'[^'\n]{10,300}'(?!\w)|`[^`\n]{0,200}`")
+_BARE_NOT = re.compile(r"\b(can|won|don|isn|doesn|wouldn|shouldn|couldn)t\b", re.IGNORECASE)
 _SENTENCE_END = re.compile(r"[.!?](?=\s)|[。！？]|\n")
 
 
@@ -46,7 +47,11 @@ def _opening(reply: str) -> str:
 
 @lru_cache(maxsize=8192)  # an answer is judged many times in its episode; whole answers would take gigabytes
 def _declines(opening: str) -> bool:
+    opening = _BARE_NOT.sub(r"\1't", opening)
     text = re.sub(r"[{}\"]", " ", opening) if opening.startswith("{") else _QUOTED.sub(" X ", opening)
+    lowered = text.lower()
+    if not any(cue in lowered for cue in _CUES) or not P.DECLINES.search(text):
+        return False
     declined = False
     for number, sentence in enumerate(sentences(text)[:_MOST_SENTENCES]):
         if sentence.rstrip().endswith("?"):
@@ -54,29 +59,22 @@ def _declines(opening: str) -> bool:
         if (decline := _decline(sentence)) is not None:
             declined, after = True, sentence[decline.end() :]
             _, *rest = after.split(", ", 1) if P.CONCEDES.match(sentence) else P.BUT.split(after, maxsplit=1)
-            if rest and _informs(rest[0]):
+            if rest and (_informs(rest[0]) or (P.CONCEDES.match(sentence) and _decline(rest[0]) is None)):
                 return False
         elif declined:
-            if P.TELLS.search(sentence) and not P.EMPTY.search(sentence):
+            if not P.EMPTY.search(sentence) and (P.TELLS.search(sentence) or len(sentence.split()) >= 7):
                 return False
-        elif (
-            sentence.rstrip().endswith(":")
-            or number > 2
-            or (_informs(sentence) and (number or not _decline(text[len(sentence) : 200])))
-        ):
-            return False
+        elif sentence.rstrip().endswith(":") or number > 2 or _informs(sentence):
+            later = text[text.find(sentence) + len(sentence) :]
+            if number > 1 or sentence.rstrip().endswith(":") or not _decline(later[:200]):
+                return False
     return declined
 
 
 def _decline(text: str) -> re.Match[str] | None:
-    """Return the words of a text that decline."""
-    lowered = text.lower()
-    if not any(cue in lowered for cue in _CUES) or P.HARMLESS.search(text):
-        return None
-    return P.DECLINES.search(text)
+    return None if P.HARMLESS.search(text) else P.DECLINES.search(text)
 
 
 def _informs(text: str) -> bool:
-    """Return whether a text says something about the matter."""
     is_new = P.TELLS.search(text) is not None or not P.EMPTY.search(text)
     return len(text.split()) >= 2 and is_new and _decline(text) is None

@@ -7,16 +7,16 @@ the clauses of the reply by weight (`clauses`). Several candidates of equal rank
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import pairwise
 from typing import Any, Literal
 
 from query_mutator.reading.clauses import ASIDE_WEIGHT, REJECTED, Clause, clauses, content
 from query_mutator.reading.marks import Span, letters_in, marked, options_in, texts_in
 from query_mutator.reading.text import Patterns, clean, spelled, without_tex
-from query_mutator.reading.values import Number, Value, bracketed, close, dates_in, literal_in, numbers_in, times_in
+from query_mutator.reading.values import Number, bracketed, close, dates_in, literal_in, numbers_in, times_in
 
 P = Patterns("reply")
 
@@ -25,7 +25,14 @@ Kind = Literal["letter", "number", "verdict", "date", "time", "list", "literal",
 _LONG = 2000  # characters of a mark or a list that are read
 _BOLD = re.compile(r"\*\*([^*\n]{1,200})\*\*(?!\w)")
 _EMPHASIS = re.compile(r"(?<![\d\s])\*{1,3}|\*{1,3}(?![\d\s])|\*\*(?=\s|$)|(?<!\w)_{1,2}|_{1,2}(?!\w)|`")
-_FENCED = re.compile(r"```[\w+-]{0,12}\n?([^`]{0,4000})```")
+FENCED = re.compile(r"```[\w+-]{0,12}\n?([^`]{0,4000})```")
+
+
+_FINDERS: dict[Kind, Callable[[str], Sequence[Any]]] = {
+    "number": lambda text: numbers_in(without_tex(text), words=True),
+    "date": dates_in,
+    "time": times_in,
+}
 
 
 class Several(Exception):
@@ -35,18 +42,13 @@ class Several(Exception):
 def spans(reply: str, question: str, *, kind: Kind = "text") -> Iterator[Span]:
     """Yield the parts of a reply that may be its answer, the most trusted first."""
     text = clean(reply)
-    for span in marked(text, question):
+    for span in marked(text, question)[:1]:
         if not span.is_final and P.UNDECIDED.match(span.text):
             raise Several
         yield span
         if span.is_final:
             return
-        break
-    yield from _of_clauses(_body(text), question, kind)
-
-
-def _of_clauses(text: str, question: str, kind: Kind) -> Iterator[Span]:
-    for clause in _ranked(text, question, kind):
+    for clause in _ranked(_body(text), question, kind):
         bold = [part for part in _BOLD.findall(clause.text) if not part.rstrip().endswith(":")]
         if bold:
             yield Span(bold[-1], text)
@@ -54,19 +56,17 @@ def _of_clauses(text: str, question: str, kind: Kind) -> Iterator[Span]:
 
 
 def _ranked(text: str, question: str, kind: Kind) -> list[Clause]:
-    """Return the clauses that a reply holds, the best first; one with a number that is not in the question gains."""
+    """Return the clauses that a reply holds, the best first; one with a value that is not in the question gains."""
     found = [one for one in clauses(text, question, polarity=kind == "verdict") if one.weight > REJECTED]
-    if kind == "number" and len(found) > 1:
-        has_new = [bool(_new(numbers_in(without_tex(one.text), words=True), question)) for one in found]
+    if kind in _FINDERS and len(found) > 1:
+        has_new = [bool(_new(_FINDERS[kind](one.text), question, kind)) for one in found]
         found = [replace(clause, weight=clause.weight + new) for clause, new in zip(found, has_new, strict=True)]
     return sorted(found, key=lambda clause: (-clause.weight, -clause.at))
 
 
 def _body(text: str) -> str:
     """Return a text without its long blocks of code, unless it has nothing else."""
-    if "```" not in text:
-        return text
-    prose = _FENCED.sub(lambda block: block[1] if len(block[1]) <= 30 else "\n", text)
+    prose = FENCED.sub(lambda block: block[1] if len(block[1]) <= 30 else "\n", text)
     return prose if re.search(r"\w", prose) else text.replace("```", "")
 
 
@@ -96,7 +96,9 @@ def read(reply: str, kind: Kind, question: str) -> Any:
 
 
 def _first(reply: str, kind: Kind, question: str) -> Any:
-    finder = {"letter": _letter, "number": _number, "date": _date, "time": _time}[kind]
+    finder: Callable[[str, Span, str], Any] = {"letter": _letter, "number": _number}.get(
+        kind, partial(_date_or_time, kind=kind)
+    )
     for number, span in enumerate(spans(reply, question, kind=kind)):
         if number and span.weight <= ASIDE_WEIGHT:
             continue
@@ -129,22 +131,25 @@ def _letter(text: str, span: Span, question: str) -> str | None:
 def _number(text: str, span: Span, question: str) -> Number | None:
     """Return the number that a clause ends at: its result, one that the question does not have, or its only one."""
     text = plain(text)
-    in_words = numbers_in(text, words=True)
+    clock = times_in(text)
+    in_words = [one for one in numbers_in(text, words=True) if not any(at.start <= one.start < at.end for at in clock)]
     for result in reversed(list(P.RESULT.finditer(text))):
-        if after := [number for number in in_words if number.start >= result.end()]:
+        after = [number for number in in_words if number.start >= result.end()]
+        if after and not P.OPERATES.match(text, after[0].end):
             _check_one(after[:2], text)
             return after[0]
     numbers = [one for one in in_words if not (one.is_word and one.value == 1)] or in_words  # "one" is a pronoun
-    values = {number.value for number in numbers}
-    if len(values) > 1 and P.RANGE.search(text):
+    if len({number.value for number in numbers}) < 2:
+        return numbers[-1] if numbers else None
+    if (found := P.RANGE.search(text)) and sum(found.start() <= one.start < found.end() for one in numbers) > 1:
         raise Several
-    new = _new(numbers, question)
+    new = _new(numbers, question, "number")
     new = [number for number in new if not number.is_word] or new
     if not new:
-        return numbers[-1] if len(values) == 1 else None
+        return None
     _check_one(new, text)
-    found: Number = picked(new, text, question)
-    return found
+    last: Number = picked(new, text, question)
+    return last
 
 
 def _check_one(numbers: Sequence[Number], text: str) -> None:
@@ -153,25 +158,21 @@ def _check_one(numbers: Sequence[Number], text: str) -> None:
             raise Several
 
 
-def _new(numbers: Sequence[Number], question: str) -> list[Number]:
-    """Return the numbers that the question does not have."""
-    given = numbers_in(without_tex(question), words=True)
-    return [number for number in numbers if not any(close(number.value, one.value) for one in given)]
+def _new(values: Sequence[Any], question: str, kind: Kind) -> list[Any]:
+    """Return the values that the question does not have."""
+    given = [one.value for one in _FINDERS[kind](question)]
+    return [
+        one for one in values if not any(one.value == at or (kind == "number" and close(one.value, at)) for at in given)
+    ]
 
 
-def _time(text: str, span: Span, question: str) -> Any:
-    return _chosen(times_in(plain(text)), text, span, question)
-
-
-def _date(text: str, span: Span, question: str) -> Any:
-    day_first = asks_day_first(f"{question} {span.rest[:_LONG]}")
-    return _chosen(dates_in(plain(text), day_first=day_first), text, span, question)
-
-
-def _chosen(values: Sequence[Value], text: str, span: Span, question: str) -> Any:
+def _date_or_time(text: str, span: Span, question: str, kind: Kind) -> Any:
+    text, day_first = plain(text), asks_day_first(f"{question} {span.rest[:_LONG]}")
+    values = times_in(text) if kind == "time" else dates_in(text, day_first=day_first)
+    values = _new(values, question, kind) or values
     if not values:
         return None
-    return (values[0] if span.is_marked else picked(values, plain(text), question)).value
+    return (values[0] if span.is_marked else picked(values, text, question)).value
 
 
 def asks_day_first(text: str) -> bool | None:
@@ -216,7 +217,7 @@ def _verdict(reply: str, question: str) -> str | None:
         said = [one for one in P.VERDICT.finditer(text) if one["yes"] or not P.DETERMINER.match(text, one.start())]
         if verdicts := ["yes" if one["yes"] else "no" for one in said]:
             is_first = span.is_marked or P.VERDICT.match(text.lstrip(" \"'")) is not None
-            found.append((span.weight + 2.0, verdicts[0 if is_first else -1]))
+            found.append((span.weight + 3.0, verdicts[0 if is_first else -1]))
         elif span.weight > ASIDE_WEIGHT and asks and (implied := _implied(text, question)):
             found.append((span.weight, implied))
     return max(found, key=lambda one: one[0], default=(0.0, None))[1]
@@ -268,4 +269,5 @@ def items_of(text: str) -> list[str]:
     if (found := next((one for one in literals if isinstance(one, (list, tuple, set))), None)) is not None:
         return [str(item) for item in found]
     text = re.sub(r"\([^()]{0,200}\)", "", text)
+    text = ", ".join(text.split()) if re.fullmatch(r"[\d.\s-]+", text) else text
     return [item for part in P.SEPARATOR.split(text) if (item := part.strip(" .'\"`[]{}"))]

@@ -20,7 +20,7 @@ class Patterns:
 
     def __getattr__(self, name: str) -> re.Pattern[str]:
         try:
-            text = re.sub(r"@(\w+)@", lambda found: any_of(word_list("words", found[1])), table(self._file, name))
+            text = re.sub(r"@(\w+)@", lambda found: any_of(word_list("words", found[1])), tables()[self._file][name])
         except KeyError as error:
             raise AttributeError(f"patterns.toml has no {error} for {self._file}.{name}") from None
         self.__dict__[name] = re.compile(text, re.VERBOSE | re.IGNORECASE)
@@ -34,23 +34,18 @@ def any_of(words: list[str]) -> str:
 
 def word_list(file: str, name: str) -> list[str]:
     """Return words that the file has separated by blanks."""
-    return table(file, name).split()
-
-
-def table(file: str, name: str) -> str:
-    """Return a text of patterns.toml."""
-    return _tables()[file][name]
+    return tables()[file][name].split()
 
 
 @cache
-def _tables() -> Mapping[str, Mapping[str, str]]:
+def tables() -> Mapping[str, Mapping[str, str]]:
+    """Return the texts of patterns.toml by file and name."""
     text = (resources.files("query_mutator") / "reading" / "patterns.toml").read_text(encoding="utf8")
     return tomllib.loads(text)
 
 
 P = Patterns("text")
 
-_FINAL_CHANNEL, _CHANNEL = "<|channel|>final<|message|>", "<|channel|>"
 _CONTROL = re.compile(r"<\|[a-z_]{1,20}\|>")
 _NEXT_QUESTION = re.compile(r"\n\s{0,3}(?:Q|Question|Human|User|Input)\s?\d{0,3}\s?:")
 _SUPERSCRIPT = re.compile("[⁺⁻]?[⁰¹²³⁴⁵⁶⁷⁸⁹]{1,20}|ⁿ")
@@ -72,12 +67,10 @@ _FRACTION = re.compile(r"\\[dtc]?frac\s?(?:\{([^{}\n]{0,80})\}|(\d))\s?(?:\{([^{
 _MIXED = re.compile(r"(?<=\d)(?=\\[dtc]?frac)")
 _SUBSCRIPT = re.compile(r"(?<=[A-Za-z])_(?=\{?\d\}?)")
 _ROOT = re.compile(r"\\sqrt\s?\{([^{}\n]{0,80})\}")
-_TEX_TEXT = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mathit|texttt|operatorname)\s?\{([^{}\n]{0,200})\}")
-_TEX_WORDS = {
-    "cdot": "·", "times": "×", "div": "/", "pi": " pi", "circ": "°", "pm": "±", "approx": "≈", "left": "", "right": "",
-    "quad": " ", "qquad": " ", "rightarrow": "→", "to": "→", "implies": "⇒", "Rightarrow": "⇒", "neq": "≠",
-    "leq": "≤", "geq": "≥", "le": "≤", "ge": "≥", "infty": "∞", "degree": "°", "displaystyle": "", "log": " log ",
-}  # fmt: skip
+_TEX_TEXT = re.compile(
+    r"\\(?:text|textbf|textit|mathrm|mathbf|mathit|texttt|operatorname|mathbb|mathcal)\s?\{([^{}\n]{0,200})\}"
+)
+_TEX_WORDS = {name: sign for name, _, sign in (pair.partition("=") for pair in word_list("text", "TEX_WORDS"))}
 _TEX_WORD = re.compile(r"\\([A-Za-z]{1,15})(?![A-Za-z])")
 _PLAIN_GROUP = re.compile(r"(?<=\^)\{\s?([-+\w.°]{1,20})\s?\}|(?<=\d)\{,\}(?=\d)")
 _PLAIN_FRACTION = re.compile(r"\((-?\d{1,15})\)/\((\d{1,15})\)")
@@ -93,12 +86,7 @@ _IRREGULAR = dict(pair.split("=") for pair in word_list("text", "IRREGULAR"))
 @lru_cache(maxsize=256)
 def clean(reply: str) -> str:
     """Return the end of a reply without its thought, in one spelling; "" where a thought never ended."""
-    text = read_part(reply)
-    _, channel, final = text.rpartition(_FINAL_CHANNEL)
-    if _CHANNEL in text and not channel:
-        return ""
-    text = final if channel else text
-    text = spelled(_CONTROL.sub(" ", text))
+    text = spelled(_CONTROL.sub(" ", read_part(reply)))
     following = _NEXT_QUESTION.search(text)
     return text[: following.start()] if following and text[: following.start()].strip() else text
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from query_mutator.reading.text import Patterns, any_of, table, word_list
+from query_mutator.reading.text import Patterns, any_of, tables, word_list
 
 P = Patterns("values")
 
@@ -41,7 +41,6 @@ _SCALES = {"thousand": 1e3, "million": 1e6, "billion": 1e9, "trillion": 1e12, "m
            "k": 1e3, "m": 1e6, "b": 1e9}  # fmt: skip
 _SPACES = re.compile("[ '\u00a0\u2009\u202f]")
 _GROUPED = re.compile(r"[1-9]\d{0,2}(?:,\d{3})+")
-_UNIT = re.compile(r"[\s-]?(?:\*\*|\\,|~)?\s?(km/h|m/s\^2|m/s|mph|[^\W\d_]{1,20}|°\s?[CF]?|[€$£])", re.IGNORECASE)
 _JOINS = re.compile(r"[\s,]*(?:and\s)?")
 
 
@@ -61,7 +60,7 @@ def _joined(numbers: Sequence[Number], text: str) -> list[Number]:
     found: list[Number] = []
     for number in numbers:
         last = found[-1] if found else number
-        size, smaller, unit = size_of(last.unit), size_of(number.unit), _UNIT.match(text, last.end)
+        size, smaller, unit = (size_of(last.unit), size_of(number.unit), P.UNIT.match(text, last.end))
         share = number.value * smaller[1] / size[1] if size and smaller and size[0] == smaller[0] else 0.0
         if 0 < share < 1 and unit and _JOINS.fullmatch(text, unit.end(), number.start):
             found[-1] = replace(last, value=last.value + share, end=number.end)
@@ -79,7 +78,7 @@ def _number(match: re.Match[str]) -> Number | None:
         return None
     if _is_negative(match):
         value = -value
-    after = _UNIT.match(match.string, match.end())
+    after = P.UNIT.match(match.string, match.end())
     return Number(
         value=value,
         is_percent=match["percent"] is not None,
@@ -117,8 +116,10 @@ def _without_separators(digits: str) -> str:
     return digits.replace(",", "" if _GROUPED.fullmatch(digits) else ".")
 
 
-_ONES = {word: float(value) for line in table("values", "ONES").splitlines() for value, word in enumerate(line.split())}
-_TENS = {word: 10.0 * value for value, word in enumerate(word_list("values", "TENS"), start=2)}
+_ONES = {
+    word: float(value) for line in tables()["values"]["ONES"].splitlines() for value, word in enumerate(line.split())
+}
+_TENS = {word: 10.0 * (at % 8 + 2) for at, word in enumerate(word_list("values", "TENS"))}
 _FACTORS = {"hundred": 100.0, "dozen": 12.0, "thousand": 1e3, "million": 1e6, "billion": 1e9}
 _PARTS = {word + end: 1 / part for part, word in enumerate(word_list("values", "PARTS"), start=2) for end in ("", "s")}
 _NUMERALS = {**_ONES, **_TENS, **_FACTORS, **_PARTS}
@@ -149,7 +150,7 @@ def _word_number(match: re.Match[str]) -> Number | None:
             group += _NUMERALS[name]
         last = name if name in _NUMERALS else last
     value = total + group if last else 1.0  # an hour
-    unit = _UNIT.match(match.string, match.end())
+    unit = P.UNIT.match(match.string, match.end())
     return Number(value=-value if names[0] in ("minus", "negative") else value, start=match.start(), end=match.end(),
                   is_word=True, unit=unit[1] if unit else "")  # fmt: skip
 
@@ -157,16 +158,18 @@ def _word_number(match: re.Match[str]) -> Number | None:
 #: Dimension and size of a unit by the forms that occur.
 _SIZES = {
     form: (dimension, float(size))
-    for dimension in ("mass", "length", "volume", "power", "money", "speed", "celsius", "fahrenheit", "time", "data")
-    for form, size in (pair.split("=") for pair in word_list("units", dimension))
+    for dimension, forms in tables()["units"].items()
+    for form, size in (pair.split("=") for pair in forms.split())
 }
 
 
 @lru_cache(maxsize=4096)
 def size_of(unit: str) -> tuple[str, float] | None:
     """Return the dimension and size of a unit, None for a word that is none."""
-    unit = unit.lower().replace(" ", "")
-    return _SIZES.get(unit) or _SIZES.get(unit.removesuffix("s")) or _SIZES.get(unit.removesuffix("es"))
+    unit = re.sub(r"(?:square|sq\.?)\s?(\w+)", r"\1^2", unit.lower()).replace(" ", "").replace("per", "/")
+    base, _, power = unit.partition("^")
+    size = _SIZES.get(base) or _SIZES.get(base.removesuffix("s")) or _SIZES.get(base.removesuffix("es"))
+    return (f"{size[0]}^{power}", size[1] ** int(power)) if size and power in ("2", "3") else size
 
 
 def close(one: float, other: float) -> bool:
