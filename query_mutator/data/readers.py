@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,9 @@ Row = tuple[int, dict[str, Any]]  # line number in the file (1-based; of Parquet
 _FIELD_CHARACTERS = 1 << 30  # of a CSV cell; Python's own limit is 131,072
 _BATCH_ROWS = 4096  # of Parquet, in memory at once
 _SHOWN_CHARS = 40  # of a value in a message
+#: A list in a cell, as "['a' 'b']", "array(['a'], dtype=object)" or "[1, 2]", and what it holds.
+_LIST = re.compile(r"(?:array\()?\[[^\[\]]*\](?:, dtype=\w+\)|\))?", re.DOTALL)
+_ITEM = re.compile(r"'([^']*)'|\"([^\"]*)\"|([^\s,'\"]+)")
 
 
 def read_rows(path: Path, *, columns: Collection[str] = ()) -> Iterator[Row]:
@@ -102,9 +106,16 @@ def _csv_rows(path: Path) -> Iterator[Row]:
                 if None in row or None in row.values():
                     count = "more" if None in row else "fewer"
                     raise DatasetError(f"{path}:{reader.line_num}: {count} cells than the header")
-                yield reader.line_num, dict(row)
+                yield reader.line_num, {name: _listed(cell, name) for name, cell in row.items()}
         except csv.Error as error:
             raise DatasetError(f"{path}:{reader.line_num}: not CSV ({error}); check the quotes of the row") from None
+
+
+def _listed(cell: str, name: str) -> str | list[str]:
+    """Return the texts of a list of answers, as pandas and numpy write one into a cell; any other cell as it is."""
+    if name not in ("accept", "answers") or not _LIST.fullmatch(cell.strip()):
+        return cell
+    return ["".join(parts) for parts in _ITEM.findall(cell.partition("[")[2].rpartition("]")[0])]
 
 
 @contextmanager

@@ -566,3 +566,18 @@ def test_a_file_of_requests_to_refuse_alone_is_an_error(tmp_path: Path) -> None:
     assert load_questions(file) == []
     with pytest.raises(DatasetError, match="all 1 rows are marked unsafe"):
         read_dataset(TaskSettings(dataset=str(file)))
+
+
+@pytest.mark.parametrize(
+    ("cell", "accept"),
+    [
+        ("['a b' 'c']", ("a b", "c")),
+        ("array(['a', \"b's\"], dtype=object)", ("a", "b's")),
+        ("[1, 2.5]", ("1", "2.5")),
+        ("[a] or [b]", ("[a] or [b]",)),
+    ],
+)
+def test_a_list_in_a_cell_is_one(cell: str, accept: tuple[str, ...], tmp_path: Path) -> None:
+    quoted = cell.replace('"', '""')
+    (tmp_path / "own.csv").write_text(f'query,accept\nWhich?,"{quoted}"\n', encoding="utf-8")
+    assert load_questions(tmp_path / "own.csv")[0].accept == accept
