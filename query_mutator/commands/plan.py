@@ -222,7 +222,8 @@ def _search(flags: PlanFlags) -> None:
             )
             run.finish(found)
     path = run.run_dir.path
-    after = [f"on held-out questions: qm eval --checkpoint {path}"] if split.test else []
+    again = run.policy.named_again if run.policy else ""
+    after = [f"next: qm eval {path}{again}"] if split.test else []
     _show(flags, found, path, *after, num_questions=len(train))
 
 
@@ -332,5 +333,10 @@ def _show(flags: PlanFlags, found: PlanChoice, folder: Path, *after: str, num_qu
     for budget, point in found.front.items():
         several = f"{'':24}" if (rule := point.fitted) is None else f"{rule.success:>12.1%}  {rule.vote:>10.1%}"
         front.append(f"{budget:>6g}  {point.success:>7.1%}  {several}  {point.plan}")
+    if saved != bar and saved.success_ci[0] <= bar.success_ci[1]:
+        after = (
+            *after,
+            "The intervals overlap: these questions do not separate the two.",
+        )
     lines = [rows_of(facts), "", *front, "", f"run folder: {folder}", *after, found.verdict]
     show(flags, report, "\n".join(lines))
