@@ -201,9 +201,9 @@ def connect(config: BenchmarkConfig) -> Iterator[System]:
             delays = "{latency_ms:g} ms a call, sigma {latency_sigma:g}, {num_parallel} slots"
             about = f"test server (no language model), {delays.format(**config.simulated)}"
         else:
-            models = {"target_model": config.target_model, "mutator_model": config.mutator_model}
+            models = {"target_model": config.first_model, "mutator_model": config.mutator_model}
             choice = resolve_backend(config.backend, **models, **config.urls)
-            target = config.target_model or (choice.default_models or [""])[0]  # resolve_backend requires one
+            target = config.first_model or (choice.default_models or [""])[0]  # resolve_backend requires one
             backend, urls = choice.kind, choice.urls
             about = f"{choice.reason.removeprefix('backend: ')}, {target}"
         # one client for all rows, so that the connections of the warm-up are kept

@@ -163,6 +163,8 @@ class Completion:
     error: ErrorInfo | None = None
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    cached_tokens: int = 0  # of the prompt, that the server had in its cache
+    reasoning_tokens: int = 0  # of the reply, that are its thought
     total_s: float = 0.0  # as the server reports it
     load_s: float = 0.0
     prompt_eval_s: float = 0.0

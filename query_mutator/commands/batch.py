@@ -142,11 +142,11 @@ def _answer_all(flags: BatchFlags, models: OpenModels, start: Start, rows: Batch
 def _plain(flags: BatchFlags, lines: Sequence[bytes]) -> Iterator[tuple[OpenModels, Start]]:
     """Yield models, and how each line is sent as it is."""
     base = ResolvedModels(encoder="hash", cache="off")  # nothing is embedded
-    first = flags.target_model or _first_model(lines)
-    with open_models(system_settings(flags, base, target_model=first)) as models:
+    named = flags.target_model or tuple(filter(None, (_first_model(lines),)))
+    with open_models(system_settings(flags, base, target_model=named)) as models:
 
         def start(ask: Ask) -> Flow:
-            model = flags.target_model or ask.model or models.target_model
+            model = flags.first_model or ask.model or models.target_model
             keeps = not models.calls.eval_client.is_instant
             return ask_once(ask, request_of(ask, model=model, sampling=flags, keeps=keeps))
 

@@ -56,7 +56,7 @@ class DoctorConfig(ServerAddressFlags, Questions, Sampling):
     is missing.
     """
 
-    target_model: str | None = None
+    target_model: tuple[str, ...] = ()
     """The model to inspect; by default the first one installed."""
     mutator_model: str | None = None
     """The model that rewrites; by default the one that training takes."""
@@ -107,7 +107,7 @@ def examine(server: ModelServer, config: DoctorConfig) -> Iterator[Finding]:
     """Yield the findings about one server; BackendError when nothing answers."""
     version = server.version()
     yield Finding("server", f"{f'{server.title} {version}'.strip()} at {server.url}")
-    target = config.target_model or next(iter(server.text_models() or ()), None)
+    target = config.first_model or next(iter(server.text_models() or ()), None)
     if target is None:
         advice = f"none installed: {server.more_models}, or name one with --target-model"
         yield Finding("models", advice, is_fine=False)

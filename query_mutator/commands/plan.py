@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -23,6 +23,7 @@ from query_mutator.cli.console import note
 from query_mutator.cli.outputs import JsonFlags, rows_of, show
 from query_mutator.cli.settings import files_read
 from query_mutator.confidence import ConfidenceModel
+from query_mutator.confidence.gain import GainModel
 from query_mutator.data import Split
 from query_mutator.data.logs import read_logged_replies
 from query_mutator.encoder import resolve_encoder
@@ -35,13 +36,14 @@ from query_mutator.evaluation.methods import Evaluator
 from query_mutator.files import atomic_write, file_sha256, write_checked_json
 from query_mutator.files.lock import locked
 from query_mutator.files.run_dir import CONFIDENCE, STORE, RunDir, describe_run
-from query_mutator.forms import ALL, FORMS
+from query_mutator.forms import ALL, arm_named
 from query_mutator.forms import select as select_forms
 from query_mutator.learners.plan import ALGO, Plan
 from query_mutator.llm.backends import ServerAddressFlags, choose_backend
+from query_mutator.llm.prices import in_words, read_prices
 from query_mutator.llm.store import Store
 from query_mutator.operators import NONE
-from query_mutator.plan.choose import PlanChoice, choose_from_log
+from query_mutator.plan.choose import PlanChoice, choose_from_log, shares_in_words
 from query_mutator.plan.race import MAX_CALLS, MIN_CALLS, find_plan, questions_searched
 from query_mutator.plan.table import grade_log
 from query_mutator.plugins import plugin_hashes
@@ -122,16 +124,18 @@ class PlanRun:
     policy: SavedPolicy | None  # of the plan that was saved last
     task: Task | None
 
-    def save(self, plan: Plan, confidence: ConfidenceModel | None = None) -> None:
-        """Write the policy of a plan with what it submits by."""
+    def save(self, plan: Plan, confidence: ConfidenceModel | None = None, gains: GainModel | None = None) -> None:
+        """Write the policy of a plan with what it submits and asks by."""
         if self.policy is not None and self.task is not None:
-            self.policy = planned(self.policy, plan, self.task, confidence)
+            self.policy = planned(self.policy, plan, self.task, confidence, gains)
             write_policy_file(self.run_dir.path / POLICY_FILE, self.policy)
 
     def finish(self, found: PlanChoice) -> None:
         """Save what was found, P(right) also for programs, and write the run's page."""
         plan, search = found.saved, found.to_json()
-        self.save(plan.plan, found.confidence if plan.plan.answer == "learned" or not found.calls else None)
+        learned = plan.plan.answer == "learned" or not found.calls
+        gains = found.gains if plan.plan.gain_at is not None else None
+        self.save(plan.plan, found.confidence if learned else None, gains)
         if found.confidence is not None:
             with atomic_write(self.run_dir.path / CONFIDENCE) as file:
                 np.savez(file, **found.confidence.to_arrays())  # type: ignore[arg-type]  # mypy: its other keyword is a bool
@@ -188,7 +192,10 @@ def plan(flags: PlanFlags) -> None:
 
 def _search(flags: PlanFlags) -> None:
     """Ask training questions."""
-    if flags.answer == "learned" and "forms" in flags.given and len(rewrites(flags)[1]) < 2:
+    targets = tuple(flags.targets)
+    if len(targets) > 1:  # which of them to ask is learned
+        flags = replace(flags, answer="learned", operators=flags.operators or NONE)
+    if flags.answer == "learned" and "forms" in flags.given and len(rewrites(flags, targets)[1]) < 2:
         raise UsageError("--answer learned chooses among answers in several forms; name two or more with --forms")
     settings = group_of(TaskSettings, flags, **_OF_A_PLAN)
     split = split_dataset(settings)
@@ -257,14 +264,24 @@ def _read_log(flags: PlanFlags, path: Path) -> None:
     if flags.dry_run:
         print(rows_of({name: f"{count:,} answers" for name, count in log.forms.items()} or {"answers": 0}))
         return
-    price = float(np.mean(flags.call_price))
-    found = choose_from_log(log.answers, budget=flags.budget, price=price, seed=flags.seed)
-    missing, acting = _unplayable(found.saved.plan, split), None
+    found = choose_from_log(
+        log.answers,
+        budget=flags.budget,
+        price=float(np.mean(flags.call_price)),
+        prices=_prices_of(flags, log.models),
+        seed=flags.seed,
+    )
+    models = dict.fromkeys(log.models.values())
+    missing, acting = _unplayable(found.saved.plan, split, tuple(models)), None
     if not missing:
         settings = replace(settings, forms=",".join(found.saved.plan.operators))
         # Acting needs a training question; those of a log stay where they are.
         known = split or Split(train=(Question(id="stand-in", text=PROBE),))
-        acting = _unasked_task(flags, settings, known), group_of(ResolvedModels, flags), known
+        system = group_of(ResolvedModels, flags)
+        if models:
+            prices = in_words(read_prices(flags.price, list(models)))
+            system = replace(system, target_model=flags.target_model or tuple(models), price=prices)
+        acting = _unasked_task(flags, settings, known, models), system, known
     about: dict[str, Any] = {
         "plugins": plugin_hashes(flags.plugin),
         "log": {"sha256": file_sha256(path), "answers": len(log.answers), "left_out": dict(log.left_out)},
@@ -277,10 +294,19 @@ def _read_log(flags: PlanFlags, path: Path) -> None:
     _show(flags, found, folder, after, num_questions=len({answer.question for answer in log.answers}))
 
 
-def _unplayable(plan: Plan, split: Split | None) -> str:
+def _prices_of(flags: PlanFlags, models: Mapping[str, str]) -> dict[str, float]:
+    """Return the price of a call in each arm that names a model, {} where none do."""
+    prices = read_prices(flags.price, list(dict.fromkeys(models.values())))
+    if any(not price.is_per_call for price in prices.values()):
+        raise UsageError("a log has no numbers of tokens; give prices of calls, as --price small=1,large=8")
+    return {arm: prices[model].call for arm, model in models.items()}
+
+
+def _unplayable(plan: Plan, split: Split | None, models: Sequence[str]) -> str:
     """Return why a plan cannot be played, in one line; "" if it can."""
-    unknown = [name for name in plan.operators if name not in FORMS]
-    showing = [name for name in plan.operators if split is None and name in FORMS and FORMS.get(name).uses_examples]
+    forms = {name: arm_named(name, models) for name in plan.operators}
+    unknown = [name for name, form in forms.items() if form is None]
+    showing = [name for name, form in forms.items() if split is None and form is not None and form.uses_examples]
     if not unknown and not showing:
         return ""
     why = "show examples; name the questions to show with --dataset, or other forms with --forms"
@@ -290,7 +316,7 @@ def _unplayable(plan: Plan, split: Split | None) -> str:
     return f"P(right) and the order of prompts were learned, but no policy is saved: {names} {why}"
 
 
-def _unasked_task(flags: PlanFlags, settings: TaskSettings, split: Split) -> Task:
+def _unasked_task(flags: PlanFlags, settings: TaskSettings, split: Split, models: Iterable[str]) -> Task:
     """Return a task of forms alone, to save a plan of it without a model."""
     encoder = resolve_encoder(flags.encoder, device=flags.device, deterministic=flags.deterministic)
     embed_questions(encoder, split.train)
@@ -301,7 +327,7 @@ def _unasked_task(flags: PlanFlags, settings: TaskSettings, split: Split) -> Tas
         operators=(),
         embedding_dims=settings.embedding_dims,
         rules=group_of(EpisodeRules, settings),
-        forms=select_forms(settings.forms),
+        forms=select_forms(settings.forms, tuple(models)),
         bank=example_bank(settings.dataset),
     )
 
@@ -311,13 +337,15 @@ def _show(flags: PlanFlags, found: PlanChoice, folder: Path, *after: str, num_qu
     more = {"questions_in_training": num_questions} if found.calls else {}
     report = {"plan": found.saved.to_json(), **found.to_json(), **more, "run_folder": str(folder)}
     saved, bar, source = found.saved, found.bar, "training" if found.calls else "logged"
+    prices = any(point.shares for point in found.points)
     rates = [f"{one.success:.1%} [{one.success_ci[0]:.1%}, {one.success_ci[1]:.1%}]" for one in (saved, bar)]
     facts = {
         "plan": saved.plan,
         f"{source} questions": f"{saved.questions:,} of {num_questions:,}",
         "success on them": f"{rates[0]}; cross-fitted {found.cross_fitted:.1%}",
         "original question" if found.calls else "best prompt alone": rates[1],
-        "calls per question": f"{saved.calls:.2f}",
+        ("price" if prices else "calls") + " per question": f"{saved.calls:.2f}",
+        **({"share of calls": shares_in_words(saved.shares)} if saved.shares else {}),
         "search": f"{found.calls:,} calls, {found.plans_tried:,} plans, {found.seconds:.0f} s",
     }
     if found.confidence is not None:
@@ -328,10 +356,18 @@ def _show(flags: PlanFlags, found: PlanChoice, folder: Path, *after: str, num_qu
     if (learned := found.best_learned) is not None and saved.plan.answer != "learned":
         rate = f"{learned.success:.1%} at {learned.calls:.2f} calls, out of fold"
         facts["best plan by P(right)"] = f"{learned.plan}: {rate}; not better"
-    title = f"best plan within a number of calls per question, on {source} questions"
-    front = [title, " calls  success  cross-fitted  plain vote  plan"]
+    title = f"best plan within a {'price' if prices else 'number of calls'} per question, on {source} questions"
+    front = [title, f" {'price' if prices else 'calls'}  success  cross-fitted  plain vote  plan"]
+    if prices:
+        front[1] = " price  success  cross-fitted  at random  low logprob  plain vote  plan"
     for budget, point in found.front.items():
-        several = f"{'':24}" if (rule := point.fitted) is None else f"{rule.success:>12.1%}  {rule.vote:>10.1%}"
+        rule = point.fitted
+        several = f"{'':{49 if prices else 24}}"
+        if rule is not None and prices:
+            logprob = "-" if rule.by_logprob is None else f"{rule.by_logprob:.1%}"
+            several = f"{rule.success:>12.1%}  {rule.random or 0:>9.1%}  {logprob:>11}  {rule.vote:>10.1%} "
+        elif rule is not None:
+            several = f"{rule.success:>12.1%}  {rule.vote:>10.1%}"
         front.append(f"{budget:>6g}  {point.success:>7.1%}  {several}  {point.plan}")
     if saved != bar and saved.success_ci[0] <= bar.success_ci[1]:
         after = (

@@ -89,7 +89,7 @@ def mode_line(flags: ServeFlags, rewriter: Rewriter) -> str:
     who = f"the plan {policy.plan}" if isinstance(policy, PlanPolicy) else f"the {rewriter.saved.flags.algo} policy"
     when = "only if an answer refuses (--mode full: always)" if flags.mode == "gate" else "every question"
     trained, temperature = rewriter.saved.system, f"{rewriter.task.calls.temperature:g} unless a client sets one"
-    own = f"evaluated with {trained.target_model}, {trained.mutator_model}, at temperature {temperature}"
+    own = f"evaluated with {trained.first_model}, {trained.mutator_model}, at temperature {temperature}"
     return f"mode {flags.mode}: {who} rewrites {when}, with at most {calls} calls; {own}"
 
 

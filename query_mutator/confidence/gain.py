@@ -85,6 +85,12 @@ class GainModel:
         p = 1 / (1 + np.exp(-np.clip(log_odds, -30, 30)))
         return np.asarray(p - p[:, [place]])
 
+    def ordered(self, arms: Sequence[str]) -> Self:
+        """Return the model with its arms in another order, that of a plan, by which a stored one is read."""
+        places = [self.arms.index(arm) for arm in arms]
+        scorers = tuple(tuple(self.scorers[this][other] for other in places) for this in places)
+        return type(self)(arms=tuple(arms), scorers=scorers, prices=self.prices[places])
+
     def to_arrays(self) -> dict[str, np.ndarray]:
         """Return the regressions as arrays [K, K, ...]; the arms are stored by whoever stores the model."""
         rows = [[scorer.to_arrays() for scorer in row] for row in self.scorers]

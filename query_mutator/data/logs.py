@@ -2,6 +2,8 @@
 
     {"question": ..., "form": ..., "reply": ..., "gold": ...}       one reply per row; or "label" in place of "gold"
 
+`model` names who replied, where there are several.
+
 A bad row is a DatasetError `file:line: ...`.
 """
 
@@ -19,7 +21,7 @@ from query_mutator.types import AS_IS, MAX_NAME_CHARS
 
 #: Other names of fields, as question files and labelled answers have them.
 _ALIASES = {"question": "query", "form": "prompt", "gold": "accept", "label": "right", "target": "about"}
-_FIELDS = (*_ALIASES, *_ALIASES.values(), "reply", "tags", "logprob", "cut", "context")
+_FIELDS = (*_ALIASES, *_ALIASES.values(), "reply", "model", "tags", "logprob", "cut", "context")
 _TRUTH = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
 
 
@@ -38,6 +40,14 @@ class LoggedReply:
     logprob: float | None = None
     cut: bool | None = None
     context: str = ""
+    model: str = ""  # that replied; "" if the row does not say
+
+    @property
+    def arm(self) -> str:
+        """Return the name of the model in the form, as `forms.arms` has it; that of the form without a model."""
+        if not self.model:
+            return self.form
+        return self.model if self.form == AS_IS else f"{self.form}@{self.model}"
 
 
 def read_logged_replies(path: Path) -> Iterator[LoggedReply]:
@@ -64,6 +74,7 @@ def _reply(row: Mapping[str, Any], where: str) -> LoggedReply:
         logprob=_number(_first(row, "logprob"), "logprob", where),
         cut=_truth(_first(row, "cut"), "cut", where),
         context="" if row.get("context") is None else text_in(row["context"], "context", where, may_be_empty=True),
+        model="" if row.get("model") in (None, "") else _form(row["model"], where, name="model"),
     )
 
 
@@ -72,14 +83,14 @@ def _first(row: Mapping[str, Any], *names: str) -> Any:
     return next((row[name] for name in names if row.get(name) not in (None, "")), None)
 
 
-def _form(value: Any, where: str) -> str:
-    name = text_in(value, "form", where)
-    if len(name) > MAX_NAME_CHARS or not name.isprintable():
+def _form(value: Any, where: str, name: str = "form") -> str:
+    found = text_in(value, name, where)
+    if len(found) > MAX_NAME_CHARS or not found.isprintable():
         raise DatasetError(
-            f"{where}: `form` (or `prompt`) is a name of one line, of {MAX_NAME_CHARS} characters at most; give each "
+            f"{where}: `{name}` is a name of one line, of {MAX_NAME_CHARS} characters at most; give each "
             "prompt a name in place of its text"
         )
-    return name
+    return found
 
 
 def _truth(value: Any, name: str, where: str) -> bool | None:

@@ -274,6 +274,7 @@ class EpisodeEngine:
             fit=cosine(text_vector, answer_vector),
             closeness=cosine(original, answer_vector),
             reward=reward,
+            price=task.price(task.form_named(form).model or task.calls.target_model, answered),
         )
 
     def _reward(self, evidence: Evidence, phase: str) -> Flow:
@@ -304,6 +305,13 @@ class EpisodeEngine:
     def submitted(self) -> Attempt | None:
         """Return what would be submitted now, None before the first answer."""
         return self.episode.best
+
+    @property
+    def spent(self) -> float:
+        """Return the price of the calls so far; their number where no prices are known."""
+        answers = self.episode.known.values()
+        rewrites = self.episode.calls - len(answers)
+        return sum(one.price for one in answers) + rewrites * self.task.price(self.task.calls.mutator_model)
 
     @property
     def is_over(self) -> bool:

@@ -89,6 +89,7 @@ class Attempt:
     fit: float  # cosine of this text and the answer to it
     closeness: float  # cosine of the original question and the answer
     reward: Reward
+    price: float = 1.0  # of the call
 
     @property
     def asked(self) -> Asked:

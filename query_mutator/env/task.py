@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ import numpy as np
 from query_mutator import forms as form_registry
 from query_mutator.confidence import Attempt as Reply
 from query_mutator.confidence import ConfidenceModel, plain_vote
+from query_mutator.confidence.crossfit import attempt_columns
+from query_mutator.confidence.gain import GainModel, gain_inputs
 from query_mutator.data.loaders import general_bank, recorded_examples
 from query_mutator.data.split import target_key
 from query_mutator.encoder import CachedEncoder
@@ -21,6 +24,7 @@ from query_mutator.env.episode import Attempt, EpisodeRules
 from query_mutator.env.observation import Observer, Projection
 from query_mutator.errors import UsageError
 from query_mutator.forms import FORMS, Example, Form, FormContext, Framed
+from query_mutator.llm.prices import Prices
 from query_mutator.operators import NONE, Operator, OperatorContext, local_rewrite
 from query_mutator.rewards import WeightedReward
 from query_mutator.settings.episode import Operators, TaskSettings
@@ -82,10 +86,13 @@ def operator_names(actions: Sequence[str]) -> tuple[str, ...]:
     return tuple(name for name in actions if name not in CONTROLS)
 
 
-def rewrite_settings(actions: Sequence[str], forms: str) -> dict[str, Any]:
-    """Return the settings that name the operators and forms among `actions`; `forms` is how they were selected."""
+def rewrite_settings(actions: Sequence[str], forms: str, models: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the settings that name the operators and forms among `actions`; `forms` is how they were selected.
+
+    Forms may name one of several `models`.
+    """
     names = operator_names(actions)
-    chosen = form_registry.among(names, forms)
+    chosen = form_registry.among(names, forms, models)
     operators = ",".join(name for name in names if name not in chosen)
     return {"operators": operators or NONE, "forms": ",".join(chosen) or NONE}
 
@@ -99,13 +106,13 @@ class CallSettings(Sampling):
     logprobs: bool = False  # ask for the log probabilities of answers, which P(right) reads
     seed: int | None = 0
 
-    def target(self, framed: Framed | str) -> ChatRequest:
-        """Return the request that asks the target a question, which a form may have framed."""
+    def target(self, framed: Framed | str, *, model: str = "") -> ChatRequest:
+        """Return the request that asks the target, or another model, a question, which a form may have framed."""
         if isinstance(framed, str):
             framed = Framed.user(framed)
         return ChatRequest(
             messages=framed.messages,
-            model=self.target_model,
+            model=model or self.target_model,
             purpose="target",
             max_tokens=self.target_max_tokens if framed.max_tokens is None else framed.max_tokens,
             temperature=self.temperature if framed.temperature is None else framed.temperature,
@@ -148,6 +155,8 @@ class Task:
     domain: str = Operators.domain
     rules: EpisodeRules = field(default_factory=EpisodeRules)
     confidence: ConfidenceModel | None = None  # P(right) of an answer, for the rule `learned`
+    gains: GainModel | None = None  # of asking another arm, for plans that ask where it gains most
+    prices: Prices = field(default_factory=dict)
     recorded: Callable[[ChatRequest], Completion | None] | None = None  # finds the only replies; None: models answer
     is_recorded: dict[Hashable, bool] = field(default_factory=dict, repr=False, compare=False)  # found so far
 
@@ -203,7 +212,13 @@ class Task:
             original=self.questions[index].text,
             examples=self.examples[index] if self.examples else (),
         )
-        return self.calls.target(self.form_named(form).frame(text, context=context))
+        arm = self.form_named(form)
+        return self.calls.target(arm.frame(text, context=context), model=arm.model)
+
+    def price(self, model: str, reply: Completion | None = None) -> float:
+        """Return what a reply of a model costs, without one the price of a call; 1 where no price is known."""
+        found = self.prices.get(model)
+        return 1.0 if found is None else found.call if reply is None else found.of(reply)
 
     def reply_of(self, index: int, attempt: Attempt) -> Reply:
         """Return what P(right) is learned and read from: the answer to question `index` as its form reads it."""
@@ -228,6 +243,19 @@ class Task:
             return plain_vote(text, replies), ()
         found = self._fitted(index).submit(text, replies)
         return found.index, found.of_all
+
+    def gains_of(self, index: int, attempt: Attempt) -> dict[str, float]:
+        """Return by arm what asking it is expected to add per unit of price, given an answer to question `index`.
+
+        There are none for an answer in an arm that no gain was learned for.
+        """
+        if self.gains is None or attempt.form not in self.gains.arms:
+            return {}
+        text, reply = self.questions[index].text, self.reply_of(index, attempt)
+        kind = None if self.confidence is None else self.confidence.kind
+        inputs = gain_inputs(attempt_columns(text, [reply], kind=kind), [text])
+        gains = self.gains.gains(attempt.form, inputs)[0] / self.gains.prices
+        return dict(zip(self.gains.arms, gains.tolist(), strict=True))
 
     def reason(self, index: int, attempts: Sequence[Attempt], chosen: Attempt) -> str:
         """Return what moves the P(right) of an answer to question `index` most, in words."""
@@ -281,6 +309,7 @@ def build_task(
     forms: Sequence[Form] = (),
     bank: Sequence[Question] | None = None,
     confidence: ConfidenceModel | None = None,
+    prices: Prices = MappingProxyType({}),
 ) -> Task:
     """Return the task on training questions; without `projection` a PCA is fitted on their texts (not on answers).
 
@@ -306,6 +335,7 @@ def build_task(
         reward=reward or WeightedReward(),
         domain=domain,
         confidence=confidence,
+        prices=prices,
     )
     return task.on(train)
 

@@ -15,7 +15,7 @@ from query_mutator.reading.marks import last_answer
 from query_mutator.registry import Registry
 from query_mutator.types import AS_IS, Message, Think, read_part
 
-__all__ = ["ALL", "FORMS", "Example", "Form", "FormContext", "Framed", "among", "select"]
+__all__ = ["ALL", "FORMS", "Example", "Form", "FormContext", "Framed", "among", "arm_named", "arms", "select"]
 
 ALL, NONE = "all", "none"
 
@@ -77,6 +77,7 @@ class Form:
     function: Callable[[str, FormContext], Framed | str]  # a text is one user message
     read: Callable[[str], str] = whole_reply
     uses_examples: bool = False
+    model: str = ""  # that is asked; "" is the target of the run
 
     def frame(self, text: str, *, context: FormContext) -> Framed:
         """Return messages and options for a wording."""
@@ -175,18 +176,49 @@ for _form in (
     FORMS.add(_form.name, _form)
 
 
-def among(actions: Sequence[str], spec: str) -> tuple[str, ...]:
-    """Return the forms among the names of actions that were selected by `spec`."""
+def among(actions: Sequence[str], spec: str, models: Sequence[str] = ()) -> tuple[str, ...]:
+    """Return the forms among the names of actions that were selected by `spec`, and those that name one of `models`."""
     named = [name.strip() for name in spec.split(",")]
-    return tuple(name for name in actions if name in named or (named == [ALL] and name in FORMS))
+    return tuple(
+        name
+        for name in actions
+        if name in named or (named == [ALL] and name in FORMS) or _arm(name, models) is not None
+    )
 
 
-def select(spec: str = "") -> tuple[Form, ...]:
+def arms(forms: Sequence[Form], models: Sequence[str]) -> tuple[Form, ...]:
+    """Return the arms of several models: each model with the question as it is worded, then in each form.
+
+    MODEL is the name of the first kind, FORM@MODEL of the second.
+    """
+    others = [form for form in forms if form.name != AS_IS]
+    named = [*models, *(f"{form.name}@{model}" for form in others for model in models)]
+    return tuple(filter(None, (_arm(name, models) for name in named)))
+
+
+def arm_named(name: str, models: Sequence[str] = ()) -> Form | None:
+    """Return a form, or one that asks one of some models, by its name; None for an unknown one."""
+    return _arm(name, models) or (FORMS.get(name) if name in FORMS else None)
+
+
+def _arm(name: str, models: Sequence[str]) -> Form | None:
+    """Return the form of a name that asks one of some models, None for another name."""
+    if name in models:
+        return replace(FORMS.get(AS_IS), name=name, model=name)
+    form, _, model = name.partition("@")
+    return replace(FORMS.get(form), name=name, model=model) if model in models and form in FORMS else None
+
+
+def select(spec: str = "", models: Sequence[str] = ()) -> tuple[Form, ...]:
     """Return the forms of `a,b,c` in that order, each once; an empty text and `none` stand for none.
 
-    `all` stands for those of the package and of plugins but `as_is`, in which an episode begins.
+    `all` stands for those of the package and of plugins but `as_is`, in which an episode begins. With several `models`
+    the arms of these; names of arms stand for themselves alone.
     """
     wanted = [name.strip() for name in spec.split(",") if name.strip() and spec != NONE]
     if wanted == [ALL]:
         wanted = [name for name in FORMS.registered() if name != AS_IS]
-    return tuple(FORMS.get(name) for name in dict.fromkeys(wanted))
+    if named := [arm for name in dict.fromkeys(wanted) if (arm := _arm(name, models)) is not None]:
+        return tuple(named)
+    forms = tuple(FORMS.get(name) for name in dict.fromkeys(wanted))
+    return arms(forms, models) if len(models) > 1 else forms

@@ -21,12 +21,14 @@ class Plan:
     """Operators and forms in order, each at most once; a form, "ask" and the end ask the target.
 
     With several answers, `answer` chooses which one is submitted, and `stop_at` submits as soon as one has at least
-    this P(right).
+    this P(right). With `gain_at` the next arm is the one with the largest predicted gain per price, while it is at
+    least that.
     """
 
     steps: tuple[str, ...] = ()
     answer: AnswerRule = "best"
     stop_at: float | None = None
+    gain_at: float | None = None
 
     def __post_init__(self) -> None:
         repeated = [name for name in self.operators if self.steps.count(name) > 1]
@@ -34,7 +36,7 @@ class Plan:
             raise ValueError(f"plan {self}: {repeated[0]} occurs twice; use each operator at most once")
         if self.answer not in get_args(AnswerRule):
             raise ValueError(f"answer={self.answer!r} must be one of {', '.join(get_args(AnswerRule))}")
-        if self.stop_at is not None and not self.asks_early:
+        if (self.stop_at is not None or self.gain_at is not None) and not self.asks_early:
             raise ValueError(f"plan {self}: it can only stop after an answer; add {ASK!r} before its last operator")
 
     @property
@@ -56,6 +58,8 @@ class Plan:
         text = " > ".join(self.steps) or "the original question"
         if not self.asks_early:
             return text
+        if self.gain_at is not None:
+            return f"{text} ({self.answer} answer, ask while the gain per price is {self.gain_at:.3g})"
         if self.stop_at is None:
             return f"{text} ({self.answer} answer)"
         stop = f"{self.stop_at:{'.3g' if self.stop_at < 0.99 else '.4g'}}"
@@ -78,10 +82,21 @@ class PlanPolicy:
         submit = len(actions) - 1
         if stop is not None and episode.best is not None and episode.assurance >= stop:
             return submit
+        if self.plan.gain_at is not None and episode.best is not None:
+            return self._gaining(engine, submit, self.plan.gain_at)
         items = [actions.index(name) for name in self.plan.items]
         used = [place for place, item in enumerate(items) if item < len(episode.used) and episode.used[item]]
         rest = items[used[-1] + 1 :] if used else items
         return next((action for action in rest if engine.allows(action)), submit)
+
+    def _gaining(self, engine: EpisodeEngine, submit: int, least: float) -> int:
+        """Return the arm of the plan with the largest predicted gain per price, submit where it is below `least`."""
+        assert engine.episode.best is not None
+        gains = engine.task.gains_of(engine.episode.index, engine.episode.best)
+        asked = {attempt.form for attempt in engine.episode.known.values()}
+        places = {name: engine.task.actions.index(name) for name in self.plan.operators if name not in asked}
+        left = [name for name in places if gains.get(name, -1.0) >= least and engine.allows(places[name])]
+        return places[max(left, key=lambda name: gains[name])] if left else submit
 
     @property
     def asks_once(self) -> bool:

@@ -154,7 +154,7 @@ class ServerFlags(ServerAddressFlags, Connection):
     @property
     def names_server(self) -> bool:
         """Return whether an address or a kind of server is given."""
-        return self.backend != AUTO or any(self.urls.values()) or self.target_model is not None
+        return self.backend != AUTO or any(self.urls.values()) or bool(self.target_model)
 
     def client_settings(self, *, batch_size: int) -> Calls:
         """Return how calls reach the servers, without retries: a measurement counts failed calls."""

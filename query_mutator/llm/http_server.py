@@ -188,6 +188,12 @@ def names_in(rows: Sequence[Json], *keys: str) -> tuple[str, ...]:
     return tuple(wire_text(name) for name in names if isinstance(name, str) and 0 < len(name) <= MAX_NAME_CHARS)
 
 
+def _detail(usage: Mapping[str, Any], of: str, name: str) -> int:
+    """Return a count that OpenAI gives with the tokens of prompt or reply, at most these."""
+    details = usage.get(f"{of}_details") or {}
+    return min(int(wire_number(details.get(name))), int(wire_number(usage.get(of))))
+
+
 def completion_of(payload: Mapping[str, Any], *, latency_s: float = 0.0) -> Completion:
     """Return the record of one chat completion; its times are known where a server adds `timings` (llama-server)."""
     if payload.get("error"):
@@ -209,6 +215,8 @@ def completion_of(payload: Mapping[str, Any], *, latency_s: float = 0.0) -> Comp
         error=error,
         prompt_tokens=int(wire_number(usage.get("prompt_tokens"))),
         completion_tokens=int(wire_number(usage.get("completion_tokens"))),
+        cached_tokens=_detail(usage, "prompt_tokens", "cached_tokens"),
+        reasoning_tokens=_detail(usage, "completion_tokens", "reasoning_tokens"),
         total_s=latency_s if timings else 0.0,
         prompt_eval_s=wire_number(timings.get("prompt_ms")) / 1000,
         eval_s=wire_number(timings.get("predicted_ms")) / 1000,

@@ -29,6 +29,27 @@ _THINKING: Mapping[str, Json] = {
 }
 
 
+KEYS_VARIABLE = "QM_KEYS"  # address=key address=key ..., of several servers
+_HOME_URL = "https://api.openai.com"  # whose key OPENAI_API_KEY is unless OPENAI_BASE_URL names another server
+
+
+def key_of(url: str, environ: Mapping[str, str]) -> str:
+    """Return the key for an address, "" without one: that which QM_KEYS has for its scheme, host and port.
+
+    OPENAI_API_KEY is only for the address of OPENAI_BASE_URL, by default that of OpenAI.
+    """
+    pairs = (pair.rpartition("=") for pair in environ.get(KEYS_VARIABLE, "").split())
+    home, own = environ.get("OPENAI_BASE_URL") or _HOME_URL, environ.get("OPENAI_API_KEY", "").strip()
+    known = {_origin(home): own} | {_origin(address): key for address, _, key in pairs if address}
+    return known.get(_origin(url), "")
+
+
+def _origin(url: str) -> str:
+    """Return scheme, host and port of an address."""
+    parts = urlsplit(server_url(url))
+    return f"{parts.scheme}://{parts.hostname}:{parts.port}"
+
+
 class OpenAIBackend(HttpServer):
     """One server; `url` ends before `/chat/completions`, and in `/v1` unless it names another path.
 
@@ -57,7 +78,8 @@ class OpenAIBackend(HttpServer):
     ) -> None:
         options = dict(runner_options or {})
         self._num_ctx = _positive(options.pop("num_ctx", None))
-        key = environ.get(self.key_variable, "").strip()
+        has_keys = environ.get(KEYS_VARIABLE) and self.key_variable == OpenAIBackend.key_variable
+        key = key_of(url, environ) if has_keys else environ.get(self.key_variable, "").strip()
         if not (key.isascii() and (key.isprintable() or not key)):
             raise UsageError(f"{self.key_variable} has characters that cannot be in a key; set it again")
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}

@@ -7,21 +7,26 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from query_mutator.errors import UsageError
-from query_mutator.llm.backends import BACKENDS, DEFAULT_BACKEND
+from query_mutator.llm.backends import BACKENDS, DEFAULT_BACKEND, backend_for
 from query_mutator.llm.cache import Cache
-from query_mutator.llm.client import ModelServer
+from query_mutator.llm.client import Client, ClientWrapper, ModelServer
 from query_mutator.llm.limit import Limit
+from query_mutator.llm.openai import OpenAIBackend, key_of
 from query_mutator.llm.pool import Pool
 from query_mutator.llm.retry import Retry, RetryPolicy
 from query_mutator.llm.store import Store, default_cache_path
 from query_mutator.settings.calls import DIRECT, Calls
+from query_mutator.settings.models import flag_of
+from query_mutator.types import ChatRequest, Completion
 
 MAX_FILES = 65_536
 OTHER_FILES = 28  # of a trainer, in addition to its connections; 20 were seen
@@ -45,6 +50,11 @@ class ClientStack:
     client: Cache  # without retries, for a scheduler that waits before them itself; counts what its calls cost
     eval_client: Cache  # the same for evaluation, which may have the store of all runs to itself
     identity: Callable[[str], str]  # of the models, for the store
+    elsewhere: Mapping[str, ModelServer] = field(default_factory=dict)  # models that another server has
+
+    def server_of(self, model: str) -> ModelServer:
+        """Return a server that has a model."""
+        return self.elsewhere.get(model, self.servers[0])
 
     @property
     def backend_class(self) -> type[ModelServer]:
@@ -83,28 +93,39 @@ def build_client(
     *,
     backend: str = DEFAULT_BACKEND,
     show: Callable[[str], None] = lambda line: None,
+    elsewhere: Mapping[str, str] = MappingProxyType({}),
     **changes: Any,
 ) -> ClientStack:
     """Return the composed client for one server or several; `changes` are fields of `settings`.
 
+    Calls to a model that is `elsewhere` go to the address there alone.
     `cache="auto"` is `all` here. `show` is called with a line while no server answers (`wait_for_server_s`). A default
     `cache_path` that cannot be used costs a warning and the cache, a named one is a UsageError.
     """
     settings = replace(settings, **changes) if changes else settings
     options = {} if settings.num_ctx is None else {"num_ctx": settings.num_ctx}
-    servers = BACKENDS.get(backend).open(
-        [urls] if isinstance(urls, str) else urls,
-        timeout_s=settings.timeout_s,
-        pool_size=settings.calls_in_flight,
-        keep_alive=settings.keep_alive,
-        runner_options=options,
-        max_reply_mb=settings.max_reply_mb,
-    )
-    _allow_open_files(settings, servers=len(servers))
-    pool = Pool(servers, wait_s=settings.wait_for_server_s, show=show)
-    limit = Limit(pool, limit=settings.calls_in_flight, is_adaptive=settings.adaptive)
+    how: dict[str, Any] = {
+        "timeout_s": settings.timeout_s,
+        "pool_size": settings.calls_in_flight,
+        "keep_alive": settings.keep_alive,
+        "runner_options": options,
+        "max_reply_mb": settings.max_reply_mb,
+    }
+    servers = BACKENDS.get(backend).open([urls] if isinstance(urls, str) else urls, **how)
+    others = {model: open_elsewhere(url, **how) for model, url in elsewhere.items()}
+    _allow_open_files(settings, servers=len(servers) + len(others))
+    wait: dict[str, Any] = {"wait_s": settings.wait_for_server_s, "show": show}
+    pool = Pool(servers, **wait)
+    routes = ByModel(pool, {model: Pool([server], **wait) for model, server in others.items()})
+    limit = Limit(routes if others else pool, limit=settings.calls_in_flight, is_adaptive=settings.adaptive)
     cache = None if settings.cache == "off" else _open_cache(settings.cache_path)
-    identity = identity_of(servers, extra=str(sorted(options.items())))
+    extra = str(sorted(options.items()))
+    identities = {model: identity_of([server], extra=extra) for model, server in others.items()}
+    at_home = identity_of(servers, extra=extra)
+
+    def identity(model: str) -> str:
+        return identities.get(model, at_home)(model)
+
     return ClientStack(
         servers=servers,
         pool=pool,
@@ -113,6 +134,7 @@ def build_client(
         client=Cache(limit, identity=identity, shared=None if settings.cache == "eval" else cache),
         eval_client=Cache(limit, identity=identity, shared=cache),
         identity=identity,
+        elsewhere=others,
     )
 
 
@@ -135,6 +157,33 @@ def _allow_open_files(settings: Calls, *, servers: int) -> None:
                 f"--batch-size {settings.batch_size} needs about {needed} open files, and {files} are allowed; allow "
                 f"more with `ulimit -n {needed}`, or give --batch-size {max(1, (files - OTHER_FILES) // each)}"
             )
+
+
+class ByModel(ClientWrapper):
+    """A client whose calls to some models go to clients of their own."""
+
+    def __init__(self, client: Client, others: Mapping[str, Client]) -> None:
+        super().__init__(client)
+        self._others = others
+        self.is_instant = self.is_instant and not others
+
+    def complete(self, request: ChatRequest) -> Completion:
+        """Return the reply of the client that has the request's model."""
+        return self._others.get(request.model, self._client).complete(request)
+
+    def close(self) -> None:
+        """Close all clients; idempotent."""
+        for client in (self._client, *self._others.values()):
+            client.close()
+
+
+def open_elsewhere(url: str, **how: Any) -> ModelServer:
+    """Return the server at an address that comes with a model's name; a key goes only where it belongs."""
+    flag = flag_of(url)
+    backend = BACKENDS.get(backend_for(flag))
+    if flag == "openai_url":
+        how = how | {"environ": {OpenAIBackend.key_variable: key_of(url, os.environ)}}
+    return backend.open([url], **how)[0]
 
 
 def identity_of(servers: Sequence[ModelServer], *, extra: str) -> Callable[[str], str]:

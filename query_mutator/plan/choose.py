@@ -14,8 +14,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Self
 
 import numpy as np
@@ -34,10 +35,12 @@ from query_mutator.confidence import (
 )
 from query_mutator.confidence.crossfit import TrainingTable
 from query_mutator.confidence.features import FEATURES
+from query_mutator.confidence.gain import MOST_ARMS, GainModel, gain_inputs
 from query_mutator.confidence.scorers import SCORERS
 from query_mutator.data.split import FOLDS, fold_of
 from query_mutator.errors import TooFewAnswersError, UsageError
 from query_mutator.learners.plan import Plan
+from query_mutator.plan.cascade import Cascades, Fitted, cross_fitted_cascade
 from query_mutator.plan.table import Rows, Table
 from query_mutator.stats.intervals import rate_intervals, wilson_interval
 from query_mutator.stats.paired import difference_interval
@@ -47,6 +50,7 @@ MIN_QUESTIONS = 20  # fewer decide nothing
 FRONT = tuple(range(1, 9))  # calls per question, of the front of a search
 MOST_ANSWERS = 6  # to a question, of a plan that submits by P(right)
 BUDGETS = (1.5, 2.0, 3.0, 4.0, 6.0)  # mean calls per question of such plans, to choose from
+CASCADE_SHARES = (0.1, 0.2, 0.4, 0.6, 0.8)  # of the highest price, that a cascade may pay besides the lowest
 LEAST_QUESTIONS = 50  # in a log, and with an answer to each prompt of a plan
 LEAST_SHARE = 0.5  # of the questions of the most frequent prompt
 MOST_PROMPTS, MOST_ORDERED = 16, 2_000  # prompts, the best, and questions, to choose an order from
@@ -54,20 +58,11 @@ _HAS_KEY = FEATURES.index("has_key")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fitted:
-    """Rates of right submissions by rules that are chosen on other folds than they are scored on."""
-
-    calls: float  # per question, that were made
-    success: float  # by P(right)
-    vote: float  # of a plain vote with as many calls; 1.5 calls are a second answer for a random half
-    single: float  # the best arm alone, at one call
-    lead: float  # of P(right) over the vote
-    lead_ci: tuple[float, float]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PlanPoint:
-    """A plan's figures on the questions that it was scored on; calls are means per question, no-ops free."""
+    """A plan's figures on the questions that it was scored on; calls are means per question, no-ops free.
+
+    Of arms with prices, `calls` is the mean price per question.
+    """
 
     plan: Plan
     success: float
@@ -76,6 +71,7 @@ class PlanPoint:
     calls: float
     questions: int
     fitted: Fitted | None = None  # of several arms, by P(right)
+    shares: Mapping[str, float] = field(default_factory=dict)  # of the calls to each arm, of a cascade
 
     @property
     def reliable_success(self) -> float:
@@ -118,6 +114,7 @@ class PlanChoice:
     calls: int = 0  # 0: from a log
     seconds: float = 0.0
     confidence: ConfidenceModel | None = None  # by which plans with the rule `learned` submit
+    gains: GainModel | None = None  # by which plans ask where that gains most
     order: tuple[str, ...] = ()  # of arms, as such plans ask them; those of a log need not be known as forms
     not_learned: str = ""  # why there are no such plans, where they were asked for
 
@@ -159,7 +156,8 @@ class PlanChoice:
         chosen, lead = self.chosen, self.searched[1]
         if chosen.fitted is not None:
             lead = chosen.value(self.price) - self.bar.value(self.price)
-        return chosen if lead > 0 and self.cross_fitted >= self.bar.success else self.bar
+        is_as_right = self.cross_fitted >= self.bar.success or bool(chosen.shares)  # cheaper models may be less often
+        return chosen if lead > 0 and is_as_right else self.bar
 
     @property
     def verdict(self) -> str:
@@ -186,12 +184,16 @@ class PlanChoice:
     def _use(self) -> str:
         saved, fitted, bar = self.saved, self.saved.fitted, 100 * self.bar.success
         source = "training" if self.calls else "logged"
-        of = f"of {saved.questions:,} {source} questions right at {saved.calls:.1f} calls per question"
+        unit = "price" if saved.shares else "calls"
+        of = f"of {saved.questions:,} {source} questions right at {saved.calls:.1f} {unit} per question"
         start = f"Use the plan {saved.plan}: {100 * saved.success:.1f} % {of}"
         if fitted is None:
             return f"{start}, {100 * self.cross_fitted:.1f} % cross-fitted; the original question {bar:.1f} %."
         low, high = (100 * bound for bound in fitted.lead_ci)
-        lead = f"{100 * fitted.lead:+.1f} points [{low:+.1f}, {high:+.1f}] against a plain vote with as many calls"
+        rival = "a plain vote with as many calls" if fitted.random is None else "as many questions sent on at random"
+        lead = f"{100 * fitted.lead:+.1f} points [{low:+.1f}, {high:+.1f}] against {rival}"
+        if saved.shares:
+            lead += f"; calls: {shares_in_words(saved.shares)}"
         out_of_fold = f"cross-fitted {100 * fitted.success:.1f} % at {fitted.calls:.1f}, {lead}"
         standard = f"original question {bar:.1f}" if self.calls else f"best prompt alone {100 * fitted.single:.1f}"
         return f"{start}; {out_of_fold}; the {standard} %."
@@ -214,7 +216,9 @@ class PlanChoice:
     def front(self) -> dict[float, PlanPoint]:
         """Return the best plan at each budget."""
         least = min(point.calls for point in self.points)
-        budgets = FRONT if self.calls else (1, *BUDGETS)
+        budgets: Iterable[float] = FRONT if self.calls else (1, *BUDGETS)
+        if any(point.shares for point in self.points):
+            budgets = sorted({round(point.calls + 5e-4, 3) for point in self.points})
         return {budget: self.best_plan_at(budget) for budget in budgets if budget >= least}
 
     def to_json(self) -> dict[str, Any]:
@@ -263,21 +267,37 @@ def cross_fitted(
     return sum(success) / max(1, len(success)), sum(leads) / max(1, len(leads))
 
 
-def choose_from_log(answers: Sequence[LoggedAnswer], *, budget: float | None, price: float, seed: int) -> PlanChoice:
+def shares_in_words(shares: Mapping[str, float]) -> str:
+    """Return the shares of calls to arms."""
+    return ", ".join(f"{arm} {share:.0%}" for arm, share in shares.items())
+
+
+def choose_from_log(
+    answers: Sequence[LoggedAnswer],
+    *,
+    budget: float | None,
+    price: float,
+    seed: int,
+    prices: Mapping[str, float] = MappingProxyType({}),
+) -> PlanChoice:
     """Return what graded answers of a log say; TooFewAnswersError for too few of them.
 
     `budget` bounds the mean calls per question of the plan to choose; without it that of the most right answers minus
-    `price` for each call is chosen.
+    `price` for each call is chosen. With `prices` of a call in each arm both are in their unit.
     """
     graded = [(answer, float(answer.right)) for answer in answers]
-    model, order, points = learn_arms(graded, budget=budget, price=price, seed=seed)
+    model, gains, order, points = learn_arms(graded, budget=budget, price=price, prices=prices, seed=seed)
+    price = price if budget is None else 0.0
+    alone = [point for point in points if not point.fitted]
+    affordable = [point for point in alone if point.calls <= (budget or math.inf)] or alone
     return PlanChoice(
         points=points,
-        bar=max((point for point in points if not point.fitted), key=lambda point: point.success),
-        price=price if budget is None else 0.0,
+        bar=max(affordable, key=lambda point: point.value(price if prices else 0.0)),
+        price=price,
         budget=budget,
         plans_tried=len(points),
         confidence=model,
+        gains=gains,
         order=order,
     )
 
@@ -331,12 +351,14 @@ def learn_arms(
     budget: float | None,
     price: float,
     compared: Sequence[str] = (),
+    prices: Mapping[str, float] = MappingProxyType({}),
     seed: int,
-) -> tuple[ConfidenceModel, tuple[str, ...], list[PlanPoint]]:
+) -> tuple[ConfidenceModel, GainModel | None, tuple[str, ...], list[PlanPoint]]:
     """Fit P(right) on graded answers with their scores; return it, the order of arms, and plans of one and of several.
 
-    `compared` are the arms of plans of several, by default those that enough of the same questions were asked in.
-    TooFewAnswersError for too few answers to learn from.
+    `compared` are the arms of plans of several, by default those that enough of the same questions were asked in. With
+    `prices` of the arms, plans of several are cascades, by the gains that are returned second. TooFewAnswersError for
+    too few answers to learn from.
     """
     graded = list(graded)
     together = training_table([answer for answer, _ in graded])
@@ -351,8 +373,16 @@ def learn_arms(
     asked = partial(_Arms.asked_in, table, np.array([score for _, score in graded]), model)
     counts = {name: n for name, n in Counter(table.forms).most_common() if questions[name] >= LEAST_QUESTIONS}
     names = list(compared or _shared_prompts(table, counts, together.questions)) if model.report.is_ordered else []
-    arms, several = asked(names), dict[Plan, PlanPoint]()
-    if len(names) > 1 and len(np.unique(arms.folds)) > 1:
+    if prices:
+        names = names[:MOST_ARMS]
+    arms, several, gains = asked(names), dict[Plan, PlanPoint](), None
+    if prices and len(names) > 1 and len(np.unique(arms.folds)) > 1:
+        texts = [answer.question for answer, _ in graded]
+        gains, cascades = arms.cascades(texts, prices)
+        alone = [arms.alone(name, prices[name]) for name in names]
+        several = arms.cascade_points(cascades, budget=budget, price=price)
+        order = [point.plan.operators[0] for point in sorted(alone, key=lambda point: point.calls)]
+    elif len(names) > 1 and len(np.unique(arms.folds)) > 1:
         paths, folds = arms.paths(order := arms.order()), arms.by_fold()
         alone = [arms.alone(name) for name in names]
         for calls in (*BUDGETS, budget or 0.0, None):
@@ -360,9 +390,9 @@ def learn_arms(
             if rule is not None and (point := paths.point(rule)).plan not in several:
                 several[point.plan] = replace(point, fitted=_fitted(folds, calls, price))
     else:  # no questions were asked in several arms, or nothing says which answer is right: compare rates
-        alone = [asked([name]).alone(name) for name in counts]
+        alone = [asked([name]).alone(name, prices.get(name, 1.0)) for name in counts]
         order = [point.plan.operators[-1] for point in sorted(alone, key=lambda point: -point.success)[:1]]
-    return model, tuple(order), [*alone, *several.values()]
+    return model, gains, tuple(order), [*alone, *several.values()]
 
 
 def _asked_apart(table: TrainingTable) -> TrainingTable:
@@ -444,7 +474,46 @@ class _Arms:
             scores=self.scores[places],
         )
 
-    def alone(self, name: str) -> PlanPoint:
+    def cascades(self, texts: Sequence[str], prices: Mapping[str, float]) -> tuple[GainModel, Cascades]:
+        """Return the gains of arms, fitted to the answers to questions with these `texts`, and the cascades by them."""
+        asked = [texts[row] for row in self.rows[:, 0]]
+        inputs = np.stack([gain_inputs(self.table.columns[rows], asked) for rows in self.rows.T], axis=1)
+        paid = np.array([prices[name] for name in self.names])
+        gains = GainModel.fit(self.names, inputs, self.table.right[self.rows], self.folds, prices=paid)
+        return gains, Cascades(
+            table=self.table,
+            p=self.model.out_of_fold,
+            agreement=self.model.agreement,
+            arms=self.names,
+            rows=self.rows,
+            gains=gains.out_of_fold,
+            prices=paid,
+        )
+
+    def cascade_points(self, cascades: Cascades, *, budget: float | None, price: float) -> dict[Plan, PlanPoint]:
+        """Return the plans of cascades at several mean prices per question, at a budget and by the price of a unit."""
+        low, high = float(cascades.prices.min()), float(cascades.prices.max())
+        points = dict[Plan, PlanPoint]()
+        for paid in (*(low + share * high for share in CASCADE_SHARES), *([budget] if budget else ()), None):
+            rule = cascades.rule(slice(None), budget=paid, price=price)
+            if rule is None or math.isinf(rule.least) or (plan := cascades.plan(rule)) in points:
+                continue
+            walk = cascades.walks[rule.first]
+            right, spent = walk.at(walk.stops(rule.least))
+            fitted = cross_fitted_cascade(cascades, self.folds, self.targets, budget=paid, price=price)
+            points[plan] = PlanPoint(
+                plan=plan,
+                success=float(right.mean()),
+                success_ci=wilson_interval(int(right.sum()), len(right)),
+                score=float(right.mean()),
+                calls=float(spent.mean()),
+                questions=len(right),
+                fitted=fitted,
+                shares=cascades.shares(rule),
+            )
+        return points
+
+    def alone(self, name: str, price: float = 1.0) -> PlanPoint:
         """Return the plan that asks in one arm."""
         right = self.right(name)
         (interval,) = rate_intervals(right[:, None], self.targets)
@@ -453,7 +522,7 @@ class _Arms:
             success=float(right.mean()),
             success_ci=interval,
             score=float(self.scores[self.rows[:, self.names.index(name)]].mean()),
-            calls=1.0,
+            calls=price,
             questions=len(right),
         )
 

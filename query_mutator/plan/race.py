@@ -20,6 +20,7 @@ import numpy as np
 
 from query_mutator.cli.console import progress
 from query_mutator.confidence import ConfidenceModel
+from query_mutator.confidence.gain import GainModel
 from query_mutator.env.task import Task, operator_names
 from query_mutator.errors import TooFewAnswersError
 from query_mutator.learners.plan import Plan
@@ -72,10 +73,11 @@ def find_plan(
             return race.result()
         race.max_calls = max_calls
         try:
-            model, order, points = _ask_in_all_forms(race, seed=seed)
+            model, gains, order, points = _ask_in_all_forms(race, seed=seed)
         except TooFewAnswersError as error:
             return race.result(not_learned=str(error))
-        return race.result([point for point in points if point.fitted], confidence=model, order=order)
+        fitted = [point for point in points if point.fitted]
+        return race.result(fitted, confidence=model, gains=gains, order=order)
 
 
 def questions_searched(num_questions: int, max_calls: int, *, learned: bool = False) -> int:
@@ -84,7 +86,9 @@ def questions_searched(num_questions: int, max_calls: int, *, learned: bool = Fa
     return min(num_questions, max(1, calls // CALLS_PER_QUESTION))
 
 
-def _ask_in_all_forms(race: Race, *, seed: int) -> tuple[ConfidenceModel, tuple[str, ...], list[PlanPoint]]:
+def _ask_in_all_forms(
+    race: Race, *, seed: int
+) -> tuple[ConfidenceModel, GainModel | None, tuple[str, ...], list[PlanPoint]]:
     """Ask the questions of a race in all forms, as far as its calls go.
 
     TooFewAnswersError for a task with fewer than two forms, and for too few answers to learn from.
@@ -99,11 +103,15 @@ def _ask_in_all_forms(race: Race, *, seed: int) -> tuple[ConfidenceModel, tuple[
     race.score(plans.values(), rows)
     asked = {form: plan for form, plan in plans.items() if plan in race.tried[rows]}
     graded = table.graded(rows, asked.values())
-    model, order, points = learn_arms(graded, budget=race.budget, price=race.price, compared=[*asked], seed=seed)
+    has_models = any(form.model for form in table.task.forms)
+    prices = {form: max(1e-9, race.point(plan, rows).calls) for form, plan in asked.items()} if has_models else {}
+    model, gains, order, points = learn_arms(
+        graded, budget=race.budget, price=race.price, compared=[*asked], prices=prices, seed=seed
+    )
     model.report.check()
     if not any(point.fitted for point in points):
         raise TooFewAnswersError("the calls of the search do not suffice for --answer learned; give it more --minutes")
-    return model, order, points
+    return model, gains, order, points
 
 
 def edits_of(plan: Plan, task: Task, *, has_no_effect: Callable[[str], bool]) -> Iterator[Plan]:

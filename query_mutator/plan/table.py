@@ -51,7 +51,7 @@ class Cell:
     """A plan's answer to a question, and the calls that the plan makes for it; with an `error` it is unscored."""
 
     attempt: Attempt | None
-    calls: int
+    calls: float  # of a task with prices, what they cost
     error: ErrorInfo | None = None
 
     @property
@@ -152,7 +152,7 @@ class Table:
     def _play(self, plan: Plan, engine: EpisodeEngine) -> Flow:
         """Play a plan on a question and keep the cell."""
         played: Played = yield from play(greedy(PlanPolicy(plan)), engine)
-        cell = Cell(None if played.error else engine.submitted, engine.episode.calls, played.error)
+        cell = Cell(None if played.error else engine.submitted, engine.spent, played.error)
         self._cells.setdefault(plan, {})[engine.episode.index] = cell
 
     def _counted(self, need: Need) -> Flow:
@@ -228,6 +228,8 @@ class GradedLog:
     graded_by: Counter[str] = field(default_factory=Counter)
     left_out: Counter[str] = field(default_factory=Counter)
 
+    models: dict[str, str] = field(default_factory=dict)  # of the arms of replies that name one
+
     @property
     def forms(self) -> Mapping[str, int]:
         """Return the number of answers in each form, the most first."""
@@ -260,7 +262,7 @@ def grade_log(
     known = {words_of(question.text): question for question in train}
     held_out = {words_of(name) for question in test for name in (question.text, target_key(question))}
     for reply in replies:
-        prompts.add(reply.form)
+        prompts |= {reply.form, reply.arm}
         question = known.get(words_of(reply.question), Question(id="", text=reply.question))
         question = replace(
             question,
@@ -272,12 +274,12 @@ def grade_log(
             log.left_out["about held-out questions of --dataset"] += 1
         elif UNSAFE in reply.tags:
             log.left_out["marked unsafe"] += 1
-        elif forms and reply.form not in forms:
+        elif forms and not {reply.form, reply.arm} & {*forms}:
             log.left_out["in other prompts than --forms"] += 1
-        elif asked[reply.question, reply.form] == MOST_ASKED_AGAIN:
+        elif asked[reply.question, reply.arm] == MOST_ASKED_AGAIN:
             log.left_out["of a question that was asked again and again"] += 1
         else:
-            asked[reply.question, reply.form] += 1
+            asked[reply.question, reply.arm] += 1
             _add(log, reply, question, reward)
     log.answers = _joined(log.answers)
     for name in forms:
@@ -316,11 +318,13 @@ def _add(log: GradedLog, reply: LoggedReply, question: Question, reward: Weighte
     else:
         raise DatasetError(f"{reply.where}: neither `gold` nor `label`; give accepted answers, or whether it is right")
     log.graded_by[how] += 1
+    if reply.model:
+        log.models[reply.arm] = reply.model
     log.answers.append(
         LoggedAnswer(
             question=reply.question,
             attempt=Reply(
-                text=text, form=reply.form, logprob=reply.logprob, cut=reply.cut, context=reply.context
+                text=text, form=reply.arm, logprob=reply.logprob, cut=reply.cut, context=reply.context
             ),
             right=right,
             target=question.about or (target_key(question) if question.id else ""),

@@ -21,7 +21,7 @@ from query_mutator.rewards import NoReward
 from query_mutator.session.models import OpenModels, ResolvedModels
 from query_mutator.session.policy_file import SHOWN_CHARS, SavedPolicy, check_named, read_policy
 from query_mutator.session.task import make_task
-from query_mutator.settings.models import ADDRESS_FLAGS
+from query_mutator.settings.models import ADDRESS_FLAGS, first_address
 from query_mutator.types import Question
 
 logger = logging.getLogger(__name__)
@@ -61,19 +61,20 @@ def acting_settings(
 
     UsageError for a server or file of the training of `saved` in whose place none is given.
     """
+    models = given.get("target_model") or ()
+    given = {**first_address((models,) if isinstance(models, str) else models), **given}
     if saved is not None:
         check_named(saved.trained_with, given, source=saved.path)
     settings = replace(settings, latency_ms=0.0, latency_sigma=0.0, running_speed=0.0)
-    given = dict(given)
     nowhere: dict[str, Any] = {**dict.fromkeys(ADDRESS_FLAGS), "file_digests": ()}
     if given.get("backend", settings.backend) != settings.backend:  # addresses and models do not fit another backend
-        settings = replace(settings, **nowhere, target_model=None, mutator_model=None)
+        settings = replace(settings, **nowhere, target_model=(), mutator_model=None)
     for flag in ADDRESS_FLAGS:
         if flag in given:
             settings = replace(settings, **nowhere)
             given.setdefault("backend", backend_for(flag, backend=settings.backend))
             if BACKENDS.get(given["backend"]).runs_files:
-                settings = replace(settings, target_model=None, mutator_model=None)
+                settings = replace(settings, target_model=(), mutator_model=None)
     return replace(settings, **given)
 
 
@@ -87,7 +88,7 @@ def acting_task(saved: SavedPolicy, models: OpenModels, *, train: Sequence[Quest
     models.encoder.put([question.text for question in saved.train], saved.train_vectors)
     if train is None:
         train, bank = [Question(id=one.id, text=one.text) for one in saved.train], saved.train
-    settings = replace(saved.task, **rewrite_settings(saved.actions, saved.task.forms))
+    settings = replace(saved.task, **rewrite_settings(saved.actions, saved.task.forms, models.targets))
     task = make_task(
         models,
         settings,
@@ -98,8 +99,9 @@ def acting_task(saved: SavedPolicy, models: OpenModels, *, train: Sequence[Quest
         confidence=saved.confidence,
     )
     digests = models.calls.servers[0].file_digests()
-    if saved.system.target_model == models.target_model and (saved.system.file_digests or digests) != digests:
+    if saved.system.first_model == models.target_model and (saved.system.file_digests or digests) != digests:
         logger.warning("%s is another file than in training; results may differ", models.target_model)
+    task = replace(task, gains=saved.gains)
     if task.actions != saved.actions:
         raise CheckpointError(f"{saved.path} was made for the actions {', '.join(saved.actions)[:SHOWN_CHARS]}")
     return task

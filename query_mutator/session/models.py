@@ -23,6 +23,7 @@ from query_mutator.llm.backends import (
     choose_backend,
     resolve_backend,
 )
+from query_mutator.llm.prices import in_words, read_prices
 from query_mutator.llm.reply_vectors import known_rows
 from query_mutator.llm.retry import RetryPolicy
 from query_mutator.llm.stack import ClientStack, build_client
@@ -71,9 +72,20 @@ class OpenModels(AbstractContextManager["OpenModels"]):
             batch_size=self.settings.calls_in_flight,
             cache=_cache_mode(self.settings, self.choice),
             file_digests=self.calls.servers[0].file_digests(),
-            target_model=self.target_model,
+            target_model=(self.target_model, *self.settings.target_model[1:]),
             mutator_model=self.mutator_model,
+            price=in_words(read_prices(self.settings.price, self.targets)) if self.has_prices else "",
         )
+
+    @property
+    def has_prices(self) -> bool:
+        """Return whether calls have prices, of which the sum counts in place of their number."""
+        return bool(self.settings.price) or len(self.targets) > 1
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Return the names of the models that answer."""
+        return tuple(self.settings.targets) or (self.target_model,)
 
     def close(self) -> None:
         """Close connections and server; idempotent."""
@@ -94,7 +106,7 @@ def open_models(settings: ModelSettings, *, dataset: str | None = None) -> OpenM
         stack.enter_context(threadpool_limits(1, user_api="blas"))
         choice = resolve_backend(
             settings.backend,
-            target_model=settings.target_model,
+            target_model=settings.first_model,
             mutator_model=settings.mutator_model,
             has_recording=dataset == RECORDED_SET,
             **{flag: getattr(settings, flag) for flag in ADDRESS_FLAGS},
@@ -102,10 +114,12 @@ def open_models(settings: ModelSettings, *, dataset: str | None = None) -> OpenM
         backend, urls, cache = choice.kind, choice.urls, _cache_mode(settings, choice)
         if backend == RECORDED and settings.simulated_s:
             backend, urls = DEFAULT_BACKEND, (_serve_recorded(settings, choice, stack),)
-        calls = build_client(urls, group_of(Calls, settings, cache=cache), backend=backend, show=show_status)
+        elsewhere = {name: url for name, url in settings.targets.items() if url}
+        how = group_of(Calls, settings, cache=cache)
+        calls = build_client(urls, how, backend=backend, show=show_status, elsewhere=elsewhere)
         stack.callback(calls.close)
         own, other = choice.default_models or (None, None)
-        target = settings.target_model or own
+        target = settings.first_model or own
         assert target is not None  # `resolve_backend` requires one
         mutator = settings.mutator_model or other or target
         if isinstance(settings, ResolvedModels):
@@ -115,7 +129,7 @@ def open_models(settings: ModelSettings, *, dataset: str | None = None) -> OpenM
                         f"{', '.join(server.addresses())} changed since this policy was trained; give the earlier "
                         f"file, or name this one with --{server.url_flag} in a new run"
                     )
-        calls.require_models([target, mutator])
+        calls.require_models([*(settings.targets or (target,)), mutator])
         encoder = resolve_encoder(settings.encoder, device=settings.device, deterministic=settings.deterministic)
         encoder.gathers = not settings.deterministic and any(server.runs_files for server in calls.servers)
         if choice.recording is not None:
@@ -173,7 +187,7 @@ def call_time(settings: ModelSettings) -> tuple[float, str]:
     if is_instant(settings):
         simulated = f"{settings.simulated_s:g} s a call, {in_flight} in flight" if settings.simulated_s else "no wait"
         return settings.simulated_s / in_flight, f"{simulated}, as replies are recorded"
-    models = {name.removesuffix(":latest") for name in (settings.target_model, settings.mutator_model) if name}
+    models = {name.removesuffix(":latest") for name in (*settings.targets, settings.mutator_model) if name}
     seen = seconds_seen(settings.cache_path or default_cache_path(), models)
     known = "assumed: no reply of these models is kept" if seen is None else "as the newest replies that are kept"
     call_s = MODEL_CALL_S if seen is None else seen

@@ -7,6 +7,7 @@ sha256 of all that, and JSON with actions, rules of an episode, models and train
 
     weights/*               of the policy
     confidence/*            the model of P(right), of a policy that submits by it
+    gains/*                 the regressions of a plan that asks where it gains most
     mean, components        the projection of embeddings
     train_vectors, probe    training questions' vectors, for the operators that merge in a similar question
 
@@ -34,6 +35,7 @@ from safetensors.numpy import save
 from ppo.frozen import array_of
 from query_mutator.bounds import Parallel
 from query_mutator.confidence import ConfidenceModel
+from query_mutator.confidence.gain import GainModel
 from query_mutator.data import BUNDLED
 from query_mutator.data.hub import PREFIX as HUB
 from query_mutator.data.split import Split, target_key
@@ -54,7 +56,7 @@ from query_mutator.session.task import example_bank
 from query_mutator.settings.episode import TaskSettings
 from query_mutator.settings.evaluation import CallBudget, FailureRate
 from query_mutator.settings.learner import IQNConfig
-from query_mutator.settings.models import ADDRESS_FLAGS
+from query_mutator.settings.models import ADDRESS_FLAGS, split_target
 from query_mutator.types import Question
 
 POLICY_FILE = "policy.qm"
@@ -72,9 +74,11 @@ _DIGEST_CHARS, _SHA256_CHARS = 16, 64
 
 #: The tensors besides the weights, and their dimensions.
 _TENSORS = {"mean": 1, "components": 2, "train_vectors": 2, "probe": 1}
-_WEIGHTS = re.compile(r"(weights|confidence)/[\w./-]{1,200}")
+_WEIGHTS = re.compile(r"(weights|confidence|gains)/[\w./-]{1,200}")
 #: The fields of a policy that are no JSON.
-_NO_JSON: dict[str, Any] = dict.fromkeys(("weights", "projection", "train_vectors", "probe", "confidence", "path"))
+_NO_JSON: dict[str, Any] = dict.fromkeys(
+    ("weights", "projection", "train_vectors", "probe", "confidence", "gains", "path")
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +112,7 @@ class SavedPolicy:
     train_vectors: Any  # [Q, D]
     probe: Any  # [D] the encoder's row for PROBE
     confidence: ConfidenceModel | None = None  # for the rule `learned`
+    gains: GainModel | None = None  # for a plan that asks where it gains most, of its arms
     path: Path | None = None
 
     def __post_init__(self) -> None:
@@ -116,7 +121,7 @@ class SavedPolicy:
         bare: dict[str, Any] = {name: defaults[name] for name in ("ollama_url", "openai_url", *used)}
         known = {name: texts for name, texts in self.trained_with.items() if name in _IS_OWN}
         object.__setattr__(self, "trained_with", used | known)
-        object.__setattr__(self, "system", replace(self.system, **bare))
+        object.__setattr__(self, "system", replace(self.system, **bare | {"target_model": tuple(self.system.targets)}))
 
     @classmethod
     def of(
@@ -147,6 +152,7 @@ class SavedPolicy:
             train_vectors=task.train_vectors[chosen],
             probe=task.encoder.encode([PROBE])[0],
             confidence=task.confidence,
+            gains=task.gains,
         )
 
     @property
@@ -207,6 +213,8 @@ _IS_OWN: Mapping[str, Callable[[str], bool] | None] = {
     "encoder": (DEFAULT_ENCODER, "hash").__contains__,
     "local_server_url": None,
     "ray_address": None,
+    "target_model": lambda text: not split_target(text)[1],
+    "price": lambda text: "=" in text or text.startswith("{"),  # else a file
     "judge_model": None,
     "judge_rubric": lambda text: "\n" in text,  # else a file
     "cache_path": None,
@@ -250,9 +258,11 @@ def check_named(used: Mapping[str, Sequence[str]], named: Mapping[str, Any], *, 
 def write_policy_file(path: str | Path, policy: SavedPolicy) -> None:
     """Write a policy; CheckpointError for one whose weights are not named arrays of numbers."""
     learned = {} if policy.confidence is None else policy.confidence.to_arrays()
+    gains = {} if policy.gains is None else policy.gains.to_arrays()
     tensors = {
         **{f"weights/{name}": array_of(value) for name, value in policy.weights.items()},
         **{f"confidence/{name}": np.asarray(value) for name, value in learned.items()},
+        **{f"gains/{name}": value for name, value in gains.items()},
         "mean": policy.projection.mean,
         "components": policy.projection.components,
         "train_vectors": policy.train_vectors,
@@ -353,9 +363,9 @@ def _policy(path: Path, text: str, tensors: Mapping[str, NDArray[Any]]) -> Saved
     rubric = about["task"].get("judge_rubric")
     if rubric and "\n" not in str(rubric):  # the settings would read that file
         raise ValueError("task.judge_rubric names a file, where its text is expected")
-    weights, learned = (
+    weights, learned, gains = (
         {name.removeprefix(kind): array for name, array in tensors.items() if name.startswith(kind)}
-        for kind in ("weights/", "confidence/")
+        for kind in ("weights/", "confidence/", "gains/")
     )
     confidence = ConfidenceModel.from_arrays(learned) if learned else None
     if confidence is not None and confidence.encoder_source:
@@ -366,6 +376,7 @@ def _policy(path: Path, text: str, tensors: Mapping[str, NDArray[Any]]) -> Saved
             **about,
             "weights": weights,
             "confidence": confidence,
+            "gains": None,
             "projection": Projection(mean=tensors["mean"], components=tensors["components"]),
             "train_vectors": tensors["train_vectors"],
             "probe": tensors["probe"],
@@ -377,4 +388,7 @@ def _policy(path: Path, text: str, tensors: Mapping[str, NDArray[Any]]) -> Saved
     if len(dims) > 1 or found.train_vectors.shape != (len(found.train), *dims):
         raise ValueError("the sizes of its tensors do not match")
     TaskSettings(operators=",".join(found.actions))
+    plan = found.flags.plan
+    if gains and plan is not None:
+        found = replace(found, gains=GainModel.from_arrays(gains, plan.operators))
     return replace(found, path=path)

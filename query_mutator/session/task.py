@@ -28,7 +28,8 @@ from query_mutator.env.observation import Projection
 from query_mutator.env.task import CallSettings, Task, build_task
 from query_mutator.errors import DatasetError, KeywordError, UsageError
 from query_mutator.forms import Form
-from query_mutator.operators import Operator, local_rewrite
+from query_mutator.llm.prices import read_prices
+from query_mutator.operators import NONE, Operator, local_rewrite
 from query_mutator.registry import nearest
 from query_mutator.rewards import DEFAULT_RUBRIC, Judge, WeightedReward
 from query_mutator.session.models import OpenModels, open_models
@@ -146,9 +147,13 @@ def guard_requests(own: Sequence[Question], *, with_bundled: bool) -> tuple[Ques
     return (*(question for question in bundled if question.id not in known), *own)
 
 
-def rewrites(settings: Operators) -> tuple[tuple[Operator, ...], tuple[Form, ...]]:
-    """Return the operators and forms of a policy's first actions; UsageError for a name that is both."""
-    operators, forms = operator_registry.select(settings.operators), form_registry.select(settings.forms)
+def rewrites(settings: Operators, models: Sequence[str] = ()) -> tuple[tuple[Operator, ...], tuple[Form, ...]]:
+    """Return the operators and forms of a policy's first actions; UsageError for a name that is both.
+
+    Several `models` are asked as the question is worded, and in the forms that are named, if any are.
+    """
+    named = NONE if len(models) > 1 and settings.forms == Operators.forms else settings.forms
+    operators, forms = operator_registry.select(settings.operators), form_registry.select(named, models)
     if both := {one.name for one in operators} & {one.name for one in forms}:
         raise UsageError(f"{min(both)!r} names an operator and a form; leave it out of --operators or --forms")
     if not operators and not forms:
@@ -175,7 +180,7 @@ def make_task(
     """
     if settings.answer == "learned" and confidence is None and not learns:
         raise UsageError("--answer learned submits by a P(right) that a training learns; choose another --answer")
-    operators, forms = rewrites(settings)
+    operators, forms = rewrites(settings, models.targets)
     operators = _available(operators, models, is_default=not settings.operators)
     judge, rubric = None, settings.judge_rubric or DEFAULT_RUBRIC
     if settings.judge_model is not None:
@@ -200,6 +205,7 @@ def make_task(
         forms=forms,
         bank=example_bank(settings.dataset) or bank,
         confidence=confidence,
+        prices=read_prices(models.settings.price, models.targets) if models.has_prices else {},
     )
     recording = models.choice.recording
     return task if recording is None else replace(task, recorded=recording.find)

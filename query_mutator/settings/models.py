@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 from cyclopts import Parameter
 
@@ -38,22 +39,58 @@ class Address(Context):
     """GGUF file of the model, or two: target, then mutator; or smollm2, the bundled test model; runs with llama.cpp."""
     recording: str | None = None
     """Recorded replies that stand for a model: the name of a bundled recording, or a file."""
-    target_model: str | None = None
-    """The model that answers."""
+    target_model: tuple[str, ...] = ()
+    """The model that answers, or several to choose from: each NAME, or NAME@URL; see docs/how-to/find-a-plan.md."""
 
     def __post_init__(self) -> None:
-        for name in ("ollama_url", "gguf"):  # a program may give one, or none
+        for name in ("ollama_url", "gguf", "target_model"):  # a program may give one, or none
             if not isinstance(given := getattr(self, name), tuple):
                 object.__setattr__(self, name, (given,) if isinstance(given, str) else tuple(given or ()))
         for name in ("openai_url", "recording"):  # a choice of servers has a tuple of one
             if isinstance(given := getattr(self, name), tuple):
                 object.__setattr__(self, name, next(iter(given), None))
+        names = [name for name, _ in map(split_target, self.target_model)]
+        if repeated := next((name for name in names if names.count(name) > 1), None):
+            raise ValueError(f"--target-model {repeated} is given twice; give models of two names")
+        for flag, url in first_address(self.target_model).items():
+            if any(other for name, other in self.urls.items() if other and (name, other) != (flag, url)):
+                raise ValueError(f"--target-model {self.target_model[0]} has an address, and so has another flag")
+            object.__setattr__(self, flag, url)
+            object.__setattr__(self, "target_model", (names[0], *self.target_model[1:]))
         super().__post_init__()
+
+    @property
+    def first_model(self) -> str | None:
+        """Return the first model that answers, None where none is named."""
+        return next(iter(self.targets), None)
+
+    @property
+    def targets(self) -> dict[str, str]:
+        """Return the address of each model that answers, by its name; "" is that of the other flags."""
+        return dict(map(split_target, self.target_model))
 
     @property
     def urls(self) -> dict[str, str | Sequence[str] | None]:
         """Return the addresses by the name of their flag, as `resolve_backend` and `choose_backend` take them."""
         return {name: getattr(self, name) for name in ADDRESS_FLAGS}
+
+
+def split_target(text: str) -> tuple[str, str]:
+    """Return name and address of a target model, NAME or NAME@URL."""
+    name, at, url = text.rpartition("@")
+    return (name, url) if at and "://" in url else (text, "")
+
+
+def flag_of(url: str) -> str:
+    """Return the flag for the address of a server: one that has a path, as /v1, is OpenAI-compatible."""
+    return "openai_url" if urlsplit(url).path.strip("/") else "ollama_url"
+
+
+def first_address(target_model: Sequence[str]) -> dict[str, Any]:
+    """Return the setting that the address of the first target model stands for, {} without one."""
+    url = split_target(target_model[0])[1] if target_model else ""
+    flag = flag_of(url)
+    return {flag: (url,) if flag == "ollama_url" else url} if url else {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +99,8 @@ class Models(Address):
 
     mutator_model: str | None = None
     """The model that rewrites; by default the target model."""
+    price: str = ""
+    """Price of a call to each model, as small=1,large=8, or a .toml or .json file of prices of tokens; else 1."""
 
 
 @dataclass(frozen=True, kw_only=True)

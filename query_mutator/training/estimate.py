@@ -50,7 +50,7 @@ def check_run(config: TrainConfig, split: Split) -> None:
         raise UsageError(f"{config.dataset}: no question is left to train on, all are held out; add more questions")
     choose_backend(config.backend, config.urls)
     is_needed = config.resume is not None or any(local_rewrite(one) is None for one in rewrites(config)[0])
-    if config.mutator_model not in (None, config.target_model) and not is_needed:
+    if config.mutator_model not in (None, config.first_model) and not is_needed:
         raise UsageError(
             f"--mutator-model {config.mutator_model} would never be called: no model carries out "
             f"{config.operators or 'a rewrite'}; leave it out, or name other --operators, as spelling,neutral"

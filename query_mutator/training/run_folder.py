@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from query_mutator.bounds import group_of
 from query_mutator.cli.settings import files_read
 from query_mutator.confidence import ConfidenceModel
+from query_mutator.confidence.gain import GainModel
 from query_mutator.data import Split
 from query_mutator.env.task import Task
 from query_mutator.errors import CheckpointError, UsageError
@@ -124,8 +125,10 @@ def write_summary(
     write_checked_json(parts.run_dir.summary_path, summary)
 
 
-def planned(policy: SavedPolicy, plan: Plan, task: Task, confidence: ConfidenceModel | None) -> SavedPolicy:
-    """Return a policy that follows a plan on a task, and submits by `confidence`."""
+def planned(
+    policy: SavedPolicy, plan: Plan, task: Task, confidence: ConfidenceModel | None, gains: GainModel | None = None
+) -> SavedPolicy:
+    """Return a policy that follows a plan on a task, submits by `confidence` and asks by `gains`."""
     acting = plan_task(plan, task)
     rules = acting.rules
     return replace(
@@ -140,6 +143,7 @@ def planned(policy: SavedPolicy, plan: Plan, task: Task, confidence: ConfidenceM
             max_asks=rules.max_asks,
         ),
         confidence=confidence if rules.answer == "learned" else None,
+        gains=None if gains is None else gains.ordered(plan.operators),
         flags=replace(policy.flags, algo=ALGO, plan=plan),
     )
 

@@ -128,7 +128,7 @@ def test_what_the_trainer_runs_is_a_command_of_ours() -> None:
     config = parse_config(command[1:])
     (pull,) = compose()["services"]["pull"]["command"]
     pulled = [word.partition(":-")[2].rstrip("}") for word in shlex.split(pull) if word.startswith("${")]
-    assert pulled == [config.target_model, config.mutator_model]
+    assert pulled == [config.first_model, config.mutator_model]
 
 
 DOCS = ROOT / "docs"  # whose blocks are many minutes of training runs

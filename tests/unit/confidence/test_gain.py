@@ -36,6 +36,8 @@ def test_gain_is_of_the_other_arm_and_not_of_a_doubtful_reply() -> None:
     assert gains[lead > 0, 1].min() > 0.2 > 0.1 > np.abs(gains[lead == 0, 1]).max()  # drawn to the mean, which is 0
     assert gains[lead < 0, 1].max() < -0.2
     assert np.corrcoef(model.out_of_fold[:, 0, 1], lead)[0, 1] > 0.9
+    turned = model.ordered(ARMS[::-1]).gains("small", inputs[:, 0])
+    assert np.array_equal(turned, gains[:, ::-1])
     stored = GainModel.from_arrays(model.to_arrays(), ARMS)
     assert np.array_equal(stored.gains("large", inputs[:, 1]), model.gains("large", inputs[:, 1]))
     for arms in (("small",), ("small", "large", "other")):

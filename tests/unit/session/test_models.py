@@ -64,7 +64,7 @@ def test_resolved_settings_open_the_same_models() -> None:
         resolved = models.resolved
     assert (resolved.backend, resolved.target_model, resolved.batch_size) == (
         "recorded",
-        "SmolLM2-135M-Instruct.Q4_1",
+        ("SmolLM2-135M-Instruct.Q4_1",),
         1,
     )
     with open_models(resolved) as models:

@@ -128,7 +128,7 @@ def test_shared_keys_reach_the_commands_that_mean_the_same_by_them(project: Path
     project.write_text('dataset = "mine.jsonl"\nbatch-size = 3\ntarget-model = "m"\n[eval]\nseed = 4\n')
     assert parse("plan").dataset == "mine.jsonl"
     assert (parse("eval").dataset, parse("eval").batch_size, parse("eval").seed) == (None, 3, 4)
-    assert parse("doctor").target_model == "m"
+    assert parse("doctor").target_model == ("m",)
     assert parse("train sft", "--model", "x", "--dataset", "d", "--out", "o").batch_size != 3  # samples, not calls
     assert parse("size workers", "--from-logs", "runs").dataset != "mine.jsonl"
 
@@ -221,7 +221,7 @@ def test_every_line_that_init_comments_out_is_valid(project: Path) -> None:
     project.write_text(text)
     config = parse_config([])
     named = (config.target_model, config.dataset, config.domain)
-    assert named == ("llama3.2:3b", "questions.jsonl", "our shop's handbook")
+    assert named == (("llama3.2:3b",), "questions.jsonl", "our shop's handbook")
     assert parse("doctor").ollama_url == ("http://127.0.0.1:11434",)
 
 

@@ -82,7 +82,7 @@ def test_config_of_a_run_is_a_file_of_flags(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps({"flags": {"seed": 7, "target_model": None}, "commit": "abc"}))
     config = parse_config(["--config", str(path)])
-    assert (config.seed, config.target_model) == (7, None)
+    assert (config.seed, config.target_model) == (7, ())
 
 
 def test_steps_are_rounded_up_to_whole_rollouts_and_said_so() -> None:

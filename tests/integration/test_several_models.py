@@ -1,0 +1,104 @@
+"""Several models as arms: a small one first, a large one where that is predicted to gain; over HTTP."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from query_mutator import Rewriter
+from query_mutator.plan import choose
+from query_mutator.testing import StubServer, start_server
+from query_mutator.types import ChatRequest
+from tests.integration.training_runs import the_run
+from tests.qm_command import qm
+
+CALLS = {"small": 0, "large": 0}
+
+
+def total(request: ChatRequest) -> int:
+    """Return the sum that a question asks for."""
+    words = request.messages[-1].content.replace("?", "").split()
+    return sum(int(word) for word in words if word.isdigit())
+
+
+def small(request: ChatRequest) -> str:
+    """Add even sums; guess odd ones, in other words."""
+    CALLS["small"] += 1
+    found = total(request)
+    return f"The answer is {found}." if found % 2 == 0 else f"I am not sure, maybe it is about {found + 1} or so"
+
+
+def large(request: ChatRequest) -> str:
+    """Add all sums."""
+    CALLS["large"] += 1
+    return f"The answer is {total(request)}."
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[tuple[StubServer, StubServer]]:
+    with start_server({"small": small}) as one, start_server({"large": large}) as other:
+        yield one, other
+
+
+@pytest.fixture
+def dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(choose, "SCORERS", ("linear",))
+    path = tmp_path / "sums.jsonl"
+    rows = [
+        {"id": f"{a}", "question": f"What is {a} plus {a // 2}?", "accept": [str(a + a // 2)], "about": f"sum {a}"}
+        for a in range(10, 210)
+    ]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+def flags_of(servers: tuple[StubServer, StubServer], dataset: Path) -> list[Any]:
+    one, other = servers
+    named = ["--target-model", f"small@{one.url}", "--target-model", f"large@{other.url}/v1"]
+    return [*named, "--encoder", "hash", "--dataset", dataset, "--cache", "off"]
+
+
+def test_a_plan_asks_the_large_model_where_it_gains(
+    servers: tuple[StubServer, StubServer], dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    named = flags_of(servers, dataset)
+    command = ["--price", "small=1,large=8", "--budget", 5.5, "--max-calls", 3000, "--save-dir", tmp_path / "runs"]
+    assert qm("plan", *named, *command, "--json", "-") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["plan"]["steps"] == ["small", "ask", "large"]
+    assert found["plan"]["success"] > 0.95
+    assert 4 < found["plan"]["calls"] < 5.5
+    assert found["plan"]["shares"]["large"] == pytest.approx(1 / 3, abs=0.05)
+    run = the_run(tmp_path)
+    given = {"target_model": tuple(named[1:4:2])}
+    with Rewriter.load(run, encoder="hash", **given) as rewriter:
+        before = dict(CALLS)
+        easy, hard = rewriter.rewrite("What is 300 plus 4?"), rewriter.rewrite("What is 300 plus 5?")
+    assert (easy.answer, easy.form) == ("The answer is 304.", "small")
+    assert (hard.answer, hard.form) == ("The answer is 305.", "large")
+    assert (CALLS["small"] - before["small"], CALLS["large"] - before["large"]) == (2, 1)
+
+
+def test_a_log_of_several_models_becomes_a_plan(
+    servers: tuple[StubServer, StubServer], dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = []
+    for at in range(160):
+        question = f"What is {at} plus {2 * at}?"
+        for name, ask in (("small", small), ("large", large)):
+            reply = ask(ChatRequest.user(question, model=name))
+            rows.append({"question": question, "model": name, "reply": reply, "gold": 3 * at})
+    (tmp_path / "log.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    named = flags_of(servers, dataset)[:6]
+    command = ["--price", "small=1,large=4", "--budget", 3.5, "--save-dir", tmp_path / "runs"]
+    assert qm("plan", "--from-logs", tmp_path / "log.jsonl", *named, *command) == 0
+    said = capsys.readouterr().out
+    assert "at random" in said  # a column of the table
+    assert "calls: small 67%, large 33%" in said.splitlines()[-1]
+    with Rewriter.load(the_run(tmp_path), encoder="hash", target_model=tuple(named[1:4:2])) as rewriter:
+        forms = [one.form for one in rewriter.rewrite_many(["What is 90 plus 30?", "What is 91 plus 30?"])]
+    assert forms == ["small", "large"]
