@@ -72,7 +72,7 @@ def _joined(numbers: Sequence[Number], text: str) -> list[Number]:
 def _number(match: re.Match[str]) -> Number | None:
     try:
         value = _magnitude(match)
-    except (OverflowError, ZeroDivisionError):
+    except (ArithmeticError, ValueError):  # too large, 1/0, 000,000,000
         return None
     if not math.isfinite(value):
         return None
