@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from benchmarks.logged_arms import rule_vote
 from query_mutator.confidence import Attempt, plain_vote
 from query_mutator.env.task import Task
 from query_mutator.llm.client import Client
@@ -48,7 +47,7 @@ def likeliest(question: str, attempts: Sequence[Attempt]) -> int:
     return max(range(len(attempts)), key=lambda at: attempts[at].logprob or -math.inf)
 
 
-VOTES = {"vote": plain_vote, "rule vote": rule_vote, "likeliest": likeliest}
+VOTES = {"vote": plain_vote, "likeliest": likeliest}
 
 
 def votes_of(replies: Replies, *, of: str = "") -> dict[tuple[str, int], DoubleArray]:

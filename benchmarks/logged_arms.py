@@ -1,11 +1,12 @@
-"""What a learned P(right) is worth on logged answers: submit by it and stop by it, against votes of the same calls.
+"""What a learned P(right) is worth on logged answers: submit by it and stop by it, against the better of two baselines:
+the arm that is best on the part "train", alone, and a vote over parsed answers of as many calls, ties to the best arm.
 
     python benchmarks/logged_arms.py --logs FOLDER --json FILE
 
 FOLDER has `logs.jsonl.gz` (or `logs.jsonl`), one question per line (`question`, `gold`, `part`: "train" or "test",
 `right` and `answers` by prompt; answers may be missing), and `prompts.json`. Everything is chosen on the part "train",
-by cross-validation: model, calibration, agreement, order of prompts, threshold. Percent right of the part "test";
-"learned" is the mean of refits on bootstrap samples of the training questions.
+by cross-validation: model, calibration, order of prompts, threshold. Percent right of the part "test"; "learned" is
+the mean of refits on bootstrap samples of the training questions.
 """
 
 from __future__ import annotations
@@ -31,24 +32,21 @@ from query_mutator.confidence import (
     greedy_order,
     plain_vote,
     rule_for_budget,
-    vote,
 )
-from query_mutator.confidence.answer_keys import AnswerKind, answer_groups, answer_key, kind_of, number_key
+from query_mutator.confidence.answer_keys import AnswerKind
 from query_mutator.confidence.crossfit import (
+    CrossFit,
     TrainingTable,
     cross_fit,
-    fit_agreement,
     table_of,
     training_table,
     with_forms,
 )
-from query_mutator.confidence.features import is_unfinished
 from query_mutator.confidence.scorers import SCORERS, Candidate
 from query_mutator.confidence.stopping import StoppingRule
 from query_mutator.confidence.submission import submitted
 from query_mutator.errors import DatasetError, TooFewAnswersError, UsageError
 from query_mutator.files import decode_object, parse_json, write_json
-from query_mutator.reading.values import numbers_in
 from query_mutator.stats.intervals import crossed_intervals
 from query_mutator.types import DoubleArray
 
@@ -57,6 +55,7 @@ FEW_CALLS = 1.5  # stops by P(right); the others ask as often for every question
 CANDIDATES: Sequence[Candidate] = SCORERS
 FOLDS = 5
 REFITS = 10
+READ = ("logs.jsonl.gz", "logs.jsonl", "prompts.json")
 RIGHT = {"true": True, "false": False, "1": True, "0": False}
 
 
@@ -108,13 +107,13 @@ def main(argv: Sequence[str]) -> int:
         print(f"{options.logs}: left out, of other parts: {dict(others)}", file=sys.stderr)
     table = training_table(list(graded(train)))
     found = cross_fit(table, weights=np.ones(len(table)), candidates=CANDIDATES, folds=FOLDS, seed=0)
-    asked = learned_order(train, prompts, table, found.p)
+    asked = learned_order(train, prompts, table, found)
     voted = by_rate(train, prompts)
     print(f"{len(train)} training questions, {len(table)} answers with text; answers read as {table.kind or 'worded'}")
     print(f"learned: {found.candidate}, prompts {' '.join(asked)}; votes: prompts {' '.join(voted)}", flush=True)
     if options.train_only:
         return 0
-    result = evaluate(logs, table, candidate=found.candidate, orders=(asked, voted), options=options)
+    result = evaluate(logs, table, orders=(asked, voted), options=options)
     if options.json is not None:
         write_json(options.json, result)
     return 0
@@ -124,7 +123,6 @@ def evaluate(
     logs: Sequence[Logged],
     table: TrainingTable,
     *,
-    candidate: Candidate,
     orders: tuple[list[str], list[str]],
     options: Any,
 ) -> dict[str, Any]:
@@ -134,38 +132,35 @@ def evaluate(
     if not held_out:
         raise UsageError(f"{options.logs}: no question of the part 'test' has an answer with a grade")
     test = test_of(held_out, asked, voted, kind=table.kind)
-    votes = {name: vote_column(held_out, voted, rule, table.kind) for name, rule in RULES.items()}
+    votes = vote_column(held_out, voted, table.kind)
     learned = np.empty((options.refits, len(held_out), len(CALLS)))  # [S, n, calls]
     mean_calls = []
     for refit in range(options.refits):
         started = time.monotonic()
-        model, rule = fitted(table, candidate, first=asked[0], seed=options.seed + refit)
+        model, rule = fitted(table, first=asked[0], seed=options.seed + refit)
         learned[refit], calls = learned_columns(model, rule, test)
         mean_calls.append(calls)
         print(f"refit {refit + 1} of {options.refits}: {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
     return printed(learned, votes, mean_calls, test)
 
 
-def fitted(
-    table: TrainingTable, candidate: Candidate, *, first: str, seed: int
-) -> tuple[ConfidenceModel, StoppingRule]:
+def fitted(table: TrainingTable, *, first: str, seed: int) -> tuple[ConfidenceModel, StoppingRule]:
     """Return a model of a bootstrap sample of the questions, and its rule for 1.5 calls after a first prompt."""
     rng = np.random.default_rng(seed)
     questions = int(table.questions.max()) + 1
     drawn = rng.multinomial(questions, np.full(questions, 1 / questions)).astype(np.float64)
     try:
-        model = fitted_to(drawn, table, candidate, seed=seed)
+        model = fitted_to(drawn, table, seed=seed)
     except TooFewAnswersError:  # the Bayesian bootstrap (Rubin 1981) leaves none of a few wrong answers out
         drawn = rng.exponential(size=questions)
-        model = fitted_to(drawn, table, candidate, seed=seed)
+        model = fitted_to(drawn, table, seed=seed)
     counts = np.where(np.array(table.forms) == first, np.rint(10 * drawn[table.questions]), 0).astype(int)
     return model, rule_for_budget([[p] for p in np.repeat(model.out_of_fold, counts)], FEW_CALLS)
 
 
-def fitted_to(drawn: DoubleArray, table: TrainingTable, candidate: Candidate, *, seed: int) -> ConfidenceModel:
+def fitted_to(drawn: DoubleArray, table: TrainingTable, *, seed: int) -> ConfidenceModel:
     """Return a model of questions that count so many times [questions]."""
-    weights = drawn[table.questions]
-    return ConfidenceModel.fit(table, weights=weights, candidates=(candidate,), folds=FOLDS, seed=seed)
+    return ConfidenceModel.fit(table, weights=drawn[table.questions], candidates=CANDIDATES, folds=FOLDS, seed=seed)
 
 
 def learned_columns(model: ConfidenceModel, rule: StoppingRule, test: HeldOut) -> tuple[DoubleArray, float]:
@@ -186,74 +181,42 @@ def learned_columns(model: ConfidenceModel, rule: StoppingRule, test: HeldOut) -
     return right, calls_made / len(test.logs)
 
 
-READ = ("logs.jsonl.gz", "logs.jsonl", "prompts.json")
+def vote_column(logs: Sequence[Logged], order: Sequence[str], kind: AnswerKind | None) -> DoubleArray:
+    """Return whether the answers of a vote [n, calls] are right; 1.5 calls are a second one for a random half.
 
-
-def rule_vote(question: str, attempts: Sequence[Attempt], *, kind: AnswerKind | None = None) -> int:
-    """Return the vote of the attempts that end as an answer does, of all of them where none does."""
-    kind = kind or kind_of(question)
-    ends = [_ends_well(question, attempt, kind) for attempt in attempts]
-    counted = ends if any(ends) else [True] * len(attempts)
-    texts = [attempt.text for attempt in attempts]
-    has_key = [answer_key(text, kind, question=question) is not None for text in texts]
-    weights = [float(counts and known) for counts, known in zip(counted, has_key, strict=True)]
-    return vote(answer_groups(question, texts, kind=kind), weights if any(weights) else [float(one) for one in counted])
-
-
-def _ends_well(question: str, attempt: Attempt, kind: AnswerKind) -> bool:
-    """Return whether an attempt is not cut, and ends neither in a question nor in a number of the question."""
-    text = attempt.text.strip()
-    if not text or attempt.cut or text.endswith("?") or is_unfinished(text):
-        return False
-    key = answer_key(text, kind)
-    is_number = kind in ("number", "last_number")
-    return not is_number or (key is not None and key not in map(number_key, numbers_in(question)))
-
-
-RULES = {"vote": plain_vote, "rule_vote": rule_vote}
-
-
-def vote_column(logs: Sequence[Logged], order: Sequence[str], rule: Any, kind: AnswerKind | None) -> DoubleArray:
-    """Return whether the answers of a vote [n, calls] are right; 1.5 calls are a second one for a random half."""
+    Prompts come in `order`, the best first, so the vote of one call is the best one alone.
+    """
     right = np.empty((len(logs), len(CALLS)))
     for at, log in enumerate(logs):
         prompts = [prompt for prompt in order if prompt in log.prompts()]
         for column, calls in enumerate(CALLS):
             asked = prompts[: int(calls)]
-            right[at, column] = log.right[asked[rule(log.question, list(map(log.attempt, asked)), kind=kind)]]
+            right[at, column] = log.right[asked[plain_vote(log.question, list(map(log.attempt, asked)), kind=kind)]]
     right[:, CALLS.index(FEW_CALLS)] = right[:, [CALLS.index(1.0), CALLS.index(2.0)]].mean(axis=1)
     return right
 
 
-def printed(
-    learned: DoubleArray, votes: dict[str, DoubleArray], mean_calls: Sequence[float], test: HeldOut
-) -> dict[str, Any]:
+def printed(learned: DoubleArray, votes: DoubleArray, mean_calls: Sequence[float], test: HeldOut) -> dict[str, Any]:
     """Print the table, and return the result."""
     clusters = [log.question for log in test.logs]
-    names = [f"{calls:g}" for calls in CALLS]
     print(
         f"\n{len(test.logs)} test questions, percent right; "
         f"{FEW_CALLS:g} calls were {np.mean(mean_calls):.3f} on average"
     )
-    print("| calls | learned (refits) | vote | rule vote | over vote | over rule vote |\n|---|---|---|---|---|---|")
-    over = {
-        name: 100 * crossed_intervals(learned - column[None], clusters) for name, column in votes.items()
-    }  # [calls, 2]
-    result: dict[str, Any] = {"n": len(test.logs), "learned": {}, "vote": {}, "rule_vote": {}}
-    differences: dict[str, Any] = {name: {} for name in votes}
-    for at, calls in enumerate(names):
-        refits = 100 * learned[:, :, at].mean(axis=1)
-        result["learned"][calls] = round(float(refits.mean()), 2)
-        cells = [f"{refits.mean():.1f} ({refits.min():.1f} to {refits.max():.1f})"]
-        for name, column in votes.items():
-            result[name][calls] = round(float(100 * column[:, at].mean()), 2)
-            low, high = over[name][at].tolist()
-            lead = float(refits.mean() - 100 * column[:, at].mean())
-            differences[name][calls] = [round(value, 2) for value in (lead, low, high)]
-        cells += [f"{100 * column[:, at].mean():.1f}" for column in votes.values()]
-        cells += ["{:+.1f} [{:+.1f}, {:+.1f}]".format(*differences[name][calls]) for name in votes]
+    print("| calls | learned (refits) | vote | best arm | over the better |\n|---|---|---|---|---|")
+    single = votes[:, [CALLS.index(1.0)]]
+    better = np.where(votes.mean(axis=0) > single.mean(), votes, single)  # [n, calls]
+    over = 100 * crossed_intervals(learned - better[None], clusters)  # [calls, 2]
+    result: dict[str, Any] = {"n": len(test.logs), "learned": {}, "vote": {}, "over": {}}
+    for at, calls in enumerate(f"{calls:g}" for calls in CALLS):
+        refits, rate = 100 * learned[:, :, at].mean(axis=1), 100 * float(votes[:, at].mean())
+        lead = float(refits.mean() - 100 * better[:, at].mean())
+        result["learned"][calls], result["vote"][calls] = round(float(refits.mean()), 2), round(rate, 2)
+        result["over"][calls] = [round(value, 2) for value in (lead, *over[at].tolist())]
+        cells = [f"{refits.mean():.1f} ({refits.min():.1f} to {refits.max():.1f})", f"{rate:.1f}"]
+        cells += [f"{100 * single.mean():.1f}", "{:+.1f} [{:+.1f}, {:+.1f}]".format(*result["over"][calls])]
         print(f"| {calls} | {' | '.join(cells)} |")
-    return result | {"mean_calls": {f"{FEW_CALLS:g}": round(float(np.mean(mean_calls)), 4)}, "over": differences}
+    return result | {"mean_calls": {f"{FEW_CALLS:g}": round(float(np.mean(mean_calls)), 4)}}
 
 
 def test_of(logs: Sequence[Logged], order: Sequence[str], ranked: Sequence[str], *, kind: AnswerKind | None) -> HeldOut:
@@ -302,7 +265,7 @@ def by_rate(train: Sequence[Logged], prompts: Sequence[str]) -> list[str]:
     return sorted(prompts, key=rate, reverse=True)
 
 
-def learned_order(train: Sequence[Logged], prompts: Sequence[str], table: TrainingTable, p: DoubleArray) -> list[str]:
+def learned_order(train: Sequence[Logged], prompts: Sequence[str], table: TrainingTable, found: CrossFit) -> list[str]:
     """Return the order in which prompts are asked.
 
     The first is the best with training texts, by whose P(right) it is decided whether to ask again. The others come by
@@ -311,10 +274,10 @@ def learned_order(train: Sequence[Logged], prompts: Sequence[str], table: Traini
     order = by_rate(train, prompts)
     read = set(table.forms)
     first = next(prompt for prompt in order if prompt in read)
-    agreement = fit_agreement(table, p, np.ones(len(table)))
     if not read >= {prompt for prompt in order if any(prompt in log.right for log in train)}:
         return [first, *(prompt for prompt in order if prompt != first)]
-    chosen = greedy_order(table, p, [prompt for prompt in order if prompt in read], first=first, agreement=agreement)
+    known = [prompt for prompt in order if prompt in read]
+    chosen = greedy_order(table, found.p, known, first=first, agreement=found.agreement)
     return [*chosen, *(prompt for prompt in order if prompt not in chosen)]
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from query_mutator.confidence.answer_keys import AnswerKind, Attempt, LoggedAnswer, answer_groups, kind_of
 from query_mutator.confidence.features import CLOSENESS, FEATURES, FORM, feature_row
 from query_mutator.confidence.scorers import Candidate, Scorer, logistic_fit
-from query_mutator.confidence.submission import combined
+from query_mutator.confidence.submission import submitted
 from query_mutator.encoder import Encoder
 from query_mutator.errors import TooFewAnswersError, UsageError
 from query_mutator.types import BoolArray, DoubleArray, IntArray
@@ -27,10 +27,11 @@ _FORM_AT, _CLOSENESS_AT = FEATURES.index(FORM), FEATURES.index(CLOSENESS)
 _ROWS_TO_INFER = 2000
 _PRIOR_ANSWERS = 20.0  # that a form has besides its own, with the rate of all
 
-AGREEMENTS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
-USUAL_AGREEMENT = 1.0  # where no question has several answers to learn from
+AGREEMENT = 0.25  # weight of answers that say the same; with more, those that agree are too sure
+#: The weight with which answers that are known by their arm alone are a vote, and that with which the best arm wins.
+_OF_ARMS = (1.0, 0.0)
 _FEWEST = 10  # right answers, and wrong ones
-_QUESTIONS_FOR_AGREEMENT = 50
+_QUESTIONS_TO_COMPARE = 50
 _PRIOR = 2.0  # answers that draw the calibration towards the identity
 _FLAT = 1e-6
 
@@ -213,6 +214,7 @@ class CrossFit:
     p: DoubleArray
     folds: tuple[Mapping[str, Any], ...]  # scorer, rates of forms, calibration
     calibration: Platt
+    agreement: float = AGREEMENT
 
 
 _OutOfFold = tuple[DoubleArray, Sequence[Scorer], list[dict[str, float]]]
@@ -221,11 +223,12 @@ _OutOfFold = tuple[DoubleArray, Sequence[Scorer], list[dict[str, float]]]
 def cross_fit(
     table: TrainingTable, *, weights: DoubleArray, candidates: Sequence[Candidate], folds: int, seed: int
 ) -> CrossFit:
-    """Choose the scorer with the least out-of-fold log loss; UsageError for too few answers."""
+    """Choose the scorer with the least out-of-fold log loss; UsageError for too few answers.
+
+    Where submissions by it are right less often than a vote among the arms, or the best arm alone, that is chosen.
+    """
     _check(table, weights, folds)
     fold = table.fold_of(folds)
-    best: CrossFit | None = None
-    least = math.inf
 
     @functools.cache
     def out_of_fold(name: Candidate) -> _OutOfFold:
@@ -235,7 +238,7 @@ def cross_fit(
         pairs = zip(linear_scorers, tree_scorers, strict=True)
         return (linear + trees) / 2, [Scorer(linear=one.linear, trees=other.trees) for one, other in pairs], rates
 
-    for name in candidates:
+    def calibrated(name: Candidate) -> CrossFit:
         raw, scorers, rates = out_of_fold(name)
         p = np.empty(len(table))
         fits = []
@@ -244,32 +247,29 @@ def cross_fit(
             calibration = Platt.fit(raw[rest], table.right[rest], weights[rest])
             p[~rest] = calibration.p(raw[~rest])
             fits.append({"scorer": scorers[part], "rates": rates[part], "calibration": calibration})
-        if (loss := log_loss(p, table.right, weights)) < least:
-            least = loss
-            calibration = Platt.fit(raw, table.right, weights)
-            best = CrossFit(candidate=name, p=p, folds=tuple(fits), calibration=calibration)
-    assert best is not None
-    return best
+        calibration = Platt.fit(raw, table.right, weights)
+        return CrossFit(candidate=name, p=p, folds=tuple(fits), calibration=calibration)
+
+    best = min(map(calibrated, candidates), key=lambda found: log_loss(found.p, table.right, weights))
+    by_arm = calibrated("arms")
+    ways = [best, *(replace(by_arm, agreement=agreement) for agreement in _OF_ARMS)]
+    return max(ways, key=lambda way: right_submissions(table, way.p, weights, agreement=way.agreement))
 
 
-def fit_agreement(table: TrainingTable, p: DoubleArray, weights: DoubleArray) -> float:
-    """Return the weight of answers that agree, by the log loss on questions with several answers.
+def right_submissions(table: TrainingTable, p: DoubleArray, weights: DoubleArray, *, agreement: float) -> float:
+    """Return how often what is submitted by P(right) [n] is right: of all answers to a question, and of two.
 
-    It is judged on all answers to a question and on its first two, because that is how many there may be.
+    These are by the two best arms, because few calls are usual. NaN where few questions have several answers.
     """
-    order = np.argsort(table.questions, kind="stable")
+    rates = form_rates(table, weights)
+    order = np.lexsort((np.array([-rates.get(form, 0.0) for form in table.forms]), table.questions))
     places = np.split(order, np.flatnonzero(np.diff(table.questions[order])) + 1)
     several = [place for place in places if len(place) > 1 and weights[place[0]] > 0]
-    if len(several) < _QUESTIONS_FOR_AGREEMENT:
-        return USUAL_AGREEMENT
+    if len(several) < _QUESTIONS_TO_COMPARE:
+        return math.nan
     several += [place[:2] for place in several if len(place) > 2]
-    counted = np.concatenate(several)
-
-    def loss(agreement: float) -> float:
-        whole = [combined(p[at], table.answer_groups[at].tolist(), agreement=agreement) for at in several]
-        return log_loss(np.concatenate(whole), table.right[counted], weights[counted])
-
-    return min(AGREEMENTS, key=loss)
+    chosen = [at[submitted(p[at], table.answer_groups[at].tolist(), agreement=agreement)] for at in several]
+    return float(np.average(table.right[chosen], weights=weights[chosen]))
 
 
 def log_loss(p: DoubleArray, right: DoubleArray, weights: DoubleArray) -> float:
@@ -289,7 +289,8 @@ def _out_of_fold(table: TrainingTable, weights: DoubleArray, name: Candidate, fo
         learned = kept > 0
         rates = form_rates(table, kept)
         columns = with_forms(table, rates, learned)
-        scorer = Scorer.fit(name, columns, table.right[learned], kept[learned], seed=seed)
+        answers = table.right[learned], kept[learned], table.questions[learned]
+        scorer = Scorer.fit(name, columns, *answers, seed=seed)
         raw[held_out] = scorer.log_odds(with_forms(table, rates, held_out))
         scorers.append(scorer)
         all_rates.append(rates)

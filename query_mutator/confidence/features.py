@@ -64,6 +64,7 @@ _SIGNS: Mapping[type[ast.operator], Callable[[float, float], float]] = {
 _DASHES = str.maketrans({"÷": "/", "−": "-", "–": "-"})
 
 _SHORT_WORDS = 12
+_CHARS_OF_TOKEN = 4
 
 _WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)?")
 _HEDGE = re.compile(
@@ -304,12 +305,17 @@ def feature_row(question: str, attempt: Attempt, *, kind: AnswerKind) -> DoubleA
 
 
 def _features(question: str, attempt: Attempt, *, kind: AnswerKind) -> dict[str, float]:
-    text, logprob = attempt.text.strip(), attempt.logprob
+    text, logprob = (
+        attempt.text.strip(),
+        math.nan if attempt.logprob is None else float(np.clip(attempt.logprob, -50, 0)),
+    )
     return {
         **_text_features(question, text, attempt, kind),
         **_number_features(question, text),
         FORM: math.nan,
-        LOGPROB: math.nan if logprob is None else float(np.clip(logprob, -50, 0)),
+        LOGPROB: logprob,
+        "exp_logprob": math.exp(logprob),
+        "sum_logprob": logprob * (1 + len(text) / _CHARS_OF_TOKEN),
         CLOSENESS: math.nan,
     }
 

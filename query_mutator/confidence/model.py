@@ -28,7 +28,6 @@ from query_mutator.confidence.crossfit import (
     attempt_columns,
     attempt_groups,
     cross_fit,
-    fit_agreement,
     form_rates,
     target_hash,
     training_table,
@@ -81,9 +80,11 @@ class FitReport:
     @property
     def in_words(self) -> str:
         """Return the report in one line."""
+        by_arm = "; answers are not read: by the rates of their forms alone more submissions are right"
         return (
             f"P(right): learned from {self.answers:,} answers, {self.base_rate:.0%} right; "
             f"AUROC {self.auroc:.2f}, calibration error {self.calibration_error:.3f}, out of fold"
+            f"{by_arm if self.scorer == 'arms' else ''}"
         )
 
     @property
@@ -178,9 +179,9 @@ class ConfidenceModel:
         reference = np.full(len(FEATURES), math.nan)
         reference[known] = np.nanmedian(columns[:, known], axis=0)
         model = cls(
-            scorer=Scorer.fit(found.candidate, columns, right, weight[used], seed=seed),
+            scorer=Scorer.fit(found.candidate, columns, right, weight[used], table.questions[used], seed=seed),
             calibration=found.calibration,
-            agreement=fit_agreement(table, found.p, weight),
+            agreement=found.agreement,
             reference=reference,
             rates=rates,
             kind=table.kind,
@@ -383,5 +384,5 @@ GROUPS: Mapping[tuple[str, ...], str] = {
     ("question_words", "question_sentences", "question_condition", "given", "given_in_words", "given_size",
      "given_fractional", "question_shares", "question_compares"): "the question itself",
     ("form",): "the form of the request",
-    ("logprob",): "the log probability of the reply",
+    ("logprob", "exp_logprob", "sum_logprob"): "the log probability of the reply",
 }  # fmt: skip

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from query_mutator.confidence import Attempt, ConfidenceModel, LoggedAnswer, training_table
-from query_mutator.confidence.crossfit import Platt, fit_agreement, form_rates, log_loss
+from query_mutator.confidence import Attempt, ConfidenceModel, LoggedAnswer, crossfit, training_table
+from query_mutator.confidence.crossfit import Platt, form_rates, log_loss
 from query_mutator.confidence.features import CLOSENESS, FEATURES, LOGPROB, feature_row
-from query_mutator.confidence.scorers import SCORERS, Scorer
+from query_mutator.confidence.scorers import SCORERS, Scorer, conditional_fit, logistic_fit
 from query_mutator.encoder import HashEncoder
 from query_mutator.env.observation import Projection
 from query_mutator.errors import CheckpointError, UsageError
@@ -71,7 +71,7 @@ def test_submission_is_the_likeliest_answer_and_agreement_counts(model: Confiden
     assert found.index == 1
     assert found.p_right == max(found.of_all) == max(model.p_right(QUESTION, [BAD, GOOD]))
     alone, both = model.p_right(QUESTION, [GOOD])[0], model.p_right(QUESTION, [GOOD, GOOD])[0]
-    assert both > alone or model.agreement == 0
+    assert both > alone
     assert model.p_right(QUESTION, []).shape == (0,)
     with pytest.raises(ValueError, match="no attempt"):
         model.submit(QUESTION, [])
@@ -97,7 +97,9 @@ def test_the_simplest_scorer_that_fits_best_is_chosen_and_answers_are_read_as_go
 def test_both_is_the_mean_of_a_regression_and_of_trees(rows: list[LoggedAnswer]) -> None:
     table = training_table(rows)
     linear, trees, both = (
-        Scorer.fit(name, table.columns, table.right, np.ones(len(table)), seed=0).log_odds(table.columns)
+        Scorer.fit(name, table.columns, table.right, np.ones(len(table)), table.questions, seed=0).log_odds(
+            table.columns
+        )
         for name in ("linear", "trees", "both")
     )
     assert np.abs(linear - trees).max() > 0.1
@@ -121,10 +123,10 @@ def test_cross_fitting_never_learns_from_the_target_that_it_scores(
     monkeypatch.setattr(Scorer, "fit", spy)
     p = out_of_fold(table, "linear", folds=3)
     fold = table.fold_of(3)
-    assert len(learned) == 4
+    assert len(learned) == 7
     assert all(learned)
-    for part, seen in enumerate(learned[:3]):  # the last is the model itself
-        assert seen.isdisjoint(table.targets[fold == part].tolist())
+    for part, seen in enumerate(learned[:6]):  # the last is the model itself
+        assert seen.isdisjoint(table.targets[fold == part % 3].tolist())
     assert p.shape == (len(rows),)
 
 
@@ -290,25 +292,25 @@ def test_an_answer_that_counts_twice_is_two_answers_to_the_calibration() -> None
     assert (weighted.slope, weighted.intercept) == pytest.approx((twice.slope, twice.intercept))
 
 
-def test_answers_that_repeat_another_add_nothing_and_independent_ones_do() -> None:
-    def agreement(*, copies: bool) -> float:
-        rng = np.random.default_rng(1)
-        rows, p = [], []
-        for at in range(300):
-            for form in ("one", "two"):
-                if form == "one" or not copies:
-                    right = bool(rng.random() < 0.5)
-                rows.append(
-                    LoggedAnswer(
-                        question=f"What is {at} + 1?",
-                        attempt=Attempt(text=str(at + 1 if right else at + 100 + int(rng.integers(50)) * (not copies))),
-                        right=right,
-                        gold=str(at + 1),
-                    )
-                )
-                p.append(0.5)
-        table = training_table(rows)
-        return fit_agreement(table, np.array(p), np.ones(len(rows)))
+def test_a_conditional_logit_sees_what_differs_within_questions_alone() -> None:
+    rng = np.random.default_rng(0)
+    questions, hard = np.repeat(np.arange(200), 2), np.repeat(rng.random(200) < 0.5, 2)
+    right = np.tile([1.0, 0.0], 200) * (~hard | (rng.random(400) < 0.3))
+    length = np.tile([1.0, 0.0], 200) + 5.0 * hard + rng.normal(size=400)  # right answers are longer, hard ones too
+    both, equal, penalty = np.isin(questions, questions[right > 0]), np.ones(400), np.ones(1)
+    within = conditional_fit(length[both, None], right[both], equal[both], questions[both])
+    assert within[0] > 0 > logistic_fit(length[:, None], right, equal, start=np.zeros(1), penalty=penalty)[0]
 
-    assert agreement(copies=True) == 0
-    assert agreement(copies=False) >= 1
+
+def test_answers_are_known_by_their_arms_where_a_vote_is_right_more_often(
+    rows: list[LoggedAnswer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(crossfit, "right_submissions", lambda table, p, *_, agreement: agreement - p.max())
+    model = ConfidenceModel.fit(rows, candidates=("linear",))
+    assert (model.report.scorer, model.agreement, "not read" in model.report.in_words) == ("arms", 1.0, True)
+    twice = [replace(one, form="plain") for one in (GOOD, BAD, BAD)]
+    assert model.submit(QUESTION, twice).index == 1
+    monkeypatch.setattr(crossfit, "right_submissions", lambda *_, agreement: float(agreement == 0.0))
+    best = max(model.rates, key=lambda form: model.rates[form])
+    attempts = [*twice, replace(GOOD, form=best)]
+    assert attempts[ConfidenceModel.fit(rows, candidates=("linear",)).submit(QUESTION, attempts).index].form == best
