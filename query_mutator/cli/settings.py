@@ -67,7 +67,8 @@ def fill_from_files(
         for key in (key for key in values if _key(key) not in names):
             near = nearest(_key(key), names)
             raise UsageError(f"{source}: unknown key {key!r}; " + (f"did you mean {near!r}?" if near else "see --help"))
-        Dict(dict(values), source=source, use_commands_as_keys=False)(app, (), arguments)
+        given = {key: value for key, value in values.items() if value is not None}  # null: as if it were left out
+        Dict(given, source=source, use_commands_as_keys=False)(app, (), arguments)
 
     if path := known().get("config"):
         fill(_read_config(path, table), path)

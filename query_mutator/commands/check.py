@@ -25,13 +25,13 @@ _NO_SPACES = re.compile("[\u0e00-\u0eff\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]"
 class CheckFlags(Columns, Reward, Plugins):
     """Show for each kind of answer in a file of questions how right and wrong ones are graded; no model is asked."""
 
-    dataset: Positional[str]
+    file: Positional[str]
     """File of questions; a bad row is an error that names its line."""
 
 
 def check(flags: CheckFlags) -> None:
     """Print a row for each kind, with an example, and answers that are graded otherwise than they should be."""
-    settings = group_of(TaskSettings, flags, dataset=flags.dataset)
+    settings = group_of(TaskSettings, flags, dataset=flags.file)
     kinds: dict[str, list[Question]] = {}
     for question in read_dataset(settings).questions:
         kinds.setdefault(kind_of(question), []).append(question)
@@ -40,13 +40,13 @@ def check(flags: CheckFlags) -> None:
         counts, examples = [], []
         for right, word in ((True, "wrong"), (False, "right")):
             tried = [(one, answer) for one in found for answer in answers_of(one, found, right=right)]
-            missed = [(one, said) for one, said in tried if is_right(said, one, reward, where=flags.dataset) != right]
+            missed = [(one, said) for one, said in tried if is_right(said, one, reward, where=flags.file) != right]
             counts.append(f"{len(tried) - len(missed)} of {len(tried)}")
             examples.append(tried[0][1] if tried else "")
             surprises += [f"graded {word}: {said!r} to {one.text[:40]!r}" for one, said in missed[:5]]
         rows.append((kind, str(len(found)), *counts, *examples))
     header = ("answers", "questions", "right: graded right", "wrong: graded wrong", "a right one", "a wrong one")
-    print(table(flags.dataset, header, rows), *surprises, sep="\n")
+    print(table(flags.file, header, rows), *surprises, sep="\n")
 
 
 def kind_of(question: Question) -> str:
