@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Iterator, Mapping
 from itertools import combinations
 from pathlib import Path
@@ -76,6 +75,8 @@ def test_bucket_efficiency_by_hand() -> None:
     assert (analysis.overall_efficiency, analysis.overall_waste) == (0.75, 25.0)
     assert (analysis.empty_buckets, analysis.num_left_out) == (1, 1)
     assert "overall efficiency 75.0%" in analysis.to_ascii()
+    picture = visualize_buckets([5, 10, 20], BucketSpec(edges=(10, 20)), width=20)
+    assert "|###############..... 2 samples" in picture.replace("| ", "|")
     assert analyze_bucket_efficiency([99], BucketSpec(edges=(10,))).overall_efficiency == 0.0
 
 
@@ -94,12 +95,6 @@ def test_suggested_edges_are_the_best_there_are(goal: str, power: int, lengths: 
     assert suggestion.estimated_efficiency == pytest.approx(sum(lengths) / cost(suggestion.edges, lengths, 1))
 
 
-def test_balanced_edges_share_samples_out() -> None:
-    suggestion = suggest_bucket_edges(list(range(1, 101)), 4, OptimizationGoal.BALANCE_BUCKETS)
-    assert suggestion.edges == (25, 50, 75, 100)
-    assert suggest_bucket_edges([7, 7, 7], 4, "balance_buckets").edges == (7,)
-
-
 def test_edges_keep_to_a_longest_length() -> None:
     suggestion = suggest_bucket_edges([5, 17, 30, 99], 3, max_length=40)
     assert (suggestion.edges, suggestion.num_left_out, suggestion.overflow_max) == ((5, 17, 30), 1, 40)
@@ -116,14 +111,10 @@ def test_a_report_adds_up() -> None:
     assert (report.total_samples, report.total_tokens) == (3000, int(lengths.sum()))
     assert report.overall_efficiency == pytest.approx(report.total_tokens / report.total_padded)
     assert [one.optimization_goal for one in report.suggestions] == list(OptimizationGoal)
+    balanced = suggest_bucket_edges(list(range(1, 101)), 4, OptimizationGoal.BALANCE_BUCKETS)
+    assert balanced.edges == (25, 50, 75, 100)
     assert any("fewer tokens than these buckets" in one for one in report.recommendations)
     assert "overall efficiency" in report.to_ascii()
-
-
-def test_the_picture_shows_padding() -> None:
-    picture = visualize_buckets([5, 10, 20], BucketSpec(edges=(10, 20)), width=20).splitlines()
-    assert picture[0].split("|")[1].strip() == "###############..... 2 samples"
-    assert len(picture) == 3
 
 
 @pytest.fixture(params=SUFFIXES)
@@ -222,42 +213,24 @@ def test_lengths_are_whole_numbers_and_ids_text_or_whole_numbers(path: Path, nam
         LengthCache.create(path, "tok").add_sync(name, length)
 
 
-def test_lines_without_header_count_or_version_are_errors(tmp_path: Path) -> None:
-    path = tmp_path / "lengths.jsonl"
-    row = json.dumps({"sample_id": "a", "tokenizer_hash": "tok", "length": 3})
-    path.write_text(row + "\n")
-    with pytest.raises(UsageError, match="header"):
-        LengthCache.load_sync(path)
-    path.write_text('{"tokenizer_hash": "tok", "version": 2}\n' + row)
-    with pytest.raises(UsageError, match="version 2"):
-        LengthCache.load_sync(path)
-    path.write_text('{"tokenizer_hash": "tok", "version": 1}\n' + row)
-    with pytest.raises(UsageError, match="interrupted"):
-        LengthCache.load_sync(path)
+ROW = '{"sample_id": "a", "tokenizer_hash": "tok", "length": 3}'
 
 
-def test_a_missing_or_foreign_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"none\.bin"):
-        LengthCache.load_sync(tmp_path / "none.bin")
-    (tmp_path / "other.bin").write_bytes(b"PK\x03\x04 something else")
-    with pytest.raises(UsageError, match=r"other\.bin"):
-        LengthCache.load_sync(tmp_path / "other.bin")
-
-
-def test_the_binary_file_is_small(tmp_path: Path) -> None:
-    path = tmp_path / "lengths.bin"
-    with LengthCache.create(path, "tok") as cache:
-        cache.add_many_sync([f"s{index:06d}" for index in range(10_000)], np.arange(10_000))
-    assert path.stat().st_size < 10_000 * (8 + 4) + 1_000
-
-
-def test_a_changed_hash_in_the_header_is_damage(tmp_path: Path) -> None:
-    path = tmp_path / "lengths.jsonl"
-    with LengthCache.create(path, "0123abcd") as cache:
-        cache.add_sync("a", 3)
-    path.write_text(path.read_text().replace("0123abcd", "0133abcd", 1))
-    with pytest.raises(UsageError, match="checksum"):
-        LengthCache.load_sync(path)
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("rows.jsonl", ROW, "header"),
+        ("rows.jsonl", '{"tokenizer_hash": "tok", "version": 2}\n' + ROW, "version 2"),
+        ("rows.jsonl", '{"tokenizer_hash": "tok", "version": 1}\n' + ROW, "interrupted"),
+        ("none.bin", None, r"none\.bin"),
+        ("other.bin", "PK\x03\x04 something else", r"other\.bin"),
+    ],
+)
+def test_what_is_no_cache_of_lengths_is_refused(tmp_path: Path, name: str, content: str | None, says: str) -> None:
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    with pytest.raises(UsageError, match=says):
+        LengthCache.load_sync(tmp_path / name)
 
 
 Samples = dict[str, dict[str, list[int]]]
@@ -523,12 +496,6 @@ def test_padding_never_cuts() -> None:
     with pytest.raises(UsageError, match="one per token"):
         default_collate([{"input_ids": [1], "loss_mask": [1, 0]}], 4)
     assert default_collate([{"input_ids": [1, 2]}], 4)["loss_mask"].tolist() == [[1, 1, 0, 0]]
-
-
-def test_the_default_collation_cuts_to_its_length() -> None:
-    arrays = default_collate([{"input_ids": [1, 2, 3], "loss_mask": [0, 1, 1]}, {"input_ids": [4]}], 2)
-    assert arrays["input_ids"].tolist() == [[1, 2], [4, 0]]
-    assert arrays["loss_mask"].tolist() == [[0, 1], [1, 0]]
     spec = MicrobatchSpec(samples=("a",), bucket_id=0, max_len=2, index=3, total_tokens=3)
     with pytest.raises(UsageError, match="microbatch 3 has 2 tokens, the plan was made for 3"):
         collate_microbatch(spec, [TokenRow(np.arange(3, dtype=np.int32), np.ones(3, np.uint8))])

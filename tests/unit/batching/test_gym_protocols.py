@@ -43,7 +43,6 @@ from query_mutator.batching.streaming.telnet_client import (
     action_of_hint,
 )
 from query_mutator.batching.streaming.types import EpisodeStatus, StreamSample, StreamState
-from query_mutator.errors import UsageError
 from tests.promises.gym_server import GymServer, start_gym
 
 
@@ -312,20 +311,13 @@ async def waiting_stream(port: int, **fields: Any) -> tuple[GymEpisodeStream, as
     return stream, task
 
 
-def test_close_ends_a_stream_that_waits() -> None:
+def test_close_and_cancel_end_a_stream_that_waits() -> None:
     async def run() -> None:
         async with silent_server(True) as port:
             stream, task = await waiting_stream(port)
             await stream.close()
             assert await asyncio.wait_for(task, 5) == []
             assert stream.state is StreamState.IDLE
-
-    asyncio.run(run())
-
-
-def test_cancelling_a_consumer_leaves_no_connection() -> None:
-    async def run() -> None:
-        async with silent_server(True) as port:
             stream, task = await waiting_stream(port)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -350,14 +342,6 @@ def test_close_ends_a_stream_between_two_tries() -> None:
     asyncio.run(run())
 
 
-def test_the_sync_form_is_refused_inside_a_loop(server: GymServer) -> None:
-    async def run() -> None:
-        with pytest.raises(UsageError, match="async for"):
-            iter(GymEpisodeStream(config_for(server), Letters()))
-
-    asyncio.run(run())
-
-
 @pytest.mark.parametrize("bad", [{"difficulty_range": (0.5, 0.1)}, {"port": 0}, {"transport": "http"}, {"odd": 1}])
 def test_a_gym_config_checks_itself(bad: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(bad))):
@@ -365,11 +349,6 @@ def test_a_gym_config_checks_itself(bad: dict[str, Any]) -> None:
 
 
 # --- mock gym, configured streams, hints -----------------------------------------------------------------------------
-
-
-def test_the_hardest_may_be_minus_zero() -> None:
-    samples = list(MockGymStream(Letters(), num_episodes=1, difficulty_range=(0.0, -0.0)))
-    assert {sample.difficulty for sample in samples} == {0.0}
 
 
 def test_the_mock_gym_is_the_same_every_time_in_both_forms() -> None:

@@ -44,27 +44,12 @@ def order(plan: BatchPlan, epoch: int = 0) -> list[str]:
     return [one for batch in plan.iter_epoch(epoch) for one in batch.samples]
 
 
-def test_the_async_iterator_is_the_sync_one() -> None:
-    async def collect() -> list[str]:
-        return [one async for batch in plan.iter_epoch_async(1) for one in batch.samples]
-
-    plan = build()
-    assert asyncio.run(collect()) == order(plan, 1)
-
-
 def test_the_fingerprint_covers_packs_and_hashes() -> None:
     prints = {build(1).fingerprint, build(2).fingerprint}
     prints.add(build(1, pack_config=PackingConfig(max_length=512)).fingerprint)
     prints.add(BatchPlanBuilder(LENGTHS, CONFIG, "other", "tok").build_sync(1).fingerprint)
     prints.add(BatchPlanBuilder(LENGTHS, CONFIG, "data", "other").build_sync(1).fingerprint)
     assert len(prints) == 5
-
-
-@pytest.mark.parametrize(("policy", "tokens"), [("truncate", 512 + 20 + 512), ("drop", 20)])
-def test_overlong_samples_are_cut_or_dropped_and_counted(policy: str, tokens: int) -> None:
-    plan = build(1, {"a": 1000, "b": 20, "c": 513}, CONFIG.changed(overlong=policy))
-    assert plan.get_epoch(0).total_tokens == tokens == 1533 - plan.meta.overlong.tokens_lost
-    assert plan.meta.overlong.num_overlong == 2
 
 
 def test_windows_pad_less_than_buckets_and_stay_random() -> None:
@@ -112,11 +97,20 @@ def test_a_plan_survives_its_files(tmp_path: Path) -> None:
     assert loaded.meta == plan.meta
     for epoch in range(3):
         assert list(loaded.iter_epoch(epoch)) == list(plan.iter_epoch(epoch))
+    for place in (-1, loaded.get_epoch(0).num_microbatches + 1):
+        with pytest.raises(IndexError):
+            loaded.iter_from(0, place)
+    with pytest.raises(KeyError):
+        loaded.iter_from(7, 0)
 
 
-def test_the_async_files_are_the_sync_ones(tmp_path: Path) -> None:
-    asyncio.run(save_batch_plan_async(build(), tmp_path / "plan"))
-    assert asyncio.run(load_batch_plan_async(tmp_path / "plan")).fingerprint == build().fingerprint
+def test_the_async_methods_are_the_sync_ones(tmp_path: Path) -> None:
+    async def collect(plan: BatchPlan) -> list[str]:
+        await save_batch_plan_async(plan, tmp_path / "plan")
+        loaded = await load_batch_plan_async(tmp_path / "plan")
+        return [one async for batch in loaded.iter_epoch_async(1) for one in batch.samples]
+
+    assert asyncio.run(collect(build())) == order(build(), 1)
 
 
 def test_a_plan_saved_over_another_leaves_nothing_of_it(tmp_path: Path) -> None:
@@ -173,20 +167,6 @@ def test_a_plan_can_be_rebuilt_from_itself(tmp_path: Path) -> None:
     assert not same
     assert "lengths_hash" in message
     assert not verify_batch_plan(plan, {**LENGTHS, "s0": 5000})[0]
-
-
-def test_iter_from_goes_on_and_refuses_places_outside() -> None:
-    plan = build(2)
-    everything = list(plan.iter_from(0, 0))
-    count = plan.get_epoch(0).num_microbatches
-    assert list(plan.iter_from(0, 5)) == everything[5:]
-    assert list(plan.iter_from(0, count)) == everything[count:]
-    assert [place for epoch, place, _ in everything if epoch == 1] == list(range(plan.get_epoch(1).num_microbatches))
-    for epoch, place in ((0, -1), (0, count + 1)):
-        with pytest.raises(IndexError):
-            plan.iter_from(epoch, place)
-    with pytest.raises(KeyError):
-        plan.iter_from(7, 0)
 
 
 def test_an_epoch_can_be_added_once() -> None:
