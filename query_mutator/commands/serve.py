@@ -72,6 +72,8 @@ def serve(flags: ServeFlags) -> None:
         raise UsageError(f"--host {flags.host} can be reached from other machines; give a key with --api-key")
     listening = listen(flags.host, flags.port)
     with listening, open_policy(flags) as rewriter:
+        if len(names := rewriter.models.targets) > 1:
+            raise UsageError(f"the plan asks {', '.join(names)}, and qm serve has one model behind it; use qm batch")
         proxy = serving(flags, rewriter, key)
         host, port = listening.getsockname()[:2]
         url, model = rewriter.models.choice.urls[0], rewriter.target_model

@@ -6,7 +6,7 @@ nothing else reads a reply's text. A question's gold is known to `Gold` alone.
 """
 
 from query_mutator.reading.gold import Gold, family_of
-from query_mutator.reading.refusals import OPENING_CHARS, first_sentence, is_not_sure, is_refusal
+from query_mutator.reading.refusals import first_sentence, is_not_sure, is_refusal
 from query_mutator.reading.reply import Kind, read
 
-__all__ = ["OPENING_CHARS", "Gold", "Kind", "family_of", "first_sentence", "is_not_sure", "is_refusal", "read"]
+__all__ = ["Gold", "Kind", "family_of", "first_sentence", "is_not_sure", "is_refusal", "read"]

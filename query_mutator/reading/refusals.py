@@ -14,7 +14,7 @@ from query_mutator.reading.text import Patterns, clean, word_list
 
 P = Patterns("refusals")
 
-OPENING_CHARS = 400  # a refusal says so at once; later "I can't" is usually part of an answer
+_OPENING_CHARS = 400  # a refusal says so at once; later "I can't" is usually part of an answer
 _MOST_SENTENCES = 5
 
 _CUES = tuple(word_list("refusals", "CUES"))  # one of them is in every refusal
@@ -42,7 +42,7 @@ def is_not_sure(reply: str) -> bool:
 
 
 def _opening(reply: str) -> str:
-    return clean(reply).lstrip()[:OPENING_CHARS]
+    return clean(reply).lstrip()[:_OPENING_CHARS]
 
 
 @lru_cache(maxsize=8192)  # an answer is judged many times in its episode; whole answers would take gigabytes

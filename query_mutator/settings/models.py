@@ -49,9 +49,10 @@ class Address(Context):
         for name in ("openai_url", "recording"):  # a choice of servers has a tuple of one
             if isinstance(given := getattr(self, name), tuple):
                 object.__setattr__(self, name, next(iter(given), None))
+        object.__setattr__(self, "target_model", tuple(dict.fromkeys(self.target_model)))
         names = [name for name, _ in map(split_target, self.target_model)]
         if repeated := next((name for name in names if names.count(name) > 1), None):
-            raise ValueError(f"--target-model {repeated} is given twice; give models of two names")
+            raise ValueError(f"--target-model {repeated} has two addresses; give models of two names")
         for flag, url in first_address(self.target_model).items():
             if any(other for name, other in self.urls.items() if other and (name, other) != (flag, url)):
                 raise ValueError(f"--target-model {self.target_model[0]} has an address, and so has another flag")

@@ -49,6 +49,10 @@ def check_run(config: TrainConfig, split: Split) -> None:
     if not split.train:
         raise UsageError(f"{config.dataset}: no question is left to train on, all are held out; add more questions")
     choose_backend(config.backend, config.urls)
+    if len(config.targets) > 1:
+        raise UsageError(
+            f"--target-model names {', '.join(config.targets)}: a policy is trained with one, `qm plan` takes several"
+        )
     is_needed = config.resume is not None or any(local_rewrite(one) is None for one in rewrites(config)[0])
     if config.mutator_model not in (None, config.first_model) and not is_needed:
         raise UsageError(

@@ -119,7 +119,7 @@ def test_a_fold_that_leaves_nothing_is_one_line(
 def test_a_model_on_a_server_of_ours_rewrites_its_own_questions(tiny_flags: list[str], tmp_path: Path) -> None:
     at = tiny_flags.index("--mutator-model")
     with start_server([Both()], num_parallel=4) as server:
-        flags = [*tiny_flags[2:at], *tiny_flags[at + 2 :], "--ollama-url", server.url, "--target-model", "both"]
+        flags = [*tiny_flags[at + 2 :], "--ollama-url", server.url, "--target-model", "both"]
         assert train(*flags, "--no-evaluate") == 0
     assert json.loads((the_run(tmp_path) / "config.json").read_text())["backend"]["mutator_model"] == "both"
 

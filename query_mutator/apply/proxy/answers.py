@@ -30,7 +30,7 @@ from query_mutator.apply.proxy.upstream import Headers, Upstream, UpstreamError,
 from query_mutator.env.scheduling import Flow, run_flow_async
 from query_mutator.forms import Framed
 from query_mutator.llm.http_server import REFUSALS
-from query_mutator.reading import OPENING_CHARS, first_sentence, is_refusal
+from query_mutator.reading import first_sentence, is_refusal
 from query_mutator.types import (
     AS_IS,
     CONTROLS,
@@ -48,6 +48,7 @@ Mode = Literal["gate", "full"]
 Ask = Callable[[Framed], Awaitable[Completion]]  # asks the target; raises if the upstream fails
 Send = Callable[[Headers, AsyncIterator[bytes]], Awaitable[web.StreamResponse]]
 
+HELD_CHARS = 240  # of a stream, unless its first sentence ends: a refusal says so by then
 MAX_HELD_LINES = 100_000  # of a stream that begins without text; a line is a token
 
 
@@ -323,7 +324,7 @@ def _refuses(error: UpstreamError, field: bytes) -> bool:
 
 
 async def _opening(lines: AsyncIterator[list[bytes]], call: ChatCall) -> tuple[list[list[bytes]], str]:
-    """Return the lines up to the end of an answer's first sentence, or of what verdicts read, and that text.
+    """Return the lines up to the end of an answer's first sentence, or its first characters, and that text.
 
     Thoughts are held back and are not in the text.
     """
@@ -338,8 +339,8 @@ async def _opening(lines: AsyncIterator[list[bytes]], call: ChatCall) -> tuple[l
             said, thinks = said_in(text)
             said = said.lstrip()
             text = f"{said}<think>{text[-THOUGHT_TAG_CHARS:]}" if thinks else said  # of a thought its end alone
-            said = said[:OPENING_CHARS]
-            if (sentence := first_sentence(said)) is not None or len(said) == OPENING_CHARS:
+            said = said[:HELD_CHARS]
+            if (sentence := first_sentence(said)) is not None or len(said) == HELD_CHARS:
                 return held, sentence or said
         if num_lines > MAX_HELD_LINES:
             break
