@@ -100,18 +100,14 @@ def _texts(answers: Any) -> list[str] | None:
 
 
 def _squad(row: Fields) -> Converted:
-    texts = _distinct(_texts(row.get("answers")) or ())
-    if row.get("is_impossible") is True or not texts:
-        return "without an answer"
-    return _ours(row.get("question"), row.get("id")) | {"accept": texts, "reference": texts[0]}
+    texts = () if row.get("is_impossible") is True else _texts(row.get("answers")) or ()
+    return _accepting(texts, row.get("question"), row.get("id"))
 
 
 def _trivia(row: Fields) -> Converted:
     answer = row["answer"] if isinstance(row.get("answer"), Mapping) else {}
-    names = _distinct([answer.get("value"), *(answer.get("aliases") or answer.get("normalized_aliases") or ())])
-    if not names:
-        return "without an answer"
-    return _ours(row.get("question"), row.get("question_id")) | {"accept": names, "reference": names[0]}
+    names = [answer.get("value"), *(answer.get("aliases") or answer.get("normalized_aliases") or ())]
+    return _accepting(names, row.get("question"), row.get("question_id"))
 
 
 def _gsm8k(row: Fields) -> Converted:
@@ -139,6 +135,7 @@ def _ours(text: Any, id_: Any, *tags: str) -> dict[str, Any]:
     return {"query": text, "id": id_, "tags": [tag for tag in tags if tag]}
 
 
-def _distinct(names: Sequence[Any]) -> list[str]:
-    """Return the texts that are not blank, each once."""
-    return list(dict.fromkeys(name.strip() for name in names if isinstance(name, str) and name.strip()))
+def _accepting(names: Sequence[Any], text: Any, id_: Any) -> Converted:
+    """Return the columns of our format with the names that are not blank as gold, each once."""
+    accept = list(dict.fromkeys(name.strip() for name in names if isinstance(name, str) and name.strip()))
+    return _ours(text, id_) | {"accept": accept, "reference": accept[0]} if accept else "without an answer"

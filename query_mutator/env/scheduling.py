@@ -211,17 +211,24 @@ class PooledScheduler:
 
     def _handle_event(self, waits: bool) -> bool:
         """Handle one event and advance its flows; return False if none came, where it waits until the next timer."""
-        if self._timers:
-            self._fire_timers()
+        while self._timers and self._timers[0][0] <= time.monotonic():
+            self._call(heapq.heappop(self._timers)[2])
+        patience_s = max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None
         try:
-            flows, outcome = self._events.get(timeout=self._patience_s() if waits else 0.0)
+            flows, outcome = self._events.get(timeout=patience_s if waits else 0.0)
         except queue.Empty:
             return False
         if isinstance(outcome, BaseException):
             raise outcome
         if isinstance(outcome, Completion):
-            assert flows[0] is not None
-            self._take(flows[0], outcome)
+            (running,) = flows
+            assert running is not None
+            assert running.tries is not None
+            delay_s = running.tries.delay_s(outcome.error)
+            if delay_s is None:
+                self._advance(running, running.tries.result(outcome))
+            else:
+                heapq.heappush(self._timers, (time.monotonic() + delay_s, next(self._timer_ids), running))
             self._encode_pending()
             return True
         self._encoding -= 1
@@ -230,21 +237,6 @@ class PooledScheduler:
                 self._advance(running, vectors)
         self._encode_pending()
         return True
-
-    def _take(self, running: _Running, reply: Completion) -> None:
-        assert running.tries is not None
-        delay_s = running.tries.delay_s(reply.error)
-        if delay_s is None:
-            self._advance(running, running.tries.result(reply))
-        else:
-            heapq.heappush(self._timers, (time.monotonic() + delay_s, next(self._timer_ids), running))
-
-    def _patience_s(self) -> float | None:
-        return max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None
-
-    def _fire_timers(self) -> None:
-        while self._timers and self._timers[0][0] <= time.monotonic():
-            self._call(heapq.heappop(self._timers)[2])
 
 
 def _outcome(future: Future[Any]) -> Any:

@@ -8,9 +8,11 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -46,7 +48,6 @@ SAMPLE_SEED = 0  # the same questions in every run, whatever its seed
 
 NUM_QUESTIONS = 300  # at most, on which calls are counted: of two hundred the mean is known to a tenth of a call
 NUM_PRICES = 65  # 7.5 % apart
-FEW_PRICES = 8  # every eighth price is tried before those between two of them
 
 
 def embed_questions(encoder: Encoder, questions: Sequence[Question]) -> None:
@@ -218,29 +219,16 @@ def validation_figures(evaluator: Evaluator, task: Task, policy: Policy, *, with
 def price_for_budget(evaluator: Evaluator, task: Task, policy: Policy, budget: float) -> tuple[float, float]:
     """Return a price at which a task's questions take at most `budget` calls on average, and those calls.
 
-    The lowest such price of a few, then between it and the next lower one. Prices that are tried together share their
-    calls and are waited for once. Where no price makes so few calls, as with a learner that saw a single
-    price, it is the highest.
+    The lowest such price, found by bisection: the higher the price, the fewer the calls. Where no price makes so few
+    calls, as with a learner that saw a single price, it is the highest.
     """
     prices = [float(f"{price:.3g}") for price in np.geomspace(*PRICES, NUM_PRICES)]
-    found: Found = {}
 
-    def lowest_of(places: range) -> int | None:
-        jobs = [
-            Job(name=f"{prices[place]:g}", task=task.with_rules(call_price=(prices[place],)), player=greedy(policy))
-            for place in places
-        ]
-        evaluator.run_all(jobs, found, title="price of a call")
-        return next((place for place in places if calls_at(place) <= budget), None)
+    @cache
+    def calls_at(price: float) -> float:
+        outcomes = evaluator.run(task.with_rules(call_price=(price,)), greedy(policy), name="price of a call")
+        return mean(outcomes, "calls", default=math.inf)
 
-    def calls_at(place: int) -> float:
-        return mean(list(found[f"{prices[place]:g}"].values()), "calls", default=math.inf)
-
-    place, step = lowest_of(range(0, NUM_PRICES, NUM_PRICES - 1)), NUM_PRICES - 1
-    while place and step > 1:
-        parts = FEW_PRICES if step > FEW_PRICES else 2  # at close prices a policy makes nearly the same calls
-        step //= parts
-        between = lowest_of(range(place - step * (parts - 1), place, step))
-        place = place if between is None else between
-    place = NUM_PRICES - 1 if place is None else place
-    return prices[place], calls_at(place)
+    place = bisect_left(prices, True, key=lambda price: calls_at(price) <= budget)
+    price = prices[min(place, NUM_PRICES - 1)]
+    return price, calls_at(price)

@@ -79,12 +79,12 @@ def _ends_a_line(path: Path) -> bool:
         return file.read() == b"\n"
 
 
-def read_json_lines(path: str | Path, *, end: int | None = None) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a file in order, those of the first `end` bytes; skip a last line that was cut off.
+def read_json_lines(path: str | Path) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a file in order; skip a last line that was cut off.
 
     Raises a UsageError `file:line: ...` for damage of any other kind. Rows of other programs have no checksum.
     """
-    return (row for row, _ in _scan(path, end=end))
+    return (row for row, _ in _scan(path))
 
 
 def check_json_lines(path: Path, *, end: int) -> None:

@@ -72,7 +72,6 @@ class RunDir:
         """Open the files of a folder. On resume, truncate the row files to these lengths."""
         self.path = path
         self.config_path, self.summary_path = path / CONFIG, path / SUMMARY
-        self.metrics_path = path / "metrics.jsonl"
         self.store_path, self.evaluation_path = path / STORE, path / "evaluation.jsonl"
         self.transcripts = JsonLines(path / "transcripts.jsonl", cut_at=transcripts_bytes)
         self._records: list[StepRecord] = []
@@ -242,16 +241,13 @@ def list_runs(folder: Path) -> list[dict[str, Any]]:
 
 
 def _is_run(path: Path) -> bool:
-    """Return whether a folder is that of a run which holds something, or still may."""
-    is_run = any((path / name).exists() for name in _RUN_FILES)
-    return is_run and (not _is_empty(path) or run_state(path) == "running")
-
-
-def _is_empty(path: Path) -> bool:
-    """Return whether a run folder has neither a row nor a result."""
+    """Return whether a folder is that of a run which has a row or a result, or still may."""
+    if not any((path / name).exists() for name in _RUN_FILES):
+        return False
     rows = [path / name for name in ("transcripts.jsonl", METRICS_FILE)]
     has_rows = any(row.exists() and row.stat().st_size for row in rows)
-    return (path / "resume.pt").exists() and not has_rows and not (path / SUMMARY).exists()
+    is_empty = (path / "resume.pt").exists() and not has_rows and not (path / SUMMARY).exists()
+    return not is_empty or run_state(path) == "running"
 
 
 def _listed(path: Path) -> dict[str, Any]:
@@ -362,13 +358,11 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 
 def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor()
-    return next(
-        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor()
-    )
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor()
 
 
 def _gpus() -> list[str]:

@@ -12,9 +12,8 @@ models of the last iteration are fitted to resampled episodes (Osband et al., 20
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -50,17 +49,15 @@ class FrozenValues:
             self.num_actions = len(self._masked)
             self._obs_dim = int(self.state["obs_dim"])
             count = len({name.partition("/")[0] for name in self.state if "/" in name})
-            self.models = [self._model(number) for number in range(count)]
+            arrays = [{name: self.state[f"{number}/{name}"] for name in _ARRAYS} for number in range(count)]
+            columns = self._obs_dim + self.num_actions
+            self.models = [BoostedTrees.from_arrays(each, columns=columns) for each in arrays]
             self._mean = BoostedTrees.mean_of(self.models) if self.models else None
         except (KeyError, TypeError, OverflowError, CheckpointError) as error:
             raise ValueError(f"these are not the trees of a direct method: {error}") from error
         is_whole = self._masked.dtype.kind in "iu" and self._masked.ndim == 1 and self.num_actions
         if not is_whole or not 0 <= int(self._masked.min()) <= int(self._masked.max()) < self._obs_dim:
             raise ValueError("these are not the trees of a direct method: its mask is of other columns")
-
-    def _model(self, number: int) -> BoostedTrees:
-        arrays = {name: self.state[f"{number}/{name}"] for name in _ARRAYS}
-        return BoostedTrees.from_arrays(arrays, columns=self._obs_dim + self.num_actions)
 
     def values(self, obs: FloatArray) -> DoubleArray:
         """Return the values [K, n, A] of actions for observations [n, D], -inf for masked ones."""
@@ -158,15 +155,9 @@ class DirectMethod(Learner):
             return
         self._fitted_to = self.env_steps
         steps = {name: parts[0] for name, parts in self._steps.items()}
-        fitting = self._fitting = Future()
-
-        def fit() -> None:
-            try:
-                fitting.set_result(self._fit(steps))
-            except BaseException as error:
-                fitting.set_exception(error)
-
-        threading.Thread(target=fit, name="qm-fit").start()  # waited for at exit: a daemon would end inside a library
+        fitter = ThreadPoolExecutor(1, thread_name_prefix="qm-fit")
+        self._fitting = fitter.submit(self._fit, steps)
+        fitter.shutdown(wait=False)  # the fit is waited for at exit: a daemon would end inside a library
 
     def _take_fit(self) -> dict[str, float]:
         """Act by the models that are being fitted, if any, from now on; return statistics."""
@@ -216,10 +207,14 @@ class DirectMethod(Learner):
     def _with_prices(
         self, own: DoubleArray, obs: DoubleArray, next_obs: DoubleArray, rng: np.random.Generator
     ) -> DoubleArray:
-        """Give half of the steps other prices than their own, in both observations; return the prices [n]."""
+        """Give half of the steps other prices than their own, in both observations; return the prices [n].
+
+        The logarithm of another price is uniform.
+        """
         if self._price is None:
             return own
-        prices = np.where(rng.random(len(obs)) < 0.5, _between(rng, len(obs)), own)
+        low, high = map(math.log, PRICES)
+        prices = np.where(rng.random(len(obs)) < 0.5, np.exp(rng.uniform(low, high, size=len(obs))), own)
         obs[:, self._price] = next_obs[:, self._price] = PRICE_SCALE * prices
         return prices
 
@@ -264,9 +259,3 @@ def values_of(
     if len(rows):
         values[rows, actions] = score(np.hstack([np.asarray(obs)[rows], np.eye(len(masked))[actions]]))
     return values
-
-
-def _between(rng: np.random.Generator, count: int) -> DoubleArray:
-    """Return random prices [n]; their logarithm is uniform."""
-    low, high = map(math.log, PRICES)
-    return np.exp(rng.uniform(low, high, size=count))

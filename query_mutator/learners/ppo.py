@@ -62,12 +62,14 @@ class PPOLearner(Learner):
 
     def observe(self, steps: Steps) -> None:
         """Store finished steps, at most one per environment."""
-        logprobs = self._logprobs_of(steps)
+        envs, cut = steps.env_ids, steps.truncations
+        logprobs = self._logprobs[envs]
+        if (steps.actions != self._actions[envs]).any():
+            # A resumed run takes the stored actions; the last bits of a probability led to another choice now.
+            logprobs = self.frozen.logprobs(steps.obs, steps.actions)
         final_values = np.zeros(len(steps.rewards), dtype=np.float32)
-        cut = steps.truncations
         if cut.any():
             final_values[cut] = self._ppo.get_value(steps.next_obs[cut])
-        envs = steps.env_ids
         self._buffer.add(
             envs,
             obs=steps.obs,
@@ -98,13 +100,3 @@ class PPOLearner(Learner):
         """Restore `state_dict`; ValueError for a state of other sizes."""
         self._ppo.load_state_dict(state)
         self._take_over()
-
-    def _logprobs_of(self, steps: Steps) -> FloatArray:
-        """Return the log-probabilities [n] of the actions taken.
-
-        A resumed run takes the stored actions. Where the last bits of a probability led to another choice now,
-        the log-probability is that of the recorded action.
-        """
-        if (steps.actions == self._actions[steps.env_ids]).all():
-            return self._logprobs[steps.env_ids]
-        return self.frozen.logprobs(steps.obs, steps.actions)

@@ -18,8 +18,6 @@ from query_mutator.llm.http_server import HttpServer, completion_of, names_in, r
 from query_mutator.llm.transport import Transport
 from query_mutator.types import ChatRequest, ErrorInfo, Json
 
-#: Hosts whose newer models refuse the older name of this field; other servers know the older one only.
-_NEW_TOKEN_FIELD = {"api.openai.com": "max_completion_tokens"}
 #: How a request says whether to think: by the template of vLLM, SGLang and llama-server, or as OpenAI has it.
 _THINKING: Mapping[str, Json] = {
     "auto": {},
@@ -85,10 +83,8 @@ class OpenAIBackend(HttpServer):
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self.key_advice = f"the server refuses the key in {self.key_variable}" if key else f"set {self.key_variable}"
         url = server_url(url)
-        parts = urlsplit(url)
-        url = url if parts.path else f"{url}/v1"
+        url = url if urlsplit(url).path else f"{url}/v1"
         super().__init__(url, headers=self._headers, runner_options=options, **settings)
-        self._token_field = _NEW_TOKEN_FIELD.get(parts.hostname or "", "max_tokens")
 
     def http_headers(self, model: str) -> Mapping[str, str]:
         """Return the header with the key."""
@@ -138,7 +134,7 @@ class OpenAIBackend(HttpServer):
             "model": request.model,
             "messages": [{"role": message.role, "content": message.content} for message in request.messages],
             "temperature": request.temperature,
-            self._token_field: request.max_tokens,
+            "max_tokens": request.max_tokens,  # `HttpServer` renames it where a server refuses the older name
             **_THINKING[request.think],
             **request.options,
         }

@@ -55,7 +55,11 @@ class BadReply(ValueError):
 
 def error_from_exception(error: BaseException, *, url: str, timeout_s: float) -> ErrorInfo:
     """Return why a call without a complete reply failed."""
-    error = _cause(error)
+    while _is_of_requests(error):  # what is beneath the errors of requests and urllib3
+        inner = next((arg for arg in error.args if isinstance(arg, Exception)), error.__cause__ or error.__context__)
+        if inner is None:
+            break
+        error = inner
     if isinstance(error, TimeoutError):
         return ErrorInfo(kind="timeout", message=f"no complete reply from {url} within {timeout_s:g} s")
     if isinstance(error, BadReply):
@@ -69,16 +73,6 @@ def error_from_exception(error: BaseException, *, url: str, timeout_s: float) ->
     if error.errno in TOO_MANY_FILES:  # the server is not away
         return ErrorInfo(kind="server", message=f"cannot reach {url}: {disk_advice(error)}")
     return ErrorInfo(kind="connect", message=f"cannot reach {url}: {error.strerror or str(error) or repr(error)}")
-
-
-def _cause(error: BaseException) -> BaseException:
-    """Return what is beneath the errors of requests and urllib3."""
-    while _is_of_requests(error):
-        inner = next((arg for arg in error.args if isinstance(arg, Exception)), error.__cause__ or error.__context__)
-        if inner is None:
-            break
-        error = inner
-    return error
 
 
 def _is_of_requests(error: BaseException) -> bool:

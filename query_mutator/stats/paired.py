@@ -91,11 +91,8 @@ def compare_pairs(
 def mcnemar_p(gained: int, lost: int) -> float:
     """Return the two-sided p of McNemar's exact test: both outcomes of a discordant pair are equally likely."""
     pairs = gained + lost
-    ways = total = 1  # exact: whole numbers
-    for fewer in range(min(gained, lost)):
-        ways = ways * (pairs - fewer) // (fewer + 1)
-        total += ways
-    return min(1.0, 2 * total / (1 << pairs))
+    ways = sum(math.comb(pairs, fewer) for fewer in range(min(gained, lost) + 1))  # exact: whole numbers
+    return min(1.0, 2 * ways / (1 << pairs))
 
 
 def difference_interval(differences: Floats, clusters: Sequence[str]) -> Interval:

@@ -172,7 +172,9 @@ class IQN(Learner):
         self.optimizer.lr = self._lr
         norms = self.optimizer.gradient_step((sample.weights * losses).mean())
         self.replay.set_errors(sample.slots, errors.cpu().numpy())
-        self._move_target()
+        with torch.no_grad():
+            for slow, quick in zip(self.target.parameters(), self.network.parameters(), strict=True):
+                slow.lerp_(quick, config.target_tau)
         self._since.append(torch.stack((losses.detach().mean(), values.mean(), gaps.mean(), *norms)))
         self.gradient_steps += 1
         self.samples_learned += config.train_batch_size
@@ -279,11 +281,6 @@ class IQN(Learner):
         online = self.network(sample.next_obs, taus).mean(1) - self.network.mask(sample.next_obs)
         following = _of(self.target(sample.next_obs, self._taus()), online.argmax(1))
         return sample.returns[:, None] + sample.discounts[:, None] * following
-
-    def _move_target(self) -> None:
-        with torch.no_grad():
-            for slow, quick in zip(self.target.parameters(), self.network.parameters(), strict=True):
-                slow.lerp_(quick, self.config.target_tau)
 
 
 def _of(quantiles: Tensor, actions: Tensor) -> Tensor:

@@ -47,6 +47,9 @@ def results_of(summary: Mapping[str, Any], evaluation: Evaluation, *, is_timed: 
 def _plan_results(plan: Mapping[str, Any], search: Mapping[str, Any]) -> dict[str, Any]:
     """Return the results of a search for a plan, which read training questions only, or of what a log taught."""
     best, is_log = plan if plan["steps"] else search["best"], not search["calls"]
+    in_calls = search["front"].values()  # the best plan within each number of calls per question
+    points = {point["plan"]: point for point in (*filter(None, [search.get("original")]), *in_calls)}
+    on_front = {point["plan"] for point in in_calls}
     found = {IDENTITY: search.get("original"), BEST_SINGLE: search.get("single"), PLAN: best}
     methods = {name: point for name, point in found.items() if point}
     if len(methods) > 1 and not best["steps"]:
@@ -57,19 +60,11 @@ def _plan_results(plan: Mapping[str, Any], search: Mapping[str, Any]) -> dict[st
         "warnings": [_OUT_OF_FOLD if is_log else _CHOSEN_ON],
         "n": plan["questions"],
         "of": "logged question" if is_log else "training question",
-        "front": _plan_front(search),
+        "front": [{**point, "method": name, "on_front": name in on_front} for name, point in points.items()],
         "tags": {},
         "p_right": _reliability(search),
         "only_plan": True,
     }
-
-
-def _plan_front(search: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the original question and the best plan within each number of calls per question."""
-    found = [search["original"]] if "original" in search else []
-    plans = {point["plan"]: point for point in (*found, *search["front"].values())}
-    best = {point["plan"] for point in search["front"].values()}
-    return [{**point, "method": name, "on_front": name in best} for name, point in plans.items()]
 
 
 def _reliability(search: Mapping[str, Any]) -> dict[str, Any] | None:

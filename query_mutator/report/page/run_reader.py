@@ -13,15 +13,16 @@ from query_mutator.errors import HIDDEN, UsageError, hide_credentials
 from query_mutator.evaluation.summary import POLICY
 from query_mutator.files import read_checked_json
 from query_mutator.files.json_lines import read_json_lines
-from query_mutator.files.run_dir import run_state, steps_asked
+from query_mutator.files.metrics import METRICS_FILE
+from query_mutator.files.pairs import EVALUATION
+from query_mutator.files.run_dir import CONFIG, SUMMARY, run_state, steps_asked
 from query_mutator.report.page.figures import Figures
 from query_mutator.report.page.questions import Episodes, Evaluation, episodes_of
 from query_mutator.report.page.results import results_of
 from query_mutator.report.page.usage import Choices, TrainingUsage
 from query_mutator.types import wire_text
 
-_CONFIG, _SUMMARY = "config.json", "summary.json"
-_METRICS, _STEPS, _OUTCOMES = "metrics.jsonl", "transcripts.jsonl", "evaluation.jsonl"
+_STEPS = "transcripts.jsonl"
 _SHOWN_CHARS = 200  # of an error
 _ORIGIN = ("command_line", "flags", "versions", "hardware", "commit", "dataset_sha256", "started", "resumed")
 
@@ -46,10 +47,10 @@ class RunReader:
         self.name = self.folder.resolve().name
         self.evaluation, self.figures, self.usage = Evaluation(), Figures(), TrainingUsage()
         self.episodes, self.choices = Episodes(), Choices()
-        if not any((self.folder / name).exists() for name in (_CONFIG, _METRICS, _STEPS, _OUTCOMES)):
+        if not any((self.folder / name).exists() for name in (CONFIG, METRICS_FILE, _STEPS, EVALUATION)):
             raise UsageError(f"{folder}: no run folder; give one such as runs/latest")
-        self._reading = _CONFIG  # what an error is in
-        config = self._json(_CONFIG)
+        self._reading = CONFIG  # what an error is in
+        config = self._json(CONFIG)
         self._secrets = _secrets_of(config)
         try:
             self._read_all(config)
@@ -63,20 +64,20 @@ class RunReader:
 
     def _read_all(self, config: Mapping[str, Any]) -> None:
         flags, backend = config.get("flags", {}), config.get("backend", {})
-        for row in self._rows(_METRICS):
+        for row in self._rows(METRICS_FILE):
             self.figures.add(row)
         for rows in episodes_of(self._rows(_STEPS)):
             self.figures.add_steps(rows)
             self.usage.add(rows)
             self.episodes.add(rows)
         self.episode_rows = self._clean(self.episodes.shown)
-        for row in self._rows(_OUTCOMES):
+        for row in self._rows(EVALUATION):
             self.evaluation.add(row)
             if (row["method"], row["set"]) == (POLICY, "test"):
                 self.choices.add(row["steps"], row["tags"])
                 self.choices.episodes += not row["error"]
         self.questions = self._clean([*self.evaluation.shown.values()])
-        summary, self._reading = self._json(_SUMMARY), f"{_SUMMARY} or {_CONFIG}"
+        summary, self._reading = self._json(SUMMARY), f"{SUMMARY} or {CONFIG}"
         self.is_timed = backend.get("kind") != "recorded" or any(
             flags.get(name) for name in ("latency_ms", "running_speed")
         )
