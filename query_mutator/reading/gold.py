@@ -109,10 +109,9 @@ def kind_of_gold(gold: str, question: str) -> Kind:
     options = options_in(spelled(question))
     if options and _letter_of(text, options) is not None:
         return "letter"
-    is_code = P.LITERAL.fullmatch(text) is not None and literal_in(text)[0]
     if fold(text) in _VERDICTS:
         return "verdict"
-    if is_code:
+    if P.LITERAL.fullmatch(text) and literal_in(text)[0]:
         return "literal"
     for kind, found in (("date", dates_in(text)), ("time", times_in(text))):
         is_whole = len(found) == 1 and found[0].start == 0 and len(text) - found[0].end <= 1

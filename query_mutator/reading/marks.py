@@ -45,7 +45,7 @@ def marked(text: str, question: str) -> tuple[Span, ...]:
     """Return what the marks of a text hold, the last one first."""
     closed = [*_fields(text, question), *_boxed(text), *_ticked(text), *_tagged(text)]
     objects = [span for span in closed if span.value is not None]
-    labels = [span for span in _labels(text) if not any(one.start <= span.start < one.end for one in objects)]
+    labels = [span for span in _labels(text, question) if not any(one.start <= span.start < one.end for one in objects)]
     return tuple(sorted([*closed, *labels], key=lambda span: (span.end, span.start), reverse=True))
 
 
@@ -80,7 +80,7 @@ def _tagged(text: str) -> Iterator[Span]:
         yield _closed(_CODE_FENCE.sub("", text[match.end() : end]).strip(), match.start(), end)
 
 
-def _labels(text: str) -> Iterator[Span]:
+def _labels(text: str, question: str) -> Iterator[Span]:
     """Yield what the last labels of an answer announce ("The answer is", "####"), unless these deny or ask it."""
     lowered, end = text.lower(), len(text)
     for _ in range(_MOST_LINES):
@@ -89,7 +89,7 @@ def _labels(text: str) -> Iterator[Span]:
             return
         end, stop = text.rfind("\n", 0, at) + 1, text.find("\n", at)
         for match in P.LABEL.finditer(text, max(0, end - 1), len(text) if stop < 0 else stop + 1):
-            rest = text[match.end() :]
+            rest = text[match.end() :].lstrip().removeprefix(question.strip())
             line = rest.lstrip().partition("\n")[0][:_LINE_CHARS]
             if line and not _is_denied(text, match.start()) and not P.ASKS.match(line):
                 yield Span(line, rest, is_marked=True, start=match.start(), end=match.end())

@@ -27,7 +27,6 @@ _BOLD = re.compile(r"\*\*([^*\n]{1,200})\*\*(?!\w)")
 _EMPHASIS = re.compile(r"(?<![\d\s])\*{1,3}|\*{1,3}(?![\d\s])|\*\*(?=\s|$)|(?<!\w)_{1,2}|_{1,2}(?!\w)|`")
 FENCED = re.compile(r"```[\w+-]{0,12}\n?([^`]{0,4000})```")
 
-
 _FINDERS: dict[Kind, Callable[[str], Sequence[Any]]] = {
     "number": lambda text: numbers_in(without_tex(text), words=True),
     "date": dates_in,
@@ -43,8 +42,6 @@ def spans(reply: str, question: str, *, kind: Kind = "text") -> Iterator[Span]:
     """Yield the parts of a reply that may be its answer, the most trusted first."""
     text = clean(reply)
     for span in marked(text, question)[:1]:
-        if not span.is_final and P.UNDECIDED.match(span.text):
-            raise Several
         yield span
         if span.is_final:
             return
@@ -107,6 +104,8 @@ def _first(reply: str, kind: Kind, question: str) -> Any:
         for clause in parts(span):
             if (said := finder(clause.text, span, question)) is not None:
                 return said
+        if not number and _decided(span.text, question) != span.text:
+            raise Several
     return None
 
 
@@ -161,9 +160,7 @@ def _check_one(numbers: Sequence[Number], text: str) -> None:
 def _new(values: Sequence[Any], question: str, kind: Kind) -> list[Any]:
     """Return the values that the question does not have."""
     given = [one.value for one in _FINDERS[kind](question)]
-    return [
-        one for one in values if not any(one.value == at or (kind == "number" and close(one.value, at)) for at in given)
-    ]
+    return [one for one in values if one.value not in given]
 
 
 def _date_or_time(text: str, span: Span, question: str, kind: Kind) -> Any:
@@ -207,30 +204,36 @@ def asks_verdict(question: str) -> bool:
 
 def _verdict(reply: str, question: str) -> str | None:
     """Return the verdict of the best clause: one that says it counts more than one that repeats the question."""
-    found: list[tuple[float, str]] = []
-    asks = asks_verdict(question)
+    found: list[tuple[float, str | None]] = []
     for span in spans(reply, question, kind="verdict"):
         text = _EMPHASIS.sub("", (span.raw or span.text)[:_LONG])
         text = span.text if P.NEGATED_BEFORE.search(text) else text
         if P.BOTH_VERDICTS.search(text):
             raise Several
-        said = [one for one in P.VERDICT.finditer(text) if one["yes"] or not P.DETERMINER.match(text, one.start())]
+        decided = _decided(text, question)
+        said = (one for one in P.VERDICT.finditer(decided) if not P.DETERMINER.match(decided, one.start()))
         if verdicts := ["yes" if one["yes"] else "no" for one in said]:
-            is_first = span.is_marked or P.VERDICT.match(text.lstrip(" \"'")) is not None
+            is_first = span.is_marked or P.VERDICT.match(decided.lstrip(" \"'")) is not None
             found.append((span.weight + 3.0, verdicts[0 if is_first else -1]))
-        elif span.weight > ASIDE_WEIGHT and asks and (implied := _implied(text, question)):
+        elif decided != text:
+            found.append((span.weight + 1.0, None))
+        elif span.weight > ASIDE_WEIGHT and asks_verdict(question) and (implied := _implied(text, question)):
             found.append((span.weight, implied))
     return max(found, key=lambda one: one[0], default=(0.0, None))[1]
+
+
+def _decided(text: str, question: str) -> str:
+    """Return a text without what it leaves undecided; of what the question asks that is an answer."""
+    asked = content(question)
+    return P.UNDECIDED.sub(lambda one: one[0] if asked & content(one[one.lastindex or 0]) else "X", text)
 
 
 def _implied(text: str, question: str) -> str | None:
     """Return the verdict of a clause that repeats the question: with a negation it is no."""
     asked, said = content(question), content(text)
-    if not asked & said:
-        return None
-    if P.NEGATES.search(text):
+    if asked & said and P.NEGATES.search(text):
         return "no"
-    return "yes" if len(asked & said) >= min(2, len(asked)) else None
+    return "yes" if len(asked & said) >= max(1, min(2, len(asked))) else None
 
 
 def listed(reply: str, question: str) -> Iterator[list[str]]:
