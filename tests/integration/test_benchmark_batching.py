@@ -119,19 +119,13 @@ def test_every_mode_asks_for_each_rewrite_and_then_its_answer(mode: Mode) -> Non
         assert rewrite < prompts.index(f"please {query}")
 
 
-def test_phases_wait_for_each_other() -> None:
-    prompts = asked_in_order("phase", 2, 7)
-    assert [is_rewrite(prompt) for prompt in prompts] == [True] * 4 + [False] * 4 + [True] * 3 + [False] * 3
-
-
-def test_pipelined_groups_wait_for_each_other() -> None:
+def test_phases_and_pipelined_groups_wait_for_each_other() -> None:
+    assert [is_rewrite(prompt) for prompt in asked_in_order("sequential", 1, 3)] == [True, False] * 3
+    phases = [is_rewrite(prompt) for prompt in asked_in_order("phase", 2, 7)]
+    assert phases == [True] * 4 + [False] * 4 + [True] * 3 + [False] * 3
     first_group = asked_in_order("pipelined", 2, 7)[:8]
     answered = [prompt for prompt in first_group if not is_rewrite(prompt)]
     assert sorted(answered) == sorted(f"please {query}" for query in make_queries(4))
-
-
-def test_sequential_goes_from_rewrite_to_answer() -> None:
-    assert [is_rewrite(prompt) for prompt in asked_in_order("sequential", 1, 3)] == [True, False] * 3
 
 
 def test_efficiency_is_the_share_of_the_least_wall_time() -> None:

@@ -98,11 +98,6 @@ def test_a_batch_size_below_one_is_refused(size: int) -> None:
     ):
         with pytest.raises(ValueError, match=f"batch_size={size} must be at least 1"):
             call()
-
-
-def test_max_workers_is_another_name_for_batch_size() -> None:
-    assert batch_query_target_model(["a"], max_workers=2) == ["A"]
-    assert batch_query_target_model(["a"], max_workers=2, batch_size=2) == ["A"]
     with pytest.raises(ValueError, match="one setting"):
         batch_query_target_model(["a"], max_workers=2, batch_size=4)
 

@@ -516,14 +516,6 @@ def test_runs_are_compared_on_the_same_questions_only(tmp_path: Path, capsys: py
     assert max(map(len, out.splitlines())) <= 80
 
 
-def test_an_interval_around_0_is_no_clear_difference(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    runs = [write_results(tmp_path / name, results({"policy": [RIGHT, WRONG] * 20})) for name in "abc"]
-    assert qm("compare", *runs) == 0
-    out = capsys.readouterr().out
-    assert "C and B: no clear difference (the interval includes 0)." in out
-    assert max(map(len, out.splitlines())) <= 80
-
-
 def test_models_datasets_and_other_wordings_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = results({"policy": [RIGHT] * 9})
     other = results({"policy": [RIGHT] * 9}, text="request")

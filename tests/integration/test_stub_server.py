@@ -19,7 +19,7 @@ import pytest
 from raw_http import FOREVER_MS, Fragile, Gate, Held, chat, count, generate, get, in_flight, post, send, until, user
 
 from query_mutator.errors import UsageError
-from query_mutator.testing import Echo, FaultPlan, HashEncoder, Latency, StubServer, start_server
+from query_mutator.testing import FaultPlan, HashEncoder, Latency, StubServer, start_server
 from query_mutator.testing.calls import BUSY
 from query_mutator.types import ChatRequest, Completion, Message
 from tests.conftest import OnUpper, Upper
@@ -60,6 +60,8 @@ def test_calls_wait_for_slots_in_order_and_closing_the_connection_frees_the_slot
         held[2].leave()
         until(lambda: model.batches == [["a"], ["c"], ["d"]])
         assert (count(server, "cancelled"), count(server, "max_in_service")) == (3, 1)
+        assert json.loads(send(server, "DELETE", "/debug/stats")[1])["cancelled"] == 3
+        assert count(server, "cancelled") == 0
 
 
 def test_slots_bound_what_runs_at_once_and_belong_to_one_model(hold: Callable[..., Held]) -> None:
@@ -219,14 +221,6 @@ def test_a_model_that_fails_is_500_unless_it_names_a_status() -> None:
     assert asked["none"][1] == {"error": "that is too much"}
 
 
-def test_echo_answers_with_words_of_the_prompt() -> None:
-    prompts = ["Rewrite it. <question>how does rain fall</question>", "why is it so", ""]
-    rewrite, answer, _ = replies = Echo().reply_many(prompts)
-    assert replies == Echo().reply_many(prompts)
-    assert rewrite.endswith(" how does rain fall")
-    assert set(answer.split()) <= {"why", "is", "it", "so"}
-
-
 def test_a_model_is_asked_by_one_thread_and_one_that_waits_holds_up_no_other() -> None:
     model = Gate()
     with start_server([model], num_parallel=4) as server, ThreadPoolExecutor(2) as pool:
@@ -261,16 +255,6 @@ def test_close_is_idempotent_and_leaves_no_thread_and_no_socket() -> None:
 def test_settings_out_of_range_and_ports_that_are_taken_are_usage_errors(setting: dict[str, Any]) -> None:
     with start_server([]) as server, pytest.raises(UsageError):
         start_server([], **{name: server.port if name == "port" else value for name, value in setting.items()})
-
-
-def test_debug_stats_count_and_can_be_reset() -> None:
-    with start_server([Upper()]) as server:
-        chat(server, "x")
-        chat(server, "x", model="echo")
-        counted = json.loads(send(server, "DELETE", "/debug/stats")[1])
-        assert (counted["calls"], counted["calls_by_model"]) == (2, {"upper": 1, "echo": 1})
-        assert counted["routes"] == {"/api/chat": 2}
-        assert get(server, "/debug/stats")["calls"] == 0
 
 
 @pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGINT])

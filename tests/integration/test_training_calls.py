@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import threading
-import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,7 +18,6 @@ from query_mutator.llm.stack import build_client
 from query_mutator.testing import StubServer, start_server
 from query_mutator.types import ChatRequest, Completion
 from tests.conftest import Librarian, Softener, Upper
-from tests.integration.raw_http import until
 from train_query_mutator import main
 
 
@@ -80,19 +76,6 @@ def test_an_adaptive_limit_is_logged(flags: list[str], tmp_path: Path) -> None:
     assert 1 <= row["llm/limit"] < 4
 
 
-@pytest.mark.slow
-def test_runs_leave_no_thread_and_no_file_open(flags: list[str], server: StubServer, tmp_path: Path) -> None:
-    def held() -> tuple[int, int]:
-        mine = [thread for thread in threading.enumerate() if not thread.name.startswith(("test-server", "model-"))]
-        return len(mine), len(os.listdir("/proc/self/fd"))
-
-    train(*flags, "--ollama-url", server.url)  # what is loaded and opened once
-    threads, files = held()
-    for _ in range(3):
-        train(*flags, "--ollama-url", server.url)
-    until(lambda: held()[0] <= threads and held()[1] <= files)  # the server sees connections closed a little later
-
-
 def test_calls_of_training_on_a_live_model_are_cached(flags: list[str], server: StubServer) -> None:
     flags = [*flags, "--no-evaluate", "--eval-interval", "0", "--deterministic", "--cache", "auto"]
     made = []
@@ -122,44 +105,3 @@ def test_mutator_target_and_judge_calls_to_one_model_load_it_once() -> None:
         stack.close()
     assert loads == 1
     assert running["upper:latest"].context_length == 2048
-
-
-def test_a_second_evaluation_makes_no_call_and_training_is_not_cached(tmp_path: Path) -> None:
-    calls = []
-    with start_server([Upper()], num_parallel=8) as server:
-        for _ in range(2):
-            stack = build_client(server.url, cache="eval", cache_path=tmp_path / "replies.sqlite")
-            for client in (stack.eval_client, stack.client):
-                assert all(reply.ok for reply in ask_all(client, requests(20, seed=0)))
-                calls.append(server.stats()["calls"])
-            stack.close()
-    assert calls == [20, 40, 40, 60]
-
-
-def open_files() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
-@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="counts open files as Linux lists them")
-def test_a_closed_client_leaves_no_file_socket_or_thread(tmp_path: Path) -> None:
-    with start_server([Upper()], num_parallel=8) as one, start_server([Upper()], num_parallel=8) as other:
-
-        def use() -> None:
-            stack = build_client(
-                [one.url, other.url],
-                adaptive=True,
-                cache="all",
-                cache_path=tmp_path / "replies.sqlite",
-            )
-            assert all(reply.ok for reply in ask_all(stack.client, [ChatRequest.user("a. b", model="upper")] * 4))
-            stack.close()
-
-        use()
-        files, threads = open_files(), threading.active_count()
-        for _ in range(30):
-            use()
-        give_up_at = time.monotonic() + 20
-        while open_files() > files and time.monotonic() < give_up_at:
-            threading.Event().wait(0.02)  # the servers, in this process too, have yet to notice the last ends
-        assert open_files() <= files
-        assert threading.active_count() == threads

@@ -47,21 +47,14 @@ def attempt(answer: str, *, fit: float = 0.5) -> Attempt:
     )  # fmt: skip
 
 
-def test_why_an_answer_was_submitted_names_the_rule_and_its_numbers() -> None:
-    refused = attempt("I'm sorry, but I can't help with that.", fit=0.9)
-    first, second = attempt("`len`", fit=0.71), attempt("`sum`", fit=0.6)
-    tries = [refused, first, second]
-    assert why_submitted(tries, first, "best") == "best: fit to its wording 0.71, of 3 answers"
-    assert why_submitted([first, second], first, "best") == "best: fit to its wording 0.71, of 2 answers"
-    assert why_submitted([refused], refused, "best") == "the only answer"
-
-
 def test_of_answers_that_rank_alike_the_first_is_submitted(task: Task) -> None:
     engine = EpisodeEngine.open(task, 1)
     first, second = attempt("`len`"), attempt("`sum`")
     for each in (first, second):
         engine._add(each)
     assert engine.submitted is first
+    assert why_submitted([first, second], first, "best") == "best: fit to its wording 0.50, of 2 answers"
+    assert why_submitted([first], first, "best") == "the only answer"
 
 
 def test_a_rewrite_costs_one_call_and_an_answer_another(task: Task, tiny_client: Client) -> None:
@@ -81,6 +74,7 @@ def test_a_rewrite_costs_one_call_and_an_answer_another(task: Task, tiny_client:
     assert client.purposes == ["mutate", "target"]
     assert reward == pytest.approx(info["score"] - PRICE)
     assert info["success"] == 1
+    assert obs[task.observer.slices["answer"]].any()
     assert obs[task.observer.slices["asked"]].tolist() == [1, 1, 0.25]
     _, reward, terminated, _, info = env.step(SUBMIT)
     assert (reward, terminated, info["calls"], info["step_calls"]) == (0, True, 2, 0)
@@ -164,18 +158,6 @@ def test_a_rewrite_that_would_change_nothing_costs_no_call_and_is_masked(task: T
     assert asked.step(SPELLING)[4]["step_calls"] == 1
 
 
-@pytest.mark.parametrize(("failing", "actions"), [("target", [SUBMIT]), ("target", [ASK]), ("mutate", [NEUTRAL])])
-def test_a_failed_call_is_an_invalid_step(task: Task, tiny_client: Client, failing: str, actions: list[int]) -> None:
-    client = FakeClient(tiny_client.complete, fails=lambda request: request.purpose == failing)
-    env = QueryMutationEnv(task, client=client, retry_policy=RetryPolicy(max_retries=0))
-    env.reset(seed=0, options=KILL)
-    for action in actions:
-        _, reward, terminated, _, info = env.step(action)
-    assert (info["valid"], reward, info["calls"]) == (False, 0, 1)
-    assert terminated == (actions == [SUBMIT])
-    assert env.last_error is not None
-
-
 def test_each_episode_draws_one_price_and_sees_it(task: Task, tiny_client: Client) -> None:
     env = QueryMutationEnv(task.with_rules(call_price=(0.0, 0.04)), client=tiny_client)
     seen = set()
@@ -255,12 +237,3 @@ def test_a_question_that_only_a_rewrite_makes_too_long_comes_again(task: Task, t
         env.step(0)
         env.step(len(longer.actions) - 1)
     assert env.prompts_too_long == {QUESTIONS[1].id: 4}
-
-
-def test_the_policy_sees_the_answer_to_the_wording_that_it_asked(env: QueryMutationEnv, task: Task) -> None:
-    answer = task.observer.slices["answer"]
-    env.reset(options=KILL)
-    before, *_ = env.step(NEUTRAL)
-    after, *_ = env.step(ASK)
-    assert not before[answer].any()
-    assert after[answer].any()

@@ -155,16 +155,10 @@ def test_what_the_quick_library_refuses_is_written_all_the_same(value: object) -
     assert decode(encode(value)) == value
 
 
-def test_whole_number_beyond_64_bits_is_written_out_and_read_as_a_float() -> None:
+def test_numbers_that_json_has_no_room_for() -> None:
     assert encode([10**30]) == b"[1" + b"0" * 30 + b"]"
     assert decode(encode([10**30])) == [1e30]
-
-
-def test_numbers_that_are_not_finite_become_null() -> None:
     assert encode([math.nan, math.inf, 1.0]) == b"[null,null,1.0]"
-
-
-def test_a_server_that_writes_nan_is_read() -> None:
     assert math.isnan(decode(b'{"x": NaN}')["x"])
 
 
@@ -337,14 +331,6 @@ def scalars(folder: Path, key: str) -> list[tuple[int, float]]:
     events = EventAccumulator(str(folder / "tensorboard"))
     events.Reload()
     return [(event.step, event.value) for event in events.Scalars(key)]
-
-
-def test_tensorboard_reads_the_same_numbers(tmp_path: Path) -> None:
-    writer = MetricsWriter(tmp_path)
-    for step in (1, 2):
-        writer.write({"validation/success": step / 4}, step=step, wall_s=step)
-    writer.close()
-    assert scalars(tmp_path, "validation/success") == [(1, 0.25), (2, 0.5)]
 
 
 def test_going_on_drops_what_came_after_the_checkpoint(tmp_path: Path) -> None:

@@ -19,7 +19,6 @@ from ppo.config import PPOConfig
 from query_mutator.env.observation import Projection
 from query_mutator.errors import CheckpointError
 from query_mutator.files import LOCK
-from query_mutator.files.json_lines import read_json_lines
 from query_mutator.files.lock import locked
 from query_mutator.files.run_dir import RunDir, run_state
 from query_mutator.session.checkpoint import Checkpoint, Progress, read_checkpoint
@@ -76,18 +75,6 @@ def test_something_else_called_latest_is_left_alone(tmp_path: Path, caplog: pyte
     run.take_latest()
     assert not (tmp_path / "latest").is_symlink()
     assert "does not point to" in caplog.text
-
-
-def test_transcript_holds_the_record_whole(run_dir: RunDir) -> None:
-    run_dir.add_record(RECORD)
-    run_dir.write_records()
-    (row,) = read_json_lines(run_dir.path / "transcripts.jsonl")
-    assert set(row) == {
-        "env", "step", "episode", "question_id", "operator", "question", "rewrite", "answer", "baseline_score",
-        "score", "parts", "reward", "valid", "error", "calls", "timing", "guard", "form",
-        "submitted", "first_answer", "first_parts", "thought", "first_thought",
-    }  # fmt: skip
-    assert row == RECORD.to_json()
 
 
 def test_config_keeps_how_a_run_was_gone_on_with(run_dir: RunDir) -> None:
@@ -152,9 +139,6 @@ def test_unreadable_checkpoint_is_one_line(run: Path, content: bytes) -> None:
     with pytest.raises(CheckpointError, match="cannot read the checkpoint") as caught:
         read_checkpoint(run)
     assert "\n" not in str(caught.value)
-
-
-def test_checkpoint_of_another_program_is_one_line(run: Path) -> None:
     torch.save({"policy": {}, "epoch": 3}, run / "resume.pt")
     with pytest.raises(CheckpointError, match="not a checkpoint of query mutator"):
         read_checkpoint(run)

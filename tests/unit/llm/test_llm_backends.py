@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -118,13 +117,6 @@ def test_a_reply_comes_with_its_counts_and_times(backend: OllamaBackend) -> None
     assert 0 < reply.total_s <= reply.latency_s
 
 
-def test_many_threads_get_their_own_replies(backend: OllamaBackend) -> None:
-    texts = [f"question {number}" for number in range(60)]
-    with ThreadPoolExecutor(8) as pool:
-        replies = list(pool.map(lambda text: backend.complete(ChatRequest.user(text, model="upper")), texts))
-    assert [reply.text for reply in replies] == [text.upper() for text in texts]
-
-
 def test_the_payload_asks_for_one_whole_unthinking_reply() -> None:
     request = ChatRequest(
         model="m",
@@ -144,10 +136,6 @@ def test_the_payload_asks_for_one_whole_unthinking_reply() -> None:
         "options": {"temperature": 0.5, "num_predict": 64, "seed": 7, "num_ctx": 2048},
         "keep_alive": "30m",
     }
-
-
-def test_a_request_without_a_seed_sends_none() -> None:
-    assert "seed" not in OllamaBackend("m").chat_body(ChatRequest.user("why?", model="m"))["options"]
 
 
 def test_the_server_tells_its_version_and_models(backend: OllamaBackend) -> None:
@@ -434,6 +422,3 @@ def test_a_limit_that_is_too_high_is_an_error_of_the_request() -> None:
 
 def test_logged_answers_are_read_without_their_thought() -> None:
     assert Attempt(text="<think>7</think>The answer is 4.").text == "The answer is 4."
-
-
-# --- scripts ---------------------------------------------------------------------------------------------------------

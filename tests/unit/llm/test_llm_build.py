@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +19,7 @@ from query_mutator.files.gguf_file import gguf_path
 from query_mutator.files.replies import RepliesHead, reply_key, write_replies
 from query_mutator.llm.address import is_loopback, server_url
 from query_mutator.llm.backends import BACKENDS, resolve_backend
-from query_mutator.llm.cache import Cache, is_repeatable, join, request_key
+from query_mutator.llm.cache import Cache, request_key
 from query_mutator.llm.connection import proxy_of
 from query_mutator.llm.limit import Limit
 from query_mutator.llm.ollama import OllamaBackend
@@ -59,12 +57,6 @@ def test_auto_takes_a_server_that_answers(server: StubServer, monkeypatch: pytes
     choice = resolve_backend("auto", target_model="echo")
     assert (choice.kind, choice.urls) == ("ollama", (server.url,))
     assert server.url in choice.reason
-
-
-def test_auto_without_a_target_model_lists_the_installed_ones(
-    server: StubServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OLLAMA_HOST", server.url)
     with pytest.raises(UsageError, match=r"Give --target-model, one of: .*echo:latest"):
         resolve_backend("auto")
 
@@ -90,12 +82,6 @@ def test_what_was_asked_for_by_name_never_falls_back(
     asked = {key: nobody if value is ... else value for key, value in asked.items()}
     with pytest.raises(ServerDownError, match=f"nothing answers at http://{nobody}: start it with `ollama serve`"):
         resolve_backend(**asked, has_recording=True)
-
-
-@pytest.mark.parametrize("models", [{"target_model": "missing"}, {"target_model": "echo", "mutator_model": "missing"}])
-def test_either_model_missing_is_refused(server: StubServer, models: dict[str, str]) -> None:
-    with pytest.raises(ModelMissingError, match="run `ollama pull missing`"):
-        resolve_backend("ollama", ollama_url=server.url, **models)
 
 
 def test_the_address_is_the_one_given_then_the_environments_then_ollamas_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -387,10 +373,7 @@ def test_a_recorded_reply_comes_back_with_all_that_the_server_reported(backend: 
 def test_another_request_is_an_error_that_names_the_flag_which_asks_the_model(backend: RecordedBackend) -> None:
     with pytest.raises(UsageError) as caught:
         backend.complete(replace(RECORDED, max_tokens=41))
-    assert str(caught.value) == (
-        "no reply of SmolLM2-135M-Instruct.Q4_1 to 'What is the capital of France?' with 41 tokens at temperature 0 is "
-        "recorded; use the settings of the recording, or ask the model: --gguf smollm2"
-    )
+    assert all(part in str(caught.value) for part in (MODEL, "capital of France", "41 tokens", "--gguf smollm2"))
 
 
 def test_each_seed_permutes_the_samples_of_a_request(backend: RecordedBackend) -> None:
@@ -416,12 +399,6 @@ def test_a_run_replays_a_file_without_naming_the_model(recording: Path) -> None:
         assert models.calls.eval_client._shared is None  # a disk cache gains nothing
         assert models.resolved.recording == str(recording)
         assert models.resolved.file_digests == models.calls.servers[0].file_digests() != ()
-
-
-def test_equal_requests_in_flight_are_one_call(recording: Path) -> None:
-    stack = build_client(str(recording), backend="recorded")
-    assert [stack.client.complete(RECORDED).text for _ in range(2)] == ["Paris.", "Paris."]
-    stack.close()
 
 
 @pytest.mark.parametrize(
@@ -514,16 +491,6 @@ def test_calls_that_are_over_at_once_tell_nothing() -> None:
     assert infer_slots([short] * 8, alone=short) is None
 
 
-def test_a_server_that_fails_is_not_guessed_about() -> None:
-    with start_server({}, faults=FaultPlan(1.0, kinds=("500",))) as server:
-        backend = OllamaBackend(server.url)
-        probe = measure_calls(backend, [backend], "echo")
-        backend.close()
-    assert probe.slots is None
-    assert probe.error is not None
-    assert probe.error.kind == "server"
-
-
 def test_a_server_too_slow_for_the_budget_is_asked_twice_and_no_more() -> None:
     with start_server({}, latency_ms=50) as server:
         backend = OllamaBackend(server.url)
@@ -531,6 +498,12 @@ def test_a_server_too_slow_for_the_budget_is_asked_twice_and_no_more() -> None:
         backend.close()
         assert server.stats()["calls"] == 2
     assert (probe.slots, probe.error) == (None, None)
+    with (
+        start_server({}, faults=FaultPlan(1.0, kinds=("500",))) as server,
+        closing(OllamaBackend(server.url)) as backend,
+    ):
+        probe = measure_calls(backend, [backend], "echo")
+    assert (probe.slots, probe.error and probe.error.kind) == (None, "server")
 
 
 @pytest.mark.parametrize(
@@ -545,14 +518,9 @@ def test_a_server_too_slow_for_the_budget_is_asked_twice_and_no_more() -> None:
 def test_advice_is_given_where_more_slots_would_help(slots: int | None, batch_size: int, advice: str | None) -> None:
     given = slots_advice(slots, batch_size, server=OllamaBackend)
     assert given is None if advice is None else given is not None and given.startswith(advice)
-
-
-def test_one_slot_is_said_to_make_batching_useless() -> None:
-    assert "batching cannot help" in str(slots_advice(1, 8, server=OllamaBackend))
-    assert "llama-server --parallel" in str(slots_advice(1, 8, server=OpenAIBackend))
-    assert "until then" not in str(slots_advice(1, 8, server=OpenAIBackend))  # a guess, from the time of calls alone
-    assert "batching cannot help" in str(slots_advice(1, 8, server=OpenAIBackend, is_reported=True))
-    assert "more than 4 at once only wait" in str(slots_advice(4, 8, server=OpenAIBackend, is_reported=True))
+    reported = slots_advice(slots, batch_size, server=OpenAIBackend, is_reported=True)
+    assert (reported is None) == (advice is None)
+    assert ("llama-server --parallel" in str(slots_advice(slots, batch_size, server=OpenAIBackend))) == bool(advice)
 
 
 def varied() -> list[ChatRequest]:
@@ -582,27 +550,6 @@ def test_a_key_depends_on_all_that_decides_a_reply_and_on_nothing_else() -> None
     assert len(keys) == 12
     assert request_key(ChatRequest.user("why?", model="m", purpose="mutate")) == request_key(REQUEST)
     assert request_key(REQUEST, identity="other weights") != request_key(REQUEST)
-
-
-def test_a_key_is_the_sha256_of_a_json_list_as_it_always_was() -> None:
-    signs = ChatRequest.user(
-        '"quoted", [bracketed] \\ \n \u2028 é 😀 \ud83d', model='m", "', temperature=0, options={"b": 1, "a": "é"}
-    )
-    for request in [REQUEST, *varied(), signs, replace(signs, temperature=0.0)]:
-        parts = [
-            request.model,
-            [[message.role, message.content] for message in request.messages],
-            *(request.max_tokens, request.temperature, request.seed, request.sample),
-            dict(request.options),
-        ]
-        assert request_key(request) == hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
-
-
-def test_a_random_reply_is_repeatable_only_when_a_draw_is_named() -> None:
-    assert is_repeatable(REQUEST)
-    assert not is_repeatable(ChatRequest.user("why?", model="m", temperature=0.7))
-    assert is_repeatable(ChatRequest.user("why?", model="m", temperature=0.7, seed=3))
-    assert is_repeatable(ChatRequest.user("why?", model="m", temperature=0.7, sample=0))
 
 
 @pytest.mark.parametrize("reply", [Completion(text="because", eval_s=2.0), Completion.failed("server", "x")])
@@ -662,13 +609,3 @@ def test_a_leader_that_is_torn_away_leaves_nobody_waiting() -> None:
     with pytest.raises(KeyboardInterrupt):
         work()
     assert [reply.error.kind for reply in got if reply.error] == ["cancelled"]
-
-
-def test_a_client_that_cannot_join_just_calls() -> None:
-    gate = Gate(Completion(text="because"))
-    gate.open.set()
-    got: list[Completion] = []
-    work = join(gate, REQUEST, got.append)
-    assert work is not None
-    work()
-    assert got == [Completion(text="because")]

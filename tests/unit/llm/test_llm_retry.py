@@ -37,6 +37,7 @@ def delays(kind: str, *, max_retries: int = 4, retry_after_s: float | None = Non
 
 @pytest.mark.parametrize("kind", ERROR_KINDS)
 def test_each_kind_is_tried_again_as_often_as_it_can_help(kind: str) -> None:
+    assert delays(kind, max_retries=0) == [None] * 6
     expected = 4 if kind in AGAIN else 1 if kind == "timeout" else 0
     assert [delay is not None for delay in delays(kind)] == [attempt <= expected for attempt in range(1, 7)]
 
@@ -48,20 +49,13 @@ def test_a_time_out_after_other_failures_is_the_first_time_out() -> None:
     assert DEFAULT_POLICY.delay_s(error, 5, key="k", timeouts=1) is None  # four retries are all there are
 
 
-def test_no_retries_means_none_for_any_kind() -> None:
-    assert all(delays(kind, max_retries=0) == [None] * 6 for kind in ERROR_KINDS)
-
-
 def test_waits_double_and_keep_half_of_their_length_under_jitter() -> None:
     for attempt, delay in enumerate(delays("server", max_retries=6)):
         assert delay is not None
         assert 0.125 * 2**attempt <= delay <= 0.25 * 2**attempt
-
-
-def test_waits_end_at_thirty_seconds() -> None:
-    delay = RetryPolicy(max_retries=100).delay_s(ErrorInfo(kind="busy", message=""), 60, key="k")
-    assert delay is not None
-    assert 15 <= delay <= 30
+    late = RetryPolicy(max_retries=100).delay_s(failure("busy"), 60, key="k")
+    assert late is not None
+    assert 15 <= late <= 30
 
 
 def test_jitter_depends_on_key_and_attempt_alone() -> None:
@@ -200,14 +194,6 @@ def test_while_all_servers_rest_a_call_is_tried_all_the_same() -> None:
     assert pool.complete(POOLED).ok
 
 
-def test_close_closes_every_server_and_repr_prints_the_nesting() -> None:
-    backends = [Scripted(None), Scripted(None)]
-    pool = Pool(backends)
-    pool.close()
-    assert all(backend.closed for backend in backends)
-    assert repr(pool) == "Pool([Scripted('scripted'), Scripted('scripted')])"
-
-
 class Other(Echo):
     """The same name, other weights."""
 
@@ -310,25 +296,15 @@ def test_the_limit_finds_the_servers_slots_and_stays_near_them(slots: int) -> No
     assert max(late) <= 1.5 * slots + 1
 
 
-def test_a_server_with_room_keeps_the_highest_limit() -> None:
-    server = Slots(64)
-    assert set(course(Limit(server, limit=8, is_adaptive=True), server, 10)) == {8}
-
-
 def test_a_limit_that_was_halved_grows_again_while_it_is_full() -> None:
     server = Slots(64)
     limit = Limit(server, limit=8, is_adaptive=True)
-    limit._learn(Completion.failed("busy", "x"), limit._window)
-    assert course(limit, server, 6) == [5, 6, 7, 8, 8, 8]
-
-
-def test_calls_that_fail_together_lower_the_limit_once() -> None:
-    server = Slots(8)
-    limit = Limit(server, limit=8, is_adaptive=True)
+    assert set(course(limit, server, 10)) == {8}
     window = limit._window
-    for _ in range(8):
+    for _ in range(8):  # calls that fail together lower it once
         limit._learn(Completion.failed("busy", "x"), window)
     assert limit.limit == 4
+    assert course(limit, server, 6) == [5, 6, 7, 8, 8, 8]
 
 
 SLOW_MS = 60_000
@@ -418,19 +394,15 @@ def test_known_replies_are_found_while_the_server_is_away(shown: list[str], tmp_
     assert not shown
 
 
-def test_a_server_that_never_answered_is_not_waited_for(connect: Callable[..., ClientStack], shown: list[str]) -> None:
-    server = start_server([])
-    server.close()
-    assert kind_of(ask(connect(server))) == "connect"
-    assert not shown
-
-
-def test_a_wait_of_zero_seconds_is_none(connect: Callable[..., ClientStack], shown: list[str]) -> None:
+def test_a_server_that_never_answered_is_not_waited_for_nor_any_for_zero_seconds(
+    connect: Callable[..., ClientStack], shown: list[str]
+) -> None:
     server = start_server([])
     stack = connect(server, wait_s=0.0)
     assert ask(stack).ok
     server.close()
-    assert kind_of(ask(stack)) == "connect"
+    for gone in (stack, connect(server)):
+        assert kind_of(ask(gone)) == "connect"
     assert not shown
 
 

@@ -107,13 +107,6 @@ def test_a_random_reply_is_asked_for_anew_unless_a_draw_is_named(store: Store) -
     assert client.calls == 3
 
 
-def test_eight_seeds_share_no_draw(store: Store) -> None:
-    cache, client = over(store, ANSWER)
-    for seed in range(8):
-        cache.complete(replace(REQUEST, temperature=0.7, seed=seed))
-    assert (client.calls, cache.hits) == (8, 0)
-
-
 def test_several_processes_write_one_file_at_once(path: Path) -> None:
     writers = [
         subprocess.Popen(

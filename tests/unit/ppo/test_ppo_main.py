@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from ppo.__main__ import Args, main, make_envs, parse
-from ppo.collect import NotFiniteError, require_finite
 from ppo.config import PPOConfig
 
 BROKEN = "Broken-v0"
@@ -84,9 +83,6 @@ def test_observations_of_any_shape_arrive_flat(env: str, obs_dim: int) -> None:
 def test_a_rollout_is_what_all_environments_do_between_updates() -> None:
     config = PPOConfig(num_env_steps=1000, num_processes=16, num_steps=32)
     assert (config.rollout_steps, config.num_updates, config.total_steps) == (512, 2, 1024)
-
-
-def test_fewer_steps_than_a_rollout_still_make_one_update() -> None:
     assert PPOConfig(num_env_steps=1).num_updates == 1
 
 
@@ -196,10 +192,3 @@ def test_an_earlier_checkpoint_is_not_replaced_by_an_untrained_one(
     with pytest.raises(SystemExit, match="2"):
         main([*SMALL, "--num-steps", "32", "--total-timesteps", "640", "--save", str(tmp_path / "policy.pt")])
     assert (tmp_path / "policy.pt").read_bytes() == before
-
-
-def test_the_first_row_that_is_not_finite_is_named() -> None:
-    values = np.array([[0.0, 1.0], [2.0, math.inf], [math.nan, 0.0]], dtype=np.float32)
-    with pytest.raises(NotFiniteError, match=r"^environment 7, step 9: the observation has the value inf; "):
-        require_finite("observation", values, lambda row: (6 + row, 9))
-    require_finite("observation", values[:1], lambda row: (row, 9))

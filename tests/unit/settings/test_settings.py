@@ -320,13 +320,9 @@ def test_every_number_flag_has_bounds(name: str) -> None:
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--num-env-steps", "1" + "0" * 20], "num_env_steps=100000000000000000000 must be at most 1000000000000"),
-        (["--num-processes", "1" + "0" * 20], "num_processes=100000000000000000000 must be at most 100000"),
         (["--num-processes", "100000", "--num-steps", "100000"], "transitions of a rollout must be at most 10^8"),
-        (["--lr", "1e308"], "lr=1e+308 must be at most 10"),
         (["--temperature", "inf"], "temperature=inf must be at most 100"),
         (["--seed", "-1"], "seed=-1 must be at least 0"),
-        (["--hidden-sizes", "64", "1000000000"], "hidden_sizes=1000000000 must be at most 16384"),
         (["--ollama-url", "nonsense"], "--ollama-url nonsense has no scheme; try http://nonsense"),
         (["--ollama-url", "ftp://there"], "--ollama-url: 'ftp://there' is not an address of a server"),
         (["--openai-url", "localhost:8000/v1"], "--openai-url localhost:8000/v1 has no scheme"),
@@ -356,11 +352,6 @@ def test_every_command_names_the_flag_of_a_wrong_address(command: str, capsys: p
 
 def test_several_lines_are_allowed_where_a_person_writes_them() -> None:
     assert parse_flags(TrainConfig, ["--domain", "one\ntwo"], prog="train").domain == "one\ntwo"
-
-
-def test_a_config_made_by_a_program_is_checked_as_well() -> None:
-    with pytest.raises(ValueError, match="replay_size=1000000000000 must be at most 100000000"):
-        IQNConfig(replay_size=10**12)
 
 
 @dataclass(frozen=True, kw_only=True)

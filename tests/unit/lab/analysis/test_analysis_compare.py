@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from docutils.core import publish_string
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
@@ -185,13 +186,6 @@ def test_any_numbers_give_a_page_without_nonsense(data: st.DataObject, tmp_path:
     for result in analysis.results:
         assert all(value.interval[0] <= value.interval[1] for value in result.groups)
         assert all(one.interval[0] <= one.interval[1] and 0 <= one.p <= 1 for one in result.comparisons)
-
-
-def test_seeds_that_share_the_few_numbers_they_log_are_told_apart_by_their_speeds(tmp_path: Path) -> None:
-    for seed in range(4):
-        write_run(tmp_path / f"a-s{seed}", {"rollout/ep_rew_mean": [0.5], "time/fps": [100.0 + seed]}, seed=seed)
-    (group,) = compared(tmp_path).groups
-    assert group.num_seeds == 4
 
 
 def test_runs_of_one_seed_count_as_their_mean(tmp_path: Path) -> None:
@@ -406,26 +400,13 @@ def test_the_script_writes_every_output(racing: Path, capsys: pytest.CaptureFixt
     assert {row["run"] for row in rows if row["metric"] == "loss"} == set(RACING)
     assert any(row["reading"] == "at" and row["tag"] == "Training/loss" and row["divided_by"] for row in rows)
     page = (racing / "out.rst").read_text()
+    assert "uni\\_7" in page
+    publish_string(page, writer="null", settings_overrides={"report_level": 2, "halt_level": 2, "warning_stream": ""})
     for title in ("Results", "Run Analysis", "Detailed Metrics Analysis", "By step", "Configuration Changes",
                   "Hardware"):  # fmt: skip
         assert f"\n{title}\n" in page
     assert (racing / "out.svg").read_text().count("<svg") == 1
-
-
-def test_the_rst_page_is_valid(racing: Path) -> None:
-    from docutils.core import publish_string
-
-    assert main(["analyze", str(racing / "tensorboard" / "uni_*"), "--rst", str(racing / "a.rst"), "--json", "-"]) == 0
-    settings = {"report_level": 2, "halt_level": 2, "warning_stream": ""}
-    source = (racing / "a.rst").read_text()
-    assert "uni\\_7" in source
-    publish_string(source, writer="null", settings_overrides=settings)
-
-
-def test_the_html_page_is_self_contained_and_its_tables_are_complete(racing: Path) -> None:
-    path = racing / "a.html"
-    assert main(["analyze", str(racing / "tensorboard" / "uni_*"), "--html", str(path), "--json", "-"]) == 0
-    page = path.read_text()
+    page = (racing / "out.html").read_text()
     tables = re.findall("<table>.*?</table>", page, re.DOTALL)
     cells = [
         {len(re.findall("<t[dh][ >]", row)) for row in re.findall("<tr>.*?</tr>", one, re.DOTALL)} for one in tables

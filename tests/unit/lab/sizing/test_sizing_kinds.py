@@ -49,12 +49,6 @@ def test_an_operation_too_large_to_run_has_a_range_that_holds_the_truth(monkeypa
     assert row.low < row.truth <= row.high
 
 
-@pytest.mark.parametrize("name", ["optimizer", "precision"])
-def test_an_unknown_way_to_train_is_refused(name: str) -> None:
-    with pytest.raises(UsageError, match=f"{name} 'lion' is unknown; known are"):
-        Recipe(**{name: "lion"})
-
-
 def test_a_number_that_changes_no_size_is_sized_precisely() -> None:
     def workload(loss: object) -> Workload:
         return Workload(name="net", build=lambda: nn.Linear(8, 8), batch=lambda b: torch.zeros(b, 8), loss=loss)  # type: ignore[arg-type]

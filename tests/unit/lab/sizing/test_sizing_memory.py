@@ -26,7 +26,6 @@ from query_mutator.lab.sizing.sizes import (
     recipe_of,
     room_on,
     tabled,
-    train_line,
     vram_bytes,
 )
 from query_mutator.lab.sizing.tracker import _warn_of_guesses
@@ -106,18 +105,6 @@ def test_recomputed_blocks_keep_a_gpu_s_list_of_operations_in_fp32() -> None:
     assert recomputed.phases["forward"] < plain.phases["forward"]
 
 
-def test_accumulation_takes_a_gradient_buffer_and_checkpointing_saves_activations() -> None:
-    peaks = {
-        name: estimate(small(), 16, recipe).peak
-        for name, recipe in (
-            ("plain", CPU),
-            ("accumulate", replace(CPU, accumulate=2)),
-            ("checkpointing", replace(CPU, checkpointing=True)),
-        )
-    }
-    assert peaks["accumulate"] > peaks["plain"] > peaks["checkpointing"]
-
-
 def test_the_line_through_two_batches_holds_far_beyond_and_below() -> None:
     line = fit(small(), CPU)
     for batch in (1, 128):
@@ -181,19 +168,6 @@ def test_sizes_from_the_table() -> None:
     act = tabled("act", cameras=2, resolution=(480, 640))
     assert [act.slope / MIB, act.at(1) / MIB] == pytest.approx([463.3, 1070], rel=0.01)  # as LeRobot's own: 463
     assert all(tabled(name, PLAIN).largest(room_on("12GB")) > 30 for name in TABLED)
-
-
-#: Options of `lerobot-train` (LeRobot 0.6); there is no --bf16
-LEROBOT_OPTIONS = {
-    "dataset.repo_id", "policy.type", "policy.push_to_hub", "batch_size", "steps", "num_workers", "prefetch_factor",
-    "persistent_workers", "dataloader_multiprocessing_context",
-}  # fmt: skip
-
-
-def test_lines_for_lerobot_have_options_that_exist() -> None:
-    line = train_line(batch_size=16, workers=4, prefetch=4)
-    assert {word.removeprefix("--").partition("=")[0] for word in line.split()[1:]} <= LEROBOT_OPTIONS
-    assert "workers" not in train_line(batch_size=16)
 
 
 @pytest.mark.parametrize(("seen", "expected"), [(False, 0), (True, 1)])

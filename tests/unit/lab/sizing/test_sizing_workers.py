@@ -11,7 +11,7 @@ import pytest
 
 from query_mutator.commands.main import main
 from query_mutator.errors import UsageError
-from query_mutator.lab.sizing.collecting import cache_bytes, cache_line, replay_bytes, rollout_bytes, size_calls
+from query_mutator.lab.sizing.collecting import cache_bytes, cache_line, replay_bytes, rollout_bytes
 from query_mutator.lab.sizing.loading import profile_items
 from query_mutator.lab.sizing.machine import Budget, machine_budget
 from query_mutator.lab.sizing.workers import Profile, advice_text, advise, predicted_wait
@@ -48,13 +48,6 @@ def test_memory_of_a_replay_buffer(capsys: pytest.CaptureFixture[str]) -> None:
     assert "53,852.1" in said  # a million pairs of Atari observations
     with pytest.raises(UsageError, match="write a shape"):
         main(["size", "replay", "--obs", "4x"])
-
-
-def test_calls_and_environments_follow_from_slots_and_time() -> None:
-    advice = size_calls(4, width=16, service_s=0.5)
-    assert advice.startswith("--batch-size 4 --num-processes 8: at most 4 steps/s")
-    assert "4 slots, 0.5 s a call" in advice
-    assert "or more" in size_calls(16, width=16, service_s=0.5)
 
 
 def test_memory_of_attention_caches() -> None:

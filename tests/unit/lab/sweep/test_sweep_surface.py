@@ -63,16 +63,6 @@ def test_an_interior_optimum_of_two_axes_that_is_not_quadratic() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("left", "right", "at"), [(0.15, 0.03, 9.0), (0.03, 0.15, 9.0), (0.12, 0.06, 8.4)])
-def test_the_region_holds_a_peak_with_a_kink(left: float, right: float, at: float) -> None:
-    def kinked(logs: Floats) -> Floats:
-        return 0.7 - np.where(logs[:, 0] < at, left * (at - logs[:, 0]), right * (logs[:, 0] - at))
-
-    for noise in (0.01, 0.03):
-        assert covered(repeats(grid(BATCHES), kinked, noise=noise), 2**at) >= 0.95
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("bend", [0.0, 1.0])
 def test_a_monotone_surface_is_an_edge_optimum(bend: float) -> None:
     def rising(logs: Floats) -> Floats:
@@ -93,6 +83,7 @@ def test_noise_alone_has_no_golden_middle() -> None:
     assert np.mean([optimum.kind == "interior" for optimum in found]) <= 0.05
     assert np.mean([optimum.kind == "undecided" for optimum in found]) >= 0.9
     assert "these seeds show no difference" in found[0].why
+    assert np.mean([bool(optimum.finer) for optimum in found]) <= 0.05
 
 
 @pytest.mark.slow
@@ -129,9 +120,6 @@ def test_where_less_is_better_the_lowest_point_is_the_optimum() -> None:
 def test_a_grid_that_is_too_small_or_too_wide_says_so(x: Floats, words: str) -> None:
     with np.errstate(divide="ignore"), pytest.raises(ValueError, match=words):
         find_optimum(x, np.log(x + 1).sum(axis=1), names=list("abcdef")[: x.shape[1]])
-
-
-def test_a_result_that_is_not_finite_is_refused() -> None:
     with pytest.raises(ValueError, match="1 results are NaN or infinite"):
         find_optimum(grid((64, 128, 256, 512)), np.r_[np.nan, np.ones(11)], names=["batch"])
 
@@ -188,10 +176,6 @@ def tried(optimum: Optimum) -> list[float]:
     return [float(np.log2(float(value))) for value in optimum.finer[0].partition("=")[2].split(",")]
 
 
-def share(found: list[bool]) -> float:
-    return float(np.mean(found))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("surface", "at"),
@@ -203,25 +187,18 @@ def test_a_cliff_or_a_narrow_peak_is_held_or_answered_with_values_around_it(
 ) -> None:
     found = found_on(surface, BATCHES, noise=0.02, seeds=seeds)
     inside = [bool(one.axes[0].low <= 2**at <= one.axes[0].high) for one in found]
-    assert share(inside) >= 0.95
+    assert np.mean(inside) >= 0.95
     coarse = [one for one in found if one.kind == "coarse"]
     assert len(coarse) >= (0.95 if seeds == 8 else 0.8) * len(found)
     assert all("the grid is too coarse here: try --grid batch=" in one.why for one in coarse)
-    assert share([min(tried(one)) < at < max(tried(one)) for one in coarse]) >= 0.95
+    assert np.mean([min(tried(one)) < at < max(tried(one)) for one in coarse]) >= 0.95
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("noise", [0.01, 0.03, 0.06])
 @pytest.mark.parametrize("surface", [bell(8.4, 1.0), bell(8.4, 1.5), lambda z: 0.7 - 0.02 * (z[:, 0] - 9) ** 2])
 def test_a_smooth_hill_is_not_called_too_coarse(surface: Curve, noise: float) -> None:
-    assert share([bool(one.finer) for one in found_on(surface, BATCHES, noise=noise)]) <= 0.05
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("noise", "seeds"), [(0.03, 3), (0.03, 8)])
-def test_noise_alone_is_not_called_too_coarse(noise: float, seeds: int) -> None:
-    flat = found_on(lambda z: 0 * z[:, 0], BATCHES, noise=noise, seeds=seeds, count=100)
-    assert share([bool(one.finer) for one in flat]) <= 0.05
+    assert np.mean([bool(one.finer) for one in found_on(surface, BATCHES, noise=noise)]) <= 0.05
 
 
 @pytest.mark.slow
@@ -231,7 +208,7 @@ def test_a_diagonal_ridge_has_no_golden_middle_and_no_certain_edge(exponent: flo
         return 0.7 - 0.05 * (z[:, 0] + exponent * z[:, 1] - at) ** 2
 
     found = found_on(ridge, *FIVE, noise=0.02, count=20)
-    assert share([one.kind == "interior" or "lies at the edge" in one.why for one in found]) <= 0.05
+    assert np.mean([one.kind == "interior" or "lies at the edge" in one.why for one in found]) <= 0.05
 
 
 @pytest.mark.slow
@@ -240,7 +217,7 @@ def test_a_tilted_hill_has_a_golden_middle() -> None:
         return 0.7 - 0.04 * (z[:, 0] + z[:, 1] - 17) ** 2 - 0.02 * (z[:, 0] - z[:, 1] + 1) ** 2
 
     found = found_on(hill, *FIVE, noise=0.02, count=20)
-    assert share([one.kind == "interior" for one in found]) >= 0.9
+    assert np.mean([one.kind == "interior" for one in found]) >= 0.9
     assert all(one.axes[0].low <= 256 <= one.axes[0].high for one in found)
 
 
@@ -251,23 +228,8 @@ def test_a_plateau_up_to_an_end_may_go_on_there(slope: int) -> None:
         return 0.6 - 0.12 * np.maximum(0, slope * (9 - z[:, 0]))
 
     found = found_on(plateau, BATCHES, noise=0.015, seeds=5, count=60)
-    assert share([one.kind == "interior" for one in found]) <= 0.1
-    assert share([one.axes[0].reaches == ("high" if slope > 0 else "low",) for one in found]) >= 0.85
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("best", "other", "widths", "seeds"), [(10.8, 5.2, (0.7, 1.3), 8), (10.9, 5.0, (0.6, 0.7), 8)])
-def test_the_region_holds_the_higher_of_two_peaks(
-    best: float, other: float, widths: tuple[float, float], seeds: int
-) -> None:
-    def peaks(z: Floats) -> Floats:
-        return np.maximum(
-            np.exp(-(((z[:, 0] - best) / widths[0]) ** 2) / 2),
-            0.8 * np.exp(-(((z[:, 0] - other) / widths[1]) ** 2) / 2),
-        )
-
-    found = found_on(peaks, tuple(2**level for level in range(4, 13)), noise=0.05, seeds=seeds)
-    assert share([one.axes[0].low <= 2**best <= one.axes[0].high for one in found]) >= 0.95
+    assert np.mean([one.kind == "interior" for one in found]) <= 0.1
+    assert np.mean([one.axes[0].reaches == ("high" if slope > 0 else "low",) for one in found]) >= 0.85
 
 
 @pytest.mark.slow
@@ -275,7 +237,7 @@ def test_an_edge_is_said_only_where_the_results_show_it() -> None:
     found = found_on(
         lambda z: 1 - 0.15 * (z[:, 0] - np.log2(480)) ** 2, (100, 200, 300, 400, 500, 600), noise=0.2, count=100
     )
-    assert share(["the best lies at the edge" in one.why for one in found]) <= 0.05
+    assert np.mean(["the best lies at the edge" in one.why for one in found]) <= 0.05
     assert not any(one.axes[0].at_edge == "low" for one in found)
 
 
@@ -284,19 +246,6 @@ def test_an_edge_is_said_only_where_the_results_show_it() -> None:
 def test_a_region_that_reaches_an_end_is_never_interior(at: float) -> None:
     found = found_on(lambda z: 0.7 - 0.02 * (z[:, 0] - at) ** 2, BATCHES, noise=0.04)
     assert not any(one.kind == "interior" and any(axis.reaches for axis in one.axes) for one in found)
-
-
-@pytest.mark.slow
-def test_large_numbers_do_not_overflow() -> None:
-    (found,) = found_on(lambda z: 1e200 * (0.7 - 0.02 * (z[:, 0] - 9) ** 2), BATCHES, noise=1e198, count=1)
-    assert found.kind == "interior"
-    assert found.predicted == pytest.approx(0.7e200, rel=0.1)
-
-
-@pytest.mark.slow
-def test_neighboring_integers_are_not_refined() -> None:
-    found = found_on(lambda z: np.where(z[:, 0] <= 1, z[:, 0], 0.0) + 0.0, (1, 2, 3, 4, 5), noise=0.01, count=5)
-    assert all(one.finer == () for one in found)
 
 
 FINE = np.stack(np.meshgrid(range(6, 11), range(7, 12), indexing="ij"), axis=-1).reshape(-1, 2).astype(float)
