@@ -160,17 +160,13 @@ def test_context_and_reloads_have_a_sentence_each(capsys: pytest.CaptureFixture[
     with start_server([Upper()], latency_ms=5) as server:
         lines = lines_of(capsys, ["--ollama-url", server.url])
         quiet = lines_of(capsys, ["--ollama-url", server.url, "--no-probe"])
+        small = lines_of(capsys, ["--ollama-url", server.url, "--no-probe", "--num-ctx", "200"])
         assert server.stats()["loads"] == 1
     assert lines["context"] == ["4096 tokens of the model's 32768: a reply of 256 leaves 3840 for a prompt"]
     assert lines["reload"][0].startswith("none now; a call of any client with another num_ctx")
     assert quiet["context"] == lines["context"]
+    assert small["context"][0].endswith("too few for a reply of 256; give a larger --num-ctx")
     assert not {"reload", "slots", "set"} & quiet.keys()
-
-
-def test_a_context_that_is_too_small_for_a_reply_is_a_finding(capsys: pytest.CaptureFixture[str]) -> None:
-    with start_server([Upper()], latency_ms=5) as server:
-        lines = lines_of(capsys, ["--ollama-url", server.url, "--num-ctx", "200"])
-    assert lines["context"][0].endswith("too few for a reply of 256; give a larger --num-ctx")
 
 
 def test_two_models_that_push_each_other_out_are_a_finding(capsys: pytest.CaptureFixture[str]) -> None:

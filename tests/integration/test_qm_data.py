@@ -161,13 +161,6 @@ def test_a_tokenizer_that_is_not_there_is_one_line(
     assert "the folder has no loadable tokenizer" in capsys.readouterr().err
 
 
-def test_help_of_a_group_lists_its_commands(capsys: pytest.CaptureFixture[str]) -> None:
-    assert qm("data", "batching", "--help") == 0
-    out = capsys.readouterr().out
-    assert "data batching suggest" in out
-    assert "data lengths" not in out
-
-
 def test_gym_run_plays_generated_puzzles(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     mock = ("gym", "run", "-t", "bytes", "--mock", "--num-episodes", "4", "--steps-per-episode", "3", "--json")
     assert qm(*mock, "--success-rate", "1") == 0

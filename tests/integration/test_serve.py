@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from typing import Any
 
 import ollama
@@ -26,6 +26,7 @@ from query_mutator.learners.plan import Plan
 from query_mutator.testing import StubServer, start_server
 from tests.conftest import Librarian, Softener
 from tests.integration.proxied import KILL, MODEL, SORT, VIRTUAL, answer, chat, proxy, recording
+from tests.scripted_server import CLOSE, ScriptedServer
 
 
 @pytest.fixture(scope="module")
@@ -78,48 +79,29 @@ def test_an_upstream_model_is_answered_as_by_the_upstream(
     assert names[0] == names[1]
 
 
-def raw_server(parts: Sequence[bytes], *, pause_s: float, ends: bool = False) -> tuple[str, threading.Event]:
-    """Serve one reply in parts and close if it `ends` there; the event says that the client closed the connection."""
-    listening, closed = socket.create_server(("127.0.0.1", 0)), threading.Event()
-
-    def serve() -> None:
-        connection, _ = listening.accept()
-        connection.recv(65536)
-        for part in parts:
-            try:
-                connection.sendall(part)
-                time.sleep(pause_s)
-            except OSError:
-                closed.set()
-        connection.settimeout(5)
-        try:
-            if ends:
-                connection.shutdown(socket.SHUT_WR)
-            while connection.recv(65536):  # what is unread when a socket closes would reset the connection
-                pass
-            closed.set()
-        except OSError:
-            closed.set()
-        connection.close()
-        listening.close()
-
-    threading.Thread(target=serve, daemon=True).start()
-    return f"http://127.0.0.1:{listening.getsockname()[1]}", closed
-
-
 def test_each_part_is_forwarded_on_arrival_with_its_bytes(hash_encoder: Encoder) -> None:
     head = b"HTTP/1.1 200 OK\r\nContent-Type: application/x-ndjson\r\nX-Own: Some Value\r\nContent-Length: 30\r\n\r\n"
-    lines = [b'{"a": 1.0}   \n', b'\xff\xfe{"b":2}\n'.ljust(16, b"\n")]
-    url, _ = raw_server([head, *lines], pause_s=0.4)
-    with proxy(url, hash_encoder) as ours, requests.get(f"{ours}/api/pull", stream=True, timeout=10) as reply:
+    first, second = b'{"a": 1.0}   \n', b'\xff\xfe{"b":2}\n'.ljust(16, b"\n")
+    first_is_read = threading.Event()
+    with (
+        closing(ScriptedServer((head + first, first_is_read, second))) as upstream,
+        proxy(upstream.url, hash_encoder) as ours,
+        requests.get(f"{ours}/api/pull", stream=True, timeout=10) as reply,
+    ):
         assert reply.headers["X-Own"] == "Some Value"
-        started, seen = time.monotonic(), []
-        for chunk in reply.raw.stream(1, decode_content=False):
-            seen.append((time.monotonic() - started, chunk))
-        assert b"".join(chunk for _, chunk in seen) == b"".join(lines)
-        first = max(when for when, _ in seen[: len(lines[0])])
-        last = seen[-1][0]
-        assert last - first > 0.2  # the first line did not wait for the second
+        assert reply.raw.read(len(first)) == first  # which did not wait for the second
+        first_is_read.set()
+        assert reply.raw.read() == second
+
+
+def test_an_error_in_the_middle_of_a_stream_comes_as_it_is(hash_encoder: Encoder) -> None:
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/x-ndjson\r\nConnection: close\r\n\r\n"
+    first = b'{"model":"m","message":{"role":"assistant","content":"Use `sorted`. "},"done":false}\n'
+    error = b'{"error":"an error was encountered while running the model"}\n'
+    with closing(ScriptedServer((head, first, error, CLOSE))) as upstream, proxy(upstream.url, hash_encoder) as ours:
+        lines = chat(ours, SORT, model="m+qm", stream=True).content.splitlines(keepends=True)
+    assert json.loads(lines[0])["model"] == "m+qm"
+    assert lines[1:] == [error]
 
 
 def test_an_upload_is_forwarded_in_parts_and_larger_than_a_request_may_be(hash_encoder: Encoder) -> None:
@@ -338,17 +320,6 @@ def test_a_rewrite_alone_is_asked_for_without_an_answer(gate: str) -> None:
     more = [*turns, {"role": "assistant", "content": "sorted"}, {"role": "user", "content": "plz explain it"}]
     assert requests.post(f"{gate}/qm/rewrite", json={"messages": more}, timeout=10).json()["problem"] == "context"
     assert requests.post(f"{gate}/qm/rewrite", json={"question": SORT}, timeout=10).status_code == 400
-
-
-def test_an_error_in_the_middle_of_a_stream_comes_as_it_is(hash_encoder: Encoder) -> None:
-    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/x-ndjson\r\nConnection: close\r\n\r\n"
-    first = b'{"model":"m","message":{"role":"assistant","content":"Use `sorted`. "},"done":false}\n'
-    error = b'{"error":"an error was encountered while running the model"}\n'
-    url, _ = raw_server([head, first, error], pause_s=0.05, ends=True)
-    with proxy(url, hash_encoder) as ours:
-        lines = chat(ours, SORT, model="m+qm", stream=True).content.splitlines(keepends=True)
-    assert json.loads(lines[0])["model"] == "m+qm"
-    assert lines[1:] == [error]
 
 
 @pytest.mark.parametrize(("sent", "got"), [(None, "Bearer upstream"), ("Bearer mine", "Bearer mine")])

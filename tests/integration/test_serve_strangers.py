@@ -411,11 +411,6 @@ class Answer(BaseModel):
     answer: str
 
 
-class Scores(BaseModel):
-    scores: dict[str, float]
-    note: str
-
-
 @pytest.fixture(scope="module")
 def server() -> Iterator[StubServer]:
     with start_server([Upper()], encoder=resolve_encoder("hash"), num_parallel=2) as running:
@@ -478,15 +473,3 @@ def test_both_clients_are_refused_log_probabilities_and_paths_that_are_not_there
         openai_client.completions.create(model="upper", prompt=TEXT)
     with pytest.raises(ollama.ResponseError, match="POST /api/pull: Not Found"):
         theirs.pull("upper")
-
-
-@pytest.mark.slow
-def test_both_clients_get_dictionaries_of_numbers(theirs: ollama.Client, openai_client: openai.OpenAI) -> None:
-    reply = theirs.chat("upper", user(), format=Scores.model_json_schema())
-    assert Scores.model_validate_json(reply.message.content) == Scores(scores={}, note=TEXT.upper())
-    parsed = openai_client.chat.completions.create(
-        model="upper",
-        messages=user(),
-        response_format={"type": "json_schema", "json_schema": {"name": "s", "schema": Scores.model_json_schema()}},
-    )
-    assert Scores.model_validate_json(parsed.choices[0].message.content) == Scores(scores={}, note=TEXT.upper())

@@ -233,6 +233,14 @@ def test_what_is_no_cache_of_lengths_is_refused(tmp_path: Path, name: str, conte
         LengthCache.load_sync(tmp_path / name)
 
 
+def test_a_changed_hash_in_the_header_is_damage(tmp_path: Path) -> None:
+    build(tmp_path / "lengths.jsonl", {"a": 3}, tokenizer_hash="0123abcd")
+    path = tmp_path / "lengths.jsonl"
+    path.write_text(path.read_text().replace("0123abcd", "0133abcd", 1))
+    with pytest.raises(UsageError, match="checksum"):
+        LengthCache.load_sync(path)
+
+
 Samples = dict[str, dict[str, list[int]]]
 
 
@@ -496,6 +504,7 @@ def test_padding_never_cuts() -> None:
     with pytest.raises(UsageError, match="one per token"):
         default_collate([{"input_ids": [1], "loss_mask": [1, 0]}], 4)
     assert default_collate([{"input_ids": [1, 2]}], 4)["loss_mask"].tolist() == [[1, 1, 0, 0]]
+    assert default_collate([{"input_ids": [1, 2, 3]}], 2)["input_ids"].tolist() == [[1, 2]]
     spec = MicrobatchSpec(samples=("a",), bucket_id=0, max_len=2, index=3, total_tokens=3)
     with pytest.raises(UsageError, match="microbatch 3 has 2 tokens, the plan was made for 3"):
         collate_microbatch(spec, [TokenRow(np.arange(3, dtype=np.int32), np.ones(3, np.uint8))])

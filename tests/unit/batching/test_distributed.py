@@ -76,27 +76,18 @@ def test_microbatches_interleave_by_bucket(plan: BatchPlan) -> None:
     assert [one.bucket_id for one in mixed[:4]] == [0, 1, 2, 3]
 
 
-ENVIRONMENTS = {
-    "torchrun": {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"},
-    "world rank": {"WORLD_RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"},
-    "open mpi": {
-        "OMPI_COMM_WORLD_RANK": "3",
-        "OMPI_COMM_WORLD_SIZE": "8",
-        "OMPI_COMM_WORLD_LOCAL_RANK": "1",
-        "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
-    },
-    "slurm": {
-        "SLURM_PROCID": "3",
-        "SLURM_STEP_NUM_TASKS": "8",
-        "SLURM_LOCALID": "1",
-        "SLURM_STEP_TASKS_PER_NODE": "2(x4)",
-    },
+LAUNCHERS = {
+    "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    "world rank": ("WORLD_RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    "open mpi": tuple(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")),
+    "slurm": tuple(f"SLURM_{name}" for name in ("PROCID", "STEP_NUM_TASKS", "LOCALID", "STEP_TASKS_PER_NODE")),
 }
 
 
-@pytest.mark.parametrize("launcher", list(ENVIRONMENTS))
+@pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_every_launcher_is_understood(launcher: str) -> None:
-    config = DistributedConfig.from_env(ENVIRONMENTS[launcher])
+    values = ("3", "8", "1", "2(x4)" if launcher == "slurm" else "2")
+    config = DistributedConfig.from_env(dict(zip(LAUNCHERS[launcher], values, strict=True)))
     assert (config.rank, config.world_size, config.local_rank, config.local_world_size) == (3, 8, 1, 2)
     assert config.is_distributed
     assert not config.is_main

@@ -200,15 +200,6 @@ def test_a_sample_is_frozen_and_checked() -> None:
             StreamSample(**{"input_ids": [1, 2], "loss_mask": [0, 1], **fields, **bad})
 
 
-def test_a_replay_is_a_marked_copy() -> None:
-    sample = StreamSample(input_ids=[1], loss_mask=[1], sample_id="a", dataset_id="d", source="offline")
-    twice = sample.with_replay().with_replay()
-    assert (twice.replay_count, twice.source, twice.is_replay) == (2, SampleSource.REPLAY, True)
-    assert (sample.replay_count, sample.is_replay) == (0, False)
-    assert twice == sample.model_copy(update={"replay_count": 2, "source": SampleSource.REPLAY})
-    assert twice.model_dump_json() == StreamSample.model_validate_json(twice.model_dump_json()).model_dump_json()
-
-
 def test_metrics_are_means_of_what_carries_the_value() -> None:
     metrics = StreamMetrics()
     for length, difficulty in [(2, 0.5), (4, None)]:

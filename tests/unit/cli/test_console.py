@@ -17,7 +17,7 @@ import pytest
 from cyclopts import Parameter
 
 from query_mutator import __version__
-from query_mutator.cli.console import FiguresBar, Interrupted, closing_on_interrupt, exit_code, note, table
+from query_mutator.cli.console import FiguresBar, Interrupted, exit_code, note, table
 from query_mutator.cli.flags import Positional, flags_of, parse_flags
 from query_mutator.cli.outputs import JsonTo
 from query_mutator.errors import (
@@ -156,14 +156,6 @@ def test_what_hangs_is_ended_anyway(what: str) -> None:
     process = child(what)
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=30) == 143
-
-
-def test_closing_on_interrupt_forgets_when_left() -> None:
-    from query_mutator.cli import console
-
-    with closing_on_interrupt(lambda: None):
-        assert len(console._on_interrupt) == 1
-    assert console._on_interrupt == []
 
 
 def test_whatever_is_printed_shows_no_control_characters(capsys: pytest.CaptureFixture[str]) -> None:

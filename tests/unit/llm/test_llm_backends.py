@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -202,43 +200,6 @@ def test_the_server_lists_its_models_and_tells_what_is_missing(keyed: OpenAIBack
     assert keyed.digest("upper") == ""
 
 
-class _NoList(BaseHTTPRequestHandler):
-    """Answers a chat with `known`; has no list of models, as some gateways do."""
-
-    protocol_version = "HTTP/1.1"
-
-    def do_GET(self) -> None:
-        self._answer(404, {"error": {"message": "Not Found"}})
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if body["model"] != "known":
-            self._answer(404, {"error": {"message": f"The model {body['model']} does not exist"}})
-            return
-        message = {"role": "assistant", "content": "Hello"}
-        self._answer(200, {"choices": [{"message": message, "finish_reason": "length"}]})
-
-    def _answer(self, status: int, payload: dict[str, object]) -> None:
-        body = json.dumps(payload).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None: ...
-
-
-def test_a_server_that_lists_no_models_is_asked_for_one_token() -> None:
-    with ThreadingHTTPServer(("127.0.0.1", 0), _NoList) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}"
-        choice = resolve_backend(openai_url=url, target_model="known")
-        assert (choice.kind, choice.urls) == ("openai", (f"{url}/v1",))
-        with pytest.raises(ModelMissingError, match="has no model 'other' and lists none"):
-            resolve_backend(openai_url=url, target_model="other")
-        server.shutdown()
-
-
 @pytest.mark.parametrize(
     ("reported", "num_ctx", "context"),
     [
@@ -266,11 +227,20 @@ def test_the_key_is_in_no_repr_and_a_bad_one_is_refused_unseen(keyed: OpenAIBack
     assert KEY not in str(caught.value)
 
 
-class _NoKey(_NoList):
-    """Refuses every key."""
+NOT_FOUND = http('{"error": {"message": "Not Found"}}', status="404 Not Found")
+ANSWER = http('{"choices": [{"message": {"role": "assistant", "content": "Hello"}, "finish_reason": "length"}]}')
 
-    def do_GET(self) -> None:
-        self._answer(401, {"error": {"message": "bad token"}})
+
+def test_a_server_that_lists_no_models_is_asked_for_one_token() -> None:
+    with closing(ScriptedServer(NOT_FOUND, ANSWER)) as server:
+        choice = resolve_backend(openai_url=server.url, target_model="known")
+        assert (choice.kind, choice.urls) == ("openai", (f"{server.url}/v1",))
+        assert b'"max_tokens":1' in next(sent for sent in server.requests if sent.startswith(b"POST"))
+    with (
+        closing(ScriptedServer(NOT_FOUND)) as server,
+        pytest.raises(ModelMissingError, match="has no model 'other' and lists none"),
+    ):
+        resolve_backend(openai_url=server.url, target_model="other")
 
 
 @pytest.mark.parametrize(
@@ -278,11 +248,9 @@ class _NoKey(_NoList):
     [({}, "; set OPENAI_API_KEY"), ({"OPENAI_API_KEY": KEY}, "refuses the key in OPENAI_API_KEY")],
 )
 def test_a_refused_key_names_its_variable(environ: dict[str, str], advice: str) -> None:
-    with ThreadingHTTPServer(("127.0.0.1", 0), _NoKey) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        with pytest.raises(BackendError, match=advice):
-            OpenAIBackend(f"127.0.0.1:{server.server_port}", environ=environ).models()
-        server.shutdown()
+    refusal = http('{"error": {"message": "bad token"}}', status="401 Unauthorized")
+    with closing(ScriptedServer(refusal)) as server, pytest.raises(BackendError, match=advice):
+        OpenAIBackend(server.url, environ=environ).models()
 
 
 def test_times_are_read_where_a_server_adds_them() -> None:
