@@ -236,8 +236,9 @@ def test_a_server_that_lists_no_models_is_asked_for_one_token() -> None:
         choice = resolve_backend(openai_url=server.url, target_model="known")
         assert (choice.kind, choice.urls) == ("openai", (f"{server.url}/v1",))
         assert b'"max_tokens":1' in next(sent for sent in server.requests if sent.startswith(b"POST"))
+    no_other = http('{"error": {"message": "The model other does not exist"}}', status="404 Not Found")
     with (
-        closing(ScriptedServer(NOT_FOUND)) as server,
+        closing(ScriptedServer(no_other)) as server,
         pytest.raises(ModelMissingError, match="has no model 'other' and lists none"),
     ):
         resolve_backend(openai_url=server.url, target_model="other")

@@ -175,6 +175,8 @@ def test_holm_against_numbers_worked_by_hand() -> None:
 def test_the_smallest_effect_that_can_be_seen_with_80_per_cent_power(n: int, effect: float) -> None:
     assert significance.minimum_detectable_effect(n, n) == pytest.approx(effect, abs=0.005)
     assert significance.minimum_detectable_effect(1, 1) == math.inf
+    # At one degree of freedom 80 % of |Z| lie below 1.2816, so the shift is 12.706 * 1.2816 = 16.28 (plus a little).
+    assert significance.minimum_detectable_effect(2, 1) == pytest.approx(16.3 * math.sqrt(1.5), rel=0.01)
 
 
 @pytest.mark.parametrize(("n", "m", "spread"), [(3, 3, 1.0), (10, 10, 1.0), (2, 10, 1.0), (3, 10, 3.0), (5, 20, 0.3)])
