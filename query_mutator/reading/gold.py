@@ -272,7 +272,8 @@ def _symbols(span: Span, gold: str) -> list[Value]:
     for one in re.finditer(r"\S+", text):
         inner = re.fullmatch(r"[(\[\"'`](\S+?)[)\]\"'`][.,;:]?", one[0])
         whole = inner[1] if inner else one[0]
-        token = whole.strip(_TOKEN_EDGE) or whole.strip(".,;:") or whole
+        forms = (whole, whole.rstrip("."), whole.rstrip(".,;:"), whole.strip("*"))  # COUNT(*). is COUNT(*)
+        token = gold if gold in forms else whole.strip(_TOKEN_EDGE) or whole.strip(".,;:") or whole
         is_sign = re.fullmatch(r"[.,;:!?()-]", token) is None or text.strip() == token
         is_symbol = P.SYMBOL_WORD.fullmatch(token) and token not in _PROSE and is_sign
         is_article = token == "A" and re.match(r"\s[a-z]", text[one.end() : one.end() + 2])

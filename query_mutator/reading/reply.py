@@ -224,8 +224,7 @@ def _verdict(reply: str, question: str) -> str | None:
 
 def _decided(text: str, question: str) -> str:
     """Return a text without what it leaves undecided; of what the question asks that is an answer."""
-    asked = content(question)
-    return P.UNDECIDED.sub(lambda one: one[0] if asked & content(one[one.lastindex or 0]) else "X", text)
+    return P.UNDECIDED.sub(lambda one: one[0] if content(question) & content(one[one.lastindex or 0]) else "X", text)
 
 
 def _implied(text: str, question: str) -> str | None:
