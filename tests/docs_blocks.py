@@ -126,7 +126,7 @@ def run_command(words: Sequence[str], folder: Path, block: Block) -> None:
     """Run one command line: in this process where that saves the start of an interpreter."""
     program, argv = _program(words)
     if program == "python train_query_mutator.py" and "--dry-run" not in argv:
-        argv = [*DEFAULTS, *argv, *SIZES]
+        argv = [*DEFAULTS[2 * ("--target-model" in argv) :], *argv, *SIZES]  # several target models are for qm plan
     entry = _entry(program)
     if entry is None:
         _run([sys.executable, *words[1:]] if words[0] == "python" else words, folder, block)
