@@ -77,6 +77,11 @@ def check_gold(questions: Sequence[Question], settings: TaskSettings) -> None:
     """
     weights = make_reward(settings).weights
     compares = next((name for name in SUCCESS_PARTS if weights.get(name)), None)
+    if compares == "right" and any(one.reference for one in questions) and not any(one.accept for one in questions):
+        note(
+            f"{settings.dataset}: no question has `accept`, so none is answered right; --reward similarity=1 compares "
+            "answers with `reference`"
+        )
     bare = sum(not (one.accept or one.reference) for one in questions)
     if not bare or compares not in REFERENCE_METRICS:
         return
