@@ -10,6 +10,8 @@ from query_mutator.bounds import group_of
 from query_mutator.cli.console import table
 from query_mutator.cli.flags import Positional
 from query_mutator.plan.table import is_right
+from query_mutator.reading import kind_of_gold
+from query_mutator.reading.text import UNSPACED
 from query_mutator.session.task import make_reward, read_dataset
 from query_mutator.settings.episode import TaskSettings
 from query_mutator.settings.output import Plugins
@@ -18,7 +20,6 @@ from query_mutator.types import Question
 
 LABELS = {"yes": "no", "no": "yes", "true": "false", "false": "true"}
 _NUMBER = re.compile(r"[-+]?\d+(\.\d+)?")
-_NO_SPACES = re.compile("[\u0e00-\u0eff\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]")  # Thai, Lao, Khmer, kana, Chinese
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,15 +51,14 @@ def check(flags: CheckFlags) -> None:
 
 
 def kind_of(question: Question) -> str:
-    """Return the kind of answer that a question accepts."""
+    """Return the kind of answer that a question accepts, as graders read it."""
     if not question.accept:
         return "none in `accept`: never right"
     first = question.accept[0]
-    if _NUMBER.fullmatch(first):
-        return "number"
-    if first.lower() in LABELS or re.fullmatch("[A-Za-z]", first):
-        return "yes, no or a letter"
-    if _NO_SPACES.search(first):
+    kind = kind_of_gold(first, question.text)
+    if kind != "text":
+        return "yes or no" if kind == "verdict" else kind
+    if UNSPACED.search(first):
         return "script without spaces"
     return "one word" if len(first.split()) == 1 else "several words"
 

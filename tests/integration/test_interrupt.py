@@ -282,6 +282,35 @@ def test_a_periodic_evaluation_can_be_ended(
     assert evaluated == [0, 32, 64]
 
 
+KILLS_ITSELF = """
+import os, pathlib, signal
+from query_mutator.training.callbacks import CALLBACKS, Callback
+
+@CALLBACKS.register("kill")
+class Kill(Callback):
+    def on_step(self, run, steps, records):
+        marker = pathlib.Path("killed")
+        if run.updates_done == 1 and not marker.exists():
+            marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_row_whose_evaluation_was_being_made_is_written_after_a_kill(tiny_flags: list[str], tmp_path: Path) -> None:
+    (tmp_path / "kills_itself.py").write_text(KILLS_ITSELF)
+    plugin = ["--plugin", str(tmp_path / "kills_itself.py")]
+    process, run = started([*tiny_flags, *plugin, "--eval-interval", "1", "--no-evaluate"], tmp_path)
+    process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGKILL
+
+    from train_query_mutator import main
+
+    assert main(["--resume", str(run), *tiny_flags[:2], *plugin]) == 0
+    rows = list(read_json_lines(run / "metrics.jsonl"))
+    assert [row["step"] for row in rows if "validation/success" in row] == [0, 32, 64]
+    assert [row["step"] for row in rows if "losses/policy_loss" in row] == [32, 64]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
 def test_an_evaluation_of_its_own_can_be_ended(

@@ -57,13 +57,13 @@ def test_rewrite_gives_rewrites_operators_and_answer(run: str, capsys: pytest.Ca
 
 
 def test_check_says_how_answers_of_each_kind_are_graded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    accepted: list[Any] = [["Paris"], ["Rome"], ["yes"], 7, ["東京"], ["30 days"]]
+    accepted: list[Any] = [["Paris"], ["Rome"], ["yes"], 7, ["東京"], ["river Nile"]]
     rows = [*({"query": f"{n}?", "accept": one} for n, one in enumerate(accepted)), {"query": "b", "reference": "So."}]
     file = tmp_path / "own.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert qm("check", file) == 0
     found = [re.split("  +", line.strip())[:4] for line in capsys.readouterr().out.splitlines() if "  " in line][1:]
-    assert found[:2] == [["one word", "2", "4 of 4", "2 of 2"], ["yes, no or a letter", "1", "2 of 2", "2 of 2"]]
+    assert found[:2] == [["one word", "2", "4 of 4", "2 of 2"], ["yes or no", "1", "2 of 2", "2 of 2"]]
     assert qm("check", file, "--reward", "answered") == 0  # by which nothing is right
     assert "graded wrong: 'The answer is Paris.'" in capsys.readouterr().out
     assert [row[0].split(" ")[0] for row in found[2:]] == ["number", "script", "several", "none"]
