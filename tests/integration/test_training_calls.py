@@ -60,7 +60,7 @@ def test_second_evaluation_of_a_checkpoint_makes_no_call(flags: list[str], serve
 def test_server_with_one_slot_is_told_what_to_set(
     flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with start_server([Librarian(), Softener()], num_parallel=1, latency_ms=10) as slow:
+    with start_server([Librarian(), Softener()], num_parallel=1, latency_ms=80) as slow:
         one_model = ["--mutator-model", "librarian"]  # slots are a model's own
         train(*flags, *one_model, "--ollama-url", slow.url, "--no-evaluate", "--eval-interval", "0")
     error = capsys.readouterr().err
@@ -69,7 +69,7 @@ def test_server_with_one_slot_is_told_what_to_set(
 
 
 def test_an_adaptive_limit_is_logged(flags: list[str], tmp_path: Path) -> None:
-    with start_server([Librarian(), Softener()], num_parallel=1, latency_ms=10) as slow:
+    with start_server([Librarian(), Softener()], num_parallel=1, latency_ms=40) as slow:
         one_model = ["--mutator-model", "librarian", "--adaptive"]
         train(*flags, *one_model, "--ollama-url", slow.url, "--no-evaluate", "--eval-interval", "0")
     row = last_row(tmp_path)
