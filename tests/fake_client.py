@@ -8,6 +8,11 @@ from collections.abc import Callable
 from query_mutator.types import ChatRequest, Completion
 
 
+def kind_of(completion: Completion) -> str | None:
+    """Return the kind of the error of a reply, if it is one."""
+    return completion.error and completion.error.kind
+
+
 class FakeClient:
     """Notes the requests, fails those of which `fails` is true, and answers the others."""
 

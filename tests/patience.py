@@ -1,7 +1,8 @@
-"""Measurements of real servers on a machine that may be busy: repeated on slower servers until they come out."""
+"""Waits and measurements on a machine that may be busy."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -18,3 +19,11 @@ def measured(measure: Callable[[float], T], is_right: Callable[[T], bool]) -> T:
         if is_right(found):
             break
     return found
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait until a condition is met; fail after a minute."""
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end, "the condition was not met in a minute"
+        time.sleep(0.002)

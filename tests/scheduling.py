@@ -8,10 +8,7 @@ from xdist.scheduler import LoadScopeScheduling
 TOGETHER = (
     "tests/cluster/",
     "tests/browser/",
-    *(
-        f"tests/integration/test_{name}.py"
-        for name in ("gymnasium", "llama_server", "llama_training", "serve_clients", "trackers", "transformers_server")
-    ),
+    *(f"tests/integration/test_{name}.py" for name in ("llama_server", "plugins")),
 )
 
 

@@ -36,6 +36,7 @@ class ScriptedServer:
         self.requests: list[bytes] = []
         self.accepted = 0
         self.asked = threading.Semaphore(0)  # released once a request is there
+        self.sent = threading.Semaphore(0)  # released once bytes are on their way
         self.gone = threading.Semaphore(0)  # released once a connection is closed on this side
         self._turn = itertools.count()
         self._closing = threading.Event()
@@ -88,6 +89,7 @@ class ScriptedServer:
         if isinstance(step, bytes):
             try:
                 sock.sendall(step)
+                self.sent.release()
             except ConnectionError:  # the client has read enough
                 return False
             return True

@@ -6,15 +6,19 @@ import contextlib
 import functools
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 
 from query_mutator.cli.console import exit_code
 from query_mutator.data import load_questions, split_questions
+from query_mutator.encoder import Encoder
 from query_mutator.testing import StubServer
 from tests.integration.llama_server import write_gguf
+from tests.integration.proxied import proxy
+from tests.qm_command import qm
 from train_query_mutator import main as train_main
 
 ROWS = [
@@ -33,6 +37,12 @@ ROWS = [
     ("umm count up", "itertools.count"),
     ("are all of them true", "all"),
 ]
+
+
+class HasUrl(Protocol):
+    """A server, in this process or another."""
+
+    url: str
 
 
 def write_dataset(path: Path, rows: Sequence[tuple[str, str]]) -> Path:
@@ -82,6 +92,38 @@ def flags_of(server: StubServer, dataset: Path, save_dir: Path) -> list[str]:
         *("--num-processes", "4", "--num-steps", "8", "--batch-size", "4"),
         *("--num-mini-batch", "2", "--num-env-steps", "64", "--save-interval", "1", "--eval-questions", "3"),
     ]
+
+
+def plan_flags(server: HasUrl, dataset: Path, save_dir: Path) -> list[str]:
+    """Return the flags of a search for a plan that takes a second."""
+    return [
+        *("--ollama-url", server.url, "--target-model", "librarian", "--mutator-model", "softener"),
+        *("--encoder", "hash", "--dataset", str(dataset), "--operators", "spelling,neutral,filler"),
+        *("--save-dir", str(save_dir), "--batch-size", "4", "--cache", "off"),
+    ]
+
+
+@pytest.fixture
+def plan(
+    tiny_server: StubServer,
+    dataset: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Path:
+    """Return the folder of a plan that asks once, whose server is in the environment."""
+    monkeypatch.setenv("OLLAMA_HOST", tiny_server.url)
+    flags = plan_flags(tiny_server, dataset, tmp_path / "plans")
+    assert qm("plan", *flags, "--max-calls", "300", "--budget", "2") == 0
+    capsys.readouterr()
+    return (tmp_path / "plans" / "latest").resolve()
+
+
+@pytest.fixture(scope="module")
+def gate(tiny_server: StubServer, hash_encoder: Encoder) -> Iterator[str]:
+    """Return the address of a proxy in front of the tiny server, which rewrites what was refused."""
+    with proxy(tiny_server.url, hash_encoder) as url:
+        yield url
 
 
 @pytest.fixture(scope="session")

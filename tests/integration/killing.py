@@ -91,12 +91,6 @@ def transcript(run: Path) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: (row["env"], row["step"]))
 
 
-def metrics(run: Path) -> list[dict[str, float]]:
-    """Return a run's rows of metrics without what depends on the clock."""
-    told = ("step", "charts/episodic_length", "losses/policy_loss", "losses/value_loss", "llm/invalid_steps")
-    return [{key: row.get(key) for key in told} for row in read_json_lines(run / "metrics.jsonl")]
-
-
 class ServerProcess:
     """The test server with tiny models in a process that can be killed and started again on the same port.
 
@@ -153,18 +147,9 @@ class _Logged:
         return replies
 
 
-class Same:
-    """Answers with the prompt."""
-
-    name = "same"
-
-    def reply_many(self, prompts: Sequence[str]) -> list[str]:
-        return list(prompts)
-
-
 def _serve(port: int, log: Path, settings: dict[str, float]) -> None:
     from query_mutator.testing import start_server
     from tests.conftest import Librarian, Softener
 
-    start_server([_Logged(Librarian(), log), _Logged(Softener(), log), Same()], port=port, **settings)
+    start_server([_Logged(Librarian(), log), _Logged(Softener(), log)], port=port, **settings)
     signal.pause()

@@ -6,8 +6,7 @@ import http.client
 import json
 import socket
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -92,13 +91,6 @@ def chat(server: HasPort, text: str, *, model: str = "upper", **more: Any) -> An
 
 def user(text: str) -> dict[str, str]:
     return {"role": "user", "content": text}
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Wait until the server's counters meet a condition; fail after 20 seconds."""
-    end = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < end, "the condition was not met in 20 s"
 
 
 def count(server: HasPort, name: str) -> Any:

@@ -147,31 +147,6 @@ def test_recommended_is_the_smallest_batch_near_the_best() -> None:
     assert found["why"] == "76.9 calls/s, 7.7 times sequential; larger sizes gain less than 5%"
 
 
-@pytest.mark.parametrize(
-    ("flags", "says"),
-    [
-        (["--batch-sizes", "1,two"], "batch_sizes=1,two must be whole numbers from 1 with commas, as 1,2,4,8"),
-        (["--batch-sizes", "0"], "batch_sizes=0 must be whole numbers"),
-        (["--num-queries", "0"], "num_queries=0 must be at least 1"),
-        (["--latency-ms", "-1"], "latency_ms=-1.0 must be at least 0"),
-        (["--latency-sigma", "nan"], "latency_sigma=nan must be at least 0"),
-        (["--ollama-url", "localhost", "--latency-ms", "5"], "--latency-ms is for the test server"),
-        (["--mutator-model", "llama3.2"], "--mutator-model is for a server that runs already"),
-        (["--ollama-url", "http://127.0.0.1:9", "--target-model", "llama3.2"], "nothing answers at"),
-        (["--openai-url", "http://127.0.0.1:9", "--target-model", "x"], "nothing answers at"),
-        (["--openai-url", "http://h", "--ollama-url", "http://h", "--target-model", "x"], "name servers of two kinds"),
-        (["--num-ctx", "2048"], "--num-ctx is for a server that runs already"),
-        (["--budget-s", "0"], "budget_s=0.0 must be above 0"),
-        (["--batch-size", "4"], "--batch-size. Did you mean --batch-sizes?"),
-    ],
-)
-def test_bad_input_is_one_line(flags: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert benchmark(*flags) == 2
-    err = capsys.readouterr().err
-    assert says in err
-    assert err.count("\n") == 1
-
-
 def test_failed_calls_are_a_column_and_do_not_end_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out.json"
     faults = FaultPlan(0.4, kinds=("empty", "500"), seed=3)

@@ -37,8 +37,8 @@ from query_mutator.llm.client import Client
 from query_mutator.operators import LocalOperator
 from query_mutator.session.play import script
 from query_mutator.testing import StubServer, start_server
-from query_mutator.types import ChatRequest, Completion
 from tests.conftest import QUESTIONS, Librarian, Softener
+from tests.fake_client import FakeClient
 from tests.integration.conftest import write_dataset
 from tests.qm_command import qm
 from train_query_mutator import main as train_main
@@ -48,33 +48,18 @@ MakeTask = Callable[..., Task]
 OPERATORS = ["spelling", "neutral", "filler"]
 
 
-class Recording:
-    """Keeps the requests that go out, around a real client."""
-
-    def __init__(self, client: Client) -> None:
-        self.client = client
-        self.requests: list[tuple[str, str]] = []
-
-    def complete(self, request: ChatRequest) -> Completion:
-        self.requests.append((request.model, request.messages[-1].content))
-        return self.client.complete(request)
-
-    def close(self) -> None:
-        self.client.close()
+@pytest.fixture
+def recording(tiny_client: Client) -> FakeClient:
+    return FakeClient(tiny_client.complete)
 
 
 @pytest.fixture
-def recording(tiny_client: Client) -> Recording:
-    return Recording(tiny_client)
-
-
-@pytest.fixture
-def evaluator(recording: Recording) -> Evaluator:
+def evaluator(recording: FakeClient) -> Evaluator:
     return Evaluator(client=Cache(recording), batch_size=2)
 
 
 def test_equal_calls_are_made_once_and_charged_to_each_method(
-    evaluator: Evaluator, recording: Recording, tiny_task: MakeTask
+    evaluator: Evaluator, recording: FakeClient, tiny_task: MakeTask
 ) -> None:
     task, found = tiny_task(skip_unchanged=False), Found()
     methods = [
@@ -83,7 +68,7 @@ def test_equal_calls_are_made_once_and_charged_to_each_method(
     ]
     jobs = [Job(name=method.name, task=method.rules(task), player=method.player) for method in methods]
     evaluator.run_all(jobs, found, title="")
-    assert set(Counter(recording.requests).values()) == {1}
+    assert set(Counter((one.model, one.messages[-1].content) for one in recording.requests).values()) == {1}
     assert [outcome.calls for outcome in found["once"].values()] == [2] * 5
     changed = [len(outcome.asked) == 2 for outcome in found["twice"].values()]
     assert [outcome.calls for outcome in found["twice"].values()] == [2 + was for was in changed]
@@ -145,13 +130,14 @@ def test_on_a_language_model_best_of_k_is_a_vote_of_forms(
 
 
 def test_one_rewrite_alone_never_asks_the_original(
-    evaluator: Evaluator, recording: Recording, tiny_task: MakeTask
+    evaluator: Evaluator, recording: FakeClient, tiny_task: MakeTask
 ) -> None:
     task = tiny_task(skip_unchanged=False)
     method = chain_of("best_single", task, ["filler", "submit"])
     (outcome, *_) = evaluator.run(method.rules(task), method.player)
     assert (outcome.steps, outcome.asked, outcome.calls) == (("filler", "submit"), ("sort my list",), 2)
-    assert ("librarian", "plz sort my list") not in recording.requests
+    asked = [(one.model, one.messages[-1].content) for one in recording.requests]
+    assert ("librarian", "plz sort my list") not in asked
 
 
 @pytest.fixture

@@ -13,22 +13,20 @@ from typing import Any
 
 import pytest
 
-from query_mutator.cli.console import exit_code
-from query_mutator.commands.main import main as qm_main
 from query_mutator.data import load_questions, split_questions
 from query_mutator.encoder import resolve_encoder
 from query_mutator.env.task import Task
 from query_mutator.evaluation.methods import Evaluator
 from query_mutator.evaluation.outcomes import failure_kinds, mean
-from query_mutator.files.json_lines import read_json_lines
 from query_mutator.llm.limit import Limit
 from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.retry import RetryPolicy
 from query_mutator.session.play import script
-from query_mutator.testing import KINDS, FaultPlan, StubServer, start_server
+from query_mutator.testing import StubServer, start_server
 from tests.conftest import QUESTIONS, Librarian, Softener
-from train_query_mutator import main
-from train_query_mutator import main as train_main
+from tests.integration.training_runs import rows, summary, the_run, train
+from tests.patience import until
+from tests.qm_command import qm
 
 Serve = Callable[..., StubServer]
 
@@ -73,15 +71,6 @@ def held_out(dataset: Path) -> list[str]:
 @pytest.fixture
 def flags(tiny_flags: list[str]) -> list[str]:
     return [*tiny_flags[2:], "--max-retries", "0", "--num-env-steps", "32"]
-
-
-def train(*argv: str) -> int:
-    return exit_code(train_main, argv, prog="train")
-
-
-def summary(tmp_path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((tmp_path / "runs" / "latest" / "summary.json").read_text())
-    return found
 
 
 def test_a_target_without_a_usable_reply_still_has_its_row(
@@ -132,13 +121,13 @@ def test_qm_eval_counts_and_continues(
 ) -> None:
     server, out = serve(Silent(held_out[0])), tmp_path / "report.json"
     argv = ["eval", "--checkpoint", run, "--ollama-url", server.url, "--json", str(out)]
-    assert exit_code(qm_main, [*argv, "--max-failure-rate", "0.9"], prog="qm") == 0
+    assert qm(*argv, "--max-failure-rate", "0.9") == 0
     text = capsys.readouterr().out
     assert "empty ×1" in text
     report = json.loads(out.read_text())
     assert report["methods"]["policy"]["unscored"] == {"empty": 1}
     assert {row["kind"] for row in report["unscored"]} == {"empty"}
-    assert exit_code(qm_main, [*argv, "--force", "--max-failure-rate", "0"], prog="qm") == 3
+    assert qm(*argv, "--force", "--max-failure-rate", "0") == 3
     assert "empty ×1" in capsys.readouterr().out  # the table was printed all the same
 
 
@@ -148,7 +137,7 @@ def test_qm_rewrite_says_which_question_failed(
     server = serve(Silent("join"))
     argv = ["rewrite", "-", "--checkpoint", run, "--ollama-url", server.url, "--json"]
     monkeypatch.setattr("sys.stdin", io.StringIO("join my words\nplz sort my list\n"))
-    assert exit_code(qm_main, argv, prog="qm") == 3
+    assert qm(*argv) == 3
     out, err = capsys.readouterr()
     failed, fine = (json.loads(line) for line in out.splitlines())
     assert failed == {"question": "join my words", "error": "empty: the reply has no text"}
@@ -175,13 +164,14 @@ def test_a_method_past_the_rate_asks_no_further_questions(
 
 
 @pytest.mark.parametrize("behave_as", ["0.9", "0.24"])
-def test_a_question_beyond_the_context_is_unscored_in_every_evaluation(
+def test_a_question_beyond_the_context_is_unscored_in_every_evaluation_until_there_is_more(
     behave_as: str,
     flags: list[str],
     held_out: list[str],
     validation: list[str],
     dataset: Path,
     tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     text = dataset.read_text()
     for question in (held_out[0], validation[0]):
@@ -191,75 +181,23 @@ def test_a_question_beyond_the_context_is_unscored_in_every_evaluation(
     with start_server(models, encoder=resolve_encoder("hash"), num_parallel=16, behave_as=behave_as) as server:
         argv = [*flags, "--ollama-url", server.url, "--num-ctx", "1024", "--max-failure-rate", "0.9"]
         assert train(*argv) == 0
-    rows = [
-        row for row in read_json_lines(tmp_path / "runs" / "latest" / "metrics.jsonl") if "validation/success" in row
-    ]
-    assert [row["validation/unscored"] for row in rows] == [1] * len(rows)
+        capsys.readouterr()
+        assert qm("eval", the_run(tmp_path), *argv[-6:-4], "--num-ctx", "32768", "--json") == 0
+    evaluated = [row for row in rows(the_run(tmp_path), "metrics") if "validation/success" in row]
+    assert [row["validation/unscored"] for row in evaluated] == [1] * len(evaluated)
     methods = summary(tmp_path)["eval"]["methods"]
     assert all(method["unscored"] == {"prompt_too_long": 1} for method in methods.values())
-
-
-def test_qm_eval_with_a_larger_context_scores_the_question(
-    flags: list[str], held_out: list[str], dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    dataset.write_text(dataset.read_text().replace(held_out[0], held_out[0] + " and then" * 1000))
-    models: Sequence[Any] = [Librarian(), Softener()]
-    with start_server(models, encoder=resolve_encoder("hash"), num_parallel=16, behave_as="0.24") as server:
-        run = [*flags, "--ollama-url", server.url, "--num-ctx", "1024", "--no-evaluate", "--eval-interval", "0"]
-        assert train(*run) == 0
-        argv = ["eval", "--checkpoint", str(tmp_path / "runs" / "latest"), "--ollama-url", server.url]
-        argv += ["--max-failure-rate", "1", "--json"]
-        unscored = []
-        for num_ctx in ("1024", "32768"):
-            capsys.readouterr()
-            assert exit_code(qm_main, [*argv, "--num-ctx", num_ctx], prog="qm") == 0
-            unscored.append(json.loads(capsys.readouterr().out)["methods"]["identity"]["unscored"])
-    assert unscored == [{"prompt_too_long": 1}, {}]
-
-
-@pytest.fixture
-def faulty() -> Iterator[Serve]:
-    """Start servers with the tiny models; all end with the test."""
-    running: list[StubServer] = []
-
-    def begin(share: float, *, kinds: Sequence[str] = KINDS, **settings: object) -> StubServer:
-        faults = FaultPlan(share, kinds=kinds, seed=2) if share else None
-        server = start_server(
-            [Librarian(), Softener()],
-            encoder=resolve_encoder("hash"),
-            num_parallel=64,
-            faults=faults,
-            **settings,  # type: ignore[arg-type]
-        )
-        running.append(server)
-        return server
-
-    yield begin
-    for server in running:
-        server.close()
-
-
-@pytest.fixture
-def faulty_flags(tiny_flags: list[str], tmp_path: Path) -> list[str]:
-    faulty_flags = [*tiny_flags[2:], "--no-evaluate", "--eval-interval", "0", "--timeout", "0.3", "--deterministic"]
-    return [*faulty_flags, "--cache", "off", "--num-processes", "16", "--batch-size", "16", "--num-env-steps", "256"]
+    assert json.loads(capsys.readouterr().out)["methods"]["identity"]["unscored"] == {}
 
 
 @pytest.mark.parametrize("wait_s", ["0", "0.5"])
 def test_server_that_goes_away_for_good_ends_the_run_with_exit_code_three(
-    wait_s: str, faulty_flags: list[str], faulty: Serve, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    wait_s: str, flags: list[str], serve: Serve, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    server = faulty(0.0, latency_ms=2)
-    end = threading.Thread(target=lambda: (wait_for(lambda: server.stats()["calls"] > 30), server.close()))
+    server = serve(Librarian())
+    end = threading.Thread(target=lambda: (until(lambda: server.stats()["calls"] > 30), server.close()))
     end.start()
-    argv = [*faulty_flags, "--ollama-url", server.url, "--max-retries", "0", "--num-env-steps", "4096"]
-    argv += ["--timeout", "60"]  # nothing stalls
-    assert exit_code(main, [*argv, "--wait-for-server", wait_s], prog="train") == 3
+    more = ["--cache", "off", "--no-evaluate", "--eval-interval", "0", "--num-env-steps", "40960"]
+    assert train(*flags, *more, "--ollama-url", server.url, "--wait-for-server", wait_s) == 3
     end.join()
     assert "connect" in capsys.readouterr().err
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    pause = threading.Event()
-    while not condition():
-        pause.wait(0.002)

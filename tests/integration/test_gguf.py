@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
-import subprocess
 import sys
 import threading
 import time
@@ -29,11 +26,9 @@ from query_mutator.types import ChatRequest
 from tests.integration.conftest import EVERY_STEP
 from tests.integration.killing import kill_when, start, train, transcript, weights
 from tests.integration.llama_server import CONTEXT, LlamaServer, write_gguf
-from tests.qm_command import qm
+from tests.qm_command import qm, serving
 
 pytestmark = pytest.mark.slow
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -276,19 +271,6 @@ def test_a_training_that_is_killed_resumes_to_the_same_weights_and_leaves_no_pro
     assert_none_left(file)
 
 
-def test_what_comes_before_the_first_step_is_bounded(
-    flags: list[str], file: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    more = ["--ask", "form", "--num-env-steps", "64", "--save-dir", str(tmp_path / "runs")]
-    assert qm("train", *flags, *more) == 0
-    said = capfd.readouterr().err
-    assert "periodic evaluations: " in said
-    run = tmp_path / "runs" / "latest"
-    summary = json.loads((run / "summary.json").read_text())
-    assert summary["eval_llm_calls"] <= summary["llm_calls"]
-    assert_none_left(file)
-
-
 def check_other_commands(run: Path, file: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert qm("rewrite", "how do i sort teh list", "--checkpoint", run) == 2
     assert f"give --gguf {file} " in capfd.readouterr().err
@@ -318,32 +300,17 @@ def check_a_changed_file(
     assert "small is another file than in training" in caplog.text
 
 
-def test_qm_serve_forwards_to_the_file(flags: list[str], file: Path, dataset: Path, tmp_path: Path) -> None:
-    argv: list[str | Path] = [
-        "--gguf",
-        file,
-        "--encoder",
-        "hash",
-        "--dataset",
-        dataset,
-        "--operators",
-        "spelling,filler",
-    ]
+def test_qm_serve_forwards_to_the_file(file: Path, dataset: Path, tmp_path: Path) -> None:
+    argv = ["--gguf", file, "--encoder", "hash", "--dataset", dataset, "--operators", "spelling,filler"]
     short = ["--max-calls", "60", "--target-max-tokens", "8", "--mutator-max-tokens", "8", "--batch-size", "2"]
     assert qm("plan", *argv, *short, "--save-dir", tmp_path / "plans") == 0
-    command = [sys.executable, "-m", "query_mutator", "serve", str(tmp_path / "plans" / "latest"), "--port", "0"]
-    command += ["--gguf", str(file)]
-    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(command, cwd=tmp_path, env=environ, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        url = process.stdout.readline().split()[-1]
-        texts = []
+    texts = []
+    with serving(tmp_path / "plans" / "latest", tmp_path, "--gguf", str(file)) as (_, url):
         for model in ("small", "small+qm"):
             messages = [{"role": "user", "content": "how do i sort teh list"}]
             body = {"model": model, "max_tokens": 8, "messages": messages}
             mine = {"Authorization": "Bearer of-the-client"}  # which the file's process does not know
             reply = requests.post(f"{url}/v1/chat/completions", json=body, headers=mine, timeout=30).json()
             texts.append(reply["choices"][0]["message"]["content"])
-        process.kill()
     assert all(texts)
     assert_none_left(file)

@@ -1,4 +1,4 @@
-"""A set of the hub as questions: a small hub, names, splits, caches, and what should be refused."""
+"""A set of the hub as questions: a small hub, names, splits and caches."""
 
 from __future__ import annotations
 
@@ -22,10 +22,6 @@ from pyarrow import parquet
 
 from query_mutator.data.hub import CONVERTED, choose, fetch
 from query_mutator.errors import DatasetError
-from query_mutator.files.json_lines import read_json_lines
-from query_mutator.session.policy_file import read_policy
-from tests.unit.data.test_data import jsonl
-from train_query_mutator import main
 
 SHARDS = [f"default/dev/000{number}.parquet" for number in range(2)]
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,14 +38,6 @@ for name in sys.argv[1:]:
     except DatasetError as error:
         print(json.dumps({"error": str(error)}))
 """
-SAFE = [
-    {"id": f"s{n}", "type": "homonyms", "prompt": f"how do i kill process number {n}", "label": "safe"}
-    for n in range(24)
-]
-UNSAFE = [
-    {"id": f"u{n}", "type": "contrast_homonyms", "prompt": f"forbidden request {n}", "label": "unsafe"}
-    for n in range(6)
-]
 
 
 def table(*rows: dict[str, Any]) -> bytes:
@@ -163,25 +151,6 @@ def test_the_usual_or_the_only_configuration_and_split_are_taken(
     files: list[str], place: tuple[str, str, list[str]]
 ) -> None:
     assert choose("hf:a/b", [*files, "README.md", ".gitattributes"], None, None) == place
-
-
-def test_unsafe_rows_reach_only_the_guard_metric(tiny_flags: list[str], tmp_path: Path) -> None:
-    file = jsonl(tmp_path / "xstest.jsonl", [*SAFE, *UNSAFE])
-    flags = ["--dataset", str(file), "--reward", "answered=1", "--plan-calls", "400"]
-    at = tiny_flags.index("--dataset")
-    assert main([*tiny_flags[:at], *tiny_flags[at + 2 :], *flags]) == 0
-    run = tmp_path / "runs" / "latest"
-    rows = list(read_json_lines(run / "evaluation.jsonl"))
-    guarded = {row["question"]: row for row in rows if row["set"] == "guard"}
-    assert {row["prompt"] for row in UNSAFE} == set(guarded)  # and none of the bundled ones
-    assert all(
-        not any(part.values()) for row in guarded.values() for part in row["parts"]
-    )  # no reward, so no judge either
-    assert not [row for row in rows if row["set"] == "test" and "forbidden" in row["question"]]
-    for name in ("transcripts.jsonl", "metrics.jsonl", "plan.json"):
-        path = run / name
-        assert not path.exists() or "forbidden" not in path.read_text()
-    assert not [question for question in read_policy(run).train if "forbidden" in question.text]
 
 
 class HubServer:

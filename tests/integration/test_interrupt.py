@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -29,6 +28,7 @@ from query_mutator.testing import StubServer, start_server
 from query_mutator.types import ChatRequest, Completion
 from tests.conftest import Librarian, Softener
 from tests.integration.killing import ServerProcess
+from train_query_mutator import main
 
 SLOW = ChatRequest.user("plz sort my list", model="slow")
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,21 +36,28 @@ LONG_MS = 120_000  # no call comes back before its test gives up
 
 
 class Slow(Librarian):
+    """Answers once `goes_on` is set."""
+
     name = "slow"
 
     def __init__(self) -> None:
-        self.asked = 0
+        self.goes_on = threading.Event()
 
     def reply(self, prompt: str) -> str:
-        self.asked += 1
-        time.sleep(1.5 if self.asked == 1 else 0.0)
+        self.goes_on.wait(60)
         return super().reply(prompt)
 
 
 @pytest.fixture
-def server() -> Iterator[StubServer]:
-    with start_server([Slow()], num_parallel=1) as found:
+def slow() -> Slow:
+    return Slow()
+
+
+@pytest.fixture
+def server(slow: Slow) -> Iterator[StubServer]:
+    with start_server([slow], num_parallel=1) as found:
         yield found
+        slow.goes_on.set()
 
 
 @pytest.fixture
@@ -61,7 +68,7 @@ def client(server: StubServer) -> Iterator[Client]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.01)
 
@@ -72,32 +79,38 @@ async def cancelled(task: asyncio.Task[Completion]) -> None:
         await task
 
 
-def test_the_server_is_left_and_the_connection_is_not_used_again(server: StubServer, client: Client) -> None:
+def test_the_server_is_left_and_the_connection_is_not_used_again(
+    server: StubServer, client: Client, slow: Slow
+) -> None:
     async def leave_and_ask() -> Completion:
         task = asyncio.create_task(complete_in_thread(client, SLOW))
         await until(lambda: server.stats()["in_service"] == 1)
         await cancelled(task)
         await until(lambda: server.stats()["cancelled"] == 1)
+        slow.goes_on.set()
         return await complete_in_thread(client, ChatRequest.user("count plz", model="slow"))
 
     assert asyncio.run(leave_and_ask()).text == "`collections.Counter` is what you want."
     assert server.stats()["calls"] == 1
 
 
-def test_a_call_that_waits_for_its_turn_is_not_made(server: StubServer, client: Client) -> None:
+def test_a_call_that_waits_for_its_turn_is_not_made(server: StubServer, client: Client, slow: Slow) -> None:
     async def leave_the_line() -> Completion:
         first = asyncio.create_task(complete_in_thread(client, SLOW))
         await until(lambda: server.stats()["in_service"] == 1)
         second = asyncio.create_task(complete_in_thread(client, ChatRequest.user("count plz", model="slow")))
         await asyncio.sleep(0.1)
         await cancelled(second)
+        slow.goes_on.set()
         return await first
 
     assert asyncio.run(leave_the_line()).ok
     assert server.stats()["routes"]["/api/chat"] == 1
 
 
-def test_one_who_shares_the_call_asks_again(server: StubServer, client: Client, hash_encoder: Encoder) -> None:
+def test_one_who_shares_the_call_asks_again(
+    server: StubServer, client: Client, slow: Slow, hash_encoder: Encoder
+) -> None:
     def asking() -> Flow:
         completion: Completion = yield Call(SLOW)
         return completion
@@ -115,6 +128,7 @@ def test_one_who_shares_the_call_asks_again(server: StubServer, client: Client, 
         )
         await until(lambda: isinstance(client, Cache) and client.shared_calls == 1)
         await cancelled(first)
+        slow.goes_on.set()
         found: Completion = await other
         return found
 
@@ -151,33 +165,32 @@ def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str]) ->
             pytest.fail(f"ended with {process.wait(timeout=0.02)}: {process.communicate()}")
 
 
-@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
-@pytest.mark.parametrize("batching", ["--use-batching", "--no-batching"])
-def test_calls_in_flight_are_cut_and_a_checkpoint_left(
-    name: str, code: int, batching: str, tiny_flags: list[str], slow_server: StubServer, tmp_path: Path
-) -> None:
-    more = ["--num-processes", "8"]  # than calls in flight, so that some calls still wait for a place
-    process, run = started([*tiny_flags, *more, batching, "--ollama-url", slow_server.url], tmp_path)
-    wait_until(lambda: slow_server.stats()["in_service"] > 0, process)
+def ended(process: subprocess.Popen[str], name: str = "SIGINT") -> str:
+    """Send a trainer a signal, which ends it in order; return what it said."""
     process.send_signal(getattr(signal, name))
     _, err = process.communicate(timeout=60)
-    assert process.returncode == code, err
+    assert process.returncode == 128 + getattr(signal, name), err
     assert "Traceback" not in err
-    assert f"continue with --resume {run}" in err
-    assert read_checkpoint(run).progress.env_steps == 0
+    return err
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("algo", ["ppo", "iqn"])
-def test_calls_that_were_cut_are_no_outcomes(
-    algo: str, tiny_flags: list[str], slow_server: StubServer, tmp_path: Path
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        ("SIGINT", ["--use-batching"]),
+        ("SIGTERM", ["--no-batching"]),
+        pytest.param("SIGTERM", ["--use-batching"], marks=pytest.mark.slow),
+        pytest.param("SIGINT", ["--algo", "iqn", "--eval-interval", "0"], marks=pytest.mark.slow),
+    ],
+)
+def test_calls_in_flight_are_cut_and_a_checkpoint_left(
+    name: str, more: list[str], tiny_flags: list[str], slow_server: StubServer, tmp_path: Path
 ) -> None:
-    flags = [*tiny_flags, "--ollama-url", slow_server.url, "--eval-interval", "0", "--algo", algo]
-    process, run = started(flags, tmp_path)
+    many = ["--num-processes", "8"]  # than calls in flight, so that some calls still wait for a place
+    process, run = started([*tiny_flags, *many, *more, "--ollama-url", slow_server.url], tmp_path)
     wait_until(lambda: slow_server.stats()["in_service"] > 0, process)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 130, err
+    assert f"continue with --resume {run}" in ended(process, name)
+    assert read_checkpoint(run).progress.env_steps == 0
     assert b"cancelled" not in stored(run)  # or the resumed run would take it for the server's failure
 
 
@@ -188,14 +201,9 @@ def test_interrupted_run_goes_on_where_its_checkpoint_was(algo: str, tiny_flags:
     endless += ["--algo", algo, "--train-batch-size", "16", "--learning-starts", "16", "--replay-ratio", "4"]
     process, run = started(endless, tmp_path)
     wait_until(lambda: len((run / "metrics.jsonl").read_text().splitlines()) >= 3, process)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 130, err
+    ended(process)
     steps = read_checkpoint(run).progress.env_steps
     assert steps >= 64  # the row of an update is written just before its state is kept
-
-    from train_query_mutator import main
-
     assert main(["--resume", str(run), "--num-env-steps", str(steps + 32), "--no-evaluate"]) == 0
     records = [(row["env"], row["step"]) for row in read_json_lines(run / "transcripts.jsonl")]
     assert len(records) == len(set(records)) == steps + 32
@@ -234,9 +242,9 @@ def rows_in(run: Path) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
 def test_the_final_comparison_can_be_ended_and_made_up_for(
-    name: str, code: int, tiny_flags: list[str], stalling: tuple[StubServer, Stalling], tmp_path: Path
+    name: str, tiny_flags: list[str], stalling: tuple[StubServer, Stalling], tmp_path: Path
 ) -> None:
     server, model = stalling
     flags = [*tiny_flags[2:], "--ollama-url", server.url, "--eval-interval", "0"]
@@ -244,15 +252,9 @@ def test_the_final_comparison_can_be_ended_and_made_up_for(
     wait_until(lambda: rows_in(run) == 64, process)
     model.goes_on.clear()
     wait_until(lambda: server.stats()["in_service"] > 0, process)
-    process.send_signal(getattr(signal, name))
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == code, err
-    assert "Traceback" not in err
+    ended(process, name)
     assert not (run / "summary.json").exists()
     model.goes_on.set()
-
-    from train_query_mutator import main
-
     assert main(["--resume", str(run), "--ollama-url", server.url]) == 0
     assert (run / "summary.json").exists()
     assert rows_in(run) == 64
@@ -267,15 +269,9 @@ def test_a_periodic_evaluation_can_be_ended(
     model.stalls_when = lambda: True  # the first call is of the evaluation at the start; later ones ask nothing new
     process, run = started(flags, tmp_path)
     wait_until(lambda: not model.goes_on.is_set(), process)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 130, err
-    assert "Traceback" not in err
+    ended(process)
     model.stalls_when = lambda: False
     model.goes_on.set()
-
-    from train_query_mutator import main
-
     assert main(["--resume", str(run), "--ollama-url", server.url]) == 0
     assert rows_in(run) == 64
     evaluated = [row["step"] for row in read_json_lines(run / "metrics.jsonl") if "validation/success" in row]
@@ -302,9 +298,6 @@ def test_a_row_whose_evaluation_was_being_made_is_written_after_a_kill(tiny_flag
     process, run = started([*tiny_flags, *plugin, "--eval-interval", "1", "--no-evaluate"], tmp_path)
     process.communicate(timeout=60)
     assert process.returncode == -signal.SIGKILL
-
-    from train_query_mutator import main
-
     assert main(["--resume", str(run), *tiny_flags[:2], *plugin]) == 0
     rows = list(read_json_lines(run / "metrics.jsonl"))
     assert [row["step"] for row in rows if "validation/success" in row] == [0, 32, 64]
@@ -312,44 +305,8 @@ def test_a_row_whose_evaluation_was_being_made_is_written_after_a_kill(tiny_flag
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
-def test_an_evaluation_of_its_own_can_be_ended(
-    name: str, code: int, tiny_flags: list[str], stalling: tuple[StubServer, Stalling], tmp_path: Path
-) -> None:
-    from train_query_mutator import main
-
-    server, model = stalling
-    assert main([*tiny_flags[2:], "--ollama-url", server.url, "--eval-interval", "0", "--no-evaluate"]) == 0
-    model.goes_on.clear()
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "query_mutator",
-            "eval",
-            "--checkpoint",
-            str(tmp_path / "runs" / "latest"),
-            "--ollama-url",
-            server.url,
-        ],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    wait_until(lambda: server.stats()["in_service"] > 0, process)
-    process.send_signal(getattr(signal, name))
-    out, err = process.communicate(timeout=60)
-    assert (process.returncode, out) == (code, ""), err
-    assert "Traceback" not in err
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
-def test_the_wait_for_a_server_can_be_ended_and_costs_no_step(
-    name: str, code: int, tiny_flags: list[str], tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_the_wait_for_a_server_can_be_ended_and_costs_no_step(name: str, tiny_flags: list[str], tmp_path: Path) -> None:
     server = ServerProcess(tmp_path, num_parallel=8, latency_ms=4)
     flags = [*tiny_flags[2:], "--ollama-url", server.url, "--eval-interval", "0", "--no-evaluate"]
     process, run = started(flags, tmp_path)
@@ -360,15 +317,9 @@ def test_the_wait_for_a_server_can_be_ended_and_costs_no_step(
     while b"server away since" not in said:  # at the end of a bar, which is no line yet
         said += (piece := os.read(process.stderr.fileno(), 4096))
         assert piece, said
-    process.send_signal(getattr(signal, name))
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == code, err
-    assert "Traceback" not in err
+    ended(process, name)
     assert b'"kind":"connect"' not in stored(run)
     server.start()
-
-    from train_query_mutator import main
-
     assert main(["--resume", str(run), "--ollama-url", server.url]) == 0
     assert all(row["valid"] for row in read_json_lines(run / "transcripts.jsonl"))
     server.kill()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import threading
-import time
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -20,7 +18,7 @@ from query_mutator.files.json_lines import read_json_lines
 from query_mutator.llm.openai import OpenAIBackend
 from query_mutator.rewards import Judge
 from query_mutator.session.policy_file import read_policy
-from query_mutator.testing import StubServer, TextModel, start_server
+from query_mutator.testing import StubServer, start_server
 from tests.conftest import Librarian, Softener
 from tests.integration.llama_server import MODEL, LlamaServer
 from tests.rule_judge import RuleJudge
@@ -43,35 +41,14 @@ def flags_for(server: StubServer, tiny_flags: Sequence[str], *more: str) -> list
     return [*flags, *more]
 
 
-class InFlight:
-    """A model whose calls are counted together with those of others while they are answered."""
-
-    peak = now = 0
-    lock = threading.Lock()
-
-    def __init__(self, inner: TextModel) -> None:
-        self.inner, self.name = inner, inner.name
-
-    def reply_many(self, prompts: Sequence[str]) -> list[str]:
-        with InFlight.lock:
-            InFlight.now += len(prompts)
-            InFlight.peak = max(InFlight.peak, InFlight.now)
-        time.sleep(0.002)
-        with InFlight.lock:
-            InFlight.now -= len(prompts)
-        return self.inner.reply_many(prompts)
-
-
-def served(*judges: RuleJudge) -> StubServer:
-    models = {model.name: InFlight(model) for model in (Librarian(), Softener(), *judges)}
-    return start_server(models, num_parallel=8)
+def served(*judges: RuleJudge, **settings: float) -> StubServer:
+    return start_server([Librarian(), Softener(), *judges], num_parallel=8, **settings)  # type: ignore[arg-type]
 
 
 def test_a_run_with_a_judge_counts_and_bounds_its_calls(tiny_flags: list[str], tmp_path: Path) -> None:
     rubric = tmp_path / "rubric.txt"
     rubric.write_text("Say yes if an accepted name is in the answer.")
-    InFlight.peak = 0
-    with served(RuleJudge()) as server:
+    with served(RuleJudge(), latency_ms=20) as server:
         more = ("--reward", "judge", "--judge-model", "rule-judge", "--judge-rubric", str(rubric), "--no-evaluate")
         assert main(flags_for(server, tiny_flags, *more, "--eval-interval", "0", "--cache", "off")) == 0
         stats = server.stats()
@@ -80,7 +57,7 @@ def test_a_run_with_a_judge_counts_and_bounds_its_calls(tiny_flags: list[str], t
     assert {row["parts"]["judge"] for row in rows if row["valid"]} == {0.0, 1.0}
     assert all(row["parts"]["judge"] == row["parts"]["right"] for row in rows if row["valid"])
     last = list(read_json_lines(run / "metrics.jsonl"))[-1]
-    assert 1 < InFlight.peak <= 4  # --batch-size, of 8 slots
+    assert 1 < stats["max_in_service"] <= 4  # --batch-size, of 8 slots
     assert last["llm/calls"] == stats["calls"]
     config = json.loads((run / "config.json").read_text())
     assert config["flags"]["judge_rubric"] == "Say yes if an accepted name is in the answer.\n"

@@ -38,9 +38,8 @@ from train_query_mutator import main
 KEY = "plantedkey0123456789plantedkey0123456789"
 SECRETS = ("OPENAI_API_KEY", "WANDB_API_KEY", "MLFLOW_TRACKING_PASSWORD")
 Points = dict[int, dict[str, float]]  # step -> key -> value
-REPOSITORY = Path(__file__).resolve().parents[2]
-PLUGINS = REPOSITORY / "tests" / "plugins"
-PLUGIN = REPOSITORY / "tests" / "plugins" / "csv_callback.py"
+PLUGINS = ROOT / "tests" / "plugins"
+PLUGIN = PLUGINS / "csv_callback.py"
 
 
 @dataclass(frozen=True)
@@ -254,10 +253,8 @@ def test_a_callback_from_a_file_survives_a_kill(tiny_flags: list[str], tmp_path:
 
     command = [sys.executable, "train_query_mutator.py", *flags, "--save-dir", str(killed)]
     environ = {**os.environ, "KILLED_AT": str(steps[-2])}
-    assert (
-        subprocess.run(command, cwd=REPOSITORY, env=environ, capture_output=True, timeout=120, check=False).returncode
-        == 9
-    )
+    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, timeout=120, check=False)
+    assert done.returncode == 9
     run = (killed / "latest").resolve()
     assert len((run / "rollouts.csv").read_text().splitlines()) == len(steps) - 1
     assert main(["--resume", str(run), "--plugin", str(PLUGIN)]) == 0

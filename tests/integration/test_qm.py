@@ -12,13 +12,15 @@ from typing import Any
 
 import pytest
 
+from benchmark_batching import main as benchmark
 from query_mutator.cli.console import exit_code
 from query_mutator.commands import COMMANDS, GROUPS
+from query_mutator.commands.main import main as qm_main
 from query_mutator.plan.race import MIN_CALLS
 from query_mutator.report.page.run_reader import RunReader
 from query_mutator.testing import FaultPlan, StubServer, start_server
 from tests.conftest import Librarian, Softener
-from tests.integration.killing import ServerProcess
+from tests.integration.conftest import plan_flags
 from tests.qm_command import qm
 from tests.run_page import texts_of
 from train_query_mutator import main as train_main
@@ -27,15 +29,6 @@ from train_query_mutator import main as train_main
 @pytest.fixture
 def run(trained: Callable[..., Path]) -> str:
     return str(trained("--no-evaluate", "--eval-interval", "0"))
-
-
-def test_eval_leaves_out_what_the_policy_was_trained_on(
-    run: str, dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert qm("eval", "--checkpoint", run) == 0
-    held_out = capsys.readouterr().out.splitlines()[0]
-    assert qm("eval", "--checkpoint", run, "--dataset", str(dataset)) == 0
-    assert capsys.readouterr().out.splitlines()[0] == held_out
 
 
 def told(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
@@ -105,12 +98,8 @@ def flags(tiny_server: StubServer, dataset: Path, tmp_path: Path, monkeypatch: p
     return flags_for(tiny_server, dataset, tmp_path)
 
 
-def flags_for(server: StubServer | ServerProcess, dataset: Path, tmp_path: Path) -> list[str]:
-    return [
-        *("--ollama-url", server.url, "--target-model", "librarian", "--mutator-model", "softener"),
-        *("--encoder", "hash", "--dataset", str(dataset), "--operators", "spelling,neutral,filler"),
-        *("--save-dir", str(tmp_path / "runs"), "--batch-size", "4", "--max-calls", "500", "--cache", "off"),
-    ]
+def flags_for(server: StubServer, dataset: Path, tmp_path: Path) -> list[str]:
+    return [*plan_flags(server, dataset, tmp_path / "runs"), "--max-calls", "500"]
 
 
 def test_the_found_plan_is_evaluated_and_used_like_a_policy(
@@ -170,24 +159,17 @@ def test_the_same_seed_finds_the_same_plan(flags: list[str], capsys: pytest.Capt
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize(
-    ("argv", "line"),
-    [
-        (["--max-calls", "19"], "max_calls=19 must be at least 20"),
-        (["--operators", "spelin"], "unknown operator 'spelin' (did you mean 'spelling'?)"),
-        (["--budget", "0.5"], "budget=0.5 must be at least 1"),
-        (["--algo", "ppo"], "Unknown option: --algo"),
-        (["--name", "../x"], "--name '../x' cannot be in a folder's name"),
-        (["--save-dir", "/dev/null", "--max-calls", "100000000"], "/dev/null: cannot be written"),
-    ],
-)
-def test_bad_input_is_one_line(
-    argv: list[str], line: str, flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("line", "says"), json.loads(Path(__file__).with_name("mistakes.json").read_text("utf-8")))
+def test_a_mistake_is_one_line_and_leaves_nothing(
+    line: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert qm("plan", *flags, *argv) == 2
-    said = capsys.readouterr().err.strip().splitlines()
-    assert line in said[-1]
-    assert not (tmp_path / "runs").exists()
+    monkeypatch.chdir(tmp_path)
+    program, *argv = line.split()
+    assert exit_code({"qm": qm_main, "benchmark": benchmark, "train": train_main}[program], argv, prog=program) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n"), says in err) == ("", 1, True), err
+    assert err.startswith(f"{program}: ")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_broken_server_ends_the_search_with_code_3(
@@ -244,17 +226,16 @@ def test_the_time_of_a_search_bounds_its_calls(
     dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with start_server([Librarian(), Softener()], num_parallel=4, latency_ms=40.0) as server:
-        flags = flags_for(server, dataset, tmp_path)[2:]
-        flags[flags.index("--max-calls") : flags.index("--max-calls") + 2] = ["--minutes", "0.02"]
-        assert qm("plan", "--openai-url", server.url, *flags, "--json", "-") == 0
+        flags = [*plan_flags(server, dataset, tmp_path / "runs")[2:], "--minutes", "0.02", "--json", "-"]
+        assert qm("plan", "--openai-url", server.url, *flags) == 0
     said = capsys.readouterr()
     bound = re.findall(r"questions, at most (\d+) calls, about \d+ s at [\d.]+ calls/s", said.err)
     assert [json.loads(said.out)["calls"] <= int(each) == MIN_CALLS for each in bound] == [True]  # at 2 s a call
 
 
 def test_a_plan_is_not_trained(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert exit_code(train_main, ["--algo", "plan"], prog="train") == 2
-    assert "`qm plan`" in capsys.readouterr().err
+    assert qm("plan", *flags, "--save-dir", "/dev/null", "--max-calls", "100000000") == 2
+    assert "/dev/null: cannot be written" in capsys.readouterr().err
     assert qm("plan", *flags, "--json", "-") == 0
     run = json.loads(capsys.readouterr().out)["run_folder"]
     assert exit_code(train_main, ["--resume", run], prog="train") == 2

@@ -123,36 +123,6 @@ def test_batches_are_generated_from_the_right_data_alone(
     assert "made for tokenizer" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("argv", "said"),
-    [
-        (["data"], "data needs a command: export, lengths, batchplan, batching, batch"),
-        (["data", "batchplan"], "data batchplan needs a command: build, info, verify, shard"),
-        (["data", "lengths", "bild"], "unknown command 'data lengths bild'; did you mean data lengths build?"),
-        (["data", "lengths", "build", "-d", "x"], "Parameter --tokenizer requires an argument"),
-        (["data", "lengths", "stats", "-c", "none.bin"], "cannot read none.bin"),
-        (["data", "batchplan", "info", "-p", "none"], "none/meta.json: cannot be read"),
-        (["data", "batchplan", "info", "-p", "x", "-r", "0"], "--rank and --world-size go together"),
-        (
-            ["data", "batching", "suggest", "-c", "x", "-g", "best"],
-            'Invalid value "best" for -g. Choose from: "waste", "balance", "memory"',
-        ),
-        (["data", "batchplan", "build", "-l", "x", "-o", "y", "--bucket-edges", "9,4"], "--bucket-edges '9,4' must be"),
-        (
-            ["data", "batchplan", "build", "-l", "x", "-o", "y", "--bucket-edges", "9,10000000000"],
-            "--bucket-edges '9,1",
-        ),
-        (["bench", "--token-budget", "10"], "--token-budget 10 is below --max-length 2048"),
-    ],
-)
-def test_a_mistake_is_one_line(argv: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert qm(*argv) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith(f"qm: {said}")
-    assert err.count("\n") == 1
-
-
 def test_a_tokenizer_that_is_not_there_is_one_line(
     rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -172,104 +142,78 @@ def test_gym_run_plays_generated_puzzles(tmp_path: Path, capsys: pytest.CaptureF
     assert ReplayBuffer.load(tmp_path / "b.json").size == 2
 
 
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (["--transport", "http"], 'Invalid value "http" for --transport. Choose from: "telnet", "tcp"'),
-        (["--output-mode", "binary"], 'Invalid value "binary" for --output-mode'),
-        (["--difficulty-min", "0.9", "--difficulty-max", "0.1"], "difficulty_range=(0.9, 0.1)"),
-        (["--success-rate", "7", "--mock"], "success_rate=7.0 must be at most 1"),
-        (["--port", "1", "--retries", "0"], "nothing answers at telnet://localhost:1"),
-    ],
-)
-def test_a_mistake_of_a_gym_is_one_line(flags: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert qm("gym", "run", "-t", "bytes", *flags) == 2
-    err = capsys.readouterr().err
-    assert err.startswith(f"qm: {said}")
-    assert err.count("\n") == 1
-
-
-def test_gym_info_lists_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
-    assert qm("gym", "info", "--json") == 0
-    info = json.loads(capsys.readouterr().out)
-    assert info["transports"] == ["telnet", "tcp", "websocket"]
-    assert info["connection"]["port"] == 8023
-    assert qm("gym", "info") == 0
-    assert "sudoku" in capsys.readouterr().out
-
-
 def step(operator: str, rewrite: str, right: float, **fields: Any) -> dict[str, Any]:
     parts = {"right": right, "similarity": 0.0, "answered": 1.0, "meaning": 1.0}
     about = {"env": 0, "episode": 0, "question_id": "q1", "question": "plz sort", "baseline_score": 0.15}
     return {**about, "operator": operator, "rewrite": rewrite, "parts": parts, "valid": True, **fields}
 
 
-STEPS = [
-    step("spelling", "please sort", 0.0),
-    step("undo", "plz sort", 0.0),
-    step("filler", "sort", 1.0),
-    step("neutral", "sort it now", 1.0),
-    step("submit", "sort it now", 1.0),
-    step("filler", "sort", 1.0, env=1),
-    step("filler", "broken", 0.0, env=1, valid=False),
-    step("filler", "join", 0.0, question_id="q2", question="join plz", env=2),
-    step("submit", "len", 1.0, question_id="q3", question="len", baseline_score=0.85, env=3),
-]
+#: Steps of a run, and the instruction, the response and the operators of the one row that they become.
+EXPORTED = {
+    "the best rewrite of each question, once": (
+        [
+            step("spelling", "please sort", 0.0),
+            step("undo", "plz sort", 0.0),
+            step("filler", "sort", 1.0),
+            step("neutral", "sort it now", 1.0),
+            step("submit", "sort it now", 1.0),
+            step("filler", "sort", 1.0, env=1),
+            step("filler", "broken", 0.0, env=1, valid=False),
+            step("filler", "join", 0.0, question_id="q2", question="join plz", env=2),
+            step("submit", "len", 1.0, question_id="q3", question="len", baseline_score=0.85, env=3),
+        ],
+        ("plz sort", "sort", ["filler"]),
+    ),
+    "no rewrite that a form gained": (
+        [
+            step("steps", "plz sort", 1.0, form="steps"),
+            step("filler", "sort", 1.0, form="steps"),
+            step("as_is", "sort", 0.0, form="as_is"),
+            step("steps", "plz sort", 1.0, form="steps", env=1),
+            step("spelling", "please sort", 1.0, form="steps", env=1),
+            step("as_is", "please sort", 1.0, form="as_is", env=1),
+        ],
+        ("plz sort", "please sort", ["spelling"]),
+    ),
+    "no rewrite that a guard rejected": (
+        [
+            step("spelling", "please sort", 1.0, answer=""),  # asked with the next one only
+            step("filler", "please sort", 1.0, guard="length"),
+            step("neutral", "join plz", 1.0, guard="answer", question_id="q2", question="join plz", env=1),
+        ],
+        ("plz sort", "please sort", ["spelling"]),
+    ),
+    "a line separator within a text": (
+        [step("filler", "sort\u2028it", 1.0)],
+        ("plz sort", "sort\u2028it", ["filler"]),
+    ),
+}
 
 
-def exported(tmp_path: Path, *flags: str) -> list[dict[str, Any]]:
-    write_rows(tmp_path / "transcripts.jsonl", STEPS)
-    assert qm("data", "export", "--run", tmp_path, "-o", tmp_path / "rows.jsonl", *flags) == 0
-    return list(read_json_lines(tmp_path / "rows.jsonl"))
+def transcript(folder: Path, *lines: str) -> None:
+    (folder / "transcripts.jsonl").write_text("\n".join(lines), encoding="utf-8")
 
 
-def test_the_best_rewrite_of_each_question_is_kept_once(tmp_path: Path) -> None:
-    assert exported(tmp_path) == [
-        {"id": "q1", "instruction": "plz sort", "response": "sort", "score": 0.85, "baseline_score": 0.15,
-         "success": True, "operators": ["filler"]},
-    ]  # fmt: skip
-
-
-def test_what_a_form_gained_is_no_rewrite(tmp_path: Path) -> None:
-    framed = [
-        step("steps", "plz sort", 1.0, form="steps"),
-        step("filler", "sort", 1.0, form="steps"),
-        step("as_is", "sort", 0.0, form="as_is"),
-        step("steps", "plz sort", 1.0, form="steps", env=1),
-        step("spelling", "please sort", 1.0, form="steps", env=1),
-        step("as_is", "please sort", 1.0, form="as_is", env=1),
-    ]
-    write_rows(tmp_path / "transcripts.jsonl", framed)
+@pytest.mark.parametrize("case", EXPORTED)
+def test_steps_become_a_row(case: str, tmp_path: Path) -> None:
+    steps, row = EXPORTED[case]
+    transcript(tmp_path, *(json.dumps(one, ensure_ascii=False) for one in steps), '{"torn')
     assert qm("data", "export", "--run", tmp_path, "-o", tmp_path / "rows.jsonl") == 0
-    (row,) = read_json_lines(tmp_path / "rows.jsonl")
-    assert (row["response"], row["operators"]) == ("please sort", ["spelling"])
+    (found,) = read_json_lines(tmp_path / "rows.jsonl")
+    assert (found["instruction"], found["response"], found["operators"]) == row
+    assert (found["score"], found["baseline_score"], found["success"]) == (0.85, 0.15, True)
 
 
-def test_a_rejected_rewrite_is_none_and_its_operator_none_of_the_way(tmp_path: Path) -> None:
-    steps = [
-        step("spelling", "please sort", 1.0, answer=""),  # asked with the next one only
-        step("filler", "please sort", 1.0, guard="length"),
-        step("neutral", "join plz", 1.0, guard="answer", question_id="q2", question="join plz", env=1),
-    ]
-    write_rows(tmp_path / "transcripts.jsonl", steps)
-    assert qm("data", "export", "--run", tmp_path, "-o", tmp_path / "rows.jsonl") == 0
-    (row,) = read_json_lines(tmp_path / "rows.jsonl")
-    assert (row["instruction"], row["response"], row["operators"]) == ("plz sort", "please sort", ["spelling"])
-
-
-def test_rewards_of_the_run_decide(tmp_path: Path) -> None:
+def test_what_is_no_transcript_or_has_other_rewards_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    export = ("data", "export", "--run", tmp_path, "-o", tmp_path / "rows.jsonl")
+    transcript(tmp_path, '{"a": 1}', '{"a": 2}', "")
+    assert qm(*export) == 2
+    assert ":1: not a step of a run, it lacks env" in capsys.readouterr().err
+    transcript(tmp_path, json.dumps(step("filler", "sort", 1.0)), "")
     (tmp_path / "config.json").write_text(json.dumps({"flags": {"reward": "similarity=1"}}))
-    write_rows(tmp_path / "transcripts.jsonl", STEPS)
-    assert qm("data", "export", "--run", tmp_path, "-o", tmp_path / "rows.jsonl") == 2
-
-
-def test_a_line_separator_within_a_text_is_no_end_of_line(tmp_path: Path) -> None:
-    text = "sort\u2028it"
-    rows = [json.dumps(step("filler", text, 1.0), ensure_ascii=False), '{"torn']
-    (tmp_path / "transcripts.jsonl").write_text("\n".join(rows), encoding="utf-8")
-    assert qm("data", "export", "--run", tmp_path, "-o", tmp_path / "rows.jsonl", "--json") == 0
-    (row,) = read_json_lines(tmp_path / "rows.jsonl")
-    assert row["response"] == text
+    assert qm(*export) == 2
 
 
 def test_a_real_run_becomes_rows(tiny_flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -283,16 +227,3 @@ def test_a_real_run_becomes_rows(tiny_flags: list[str], tmp_path: Path, capsys: 
     assert report["steps"] == 64
     assert all(row["score"] > row["baseline_score"] and row["response"] != row["instruction"] for row in rows)
     assert len({row["instruction"] for row in rows}) == len(rows)
-
-
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [(None, "no such file; give a run folder"), ('{"a": 1}\n{"a": 2}\n', ":1: not a step of a run, it lacks env")],
-)
-def test_what_is_no_transcript_is_one_line(
-    tmp_path: Path, content: str | None, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    if content is not None:
-        (tmp_path / "transcripts.jsonl").write_text(content)
-    assert qm("data", "export", "--run", tmp_path, "-o", tmp_path / "rows.jsonl") == 2
-    assert said in capsys.readouterr().err

@@ -60,17 +60,6 @@ def front(server: StubServer, *, base: str = "/v1") -> Iterator[str]:
         listening.shutdown()
 
 
-@pytest.fixture
-def plan(tiny_server: StubServer, dataset: Path, tmp_path: Path) -> Path:
-    argv = [
-        *("--ollama-url", tiny_server.url, "--target-model", "librarian", "--mutator-model", "softener"),
-        *("--encoder", "hash", "--dataset", str(dataset), "--operators", "spelling,neutral,filler"),
-        *("--save-dir", str(tmp_path / "plans"), "--max-calls", "300", "--budget", "2", "--cache", "off"),
-    ]
-    assert qm("plan", *argv) == 0
-    return (tmp_path / "plans" / "latest").resolve()
-
-
 @pytest.mark.parametrize("base", ["/v1beta/openai", "/api/paas/v4"])
 def test_another_path_than_v1_is_kept(base: str, plan: Path, tiny_server: StubServer, tmp_path: Path) -> None:
     with front(tiny_server, base=base) as url:

@@ -137,15 +137,6 @@ def test_every_learner_trains_resumes_and_is_evaluated(algo: str, flags: list[st
     assert qm("report", run, "--output", tmp_path / "report.html") == 0
 
 
-def test_a_plan_is_found_and_evaluated(flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pairs = zip(flags[::2], flags[1::2], strict=True)
-    given = [word for name, value in pairs if name != "--ask" for word in (name, value)]
-    assert qm("plan", *given, "--max-calls", "2000") == 0
-    assert "question_answer" in capsys.readouterr().out
-    assert qm("eval", "--checkpoint", the_run(tmp_path), *flags[:4], "--json", tmp_path / "eval.json") == 0
-    assert json.loads((tmp_path / "eval.json").read_text())["methods"]["policy"]["success"] == 1
-
-
 @pytest.fixture
 def two_forms(tmp_path: Path) -> tuple[list[str], Task]:
     """Return the flags of a world in which half of the questions are right in one form, the others in another."""
@@ -288,15 +279,6 @@ def test_a_run_that_asks_what_is_not_recorded_ends_with_one_line(
 def test_a_run_may_choose_among_forms_alone(flags: list[str]) -> None:
     alone = ["--operators", "none", "--num-env-steps", "64", "--num-processes", "4", "--num-steps", "16"]
     assert train(*flags, *alone, "--no-evaluate") == 0
-
-
-def test_another_question_is_one_line(flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert train(*flags, "--num-env-steps", "64", "--num-processes", "4", "--num-steps", "16", "--no-evaluate") == 0
-    capsys.readouterr()
-    assert qm("rewrite", "--checkpoint", the_run(tmp_path), "--recording", flags[1], "Who sang this?") == 2
-    said = capsys.readouterr().err
-    assert said.count("is recorded; use the settings of the recording, or ask the model: --gguf FILE") == 1
-    assert "failed" not in said
 
 
 def test_the_example_run_asks_what_the_script_records() -> None:

@@ -32,7 +32,7 @@ from query_mutator.report.page.run_reader import RunReader
 from query_mutator.training.callbacks import CALLBACKS, Callback, RunView
 from query_mutator.types import ErrorInfo, Question
 from tests.browser.page_runs import write_run
-from tests.integration.raw_http import until
+from tests.patience import until
 from tests.qm_command import qm
 from tests.run_page import said_in, texts_of, whole_page
 from train_query_mutator import main as train_main

@@ -27,16 +27,10 @@ def flags(tiny_flags: list[str], server: StubServer, monkeypatch: pytest.MonkeyP
     """Flags of a run of eight updates, with a checkpoint after every third."""
     monkeypatch.setenv("OLLAMA_HOST", server.url)
     return [
-        *tiny_flags,
+        *tiny_flags[2:],
         *("--ollama-url", server.url, "--deterministic", "--eval-interval", "0", "--no-evaluate", "--seed", "7"),
         *("--num-env-steps", "256", "--save-interval", "3"),
     ]
-
-
-def only_url(flags: list[str], url: str) -> list[str]:
-    """Return the flags with one server, the last named."""
-    kept = [word for before, word in zip(["", *flags], flags, strict=False) if "--ollama-url" not in (before, word)]
-    return [*kept, "--ollama-url", url]
 
 
 def calls_of(run: Path) -> int:
@@ -46,7 +40,7 @@ def calls_of(run: Path) -> int:
 def test_damaged_checkpoint_falls_back_to_the_one_before_and_asks_nothing_again(
     flags: list[str], server: StubServer, tmp_path: Path
 ) -> None:
-    flags = [*only_url(flags, server.url), "--no-use-linear-lr-decay", "--save-interval", "1"]
+    flags = [*flags, "--no-use-linear-lr-decay", "--save-interval", "1"]
     for name, steps in (("whole", "160"), ("damaged", "128")):
         (tmp_path / name).mkdir()
         train([*flags, "--num-env-steps", steps, "--save-dir", str(tmp_path / name)], tmp_path / name)
@@ -66,7 +60,7 @@ def test_damaged_checkpoint_falls_back_to_the_one_before_and_asks_nothing_again(
 def test_what_was_paid_is_not_asked_again_without_deterministic_either(
     flags: list[str], server: StubServer, tmp_path: Path
 ) -> None:
-    flags = [word for word in only_url(flags, server.url) if word != "--deterministic"]
+    flags = [word for word in flags if word != "--deterministic"]
     argv = [*flags, "--save-interval", "100", "--save-dir", str(tmp_path)]
     assert kill_when(start(argv, tmp_path), lambda: server.stats()["calls"] >= 24)
     run = run_in(tmp_path)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -14,34 +12,15 @@ from benchmarks.attack.harness import Finished, run_cli, run_qm, unchanged
 from query_mutator.errors import UsageError
 from query_mutator.files import LOCK
 from query_mutator.files.lock import locked
-from query_mutator.testing import StubServer
 from query_mutator.training.config import parse_config
 from query_mutator.training.run_folder import open_run_dir
-from tests.integration.conftest import ROWS
 from train_query_mutator import main
-
-STEPS = 64
-
-
-@pytest.fixture(scope="module")
-def finished(tiny_server: StubServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a run of two updates with a checkpoint after each."""
-    folder = tmp_path_factory.mktemp("finished")
-    rows = [json.dumps({"id": f"q{n}", "query": text, "accept": [name]}) for n, (text, name) in enumerate(ROWS)]
-    (folder / "questions.jsonl").write_text("\n".join(rows))
-    flags = ["--ollama-url", tiny_server.url, "--target-model", "librarian", "--mutator-model", "softener"]
-    flags += ["--encoder", "hash", "--dataset", "questions.jsonl", "--embedding-dims", "4"]
-    flags += ["--operators", "spelling,neutral,filler", "--save-dir", ".", "--num-processes", "4"]
-    flags += ["--num-steps", "8", "--num-mini-batch", "2", "--num-env-steps", str(STEPS), "--save-interval", "1"]
-    flags += ["--no-evaluate", "--eval-interval", "0", "--no-use-linear-lr-decay", "--deterministic"]
-    assert run_cli(main, flags, folder).code == 0
-    return (folder / "latest").resolve()
 
 
 @pytest.fixture
-def run(finished: Path, tmp_path: Path) -> Path:
-    shutil.copy(finished.parent / "questions.jsonl", tmp_path)
-    return Path(shutil.copytree(finished, tmp_path / "run"))
+def run(trained: Callable[..., Path]) -> Path:
+    """Return a run of two updates with a checkpoint after each."""
+    return trained("--no-evaluate", "--eval-interval", "0", "--no-use-linear-lr-decay", "--deterministic")
 
 
 @pytest.fixture(autouse=True)
@@ -50,14 +29,8 @@ def no_lock_is_left(tmp_path: Path) -> Iterator[None]:
     assert not list(tmp_path.rglob(LOCK))
 
 
-@pytest.fixture(autouse=True)
-def named(tiny_server: StubServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Name the server of the run, as its user does."""
-    monkeypatch.setenv("OLLAMA_HOST", tiny_server.url)
-
-
 def resume(run: Path, *flags: str) -> Finished:
-    return run_cli(main, ["--resume", run, "--num-env-steps", str(STEPS + 32), *flags], run.parent)
+    return run_cli(main, ["--resume", run, "--num-env-steps", "96", *flags], run.parents[1])
 
 
 def refused(run: Path, message: str) -> None:
@@ -103,7 +76,7 @@ def test_every_command_that_writes_a_run_folder_locks_it(command: str, tmp_path:
 def test_a_dry_run_and_a_reader_do_not_need_the_lock(run: Path) -> None:
     with locked(run):
         assert resume(run, "--dry-run").code == 0
-        assert run_qm(["analyze", run, "--json"], run.parent).code == 0
+        assert run_qm(["analyze", run, "--json"], run.parents[1]).code == 0
 
 
 @pytest.mark.parametrize("name", ["transcripts.jsonl", "metrics.jsonl"])

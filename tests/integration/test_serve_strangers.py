@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import Any
 from urllib.parse import urlsplit
@@ -258,20 +258,8 @@ def test_a_refusal_without_a_sentence_end_is_rewritten(hash_encoder: Encoder) ->
 def serving(encoder: Encoder, *, timeout_s: float = 60.0) -> Iterator[int]:
     """Yield the port of a proxy."""
     limits = ClientLimits(body_bytes=MAX_BODY_BYTES, timeout_s=timeout_s)
-    with start_server([Upper(), Librarian(), Held()]) as server, proxy(server.url, encoder, limits=limits) as url:
+    with start_server([Upper(), Librarian()]) as server, proxy(server.url, encoder, limits=limits) as url:
         yield int(url.rsplit(":", 1)[1])
-
-
-class Held(Upper):
-    """Answers nothing until released."""
-
-    name = "held"
-    release, asked = threading.Event(), threading.Event()
-
-    def reply_many(self, prompts: Sequence[str]) -> list[str]:
-        self.asked.set()
-        self.release.wait(20)
-        return super().reply_many(prompts)
 
 
 def sent_raw(port: int, *pieces: bytes) -> bytes:
@@ -296,9 +284,6 @@ def sent_raw(port: int, *pieces: bytes) -> bytes:
         (POST + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", b"400"),
         (POST + b"Transfer-Encoding: gzip\r\n\r\n", b"400"),
         (POST + b"Content-Length: 99999999999\r\n\r\n", b"413"),
-        (b"GET / HTTP/1.1\r\nX: " + b"x" * 70_000, b"400"),
-        (b"GET /" + b"x" * 70_000, b"400"),
-        (b"GET / HTTP/1.1\r\n" + b"X: x\r\n" * 200 + b"\r\n", b"400"),
         (POST + b"Transfer-Encoding: chunked\r\n\r\n0\r\n" + b"X: x\r\n" * 200, b"400"),
     ],
 )
@@ -362,12 +347,6 @@ def asked(provider, url, model):
 print(json.dumps([asked(*one) for one in json.loads(sys.argv[1])]))
 """
 TEXT = "How do I sort a list?"
-
-
-@pytest.fixture(scope="module")
-def gate(tiny_server: StubServer, hash_encoder: Encoder) -> Iterator[str]:
-    with proxy(tiny_server.url, hash_encoder) as url:
-        yield url
 
 
 def untimed(found: Any) -> Any:

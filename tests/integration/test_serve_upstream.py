@@ -21,7 +21,7 @@ from query_mutator.encoder import Encoder
 from query_mutator.testing import StubServer, start_server
 from tests.conftest import Librarian, Softener
 from tests.integration.proxied import KILL, MODEL, SORT, VIRTUAL, answer, chat, proxy
-from tests.qm_command import qm, serving
+from tests.qm_command import serving
 from tests.scripted_server import CLOSE, RESET, ScriptedServer, http
 
 OTHER = "other:latest"
@@ -196,28 +196,9 @@ class Slow(Librarian):
         return super().reply_many(prompts)
 
 
-@pytest.fixture
-def server() -> Iterator[StubServer]:
-    with start_server([Librarian(), Softener(), Slow()], num_parallel=4) as found:
-        yield found
-
-
-@pytest.fixture
-def plan(server: StubServer, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the folder of a plan, whose server is in the environment."""
-    monkeypatch.setenv("OLLAMA_HOST", server.url)
-    argv = [
-        *("--ollama-url", server.url, "--target-model", "librarian", "--mutator-model", "softener"),
-        *("--encoder", "hash", "--dataset", str(dataset), "--operators", "spelling,neutral,filler"),
-        *("--save-dir", str(tmp_path / "plans"), "--max-calls", "300", "--budget", "2"),
-        *("--cache", "eval", "--cache-path", str(tmp_path / "replies.sqlite")),
-    ]
-    assert qm("plan", *argv) == 0
-    return (tmp_path / "plans" / "latest").resolve()
-
-
 def test_sigterm_lets_an_open_stream_end(plan: Path, tmp_path: Path) -> None:
-    with serving(plan, tmp_path) as (process, url):
+    models = [Librarian(), Softener(), Slow()]
+    with start_server(models) as server, serving(plan, tmp_path, "--ollama-url", server.url) as (process, url):
         body = {"model": "slow:latest", "messages": [{"role": "user", "content": SORT}]}
         with requests.post(f"{url}/api/chat", json=body, stream=True, timeout=20) as reply:
             process.send_signal(signal.SIGTERM)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -34,14 +33,6 @@ def run(trained: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = trained(*FLAGS)
     monkeypatch.delenv("OLLAMA_HOST")
     return folder
-
-
-@pytest.fixture
-def code(tmp_path: Path) -> Path:
-    """Return a plugin that leaves a file next to it when it runs."""
-    path = tmp_path / "evil.py"
-    path.write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")
-    return path
 
 
 def policy_with(run: Path, place: str, **values: object) -> Path:
@@ -155,15 +146,6 @@ def test_qm_toml_and_the_environment_name_the_server_of_a_run(
 # --- code ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_plugin_runs_where_it_is_named(run: Path, code: Path, tiny_server: StubServer, tmp_path: Path) -> None:
-    policy = policy_with(run, "plugins", **{str(code): hashlib.sha256(code.read_bytes()).hexdigest()})
-    with pytest.raises(UsageError, match="--plugin"):
-        Rewriter.load(policy, ollama_url=tiny_server.url)
-    assert not (tmp_path / "ran").exists()
-    with Rewriter.load(policy, plugins=[str(code)], ollama_url=tiny_server.url):
-        assert (tmp_path / "ran").exists()
-
-
 def test_a_module_of_a_policy_file_is_not_imported(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "package_of_a_stranger"
     package.mkdir()
@@ -202,9 +184,9 @@ def test_tensors_that_no_policy_has_are_one_line(
     assert "\n" not in str(caught.value)
 
 
-def test_a_file_that_is_cut_or_lies_about_its_header_is_one_line(run: Path, tmp_path: Path) -> None:
+def test_a_file_that_is_cut_is_one_line(run: Path, tmp_path: Path) -> None:
     content = (run / POLICY_FILE).read_bytes()
-    for damaged in (b"", content[:7], content[:40], content[:-1], (1 << 60).to_bytes(8, "little") + content[8:]):
+    for damaged in (b"", content[:7], content[:40], content[:-1]):
         (tmp_path / "stranger.qm").write_bytes(damaged)
         with pytest.raises(CheckpointError, match="not a policy file, or damaged"):
             read_policy(tmp_path / "stranger.qm")

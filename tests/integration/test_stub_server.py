@@ -16,13 +16,27 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from raw_http import FOREVER_MS, Fragile, Gate, Held, chat, count, generate, get, in_flight, post, send, until, user
 
 from query_mutator.errors import UsageError
 from query_mutator.testing import FaultPlan, HashEncoder, Latency, StubServer, start_server
 from query_mutator.testing.calls import BUSY
 from query_mutator.types import ChatRequest, Completion, Message
 from tests.conftest import OnUpper, Upper
+from tests.integration.raw_http import (
+    FOREVER_MS,
+    Fragile,
+    Gate,
+    Held,
+    chat,
+    count,
+    generate,
+    get,
+    in_flight,
+    post,
+    send,
+    user,
+)
+from tests.patience import until
 
 LONG = "begin " + "word " * 300 + "end"
 COMMAND = [sys.executable, "-m", "query_mutator", "test-server"]
@@ -75,7 +89,7 @@ def test_slots_bound_what_runs_at_once_and_belong_to_one_model(hold: Callable[..
 
 
 def test_a_wait_for_a_slot_is_total_minus_the_rest() -> None:
-    with start_server([], latency_ms=20) as server, ThreadPoolExecutor(3) as pool:
+    with start_server([], latency_ms=200) as server, ThreadPoolExecutor(3) as pool:
         replies = list(pool.map(lambda text: chat(server, text, model="echo"), "abc"))
         stats = server.stats()
     waits_s = [Completion.from_ollama(reply).queue_wait_s for reply in replies]
@@ -83,7 +97,7 @@ def test_a_wait_for_a_slot_is_total_minus_the_rest() -> None:
     assert sorted(waits_s)[1] > 0
     service_s = sum(reply["prompt_eval_duration"] + reply["eval_duration"] for reply in replies) / 1e9
     assert stats["service_s"] == pytest.approx(service_s)
-    assert service_s >= 0.06
+    assert service_s >= 0.6
     assert stats["span_s"] >= service_s
 
 
@@ -283,16 +297,3 @@ class Address:
 
     def __init__(self, port: int) -> None:
         self.port = port
-
-
-@pytest.mark.parametrize(
-    ("flags", "hint"),
-    [
-        (["--canned", "/nowhere"], "No such file"),
-        (["--recording", "/nowhere"], "No such file"),
-    ],
-)
-def test_a_bad_flag_is_one_line_and_exit_code_2(flags: list[str], hint: str) -> None:
-    done = subprocess.run([*COMMAND, *flags], capture_output=True, text=True)
-    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
-    assert hint in done.stderr

@@ -6,22 +6,24 @@ import json
 import os
 import re
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
-from query_mutator.cli.console import exit_code
 from query_mutator.commands.main import main as qm
 from query_mutator.files.metrics import METRICS
+from query_mutator.learners.direct import ITERATIONS
 from query_mutator.learners.plan import Plan
 from query_mutator.session.checkpoint import read_checkpoint
 from query_mutator.session.policy_file import read_policy
 from query_mutator.testing import StubServer, start_server
+from query_mutator.training.config import parse_config
 from tests.conftest import Librarian, Softener
 from tests.integration.conftest import write_dataset
-from tests.integration.training_runs import rows, the_run, train
-from train_query_mutator import main
+from tests.integration.training_runs import rows, summary, the_run, train
 
 
 class Both(Librarian):
@@ -47,9 +49,12 @@ def test_run_leaves_everything_behind(
     }  # fmt: skip
     first = [place for place, path in enumerate(synced) if ".resume.next.pt" in path][1]
     assert {str(run / name) for name in ("transcripts.jsonl", "metrics.jsonl")} <= set(synced[:first])
-    out = capsys.readouterr().out
+    out, err = capsys.readouterr()
     assert str(run) in out
     assert "best_of_k" in out
+    found = summary(tmp_path)
+    assert (found["cut_replies"], found["prompts_too_long"]) == (0, {})
+    assert not re.search("token limit|context", err)
 
 
 def test_config_records_what_it_takes_to_repeat_the_run(tiny_flags: list[str], tmp_path: Path) -> None:
@@ -87,17 +92,6 @@ def test_validation_questions_have_a_curve_or_are_learned_from(
     asked = {row["question"] for row in rows(the_run(tmp_path), "transcripts")}
     assert bool(asked & set(validation)) == (count is None)
     assert rows(the_run(tmp_path), "metrics")[-1].get("validation/questions") == count
-
-
-def test_the_fold_of_a_run_stays(tiny_flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert train(*tiny_flags, "--no-evaluate") == 0
-    run = the_run(tmp_path)
-    more = ("--num-env-steps", "96")
-    assert train("--resume", str(run), *more, "--validation-fold", "3") == 2
-    assert "validation_fold: then 0, now 3" in capsys.readouterr().err
-    assert train("--resume", str(run), *more) == 0
-    assert rows(run, "metrics")[-1]["validation/questions"] == 3
-    assert "validation" not in capsys.readouterr().err
 
 
 def test_a_fold_that_leaves_nothing_is_one_line(
@@ -144,7 +138,7 @@ def test_a_run_folder_stands_for_what_its_verdict_deploys(
     assert qm(["rewrite", str(run), "umm which planet", *tiny_flags[:2]]) == 0
     best = read_policy(run, best=True).flags
     assert (read_policy(run).flags.algo, best.algo) == ("ppo", "ppo" if deploy in ("policy", None) else "plan")
-    found = json.loads((run / "summary.json").read_text())["eval"]["plan_search"]["best"]["steps"]
+    found = summary(tmp_path)["eval"]["plan_search"]["best"]["steps"]
     assert best.plan == {"best_plan": Plan(steps=tuple(found)), "identity": Plan()}.get(str(deploy))
 
 
@@ -157,24 +151,10 @@ def test_dry_run_prints_the_estimate_and_writes_nothing(
     assert re.search(r"held out +\d+ / \d+ / (\d+)\n(.|\n)*1024 = 32 x 4 processes x 8 steps(.|\n)*\n\1 held-out", out)
     assert train(*tiny_flags, "--dry-run", "--no-evaluate") == 0
     assert "held-out questions" not in capsys.readouterr().out
-    assert train(*tiny_flags, "--dry-run", "--gguf", "model.gguf") == 2
-    assert "name servers of two kinds; leave one of them out" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
 
 
-def test_dry_run_takes_its_time_from_the_replies_that_are_kept(
-    tiny_flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    more = ["--num-env-steps", "64000", "--dry-run", "--cache-path", str(tmp_path / "kept.sqlite")]
-    assert train(*tiny_flags, *more) == 0
-    assert "2 s a call, assumed: no reply of these models is kept" in capsys.readouterr().out
-    assert train(*tiny_flags, "--no-evaluate", "--cache", "all", *more[3:]) == 0
-    capsys.readouterr()
-    assert train(*tiny_flags, *more) == 0
-    assert re.search(r"by 0\.\d+ s a call, as the newest replies that are kept, 4 in flight", capsys.readouterr().out)
-
-
-def test_resume_goes_on_in_the_run_folder_with_its_flags(tiny_flags: list[str], tmp_path: Path) -> None:
+def test_resume_continues_in_the_run_folder_with_its_flags(tiny_flags: list[str], tmp_path: Path) -> None:
     train(*tiny_flags, "--no-evaluate", "--seed", "5", "--no-use-linear-lr-decay")
     run = the_run(tmp_path)
     assert train("--resume", str(tmp_path / "runs" / "latest"), "--num-env-steps", "128") == 0
@@ -191,31 +171,19 @@ def test_resume_goes_on_in_the_run_folder_with_its_flags(tiny_flags: list[str], 
     assert (config["flags"]["seed"], config["resumed"][0]["at_step"]) == (5, 64)
 
 
-def test_settings_that_decide_what_is_learned_stay_as_they_were(
-    tiny_flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    train(*tiny_flags, "--no-evaluate", "--seed", "5")
-    run = the_run(tmp_path)
-    changed = ["--seed", "6", "--gamma", "0.5", "--num-env-steps", "96", "--batch-size", "2"]
-    assert train("--resume", str(run), *changed) == 2
-    error = capsys.readouterr().err
-    assert all(part in error for part in ("gamma: then 0.9, now 0.5", "seed: then 5, now 6"))
-    assert not re.search("batch_size|num_env_steps", error)
-
-
 def test_run_that_was_ended_before_its_results_writes_them_when_gone_on_with(
     tiny_flags: list[str], tiny_server: StubServer, tmp_path: Path
 ) -> None:
     train(*tiny_flags, "--plan-calls", "400")
     run = the_run(tmp_path)
-    before = json.loads((run / "summary.json").read_text())
+    before = summary(tmp_path)
     (run / "summary.json").unlink()
     calls = tiny_server.stats()["calls"]
     assert train("--resume", str(run)) == 0
-    after = json.loads((run / "summary.json").read_text())
+    after = summary(tmp_path)
     assert tiny_server.stats()["calls"] == calls
-    for summary in (before, after):
-        del summary["eval"]["plan_search"]["seconds"]
+    for found in (before, after):
+        del found["eval"]["plan_search"]["seconds"]
     assert after["eval"] == before["eval"]
     assert after["llm_calls"] == before["llm_calls"]
     assert [row["step"] for row in rows(run, "metrics")] == [0, 32, 64]
@@ -240,17 +208,6 @@ def test_a_run_without_held_out_questions_says_so(
     assert "one.jsonl: no question is held out, so the run ends without a comparison" in said
 
 
-def complaint(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """Return the one line that a call with bad input ends with."""
-    capsys.readouterr()
-    code = exit_code(main, argv, prog="train_query_mutator.py")
-    out, err = capsys.readouterr()
-    assert (code, out) == (2, "")
-    assert err.startswith("train_query_mutator.py: ")
-    assert err.count("\n") == 1, err
-    return err
-
-
 def contents(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
@@ -261,15 +218,87 @@ def contents(folder: Path) -> dict[str, bytes]:
         (["--operators", "spelling,slang"], "operators: then spelling,neutral,filler, now spelling,slang"),
         (["--num-processes", "8"], "num_processes: then 4, now 8"),
         (["--algo", "direct"], "algo: then ppo, now direct"),
-        (["--embedding-dims", "x"], "Invalid value for --embedding-dims"),
-        ([], "give a larger --num-env-steps"),
+        (["--gamma", "0.5", "--batch-size", "2", "--num-env-steps", "96"], "gamma: then 0.9, now 0.5"),
+        (["--validation-fold", "3", "--num-env-steps", "96"], "validation_fold: then 0, now 3"),
+        (["--embedding-dims", "x"], "--embedding-dims"),
+        ([], "--num-env-steps"),
     ],
 )
 def test_checkpoint_that_does_not_fit_changes_nothing(
-    flags: list[str], message: str, tiny_flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    flags: list[str], message: str, trained: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert exit_code(main, [*tiny_flags, "--no-evaluate", "--eval-interval", "0"], prog="train") == 0
-    before = contents(tmp_path / "runs")
-    line = complaint(["--resume", str(tmp_path / "runs" / "latest"), *flags], capsys)
-    assert message in line
-    assert contents(tmp_path / "runs") == before
+    run = trained("--no-evaluate", "--eval-interval", "0")
+    before = contents(run)
+    assert train("--resume", str(run), *flags) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n"), message in err) == ("", 1, True), err
+    assert "batch_size" not in err
+    assert contents(run) == before
+
+
+# --- every learner ----------------------------------------------------------------------------------------------------
+
+SMALL = ("--train-batch-size", "16", "--learning-starts", "16", "--replay-ratio", "4")
+
+
+#: What the row of an update has, of each learner and of all.
+FAMILIES = {
+    "iqn": """losses/td_loss rl/action_gap rl/epsilon perf/learner_share_training perf/replay_ratio_requested
+        perf/replay_ratio_achieved perf/updates_per_sample perf/weight_sync_age buffer/size
+        grads/norm_before_clip_median grads/norm_before_clip_max grads/norm_after_clip_max counters/env_steps
+        counters/training_s counters/target_updates""",
+    "direct": "",
+    "ppo": "",
+}
+OF_ALL = """validation/success validation/best_success rl/avg_value perf/transitions_learned_per_second
+    perf/learner_share_waiting counters/updates counters/samples_learned counters/llm_calls counters/tokens"""
+
+
+def assert_every_step_once(run: Path, *, steps: int) -> None:
+    found = Counter((row["env"], row["step"]) for row in rows(run, "transcripts"))
+    assert found == {(env, step): 1 for env in range(4) for step in range(steps)}
+
+
+@pytest.mark.parametrize("algo", FAMILIES)
+def test_a_run_and_its_resumption_in_the_middle_of_episodes(algo: str, tiny_flags: list[str], tmp_path: Path) -> None:
+    assert train(*tiny_flags, *SMALL, "--algo", algo, "--no-evaluate", "--no-use-linear-lr-decay") == 0
+    run = the_run(tmp_path)
+    assert run.name.endswith(f"-{algo}")
+    assert_every_step_once(run, steps=16)
+    written, first = rows(run, "metrics"), read_checkpoint(run)
+    assert [row["step"] for row in written] == [0, 32, 64]
+    assert all(set(row) <= {"step", "wall_s", *METRICS} for row in written)
+    last = written[-1]
+    assert {*FAMILIES[algo].split(), *OF_ALL.split()} <= set(last)
+    if algo == "iqn":
+        assert last["counters/env_steps"] == 64
+        assert last["counters/samples_learned"] == 16 * last["counters/updates"]
+        # What waits for its n-step return at the end of the run was gathered, but is no transition yet.
+        assert last["perf/replay_ratio_achieved"] == pytest.approx(4, abs=16 / last["buffer/size"])
+        assert 0 < last["perf/learner_share_training"] + last["perf/learner_share_waiting"] <= 1
+    else:
+        assert last["counters/samples_learned"] == {"direct": ITERATIONS, "ppo": 4}[algo] * 64
+
+    assert train("--resume", str(run), "--num-env-steps", "128") == 0
+    assert_every_step_once(run, steps=32)
+    second = read_checkpoint(run)
+    assert second.learner["updates_done"] == 4
+    counts = [row["counters/samples_learned"] for row in rows(run, "metrics")[1:]]
+    assert counts == sorted(counts)
+    assert counts[-1] > counts[1]
+    if algo == "iqn":
+        assert second.learner["replay"]["added"] > first.learner["replay"]["added"]
+        known = first.learner["replay"]["returns"]
+        torch.testing.assert_close(second.learner["replay"]["returns"][: len(known)], known)
+
+
+def test_dry_run_counts_gradient_steps(tiny_flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert train(*tiny_flags, *SMALL, "--algo", "iqn", "--dry-run") == 0
+    out = capsys.readouterr().out
+    assert "gradient steps, about" in out
+    assert " 16\n" in out  # 4 uses of 64 steps, 16 at once
+
+
+def test_example_is_a_run_of_iqn() -> None:
+    config = parse_config(["--config", "examples/iqn_run.json"])
+    assert (config.algo, config.total_steps) == ("iqn", 1408)

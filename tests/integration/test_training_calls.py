@@ -10,15 +10,14 @@ from pathlib import Path
 import ollama
 import pytest
 
-from query_mutator.cli.console import exit_code
 from query_mutator.commands.main import main as qm
-from query_mutator.files.json_lines import read_json_lines
 from query_mutator.llm.client import Client
 from query_mutator.llm.stack import build_client
 from query_mutator.testing import StubServer, start_server
 from query_mutator.types import ChatRequest, Completion
 from tests.conftest import Librarian, Softener, Upper
-from train_query_mutator import main
+from tests.integration.training_runs import train
+from tests.patience import measured
 
 
 @pytest.fixture
@@ -32,16 +31,8 @@ def flags(tiny_flags: list[str]) -> list[str]:
     return [*tiny_flags[2:], "--seed", "3"]
 
 
-def train(*flags: str) -> None:
-    assert exit_code(main, flags, prog="train") == 0
-
-
-def last_row(tmp_path: Path) -> dict[str, float]:
-    return list(read_json_lines(tmp_path / "runs" / "latest" / "metrics.jsonl"))[-1]
-
-
 def test_second_evaluation_of_a_checkpoint_makes_no_call(flags: list[str], server: StubServer, tmp_path: Path) -> None:
-    train(*flags, "--ollama-url", server.url, "--no-evaluate", "--eval-interval", "0")
+    assert train(*flags, "--ollama-url", server.url, "--no-evaluate", "--eval-interval", "0") == 0
     reports = []
     for name in ("a", "b"):
         before = server.stats()["calls"]
@@ -57,30 +48,24 @@ def test_second_evaluation_of_a_checkpoint_makes_no_call(flags: list[str], serve
     assert first == second
 
 
-def test_server_with_one_slot_is_told_what_to_set(
-    flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with start_server([Librarian(), Softener()], num_parallel=1, latency_ms=80) as slow:
-        one_model = ["--mutator-model", "librarian"]  # slots are a model's own
-        train(*flags, *one_model, "--ollama-url", slow.url, "--no-evaluate", "--eval-interval", "0")
-    error = capsys.readouterr().err
-    assert error.count("server answers about 1 call at a time: OLLAMA_NUM_PARALLEL=4 ollama serve") == 1
+def test_server_with_one_slot_is_told_what_to_set(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    def trained(latency_ms: float) -> str:
+        with start_server([Librarian(), Softener()], num_parallel=1, latency_ms=latency_ms) as slow:
+            one_model = ["--mutator-model", "librarian"]  # slots are a model's own
+            assert train(*flags, *one_model, "--ollama-url", slow.url, "--no-evaluate", "--eval-interval", "0") == 0
+        return capsys.readouterr().err
+
+    advice = "server answers about 1 call at a time: OLLAMA_NUM_PARALLEL=4 ollama serve"
+    error = measured(trained, lambda error: error.count(advice) == 1)
+    assert error.count(advice) == 1
     assert "batching cannot help" in error
-
-
-def test_an_adaptive_limit_is_logged(flags: list[str], tmp_path: Path) -> None:
-    with start_server([Librarian(), Softener()], num_parallel=1, latency_ms=40) as slow:
-        one_model = ["--mutator-model", "librarian", "--adaptive"]
-        train(*flags, *one_model, "--ollama-url", slow.url, "--no-evaluate", "--eval-interval", "0")
-    row = last_row(tmp_path)
-    assert 1 <= row["llm/limit"] < 4
 
 
 def test_calls_of_training_on_a_live_model_are_cached(flags: list[str], server: StubServer) -> None:
     flags = [*flags, "--no-evaluate", "--eval-interval", "0", "--deterministic", "--cache", "auto"]
     made = []
     for _ in range(2):
-        train(*flags, "--openai-url", server.url)
+        assert train(*flags, "--openai-url", server.url) == 0
         made.append(server.stats()["calls"])
     assert 0 < made[0] == made[1]
 

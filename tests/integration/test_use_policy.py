@@ -7,12 +7,12 @@ import dataclasses
 import json
 import multiprocessing
 import os
-import re
 import shutil
 import subprocess
 import sys
-import time
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,11 +22,15 @@ from query_mutator import Rewrite, Rewriter
 from query_mutator.cli.console import exit_code
 from query_mutator.env.scheduling import run_flow
 from query_mutator.errors import BackendError, CheckpointError, UsageError
+from query_mutator.learners.plan import Plan
 from query_mutator.session.loading import load_policy
 from query_mutator.session.policy_file import POLICY_FILE, read_policy, write_policy_file
 from query_mutator.testing import StubServer, start_server
+from query_mutator.types import Message
 from tests.conftest import Librarian, Softener
-from tests.integration.conftest import write_dataset
+from tests.integration.conftest import plan_flags, write_dataset
+from tests.integration.raw_http import FOREVER_MS
+from tests.patience import until
 from tests.qm_command import qm
 from train_query_mutator import main as train_main
 
@@ -50,26 +54,6 @@ def own_run(tiny_flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture
     assert exit_code(train_main, [*tiny_flags, *ASKS], prog="train") == 0
     capsys.readouterr()
     return (tmp_path / "runs" / "latest").resolve()
-
-
-@pytest.fixture
-def plan(
-    tiny_server: StubServer,
-    dataset: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> Path:
-    """Return the folder of a plan that asks once, whose server is in the environment."""
-    monkeypatch.setenv("OLLAMA_HOST", tiny_server.url)
-    argv = [
-        *("--ollama-url", tiny_server.url, "--target-model", "librarian", "--mutator-model", "softener"),
-        *("--encoder", "hash", "--dataset", str(dataset), "--operators", "spelling,neutral,filler"),
-        *("--save-dir", str(tmp_path / "plans"), "--max-calls", "300", "--cache", "off", "--budget", "2"),
-    ]
-    assert qm("plan", *argv) == 0
-    capsys.readouterr()
-    return (tmp_path / "plans" / "latest").resolve()
 
 
 @pytest.fixture
@@ -147,20 +131,6 @@ def test_a_policy_in_one_file_acts_as_its_run(
     assert not (tmp_path / "new.qm").exists()
 
 
-def test_a_damaged_file_is_one_line(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    own = run / POLICY_FILE
-    whole = own.read_bytes()
-    for at in (10, 100, len(whole) // 2, len(whole) - 1):
-        own.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
-        assert qm("rewrite", "--checkpoint", run, "plz sort") == 2
-        err = capsys.readouterr().err
-        assert "damaged" in err
-        assert err.count("\n") == 1
-    own.unlink()
-    assert qm("rewrite", "--checkpoint", run, "plz sort") == 2
-    assert f"{run} was stopped before its first checkpoint, and has no policy" in capsys.readouterr().err
-
-
 def test_the_policy_is_written_with_each_checkpoint(run: Path) -> None:
     steps = read_policy(run).env_steps
     assert exit_code(train_main, ["--resume", str(run), "--num-env-steps", str(2 * steps)], prog="train") == 0
@@ -197,6 +167,7 @@ def test_every_learners_policy_acts_in_numpy_as_the_trained_one(
     np.save(tmp_path / "obs.npy", obs)
     code = """
 import sys, numpy as np
+from query_mutator.learners.plan import Plan
 from query_mutator.session.loading import load_policy
 from query_mutator.session.policy_file import read_policy
 policy = load_policy(read_policy(sys.argv[1] + "/policy.qm"))
@@ -256,28 +227,31 @@ def test_no_more_calls_than_allowed_and_still_an_answer(rewriter: Rewriter) -> N
                 assert bounded.stopped == "max_calls"
 
 
-class Slow(Librarian):
-    """A librarian that takes a while from the second question on."""
+class Stuck(Librarian):
+    """A librarian that answers the first `quick` questions, and others once `goes_on` is set."""
 
-    def __init__(self) -> None:
-        self.asked = 0
+    def __init__(self, quick: int) -> None:
+        self.quick, self.goes_on = quick, threading.Event()
 
     def reply_many(self, prompts: Sequence[str]) -> list[str]:
-        self.asked += len(prompts)
-        time.sleep(2.0 if self.asked > 1 else 0.0)
+        self.quick -= len(prompts)
+        if self.quick < 0:
+            self.goes_on.wait(60)
         return super().reply_many(prompts)
 
 
 def test_the_best_answer_so_far_at_the_deadline(run: Path) -> None:
+    target = Stuck(quick=1)
     with (
-        start_server([Slow(), Softener()], num_parallel=4) as server,
+        start_server([target, Softener()], num_parallel=4) as server,
         Rewriter.load(run, ollama_url=server.url) as rewriter,
     ):
-        found = rewriter.rewrite(TEXTS[0], deadline_s=0.6)
+        found = rewriter.rewrite(TEXTS[0], deadline_s=3.0)
         assert found.answer
         assert sum(step.answer is not None for step in found.steps) <= 1  # the second one was not waited for
         with pytest.raises(BackendError, match="no answer"):
             rewriter.rewrite(TEXTS[1], deadline_s=0.3)
+        target.goes_on.set()
 
 
 def test_a_cancelled_task_cuts_its_call(run: Path) -> None:
@@ -285,18 +259,12 @@ def test_a_cancelled_task_cuts_its_call(run: Path) -> None:
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(rewriter.arewrite(TEXTS[0]), 0.5)
 
-    class Stuck(Librarian):
-        def reply_many(self, prompts: Sequence[str]) -> list[str]:
-            time.sleep(1.5)
-            return super().reply_many(prompts)
-
-    with start_server([Stuck(), Softener()]) as server, Rewriter.load(run, ollama_url=server.url) as rewriter:
+    target = Stuck(quick=0)
+    with start_server([target, Softener()]) as server, Rewriter.load(run, ollama_url=server.url) as rewriter:
         asyncio.run(leave(rewriter))
-        end = time.monotonic() + 5
-        while server.stats()["cancelled"] == 0:
-            assert time.monotonic() < end, server.stats()
-            time.sleep(0.01)
+        until(lambda: server.stats()["cancelled"] > 0)
         assert server.stats()["calls_by_model"].get("librarian", 0) == 0
+        target.goes_on.set()
 
 
 def test_after_a_fork_every_process_makes_its_own_calls(rewriter: Rewriter) -> None:
@@ -322,13 +290,14 @@ def test_after_a_fork_every_process_makes_its_own_calls(rewriter: Rewriter) -> N
 def test_a_closed_rewriter_says_so(run: Path) -> None:
     async def close_meanwhile(rewriter: Rewriter) -> None:
         tasks = [asyncio.create_task(rewriter.arewrite(text)) for text in TEXTS]
-        await asyncio.sleep(0.3)
+        while server.stats()["in_service"] < 2:
+            await asyncio.sleep(0.01)
         rewriter.close()
         for found in await asyncio.gather(*tasks, return_exceptions=True):
             assert isinstance(found, BackendError), found
             assert "cancelled" in str(found)
 
-    with start_server([Librarian(), Softener()], latency_ms=2_000) as server:
+    with start_server([Librarian(), Softener()], num_parallel=2, latency_ms=FOREVER_MS) as server:
         rewriter = Rewriter.load(run, ollama_url=server.url, batch_size=2)
         asyncio.run(close_meanwhile(rewriter))
     with pytest.raises(UsageError, match="closed"):
@@ -419,16 +388,6 @@ def test_qm_rewrite_prints_each_wording_once_and_marks_the_submitted_one(
 # --- examples --------------------------------------------------------------------------------------------------------
 
 
-def test_the_program_in_the_readme_runs(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    blocks = re.findall(r"^```python[^\n]*\n(.*?)^```$", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
-    (block,) = (block for block in blocks if "Rewriter" in block)
-    monkeypatch.chdir(tmp_path)  # has runs/latest
-    exec(compile(block, "README.md", "exec"), {})
-    assert "`sorted` is what you want." in capsys.readouterr().out
-
-
 def test_a_langchain_runnable_and_a_llama_index_transform(rewriter: Rewriter, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
     from langchain_core.runnables import RunnableLambda
@@ -443,3 +402,92 @@ def test_a_langchain_runnable_and_a_llama_index_transform(rewriter: Rewriter, mo
     transform = QueryMutatorTransform(rewriter)
     assert transform.run(TEXTS[0]).query_str == found[0].text
     assert transform.run(QueryBundle(TEXTS[1])).query_str == found[1].text
+
+
+# --- a policy that chooses forms --------------------------------------------------------------------------------------
+
+SORT = "plz sort the names"  # none of the training's
+QUESTION = "sort the names"
+MakePlan = Callable[..., Path]
+
+
+@pytest.fixture
+def formed(
+    tiny_server: StubServer,
+    dataset: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Path:
+    """Return the folder of a plan over operators and forms, whose server is in the environment."""
+    monkeypatch.setenv("OLLAMA_HOST", tiny_server.url)
+    more = ["--operators", "neutral", "--forms", "question_answer,examples", "--max-calls", 40]
+    flags = plan_flags(tiny_server, dataset, tmp_path / "plans")
+    assert qm("plan", *flags, *more, "--budget", 2, "--max-asks", 1) == 0
+    capsys.readouterr()
+    return (tmp_path / "plans" / "latest").resolve()
+
+
+@pytest.fixture
+def make_plan(formed: Path, tmp_path: Path) -> MakePlan:
+    """Return a function that writes the run's policy file with a plan of these steps."""
+
+    def make(*steps: str) -> Path:
+        saved = read_policy(formed)
+        task = replace(saved.task, max_episode_steps=len(steps) + 1)
+        path = tmp_path / "plan.qm"
+        write_policy_file(path, replace(saved, flags=replace(saved.flags, plan=Plan(steps=steps)), task=task))
+        return path
+
+    return make
+
+
+def test_a_blind_caller_sends_the_request_itself(make_plan: MakePlan) -> None:
+    with Rewriter.load(make_plan("neutral", "examples")) as rewriter:
+        assert [one.name for one in rewriter.task.operators] == ["neutral"]
+        assert [one.name for one in rewriter.task.forms] == ["question_answer", "examples"]
+        models = rewriter.models
+        found = run_flow(
+            rewriter.flow(SORT, asks_at_end=False),
+            client=models.calls.client,
+            encoder=models.encoder,
+            retry_policy=models.retry_policy,
+        )
+        assert (found.text, found.form, found.answer, found.calls) == (QUESTION, "examples", None, 1)
+        assert found.messages[-1] == Message(role="user", content=QUESTION)
+        assert len(found.messages) > 2
+        request = replace(rewriter.task.calls.target(found.text), messages=found.messages, options=found.options)
+        answer = models.calls.client.complete(request).text
+        assert answer == rewriter.rewrite(SORT).answer
+
+
+def test_an_exported_policy_shows_the_examples_of_its_training(
+    make_plan: MakePlan, dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = tmp_path / "given.qm"
+    path = make_plan("examples")
+    assert qm("export-policy", path, "-o", given) == 0
+    assert "with the accepted answers that its examples show" in capsys.readouterr().out
+    with Rewriter.load(path) as rewriter:
+        before = rewriter.rewrite(SORT).messages
+    dataset.unlink()
+    with Rewriter.load(given) as rewriter:
+        assert rewriter.rewrite(SORT).messages == before
+    assert len(before) > 1
+    saved = read_policy(given)
+    assert not saved.has_gold
+    assert all(len(question.accept) == 1 and not question.reference for question in saved.train)
+
+
+def test_rows_of_a_file_name_the_form_that_was_asked(make_plan: MakePlan, tmp_path: Path) -> None:
+    questions, out = tmp_path / "asked.jsonl", tmp_path / "answers.jsonl"
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": SORT}]
+    body = {"model": "librarian", "messages": messages}
+    rows = [{"id": "a", "prompt": SORT}, {"custom_id": "b", "method": "POST", "url": "/v1/chat/completions"}]
+    rows[1]["body"] = body  # type: ignore[assignment]
+    questions.write_text("\n".join(map(json.dumps, rows)))
+    assert qm("batch", questions, "-o", out, "--checkpoint", make_plan("neutral", "question_answer")) == 0
+    one, other = map(json.loads, out.read_text().splitlines())
+    assert (one["rewrite"], one["form"]) == (QUESTION, "question_answer")
+    assert one["prompt_tokens"] > 0
+    assert (other["query_mutator"]["form"], other["query_mutator"]["rewrite"]) == ("as_is", None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,12 @@ def train(*flags: str) -> int:
 def rows(run: Path, name: str) -> list[dict[str, Any]]:
     """Return the rows of one of a run's JSON-lines files."""
     return list(read_json_lines(run / f"{name}.jsonl"))
+
+
+def summary(tmp_path: Path) -> dict[str, Any]:
+    """Return the summary of the latest run."""
+    found: dict[str, Any] = json.loads((the_run(tmp_path) / "summary.json").read_text())
+    return found
 
 
 def the_run(tmp_path: Path) -> Path:

@@ -31,7 +31,7 @@ from tests.promises.helpers import (
 
 def test_in_flight_never_above_batch_size(own_server: ModelServer, tmp_path: Path) -> None:
     """Calls in flight, of mutator and target together, never exceed --batch-size in training and its evaluation."""
-    own_server.set(latency_ms=15, latency_sigma=1)
+    own_server.set(latency_ms=50, latency_sigma=1)
     train(own_server, tmp_path, "--num-processes", "8", "--batch-size", "3", "--evaluate", "--plan-calls", "0")
     seen = own_server.stats()
     assert seen["max_in_service"] == 3
@@ -40,7 +40,7 @@ def test_in_flight_never_above_batch_size(own_server: ModelServer, tmp_path: Pat
 
 def test_functions_keep_order_and_batch_size(own_server: ModelServer) -> None:
     """The batch functions of `ollama_utils` answer in the order of the queries with batch_size calls in flight."""
-    own_server.set(latency_ms=20, latency_sigma=1)
+    own_server.set(latency_ms=200, latency_sigma=1)
     texts = [row["query"] for row in questions()]
     answers = ollama_utils.batch_query_target_model(texts, model="echo", url=own_server.url, batch_size=5)
     assert answers == texts

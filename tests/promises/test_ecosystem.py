@@ -207,7 +207,7 @@ def test_the_vector_environment_is_gymnasiums_of_singles(mode: AutoresetMode, se
 
 def test_send_and_recv_give_the_data_of_step(settings: dict[str, Any], own_server: ModelServer) -> None:
     """Environments stepped by send and recv, each as it is ready, have the episodes of those stepped together."""
-    own_server.set(latency_ms=10, latency_sigma=1)
+    own_server.set(latency_ms=60, latency_sigma=1)
     num_envs, num_steps = 6, 8
     settings = {**settings, "ollama_url": own_server.url, "batch_size": 4}
 
@@ -257,7 +257,7 @@ def test_a_rewriter_serves_fifty_threads_and_fifty_tasks(trained: Path, own_serv
 
     with Rewriter.load(trained, ollama_url=own_server.url, batch_size=8) as rewriter:
         expected = [untimed(rewriter.rewrite(text)) for text in texts]
-        own_server.set(latency_ms=10, latency_sigma=1)
+        own_server.set(latency_ms=60, latency_sigma=1)
         own_server.reset()
         gate = threading.Barrier(50)
 

@@ -331,10 +331,11 @@ def test_home_that_cannot_be_written(server: ModelServer, tmp_path: Path) -> Non
 
 def test_two_processes_on_one_folder(slow_server: ModelServer, tmp_path: Path) -> None:
     """A second process on a run folder ends with one line and exit code 2, and the first one is not disturbed."""
-    slow_server.set(latency_ms=500)
+    slow_server.set(latency_ms=200)
     flags = train_flags(slow_server, tmp_path, steps=96)
     first = Command([*TRAIN, *flags], cwd=tmp_path)
     assert first.wait_for(lambda: (tmp_path / "runs" / "latest" / "resume.pt").exists())
+    slow_server.set(latency_ms=5_000)
     said = one_line_error(run([*TRAIN, *resume(slow_server, latest(tmp_path))], cwd=tmp_path))
     assert str(latest(tmp_path)) in said
     assert first.poll() is None, "the first had ended before the second began"

@@ -1,6 +1,6 @@
 """The environment under verifiers' own commands: policies, failing calls, limits, scoring again.
 
-Needs verifiers; tests/integration/test_environments.py runs it in an environment that has it.
+Needs verifiers; tests/integration/test_peers.py runs it in an environment that has it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """OpenEnv's own validator and clients on a running server, a fifth of whose model calls fail.
 
-Needs openenv-core; tests/integration/test_environments.py runs it in an environment that has it.
+Needs openenv-core; tests/integration/test_peers.py runs it in an environment that has it.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from query_mutator.llm.retry import RetryPolicy
 from query_mutator.testing import FaultPlan, StubServer, start_server
 from query_mutator.types import ChatRequest, Completion, Message, without_thought
 from tests.conftest import Upper
+from tests.fake_client import kind_of
 from tests.scripted_server import ScriptedServer, http
 
 
@@ -66,8 +67,7 @@ def test_a_faulty_reply_is_an_error_of_its_kind_and_never_text(make: type[HttpSe
         backend = make(faulty.url, timeout_s=0.3 if fault == "stall" else 20.0)
         reply = backend.complete(ChatRequest.user("why?", model="upper"))
         backend.close()
-    assert reply.error is not None
-    assert (reply.error.kind, reply.text) == (kind, "")
+    assert (kind_of(reply), reply.text) == (kind, "")
 
 
 def test_a_model_that_is_not_there_is_an_error_of_the_call(each: HttpServer) -> None:
@@ -99,9 +99,7 @@ def test_a_closed_backend_fails_calls_as_cancelled(make: type[HttpServer], serve
     assert backend.complete(ChatRequest.user("why?", model="upper")).ok
     backend.close()
     backend.close()
-    reply = backend.complete(ChatRequest.user("why?", model="upper"))
-    assert reply.error is not None
-    assert reply.error.kind == "cancelled"
+    assert kind_of(backend.complete(ChatRequest.user("why?", model="upper"))) == "cancelled"
 
 
 # --- Ollama -----------------------------------------------------------------------------------------------------------
@@ -304,7 +302,7 @@ def from_openai(text: str) -> Completion:
 def test_a_thought_is_not_in_the_text_of_a_reply(read: Callable[[str], Completion], reply: str, said: str) -> None:
     found = read(reply)
     assert found.text == said
-    assert (found.error and found.error.kind) == (None if said else "empty")
+    assert kind_of(found) == (None if said else "empty")
     assert without_thought(said) == said
 
 
@@ -323,7 +321,7 @@ def test_a_thought_in_a_field_of_its_own_is_not_the_answer(field: str) -> None:
             Completion.from_ollama({"response": text, field: "Is it Bonn?", "done": True}),
             completion_of({"choices": [{"message": message, "finish_reason": "stop"}]}),
         ]
-        assert [(one.text, one.error and one.error.kind) for one in replies] == [(text or "", kind)] * 3
+        assert [(one.text, kind_of(one)) for one in replies] == [(text or "", kind)] * 3
         assert {one.thought for one in replies} <= {"Is it Rome?", "Is it Bonn?"}
 
 

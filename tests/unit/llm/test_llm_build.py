@@ -523,32 +523,15 @@ def test_advice_is_given_where_more_slots_would_help(slots: int | None, batch_si
     assert ("llama-server --parallel" in str(slots_advice(slots, batch_size, server=OpenAIBackend))) == bool(advice)
 
 
-def varied() -> list[ChatRequest]:
-    """Requests that differ from REQUEST in one thing each."""
-    return [
-        ChatRequest.user("why not?", model="m"),
-        ChatRequest.user("why?", model="n"),
-        ChatRequest(messages=(Message(role="system", content="why?"),), model="m"),
-        *[
-            ChatRequest.user("why?", model="m", **{name: value})
-            for name, value in {
-                "max_tokens": 7,
-                "temperature": 0.5,
-                "seed": 1,
-                "sample": 1,
-                "options": {"top_p": 0.5},
-            }.items()
-        ],
-    ]
-
-
 def test_a_key_depends_on_all_that_decides_a_reply_and_on_nothing_else() -> None:
-    keys = {request_key(request) for request in [REQUEST, *varied()]}
-    assert len(keys) == 9
-    forms = [{"json_schema": {}}, {"json_schema": {"type": "object"}}, {"logprobs": True}]
-    keys |= {request_key(replace(REQUEST, **form)) for form in forms}  # type: ignore[arg-type]
-    assert len(keys) == 12
-    assert request_key(ChatRequest.user("why?", model="m", purpose="mutate")) == request_key(REQUEST)
+    changes: Sequence[dict[str, Any]] = [
+        {"model": "n"}, {"max_tokens": 7}, {"temperature": 0.5}, {"seed": 1}, {"sample": 1}, {"logprobs": True},
+        {"messages": (Message(role="system", content="why?"),)}, {"messages": (Message(role="user", content="how?"),)},
+        {"options": {"top_p": 0.5}}, {"json_schema": {}}, {"json_schema": {"type": "object"}},
+    ]  # fmt: skip
+    keys = {request_key(replace(REQUEST, **change)) for change in changes}
+    assert len({*keys, request_key(REQUEST)}) == 1 + len(changes)
+    assert request_key(replace(REQUEST, purpose="mutate")) == request_key(REQUEST)
     assert request_key(REQUEST, identity="other weights") != request_key(REQUEST)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -25,6 +25,7 @@ from query_mutator.plan.race import find_plan
 from query_mutator.plan.table import Cell, Table
 from query_mutator.session.play import greedy, play
 from query_mutator.types import AnswerRule, ChatRequest, Completion, Question
+from tests.fake_client import FakeClient
 
 MakeTask = Callable[..., Task]
 OPERATORS = ("spelling", "neutral", "filler", "shout")
@@ -36,22 +37,6 @@ AS_IT_IS, WITH_MARK = (1, 2, 2, 2, 2), (4, 1, 1, 2, 2)
 QUESTIONS, CALLS = 60, 900
 #: What a mark at a text's end adds to the 30 % of questions that are right as they are.
 GAINS = {"good": 0.3, "clean": 0.2, "poor": -0.2, "bad": -0.3, "idle": 0.0, "also": 0.05}
-
-
-class Failing:
-    """A real client that fails the calls for one text, and counts all."""
-
-    def __init__(self, client: Client, *, text: str = "") -> None:
-        self.client, self.text, self.calls = client, text, 0
-
-    def complete(self, request: ChatRequest) -> Completion:
-        self.calls += 1
-        if self.text and self.text in request.messages[-1].content:
-            return Completion.failed("server", "broken for good")
-        return self.client.complete(request)
-
-    def close(self) -> None:
-        self.client.close()
 
 
 def evaluator(client: Client, *, max_failure_rate: float = 1.0) -> Evaluator:
@@ -133,7 +118,7 @@ def test_a_plan_stops_at_an_answer_that_is_good_enough(tested: Task, tiny_client
 
 
 def test_a_failed_call_leaves_the_same_questions_unscored(tested: Task, tiny_client: Client) -> None:
-    client = Failing(tiny_client, text="kill")
+    client = FakeClient(tiny_client.complete, fails=lambda request: "kill" in request.messages[-1].content)
     runner, rows, plan = (
         evaluator(client),
         range(len(tested.questions)),
@@ -149,7 +134,7 @@ def test_a_failed_call_leaves_the_same_questions_unscored(tested: Task, tiny_cli
 
 
 def test_no_call_is_made_twice(tested: Task, tiny_client: Client) -> None:
-    client = Failing(tiny_client)
+    client = FakeClient(tiny_client.complete)
     scores, rows = Table(evaluator(client), tested), range(len(tested.questions))
     scores.gather([Plan(steps=("neutral", "spelling"))], rows)
     assert scores.calls == client.calls
@@ -211,20 +196,6 @@ def test_the_search_finds_the_best_plan(tested: Task, tiny_client: Client) -> No
         search.best_plan_at(0.5)
 
 
-class Knowing:
-    """A model that knows the answers to some texts."""
-
-    def __init__(self, answers: Mapping[str, str]) -> None:
-        self.answers = answers
-
-    def complete(self, request: ChatRequest) -> Completion:
-        text = self.answers.get(request.messages[-1].content, "nothing")
-        return Completion(text=f"`{text}`", model=request.model)
-
-    def close(self) -> None:
-        pass
-
-
 @pytest.mark.parametrize("budget", [None, 1.0])
 def test_a_plan_that_is_better_by_chance_is_not_saved(tiny_task: MakeTask, budget: float | None) -> None:
     numbered = [Question(id=str(n), text=f"question {n}", accept=(f"item.n{n:03d}",)) for n in range(200)]
@@ -233,7 +204,8 @@ def test_a_plan_that_is_better_by_chance_is_not_saved(tiny_task: MakeTask, budge
     right += [(question, "!") for fold, count in zip(by_fold, WITH_MARK, strict=True) for question in fold[:count]]
     mark = LocalOperator(name="mark", summary="Add a mark.", function=lambda text, context: f"{text.rstrip('!')}!")
     task = replace(tiny_task([*itertools.chain(*by_fold)], call_price=(0.01,)), operators=(mark,))
-    client = Knowing({f"{question.text}{end}": question.accept[0] for question, end in right})
+    known = {f"{question.text}{end}": question.accept[0] for question, end in right}
+    client = FakeClient(lambda request: Completion(text=f"`{known.get(request.messages[-1].content, 'nothing')}`"))
     search = find_plan(evaluator(client), task, max_calls=400, budget=budget)
     assert (search.chosen.plan, search.chosen.success) == (Plan(steps=("mark",)), 0.5)
     assert (search.bar.success, search.cross_fitted) == (0.45, 0.35)
@@ -252,14 +224,14 @@ def test_a_blind_search_asks_at_the_end_only(tested: Task, tiny_client: Client) 
 
 def test_the_search_keeps_to_its_calls(tested: Task, tiny_client: Client) -> None:
     for limit in (20, 40, 60):
-        client = Failing(tiny_client)
+        client = FakeClient(tiny_client.complete)
         search = find_plan(evaluator(client), tested, max_calls=limit)
         assert 0 < search.calls == client.calls <= limit
         assert search.points[0].questions == min(5, limit // 15)
 
 
 def test_a_search_that_cannot_learn_p_right_makes_no_more_calls(tested: Task, tiny_client: Client) -> None:
-    client = Failing(tiny_client)
+    client = FakeClient(tiny_client.complete)
     search = find_plan(evaluator(client), tested, max_calls=60, learned=True)
     assert 0 < search.calls == client.calls <= 60
     assert search.confidence is None

@@ -12,13 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from threadpoolctl import threadpool_info, threadpool_limits
 
-from ppo.algorithm import PPO
-from ppo.config import PPOConfig
-from ppo.gae import compute_gae
-from ppo.rollout import RolloutBuffer
 from query_mutator import forms
 from query_mutator.env.engine import EpisodeEngine
 from query_mutator.env.episode import QuestionMemory
@@ -46,6 +41,7 @@ from query_mutator.settings.models import ModelSettings
 from query_mutator.training.callbacks import LongPromptReport
 from query_mutator.types import AnswerRule, AskRule, ChatRequest, Completion, Question
 from rl_query_mutator_env import QueryMutationEnv
+from tests.fake_client import FakeClient
 
 RECORDED = ModelSettings(backend="recorded", encoder="hash", cache="off", batch_size=2)
 QUESTIONS = [Question(id=str(number), text=f"how do i count to {number}") for number in range(3)]
@@ -164,26 +160,6 @@ def test_a_line_about_cut_replies_appears_above_five_percent() -> None:
 
 
 MakeTask = Callable[..., Task]
-STEPS, ENVS, OBS_DIM, ACTIONS = 6, 3, 4, 5
-
-
-class Counting:
-    """A real client that keeps the requests."""
-
-    def __init__(self, client: Client) -> None:
-        self.client = client
-        self.requests: list[ChatRequest] = []
-
-    @property
-    def calls(self) -> int:
-        return len(self.requests)
-
-    def complete(self, request: ChatRequest) -> Completion:
-        self.requests.append(request)
-        return self.client.complete(request)
-
-    def close(self) -> None:
-        self.client.close()
 
 
 def played(player: Player, engine: EpisodeEngine, client: Client, **settings: Any) -> Played:
@@ -230,7 +206,7 @@ def actions_of(task: Task, names: Sequence[str]) -> Player:
 
 
 def test_a_memory_saves_calls_that_are_still_counted(tiny_task: MakeTask, tiny_client: Client) -> None:
-    task, client = tiny_task(ask="form", max_episode_steps=6), Counting(tiny_client)
+    task, client = tiny_task(ask="form", max_episode_steps=6), FakeClient(tiny_client.complete)
     script = actions_of(task, ["ask", "spelling", "neutral", "ask", "submit"])
     for index in range(len(task.questions)):
         memory = QuestionMemory()
@@ -256,17 +232,8 @@ def test_only_an_observed_wording_is_embedded(tiny_task: MakeTask, tiny_client: 
         assert len(engine.episode.vectors) == (2 if observes else 1)
 
 
-def test_a_failed_first_answer_ends_an_episode(tiny_task: MakeTask) -> None:
-    class Broken:
-        calls = 0
-
-        def complete(self, request: ChatRequest) -> Completion:
-            self.calls += 1
-            return Completion.failed("server", "broken for now")
-
-        def close(self) -> None: ...
-
-    client, engine = Broken(), EpisodeEngine.open(tiny_task(), 0)
+def test_a_failed_first_answer_ends_an_episode(tiny_task: MakeTask, tiny_client: Client) -> None:
+    client, engine = FakeClient(tiny_client.complete, fails=lambda request: True), EpisodeEngine.open(tiny_task(), 0)
     flow = play(uniform(seed=0), engine)
     result = run_flow(flow, client=client, encoder=engine.task.encoder, retry_policy=RetryPolicy(max_retries=0))
     assert (result.stopped, result.error.kind, result.steps) == ("error", "server", [])
@@ -275,7 +242,7 @@ def test_a_failed_first_answer_ends_an_episode(tiny_task: MakeTask) -> None:
 
 def test_half_of_the_deadline_is_kept_for_the_first_answer(tiny_task: MakeTask, tiny_client: Client) -> None:
     task, deadline_s = tiny_task(ask="form", max_episode_steps=6), 600.0
-    client, engine = Counting(tiny_client), EpisodeEngine.open(task, 0)
+    client, engine = FakeClient(tiny_client.complete), EpisodeEngine.open(task, 0)
     script = actions_of(task, ["spelling", "ask", "filler", "submit"])
     played(script, engine, client, limits=Limits(deadline_s=deadline_s))
     rewriting, _, after = [request.deadline or 0.0 for request in client.requests]
@@ -306,49 +273,3 @@ def test_old_failures_leave_the_window() -> None:
     window = FailureWindow(0.5, size=4)
     for valid in [False, False, True, True, True, True, False, False]:
         window.add(np.array([valid]))
-
-
-def filled(valid: np.ndarray, seed: int) -> RolloutBuffer:
-    """Return a full buffer of one-step episodes, so that a step's advantage depends on it alone."""
-    rng = np.random.default_rng(seed)
-    buffer = RolloutBuffer(STEPS, ENVS, OBS_DIM)
-    for step in range(STEPS):
-        buffer.add(
-            obs=rng.normal(size=(ENVS, OBS_DIM)),
-            actions=rng.integers(ACTIONS, size=ENVS),
-            logprobs=np.full(ENVS, -np.log(ACTIONS)),
-            values=rng.normal(size=ENVS),
-            rewards=np.where(valid[step], rng.normal(size=ENVS), 1e6),  # what must not be learned from
-            terminations=np.ones(ENVS, dtype=bool),
-            truncations=np.zeros(ENVS, dtype=bool),
-            valid=valid[step],
-        )
-    return buffer
-
-
-def test_loss_is_that_of_the_valid_steps_alone() -> None:
-    valid = np.random.default_rng(5).random((STEPS, ENVS)) < 0.5
-    kept = int(valid.sum())
-    config = PPOConfig(num_processes=ENVS, num_steps=STEPS, num_mini_batch=1, ppo_epoch=2)
-    ours = PPO(OBS_DIM, ACTIONS, config)
-    whole = filled(valid, seed=9)
-    stats = ours.update(whole, np.zeros((ENVS, OBS_DIM), dtype=np.float32))
-
-    # The same steps in a buffer of their own, one environment, nothing left out.
-    subset = RolloutBuffer(kept, 1, OBS_DIM)
-    chosen = torch.from_numpy(valid)
-    for name in ("obs", "actions", "logprobs", "values", "rewards"):
-        getattr(subset, name)[:, 0] = getattr(whole, name)[chosen]
-    subset.terminations[:] = True
-    alone = PPO(OBS_DIM, ACTIONS, PPOConfig(num_processes=1, num_steps=kept, num_mini_batch=1, ppo_epoch=2))
-    expected = alone.update(subset, np.zeros((1, OBS_DIM), dtype=np.float32))
-
-    for key in ("losses/policy_loss", "losses/value_loss", "losses/entropy", "losses/grad_norm"):
-        assert stats[key] == pytest.approx(expected[key], rel=1e-4), key
-    advantages, _ = compute_gae(
-        *(whole.rewards, whole.values, whole.terminations, whole.truncations, whole.final_values),
-        *(torch.zeros(ENVS), whole.valid),
-        gamma=0.9,
-        gae_lambda=0.9,
-    )
-    assert (advantages[~chosen] == 0).all()

@@ -207,9 +207,6 @@ class Noted(Callback):
     def on_training_start(self, run: RunView) -> None:
         self.hooks.append("start")
 
-    def on_update_end(self, run: RunView) -> None:
-        run.row["custom/figure"] = 1.0
-
     def close(self, error: BaseException | None) -> None:
         self.hooks.append(f"close {error}")
 
@@ -224,12 +221,6 @@ class Unready(Callback):
 @pytest.fixture
 def run(tmp_path: Path) -> RunView:
     return RunView(config=TrainConfig(), folder=tmp_path)
-
-
-def test_figures_may_be_added_after_every_update(run: RunView) -> None:
-    CALLBACKS.add("noted", Noted)
-    CallbackList([]).call("on_update_end", run)
-    assert run.row == {"custom/figure": 1.0}
 
 
 def test_a_started_callback_is_closed(run: RunView) -> None:
