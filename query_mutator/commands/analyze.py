@@ -61,9 +61,9 @@ class AnalyzeFlags(RunFlags, OutputFlags):
     )  # fmt: skip
 
     spec: str | None = None
-    """Metric file (YAML); by default one for the tags of SB3, CleanRL and our trainers."""
+    """Metric file (TOML or YAML); by default one for the tags of SB3, CleanRL and our trainers."""
     metric: tuple[str, ...] = ()
-    """Metrics to compare; by default all."""
+    """Metrics or logged tags to compare, by default all metrics; TAG:down where lower values are better."""
     group_by: str | None = None
     """Setting, or several with commas; patterns with * and commas; or {group}-s{seed}. By default all but the seed."""
     baseline: str | None = None
@@ -104,11 +104,12 @@ _NOT_NAMED = ("runs", "force", "json", "csv", "markdown", "rst", "html", "figure
 
 def compare_runs(flags: AnalyzeFlags) -> None:
     """Read, group and compare runs, print the page, and write the files asked for."""
-    spec = read_spec(flags.spec).adjusted(thresholds=flags.threshold, margins=flags.margin)
     runs = flags.load()
+    spec, only = read_spec(flags.spec).with_tags(flags.metric, {tag for run in runs for tag in run.series})
+    spec = spec.adjusted(thresholds=flags.threshold, margins=flags.margin)
     add_settings(runs, flags.set)
     groups = group_runs(runs, spec, by=flags.group_by)
-    analysis = analyze(groups, spec, axis=flags.axis, baseline=flags.baseline, only=flags.metric)
+    analysis = analyze(groups, spec, axis=flags.axis, baseline=flags.baseline, only=only)
     command = shlex.join(["qm", "analyze", *flags.runs, *_words(flags)])
 
     def sections(figure: Figure | None = None) -> Any:

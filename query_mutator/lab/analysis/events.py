@@ -1,4 +1,4 @@
-"""Series, and the TensorBoard event files that hold them: every scalar, in either style, and texts about a run.
+"""Series, and the TensorBoard event files that hold them: every scalar, in either style, texts and settings of a run.
 
     length u64 | masked CRC-32C of the length u32 | an Event | its masked CRC-32C u32
 
@@ -30,6 +30,7 @@ _SESSION_START = 1
 _SAME_SCALE = 2  # how far the last steps of two tags that count the same may be apart
 
 _SCALARS = ("", "scalars")  # plugins of scalars
+_HPARAMS = "hparams"
 _FLOAT = 1  # the type of nearly all tensors of one number
 
 Ints = NDArray[np.int64]
@@ -84,6 +85,7 @@ class EventFile:
 
     scalars: dict[str, Series] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)  # tag -> its last text
+    hparams: dict[str, Any] = field(default_factory=dict)  # of TensorBoard's HParams, as SB3 and torch log them
     restarts: list[int] = field(default_factory=list)
     first_wall: float = np.inf  # seconds since 1970 of the earliest event of any kind
     last_wall: float = -np.inf
@@ -181,9 +183,20 @@ def _checksum(length: int) -> int:
 def _tensor(value: Any, file: EventFile, plugins: dict[str, str]) -> float | None:
     """Return the number of a tensor that is a scalar, None for anything else; keep a text in the file."""
     plugin = plugins.setdefault(value.tag, value.metadata.plugin_data.plugin_name)  # a tag's first value names it
+    if plugin == _HPARAMS:
+        file.hparams |= _hparams(value.metadata.plugin_data.content)
     for text in value.tensor.string_val:
         file.texts[value.tag] = text.decode(errors="replace")
     return _number(value.tensor) if plugin in _SCALARS else None
+
+
+def _hparams(content: bytes) -> dict[str, Any]:
+    """Return the hyperparameters at the start of a run, {} where a summary says something else about them."""
+    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+
+    logged = HParamsPluginData.FromString(content).session_start_info.hparams.items()
+    values = {name: getattr(value, value.WhichOneof("kind") or "null_value") for name, value in logged}
+    return {name: int(one) if isinstance(one, float) and one.is_integer() else one for name, one in values.items()}
 
 
 def _number(tensor: Any) -> float | None:

@@ -13,6 +13,7 @@ import json
 import logging
 import math
 import re
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
@@ -191,7 +192,7 @@ def _first_step(files: Sequence[EventFile]) -> int:
 
 
 def _config(folder: Path, files: Sequence[EventFile]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return settings and hardware from a config file in the folder, else from a table logged as text."""
+    """Return settings and hardware from a config file in the folder, else as logged: hyperparameters, or a table."""
     path = next((folder / name for name in _CONFIGS if (folder / name).exists()), None)
     if path is not None:
         try:
@@ -204,8 +205,9 @@ def _config(folder: Path, files: Sequence[EventFile]) -> tuple[dict[str, Any], d
         hardware = data.get("hardware")
         flags = data["flags"] if isinstance(data.get("flags"), Mapping) else data
         return dict(_flat(flags, ".")), dict(hardware) if isinstance(hardware, Mapping) else {}
+    logged = {name: value for file in files for name, value in file.hparams.items()}
     texts = (text for file in files for tag, text in file.texts.items() if "hyperparameters" in tag or "config" in tag)
-    return dict(row for text in texts for row in _rows_of_table(text)), {}
+    return dict(row for text in texts for row in _rows_of_table(text)) | logged, {}
 
 
 def _rows_of_table(text: str) -> Iterator[tuple[str, Any]]:
@@ -238,10 +240,10 @@ def number_or_text(text: str) -> int | float | str:
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
-    """Return a JSON or YAML file that holds one object; UsageError when it holds something else."""
+    """Return a JSON, TOML or YAML file that holds one object; UsageError when it holds something else."""
     try:
         text = path.read_text(encoding="utf-8")
-        data = json.loads(text) if path.suffix == ".json" else _yaml(text)
+        data = {".json": json.loads, ".toml": tomllib.loads}.get(path.suffix, _yaml)(text)
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:

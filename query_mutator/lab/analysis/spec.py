@@ -1,4 +1,4 @@
-"""Specification of an analysis in YAML: metrics, the tags that trainers log them under, axes and confounders."""
+"""Specification of an analysis in TOML or YAML: metrics, the tags trainers log them under, axes and confounders."""
 
 from __future__ import annotations
 
@@ -205,6 +205,23 @@ class Spec:
         check_known("metric", name, by_name)
         return by_name[name]
 
+    def with_tags(self, names: Sequence[str], logged: Iterable[str]) -> tuple[Spec, list[str]]:
+        """Return the spec with a metric for each name that is not one but a logged tag, and the names of all.
+
+        Higher values of a tag are better, unless it is written TAG:down. UsageError for a name that is neither.
+        """
+        metrics = {metric.name: metric for metric in self.metrics}
+        known, chosen = [*metrics, *logged], []
+        for name in names:
+            tag = name if name in known else name.removesuffix(":down")
+            check_known("metric or tag", tag, known)
+            chosen.append(tag)
+            if tag not in metrics:
+                direction: Direction = "up" if tag == name else "down"
+                pattern = TagPattern(tag=f"re:{re.escape(tag)}")
+                metrics[tag] = MetricSpec(name=tag, tags=(pattern,), direction=direction, role="performance")
+        return dataclasses.replace(self, metrics=tuple(metrics.values())), chosen
+
     def adjusted(self, *, thresholds: Sequence[str] = (), margins: Sequence[str] = ()) -> Spec:
         """Return the metrics with margins, and thresholds whose first x is compared, written METRIC=VALUE."""
         metrics = {metric.name: metric for metric in self.metrics}
@@ -231,7 +248,7 @@ class Spec:
 
 
 def read_spec(path: str | Path | None = None) -> Spec:
-    """Read the metrics of a YAML file, by default the one in the package; UsageError for an invalid file."""
+    """Read the metrics of a TOML or YAML file, by default the one in the package; UsageError for an invalid file."""
     path = Path(path) if path else DEFAULT_SPEC
     data = read_mapping(path)
     try:

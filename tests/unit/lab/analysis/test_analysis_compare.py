@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import math
 import re
@@ -15,6 +16,8 @@ import pytest
 from docutils.core import publish_string
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from torch.utils.tensorboard import SummaryWriter
+from torch.utils.tensorboard.summary import hparams
 
 from query_mutator.commands.main import main
 from query_mutator.errors import UsageError
@@ -329,6 +332,26 @@ def test_groups_by_setting_by_patterns_and_by_the_shape_of_a_name(tmp_path: Path
     ):
         with pytest.raises(UsageError, match=words):
             group_runs(runs, SPEC, by=by)
+
+
+def test_any_tag_by_logged_hyperparameters_with_a_metric_file_in_toml(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for lr, seed in itertools.product((0.1, 0.5), range(3)):
+        with SummaryWriter(str(tmp_path / f"{lr}-{seed}")) as writer:
+            for summary in hparams({"lr": lr, "seed": seed}, {"eval/error": 0.0}):
+                writer.file_writer.add_summary(summary)
+            for step in range(5):
+                writer.add_scalar("eval/error", lr + seed / 1000, step)
+                writer.add_scalar("eval/reward", lr + seed / 1000, step)
+    spec = tmp_path / "metrics.toml"
+    spec.write_text('[[metrics]]\nname = "reward"\ntags = "eval/reward"\nrole = "performance"\ndirection = "up"\n')
+    flags = ["--logdir", str(tmp_path), "--group-by", "lr", "--spec", str(spec)]
+    assert main(["analyze", "*-*", *flags, "--metric", "reward", "eval/error:down"]) == 0
+    printed = capsys.readouterr().out
+    assert "reward: lr=0.5 is better than lr=0.1" in printed
+    assert "eval/error: lr=0.5 is worse than lr=0.1" in printed
+    assert re.search(r"0\.5-2 +lr=0\.5 +2 ", printed)
 
 
 def test_several_tasks_are_compared_apart(tmp_path: Path) -> None:
