@@ -121,7 +121,7 @@ def parse(argv: Sequence[str], stack: ExitStack, *, prog: str = PROG) -> tuple[T
         return config, None
 
     if Path(config.resume).is_dir() and not config.dry_run:
-        stack.enter_context(locked(Path(config.resume).resolve(), break_lock=config.break_lock))
+        stack.enter_context(locked(Path(config.resume).resolve()))
     checkpoint = read_checkpoint(config.resume)
     config = parse_config(argv, base=lambda _: (resumed_flags(config, checkpoint), str(checkpoint.path)))
     check_resumption(config, checkpoint)

@@ -7,6 +7,7 @@ calls it when it is made. Upper bounds are far above what is useful: they catch 
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from ppo.config import Device, Share, Weight
@@ -16,6 +17,7 @@ __all__ = [
     "Cosine", "Count", "CountOrNone", "Device", "Duration", "Few", "FewOrNone", "Ge", "Group", "Le", "Matches",
     "Megabytes", "Million", "Norm", "Parallel", "Port", "Positive", "Prose", "Rate", "Retries", "Seconds", "Seed",
     "Share", "Sigma", "Size", "Steps", "Threads", "Tokens", "Wait", "Weight", "check_values", "defaults", "group_of",
+    "text_of",
 ]  # fmt: skip
 
 # Counts; `OrNone` allows 0 as well.
@@ -79,3 +81,19 @@ def group_of(cls: type[G], *configs: object, **others: Any) -> G:
     names = [one.name for one in dataclasses.fields(cls) if one.name not in others]
     found = {name: getattr(config, name) for config in configs for name in names if hasattr(config, name)}
     return cls(**found | others)
+
+
+def text_of(given: str, flag: str) -> str:
+    """Return the text of the file that a flag names; a text, which has a line break, stays: a resumed run has that.
+
+    ValueError for an unreadable or empty file.
+    """
+    if not given or "\n" in given:
+        return given
+    try:
+        text = Path(given).read_text(encoding="utf-8").strip()
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{flag} {given[:200]} cannot be read ({error}); give a file of UTF-8 text") from None
+    if not text:
+        raise ValueError(f"{flag} {given} is empty; write the text that models are to get, or leave it out")
+    return text + "\n"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
@@ -80,6 +80,24 @@ _MAX_NUMBER = 2.0**53  # of a count, or of nanoseconds: 104 days
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """One chat message."""
+
+    role: Role
+    content: str
+
+
+def in_context(messages: Sequence[Message], context: Sequence[Message]) -> tuple[Message, ...]:
+    """Return messages after those of a context; all system prompts become the first message."""
+    if not context:
+        return tuple(messages)
+    every = (*context, *messages)
+    system = "\n\n".join(one.content for one in every if one.role == "system")
+    first = (Message(role="system", content=system),) if system else ()
+    return (*first, *(one for one in every if one.role != "system"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
     """One ordinary question; `accept` and `reference` are gold and never reach an observation."""
 
@@ -89,6 +107,7 @@ class Question:
     reference: str | None = None  # a good answer, for similarity
     tags: tuple[str, ...] = ()
     about: str | None = None  # what it asks about; questions about one thing are in one part of the split
+    context: tuple[Message, ...] = ()  # messages before it: a system prompt, passages, earlier turns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,14 +131,6 @@ class ErrorInfo:
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.message}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Message:
-    """One chat message."""
-
-    role: Role
-    content: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

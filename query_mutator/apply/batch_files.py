@@ -68,8 +68,9 @@ class Ask:
 
     @property
     def prompt(self) -> str | None:
-        """Return the text of a single user message, None for a conversation."""
-        return self.messages[0].content if [message.role for message in self.messages] == ["user"] else None
+        """Return the user's message, alone or after a system prompt; None for a conversation."""
+        roles = [message.role for message in self.messages]
+        return self.messages[-1].content if roles in (["user"], ["system", "user"]) else None
 
 
 def read_input(path: str | Path) -> tuple[bytes, ...]:

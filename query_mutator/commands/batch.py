@@ -175,7 +175,7 @@ def _with_policy(flags: BatchFlags) -> Iterator[tuple[OpenModels, Start]]:
             if ask.prompt is None:  # a conversation
                 request = request_of(ask, model=task.calls.target_model, sampling=task.calls)
                 return ask_once(ask, request, {"operators": [], "rewrite": None, "form": AS_IS, "rejected": []})
-            on_line = task.on([Question(id=str(ask.number), text=ask.prompt)])
+            on_line = task.on([Question(id=str(ask.number), text=ask.prompt, context=ask.messages[:-1])])
             return _rewritten(metered(outcome_flow(on_line, 0, player)), model=task.calls.target_model)
 
         yield rewriter.models, start

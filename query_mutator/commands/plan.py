@@ -100,7 +100,7 @@ class PlanFlags(
         "target_model", "target_max_tokens", "batch_size", "seed", "save_dir", "dry_run", "json",
     )  # fmt: skip
     IN_FILE: ClassVar[tuple[str, ...]] = (
-        "adaptive", "call_price", "deterministic", "device", "domain",
+        "adaptive", "call_price", "deterministic", "device", "domain", "latency_sigma", "mutator_max_tokens",
         "keep_alive", "max_reply_mb", "skip_unchanged",
     )  # fmt: skip
 

@@ -24,7 +24,7 @@ def sweep(flags: SweepFlags) -> None:
         print(*job.commands(), sep="\n")
         note(f"{len(job.trials)} trials, {flags.jobs or 1} at a time")
         return
-    with open_engine(flags, flags.dir) as engine, locked(Path(flags.dir), break_lock=flags.break_lock):
+    with open_engine(flags, flags.dir) as engine, locked(Path(flags.dir)):
         found = job.run(engine)
         results = found.as_json()
         print(encode(results).decode() if flags.json == "-" else "\n".join([found.table(), *found.says]))

@@ -1,7 +1,7 @@
 """Layouts of well-known question sets, recognized by their columns; a row becomes the columns of our own format.
 
     layout      recognized by                                   what a row gives
-    SQuAD       question, answers with a list of texts          every distinct text is accepted
+    SQuAD       question, answers with a list of texts          every distinct text is accepted; the context is shown
     TriviaQA    question, answer with a value and aliases       value and aliases are accepted
     GSM8K       question, answer that ends with `#### 42`       the final number
     XSTest      prompt, type, and label or focus                a question without gold, or a guard request
@@ -25,7 +25,7 @@ Converted = dict[str, Any] | str  # the columns of our format, or why the row is
 #: What any layout reads, so that other columns of Parquet files are never loaded.
 COLUMNS = frozenset(
     {"question", "question_id", "answers", "answer", "is_impossible", "prompt", "type", "label", "focus", "choices",
-     "options"}
+     "options", "context"}
 )  # fmt: skip
 
 _FINAL_NUMBER = re.compile(r"^####\s*(\S*\d\S*)\s*\Z", re.MULTILINE)
@@ -55,7 +55,7 @@ def layout_of(rows: Sequence[Fields], *, where: str) -> Layout | None:
                 f"{where}: `answers` is {_seen([row.get('answers') for row in rows])}; known are SQuAD's {{text: "
                 "[...]} and [{text: ...}], and a list of texts; name another column with --answer-column"
             )
-        return Layout(name="SQuAD", convert=_squad, remark="contexts are left out: the model is asked without them")
+        return Layout(name="SQuAD", convert=_squad)
     if {"question", "answer"} <= columns:
         return _by_answer(rows, columns, where)
     if {"prompt", "type"} <= columns and columns & {"label", "focus"}:
@@ -101,7 +101,10 @@ def _texts(answers: Any) -> list[str] | None:
 
 def _squad(row: Fields) -> Converted:
     texts = () if row.get("is_impossible") is True else _texts(row.get("answers")) or ()
-    return _accepting(texts, row.get("question"), row.get("id"))
+    found, passage = _accepting(texts, row.get("question"), row.get("id")), row.get("context")
+    if isinstance(found, dict) and isinstance(passage, str) and passage.strip():
+        found["messages"] = [{"role": "system", "content": f"Answer from this text:\n\n{passage.strip()}"}]
+    return found
 
 
 def _trivia(row: Fields) -> Converted:

@@ -17,14 +17,15 @@ from typing import Any
 
 from query_mutator.cli.console import note
 from query_mutator.data.layouts import COLUMNS, Layout, layout_of
-from query_mutator.data.readers import gold_in, is_number, read_rows, shown, tags_in, text_in
+from query_mutator.data.readers import gold_in, is_number, read_rows, shown, tags_in, text_in, turns_in
 from query_mutator.errors import DatasetError
 from query_mutator.registry import nearest
-from query_mutator.types import UNSAFE, Question
+from query_mutator.types import UNSAFE, Message, Question
 
 _PEEKED_ROWS = 20  # read to recognize the layout
 _SHOWN_REASONS = 3  # why rows are dropped
 QUESTION_COLUMNS = ("query", "question", "prompt", "text")
+TURNS = "messages"  # before the question; without a column of it, the last user message is the question
 ANSWER_COLUMNS = ("accept", "answer", "reference", "response")
 
 FOLDER = Path(str(resources.files("query_mutator"))) / "data" / "questions"
@@ -61,7 +62,7 @@ def load_question_set(
     """
     name = name or str(paths[0])
     asked = {column for column in (question_column, answer_column) if column is not None}
-    columns = {*QUESTION_COLUMNS, *ANSWER_COLUMNS, "id", "tags", "about"} | asked | (set() if asked else COLUMNS)
+    columns = {*QUESTION_COLUMNS, *ANSWER_COLUMNS, TURNS, "id", "tags", "about"} | asked | (set() if asked else COLUMNS)
     rows = (((path, line), row) for path in paths for line, row in read_rows(path, columns=columns))
     first = list(itertools.islice(rows, _PEEKED_ROWS))
     layout = None if asked else layout_of([row for _, row in first], where=name)
@@ -109,6 +110,7 @@ def _what_was_read(name: str, layout: Layout, found: QuestionSet, dropped: Count
 def _question(
     row: dict[str, Any], where: str, index: int, question_column: str | None, answer_column: str | None
 ) -> Question:
+    row, context = _with_turns(row, where, question_column)
     column = _column(row, question_column, QUESTION_COLUMNS, where, "question") or ""
     accept, reference = _gold(row, where, answer_column)
     about, identity = row.get("about"), row.get("id")
@@ -121,7 +123,28 @@ def _question(
         reference=reference,
         tags=tags_in(row, where),
         about=None if about is None else text_in(about, "about", where),
+        context=context,
     )
+
+
+def _with_turns(
+    row: dict[str, Any], where: str, question_column: str | None
+) -> tuple[dict[str, Any], tuple[Message, ...]]:
+    """Return a row that has its question, and the messages before it.
+
+    Without a column of the question it is the last message of the user; an answer after it is the reference.
+    """
+    if row.get(TURNS) is None:
+        return row, ()
+    turns = turns_in(row[TURNS], where)
+    if question_column is not None or any(name in row for name in QUESTION_COLUMNS):
+        return row, turns
+    if turns[-1].role == "assistant":
+        row = {"reference": turns[-1].content, **row}
+        turns = turns[:-1]
+    if not turns or turns[-1].role != "user":
+        raise DatasetError(f"{where}: `messages` must end with the user's question, or with an answer to it")
+    return {QUESTION_COLUMNS[0]: turns[-1].content, **row}, turns[:-1]
 
 
 def _gold(row: dict[str, Any], where: str, answer_column: str | None) -> tuple[tuple[str, ...], str | None]:

@@ -9,10 +9,11 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from query_mutator.errors import DatasetError
 from query_mutator.files import decode_object, parse_json
+from query_mutator.types import Message, Role
 
 Row = tuple[int, dict[str, Any]]  # line number in the file (1-based; of Parquet the row number), the row's fields
 _FIELD_CHARACTERS = 1 << 30  # of a CSV cell; Python's own limit is 131,072
@@ -86,7 +87,8 @@ def _objects_in(value: Any, where: str) -> Iterator[Any]:
         raise DatasetError(f"{where}: {seen}; give a list of objects, or an object whose `data` or `rows` is one")
     for row in rows:
         if isinstance(row, dict) and isinstance(row.get("paragraphs"), list):  # an article of SQuAD
-            yield from (qa for part in row["paragraphs"] if isinstance(part, dict) for qa in part.get("qas") or ())
+            parts = [part for part in row["paragraphs"] if isinstance(part, dict)]
+            yield from ({"context": part.get("context"), **qa} for part in parts for qa in part.get("qas") or ())
         elif isinstance(row, dict) and isinstance(row.get("row"), dict):  # of the hub's dataset viewer
             yield row["row"]
         elif isinstance(row, dict) and isinstance(row.get("Answer"), dict):  # TriviaQA's own files
@@ -204,6 +206,19 @@ def tags_in(row: Mapping[str, Any], where: str) -> tuple[str, ...]:
     if not isinstance(tags, (list, tuple)) or not all(isinstance(tag, str) for tag in tags):
         raise DatasetError(f"{where}: `tags` must be a list of texts, not {shown(tags)}")
     return tuple(dict.fromkeys(tags))
+
+
+def turns_in(value: Any, where: str) -> tuple[Message, ...]:
+    """Return the messages of a field, as chat APIs have them; DatasetError for anything else."""
+    rows = value if isinstance(value, (list, tuple)) and value else (None,)
+    for row in rows:
+        is_message = isinstance(row, dict) and isinstance(row.get("content"), str)
+        if not is_message or row.get("role") not in get_args(Role):
+            raise DatasetError(
+                f"{where}: `messages` must be a list of objects with a `role` (system, user or assistant) and a "
+                f"`content` that is text, not {shown(row or value)}"
+            )
+    return tuple(Message(role=row["role"], content=row["content"].strip()) for row in rows)
 
 
 def shown(value: Any) -> str:

@@ -37,7 +37,7 @@ class Split:
     def sha256(self) -> str:
         """Return the digest of all questions with their gold, whatever their order and the file they are from."""
         rows = sorted(
-            (q.id, q.text, list(q.accept), q.reference or "", [*q.tags, *filter(None, [q.about])])
+            (q.id, q.text, list(q.accept), q.reference or "", [*q.tags, *filter(None, [q.about])], *map(str, q.context))
             for q in self.train + self.test + self.validation
         )
         found = hashlib.sha256()

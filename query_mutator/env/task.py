@@ -29,7 +29,17 @@ from query_mutator.operators import NONE, Operator, OperatorContext, local_rewri
 from query_mutator.rewards import WeightedReward
 from query_mutator.settings.episode import Operators, TaskSettings
 from query_mutator.settings.models import Sampling
-from query_mutator.types import AS_IS, CONTROLS, UNSAFE, ChatRequest, Completion, FloatArray, Question
+from query_mutator.types import (
+    AS_IS,
+    CONTROLS,
+    UNSAFE,
+    ChatRequest,
+    Completion,
+    FloatArray,
+    Message,
+    Question,
+    in_context,
+)
 
 NUM_EXAMPLES = 4
 ROWS_AT_ONCE = 2000  # of questions next to all others, which bounds the memory
@@ -106,12 +116,17 @@ class CallSettings(Sampling):
     logprobs: bool = False  # ask for the log probabilities of answers, which P(right) reads
     seed: int | None = 0
 
-    def target(self, framed: Framed | str, *, model: str = "") -> ChatRequest:
-        """Return the request that asks the target, or another model, a question, which a form may have framed."""
+    def target(self, framed: Framed | str, *, model: str = "", context: Sequence[Message] = ()) -> ChatRequest:
+        """Return the request that asks the target, or another model, a question, which a form may have framed.
+
+        It comes after the messages of a `context`, which may have a system prompt in place of that of the settings.
+        """
         if isinstance(framed, str):
             framed = Framed.user(framed)
+        if self.system and not any(one.role == "system" for one in context):
+            context = (Message(role="system", content=self.system.strip()), *context)
         return ChatRequest(
-            messages=framed.messages,
+            messages=in_context(framed.messages, context),
             model=model or self.target_model,
             purpose="target",
             max_tokens=self.target_max_tokens if framed.max_tokens is None else framed.max_tokens,
@@ -205,15 +220,16 @@ class Task:
 
     def target(self, index: int, text: str, form: str = AS_IS) -> ChatRequest:
         """Return the request that asks the target a wording of question `index` in a form."""
+        question = self.questions[index]
         if form == AS_IS:
-            return self.calls.target(text)
-        context = FormContext(
+            return self.calls.target(text, context=question.context)
+        shown = FormContext(
             domain=self.domain,
-            original=self.questions[index].text,
+            original=question.text,
             examples=self.examples[index] if self.examples else (),
         )
         arm = self.form_named(form)
-        return self.calls.target(arm.frame(text, context=context), model=arm.model)
+        return self.calls.target(arm.frame(text, context=shown), model=arm.model, context=question.context)
 
     def price(self, model: str, reply: Completion | None = None) -> float:
         """Return what a reply of a model costs, without one the price of a call; 1 where no price is known."""
@@ -222,7 +238,7 @@ class Task:
 
     def reply_of(self, index: int, attempt: Attempt) -> Reply:
         """Return what P(right) is learned and read from: the answer to question `index` as its form reads it."""
-        form = self.form_named(attempt.form)
+        form, question = self.form_named(attempt.form), self.questions[index]
         shown = self.examples[index] if form.uses_examples and self.examples else ()
         return Reply(
             text=form.answer_in(attempt.answer),
@@ -230,7 +246,7 @@ class Task:
             form=attempt.form,
             logprob=attempt.logprob,
             cut=attempt.cut,
-            context=" ".join(example.answer for example in shown),
+            context=" ".join([*(example.answer for example in shown), *(one.content for one in question.context)]),
         )
 
     def choose(self, index: int, attempts: Sequence[Attempt]) -> tuple[int, tuple[float, ...]]:

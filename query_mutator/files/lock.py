@@ -24,16 +24,15 @@ _WAIT_S = 0.5  # a lock may just be written, and a takeover may need a second at
 
 
 @contextmanager
-def locked(folder: Path, *, break_lock: bool = False) -> Iterator[None]:
+def locked(folder: Path) -> Iterator[None]:
     """Hold the lock of a folder, which is created, and removed again if nothing was written into it.
 
-    Raises a UsageError while another process holds it, unless `break_lock` is set and that process is not known to be
-    alive; a DiskError when the lock cannot be written.
+    Raises a UsageError while another process holds it; a DiskError when the lock cannot be written.
     """
     made = not folder.exists()
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        lock = _acquired(folder, break_lock=break_lock)
+        lock = _acquired(folder)
     try:
         yield
     finally:
@@ -43,7 +42,7 @@ def locked(folder: Path, *, break_lock: bool = False) -> Iterator[None]:
                 folder.rmdir()
 
 
-def _acquired(folder: Path, *, break_lock: bool) -> SoftFileLock:
+def _acquired(folder: Path) -> SoftFileLock:
     """Return the lock of a folder, held."""
     from filelock import SoftFileLock, Timeout  # takes 0.1 s
 
@@ -56,11 +55,8 @@ def _acquired(folder: Path, *, break_lock: bool) -> SoftFileLock:
             raise UsageError(
                 f"{folder} is being written by process {lock.pid} on this host; wait for it, or stop it"
             ) from None
-        if not break_lock:
-            raise UsageError(
-                f"{folder} is being written by {owner.partition(',')[0]}, which cannot be checked from here; if it has "
-                "ended, take the folder over with --break-lock"
-            ) from None
-        lock.break_lock()
-        return _acquired(folder, break_lock=False)
+        raise UsageError(
+            f"{folder} is being written by {owner.partition(',')[0]}, which cannot be checked from here; if it has "
+            f"ended, delete {folder / LOCK}"
+        ) from None
     return lock

@@ -217,6 +217,7 @@ _IS_OWN: Mapping[str, Callable[[str], bool] | None] = {
     "price": lambda text: "=" in text or text.startswith("{"),  # else a file
     "judge_model": None,
     "judge_rubric": lambda text: "\n" in text,  # else a file
+    "system": lambda text: "\n" in text,
     "cache_path": None,
     "dataset": lambda spec: spec in BUNDLED or _is_inside(spec),
     "save_dir": _is_inside,
@@ -360,9 +361,10 @@ def _policy(path: Path, text: str, tensors: Mapping[str, NDArray[Any]]) -> Saved
     about = decode_object(text, parse_json)
     if about.get("format") != FORMAT:
         raise ValueError(f"its format is {about.get('format')!r}, of another version")
-    rubric = about["task"].get("judge_rubric")
-    if rubric and "\n" not in str(rubric):  # the settings would read that file
-        raise ValueError("task.judge_rubric names a file, where its text is expected")
+    for name in ("judge_rubric", "system"):
+        written = about["task"].get(name)
+        if written and "\n" not in str(written):  # the settings would read that file
+            raise ValueError(f"task.{name} names a file, where its text is expected")
     weights, learned, gains = (
         {name.removeprefix(kind): array for name, array in tensors.items() if name.startswith(kind)}
         for kind in ("weights/", "confidence/", "gains/")

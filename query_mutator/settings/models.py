@@ -11,7 +11,7 @@ from cyclopts import Parameter
 
 from ppo.config import ComputeConfig
 from ppo.fields import Ge, Le
-from query_mutator.bounds import Group, Sigma, Tokens, Wait
+from query_mutator.bounds import Group, Prose, Sigma, Tokens, Wait, text_of
 from query_mutator.settings.calls import Calls, Context
 from query_mutator.types import Think
 
@@ -21,7 +21,7 @@ ADDRESS_FLAGS = ("ollama_url", "openai_url", "gguf", "recording")  # the setting
 #: Settings that may reach beyond this process, or run code: those of a run or a policy are named again to be used.
 PLACES = (
     *ADDRESS_FLAGS, "encoder", "cache_path", "judge_model", "judge_rubric", "local_server_url", "ray_address",
-    "dataset", "save_dir", "plugin",
+    "dataset", "save_dir", "plugin", "system",
 )  # fmt: skip
 
 
@@ -114,8 +114,14 @@ class Sampling(Group):
     """Maximum tokens of an answer."""
     temperature: Annotated[float, Ge(0), Le(100)] = 0.0
     """Sampling temperature of both models."""
+    system: Prose = ""
+    """File with the system prompt of the target, kept in the run's settings; a row's own replaces it."""
     think: Think = "auto"
     """Whether the target thinks before it answers, where it can; auto: not on Ollama, else as the server has it."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "system", text_of(self.system, "--system"))
+        super().__post_init__()
 
 
 @dataclass(frozen=True, kw_only=True)

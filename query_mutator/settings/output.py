@@ -39,15 +39,7 @@ class NamedRun(RunFolder):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lock(Group):
-    """The lock of a folder that a command writes."""
-
-    break_lock: bool = False
-    """Take over a folder that is locked by a process on another host, after making sure that it has ended."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Run(NamedRun, Lock):
+class Run(NamedRun):
     """The run: its folder, its log, its checkpoints."""
 
     resume: str | None = None

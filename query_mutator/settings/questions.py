@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
-from query_mutator.bounds import Group, Prose
+from query_mutator.bounds import Group, Prose, text_of
 
 RECORDED_SET = "general"  # the bundled questions, to which a language model's replies are recorded
 ValidationFold = Literal[0, 1, 2, 3, 4, "none"]  # the fold to choose by; "none": learn from all
@@ -43,18 +42,5 @@ class Reward(Group):
     """Weights of the parts of the score, as right=0.7,similarity=0.2; see docs/reference/rewards.md."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "judge_rubric", _rubric_text(self.judge_rubric))  # a resumed run reads no file again
+        object.__setattr__(self, "judge_rubric", text_of(self.judge_rubric, "--judge-rubric"))
         super().__post_init__()
-
-
-def _rubric_text(given: str) -> str:
-    """Return the text of a rubric's file; a text, which has a line break, stays. ValueError for an unreadable file."""
-    if not given or "\n" in given:
-        return given
-    try:
-        text = Path(given).read_text(encoding="utf-8").strip()
-    except (OSError, ValueError) as error:
-        raise ValueError(f"--judge-rubric {given[:200]} cannot be read ({error}); give a file of UTF-8 text") from None
-    if not text:
-        raise ValueError(f"--judge-rubric {given} is empty; write when the judge is to say yes, and when no")
-    return text + "\n"

@@ -222,7 +222,7 @@ class Checkpoints:
         return path
 
 
-_OF_ONE_COMMAND = ("plugin", "resume", "break_lock", "config", "dry_run")
+_OF_ONE_COMMAND = ("plugin", "resume", "config", "dry_run")
 #: Flags about speed, retries and files; all others decide what is learned.
 FREE = frozenset(
     {

@@ -53,12 +53,6 @@ def test_a_new_run_holds_the_lock_of_its_folder(tmp_path: Path) -> None:
         pass
 
 
-def test_the_lock_of_another_host_is_broken_by_its_flag_alone(run: Path) -> None:
-    (run / LOCK).write_text("17\nnode-7\n")
-    refused(run, "is being written by pid 17 on node-7, which cannot be checked from here; if it has ended, take the")
-    assert resume(run, "--break-lock").code == 0
-
-
 @pytest.mark.parametrize("command", ["sweep", "sft"])
 def test_every_command_that_writes_a_run_folder_locks_it(command: str, tmp_path: Path) -> None:
     folder = tmp_path / "out"

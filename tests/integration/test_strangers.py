@@ -100,8 +100,9 @@ def test_an_evaluation_reads_no_file_and_asks_no_judge_that_only_the_policy_name
     assert exit_code(qm_main, [word.format(policy=policy) for word in named[1:]], prog="qm") == 0
     judged = policy_with(run, "task", reward="judge=1", judge_model="librarian")
     assert "--judge-model librarian" in refused(named, capsys, policy=judged)
-    rubric = policy_with(run, "task", judge_rubric=str(dataset))
-    assert "judge_rubric" in refused(named, capsys, policy=rubric)
+    for name in ("judge_rubric", "system"):
+        text = policy_with(run, "task", **{name: str(dataset)})
+        assert name in refused(named, capsys, policy=text)
 
 
 @pytest.mark.parametrize(
@@ -110,6 +111,7 @@ def test_an_evaluation_reads_no_file_and_asks_no_judge_that_only_the_policy_name
         ({"ollama_url": ["http://127.0.0.1:9"]}, "--ollama-url http://127.0.0.1:9"),
         ({"backend": "openai", "openai_url": "http://127.0.0.1:9/v1"}, "--openai-url http://127.0.0.1:9/v1"),
         ({"judge_rubric": "/etc/hostname"}, "--judge-rubric /etc/hostname"),
+        ({"system": "/etc/hostname"}, "--system /etc/hostname"),
         ({"engine": "ray", "ray_address": "10.0.0.1:6379"}, "--ray-address 10.0.0.1:6379"),
         ({"dataset": "/elsewhere/questions.jsonl"}, "--dataset /elsewhere/questions.jsonl"),
         ({"cache_path": "/elsewhere/x.sqlite"}, "--cache-path /elsewhere/x.sqlite"),

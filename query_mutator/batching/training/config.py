@@ -12,7 +12,6 @@ from cyclopts import Parameter
 from ppo.fields import Ge, Le
 from query_mutator.bounds import Count, Few, Parallel, Port, Rate, Retries, Seed, Share, Steps, Weight, check_values
 from query_mutator.cli.outputs import JsonFlags, Output, holding
-from query_mutator.settings.output import Lock
 
 LONGEST_EDGE = 10**9  # tokens, as every other length on a command line
 
@@ -37,7 +36,7 @@ def _is_run(path: Path) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SftFlags(JsonFlags, Lock):
+class SftFlags(JsonFlags):
     """Fine-tune a causal language model on a JSONL file, a batch plan, or a gym.
 
     Gradients are divided by the number of learned tokens of the whole step, however these are divided into batches.

@@ -35,7 +35,7 @@ from query_mutator.files.metrics import METRICS_FILE, MetricsWriter
 from query_mutator.files.run_dir import first_readable
 
 EVAL_POINTS = 10  # evaluations in a run without --eval-interval
-_OF_ONE_COMMAND = ("resume", "break_lock", "config", "json", "force")  # flags that a resumed run does not repeat
+_OF_ONE_COMMAND = ("resume", "config", "json", "force")  # flags that a resumed run does not repeat
 FORMAT = "sft 3"  # of a checkpoint
 KEPT_CHECKPOINTS = 2
 _CPU_MEMORY = ("can't allocate memory", "not enough memory")  # messages of torch's CPU allocator
@@ -46,7 +46,7 @@ def train(flags: SftFlags) -> dict[str, Any]:
     if DistributedConfig.from_env().is_distributed:
         raise UsageError("qm train sft trains in one process; run it without a launcher of several")
     device = pick_device(flags)
-    with locked(Path(flags.output), break_lock=flags.break_lock), closing(SftTrainer(flags, device)) as trainer:
+    with locked(Path(flags.output)), closing(SftTrainer(flags, device)) as trainer:
         while trainer.steps_left and trainer.step():
             trainer.log()
             trainer.evaluate()

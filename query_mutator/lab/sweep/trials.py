@@ -45,7 +45,6 @@ from query_mutator.errors import UsageError, hide_credentials
 from query_mutator.files import read_checked_json, write_checked_json, write_text
 from query_mutator.files.json_lines import JsonLines, read_json_lines
 from query_mutator.lab.analysis.runs import number_or_text
-from query_mutator.settings.output import Lock
 
 __all__ = [
     "FOLD",
@@ -200,7 +199,7 @@ def is_sweep(path: Path) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineFlags(OutputFlags, Lock):
+class EngineFlags(OutputFlags):
     """Flags of the commands that run trials: where, how many at a time, with which resources."""
 
     jobs: Threads | None = None

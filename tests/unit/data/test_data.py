@@ -25,7 +25,7 @@ from query_mutator.reading.gold import FAMILY, commits_to
 from query_mutator.rewards import Evidence, WeightedReward
 from query_mutator.session.task import read_dataset, split_dataset
 from query_mutator.settings.episode import TaskSettings
-from query_mutator.types import UNSAFE, Question
+from query_mutator.types import UNSAFE, Message, Question
 from tests.qm_command import qm
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "scripts"))
@@ -308,18 +308,35 @@ def test_squad_flat_and_nested_give_the_same_questions(tmp_path: Path, capsys: p
         {"id": "s2", "question": "Why?", "answers": [], "is_impossible": True},
     ]
     nested = tmp_path / "dev-v2.0.json"
-    nested.write_text(json.dumps({"version": "v2.0", "data": [{"title": "t", "paragraphs": [{"qas": qas}]}]}))
+    paragraphs = [{"context": "long", "qas": qas}]
+    nested.write_text(json.dumps({"version": "v2.0", "data": [{"title": "t", "paragraphs": paragraphs}]}))
     parquet.write_table(pyarrow.Table.from_pylist(SQUAD[:1]), tmp_path / "squad.parquet")
     files = [nested, jsonl(tmp_path / "squad.jsonl", SQUAD), tmp_path / "squad.parquet"]
     loaded = [load_questions(path) for path in files]
     assert loaded[0] == loaded[1] == loaded[2]
     ((question,),) = {tuple(found) for found in loaded}
     assert (question.id, question.text, question.accept) == ("s1", "Where?", ("Paris", "in Paris"))
+    assert [one.content for one in question.context] == ["Answer from this text:\n\nlong"]
     said = capsys.readouterr().err.splitlines()
-    assert said[0].endswith(
-        "dev-v2.0.json: read as SQuAD; 1 question; rows dropped: 1 without an answer; contexts are left out: the "
-        "model is asked without them"
-    )
+    assert said[0].endswith("dev-v2.0.json: read as SQuAD; 1 question; rows dropped: 1 without an answer")
+
+
+def test_messages_before_a_question_are_its_context(tmp_path: Path) -> None:
+    system, user = {"role": "system", "content": "You are a clerk."}, {"role": "user", "content": "We open at 9."}
+    asked, answered = {"role": "user", "content": "When?"}, {"role": "assistant", "content": "At 9"}
+    rows: list[dict[str, Any]] = [
+        {"messages": [system, user, asked, answered]},
+        {"messages": [system, user, asked], "accept": ["9"]},
+        {"messages": [user], "query": "When?"},
+    ]
+    first, second, third = load_questions(jsonl(tmp_path / "chat.jsonl", rows))
+    assert [one.text for one in (first, second, third)] == ["When?"] * 3
+    assert (first.reference, second.accept) == ("At 9", ("9",))
+    assert first.context == second.context == (Message(**system), Message(**user))
+    assert third.context == (Message(**user),)
+    for turns in ([system], [], ["When?"], [{"role": "tool", "content": "x"}], [{"role": "user", "content": []}]):
+        with pytest.raises(DatasetError, match="messages"):
+            load_questions(jsonl(tmp_path / "bad.jsonl", [{"messages": turns}]))
 
 
 def test_trivia_flat_and_its_own_file(tmp_path: Path) -> None:

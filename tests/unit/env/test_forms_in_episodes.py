@@ -17,7 +17,7 @@ from query_mutator.env.episode import Episode
 from query_mutator.env.task import NUM_EXAMPLES, Task, bank_of, rewrite_settings
 from query_mutator.forms import Form
 from query_mutator.llm.client import Client
-from query_mutator.types import ChatRequest, Completion, Question, StepRecord
+from query_mutator.types import ChatRequest, Completion, Message, Question, StepRecord
 from rl_query_mutator_env import QueryMutationEnv
 from tests.fake_client import FakeClient
 from tests.unit.confidence.arithmetic_world import graded_sums
@@ -25,11 +25,27 @@ from tests.unit.confidence.arithmetic_world import graded_sums
 MakeTask = Callable[..., Task]
 SPELLING, NEUTRAL, FILLER, FRAME, STEPS, ASK, UNDO, SUBMIT = range(8)
 CHOSEN = "question_answer,steps"
+EXPERT = Form.of("expert", "", "Q: {question}", system="Answer as an expert.")
 
 
 @pytest.fixture
 def task(tiny_task: MakeTask) -> Task:
     return tiny_task(forms=forms.select(CHOSEN), ask="form", max_episode_steps=6)
+
+
+def test_forms_and_rewrites_keep_the_context_of_a_question_and_the_system_prompt(task: Task) -> None:
+    own, turn = Message(role="system", content="You are a clerk."), Message(role="user", content="We open at 9.")
+    questions = [Question(id="a", text="When?", context=(own, turn)), Question(id="b", text="Why?", context=(turn,))]
+    task = replace(task, calls=replace(task.calls, system="Be brief.\n"), forms=(*task.forms, EXPERT))
+    asked = [task.on(questions).target(row, "now?", form) for row in (0, 1) for form in ("as_is", "expert")]
+    prompts = [(one.messages[0].content, [message.content for message in one.messages[1:]]) for one in asked]
+    assert prompts == [
+        ("You are a clerk.", ["We open at 9.", "now?"]),
+        ("You are a clerk.\n\nAnswer as an expert.", ["We open at 9.", "Q: now?"]),
+        ("Be brief.", ["We open at 9.", "now?"]),
+        ("Be brief.\n\nAnswer as an expert.", ["We open at 9.", "Q: now?"]),
+    ]
+    assert {message.role for one in asked for message in one.messages[:1]} == {"system"}
 
 
 def test_forms_are_actions_between_operators_and_controls(task: Task) -> None:

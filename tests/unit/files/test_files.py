@@ -274,22 +274,13 @@ def test_a_process_id_that_was_given_to_another_process_is_not_the_owner(tmp_pat
         pass
 
 
-def test_the_lock_of_another_host_is_taken_over_only_with_the_flag(tmp_path: Path) -> None:
-    (tmp_path / LOCK).write_text(f"{os.getpid()}\nnode-7\n")
-    with pytest.raises(UsageError, match=r"written by pid \d+ on node-7.*--break-lock"), locked(tmp_path):
+@pytest.mark.parametrize("owner", ["17\nnode-7\n", ""])
+def test_a_lock_whose_owner_cannot_be_checked_is_deleted_by_its_user(tmp_path: Path, owner: str) -> None:
+    (tmp_path / LOCK).write_text(owner)
+    with pytest.raises(UsageError, match=f"delete {tmp_path / LOCK}"), locked(tmp_path):
         pass
-    with locked(tmp_path, break_lock=True):
-        assert (tmp_path / LOCK).read_text().startswith(f"{os.getpid()}\n")
-        with pytest.raises(UsageError, match="is being written by process"), locked(tmp_path, break_lock=True):
-            pass
-    assert not (tmp_path / LOCK).exists()
-
-
-def test_an_empty_lock_is_nobodys_and_taken_over_with_the_flag(tmp_path: Path) -> None:
-    (tmp_path / LOCK).touch()
-    with pytest.raises(UsageError, match="--break-lock"), locked(tmp_path):
-        pass
-    with locked(tmp_path, break_lock=True):
+    (tmp_path / LOCK).unlink()
+    with locked(tmp_path):
         pass
 
 
