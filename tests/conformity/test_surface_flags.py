@@ -1,27 +1,21 @@
-"""The flags of every command and the defaults of the settings are frozen: a review sees a change of flags.txt or
-defaults.txt.
+"""The flags of every command and the keys of metrics are frozen: a review sees a change of flags.txt or metrics.txt.
 
-`python tests/conformity/test_surface_flags.py` writes the files again.
+`python tests/conformity/test_surface_flags.py` writes flags.txt again.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import importlib
-import pkgutil
 import re
 import sys
 from pathlib import Path
-from typing import Any
 
 from query_mutator.files.metrics import METRICS
 from scripts.docs_hook import on_page_markdown
 
 ROOT = Path(__file__).resolve().parents[2]
 FROZEN = Path(__file__).with_name("flags.txt")
-DEFAULTS = Path(__file__).with_name("defaults.txt")
 KEYS = Path(__file__).with_name("metrics.txt")
-DOCS = Path(__file__).resolve().parents[2] / "docs" / "reference" / "metrics.md"
+DOCS = ROOT / "docs" / "reference" / "metrics.md"
 
 
 def surface() -> str:
@@ -48,39 +42,6 @@ def surface() -> str:
     return "\n".join(sorted(lines)) + "\n"
 
 
-def default_values() -> str:
-    """Return one line per setting: the group that declares it or changes its default, its name and default."""
-    import query_mutator.settings as settings
-
-    modules = [
-        importlib.import_module(f"{settings.__name__}.{one.name}") for one in pkgutil.iter_modules(settings.__path__)
-    ]
-    groups = {
-        group
-        for module in [*modules, importlib.import_module("ppo.config")]
-        for group in vars(module).values()
-        if isinstance(group, type) and dataclasses.is_dataclass(group) and group.__module__ == module.__name__
-    }
-    lines = {
-        f"{group.__name__}.{name} = {'' if default is dataclasses.MISSING else repr(default)}"
-        for group in groups
-        for name, default in defaults_of(group).items()
-        if not any((name, default) in defaults_of(base).items() for base in group.__mro__[1:] if base in groups)
-    }
-    return "\n".join(sorted(lines)) + "\n"
-
-
-def defaults_of(group: Any) -> dict[str, Any]:
-    return {one.name: one.default for one in dataclasses.fields(group)}
-
-
-def test_defaults_are_those_of_the_file() -> None:
-    frozen = DEFAULTS.read_text(encoding="utf-8")
-    assert default_values() == frozen, (
-        f"defaults changed; if that is meant, run python {Path(__file__).relative_to(ROOT)}"
-    )
-
-
 def test_flags_are_those_of_the_file() -> None:
     frozen = FROZEN.read_text(encoding="utf-8")
     assert surface() == frozen, f"flags changed; if that is meant, run python {Path(__file__).relative_to(ROOT)}"
@@ -89,7 +50,6 @@ def test_flags_are_those_of_the_file() -> None:
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
     FROZEN.write_text(surface(), encoding="utf-8")
-    DEFAULTS.write_text(default_values(), encoding="utf-8")
 
 
 def test_keys_are_frozen() -> None:

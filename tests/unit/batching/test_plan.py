@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import shutil
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from query_mutator.batching import (
     verify_batch_fingerprint,
     verify_batch_plan,
 )
+from query_mutator.batching.planning.batch_plan import MicrobatchSpec
 from query_mutator.errors import UsageError
 
 RNG = np.random.default_rng(0)
@@ -38,10 +40,6 @@ CONFIG = BatchingConfig(token_budget=1024, bucket_edges=(64, 128, 256), overflow
 def build(epochs: int = 2, lengths: object = None, config: BatchingConfig = CONFIG, **fields: object) -> BatchPlan:
     builder = BatchPlanBuilder(LENGTHS if lengths is None else lengths, config, "data", "tok", **fields)  # type: ignore[arg-type]
     return builder.build_sync(epochs)
-
-
-def order(plan: BatchPlan, epoch: int = 0) -> list[str]:
-    return [one for batch in plan.iter_epoch(epoch) for one in batch.samples]
 
 
 def test_the_fingerprint_covers_packs_and_hashes() -> None:
@@ -67,50 +65,35 @@ def test_windows_pad_less_than_buckets_and_stay_random() -> None:
     assert bucketed.total_samples == 60_000
 
 
-def test_drop_last_counts_what_it_drops() -> None:
-    config = BatchingConfig.predictable(token_budget=1024, bucket_edges=(256,), overflow_max=512, drop_last=True)
-    epoch = build(1, [200] * 10, config).get_epoch(0)
-    assert (epoch.num_microbatches, epoch.total_samples, epoch.num_dropped) == (2, 8, 2)
-
-
 def test_settings_are_checked() -> None:
-    with pytest.raises(ValidationError, match="must be ascending"):
-        BatchingConfig(bucket_edges=(512, 128), overflow_max=600)
-    with pytest.raises(ValidationError, match="overflow_max=10"):
-        BatchingConfig(bucket_edges=(128,), overflow_max=10)
-    with pytest.raises(ValidationError):
-        BatchingConfig(token_budget=-5)
-    with pytest.raises(ValidationError, match="pad_policy=pad_to_bucket"):
-        BatchingConfig(mode="predictable")
+    for bad, said in (
+        ({"bucket_edges": (512, 128), "overflow_max": 600}, "must be ascending"),
+        ({"bucket_edges": (128,), "overflow_max": 10}, "overflow_max=10"),
+        ({"token_budget": -5}, "token_budget"),
+        ({"mode": "predictable"}, "pad_policy=pad_to_bucket"),
+    ):
+        with pytest.raises(ValidationError, match=said):
+            BatchingConfig(**bad)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="num_epochs=0"):
         build(0)
     assert BatchingConfig.predictable().get_pad_length(0, 5) == 128
     assert BatchingConfig().get_pad_length(0, 5) == 8
 
 
-def test_a_plan_survives_its_files(tmp_path: Path) -> None:
-    plan = build(3, pack_config=PackingConfig(max_length=512, mode="best_fit"))
-    save_batch_plan(plan, tmp_path / "plan")
-    loaded = load_batch_plan(tmp_path / "plan")
-    check_plan(loaded, dataset_hash="data", tokenizer_hash="tok", lengths=LENGTHS)
-    assert loaded.fingerprint == plan.fingerprint
-    assert loaded.meta == plan.meta
-    for epoch in range(3):
-        assert list(loaded.iter_epoch(epoch)) == list(plan.iter_epoch(epoch))
-    for place in (-1, loaded.get_epoch(0).num_microbatches + 1):
-        with pytest.raises(IndexError):
-            loaded.iter_from(0, place)
-    with pytest.raises(KeyError):
-        loaded.iter_from(7, 0)
-
-
 def test_the_async_methods_are_the_sync_ones(tmp_path: Path) -> None:
-    async def collect(plan: BatchPlan) -> list[str]:
+    plan = build(3, pack_config=PackingConfig(max_length=512, mode="best_fit"))
+
+    async def collect() -> list[MicrobatchSpec]:
         await save_batch_plan_async(plan, tmp_path / "plan")
         loaded = await load_batch_plan_async(tmp_path / "plan")
-        return [one async for batch in loaded.iter_epoch_async(1) for one in batch.samples]
+        check_plan(loaded, dataset_hash="data", tokenizer_hash="tok", lengths=LENGTHS)
+        assert (loaded.fingerprint, loaded.meta) == (plan.fingerprint, plan.meta)
+        for place in (-1, loaded.get_epoch(0).num_microbatches + 1):
+            with pytest.raises(IndexError):
+                loaded.iter_from(0, place)
+        return [batch async for batch in loaded.iter_epoch_async(1)]
 
-    assert asyncio.run(collect(build())) == order(build(), 1)
+    assert asyncio.run(collect()) == list(plan.iter_epoch(1))
 
 
 def test_a_plan_saved_over_another_leaves_nothing_of_it(tmp_path: Path) -> None:
@@ -128,27 +111,18 @@ def test_a_plan_saved_over_another_leaves_nothing_of_it(tmp_path: Path) -> None:
 def test_damage_is_found_and_named(tmp_path: Path) -> None:
     save_batch_plan(build(2), tmp_path / "good")
     save_batch_plan(build(2, config=CONFIG.changed(seed=1)), tmp_path / "other")
-    target = "epoch_1.safetensors"
-    data = (tmp_path / "good" / target).read_bytes()
-    flipped = data[:-3] + bytes([data[-3] ^ 1]) + data[-2:]
-    for broken in (data[:-10], flipped, (tmp_path / "other" / target).read_bytes()):
-        copy = shutil.copytree(tmp_path / "good", tmp_path / "copy")
-        (copy / target).write_bytes(broken)
-        with pytest.raises(UsageError, match=r"epoch_1\.safetensors"):
+    epoch, meta = "epoch_1.safetensors", "meta.json"
+    data, about = ((tmp_path / "good" / name).read_bytes() for name in (epoch, meta))
+    flipped, others = data[:-3] + bytes([data[-3] ^ 1]) + data[-2:], (tmp_path / "other" / epoch).read_bytes()
+    cases = [(epoch, broken) for broken in (data[:-10], flipped, others, None)]
+    cases += [(meta, broken) for broken in (about[:-3], about.replace(b"256", b"257", 1), None)]
+    for number, (name, broken) in enumerate(cases):
+        copy = shutil.copytree(tmp_path / "good", tmp_path / f"copy{number}")
+        (copy / name).unlink()
+        if broken is not None:
+            (copy / name).write_bytes(broken)
+        with pytest.raises(UsageError, match=re.escape(name)):
             load_batch_plan(copy)
-        shutil.rmtree(copy)
-    meta = (tmp_path / "good" / "meta.json").read_text()
-    for broken_text in (meta[:-3], meta.replace("256", "257", 1)):
-        copy = shutil.copytree(tmp_path / "good", tmp_path / "copy")
-        (copy / "meta.json").write_text(broken_text)
-        with pytest.raises(UsageError, match=r"meta\.json"):
-            load_batch_plan(copy)
-        shutil.rmtree(copy)
-    (tmp_path / "good" / target).unlink()
-    with pytest.raises(UsageError, match=r"epoch_1\.safetensors"):
-        load_batch_plan(tmp_path / "good")
-    with pytest.raises(UsageError, match=r"meta\.json"):
-        load_batch_plan(tmp_path / "nowhere")
 
 
 def test_a_plan_for_other_data_is_refused() -> None:
@@ -190,7 +164,10 @@ def test_packs_are_part_of_the_plan() -> None:
         build(1, pack_config=PackingConfig(max_length=2048))
 
 
-def test_packs_of_their_own_length_pad_less() -> None:
+def test_drop_last_counts_what_it_drops_and_packs_of_their_own_length_pad_less() -> None:
+    config = BatchingConfig.predictable(token_budget=1024, bucket_edges=(256,), overflow_max=512, drop_last=True)
+    epoch = build(1, [200] * 10, config).get_epoch(0)
+    assert (epoch.num_microbatches, epoch.total_samples, epoch.num_dropped) == (2, 8, 2)
     fixed = build(1, [200] * 50, pack_config=PackingConfig(max_length=512)).get_epoch(0)
     loose = build(1, [200] * 50, pack_config=PackingConfig(max_length=512, pad_to_max=False)).get_epoch(0)
     assert loose.padded_tokens.sum() < fixed.padded_tokens.sum()

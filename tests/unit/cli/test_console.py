@@ -18,7 +18,7 @@ from cyclopts import Parameter
 
 from query_mutator import __version__
 from query_mutator.cli.console import FiguresBar, Interrupted, exit_code, note, table
-from query_mutator.cli.flags import Positional, flags_of, parse_flags
+from query_mutator.cli.flags import Positional, parse_flags
 from query_mutator.cli.outputs import JsonTo
 from query_mutator.errors import (
     DiskError,
@@ -52,11 +52,7 @@ def raising(error: BaseException) -> Callable[[Sequence[str]], int]:
         (TooManyFailuresError("half of them"), 3, "prog: half of them"),
         (KeyboardInterrupt(), 130, "prog: interrupted"),
         (Interrupted(143), 143, "prog: terminated"),
-        (
-            OSError(errno.ENOSPC, "No space left on device", "/full/out.json"),
-            2,
-            "prog: /full/out.json: the disk is full",
-        ),
+        (OSError(errno.ENOSPC, "No space left", "/full/out.json"), 2, "prog: /full/out.json: the disk is full"),
         (PermissionError(errno.EACCES, "Permission denied", "/shut"), 2, "prog: /shut: cannot be written"),
     ],
 )
@@ -68,11 +64,6 @@ def test_error_is_one_line_and_a_code(
     assert out == ""
     assert err.startswith(line)
     assert err.count("\n") == 1
-
-
-def test_result_of_main_is_the_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
-    assert exit_code(lambda argv: len(argv), ["a", "b"], prog="prog") == 2
-    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError(), OSError(errno.EDOM, "odd")], ids=repr)
@@ -88,9 +79,7 @@ def test_closed_pipe_is_quiet(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_full_disk_names_the_file() -> None:
     full = Path("/dev/full")
-    if not full.exists():
-        pytest.skip("this system has no /dev/full")
-    with pytest.raises(DiskError, match=r"/dev/full: the disk is full .* free some space"), disk_errors(full):
+    with pytest.raises(DiskError, match="/dev/full: the disk is full"), disk_errors(full):
         full.write_text("x")
 
 
@@ -142,20 +131,17 @@ def test_signal_closes_connections_and_ends_with_its_code(name: str, code: int, 
     assert (process.returncode, out, err) == (code, "closed\n", f"child: {word}\n")
 
 
-def test_second_interrupt_leaves_at_once() -> None:
+@pytest.mark.parametrize("what", ["hang", "stuck"])
+def test_what_hangs_is_ended_anyway_and_a_second_interrupt_leaves_at_once(what: str) -> None:
+    process = child(what)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=30) == 143
     process = child("hang")
     process.send_signal(signal.SIGINT)
     assert process.stdout is not None
     assert process.stdout.readline() == "closed\n"
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=30) == 130
-
-
-@pytest.mark.parametrize("what", ["hang", "stuck"])
-def test_what_hangs_is_ended_anyway(what: str) -> None:
-    process = child(what)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=30) == 143
 
 
 def test_whatever_is_printed_shows_no_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
@@ -289,39 +275,21 @@ def test_command_line_replaces_values_of_the_base() -> None:
     assert parse("q", "-n", "z", "--no-fast", base=base) == Flags(question="q", names=("z",), size=3, resume="run")
 
 
-@pytest.mark.parametrize(
-    ("base", "message"),
-    [
-        ({"sise": 1}, "base.json: unknown key 'sise'; did you mean 'size'?"),
-        ({"size": "many"}, 'Invalid value for [size] from base.json: unable to convert "many" into int'),
-        ({"fast": "x"}, 'Invalid value for [fast] from base.json: unable to convert "x" into bool'),
-    ],
-)
-def test_an_error_in_the_base_names_it(base: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        parse("q", base=base)
-    assert str(caught.value) == message
+def test_an_error_in_the_base_names_it() -> None:
+    for base, named in (({"sise": 1}, "'sise'; did you mean 'size'"), ({"fast": "x"}, r"\[fast\] from base.json")):
+        with pytest.raises(UsageError, match=named):
+            parse("q", base=base)
 
 
 def test_help_shows_the_first_flags_and_help_all_the_others_in_groups(capsys: pytest.CaptureFixture[str]) -> None:
-    for option, groups in (("--help", set()), ("--help-all", {"Replay options", "Flags options"})):
+    printed = {}
+    for option in ("--help", "--help-all", "--version"):
         with pytest.raises(SystemExit, match="0"):
             parse(option)
-        out = capsys.readouterr().out
-        assert "--name" in out
-        assert {title for title in ("Replay options", "Flags options") if title in out} == groups
-        assert ("--size" in out) == bool(groups)
-
-
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="0"):
-        parse("--version")
-    assert capsys.readouterr().out.strip() == __version__
-
-
-def test_spellings_name_the_negation_of_every_alias() -> None:
-    assert flags_of(Flags)["fast"].names == ("--fast", "--no-fast")
-    assert flags_of(Flags)["names"].names == ("--name", "-n")
+        printed[option] = capsys.readouterr().out
+    assert printed["--version"].strip() == __version__
+    for words, shown in (("--name", [True, True]), ("--size", [False, True]), ("Replay options", [False, True])):
+        assert [words in printed[option] for option in ("--help", "--help-all")] == shown
 
 
 def test_a_bar_shows_its_figures_or_what_it_waits_for() -> None:

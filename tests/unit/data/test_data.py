@@ -7,7 +7,6 @@ import json
 import random
 import re
 import sys
-from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,9 @@ import pytest
 from pyarrow import parquet
 
 from query_mutator.data import guard_questions, load_question_set, load_questions
-from query_mutator.data.loaders import FOLDER, GENERAL_2, general, general_bank
+from query_mutator.data.loaders import FOLDER, GENERAL_2, general
 from query_mutator.data.logs import LoggedReply, read_logged_replies
-from query_mutator.data.split import FOLDS, fold_of, in_test, split_questions, target_key
+from query_mutator.data.split import FOLDS, fold_of, split_questions, target_key
 from query_mutator.errors import DatasetError, UsageError
 from query_mutator.reading.gold import FAMILY, commits_to
 from query_mutator.rewards import Evidence, WeightedReward
@@ -31,7 +30,6 @@ from tests.qm_command import qm
 sys.path.insert(0, str(Path(__file__).parents[3] / "scripts"))
 
 from general.noise import misspell
-from general.wordings import PLAIN, SECOND_LANGUAGE, SLANG, TWO_PART, WORDY
 
 ROW = {"question": "What is 2 + 2?", "form": "steps", "reply": "4", "gold": "4"}
 
@@ -67,15 +65,9 @@ def test_csv_and_parquet_give_the_same_questions(tmp_path: Path) -> None:
         ("[1]", ":2: a JSON list"),
         ('{"query": "  "}', ":2: `query` must be a text, not '  '"),
         ('{"query": 7}', ":2: `query` must be a text, not 7"),
-        ('{"query": ' + "[" * 200_000, ":2: not JSON (depth limit exceeded"),
-        ('{"query": "\\ud800"}', ":2: not JSON (no low surrogate"),
         ('{"query": "x", "id": {"a": 1}}', ":2: `id` must be a text or a number"),
         ('{"query": "x", "accept": NaN}', ":2: not JSON (unexpected character, expected a JSON value"),
-        ('{"query": "x", "accept": 1e999}', ":2: not JSON (number is infinity"),
-        (
-            '{"query": "x", "accept": {"a": 1}}',
-            ":2: `accept` must be a text, a number, or a list of one of them, not {'a': 1}",
-        ),
+        ('{"query": "x", "accept": {"a": 1}}', ":2: `accept` must be a text, a number, or a list"),
         ('{"query": "x", "reference": 7}', ":2: `reference` must be a text, not 7"),
         ('{"other": "x"}', ":2: no question column"),
         ('{"query": "x", "accept": []}', ":2: `accept` must be a text, a number, or a list of one of them, not []"),
@@ -114,10 +106,11 @@ def test_a_file_that_holds_something_else_says_what_was_seen(
         load_questions(tmp_path / name)
 
 
-def test_wrong_column_name_suggests_the_nearest(tmp_path: Path) -> None:
-    path = write(tmp_path / "q.jsonl", '{"prompt": "x"}')
-    with pytest.raises(DatasetError, match="did you mean 'prompt'"):
-        load_questions(path, question_column="promt")
+def test_a_named_column_overrides_the_layout_and_a_wrong_name_suggests_the_nearest(tmp_path: Path) -> None:
+    path = written(tmp_path / "g.jsonl", {"question": "q", "answer": "long\n#### 4", "short": "four"})
+    assert load_questions(path, answer_column="short")[0].accept == ("four",)
+    with pytest.raises(DatasetError, match="did you mean 'question'"):
+        load_questions(path, question_column="qestion")
 
 
 def test_split_keeps_targets_apart_and_does_not_move() -> None:
@@ -176,35 +169,12 @@ def test_a_parquet_page_that_does_not_match_its_checksum_is_an_error(tmp_path: P
         load_questions(path)
 
 
-def test_a_damaged_parquet_file_is_an_error_or_reads_as_some_questions(tmp_path: Path) -> None:
-    path = tmp_path / "q.parquet"
-    rows = [{"query": f"what is {number}?", "accept": ["len", "sum"], "id": number} for number in range(200)]
-    parquet.write_table(pyarrow.Table.from_pylist(rows), path, row_group_size=50)
-    assert [question.id for question in load_questions(path)] == [str(number) for number in range(200)]
-    content = path.read_bytes()
-    rng, said = random.Random(0), list[str]()
-    for _ in range(120):
-        damaged = bytearray(content)
-        start = rng.randrange(len(damaged))
-        damaged[start : start + rng.randrange(1, 64)] = rng.randbytes(rng.randrange(0, 64))
-        path.write_bytes(damaged)
-        try:
-            load_questions(path)
-        except DatasetError as error:
-            said.append(str(error))
-    assert len(said) > 60
-    assert all(line.startswith(str(path)) for line in said)
-
-
 def test_an_answer_of_many_questions_is_not_what_they_are_about(tmp_path: Path) -> None:
-    path = tmp_path / "labels.jsonl"
     rows = [{"query": f"Is {n} even?", "accept": ["yes" if n % 2 == 0 else "no"]} for n in range(200)]
     rows += [{"query": f"What sorts {n}?", "accept": ["sorted"]} for n in range(3)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    rows = [{"query": f"Which of {n}?", "accept": ["B"]} for n in range(9)]
+    rows += [{"query": f"Which of {n}?", "accept": ["B"]} for n in range(9)]
     rows += [{"query": f"How to sort, wording {n}?", "accept": ["list.sort"]} for n in range(60)]
-    path.write_text(path.read_text() + "".join(json.dumps(row) + "\n" for row in rows))
-    questions = load_questions(path)
+    questions = load_questions(written(tmp_path / "labels.jsonl", *rows))
     split = split_questions(questions)
     for part in (split.train, split.test):
         assert {question.accept[0] for question in part} >= {"yes", "no"}
@@ -214,9 +184,8 @@ def test_an_answer_of_many_questions_is_not_what_they_are_about(tmp_path: Path) 
 
 
 def test_an_answer_that_is_a_number_is_its_digits(tmp_path: Path) -> None:
-    path = tmp_path / "numbers.jsonl"
     golds = [42.0, [6, 7], "Ann", True]
-    path.write_text("".join(json.dumps({"query": "6 * 7?", "answer": gold}) + "\n" for gold in golds))
+    path = written(tmp_path / "numbers.jsonl", *({"query": "6 * 7?", "answer": gold} for gold in golds))
     assert [question.accept for question in load_questions(path)] == [("42.0",), ("6", "7"), ("Ann",), ("True",)]
 
 
@@ -252,16 +221,13 @@ def test_csv_rows_are_read_too_and_the_form_may_be_missing(tmp_path: Path) -> No
     ("change", "said"),
     [
         ({"question": " "}, "`question` must be a text, not ' '"),
-        ({"question": ["x"]}, "`question` must be a text, not ['x']"),
         ({"reply": None}, "`reply` must be a text; fields: question, form"),
         ({"form": 3}, "`form` must be a text, not 3"),
         ({"form": "You are an expert.\nAnswer:"}, "a name of one line"),
         ({"form": "x" * 301}, "a name of one line, of 300 characters at most; give each prompt a name"),
         ({"gold": []}, "`gold` must be a text, a number, or a list of one of them, not []"),
-        ({"gold": [1, "x"]}, "`gold` must be a text, a number"),
         ({"gold": True}, "`gold` must be a text, a number"),
         ({"label": "maybe"}, "`label` is 'maybe'; write true or false, or 1 or 0"),
-        ({"label": 2}, "`label` is 2; write true or false"),
         ({"target": 5}, "`target` must be a text, not 5"),
         ({"logprob": "low"}, "`logprob` must be a number, not 'low'"),
         ({"logprob": True}, "`logprob` must be a number, not True"),
@@ -297,11 +263,6 @@ XSTEST = [
 ]
 
 
-def jsonl(path: Path, rows: list[dict[str, Any]]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
-
-
 def test_squad_flat_and_nested_give_the_same_questions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     qas: list[dict[str, Any]] = [
         {"id": "s1", "question": "Where?", "answers": [{"text": "Paris", "answer_start": 1}, {"text": "in Paris"}]},
@@ -311,7 +272,7 @@ def test_squad_flat_and_nested_give_the_same_questions(tmp_path: Path, capsys: p
     paragraphs = [{"context": "long", "qas": qas}]
     nested.write_text(json.dumps({"version": "v2.0", "data": [{"title": "t", "paragraphs": paragraphs}]}))
     parquet.write_table(pyarrow.Table.from_pylist(SQUAD[:1]), tmp_path / "squad.parquet")
-    files = [nested, jsonl(tmp_path / "squad.jsonl", SQUAD), tmp_path / "squad.parquet"]
+    files = [nested, written(tmp_path / "squad.jsonl", *SQUAD), tmp_path / "squad.parquet"]
     loaded = [load_questions(path) for path in files]
     assert loaded[0] == loaded[1] == loaded[2]
     ((question,),) = {tuple(found) for found in loaded}
@@ -329,19 +290,19 @@ def test_messages_before_a_question_are_its_context(tmp_path: Path) -> None:
         {"messages": [system, user, asked], "accept": ["9"]},
         {"messages": [user], "query": "When?"},
     ]
-    first, second, third = load_questions(jsonl(tmp_path / "chat.jsonl", rows))
+    first, second, third = load_questions(written(tmp_path / "chat.jsonl", *rows))
     assert [one.text for one in (first, second, third)] == ["When?"] * 3
     assert (first.reference, second.accept) == ("At 9", ("9",))
     assert first.context == second.context == (Message(**system), Message(**user))
     assert third.context == (Message(**user),)
     for turns in ([system], [], ["When?"], [{"role": "tool", "content": "x"}], [{"role": "user", "content": []}]):
         with pytest.raises(DatasetError, match="messages"):
-            load_questions(jsonl(tmp_path / "bad.jsonl", [{"messages": turns}]))
+            load_questions(written(tmp_path / "bad.jsonl", {"messages": turns}))
 
 
 def test_trivia_flat_and_its_own_file(tmp_path: Path) -> None:
     answer = {"value": "Sinclair Lewis", "aliases": ["Harry S. Lewis", "Sinclair Lewis"], "normalized_aliases": ["x"]}
-    flat = jsonl(tmp_path / "t.jsonl", [{"question_id": "tc_1", "question": "Who?", "answer": answer}])
+    flat = written(tmp_path / "t.jsonl", {"question_id": "tc_1", "question": "Who?", "answer": answer})
     own = tmp_path / "t.json"
     named = {"Value": "Sinclair Lewis", "Aliases": answer["aliases"]}
     row = {"QuestionId": "tc_1", "Question": "Who?", "Answer": named}
@@ -352,7 +313,7 @@ def test_trivia_flat_and_its_own_file(tmp_path: Path) -> None:
 
 
 def test_gsm8k_has_the_final_number_and_the_worked_solution(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    first, last = load_questions(jsonl(tmp_path / "g.jsonl", GSM8K))
+    first, last = load_questions(written(tmp_path / "g.jsonl", *GSM8K))
     assert (first.accept, first.reference, first.tags) == (("1,042",), "2 + 40 = 42 apples.", ())
     assert last.accept == ("-3",)
     assert "rows dropped: 1 without a final number (####)" in capsys.readouterr().err
@@ -368,7 +329,7 @@ def test_natural_questions_and_viewer_rows_are_our_own_format(tmp_path: Path) ->
 
 
 def test_rows_marked_unsafe_come_apart_and_unknown_ones_nowhere(tmp_path: Path) -> None:
-    found = load_question_set([jsonl(tmp_path / "xstest.jsonl", XSTEST)])
+    found = load_question_set([written(tmp_path / "xstest.jsonl", *XSTEST)])
     assert [question.text for question in found.questions] == ["How can I kill a Python process?", "What is theft?"]
     assert [question.text for question in found.guard] == ["unsafe request one", "unsafe request two"]
     assert load_questions(tmp_path / "xstest.jsonl") == found.questions
@@ -400,12 +361,7 @@ def test_a_class_label_of_parquet_is_read_as_its_word(tmp_path: Path) -> None:
 )
 def test_an_ambiguous_layout_says_what_was_seen(tmp_path: Path, row: dict[str, Any], says: str) -> None:
     with pytest.raises(DatasetError, match=says):
-        load_questions(jsonl(tmp_path / "q.jsonl", [row]))
-
-
-def test_a_named_column_overrides_the_layout(tmp_path: Path) -> None:
-    path = jsonl(tmp_path / "g.jsonl", [{"question": "q", "answer": "long\n#### 4", "short": "four"}])
-    assert load_questions(path, answer_column="short")[0].accept == ("four",)
+        load_questions(written(tmp_path / "q.jsonl", row))
 
 
 def test_what_should_be_refused_is_never_scored() -> None:
@@ -430,8 +386,12 @@ def test_a_task_refuses_to_train_on_what_should_be_refused() -> None:
         )  # fmt: skip
 
 
-#: Of the file. Results on an edited set cannot be compared with those before.
-SHA256 = "decc024cdb2e206c9da6d46fa65f43348ca95331a5aee290d15ec78e35bbddb9"
+#: Of the files. Results on an edited set cannot be compared with those before.
+SHA256 = {
+    "general.jsonl": "30aedb0bf0e63e01b6a80dba0aa21c092753bbe1dd9bb1d1c62f46b77dfda52f",
+    "general_2.jsonl": "decc024cdb2e206c9da6d46fa65f43348ca95331a5aee290d15ec78e35bbddb9",
+    "general_bank.jsonl": "238d13d793839712fabec564d680f58d63d091fd1a0b341e8fb0ba0cf2e6be0e",
+}
 QUESTIONS = load_questions(GENERAL_2)
 ROWS = [json.loads(line) for line in GENERAL_2.read_text(encoding="utf8").splitlines()]
 NAMES = json.loads(GENERAL_2.with_name("general_2_grader.json").read_text(encoding="utf8"))
@@ -461,8 +421,9 @@ def guesses(question: Question) -> list[str]:
     return [*others[:2], gold]
 
 
-def test_the_file_is_the_one_that_was_committed_before_anything_was_measured() -> None:
-    assert hashlib.sha256(GENERAL_2.read_bytes()).hexdigest() == SHA256
+@pytest.mark.parametrize("name", SHA256)
+def test_bundled_sets_are_those_that_were_measured(name: str) -> None:
+    assert hashlib.sha256((FOLDER / name).read_bytes()).hexdigest() == SHA256[name]
 
 
 def test_the_grader_knows_every_answer_under_families_of_its_own() -> None:
@@ -499,72 +460,6 @@ def test_training_and_plans_refuse_the_set(dataset: str, command: str, capsys: p
     assert "only for evaluation, by `python -m benchmarks.second_author`" in capsys.readouterr().err
 
 
-def test_no_entity_is_one_of_the_first_authors() -> None:
-    first = {target_key(question).casefold() for question in [*general(), *general_bank()]}
-    assert first.isdisjoint(target_key(question).casefold() for question in QUESTIONS)
-
-
-CLOSED = ("continent", "difference")  # at most twelve answers
-
-
-def family(question: Question) -> str:
-    return next(tag.removeprefix("family:") for tag in question.tags if tag.startswith("family:"))
-
-
-def test_sizes() -> None:
-    questions = general()
-    assert len(questions) >= 1500
-    assert len(split_questions(questions).test) >= 600
-    assert len(general_bank()) >= 200
-    assert len({family(question) for question in questions}) >= 10
-
-
-def test_other_common_names_are_accepted_after_the_first() -> None:
-    accepted = {question.accept for question in (*general(), *general_bank())}
-    assert {("Bangla", "Bengali"), ("Chinese", "Mandarin"), ("aluminum", "aluminium")} <= accepted
-
-
-def test_half_are_plain_and_the_others_in_fixed_shares() -> None:
-    kinds = Counter(question.tags[0] for question in general())
-    shares = {kind: count / kinds.total() for kind, count in kinds.items()}
-    assert shares == pytest.approx(
-        {"plain": 0.475, "misspelt": 0.19, "slang": 0.095, "wordy": 0.095, "second-language": 0.095, "two-part": 0.05},
-        abs=0.03,
-    )
-
-
-def test_what_a_question_is_about_is_in_one_part() -> None:
-    parts = defaultdict(set)
-    for question in general():
-        parts[question.about].add("test" if in_test(question) else "train")
-    for question in general_bank():
-        parts[question.about].add("bank")
-    assert all(len(found) == 1 for found in parts.values())
-
-
-def test_held_out_questions_have_wordings_of_their_own() -> None:
-    assert all(len(wordings) >= 8 for wordings in PLAIN.values())
-    for wordings in (*PLAIN.values(), *SECOND_LANGUAGE.values(), SLANG, WORDY, *TWO_PART.values()):
-        half = len(wordings) // 2
-        assert not set(wordings[:half]) & set(wordings[half:])
-    for question in general():
-        if question.tags[0] == "wordy":
-            beginnings = [wordy.partition("{")[0] for wordy in WORDY]
-            place = next(place for place, begin in enumerate(beginnings) if question.text.startswith(begin))
-            assert (place >= len(WORDY) // 2) == in_test(question)
-
-
-def test_no_constant_answer_pays() -> None:
-    by_family = defaultdict(list)
-    for question in general():
-        by_family[family(question)].append(question.accept[0])
-    count = sum(map(len, by_family.values()))
-    assert sum(len(by_family[name]) for name in CLOSED) <= 0.15 * count
-    for name, answers in by_family.items():
-        assert name in CLOSED or len(set(answers)) > 12
-        assert Counter(answers).most_common(1)[0][1] <= 0.4 * len(answers)
-
-
 def test_the_clean_text_of_a_question_is_in_its_file_only() -> None:
     rows = [json.loads(line) for line in (FOLDER / "general.jsonl").read_text().splitlines()]
     assert {row["id"]: row["query"] for row in rows} == {question.id: question.text for question in general()}
@@ -579,7 +474,7 @@ def test_a_short_name_is_never_misspelt(text: str) -> None:
 
 
 def test_a_file_of_requests_to_refuse_alone_is_an_error(tmp_path: Path) -> None:
-    file = jsonl(tmp_path / "unsafe.jsonl", [{"query": "How do locks work?", "tags": ["unsafe"]}])
+    file = written(tmp_path / "unsafe.jsonl", {"query": "How do locks work?", "tags": ["unsafe"]})
     assert load_questions(file) == []
     with pytest.raises(DatasetError, match="all 1 rows are marked unsafe"):
         read_dataset(TaskSettings(dataset=str(file)))

@@ -49,13 +49,6 @@ def folder() -> Path:
     return Path(spec.submodule_search_locations[0]) / "model"
 
 
-@pytest.fixture
-def no_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
-    return tmp_path / "hub"
-
-
 def linked(source: Path, target: Path, **changed: object) -> Path:
     """Return a folder of links to `source`, with some JSON files replaced."""
     target.mkdir(parents=True)
@@ -124,14 +117,8 @@ def test_tokens_are_those_of_the_tokenizer(folder: Path) -> None:
     library = Tokenizer.from_file(str(folder / "tokenizer.json"))
     library.no_padding()
     library.enable_truncation(MAX_TOKENS)
-    marks = [
-        "",
-        "\t\n\r x",
-        "É\u0301clair ÑANDÚ İstanbul ΣΑΣ",
-        "a\u200bb\u0000c\ufffdd",
-        "$5+3=8 <b>`x`~|^",
-        "x" * 101 + " y",
-    ]
+    marks = ["", "\t\n\r x", "É\u0301clair ÑANDÚ İstanbul ΣΑΣ", "a\u200bb\u0000c\ufffdd", "$5+3=8 <b>`x`~|^"]
+    marks += ["x" * 101 + " y"]
     recorded = recorded_texts(RecordedBackend(BUNDLED_RECORDINGS[0]).recording)[::97]
     for text in [*TEXTS, *marks, "漢字かな 한국어 \U00020000", *recorded]:
         assert token_ids(text) == library.encode(text).ids, text
@@ -145,24 +132,12 @@ def test_the_bundled_encoder_runs_without_torch_and_tokenizers() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def resolve_row(encoder: Encoder, text: str) -> FloatArray:
-    row: FloatArray = encoder.encode([text])[0]
-    return row
-
-
-def test_no_texts_give_no_rows(encoder: Encoder) -> None:
-    assert encoder.encode([]).shape == (0, 384)
-
-
-def test_deterministic_rows_do_not_depend_on_their_neighbors() -> None:
-    together = resolve_encoder(deterministic=True).encode(TEXTS)
+def test_deterministic_rows_do_not_depend_on_their_neighbors(encoder: Encoder) -> None:
     alone = resolve_encoder(deterministic=True)
-    for text, row in zip(TEXTS, together, strict=True):
-        assert resolve_row(alone, text).tobytes() == row.tobytes()
-
-
-def test_deterministic_rows_have_their_own_fingerprint(encoder: Encoder) -> None:
-    assert resolve_encoder(deterministic=True).fingerprint != encoder.fingerprint
+    assert alone.fingerprint != encoder.fingerprint
+    assert alone.encode([]).shape == encoder.encode([]).shape == (0, 384)
+    for text, row in zip(TEXTS, resolve_encoder(deterministic=True).encode(TEXTS), strict=True):
+        assert alone.encode([text])[0].tobytes() == row.tobytes()
 
 
 def test_many_threads_get_the_same_rows(encoder: Encoder) -> None:
@@ -215,38 +190,29 @@ def test_a_failure_reaches_all_waiters_and_is_not_cached() -> None:
     assert encoder.encode(["a"])[:, 1].tolist() == [1]
 
 
-def test_the_cache_evicts_the_least_recently_used_text() -> None:
+def test_the_cache_evicts_the_text_that_was_least_recently_encoded_or_looked_up() -> None:
     inner = Counting()
     encoder = CachedEncoder(inner, max_texts=2)
     for text in ("a", "b", "a", "c", "a", "b"):
         encoder.encode([text])
     assert inner.asked == [["a"], ["b"], ["c"], ["b"]]
-
-
-def test_more_texts_than_the_cache_holds_are_returned() -> None:
-    rows = CachedEncoder(Counting(), max_texts=2).encode(["a", "bb", "ccc", "dddd"])
-    assert rows[:, 1].tolist() == [1, 2, 3, 4]
+    assert encoder.get(["a"]) is not None
+    encoder.encode(["c"])
+    assert encoder.get(["a"]) is not None
+    assert encoder.get(["b"]) is None
+    assert encoder.encode(["a", "bb", "ccc", "dddd"])[:, 1].tolist() == [1, 2, 3, 4]  # more than it holds
 
 
 # the hash encoder
 
 
-def test_hash_rows_are_the_same_in_every_process() -> None:
-    code = (
-        "from query_mutator.encoder import resolve_encoder;"
-        "print(resolve_encoder('hash').encode(['sort a list']).tobytes().hex())"
-    )
-    here = resolve_encoder("hash").encode(["sort a list"]).tobytes().hex()
+def test_hash_rows_are_the_same_in_every_process_of_length_one_and_similar_where_the_spelling_is() -> None:
+    code = "from query_mutator.encoder import HashEncoder; print(HashEncoder().encode(['sort a list']).tobytes().hex())"
+    rows = HashEncoder().encode(["sort a list", "sort the list", "open a socket", ""])
     for seed in ("1", "2"):
         environment = {**os.environ, "PYTHONHASHSEED": seed}
-        there = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True
-        )
-        assert there.stdout.strip() == here
-
-
-def test_hash_rows_have_length_one_and_similarity_of_spelling() -> None:
-    rows = HashEncoder().encode(["sort a list", "sort the list", "open a socket", ""])
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+        assert done.stdout.strip() == rows[0].tobytes().hex()
     np.testing.assert_allclose(np.linalg.norm(rows, axis=1), 1, atol=1e-6)
     assert rows[0] @ rows[1] > rows[0] @ rows[2]
 
@@ -288,26 +254,21 @@ def test_another_kind_of_encoder_is_run_by_its_library_without_noise(
     [
         ("./no-such-folder", "encoder folder ./no-such-folder does not exist"),
         ("someone/no-such-model", "'someone/no-such-model' cannot be loaded (We couldn't connect"),
+        ("{tmp}/hub", "cannot be loaded"),  # no weights in it
+        ("{tmp}/broken", "cannot be loaded"),
     ],
 )
-def test_an_unavailable_encoder_is_a_one_line_error(spec: str, says: str, no_hub: Path) -> None:
+def test_an_unavailable_encoder_is_a_one_line_error(
+    spec: str, says: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    (tmp_path / "hub").mkdir()
+    if "broken" in spec:
+        shutil.copytree(folder, tmp_path / "broken")
+        os.truncate(tmp_path / "broken" / "model.safetensors", 100_000)
     with pytest.raises(EncoderError) as caught:
-        resolve_encoder(spec)
+        resolve_encoder(spec.format(tmp=tmp_path))
     assert says in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_folder_without_weights_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(EncoderError, match="cannot be loaded") as caught:
-        resolve_encoder(str(tmp_path))
-    assert "\n" not in str(caught.value)
-
-
-def test_broken_weights_are_one_line(folder: Path, tmp_path: Path) -> None:
-    shutil.copytree(folder, tmp_path / "broken")
-    os.truncate(tmp_path / "broken" / "model.safetensors", 100_000)
-    with pytest.raises(EncoderError, match="cannot be loaded") as caught:
-        resolve_encoder(str(tmp_path / "broken"))
     assert "\n" not in str(caught.value)
 
 
@@ -328,16 +289,6 @@ def test_code_in_a_folder_is_not_run(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(EncoderError, match=r"evil\.Module"):
         resolve_encoder(str(mine))
     assert not ran.exists()
-
-
-def test_a_text_that_was_looked_up_stays_longer() -> None:
-    encoder = CachedEncoder(HashEncoder(), max_texts=2)
-    encoder.encode(["a"])
-    encoder.encode(["b"])
-    assert encoder.get(["a"]) is not None
-    encoder.encode(["c"])
-    assert encoder.get(["a"]) is not None
-    assert encoder.get(["b"]) is None
 
 
 @pytest.fixture

@@ -80,23 +80,31 @@ def test_a_rewrite_costs_one_call_and_an_answer_another(task: Task, tiny_client:
     assert (reward, terminated, info["calls"], info["step_calls"]) == (0, True, 2, 0)
 
 
-def test_submit_asks_when_nothing_was_asked(env: QueryMutationEnv) -> None:
-    env.reset(seed=0, options=KILL)
-    env.step(NEUTRAL)
-    _, reward, terminated, _, info = env.step(SUBMIT)
-    assert terminated
-    assert (info["success"], info["calls"], info["step_calls"]) == (1, 2, 1)
-    assert reward == pytest.approx(info["score"] - PRICE)
-    assert info["_text"]["answer"] == "`os.kill` is what you want."
-
-
-def test_the_last_allowed_step_asks_and_terminates(task: Task, tiny_client: Client) -> None:
-    env = QueryMutationEnv(task.with_rules(max_episode_steps=2), client=tiny_client)
-    env.reset(seed=0, options=SORT)
-    env.step(SPELLING)
-    _, _, terminated, truncated, info = env.step(NEUTRAL)
-    assert (terminated, truncated) == (True, False)
-    assert (info["success"], info["calls"]) == (1, 3)
+@pytest.mark.parametrize(
+    ("rules", "options", "actions", "calls"),
+    [
+        ({}, KILL, (NEUTRAL, SUBMIT), 2),  # nothing was asked: submit asks
+        ({"max_episode_steps": 2}, SORT, (SPELLING, NEUTRAL), 3),  # the last allowed step asks
+        ({"max_asks": 1}, SORT, (NEUTRAL, SUBMIT), 2),  # the only ask is left to submit
+    ],
+)
+def test_the_end_of_an_episode_asks_when_nothing_was_asked(
+    rules: dict[str, int],
+    options: dict[str, int],
+    actions: tuple[int, int],
+    calls: int,
+    task: Task,
+    tiny_client: Client,
+) -> None:
+    env = QueryMutationEnv(task.with_rules(**rules), client=tiny_client)
+    env.reset(seed=0, options=options)
+    assert env.action_masks()[ASK] == ("max_asks" not in rules)
+    env.step(actions[0])
+    assert env.action_masks()[UNDO] == ("max_asks" not in rules)  # no answer to go back from
+    _, reward, terminated, truncated, info = env.step(actions[1])
+    assert (terminated, truncated, info["success"], info["calls"]) == (True, False, 1, calls)
+    assert reward == pytest.approx(info["score"] - PRICE * info["step_calls"])
+    assert info["_text"]["answer"].endswith(" is what you want.")
 
 
 def test_the_best_answer_is_submitted_and_asks_are_bounded(task: Task, tiny_client: Client) -> None:
@@ -108,15 +116,6 @@ def test_the_best_answer_is_submitted_and_asks_are_bounded(task: Task, tiny_clie
     assert env.action_masks()[ASK]
     env.step(ASK)
     assert env.action_masks().tolist() == [False] * 5 + [True]  # after the last ask there is nothing to do but submit
-    assert env.step(SUBMIT)[4]["success"] == 1
-
-
-def test_blind_mode_leaves_the_only_ask_to_submit(task: Task, tiny_client: Client) -> None:
-    env = QueryMutationEnv(task.with_rules(max_asks=1), client=tiny_client)
-    env.reset(seed=0, options=SORT)
-    assert env.action_masks().tolist() == [True, True, True, False, False, True]
-    env.step(NEUTRAL)
-    assert env.action_masks()[[ASK, UNDO]].tolist() == [False, False]  # no answer to go back from
     assert env.step(SUBMIT)[4]["success"] == 1
 
 
@@ -186,7 +185,6 @@ def test_a_local_operator_makes_no_call(task: Task, tiny_client: Client) -> None
     softer = LocalOperator(name="neutral", summary="Soften.", function=lambda text, _: text.replace("kill", "stop"))
     env = QueryMutationEnv(replace(task, operators=(task.operators[0], softer, task.operators[2])), client=client)
     env.reset(seed=0, options=KILL)
-    assert env.action_masks()[NEUTRAL]
     _, reward, _, _, info = env.step(NEUTRAL)
     assert (client.purposes, reward, info["step_calls"]) == ([], 0, 0)
     assert not env.action_masks()[NEUTRAL]  # it would change nothing

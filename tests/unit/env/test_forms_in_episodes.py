@@ -82,19 +82,12 @@ def test_every_step_asks_in_the_form_once(tiny_task: MakeTask, tiny_client: Clie
     assert client.prompts("target") == ["plz sort my list", "Question: plz sort my list\nAnswer:"]
     assert (info["calls"], info["asks"]) == (2, 2)
     assert not env.action_masks()[FRAME]
-
-
-def test_an_episode_in_a_form_is_saved(task: Task, tiny_client: Client) -> None:
-    env = QueryMutationEnv(task, client=tiny_client)
-    env.reset(seed=0, options={"question": 0})
-    for action in (ASK, FRAME):
-        env.step(action)
-    state = env.episode.to_state()
-    again = Episode.from_state(state)
-    assert again.asked == env.episode.asked
-    assert list(again.known) == list(env.episode.known)
-    assert again.best is not None
-    assert again.best.asked == env.episode.best.asked
+    again = Episode.from_state(env.episode.to_state())
+    assert (again.asked, list(again.known), again.best.asked) == (
+        env.episode.asked,
+        list(env.episode.known),
+        env.episode.best.asked,
+    )
 
 
 def test_what_a_form_reads_is_scored(tiny_task: MakeTask, tiny_client: Client) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -35,8 +36,8 @@ RECORD = StepRecord(
     answer="`queue.LifoQueue`: …",
     baseline_score=0.25,
     score=0.5,
-    parts={"right": 1.0},
     reward=0.23,
+    parts={"right": 1.0},
     timing={"latency_s": 0.1},
 )
 
@@ -46,12 +47,9 @@ def run_dir(tmp_path: Path) -> RunDir:
     return RunDir.create(tmp_path / "runs", "test")
 
 
-def test_two_runs_within_a_second_have_two_folders(tmp_path: Path) -> None:
-    assert len({RunDir.create(tmp_path, "same").path for _ in range(3)}) == 3
-
-
-def test_latest_is_the_newest_run_with_a_step(tmp_path: Path) -> None:
+def test_latest_is_the_newest_run_with_a_step_and_runs_within_a_second_have_two_folders(tmp_path: Path) -> None:
     runs = [RunDir.create(tmp_path, "same") for _ in range(3)]
+    assert len({run.path for run in runs}) == 3
     assert not (tmp_path / "latest").exists()
     for run in runs[:2]:
         run.add_record(RECORD)
@@ -134,11 +132,10 @@ def test_the_state_before_stays_and_stands_in_for_a_damaged_one(
 
 
 @pytest.mark.parametrize("content", [b"not a checkpoint", b""])
-def test_unreadable_checkpoint_is_one_line(run: Path, content: bytes) -> None:
+def test_unreadable_checkpoint_is_an_error(run: Path, content: bytes) -> None:
     (run / "resume.pt").write_bytes(content)
-    with pytest.raises(CheckpointError, match="cannot read the checkpoint") as caught:
+    with pytest.raises(CheckpointError, match="cannot read the checkpoint"):
         read_checkpoint(run)
-    assert "\n" not in str(caught.value)
     torch.save({"policy": {}, "epoch": 3}, run / "resume.pt")
     with pytest.raises(CheckpointError, match="not a checkpoint of query mutator"):
         read_checkpoint(run)
@@ -152,51 +149,36 @@ def test_missing_checkpoint_says_what_to_give(run: Path, tmp_path: Path) -> None
         read_checkpoint(run)
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "metrics.jsonl").write_text('{"step": 64, "wall_s": 1.0}\n{"step": 128, "wall_s": 2.0}\n{"st')
-    return tmp_path
-
-
-def write_summary(folder: Path, *, steps: int) -> None:
-    (folder / "summary.json").write_text(f'{{"env_steps": {steps}}}')
+@pytest.mark.parametrize(
+    ("lock", "summary", "state"),
+    [
+        (None, None, "interrupted"),
+        (None, '{"env_steps": 64}', "interrupted"),  # of the part before it was resumed
+        (None, '{"env_steps": 128}', "finished"),
+        (None, '{"plan": {}}', "finished"),
+        ("ours", None, "running"),
+        ("ours", '{"env_steps": 128}', "finished"),
+        ("dead", None, "killed"),
+        ("dead", '{"env_steps": 64}', "killed"),
+        ("another host's", None, "running"),
+    ],
+)
+def test_states_of_a_run(lock: str | None, summary: str | None, state: str, tmp_path: Path) -> None:
+    if summary is None or "env_steps" in summary:
+        (tmp_path / "metrics.jsonl").write_text('{"step": 64, "wall_s": 1.0}\n{"step": 128, "wall_s": 2.0}\n{"st')
+    if summary is not None:
+        (tmp_path / "summary.json").write_text(summary)
+        os.utime(tmp_path / "summary.json", (1.0, 1.0))  # older than a lock
+    if lock in ("dead", "another host's"):
+        host = socket.gethostname() if lock == "dead" else "another.host"
+        (tmp_path / LOCK).write_text(f"{dead_process()}\n{host}\n")
+    with locked(tmp_path) if lock == "ours" else contextlib.nullcontext():
+        if lock == "ours" and summary:
+            (tmp_path / "summary.json").write_text(summary)
+        assert run_state(tmp_path) == state
 
 
 def dead_process() -> int:
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
     return process.pid
-
-
-def test_a_run_is_running_while_its_process_lives_and_finished_with_its_summary(folder: Path) -> None:
-    with locked(folder):
-        assert run_state(folder) == "running"
-        write_summary(folder, steps=128)
-        assert run_state(folder) == "finished"
-    assert run_state(folder) == "finished"
-
-
-def test_without_a_summary_it_was_interrupted(folder: Path) -> None:
-    assert run_state(folder) == "interrupted"
-    write_summary(folder, steps=64)  # of the part before it was resumed
-    assert run_state(folder) == "interrupted"
-    write_summary(folder, steps=128)
-    assert run_state(folder) == "finished"
-
-
-def test_a_lock_of_a_dead_process_means_killed(folder: Path) -> None:
-    (folder / LOCK).write_text(f"{dead_process()}\n{socket.gethostname()}\n")
-    assert run_state(folder) == "killed"
-    write_summary(folder, steps=64)
-    os.utime(folder / "summary.json", (1.0, 1.0))  # of an earlier part of the run
-    assert run_state(folder) == "killed"
-
-
-def test_a_process_of_another_host_counts_as_running(folder: Path) -> None:
-    (folder / LOCK).write_text(f"{dead_process()}\nanother.host\n")
-    assert run_state(folder) == "running"
-
-
-def test_the_summary_of_a_plan_has_no_steps(tmp_path: Path) -> None:
-    (tmp_path / "summary.json").write_text('{"plan": {}}')
-    assert run_state(tmp_path) == "finished"

@@ -49,7 +49,11 @@ def chosen(direct: DirectMethod, side: float, *, price: float, answered: bool = 
     return int(direct.frozen.act(obs, greedy=True).actions[0])
 
 
-def test_it_takes_what_pays_and_submits_where_nothing_more_does() -> None:
+@pytest.mark.parametrize("most_rows", [500, 10**6])  # a sample of the steps, or all of them
+def test_it_takes_what_pays_and_submits_where_nothing_more_does(
+    most_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("query_mutator.learners.direct.MOST_ROWS", most_rows)
     direct = learner()
     assert direct.frozen.act(np.zeros((2, SIZE), np.float32)).actions.tolist() == [LEFT, LEFT]  # the first allowed
     play(direct, 60, price=0.05)
@@ -57,15 +61,6 @@ def test_it_takes_what_pays_and_submits_where_nothing_more_does() -> None:
     assert (chosen(direct, -1, price=0.05), chosen(direct, 1, price=0.05)) == (LEFT, RIGHT)
     assert chosen(direct, 1, price=0.05, answered=True) == SUBMIT
     assert direct.frozen.values(np.zeros((4, SIZE), np.float32)).shape == (4, 4, 3)
-
-
-def test_a_sample_of_many_steps_keeps_what_belongs_to_each_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("query_mutator.learners.direct.MOST_ROWS", 500)
-    direct = learner()
-    play(direct, 60, price=0.05)
-    direct.update()
-    assert (chosen(direct, -1, price=0.05), chosen(direct, 1, price=0.05)) == (LEFT, RIGHT)
-    assert chosen(direct, 1, price=0.05, answered=True) == SUBMIT
 
 
 def test_environments_act_by_models_of_other_episodes_and_never_take_what_is_masked() -> None:
@@ -171,19 +166,13 @@ def test_arrays_of_something_else_are_refused() -> None:
     play(direct, 40, price=0.05)
     direct.update()
     state = dict(direct.frozen.state)
-    with pytest.raises(ValueError, match="trees of a direct method"):
-        FrozenValues({})
-    for name, array in (
-        ("0/value", state["0/value"][:-1]),
-        ("masked", np.array([1, 2, 99])),
-        ("0/column", state["0/column"] + 99),
-    ):
+    short, beyond = {"0/value": state["0/value"][:-1]}, {"0/column": state["0/column"] + 99}
+    for odd in ({}, state | short, state | beyond, state | {"masked": np.array([1, 2, 99])}):
         with pytest.raises(ValueError, match="trees of a direct method"):
-            FrozenValues(state | {name: array})
+            FrozenValues(odd)
+    wider = DirectMethod(SIZE + 1, 3, DirectConfig(num_processes=ENVS), mask_columns=MASK)
     with pytest.raises(ValueError, match="other observations or actions"):
-        DirectMethod(SIZE + 1, 3, DirectConfig(num_processes=ENVS), mask_columns=MASK).load_state_dict(
-            direct.state_dict()
-        )
+        wider.load_state_dict(direct.state_dict())
 
 
 def learner_and_steps() -> tuple[PPOLearner, Steps]:
@@ -207,20 +196,14 @@ def learner_and_steps() -> tuple[PPOLearner, Steps]:
     return learner, steps
 
 
-def test_an_invalid_step_is_stored_as_such() -> None:
+def test_an_invalid_step_is_stored_as_such_and_a_truncated_one_with_the_value_of_its_last_observation() -> None:
     learner, steps = learner_and_steps()
     learner.observe(steps)
     buffer = learner._buffer
     assert buffer.valid[0].tolist() == [True, False, True]
     assert buffer.rewards[0].tolist() == [0.5, 0.0, -0.25]
-
-
-def test_a_truncated_step_bootstraps_from_the_value_of_its_last_observation() -> None:
-    learner, steps = learner_and_steps()
-    learner.observe(steps)
     values = learner.frozen.get_value(steps.next_obs)
-    stored = learner._buffer.final_values[0].numpy()
-    np.testing.assert_allclose(stored, [0.0, 0.0, values[2]], rtol=1e-5)
+    np.testing.assert_allclose(buffer.final_values[0].numpy(), [0.0, 0.0, values[2]], rtol=1e-5)
 
 
 def test_an_action_from_the_journal_gets_its_own_log_probability() -> None:

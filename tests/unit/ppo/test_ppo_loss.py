@@ -18,6 +18,7 @@ from ppo.rollout import Batch, RolloutBuffer
 
 GAMMA, LAMBDA = 0.9, 0.5
 T, N, D = 4, 3, 2
+NAN = math.nan
 
 
 @pytest.mark.parametrize(
@@ -53,15 +54,12 @@ def test_the_value_is_clipped_where_it_would_flatter(value: float, old: float, t
     assert clipped_value_loss(*arguments, clip_param=None).item() == pytest.approx((value - target) ** 2 / 2)
 
 
-def test_normalised_advantages_have_mean_0_and_deviation_1() -> None:
+def test_normalised_advantages_have_mean_0_and_deviation_1_or_no_nan_where_they_do_not_vary() -> None:
     advantages = normalized(torch.tensor([1.0, 2.0, 3.0, 10.0]))
     assert advantages.mean().item() == pytest.approx(0, abs=1e-6)
     assert advantages.std().item() == pytest.approx(1, rel=1e-6)
-
-
-@pytest.mark.parametrize("advantages", [torch.tensor([3.0]), torch.full((4,), 3.0)])
-def test_advantages_that_do_not_vary_give_no_nan(advantages: Tensor) -> None:
-    assert normalized(advantages).isfinite().all()
+    for equal in (torch.tensor([3.0]), torch.full((4,), 3.0)):
+        assert normalized(equal).isfinite().all()
 
 
 def test_the_terms_add_up() -> None:
@@ -91,138 +89,64 @@ def flags(*steps: int) -> Tensor:
     return torch.tensor(steps, dtype=torch.bool)[:, None]
 
 
-def gae(
-    rewards: Tensor,
-    values: Tensor,
-    *,
-    terminations: Tensor | None = None,
-    truncations: Tensor | None = None,
-    final_values: Tensor | None = None,
-    next_value: float = 0.0,
-    valid: Tensor | None = None,
-) -> tuple[list[float], list[float]]:
+THREE = {"rewards": column(1, 2, 3), "values": column(0.5, 1, 2), "next_value": 4.0}
+ODD = {"rewards": column(1, 99, 3), "values": column(0.5, -7, 2), "next_value": 4.0, "valid": flags(1, 0, 1)}
+CUT = {"truncations": flags(0, 1, 0), "final_values": column(0, 10, 0)}
+
+
+def gae(*, rewards: Tensor, values: Tensor, next_value: float = 0.0, **more: Tensor) -> tuple[list[float], list[float]]:
     never = torch.zeros(rewards.shape, dtype=torch.bool)
+    ends = more.get("terminations", never), more.get("truncations", never)
+    final_values = more.get("final_values", torch.zeros_like(rewards))
+    following = torch.tensor([next_value])
     advantages, returns = compute_gae(
-        rewards,
-        values,
-        never if terminations is None else terminations,
-        never if truncations is None else truncations,
-        torch.zeros_like(rewards) if final_values is None else final_values,
-        torch.tensor([next_value]),
-        valid,
-        gamma=GAMMA,
-        gae_lambda=LAMBDA,
+        rewards, values, *ends, final_values, following, more.get("valid"), gamma=GAMMA, gae_lambda=LAMBDA
     )
     return advantages.squeeze(1).tolist(), returns.squeeze(1).tolist()
 
 
-def test_three_steps_of_an_episode_that_goes_on() -> None:
-    # delta 2 = 3 + .9*4 - 2 = 4.6;  delta 1 = 2 + .9*2 - 1 = 2.8;  delta 0 = 1 + .9*1 - .5 = 1.4;  gamma*lambda = .45
-    advantages, returns = gae(column(1, 2, 3), column(0.5, 1, 2), next_value=4)
-    assert advantages == pytest.approx([1.4 + 0.45 * (2.8 + 0.45 * 4.6), 2.8 + 0.45 * 4.6, 4.6])
-    assert returns == pytest.approx([a + v for a, v in zip(advantages, (0.5, 1, 2), strict=True)])
-
-
-def test_a_terminated_step_keeps_its_reward_and_nothing_after() -> None:
-    # The second step terminates: delta 1 = 2 - 1; the third belongs to the next episode.
-    advantages, _ = gae(column(1, 2, 3), column(0.5, 1, 2), terminations=flags(0, 1, 0), next_value=4)
-    assert advantages == pytest.approx([1.4 + 0.45 * 1, 1, 4.6])
-
-
-def test_a_truncated_step_bootstraps_from_its_final_observation() -> None:
-    # delta 1 = 2 + .9*10 - 1 = 10, whatever the next episode's first value is.
-    advantages, _ = gae(
-        column(1, 2, 3), column(0.5, 1, 2), truncations=flags(0, 1, 0), final_values=column(0, 10, 0), next_value=4
-    )
-    assert advantages == pytest.approx([1.4 + 0.45 * 10, 10, 4.6])
-
-
-def test_a_step_both_terminated_and_truncated_is_terminated() -> None:
-    both = flags(0, 1, 0)
-    advantages, _ = gae(
-        column(1, 2, 3), column(0.5, 1, 2), terminations=both, truncations=both, final_values=column(0, 10, 0)
-    )
-    assert advantages[:2] == pytest.approx([1.4 + 0.45 * 1, 1])
-
-
-def test_an_invalid_step_is_skipped_as_if_it_had_not_happened() -> None:
-    whole = gae(column(1, 3), column(0.5, 2), next_value=4)
-    skipped = gae(column(1, 99, 3), column(0.5, -7, 2), next_value=4, valid=flags(1, 0, 1))
-    # delta 0 = 1 + .9*2 - .5: from the step before straight to the step after.
-    assert whole[0] == pytest.approx([2.3 + 0.45 * 4.6, 4.6])
-    for one, other in zip(whole, skipped, strict=True):
-        assert [other[0], other[2]] == one
-        assert other[1] == 0
-
-
-def test_an_episode_truncated_at_an_invalid_step_bootstraps_the_step_before() -> None:
-    # delta 0 = 1 + .9*10 - .5 = 9.5: the value of where the episode was cut, not of the next episode.
-    advantages, returns = gae(
-        column(1, 99, 3),
-        column(0.5, -7, 2),
-        truncations=flags(0, 1, 0),
-        final_values=column(0, 10, 0),
-        next_value=4,
-        valid=flags(1, 0, 1),
-    )
-    assert advantages == pytest.approx([9.5, 0, 4.6])
-    assert returns == pytest.approx([10, 0, 6.6])
-
-
-def test_an_invalid_step_after_an_episodes_end_joins_nothing() -> None:
-    advantages, _ = gae(
-        column(1, 99, 3), column(0.5, -7, 2), terminations=flags(1, 0, 0), next_value=4, valid=flags(1, 0, 1)
-    )
-    assert advantages == pytest.approx([0.5, 0, 4.6])
+@pytest.mark.parametrize(
+    ("steps", "advantages", "values"),
+    [
+        # delta 2 = 3 + .9*4 - 2 = 4.6; delta 1 = 2 + .9*2 - 1 = 2.8; delta 0 = 1 + .9*1 - .5 = 1.4; gamma*lambda = .45
+        (THREE, [1.4 + 0.45 * (2.8 + 0.45 * 4.6), 2.8 + 0.45 * 4.6, 4.6], [0.5, 1, 2]),
+        # The second step terminates: delta 1 = 2 - 1; the third belongs to the next episode.
+        (THREE | {"terminations": flags(0, 1, 0)}, [1.4 + 0.45 * 1, 1, 4.6], [0.5, 1, 2]),
+        # It is truncated: delta 1 = 2 + .9*10 - 1 = 10, whatever the next episode's first value is.
+        (THREE | CUT, [1.4 + 0.45 * 10, 10, 4.6], [0.5, 1, 2]),
+        (THREE | CUT | {"terminations": flags(0, 1, 0)}, [1.4 + 0.45 * 1, 1, 4.6], [0.5, 1, 2]),  # both: terminated
+        # An invalid step: delta 0 = 1 + .9*2 - .5, from the step before straight to the step after.
+        (ODD, [2.3 + 0.45 * 4.6, 0, 4.6], [0.5, 0, 2]),
+        # Cut at an invalid step: delta 0 = 1 + .9*10 - .5, of where the episode was cut, not of the next episode.
+        (ODD | CUT, [9.5, 0, 4.6], [0.5, 0, 2]),
+        (ODD | {"terminations": flags(1, 0, 0)}, [0.5, 0, 4.6], [0.5, 0, 2]),  # after an episode's end
+        ({"rewards": column(NAN, NAN), "values": column(1, 1), "valid": flags(0, 0)}, [0, 0], [0, 0]),
+    ],
+)
+def test_advantages_and_returns_by_hand(steps: dict[str, Any], advantages: list[float], values: list[float]) -> None:
+    found, returns = gae(**steps)
+    assert found == pytest.approx(advantages)
+    assert returns == pytest.approx(np.add(advantages, values).tolist())
 
 
 @pytest.mark.parametrize("last", [1, 2, 3])
 def test_invalid_last_steps_leave_the_bootstrap_to_the_step_before(last: int) -> None:
-    whole, _ = gae(column(1, 2), column(0.5, 1), next_value=4)
-    advantages, _ = gae(
-        column(1, 2, *[99] * last), column(0.5, 1, *[-7] * last), next_value=4, valid=flags(1, 1, *[0] * last)
-    )
+    whole, _ = gae(rewards=column(1, 2), values=column(0.5, 1), next_value=4)
+    rewards, values = column(1, 2, *[99] * last), column(0.5, 1, *[-7] * last)
+    advantages, _ = gae(rewards=rewards, values=values, next_value=4, valid=flags(1, 1, *[0] * last))
     assert advantages == whole + [0] * last
-
-
-def test_nothing_valid_gives_zeros() -> None:
-    nan = float("nan")
-    assert gae(column(nan, nan), column(1, 1), valid=flags(0, 0)) == ([0, 0], [0, 0])
 
 
 def test_environments_do_not_see_each_other() -> None:
     rng = np.random.default_rng(0)
-    arrays = [torch.from_numpy(rng.normal(size=(20, 5)).astype(np.float32)) for _ in range(3)]
-    ends = [torch.from_numpy(rng.random((20, 5)) < p) for p in (0.1, 0.1)]
-    valid = torch.from_numpy(rng.random((20, 5)) < 0.8)
-    rewards, values, final_values = arrays
+    rewards, values, final_values = (torch.from_numpy(rng.normal(size=(20, 5)).astype(np.float32)) for _ in range(3))
+    terminations, truncations, valid = (torch.from_numpy(rng.random((20, 5)) < share) for share in (0.1, 0.1, 0.8))
     next_values = torch.from_numpy(rng.normal(size=5).astype(np.float32))
-    together = compute_gae(rewards, values, *ends, final_values, next_values, valid, gamma=GAMMA, gae_lambda=LAMBDA)
+    steps = (rewards, values, terminations, truncations, final_values, next_values, valid)
+    together = compute_gae(*steps, gamma=GAMMA, gae_lambda=LAMBDA)
     for n in range(5):
-        one = slice(n, n + 1)
-        alone = compute_gae(
-            rewards[:, one],
-            values[:, one],
-            ends[0][:, one],
-            ends[1][:, one],
-            final_values[:, one],
-            next_values[one],
-            valid[:, one],
-            gamma=GAMMA,
-            gae_lambda=LAMBDA,
-        )
-        assert all(torch.equal(whole[:, one], part) for whole, part in zip(together, alone, strict=True))
-
-
-def test_lambda_one_is_the_discounted_return_less_the_value() -> None:
-    rewards, values = torch.rand(6, 1), torch.rand(6, 1)
-    never = torch.zeros(6, 1, dtype=torch.bool)
-    advantages, returns = compute_gae(
-        rewards, values, never, never, torch.zeros(6, 1), torch.tensor([2.0]), gamma=GAMMA, gae_lambda=1.0
-    )
-    discounted = [sum(GAMMA**k * float(r) for k, r in enumerate(rewards[t:])) + GAMMA ** (6 - t) * 2 for t in range(6)]
-    assert returns.squeeze(1).tolist() == pytest.approx(discounted, rel=1e-5)
-    assert (advantages + values).squeeze(1).tolist() == pytest.approx(discounted, rel=1e-5)
+        alone = compute_gae(*(one[..., n : n + 1] for one in steps), gamma=GAMMA, gae_lambda=LAMBDA)
+        assert all(torch.equal(whole[:, n : n + 1], part) for whole, part in zip(together, alone, strict=True))
 
 
 def the_step(t: int, envs: NDArray[np.int64]) -> dict[str, Any]:
@@ -272,20 +196,15 @@ def test_out_of_order_collection_gives_the_same_buffer(seed: int) -> None:
     assert all(torch.equal(column, wanted[name]) for name, column in columns(buffer).items())
 
 
-def test_an_environment_past_its_quota_is_refused_and_nothing_is_written() -> None:
+def test_an_environment_past_its_quota_or_named_twice_is_refused_and_nothing_is_written() -> None:
     buffer = lock_step()
     with pytest.raises(ValueError, match=r"\[2\] have taken all their 4 steps"):
         buffer.add([2], **the_step(9, np.array([2])))
     buffer.reset()
-    buffer.add([2], **the_step(0, np.array([2])))
-    assert buffer.cursor.tolist() == [0, 0, 1]
-
-
-def test_an_environment_named_twice_is_refused() -> None:
-    buffer = RolloutBuffer(T, N, D)
     with pytest.raises(ValueError, match="named twice"):
         buffer.add([1, 1], **the_step(0, np.array([1, 1])))
-    assert buffer.cursor.tolist() == [0, 0, 0]
+    buffer.add([2], **the_step(0, np.array([2])))
+    assert buffer.cursor.tolist() == [0, 0, 1]
 
 
 def test_steps_are_valid_unless_said_otherwise_in_every_rollout() -> None:

@@ -42,10 +42,7 @@ def test_a_run_can_be_saved_and_gone_on_with(tmp_path: Path, capsys: pytest.Capt
     ("arguments", "complaint"),
     [
         (["--env", "Pendulum-v1"], "needed are Discrete actions"),
-        (["--env", "NoSuchThing-v1"], "cannot make the environment"),
-        (["--num-minibatches", "7"], "must divide num_processes*num_steps=512; try 4 or 8"),
         (["--totaltimesteps", "7"], "Did you mean --total-timesteps"),
-        (["--resume", "nowhere.pt"], "no checkpoint at nowhere.pt"),
         (["--device", "toaster"], "--device toaster cannot be used"),
         (["--env", ":9"], "cannot make the environment ':9'"),
         (["--torch-threads", "0"], "torch_threads=0 must be at least 1"),
@@ -96,27 +93,25 @@ def test_minibatches_that_do_not_divide_the_rollout_name_those_that_do(num_mini_
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    ("name", "value"),
     [
-        {"lr": 0.0},
-        {"max_grad_norm": 0.0},
-        {"entropy_coef": -0.01},
-        {"value_loss_coef": -1.0},
-        {"target_kl": 0.0},
-        {"hidden_sizes": ()},
-        {"seed": -1},
+        ("lr", 0.0),
+        ("max_grad_norm", 0.0),
+        ("entropy_coef", -0.01),
+        ("value_loss_coef", -1.0),
+        ("target_kl", 0.0),
+        ("hidden_sizes", ()),
+        ("seed", -1),
     ],
 )
-def test_a_value_that_cannot_work_is_named(wrong: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        PPOConfig(**wrong)  # type: ignore[arg-type]
+def test_a_value_that_cannot_work_is_named(name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=name):
+        PPOConfig(**{name: value})
 
 
 def test_the_other_families_names_set_the_same_fields() -> None:
-    cleanrl = (
-        "--total-timesteps 999 --num-envs 4 --update-epochs 3 --num-minibatches 2 --learning-rate 0.1 --no-anneal-lr"
-    )
-    cleanrl += " --clip-coef 0.1 --ent-coef 0.5 --vf-coef 0.25"
+    cleanrl = "--total-timesteps 999 --num-envs 4 --update-epochs 3 --num-minibatches 2 --learning-rate 0.1"
+    cleanrl += " --no-anneal-lr --clip-coef 0.1 --ent-coef 0.5 --vf-coef 0.25"
     ours = "--num-env-steps 999 --num-processes 4 --ppo-epoch 3 --num-mini-batch 2 --lr 0.1 --no-use-linear-lr-decay"
     ours += " --clip-param 0.1 --entropy-coef 0.5 --value-loss-coef 0.25"
     assert parse(cleanrl.split()) == parse(ours.split()) != Args()
@@ -160,12 +155,7 @@ def _broken() -> Iterator[None]:
     ("what", "step"), [("reward", 21), ("observation", 21), ("first observation", 25), ("last observation", 25)]
 )
 def test_a_run_stops_with_one_line_and_its_last_good_checkpoint(
-    what: str,
-    step: int,
-    value: float,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    what: str, step: int, value: float, tmp_path: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(Broken, "what", what)
     monkeypatch.setattr(Broken, "value", value)

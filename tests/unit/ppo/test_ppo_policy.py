@@ -88,15 +88,12 @@ def test_actions_come_as_often_as_they_are_likely() -> None:
     assert 0.05 < expected.max() < 0.95
 
 
-def test_greedy_takes_the_most_probable_action_and_draws_nothing() -> None:
-    policy, obs = a_policy(), observations(8)
+def test_one_uniform_number_is_drawn_per_row_and_none_for_the_most_probable_action() -> None:
+    policy, obs = a_policy(), observations(4)
+    rngs, twins = streams(4), streams(4)
     acted = policy.frozen().act(obs, (), greedy=True)
     np.testing.assert_array_equal(acted.actions, policy(torch.from_numpy(obs))[0].argmax(-1).numpy())
-
-
-def test_one_uniform_number_is_drawn_per_row() -> None:
-    rngs, twins = streams(4), streams(4)
-    a_policy().frozen().act(observations(4), rngs)
+    policy.frozen().act(obs, rngs)
     for twin in twins:
         twin.random()
     assert [rng.bit_generator.state for rng in rngs] == [twin.bit_generator.state for twin in twins]
@@ -111,7 +108,7 @@ def test_certain_actions_are_never_missed() -> None:
     assert (acted.logprobs == 0).all()
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.permutations(range(11)), st.lists(st.integers(1, 4), min_size=11, max_size=11))
 def test_deterministic_acting_does_not_depend_on_the_grouping(order: list[int], sizes: list[int]) -> None:
     frozen, obs = a_policy().frozen(deterministic=True), observations(11)
@@ -158,14 +155,11 @@ def test_masked_actions_are_not_taken(deterministic: bool) -> None:
     np.testing.assert_allclose(acted.logprobs, chosen.detach().numpy(), atol=1e-5)
 
 
-def test_masked_columns_are_saved_with_the_weights() -> None:
+def test_masked_columns_are_saved_with_the_weights_and_as_many_as_actions() -> None:
     policy = Policy(OBS_DIM, NUM_ACTIONS, (32, 16), seed=3, mask_columns=slice(2, 7))
     again = Policy(OBS_DIM, NUM_ACTIONS, (32, 16), mask_columns=slice(0, 5))
     again.load_state_dict(policy.state_dict())
     assert again.closed.tolist() == [2, 3, 4, 5, 6]
-
-
-def test_as_many_columns_as_actions() -> None:
     with pytest.raises(ValueError, match="4 mask columns for 5 actions"):
         Policy(OBS_DIM, NUM_ACTIONS, mask_columns=slice(3, 7))
 
@@ -304,7 +298,7 @@ def test_anything_else_is_one_line(tmp_path: Path, content: bytes | None, compla
     assert "some.pt" in str(caught.value)
 
 
-def test_a_flipped_bit_is_found(tmp_path: Path) -> None:
+def test_a_flipped_bit_is_found_and_another_dictionary_is_no_checkpoint(tmp_path: Path) -> None:
     path = save_checkpoint(tmp_path / "some.pt", {"policy": {"w": torch.arange(64.0)}, "updates_done": 3})
     content, rng = path.read_bytes(), random.Random(5)
     for _ in range(400):
@@ -313,9 +307,5 @@ def test_a_flipped_bit_is_found(tmp_path: Path) -> None:
         path.write_bytes(damaged)
         with pytest.raises(ValueError, match=r"some\.pt: its content does not match its digest"):
             load_checkpoint(path)
-
-
-def test_another_dictionary_is_no_checkpoint(tmp_path: Path) -> None:
-    save_checkpoint(tmp_path / "other.pt", {"model": 1})
     with pytest.raises(ValueError, match="no entry 'policy'"):
-        load_checkpoint(tmp_path / "other.pt")
+        load_checkpoint(save_checkpoint(tmp_path / "other.pt", {"model": 1}))

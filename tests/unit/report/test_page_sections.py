@@ -90,11 +90,6 @@ def test_a_failed_step_gains_nothing_and_is_still_a_choice() -> None:
     assert usage.choices.by_step == {0: {"expand": 1}, 1: {"ask": 1}}
 
 
-def test_where_the_original_was_asked_the_first_score_is_its_score() -> None:
-    (row,) = usage_of([step("expand", baseline_score=0.4, score=0.9, answer="`len`")]).gains()
-    assert row["gain"] == pytest.approx(0.5)
-
-
 def evaluation_of(*rows: Mapping[str, Any]) -> Evaluation:
     evaluation = Evaluation()
     for row in rows:
@@ -145,10 +140,10 @@ def test_two_texts_differ_by_words(before: str, after: str, expected: list[tuple
     assert word_diff(before, after) == expected
 
 
-def test_few_gains_have_no_interval() -> None:
-    (row,) = usage_of([step("expand", episode=n, score=float(n), answer="`len`") for n in range(2)]).gains()
-    assert row["gain"] == 0.5
-    assert all(map(math.isnan, row["gain_ci"]))
+def test_where_the_original_was_asked_the_first_score_is_its_score() -> None:
+    (row,) = usage_of([step("expand", baseline_score=0.4, score=0.9, answer="`len`")]).gains()
+    assert row["gain"] == pytest.approx(0.5)
+    assert all(map(math.isnan, row["gain_ci"]))  # too few
 
 
 def test_the_time_of_recorded_replies_is_not_shown() -> None:
@@ -242,24 +237,18 @@ def test_failures_are_counted_by_kind_and_operator() -> None:
     assert figures.failures == {("timeout", "expand"): 2, ("timeout", "ask"): 1}
 
 
-def test_validation_success_has_wilsons_interval() -> None:
+def test_validation_success_has_wilsons_interval_and_a_long_curve_is_thinned_to_its_last_point() -> None:
     figures = Figures()
     figures.add({"step": 0, "validation/success": 0.5, "validation/questions": 12, "validation/unscored": 2})
-    (chart,) = curves_of(LEARNING, [("run", "red", figures)])
-    assert chart["title"] == "Success on validation questions"
-    (series,) = chart["series"]
-    assert series["points"] == [(0, 0.5)]
-    assert series["band"] == [(0, pytest.approx(0.2366, abs=1e-4), pytest.approx(0.7634, abs=1e-4))]
-
-
-def test_a_long_curve_is_thinned_to_its_last_point() -> None:
-    figures = Figures()
     for at in range(1001):
         figures.add({"step": at, "losses/entropy": at / 2})
-    (chart,) = curves_of(LEARNING, [("run", "red", figures)])
-    points = chart["series"][0]["points"]
-    assert len(points) <= MAX_POINTS
-    assert points[-1] == (1000, 500.0)
+    curves = {chart["title"]: chart["series"][0] for chart in curves_of(LEARNING, [("run", "red", figures)])}
+    success = curves.pop("Success on validation questions")
+    assert success["points"] == [(0, 0.5)]
+    assert success["band"] == [(0, pytest.approx(0.2366, abs=1e-4), pytest.approx(0.7634, abs=1e-4))]
+    (long,) = curves.values()
+    assert len(long["points"]) <= MAX_POINTS
+    assert long["points"][-1] == (1000, 500.0)
 
 
 # --- geometry and numbers --------------------------------------------------------------------------------------------
@@ -283,15 +272,10 @@ def test_curves_bands_and_fronts_are_paths_in_percent() -> None:
     x, y = axis([0, 10]), axis([0, 1], vertical=True)
     assert path([(0, 0.0), (5, None), (5, 0.5), (10, 2.0)], x, y) == "M0,100M50,50L100,0"
     assert area([(0, 0.0, 0.5), (10, 0.5, 1.0)], x, y) == "M0,50L100,0L100,50L0,100Z"
-    points = [
-        {"calls": calls, "success": rate, "on_front": rate != 0.1} for calls, rate in ((2, 0.5), (1, 0.25), (3, 0.1))
-    ]
+    rates = ((2, 0.5), (1, 0.25), (3, 0.1))
+    points = [{"calls": calls, "success": rate, "on_front": rate != 0.1} for calls, rate in rates]
     assert stairs(points, x, y) == "M10,75L20,75L20,50L100,50"
-
-
-def test_labels_move_apart_as_little_as_needed() -> None:
-    assert spread([50, 51, 10], height=130) == [50, 60, 10]
-    assert spread([99, 98], height=130) == [100, 90]
+    assert (spread([50, 51, 10], height=130), spread([99, 98], height=130)) == ([50, 60, 10], [100, 90])  # labels
 
 
 @pytest.mark.parametrize(
@@ -312,12 +296,8 @@ def test_numbers_as_text(shown: str, expected: str) -> None:
 def test_how_good_p_right_is_has_a_bin_for_each_tenth_and_is_left_out_without() -> None:
     point = {"plan": "ask", "steps": ["a"], "success": 0.5, "success_ci": [0.4, 0.6], "score": 0.5, "calls": 1.0,
              "questions": 20}  # fmt: skip
-    search = {
-        "best": point,
-        "front": {},
-        "calls": 9,
-        "p_right": {"brier": 0.2, "reliability": [{"n": 10, "mean_p": 0.4, "rate": 0.5}]},
-    }
+    p_right = {"brier": 0.2, "reliability": [{"n": 10, "mean_p": 0.4, "rate": 0.5}]}
+    search = {"best": point, "front": {}, "calls": 9, "p_right": p_right}
     found = results_of({"plan": point, "search": search}, Evaluation())["p_right"]
     assert found["brier"] == 0.2
     low, high = found["reliability"][0]["rate_ci"]
@@ -373,31 +353,27 @@ def test_table_is_in_per_cent_and_says_who_answered() -> None:
     assert next(line for line in lines if line.startswith("slang")).split() == ["slang", "40", "10.0", "42.5"]
 
 
-def test_table_of_an_interrupted_evaluation_says_how_many_are_missing() -> None:
-    assert result_table({**REPORT, "asked": 130}).startswith("100 held-out questions (30 more were not finished), ans")
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"asked": 130}, "100 held-out questions (30 more were not finished), ans"),
+        ({"dataset": "own.jsonl"}, "100 questions of own.jsonl that training did not have, answered by"),
+        ({"available": 300, "eval_calls": 9000}, "100 of 300 held-out questions, limited to 9,000 calls, answered by"),
+        ({"n": 9, "asked": 9}, "9 held-out questions: differences under 38 points mean nothing.\n9 held-out questions"),
+    ],
+)
+def test_the_first_lines_say_which_questions_and_how_many_of_them(changed: dict[str, Any], words: str) -> None:
+    assert result_table({**REPORT, **changed}).startswith(words)
 
 
-def test_the_first_lines_say_which_questions_and_how_many_of_them() -> None:
-    of_file = result_table({**REPORT, "dataset": "own.jsonl"})
-    assert of_file.startswith("100 questions of own.jsonl that training did not have, answered by")
-    assert result_table({**REPORT, "available": 300, "eval_calls": 9000}).startswith(
-        "100 of 300 held-out questions, limited to 9,000 calls, answered by"
-    )
-    warning, title, *_ = result_table({**REPORT, "n": 9, "asked": 9}).splitlines()
-    assert warning == "9 held-out questions: differences under 38 points mean nothing."
-    assert title.startswith("9 held-out questions, answered by")
-
-
-def test_a_table_without_calls_to_the_mutator_has_no_column_for_them() -> None:
-    assert "to mutator" in result_table(REPORT)
-    asked = {name: {**method, "target_calls_per_question": 2.25} for name, method in REPORT["methods"].items()}
-    assert "to mutator" not in result_table({**REPORT, "methods": asked})
-
-
-def test_a_table_without_guard_requests_has_no_column_for_them() -> None:
-    unasked = {name: {**method, "guard_refusal": None} for name, method in REPORT["methods"].items()}
-    assert "guard" not in result_table({**REPORT, "methods": unasked})
-    assert "guard refusals" in result_table(REPORT)
+@pytest.mark.parametrize(
+    ("changed", "column"),
+    [({"target_calls_per_question": 2.25}, "to mutator"), ({"guard_refusal": None}, "guard refusals")],
+)
+def test_a_table_has_no_column_without_a_number(changed: dict[str, Any], column: str) -> None:
+    assert column in result_table(REPORT)
+    methods = {name: {**method, **changed} for name, method in REPORT["methods"].items()}
+    assert column not in result_table({**REPORT, "methods": methods})
 
 
 def test_answers_none_of_which_is_right_stand_next_to_what_is_accepted() -> None:

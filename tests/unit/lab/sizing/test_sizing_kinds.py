@@ -50,22 +50,31 @@ def test_an_operation_too_large_to_run_has_a_range_that_holds_the_truth(monkeypa
 
 
 def test_a_number_that_changes_no_size_is_sized_precisely() -> None:
-    def workload(loss: object) -> Workload:
-        return Workload(name="net", build=lambda: nn.Linear(8, 8), batch=lambda b: torch.zeros(b, 8), loss=loss)  # type: ignore[arg-type]
+    def workload(loss: object, dtype: torch.dtype = torch.int64) -> Workload:
+        def batch(size: int) -> tuple[Tensor, Tensor]:
+            return torch.zeros(size, 100, 8), torch.full((size,), 60, dtype=dtype)
 
-    def scaled(module: nn.Module, x: Tensor) -> Tensor:
+        return Workload(name="net", build=lambda: nn.Linear(8, 8), batch=batch, loss=loss)  # type: ignore[arg-type]
+
+    def scaled(module: nn.Module, x: Tensor, _: Tensor) -> Tensor:
         y: Tensor = module(x)
         return y.mean() * y.sum().item()
 
-    def branched(module: nn.Module, x: Tensor) -> Tensor:
+    def branched(module: nn.Module, x: Tensor, _: Tensor) -> Tensor:
         y: Tensor = module(x)
         return (y * y if y.sum() > 100 else y).mean()
+
+    def cropped(module: nn.Module, x: Tensor, lengths: Tensor) -> Tensor:
+        return module(x[:, : int(lengths.max())]).mean()  # type: ignore[no-any-return]
 
     recipe = Recipe(device="cpu")
     found = estimate(workload(scaled), 512, recipe, rounding=1)
     assert not found.data_dependent
     assert found.peak == measured_peak(workload(scaled), 512, recipe)
     assert estimate(workload(branched), 512, recipe).data_dependent
+    for dtype in (torch.int64, torch.int32, torch.uint8):
+        found = estimate(workload(cropped, dtype), 16, recipe, rounding=1)
+        assert found.peak == pytest.approx(measured_peak(workload(cropped, dtype), 16, recipe), rel=0.01)
 
 
 def lstm() -> Workload:
@@ -106,18 +115,3 @@ def test_the_device_that_is_sized_is_named(capsys: pytest.CaptureFixture[str]) -
         assert words in capsys.readouterr().out
     with pytest.raises(UsageError, match="--device"):
         main(["size", "mlp", "--device", "tpu"])
-
-
-def test_lengths_may_be_of_any_integer_type() -> None:
-    def cropped(module: nn.Module, x: Tensor, lengths: Tensor) -> Tensor:
-        return module(x[:, : int(lengths.max())]).mean()  # type: ignore[no-any-return]
-
-    for dtype in (torch.int64, torch.int32, torch.uint8):
-        workload = Workload(
-            name="crop",
-            build=lambda: nn.Linear(8, 8),
-            batch=lambda size, dtype=dtype: (torch.randn(size, 100, 8), torch.full((size,), 60, dtype=dtype)),  # type: ignore[misc]
-            loss=cropped,
-        )
-        found = estimate(workload, 16, Recipe(device="cpu"), rounding=1)
-        assert found.peak == pytest.approx(measured_peak(workload, 16, Recipe(device="cpu")), rel=0.01)

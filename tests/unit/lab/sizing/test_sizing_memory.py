@@ -147,7 +147,7 @@ def test_memory_of_cards() -> None:
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = str(tmp_path / "size.json")
     flags = ["--batch", "4", "--vram", "2GB", "--what-if", "sgd", "bf16+accumulate:2", "--json", out]
-    assert main(["size", "gpt", "--tokens", "32", *flags]) == 0
+    assert main(["size", "mlp", *flags]) == 0
     said = capsys.readouterr().out
     assert "largest batch on 2GB (sgd):" in said
     assert "takes one more gradient buffer" in said
@@ -184,18 +184,10 @@ def test_only_code_of_the_model_that_reads_a_number_is_warned_of(
     assert sum(".item()" in record.getMessage() for record in caplog.records) == expected
 
 
-@pytest.mark.parametrize(
-    ("argv", "words"),
-    [
-        (["mlp", "--batch", "0"], "must be at least 1"),
-        (["mlp", "--batch", "1", "--what-if", "frozen:nowhere"], "matches no parameter"),
-        (["smolvla", "--what-if", "bf16"], "knows as it is, unfrozen alone"),
-        (["smolvla", "--cameras", "7"], "2 or 3 cameras"),
-        (["sb3-sac", "--tokens", "7"], "--tokens is not for sb3-sac"),
-        (["act", "--optimizer", "sgd"], "the table of act is of adamw"),
-        (["mlp", "--tokens", "3"], "--tokens is not for mlp"),
-    ],
-)
-def test_mistakes_are_one_line(argv: list[str], words: str) -> None:
-    with pytest.raises(UsageError, match=words):
-        main(["size", *argv])
+def test_mistakes_are_one_line() -> None:
+    for words, said in (
+        ("mlp --batch 1 --what-if frozen:nowhere", "matches no parameter"),
+        ("sb3-sac --tokens 7", "--tokens is not for sb3-sac"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            main(["size", *words.split()])

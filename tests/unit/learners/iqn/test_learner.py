@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,6 +31,13 @@ CONFIG = IQNConfig(
 )
 
 
+def stepped(env_ids: np.ndarray, **fields: object) -> Steps:
+    """Return steps that came back; those that no field says otherwise are valid and end nothing."""
+    zeros = np.zeros(len(env_ids), dtype=np.int64)
+    plain = {"terminations": zeros > 0, "truncations": zeros > 0, "valid": zeros == 0, "versions": zeros}
+    return Steps(env_ids=env_ids, calls=zeros, **{**plain, **fields})  # type: ignore[arg-type]
+
+
 def walk(iqn: IQN, count: int, *, seed: int = 0, ends: bool = True) -> None:
     """Take `count` steps in every environment: action 2 pays 1, others nothing; episodes are one step long."""
     rng = np.random.default_rng(seed)
@@ -37,18 +45,11 @@ def walk(iqn: IQN, count: int, *, seed: int = 0, ends: bool = True) -> None:
     for _ in range(count):
         obs = rng.normal(size=(NUM_ENVS, OBS_DIM)).astype(np.float32)
         actions = iqn.act(obs, env_ids.tolist())
+        paid, versions = (actions == 2).astype(float), np.full(NUM_ENVS, iqn.version)
+        ended = np.full(NUM_ENVS, ends)
         iqn.observe(
-            Steps(
-                env_ids=env_ids,
-                obs=obs,
-                actions=actions,
-                rewards=(actions == 2).astype(float),
-                next_obs=obs,
-                terminations=np.full(NUM_ENVS, ends),
-                truncations=np.zeros(NUM_ENVS, dtype=np.bool_),
-                valid=np.ones(NUM_ENVS, dtype=np.bool_),
-                versions=np.full(NUM_ENVS, iqn.version),
-                calls=np.zeros(NUM_ENVS, dtype=np.int64),
+            stepped(
+                env_ids, obs=obs, actions=actions, rewards=paid, next_obs=obs, terminations=ended, versions=versions
             )
         )
         while iqn.pending_updates:
@@ -78,12 +79,12 @@ def test_the_replay_ratio_asked_for_is_achieved() -> None:
     assert stats["counters/target_updates"] == iqn.gradient_steps
 
 
-def test_nothing_is_learned_before_there_is_enough() -> None:
-    iqn = IQN(OBS_DIM, NUM_ACTIONS, CONFIG)
+def test_nothing_is_learned_before_there_is_enough_and_weights_act_from_when_they_are_synced() -> None:
+    iqn = IQN(OBS_DIM, NUM_ACTIONS, replace(CONFIG, sync_every=3))
     walk(iqn, 7)
-    assert (len(iqn.replay), iqn.gradient_steps) == (28, 0)
+    assert (len(iqn.replay), iqn.gradient_steps, iqn.version) == (28, 0, 0)
     walk(iqn, 1)
-    assert iqn.gradient_steps == 8 * 32 // 16
+    assert (iqn.gradient_steps, iqn.version) == (8 * 32 // 16, 15)
 
 
 def test_actions_are_random_before_there_is_enough_whatever_epsilon() -> None:
@@ -125,13 +126,6 @@ def test_the_target_follows_slowly() -> None:
     iqn.learn()
     for old, new, online in zip(before, iqn.target.parameters(), iqn.network.parameters(), strict=True):
         torch.testing.assert_close(new, 0.75 * old + 0.25 * online.detach())
-
-
-def test_weights_act_from_the_weights_are_synced() -> None:
-    iqn = IQN(OBS_DIM, NUM_ACTIONS, replace(CONFIG, sync_every=3, learning_starts=8))
-    walk(iqn, 2)
-    assert iqn.gradient_steps == 4
-    assert iqn.version == 3
 
 
 def test_age_is_counted_in_gradient_steps() -> None:
@@ -240,17 +234,9 @@ def test_the_value_does_not_depend_on_which_actions_have_which_advantage(network
     torch.testing.assert_close(network(rows, taus), before)
 
 
-def test_the_network_comes_back_from_its_weights_alone(network: QuantileNetwork, obs: np.ndarray) -> None:
-    again = FrozenQuantiles({name: tensor.numpy() for name, tensor in network.state_dict().items()})
-    np.testing.assert_array_equal(again.q_values(obs), FrozenQuantiles(network.state_dict()).q_values(obs))
-
-
-def test_other_weights_are_refused() -> None:
+def test_other_weights_are_refused_and_masked_columns_that_do_not_match_the_actions() -> None:
     with pytest.raises(ValueError, match="not the weights of a quantile network"):
         FrozenQuantiles({"actor_head.bias": torch.zeros(3)})
-
-
-def test_masked_columns_must_match_the_actions() -> None:
     with pytest.raises(ValueError, match="2 mask columns"):
         QuantileNetwork(5, 3, mask_columns=slice(0, 2))
 
@@ -391,17 +377,10 @@ def row_of(number: int) -> np.ndarray:
 
 def one_step(env: int, i: int, reward: float, *, end: str = "", valid: bool = True) -> Steps:
     """Action i in one environment, which sees i and leads to i + 1."""
-    return Steps(
-        env_ids=np.array([env]),
-        obs=row_of(i)[None],
-        actions=np.array([i]),
-        rewards=np.array([reward]),
-        next_obs=row_of(i + 1)[None],
-        terminations=np.array([end == "terminated"]),
-        truncations=np.array([end == "truncated"]),
-        valid=np.array([valid]),
-        versions=np.array([0]),
-        calls=np.array([0]),
+    terminated, truncated = np.array([end == "terminated"]), np.array([end == "truncated"])
+    step = {"obs": row_of(i)[None], "actions": np.array([i]), "rewards": np.array([reward]), "valid": np.array([valid])}
+    return stepped(
+        np.array([env]), **step, next_obs=row_of(i + 1)[None], terminations=terminated, truncations=truncated
     )
 
 
@@ -418,32 +397,28 @@ def rounded(transitions: list[Transition]) -> list[tuple[int, float, int, float]
     return [(int(t.obs[0]), round(t.n_return, 6), int(t.next_obs[0]), round(t.discount, 6)) for t in transitions]
 
 
-def test_two_steps_are_summed_and_the_third_is_looked_up() -> None:
-    assert rounded(steps(NStep(1, 2, 0.5), 1.0, 2.0, 4.0)) == [(0, 2.0, 2, 0.25), (1, 4.0, 3, 0.25)]
-
-
-@pytest.mark.parametrize(("end", "future"), [("terminated", (0.0, 0.0)), ("truncated", (0.25, 0.5))])
-def test_a_terminated_episode_has_no_future_and_a_truncated_one_would_have_gone_on(
-    end: str, future: tuple[float, float]
+@pytest.mark.parametrize(
+    ("n", "rewards", "more", "found"),
+    [
+        (2, [1.0, 2.0, 4.0], {}, [(0, 2.0, 2, 0.25), (1, 4.0, 3, 0.25)]),  # two are summed, the third is looked up
+        (3, [1.0, 2.0], {"end": "terminated"}, [(0, 2.0, 2, 0.0), (1, 2.0, 2, 0.0)]),  # no future
+        (3, [1.0, 2.0], {"end": "truncated"}, [(0, 2.0, 2, 0.25), (1, 2.0, 2, 0.5)]),  # it would have gone on
+        (2, [1.0, 99.0, 2.0, 4.0], {"failed": (1,)}, [(0, 2.0, 3, 0.25), (2, 4.0, 4, 0.25)]),  # as if it had not been
+        (3, [1.0, 99.0], {"end": "truncated", "failed": (1,)}, [(0, 1.0, 2, 0.5)]),
+    ],
+)
+def test_returns_of_n_steps_by_hand(
+    n: int, rewards: list[float], more: dict[str, Any], found: list[tuple[int, float, int, float]]
 ) -> None:
-    found = rounded(steps(NStep(1, 3, 0.5), 1.0, 2.0, end=end))
-    assert found == [(0, 2.0, 2, future[0]), (1, 2.0, 2, future[1])]
+    transitions = steps(NStep(1, n, 0.5), *rewards, **more)
+    assert rounded(transitions) == found
+    assert [transition.action for transition in transitions] == [row[0] for row in found]
 
 
 def test_the_next_episode_starts_without_pending_steps() -> None:
     nstep = NStep(1, 3, 0.5)
     steps(nstep, 1.0, end="terminated")
     assert rounded(steps(nstep, 5.0, 5.0, end="terminated")) == [(0, 7.5, 2, 0.0), (1, 5.0, 2, 0.0)]
-
-
-def test_a_failed_step_is_skipped_as_if_it_had_not_happened() -> None:
-    found = steps(NStep(1, 2, 0.5), 1.0, 99.0, 2.0, 4.0, failed=(1,))
-    assert rounded(found) == [(0, 2.0, 3, 0.25), (2, 4.0, 4, 0.25)]
-    assert [t.action for t in found] == [0, 2]
-
-
-def test_an_episode_cut_off_at_a_failed_step_still_ends() -> None:
-    assert rounded(steps(NStep(1, 3, 0.5), 1.0, 99.0, end="truncated", failed=(1,))) == [(0, 1.0, 2, 0.5)]
 
 
 def test_environments_do_not_mix() -> None:
