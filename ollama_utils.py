@@ -27,7 +27,7 @@ from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.stack import build_client
 from query_mutator.operators import OPERATORS, OperatorContext, local_rewrite, rejecting_guard
 from query_mutator.operators.base import DEFAULT_REFUSAL, clean_rewrite
-from query_mutator.settings.calls import Calls
+from query_mutator.settings import Calls
 from query_mutator.types import ChatRequest, Completion, ErrorInfo, FloatArray, Purpose
 
 if TYPE_CHECKING:

@@ -360,8 +360,9 @@ class BatchedQueryMutationEnv(SyncVectorEnv[FloatArray, NDArray[np.int64]]):
             raise ValueError(f"{len(actions)} actions for {self.num_envs} environments")
         every = range(self.num_envs)
         self.send(actions, every)
-        results: dict[int, StepResult] = dict(self._next() for _ in every)
-        return self._gather(results, every)
+        found = self._gather(dict(self._next() for _ in every))
+        del found[4]["env_id"]
+        return found
 
     def send(self, actions: Iterable[SupportsIndex], env_ids: Iterable[SupportsIndex]) -> None:
         """Start a step in each of `env_ids`; it runs while the caller continues. All are checked before one starts."""
@@ -383,7 +384,7 @@ class BatchedQueryMutationEnv(SyncVectorEnv[FloatArray, NDArray[np.int64]]):
         """Start a reset in every environment; `recv` returns it as a step without reward and with `infos["reset"]`."""
         self._check_idle("send_reset")
         for index, env_seed in enumerate(vector.env_seeds(seed, self.num_envs)):
-            self._start(index, _reset_as_step(self.envs[index], seed=env_seed, reset=True))
+            self._start(index, vector.reset_as_step(self.envs[index], seed=env_seed, reset=True))
 
     def recv(self, *, max_envs: int | None = None) -> VectorStep:
         """Return gymnasium's five for the environments that are ready [n]; `infos["env_id"]` [n] names them.
@@ -397,25 +398,24 @@ class BatchedQueryMutationEnv(SyncVectorEnv[FloatArray, NDArray[np.int64]]):
             except TimeoutError:
                 break
             results[index] = result
-        ids = sorted(results)
-        obs, rewards, terminations, truncations, infos = self._gather(results, ids)
-        return obs, rewards, terminations, truncations, {**infos, "env_id": np.array(ids, dtype=np.int64)}
+        return self._gather(results)
 
-    def _gather(self, results: Mapping[int, StepResult], env_ids: Sequence[int]) -> VectorStep:
-        """Return the five as arrays [n] over `env_ids`, and keep the observations."""
-        found = [results[index] for index in env_ids]
-        obs, rewards, terminations, truncations, infos = zip(*found, strict=True) if found else [()] * 5
-        rows = np.array(obs, dtype=np.float32).reshape(-1, self._observations.shape[1])
-        self._observations[list(env_ids)] = rows
-        ends = np.array(terminations, dtype=np.bool_), np.array(truncations, dtype=np.bool_)
-        return rows, np.array(rewards, dtype=np.float64), *ends, infos_of(infos)
+    def _gather(self, results: Mapping[int, StepResult]) -> VectorStep:
+        """Return the steps as arrays [n], and keep the observations."""
+        found = vector.gather(results, self._observations.shape[1])
+        self._observations[found[4]["env_id"]] = found[0]
+        return found
 
     def _step_flow(self, env: QueryMutationEnv, action: SupportsIndex) -> Flow:
         """Return the flow of a step as the autoreset mode has it; ResetNeeded or InvalidAction before it starts."""
         if self.autoreset_mode is AutoresetMode.NEXT_STEP and env.has_ended:
-            return _reset_as_step(env)
+            return vector.reset_as_step(env)
         number = env.check_action(action)
-        return _step_and_reset(env, number) if self.autoreset_mode is AutoresetMode.SAME_STEP else env.step_flow(number)
+        return (
+            vector.step_and_reset(env, number)
+            if self.autoreset_mode is AutoresetMode.SAME_STEP
+            else env.step_flow(number)
+        )
 
     batch_reset = reset
     batch_step = step
@@ -461,21 +461,6 @@ class BatchedQueryMutationEnv(SyncVectorEnv[FloatArray, NDArray[np.int64]]):
         self._scheduler.close()
         for env in self.envs:
             env.close()
-
-
-def _reset_as_step(env: QueryMutationEnv, *, seed: int | None = None, **about: bool) -> Flow:
-    """Yield the calls of a reset; return it as a step without reward, with `about` in its info."""
-    obs, info = yield from env.reset_flow(seed=seed)
-    return obs, 0.0, False, False, {**about, **info}
-
-
-def _step_and_reset(env: QueryMutationEnv, action: int) -> Flow:
-    """Yield the calls of a step and, if the episode ends, those of the next reset."""
-    obs, reward, terminated, truncated, info = yield from env.step_flow(action)
-    if terminated or truncated:
-        next_obs, next_info = yield from env.reset_flow()
-        obs, info = next_obs, {"final_obs": obs, "final_info": info, **next_info}
-    return obs, reward, terminated, truncated, info
 
 
 # --- gymnasium.make ---------------------------------------------------------------------------------------------------

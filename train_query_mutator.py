@@ -47,7 +47,7 @@ from query_mutator.learners.learner import Steps
 from query_mutator.learners.plan import Plan
 from query_mutator.llm.store import Store
 from query_mutator.plan.table import learn_confidence
-from query_mutator.report.page.build import write_report
+from query_mutator.report.build import write_report
 from query_mutator.report.table import result_table
 from query_mutator.session.checkpoint import Checkpoint, Progress, read_checkpoint
 from query_mutator.session.models import is_instant, open_models
@@ -251,14 +251,12 @@ class Trainer:
         self.checkpoints.write()  # from the first one on, no completed call is lost
         write_report(parts.run_dir.path)
         self.callbacks.call("on_training_start", self.run)
-        if self.ray is None:
-            self.loop = make_loop(
-                self.config, parts.envs, parts.learner, self.obs, on_steps=self._add_steps, store=parts.store
-            )
-        else:
-            from query_mutator.cluster.rollouts import ClusterLoop
+        envs = parts.envs
+        if self.ray is not None:
+            from query_mutator.cluster.rollouts import RemoteEnvs
 
-            self.loop = ClusterLoop(self.ray, parts, self.obs, self._add_steps, env_steps=self.run.env_steps)
+            envs = RemoteEnvs(self.ray, parts)
+        self.loop = make_loop(self.config, envs, parts.learner, self.obs, on_steps=self._add_steps, store=parts.store)
         parts.runlog.next_row(parts.learner)
         parts.runlog.open_bar(total_steps=self.config.total_steps, env_steps=self.run.env_steps)
         with server_worked_before():

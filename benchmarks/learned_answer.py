@@ -54,8 +54,7 @@ from query_mutator.plan.table import Table
 from query_mutator.reading.gold import FAMILY
 from query_mutator.session.play import greedy
 from query_mutator.session.task import split_dataset
-from query_mutator.settings.calls import Calls
-from query_mutator.settings.models import ModelSettings
+from query_mutator.settings import Calls, ModelSettings
 from query_mutator.stats.agreement import auroc, expected_calibration_error
 from query_mutator.stats.intervals import crossed_intervals
 from query_mutator.training.config import TrainConfig

@@ -50,9 +50,7 @@ from query_mutator.session.models import OpenModels
 from query_mutator.session.play import Player, greedy, script
 from query_mutator.session.policy_file import read_policy
 from query_mutator.session.task import make_task, split_dataset
-from query_mutator.settings.episode import TaskSettings
-from query_mutator.settings.models import ModelSettings
-from query_mutator.settings.questions import ValidationFold
+from query_mutator.settings import ModelSettings, TaskSettings, ValidationFold
 from query_mutator.training.config import TrainConfig, parse_config
 from query_mutator.training.known_steps import recall
 from query_mutator.training.loop import make_loop

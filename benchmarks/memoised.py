@@ -17,7 +17,7 @@ import numpy as np
 
 from query_mutator.encoder import CachedEncoder, Encoder
 from query_mutator.session.models import OpenModels, open_models
-from query_mutator.settings.models import ModelSettings
+from query_mutator.settings import ModelSettings
 from query_mutator.types import FloatArray
 
 __all__ = ["StoredVectors", "memoised_system"]

@@ -40,8 +40,7 @@ from query_mutator.files import write_json
 from query_mutator.reading.gold import FAMILY
 from query_mutator.session.models import open_models
 from query_mutator.session.task import make_task, read_dataset
-from query_mutator.settings.episode import TaskSettings
-from query_mutator.settings.models import ModelSettings
+from query_mutator.settings import ModelSettings, TaskSettings
 from query_mutator.stats.intervals import crossed_intervals
 from query_mutator.types import AS_IS, BoolArray, DoubleArray, IntArray, Question
 

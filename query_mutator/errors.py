@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 EXIT_USAGE = 2
@@ -69,7 +69,11 @@ class KeywordError(UsageError, TypeError):
 
 
 class DatasetError(UsageError):
-    """A row of a question file is invalid; the message starts with `file:line:`."""
+    """A row of a question file is invalid; the message starts with `file:line:`, `rows` has those of the first rows."""
+
+    def __init__(self, message: str, *, rows: Sequence[str] = (), count: int = 0) -> None:
+        super().__init__(message)
+        self.rows, self.count = rows, count  # of all invalid rows, where they were read on
 
 
 class CheckpointError(UsageError):

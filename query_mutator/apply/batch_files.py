@@ -27,7 +27,7 @@ from query_mutator.errors import UsageError
 from query_mutator.files import atomic_write, decode_object, encode, parse_json
 from query_mutator.llm.cache import is_repeatable
 from query_mutator.session.play import Caller, FailureWindow, in_pool
-from query_mutator.settings.models import Sampling
+from query_mutator.settings import Sampling
 from query_mutator.types import ChatRequest, Completion, ErrorInfo, Message, Role
 
 CHAT_URL = "/v1/chat/completions"

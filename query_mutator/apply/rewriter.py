@@ -29,8 +29,7 @@ from query_mutator.session.loading import acting_settings, acting_task, load_pol
 from query_mutator.session.models import OpenModels, open_models
 from query_mutator.session.play import Limits, Played, Step, Stopped, greedy, in_pool, play
 from query_mutator.session.policy_file import SavedPolicy
-from query_mutator.settings.calls import DIRECT
-from query_mutator.settings.models import ModelSettings
+from query_mutator.settings import DIRECT, ModelSettings
 from query_mutator.types import AS_IS, ChatRequest, Completion, ErrorInfo, Message, Question
 
 _REASONS: dict[Stopped, str] = {
@@ -185,19 +184,18 @@ class Rewriter:
     ) -> list[Rewrite]:
         """Rewrite questions with at most `batch_size` calls in flight, by default and at most that of `load`.
 
-        A question that got no answer has `answer` None and an `error`.
+        A question that got no answer, as an empty one, has `answer` None and an `error`.
         """
         most = self.models.settings.batch_size
         size = most if batch_size is None else min(batch_size, most)
         limits = Limits(max_calls=max_calls, deadline_s=deadline_s)
-        for question in questions:
-            self._check(question)
-        flows = ((index, self.flow(question, limits=limits)) for index, question in enumerate(questions))
+        found = {index: _failed(question, why) for index, question in enumerate(questions) if (why := _fault(question))}
+        flows = ((index, self.flow(one, limits=limits)) for index, one in enumerate(questions) if index not in found)
         caller: Any = SimpleNamespace(
             client=self.models.calls.eval_client, retry_policy=self.models.retry_policy, batch_size=size
         )
         with closing(in_pool(caller, self.models.encoder, lambda: next(flows, None), at_once=2 * size)) as finished:
-            found = dict(finished)
+            found |= finished
         return [found[index] for index in range(len(questions))]
 
     async def arewrite(
@@ -274,10 +272,22 @@ class Rewriter:
     def _check(self, question: str) -> None:
         if self._is_closed:
             raise UsageError("this Rewriter was closed; load the policy again")
-        if not question.strip():
-            raise UsageError("the question is empty; give a text")
-        if any("\ud800" <= letter <= "\udfff" for letter in question):
-            raise UsageError("the question has half a character (a lone surrogate); decode it as UTF-8")
+        if fault := _fault(question):
+            raise UsageError(fault)
+
+
+def _fault(question: str) -> str:
+    """Return why a question cannot be asked, "" if it can."""
+    if not question.strip():
+        return "the question is empty; give a text"
+    is_broken = any("\ud800" <= letter <= "\udfff" for letter in question)
+    return "the question has half a character (a lone surrogate); decode it as UTF-8" if is_broken else ""
+
+
+def _failed(question: str, why: str) -> Rewrite:
+    """Return the Rewrite of a question that cannot be asked."""
+    error = ErrorInfo(kind="request", message=why)
+    return Rewrite(question=question, text=question, answer=None, steps=(), calls=0, seconds=0.0, error=error)
 
 
 def _answered(rewrite: Rewrite) -> Rewrite:

@@ -21,27 +21,18 @@ from cyclopts import App
 from cyclopts.argument import ArgumentCollection
 from cyclopts.config import Dict
 
+from query_mutator import settings
 from query_mutator.cli.console import note
 from query_mutator.cli.registry import COMMANDS
 from query_mutator.errors import UsageError
 from query_mutator.files import file_sha256, parse_json, verified
 from query_mutator.registry import nearest
-from query_mutator.settings.calls import Calls, Connection
-from query_mutator.settings.episode import CallRules, Operators
-from query_mutator.settings.learner import PRESETS
-from query_mutator.settings.models import ADDRESS_FLAGS, PLACES, Address, Encoding, Models, Sampling
-from query_mutator.settings.output import Plugins, RunFolder
-from query_mutator.settings.questions import Questions, Reward
 
 PROJECT = "qm.toml"
 
 #: Command lines that read qm.toml: those of `qm`, and benchmark_batching.py.
 TABLES = (*COMMANDS, "benchmark")
-#: Groups whose settings qm.toml may have above its tables: for every command that names a model, whichever it has.
-MODEL_GROUPS = (Connection, Calls, Address, Models, Sampling, Plugins)
-#: For every command that takes its questions from them, not from a trained policy.
-QUESTION_GROUPS = (Questions, Operators, CallRules, Reward, Encoding, RunFolder)
-SHARED_GROUPS = (*MODEL_GROUPS, *QUESTION_GROUPS)
+SHARED_GROUPS = (*settings.MODEL_GROUPS, *settings.QUESTION_GROUPS)
 
 #: Returns the flags of the run that --resume names, and the file that they are from.
 Base = Callable[[str], tuple[Mapping[str, Any], str]]
@@ -78,11 +69,11 @@ def fill_from_files(
         fill(*base(resume))
     if table:
         project = _read_project(table, cls, known())
-        fill({key: value for key, value in project.items() if not resume or _key(key) in PLACES}, PROJECT)
+        fill({key: value for key, value in project.items() if not resume or _key(key) in settings.PLACES}, PROJECT)
         used = dict.fromkeys(token.keyword for one in arguments for token in one.tokens if token.source == PROJECT)
         if used and _remember(PROJECT):
             note(f"settings: {PROJECT} ({', '.join(str(key).strip('[]') for key in used)})")
-    if preset := PRESETS.get(known().get("preset", "")):
+    if preset := settings.PRESETS.get(known().get("preset", "")):
         fill(preset, "--preset")
 
 
@@ -102,8 +93,9 @@ def shared_fields(*classes: type[Any]) -> Mapping[str, str]:
     """Return the fields of classes that qm.toml may set above its tables, by each of their names in a file."""
     found: dict[str, str] = {}
     for cls in classes:
-        groups: tuple[type[Any], ...] = MODEL_GROUPS if issubclass(cls, Address) or cls in SHARED_GROUPS else ()
-        groups += QUESTION_GROUPS if issubclass(cls, Questions) or cls in SHARED_GROUPS else ()
+        is_group = cls in SHARED_GROUPS
+        groups: tuple[type[Any], ...] = settings.MODEL_GROUPS if is_group or issubclass(cls, settings.Address) else ()
+        groups += settings.QUESTION_GROUPS if is_group or issubclass(cls, settings.Questions) else ()
         names = {one.name for group in groups for one in fields(group)}
         for name, hint in get_type_hints(cls, include_extras=True).items():
             if name in names:
@@ -128,11 +120,11 @@ def _read_project(table: str, cls: type[Any], elsewhere: Mapping[str, str]) -> d
         raise UsageError(f"{PROJECT}: unknown key {key!r}; {hint}")
     values = {key: value for key, value in data.items() if _key(key) in usable} | _of_table(data, table, PROJECT)
     replaced: set[str] = set()
-    if any(elsewhere.get(field) for field in ADDRESS_FLAGS):
+    if any(elsewhere.get(field) for field in settings.ADDRESS_FLAGS):
         has_models = elsewhere.get("gguf") or elsewhere.get("recording")
-        replaced = {"backend", *ADDRESS_FLAGS, *(("target_model", "mutator_model") if has_models else ())}
+        replaced = {"backend", *settings.ADDRESS_FLAGS, *(("target_model", "mutator_model") if has_models else ())}
     elif elsewhere.get("backend") == "recorded":
-        replaced = {*ADDRESS_FLAGS}
+        replaced = {*settings.ADDRESS_FLAGS}
     return {key: value for key, value in values.items() if usable.get(_key(key)) not in replaced}
 
 

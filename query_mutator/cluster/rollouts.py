@@ -1,15 +1,12 @@
-"""Training with rollout workers: Ray actors that collect, and the loop that merges what they return and learns.
+"""Rollouts on Ray: workers step the environments of a run, each with its own client, encoder and store.
 
-    T steps of a rollout, N environments of the run, n of a worker, F figures of an episode
+    N environments
 
-Once per update the policy is put into the object store and every worker is given the states of its environments. It
-takes its steps with the code of the local engine, and returns columns [T, n] and the new states. The loop has the
-learner choose the same actions again, step by step: its random streams, log-probabilities and values are those of the
-local engine, and it needs no other method.
-
-A rollout depends on what its worker is given alone. So Ray restarts a worker that dies, on another machine if need be,
-with the same arguments; its store, in the run folder, which all machines must see, has the calls that were completed.
-More than MAX_RESTARTS end the run with a checkpoint.
+The loop of the local engine chooses the actions. A step is a call of the actor that has the environment: it gets the
+action and the state that the environment was left in, and returns what the step gives and the next state. So Ray
+restarts a worker that dies, on another machine if need be, and repeats the steps in flight; the worker's store, in the
+run folder, which all machines must see, has the calls that were completed. More than MAX_RESTARTS end the run with a
+checkpoint.
 """
 
 from __future__ import annotations
@@ -17,9 +14,9 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import time
+import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,24 +24,21 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from ppo.frozen import InferencePolicy
 from query_mutator.confidence import ConfidenceModel
 from query_mutator.env.observation import Projection
+from query_mutator.env.scheduling import run_flow
+from query_mutator.env.task import Task
+from query_mutator.env.vector import StepResult, VectorStep, gather, reset_as_step, step_and_reset
 from query_mutator.errors import TooManyFailuresError, UsageError
-from query_mutator.learners.learner import Learner, Steps
 from query_mutator.llm.backends import BACKENDS
-from query_mutator.llm.cache import CallTotals
-from query_mutator.llm.stack import ClientStack
+from query_mutator.llm.cache import Cache, CallTotals
 from query_mutator.llm.store import Store
 from query_mutator.plugins import load_plugins
 from query_mutator.session.models import OpenModels, ResolvedModels, open_models
 from query_mutator.session.task import make_task
 from query_mutator.training.callbacks import RunParts
 from query_mutator.training.config import TrainConfig
-from query_mutator.training.loop import OnSteps, TrainingLoop, envs_seed
-from query_mutator.training.run_log import EPISODE_FIGURES
 from query_mutator.types import FloatArray, Question, StepRecord
 
 MAX_RESTARTS = 100  # of each worker: machines that come and go, not a worker that cannot run
@@ -65,83 +59,82 @@ class WorkerSpec:
     vectors: FloatArray  # [n, D]
     weights: Mapping[str, frozenset[str]]  # digests of encoder and models
     make_env: Callable[..., Any]  # `QueryMutationEnv`
-    batch_envs: Callable[..., Any]  # `BatchedQueryMutationEnv`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutRequest:
-    """One rollout of a worker: its part of the random streams, and the states of its environments [n]."""
+class RemoteStep:
+    """A step of an environment, the state that it ends in, and what it cost."""
 
-    rngs: Sequence[np.random.Generator]  # [n]
-    version: int
-    states: Sequence[Mapping[str, Any]]
-    seed: int | None  # of the first environment: start new episodes
-    since: int  # environment steps of the run before this rollout
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rollout:
-    """The steps of a worker's environments, the states they end in, and what they cost."""
-
-    steps: Steps  # every column [T, n]
-    figures: NDArray[np.float64]  # [T, n, F] of the episodes that ended, NaN elsewhere
+    result: StepResult
+    state: Mapping[str, Any]
     records: tuple[StepRecord, ...]
-    states: Sequence[Mapping[str, Any]]  # [n]
-    usage: tuple[CallTotals, Counter[str], int]  # errors by kind, and calls that shared a reply
+    totals: CallTotals
+    error_kinds: Counter[str]
+    shared_calls: int
 
 
 # --- in the process of the learner -----------------------------------------------------------------------------------
 
 
-class ClusterLoop(TrainingLoop):
-    """The on-policy loop with workers that collect; its environments hold their states between rollouts."""
+class RemoteEnvs:
+    """The environments of a run as its loop sends and receives steps; those in `parts` hold the states between them."""
 
-    def __init__(self, ray: Any, parts: RunParts, obs: FloatArray | None, on_steps: OnSteps, *, env_steps: int) -> None:
-        """Start the workers of a run in which `env_steps` were taken; UsageError where one lacks what it needs."""
-        seed, num_steps = envs_seed(parts.config.seed), parts.config.num_steps
-        super().__init__(parts.envs, parts.learner, obs, seed=seed, num_steps=num_steps, on_steps=on_steps)
-        self._ray, self._parts, self._env_steps = ray, parts, env_steps
-        env_ids = range(parts.config.num_processes)
-        self._env_ids = [range(ids[0], ids[-1] + 1) for ids in np.array_split(env_ids, parts.config.num_workers)]
-        self._spec, self._actors = ray.put(spec_of(parts)), self._started()
-        self._results([actor.prepare.remote(self._spec) for actor in self._actors])
+    def __init__(self, ray: Any, parts: RunParts) -> None:
+        """Start the workers; UsageError where one lacks what it needs."""
+        self._ray, self._parts, self._envs = ray, parts, parts.env_list
+        self.num_envs, self.single_observation_space = len(parts.env_list), parts.envs.single_observation_space
+        self.step_ids = parts.envs.step_ids
+        self._running: dict[Any, int] = {}  # step in flight -> environment
+        shares = np.array_split(range(self.num_envs), parts.config.num_workers)
+        actors = self._actors(max(map(len, shares)))
+        self._workers = [actor for actor, share in zip(actors, shares, strict=True) for _ in share]  # [N]
+        self._spec = ray.put(spec_of(parts))
+        self._results([actor.prepare.remote(self._spec) for actor in actors])
 
-    def collect(self) -> None:
-        """Have the workers take `num_steps` steps in every environment, and the learner observe them."""
-        started = time.perf_counter()
-        learner, states = self._learner, with_arrays(self._envs.state_dict())
-        requests = [
-            RolloutRequest(
-                rngs=learner.rngs[ids.start : ids.stop],
-                version=learner.version,
-                states=states[ids.start : ids.stop],
-                seed=None if self._reset_seed is None else self._reset_seed + ids.start,
-                since=self._env_steps,
-            )
-            for ids in self._env_ids
-        ]
-        self._reset_seed = None
-        policy, pairs = self._ray.put(learner.frozen), zip(self._actors, requests, strict=True)
-        self._merge(self._results([actor.collect.remote(self._spec, policy, request) for actor, request in pairs]))
-        self._waited_s = time.perf_counter() - started
+    def send(self, actions: Iterable[int], env_ids: Iterable[int]) -> None:
+        """Start a step in each of `env_ids`."""
+        for action, env in zip(actions, env_ids, strict=True):
+            self._start(int(env), action=int(action))
 
-    def close(self) -> None:
-        """Do nothing: the workers end with the connection to Ray, calls in flight included."""
+    def send_reset(self, *, seed: int) -> None:
+        """Start a reset in every environment; the first one gets `seed`, and the others count up."""
+        for env in range(self.num_envs):
+            self._start(env, seed=seed + env)
 
-    def _started(self) -> list[Any]:
-        """Return the workers as actors, dealt out over the machines of the cluster."""
+    def recv(self, *, max_envs: int) -> VectorStep:
+        """Return the steps that have finished, at most `max_envs`; wait for the first."""
+        self._ray.wait([*self._running], num_returns=1)
+        ready, _ = self._ray.wait([*self._running], num_returns=min(max_envs, len(self._running)), timeout=0)
+        found: dict[int, RemoteStep] = {self._running.pop(ref): self._results([ref])[0] for ref in ready}
+        client = self._parts.models.calls.client
+        for env, step in found.items():
+            self._envs[env].load_state_dict(step.state)
+            client.add(step.totals, step.error_kinds)
+            client.shared_calls += step.shared_calls
+            for record in step.records:
+                self._parts.run_dir.add_record(record)
+        return gather({env: step.result for env, step in found.items()}, *self.single_observation_space.shape)
+
+    def _start(self, env: int, **how: int) -> None:
+        state, config = self._envs[env].state_dict(), self._parts.config
+        since = state["steps"] // config.num_steps * config.rollout_steps  # when the present rollout started
+        step = self._workers[env].step.remote(self._spec, with_arrays(state), env_id=env, since=since, **how)
+        self._running[step] = env
+
+    def _actors(self, at_once: int) -> list[Any]:
+        """Return the workers as actors, dealt out over the machines of the cluster; each takes `at_once` steps."""
         ray = self._ray
         machines = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
         actor, affinity = ray.remote(RolloutWorker), ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
-        each = settings_of_workers(self._parts.config, self._parts.models.resolved)
         return [
             actor.options(
                 num_cpus=0,  # a worker waits for calls nearly all the time
+                max_concurrency=at_once,
                 max_restarts=MAX_RESTARTS,
                 max_task_retries=-1,
                 scheduling_strategy=affinity(machines[number % len(machines)], soft=True),
-            ).remote(settings, ids, number)
-            for number, (settings, ids) in enumerate(zip(each, self._env_ids, strict=True))
+            ).remote(settings, number)
+            for number, settings in enumerate(settings_of_workers(self._parts.config, self._parts.models.resolved))
         ]
 
     def _results(self, refs: Sequence[Any]) -> list[Any]:
@@ -153,25 +146,6 @@ class ClusterLoop(TrainingLoop):
         except errors.RayError as error:
             raise TooManyFailuresError(f"a rollout worker was lost: {str(error).strip().splitlines()[0]}") from error
         return results
-
-    def _merge(self, rollouts: Sequence[Rollout]) -> None:
-        """Observe the steps of all environments, step by step, and take over the states they end in."""
-        calls, run_dir = self._parts.models.calls, self._parts.run_dir
-        for rollout in rollouts:
-            totals, error_kinds, shared_calls = rollout.usage
-            calls.client.add(totals, error_kinds)
-            calls.client.shared_calls += shared_calls
-            for record in rollout.records:
-                run_dir.add_record(record)
-        self._envs.load_state_dict([state for rollout in rollouts for state in rollout.states])
-        columns = Steps(*(np.concatenate(column, axis=1) for column in zip(*(r.steps for r in rollouts), strict=True)))
-        figures = np.concatenate([rollout.figures for rollout in rollouts], axis=1)  # [T, N, F]
-        for row in range(self._num_steps):
-            steps = Steps(*(column[row] for column in columns))
-            self._learner.act(steps.obs, steps.env_ids.tolist())
-            self._learner.observe(steps)
-            self._on_steps({"final_info": dict(zip(EPISODE_FIGURES, figures[row].T, strict=True))}, steps)
-        self._env_steps += self._num_steps * self._envs.num_envs
 
 
 def spec_of(parts: RunParts) -> WorkerSpec:
@@ -190,7 +164,6 @@ def spec_of(parts: RunParts) -> WorkerSpec:
         vectors=encoder.encode(texts),
         weights=weights_of(parts.models),
         make_env=type(parts.env_list[0]),
-        batch_envs=type(parts.envs),
     )
 
 
@@ -211,23 +184,22 @@ def settings_of_workers(config: TrainConfig, resolved: ResolvedModels) -> list[R
 
 
 class RolloutWorker:
-    """Owns a client, an encoder, a store and environments, which are made at the first use; Ray makes it an actor."""
+    """Owns models, store and task, which are opened at the first use; Ray makes it an actor with several threads."""
 
-    def __init__(self, settings: ResolvedModels, env_ids: range, number: int) -> None:
-        self._settings, self._env_ids, self._number = settings, env_ids, number
+    def __init__(self, settings: ResolvedModels, number: int) -> None:
+        self._settings, self._number = settings, number
+        self._lock = threading.Lock()  # held while a step opens them, and while a rollout begins
         self._stack = ExitStack()
-        self._records: list[StepRecord] = []
-        self._calls: ClientStack | None = None  # until the first use
+        self._since = -1
+        self._models: OpenModels | None = None  # until the first use
         self._store: Store
-        self._envs: Any
+        self._task: Task
 
     def prepare(self, spec: WorkerSpec) -> None:
-        """Make all of it, unless it is there; UsageError for what this machine lacks.
+        """Open models, store and task; UsageError for what this machine lacks.
 
         A worker that takes the place of another finds its store.
         """
-        if self._calls is not None:
-            return
         if not spec.run_dir.is_dir():
             raise UsageError(
                 f"{spec.run_dir}: no such folder on {socket.gethostname()}, where a rollout worker runs; give a "
@@ -245,75 +217,43 @@ class RolloutWorker:
         self._store = Store(spec.run_dir / f"replies.worker_{self._number}.sqlite", has_wal=False)
         self._stack.callback(self._store.close)
         models.calls.keep(self._store)
-        fields = {"client": models.calls.client, "retry_policy": models.retry_policy, "on_record": self._records.append}
-        envs = [spec.make_env(task, env_id=env_id, **fields) for env_id in self._env_ids]
-        self._envs = spec.batch_envs(envs, self._settings.batch_size if config.use_batching else None)
-        self._calls = models.calls
+        self._models, self._task = models, task
 
-    def collect(self, spec: WorkerSpec, policy: InferencePolicy, request: RolloutRequest) -> Rollout:
-        """Return T steps of every environment under `policy`, whose weights may be shared with other workers."""
-        self.prepare(spec)
-        calls, num_steps = self._calls, spec.config.num_steps
-        assert calls is not None
-        self._store.begin(request.since)
-        before = _usage(calls)
-        acting = _Acting(policy, request)
-        obs = self._envs.load_state_dict(request.states)
-        loop = TrainingLoop(
-            self._envs,
-            acting,
-            None if request.seed is not None else obs,
-            seed=request.seed or 0,
-            num_steps=num_steps,
-            on_steps=acting.add,
-            store=self._store,
+    def step(
+        self,
+        spec: WorkerSpec,
+        state: Mapping[str, Any],
+        *,
+        env_id: int,
+        since: int,
+        action: int | None = None,
+        seed: int | None = None,
+    ) -> RemoteStep:
+        """Take a step from a state, and reset where the episode ends; without an action reset with `seed`.
+
+        `since` is the number of steps of the run before this rollout.
+        """
+        with self._lock:
+            if self._models is None:
+                self.prepare(spec)
+            if since != self._since:
+                self._store.begin(since)
+                self._since = since
+        models, records = self._models, list[StepRecord]()
+        assert models is not None
+        client = Cache(models.calls.client)  # which counts the calls of this step
+        how: dict[str, Any] = {"client": client, "retry_policy": models.retry_policy}
+        env = spec.make_env(self._task, env_id=env_id, on_record=records.append, **how)
+        env.load_state_dict(state)
+        flow = reset_as_step(env, seed=seed, reset=True) if action is None else step_and_reset(env, action)
+        return RemoteStep(
+            result=run_flow(flow, encoder=models.encoder, **how),
+            state=with_arrays(env.state_dict()),
+            records=tuple(records),
+            totals=client.totals,
+            error_kinds=client.error_kinds,
+            shared_calls=client.shared_calls,
         )
-        self._records.clear()
-        loop.collect()
-        steps, figures = acting.columns(num_steps)
-        totals, error_kinds, shared_calls = _usage(calls)
-        return Rollout(
-            steps=steps._replace(env_ids=steps.env_ids + self._env_ids.start),
-            figures=figures,
-            records=tuple(self._records),
-            states=with_arrays(self._envs.state_dict()),
-            usage=(totals - before[0], error_kinds - before[1], shared_calls - before[2]),
-        )
-
-
-def _usage(calls: ClientStack) -> tuple[CallTotals, Counter[str], int]:
-    return calls.client.totals, Counter(calls.client.error_kinds), calls.shared_calls
-
-
-class _Acting(Learner):
-    """What a rollout needs of a learner: a broadcast policy; it gathers the steps and the figures of episodes."""
-
-    def __init__(self, policy: InferencePolicy, request: RolloutRequest) -> None:
-        self.version = request.version
-        self._policy, self._rngs = policy, request.rngs
-        self._found: list[tuple[Steps, NDArray[np.float64]]] = []
-
-    def act(self, obs: FloatArray, env_ids: Sequence[int]) -> NDArray[np.int64]:
-        """Return actions [n] as the learner's `act` chooses them."""
-        return self._policy.act(obs, [self._rngs[env] for env in env_ids]).actions
-
-    def observe(self, steps: Steps) -> None:
-        """Wait for `add`."""
-
-    def add(self, infos: Mapping[str, Any], steps: Steps) -> None:
-        """Store finished steps with the figures of episodes that ended."""
-        figures = np.full((len(steps.env_ids), len(EPISODE_FIGURES)), np.nan)
-        if "final_info" in infos:
-            figures[:] = np.stack([infos["final_info"][name] for name in EPISODE_FIGURES], axis=1)
-        self._found.append((steps, figures))
-
-    def columns(self, num_steps: int) -> tuple[Steps, NDArray[np.float64]]:
-        """Return the steps and figures by environment, each column [T, n]."""
-        all_steps, figures = zip(*self._found, strict=True)
-        env_ids = np.concatenate([steps.env_ids for steps in all_steps])
-        order = np.argsort(env_ids, kind="stable").reshape(-1, num_steps).T  # an environment's steps stay in order
-        columns = [np.concatenate(column)[order] for column in zip(*all_steps, strict=True)]
-        return Steps(*columns), np.concatenate(figures)[order]
 
 
 def weights_of(models: OpenModels) -> dict[str, frozenset[str]]:

@@ -33,7 +33,7 @@ from query_mutator.evaluation.methods import Evaluator, metered, outcome_flow
 from query_mutator.llm.store import Store
 from query_mutator.session.models import OpenModels, ResolvedModels, open_models
 from query_mutator.session.play import greedy
-from query_mutator.settings.models import Sampling
+from query_mutator.settings import Sampling
 from query_mutator.types import AS_IS, Completion, Question
 
 if TYPE_CHECKING:

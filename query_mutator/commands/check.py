@@ -7,15 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from query_mutator.bounds import group_of
-from query_mutator.cli.console import table
+from query_mutator.cli.console import note, table
 from query_mutator.cli.flags import Positional
+from query_mutator.errors import DatasetError, UsageError
 from query_mutator.plan.table import is_right
 from query_mutator.reading import kind_of_gold
 from query_mutator.reading.text import UNSPACED
 from query_mutator.session.task import make_reward, read_dataset
-from query_mutator.settings.episode import TaskSettings
-from query_mutator.settings.output import Plugins
-from query_mutator.settings.questions import Columns, Reward
+from query_mutator.settings import Columns, Plugins, Reward, TaskSettings
 from query_mutator.types import Question
 
 LABELS = {"yes": "no", "no": "yes", "true": "false", "false": "true"}
@@ -27,14 +26,14 @@ class CheckFlags(Columns, Reward, Plugins):
     """Show for each kind of answer in a file of questions how right and wrong ones are graded; no model is asked."""
 
     file: Positional[str]
-    """File of questions; a bad row is an error that names its line."""
+    """File of questions; rows that cannot be read are listed by line."""
 
 
 def check(flags: CheckFlags) -> None:
     """Print a row for each kind, with an example, and answers that are graded otherwise than they should be."""
     settings = group_of(TaskSettings, flags, dataset=flags.file)
     kinds: dict[str, list[Question]] = {}
-    for question in read_dataset(settings).questions:
+    for question in _read(settings):
         kinds.setdefault(kind_of(question), []).append(question)
     reward, rows, surprises = make_reward(settings), [], list[str]()
     for kind, found in kinds.items():
@@ -48,6 +47,17 @@ def check(flags: CheckFlags) -> None:
         rows.append((kind, str(len(found)), *counts, *examples))
     header = ("answers", "questions", "right: graded right", "wrong: graded wrong", "a right one", "a wrong one")
     print(table(flags.file, header, rows), *surprises, sep="\n")
+
+
+def _read(settings: TaskSettings) -> Sequence[Question]:
+    """Return the questions of the file; print the rows that cannot be read where there are several."""
+    try:
+        return read_dataset(settings).questions
+    except DatasetError as error:
+        if error.count < 2:
+            raise
+        note(*error.rows, *([f"and {left} more"] if (left := error.count - len(error.rows)) else []))
+        raise UsageError(f"{settings.dataset}: {error.count} rows cannot be read; correct them") from None
 
 
 def kind_of(question: Question) -> str:

@@ -41,9 +41,7 @@ from query_mutator.llm.probe import (
 from query_mutator.llm.stack import identity_of
 from query_mutator.llm.store import Store, default_cache_path
 from query_mutator.session.task import split_dataset
-from query_mutator.settings.episode import TaskSettings
-from query_mutator.settings.models import Sampling
-from query_mutator.settings.questions import Questions
+from query_mutator.settings import Questions, Sampling, TaskSettings
 from query_mutator.types import ChatRequest, Completion, Question
 
 

@@ -15,7 +15,7 @@ from query_mutator.cli.outputs import JsonFlags, Output, OutputFlags, holding, s
 from query_mutator.errors import UsageError
 from query_mutator.files import atomic_write, encode
 from query_mutator.session.policy_file import read_policy, write_policy_file
-from query_mutator.settings.output import Plugins
+from query_mutator.settings import Plugins
 from query_mutator.training.export import read_steps, reply_rows, reward_of, rewrites_in, winner
 
 

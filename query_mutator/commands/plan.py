@@ -47,7 +47,7 @@ from query_mutator.plan.choose import PlanChoice, choose_from_log, shares_in_wor
 from query_mutator.plan.race import MAX_CALLS, MIN_CALLS, find_plan, questions_searched
 from query_mutator.plan.table import grade_log
 from query_mutator.plugins import plugin_hashes
-from query_mutator.report.page.build import write_report
+from query_mutator.report.build import write_report
 from query_mutator.session.models import ResolvedModels, call_time, is_instant, open_models
 from query_mutator.session.policy_file import POLICY_FILE, PROBE, ActingFlags, SavedPolicy, write_policy_file
 from query_mutator.session.task import (
@@ -59,11 +59,18 @@ from query_mutator.session.task import (
     rewrites,
     split_dataset,
 )
-from query_mutator.settings.episode import CallRules, Operators, TaskSettings
-from query_mutator.settings.evaluation import CallBudget, FailureRate
-from query_mutator.settings.models import ModelSettings, Sampling
-from query_mutator.settings.output import NamedRun
-from query_mutator.settings.questions import Questions, Reward
+from query_mutator.settings import (
+    CallBudget,
+    CallRules,
+    FailureRate,
+    ModelSettings,
+    NamedRun,
+    Operators,
+    Questions,
+    Reward,
+    Sampling,
+    TaskSettings,
+)
 from query_mutator.training.estimate import duration
 from query_mutator.training.run_folder import described, planned
 from query_mutator.types import Question

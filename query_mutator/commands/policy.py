@@ -27,8 +27,7 @@ from query_mutator.session.models import OpenModels, open_models
 from query_mutator.session.play import cut_line
 from query_mutator.session.policy_file import SavedPolicy, check_named, reaching, text_digest
 from query_mutator.session.task import NO_DATASET, check_gold, guard_requests, make_reward, read_dataset
-from query_mutator.settings.evaluation import Comparison
-from query_mutator.settings.questions import Columns, Reward
+from query_mutator.settings import Columns, Comparison, Reward
 from query_mutator.types import Question
 
 _REWARD = {one.name for one in fields(Reward)}

@@ -15,10 +15,7 @@ from query_mutator.plugins import absolute
 from query_mutator.session.loading import acting_settings, load_saved
 from query_mutator.session.models import ResolvedModels, open_models
 from query_mutator.session.policy_file import SavedPolicy
-from query_mutator.settings.calls import Calls
-from query_mutator.settings.evaluation import FailureRate
-from query_mutator.settings.models import ADDRESS_FLAGS, AUTO, Models
-from query_mutator.settings.output import Plugins
+from query_mutator.settings import ADDRESS_FLAGS, AUTO, Calls, FailureRate, Models, Plugins
 
 LATEST = "runs/latest"
 

@@ -17,8 +17,8 @@ from query_mutator.cli.flags import Positional
 from query_mutator.cli.outputs import Output, OutputFlags, holding
 from query_mutator.errors import UsageError
 from query_mutator.files.run_dir import run_state
-from query_mutator.report.page.build import MARK, REPORT_FILE, write_page
-from query_mutator.report.page.watch import serve_pages
+from query_mutator.report.build import MARK, REPORT_FILE, write_page
+from query_mutator.report.watch import serve_pages
 
 LATEST = "runs/latest"
 

@@ -14,7 +14,7 @@ from query_mutator.commands.policy_flags import RunFlags, open_policy
 from query_mutator.errors import UsageError
 from query_mutator.learners.plan import Plan, PlanPolicy
 from query_mutator.llm.address import is_loopback
-from query_mutator.settings.calls import DIRECT
+from query_mutator.settings import DIRECT
 
 if TYPE_CHECKING:
     from query_mutator.apply.proxy.app import Proxy

@@ -192,12 +192,8 @@ class SizeReplayFlags:
     """Type of an observation's numbers."""
     capacity: Annotated[int, Ge(0), Le(10**15)] = 1_000_000
     """Transitions that the replay buffer keeps."""
-    one_copy: bool = False
-    """Keep each observation once, without its successor (optimize_memory_usage of Stable-Baselines3)."""
     prioritized: Annotated[bool, Parameter(alias="--prioritised")] = False
     """Keep a sum tree of priorities too."""
-    action_numbers: Size = 1
-    """Numbers in an action."""
     num_envs: Few = 8
     """Environments that hold a current observation, and fill a rollout."""
     rollout_steps: CountOrNone = 0
@@ -211,17 +207,10 @@ class SizeReplayFlags:
 def size_replay(flags: SizeReplayFlags) -> None:
     """Print the memory of each part and their sum."""
     obs = math.prod(map(int, flags.obs.split("x"))) * _DTYPE_BYTES[flags.dtype]
-    numbers, num_envs = flags.action_numbers, flags.num_envs
     parts = {
-        "replay buffer": replay_bytes(
-            obs,
-            capacity=flags.capacity,
-            action_numbers=numbers,
-            one_copy=flags.one_copy,
-            prioritized=flags.prioritized,
-        ),
-        "rollout": rollout_bytes(obs, steps=flags.rollout_steps, num_envs=num_envs, action_numbers=numbers),
-        "current observations": 2 * num_envs * obs,
+        "replay buffer": replay_bytes(obs, capacity=flags.capacity, prioritized=flags.prioritized),
+        "rollout": rollout_bytes(obs, steps=flags.rollout_steps, num_envs=flags.num_envs),
+        "current observations": 2 * flags.num_envs * obs,
         "collectors": flags.num_collectors * (PROCESS_BYTES + 4 * flags.parameters),
     }
     rows = [(name, f"{size / MIB:,.1f}") for name, size in parts.items() if size]

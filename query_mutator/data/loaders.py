@@ -17,13 +17,14 @@ from typing import Any
 
 from query_mutator.cli.console import note
 from query_mutator.data.layouts import COLUMNS, Layout, layout_of
-from query_mutator.data.readers import gold_in, is_number, read_rows, shown, tags_in, text_in, turns_in
+from query_mutator.data.readers import fields_in, gold_in, is_number, read_rows, shown, tags_in, text_in, turns_in
 from query_mutator.errors import DatasetError
 from query_mutator.registry import nearest
 from query_mutator.types import UNSAFE, Message, Question
 
 _PEEKED_ROWS = 20  # read to recognize the layout
 _SHOWN_REASONS = 3  # why rows are dropped
+_SHOWN_ROWS = 10  # that are invalid
 QUESTION_COLUMNS = ("query", "question", "prompt", "text")
 TURNS = "messages"  # before the question; without a column of it, the last user message is the question
 ANSWER_COLUMNS = ("accept", "answer", "reference", "response")
@@ -48,7 +49,8 @@ def load_questions(
 
     Without a column name a known layout is recognized by its columns (`data.layouts`); else the first of `query,
     question, prompt, text` is the question and the first of `accept, answer, reference, response` the gold: a list
-    holds names that count as right, a text is one good answer. A bad row is a DatasetError `file:line: ...`.
+    holds names that count as right, a text is one good answer. A bad row is a DatasetError `file:line: ...`, whose
+    `rows` has the messages of the others too.
     """
     return load_question_set([Path(path)], question_column=question_column, answer_column=answer_column).questions
 
@@ -65,23 +67,31 @@ def load_question_set(
     columns = {*QUESTION_COLUMNS, *ANSWER_COLUMNS, TURNS, "id", "tags", "about"} | asked | (set() if asked else COLUMNS)
     rows = (((path, line), row) for path in paths for line, row in read_rows(path, columns=columns))
     first = list(itertools.islice(rows, _PEEKED_ROWS))
-    layout = None if asked else layout_of([row for _, row in first], where=name)
+    layout = None if asked else layout_of([row for _, row in first if isinstance(row, dict)], where=name)
     questions: list[Question] = []
     seen: dict[str, int] = {}  # id -> line
     dropped: Counter[str] = Counter()
+    faults: list[str] = []
     for (path, line), row in itertools.chain(first, rows):
-        if layout is not None:
-            converted = layout.convert(row)
-            if isinstance(converted, str) or not converted["query"]:
-                dropped[converted if isinstance(converted, str) else "without a question"] += 1
-                continue
-            row = converted
-        question = _question(row, f"{path}:{line}", len(questions), question_column, answer_column)
-        if question.id in seen:
-            before = f"line {seen[question.id]}; give each row another id"
-            raise DatasetError(f"{name}:{line}: id {question.id!r} is already in {before}")
+        try:
+            fields = fields_in(row)
+            if layout is not None:
+                converted = layout.convert(fields)
+                if isinstance(converted, str) or not converted["query"]:
+                    dropped[converted if isinstance(converted, str) else "without a question"] += 1
+                    continue
+                fields = converted
+            question = _question(fields, f"{path}:{line}", len(questions), question_column, answer_column)
+            if question.id in seen:
+                before = f"line {seen[question.id]}; give each row another id"
+                raise DatasetError(f"{name}:{line}: id {question.id!r} is already in {before}")
+        except DatasetError as error:
+            faults.append(str(error))
+            continue
         seen[question.id] = line
         questions.append(question)
+    if faults:
+        raise DatasetError(faults[0], rows=faults[:_SHOWN_ROWS], count=len(faults))
     if dropped and not questions:
         raise DatasetError(f"{name}: all {dropped.total()} rows are dropped: {_reasons(dropped)}")
     if not questions:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from query_mutator.data.readers import gold_in, read_rows, shown, tags_in, text_in
+from query_mutator.data.readers import fields_in, gold_in, read_rows, shown, tags_in, text_in
 from query_mutator.errors import DatasetError
 from query_mutator.types import AS_IS, MAX_NAME_CHARS
 
@@ -53,7 +53,7 @@ class LoggedReply:
 def read_logged_replies(path: Path) -> Iterator[LoggedReply]:
     """Yield the replies of a log."""
     for line, row in read_rows(path, columns=_FIELDS):
-        yield _reply(row, f"{path}:{line}")
+        yield _reply(fields_in(row), f"{path}:{line}")
 
 
 def _reply(row: Mapping[str, Any], where: str) -> LoggedReply:

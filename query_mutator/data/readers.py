@@ -15,7 +15,9 @@ from query_mutator.errors import DatasetError
 from query_mutator.files import decode_object, parse_json
 from query_mutator.types import Message, Role
 
-Row = tuple[int, dict[str, Any]]  # line number in the file (1-based; of Parquet the row number), the row's fields
+Fields = dict[str, Any]
+#: Line number in the file (1-based; of Parquet the row number), and the row's fields, or what is wrong with them.
+Row = tuple[int, Fields | DatasetError]
 _FIELD_CHARACTERS = 1 << 30  # of a CSV cell; Python's own limit is 131,072
 _BATCH_ROWS = 4096  # of Parquet, in memory at once
 _SHOWN_CHARS = 40  # of a value in a message
@@ -57,9 +59,9 @@ def _jsonl_rows(path: Path) -> Iterator[Row]:
             if not text.strip():
                 continue
             try:
-                row = decode_object(text, parse_json)
+                row: Fields | DatasetError = decode_object(text, parse_json)
             except ValueError as error:
-                raise DatasetError(f"{path}:{line}: {error}; each line must be one JSON object in UTF-8") from None
+                row = DatasetError(f"{path}:{line}: {error}; each line must be one JSON object in UTF-8")
             yield line, row
 
 
@@ -72,9 +74,8 @@ def _json_rows(path: Path) -> Iterator[Row]:
     except ValueError as error:
         raise DatasetError(f"{path}: not JSON ({error})") from None
     for number, row in enumerate(_objects_in(value, str(path)), 1):
-        if not isinstance(row, dict):
-            raise DatasetError(f"{path}:{number}: a JSON {type(row).__name__} where an object is expected")
-        yield number, row
+        fault = f"{path}:{number}: a JSON {type(row).__name__} where an object is expected"
+        yield number, row if isinstance(row, dict) else DatasetError(fault)
 
 
 def _objects_in(value: Any, where: str) -> Iterator[Any]:
@@ -105,10 +106,13 @@ def _csv_rows(path: Path) -> Iterator[Row]:
         try:
             _check_names(reader.fieldnames or (), f"{path}:1")
             for row in reader:
+                found: Fields | DatasetError
                 if None in row or None in row.values():
                     count = "more" if None in row else "fewer"
-                    raise DatasetError(f"{path}:{reader.line_num}: {count} cells than the header")
-                yield reader.line_num, {name: _listed(cell, name) for name, cell in row.items()}
+                    found = DatasetError(f"{path}:{reader.line_num}: {count} cells than the header")
+                else:
+                    found = {name: _listed(cell, name) for name, cell in row.items()}
+                yield reader.line_num, found
         except csv.Error as error:
             raise DatasetError(f"{path}:{reader.line_num}: not CSV ({error}); check the quotes of the row") from None
 
@@ -198,6 +202,13 @@ def gold_in(value: Any, name: str, where: str) -> tuple[str, ...]:
     ):
         raise DatasetError(f"{where}: `{name}` must be a text, a number, or a list of one of them, not {shown(value)}")
     return tuple(str(one).strip() for one in values)
+
+
+def fields_in(row: Fields | DatasetError) -> Fields:
+    """Return the fields of a row; raise what is wrong with it."""
+    if isinstance(row, DatasetError):
+        raise row
+    return row
 
 
 def tags_in(row: Mapping[str, Any], where: str) -> tuple[str, ...]:

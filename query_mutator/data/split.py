@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from query_mutator.settings.questions import ValidationFold
+from query_mutator.settings import ValidationFold
 from query_mutator.types import Question
 
 TEST_PERCENT = 38

@@ -13,7 +13,7 @@ import numpy as np
 
 from query_mutator.reading import is_not_sure, is_refusal
 from query_mutator.registry import check_known
-from query_mutator.settings.episode import Episode as EpisodeSettings
+from query_mutator.settings import Episode as EpisodeSettings
 from query_mutator.types import (
     AS_IS,
     CONTROLS,

@@ -27,8 +27,7 @@ from query_mutator.forms import FORMS, Example, Form, FormContext, Framed
 from query_mutator.llm.prices import Prices
 from query_mutator.operators import NONE, Operator, OperatorContext, local_rewrite
 from query_mutator.rewards import WeightedReward
-from query_mutator.settings.episode import Operators, TaskSettings
-from query_mutator.settings.models import Sampling
+from query_mutator.settings import Operators, Sampling, TaskSettings
 from query_mutator.types import (
     AS_IS,
     CONTROLS,

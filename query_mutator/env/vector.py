@@ -1,4 +1,4 @@
-"""gymnasium's interface of vector environments: seeds, masks, one dict of arrays for n infos.
+"""gymnasium's interface of vector environments: seeds, masks, steps of n environments as arrays, autoreset.
 
 N environments, n of them that finished a step, O observation
 """
@@ -12,6 +12,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
+from query_mutator.env.scheduling import Flow
 from query_mutator.registry import check_known
 from query_mutator.types import FloatArray
 
@@ -81,3 +82,29 @@ def of_step(infos: Mapping[str, Any], key: str) -> NDArray[Any]:
     if "final_info" in infos:
         found = np.where(infos["_final_info"], infos["final_info"][key], found)
     return found
+
+
+def gather(results: Mapping[int, StepResult], obs_dim: int) -> VectorStep:
+    """Return the steps of environments, by number, as arrays [n] in their order; `infos["env_id"]` [n] names them."""
+    env_ids = sorted(results)
+    found = [results[env] for env in env_ids]
+    obs, rewards, terminations, truncations, infos = zip(*found, strict=True) if found else [()] * 5
+    rows = np.array(obs, dtype=np.float32).reshape(-1, obs_dim)
+    ends = np.array(terminations, dtype=np.bool_), np.array(truncations, dtype=np.bool_)
+    named = {**infos_of(infos), "env_id": np.array(env_ids, dtype=np.int64)}
+    return rows, np.array(rewards, dtype=np.float64), *ends, named
+
+
+def reset_as_step(env: Any, *, seed: int | None = None, **about: bool) -> Flow:
+    """Yield the calls of a reset; return it as a step without reward, with `about` in its info."""
+    obs, info = yield from env.reset_flow(seed=seed)
+    return obs, 0.0, False, False, {**about, **info}
+
+
+def step_and_reset(env: Any, action: int) -> Flow:
+    """Yield the calls of a step and, if the episode ends, those of the next reset."""
+    obs, reward, terminated, truncated, info = yield from env.step_flow(action)
+    if terminated or truncated:
+        next_obs, next_info = yield from env.reset_flow()
+        obs, info = next_obs, {"final_obs": obs, "final_info": info, **next_info}
+    return obs, reward, terminated, truncated, info

@@ -24,7 +24,7 @@ from query_mutator.confidence.trees import BoostedTrees, Boosting
 from query_mutator.env.observation import PRICE_SCALE
 from query_mutator.errors import CheckpointError
 from query_mutator.learners.learner import Acted, Learner, Steps, tensors
-from query_mutator.settings.learner import DirectConfig
+from query_mutator.settings import DirectConfig
 from query_mutator.types import DoubleArray, FloatArray
 
 ITERATIONS = 5  # fits to values of the one before

@@ -21,9 +21,7 @@ from query_mutator.llm.openai import OpenAIBackend
 from query_mutator.llm.recorded import RecordedBackend
 from query_mutator.plugins import absolute, load_plugins
 from query_mutator.registry import Registry, check_known
-from query_mutator.settings.calls import DIRECT, Calls, Connection
-from query_mutator.settings.models import AUTO, Address
-from query_mutator.settings.output import Plugins
+from query_mutator.settings import AUTO, DIRECT, Address, Calls, Connection, Plugins
 
 PROBE_TIMEOUT_S = 1.0  # a server on this machine answers in milliseconds
 

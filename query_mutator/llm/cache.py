@@ -228,6 +228,9 @@ class Cache(ClientWrapper):
         deliver(reply)
 
     def _count(self, request: ChatRequest, reply: Completion) -> None:
+        if not reply.attempts:  # another cache below this one had it
+            self.shared_calls += 1
+            return
         totals = CallTotals(
             calls=1,
             failed=int(not reply.ok),

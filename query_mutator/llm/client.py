@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Protocol, Self
 from query_mutator.errors import ModelMissingError, UsageError
 from query_mutator.files.replies import Recording
 from query_mutator.registry import nearest
-from query_mutator.settings.calls import Calls
+from query_mutator.settings import Calls
 from query_mutator.types import ChatRequest, Completion
 
 MAX_EXAMINED = 50  # models whose capabilities are asked for a message

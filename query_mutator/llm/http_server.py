@@ -12,7 +12,7 @@ from typing import Any, ClassVar, TypeVar
 from query_mutator.errors import BackendError, ServerDownError
 from query_mutator.llm.client import INFO_TIMEOUT_S, ModelServer
 from query_mutator.llm.transport import Transport, parsed
-from query_mutator.settings.calls import Calls
+from query_mutator.settings import Calls
 from query_mutator.types import (
     MAX_NAME_CHARS,
     ChatRequest,

@@ -20,7 +20,7 @@ from statistics import median
 
 from query_mutator.llm.cache import CallTotals
 from query_mutator.llm.client import Client, ModelServer
-from query_mutator.settings.models import Sampling
+from query_mutator.settings import Sampling
 from query_mutator.types import ChatRequest, Completion, ErrorInfo
 
 PROBE_WIDTH = 16

@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass, replace
 
 from query_mutator.llm.client import Client, ClientWrapper
-from query_mutator.settings.calls import Calls
+from query_mutator.settings import Calls
 from query_mutator.types import ChatRequest, Completion, ErrorInfo
 
 MAX_RETRY_AFTER_S = 120.0  # a server may ask for more; then the next attempt just fails again

@@ -24,8 +24,7 @@ from query_mutator.llm.openai import OpenAIBackend, key_of
 from query_mutator.llm.pool import Pool
 from query_mutator.llm.retry import Retry, RetryPolicy
 from query_mutator.llm.store import Store, default_cache_path
-from query_mutator.settings.calls import DIRECT, Calls
-from query_mutator.settings.models import flag_of
+from query_mutator.settings import DIRECT, Calls, flag_of
 from query_mutator.types import ChatRequest, Completion
 
 MAX_FILES = 65_536

@@ -21,7 +21,7 @@ from query_mutator.rewards import NoReward
 from query_mutator.session.models import OpenModels, ResolvedModels
 from query_mutator.session.policy_file import SHOWN_CHARS, SavedPolicy, check_named, read_policy
 from query_mutator.session.task import make_task
-from query_mutator.settings.models import ADDRESS_FLAGS, first_address
+from query_mutator.settings import ADDRESS_FLAGS, first_address
 from query_mutator.types import Question
 
 logger = logging.getLogger(__name__)

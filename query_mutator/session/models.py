@@ -28,9 +28,7 @@ from query_mutator.llm.reply_vectors import known_rows
 from query_mutator.llm.retry import RetryPolicy
 from query_mutator.llm.stack import ClientStack, build_client
 from query_mutator.llm.store import default_cache_path, seconds_seen
-from query_mutator.settings.calls import CacheMode, Calls
-from query_mutator.settings.models import ADDRESS_FLAGS, ModelSettings
-from query_mutator.settings.questions import RECORDED_SET
+from query_mutator.settings import ADDRESS_FLAGS, RECORDED_SET, CacheMode, Calls, ModelSettings
 
 
 @dataclass(frozen=True, kw_only=True)

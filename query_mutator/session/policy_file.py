@@ -53,10 +53,7 @@ from query_mutator.llm.recorded import BUNDLED_RECORDINGS
 from query_mutator.plugins import plugin_hashes
 from query_mutator.session.models import ResolvedModels
 from query_mutator.session.task import example_bank
-from query_mutator.settings.episode import TaskSettings
-from query_mutator.settings.evaluation import CallBudget, FailureRate
-from query_mutator.settings.learner import IQNConfig
-from query_mutator.settings.models import ADDRESS_FLAGS, split_target
+from query_mutator.settings import ADDRESS_FLAGS, CallBudget, FailureRate, IQNConfig, TaskSettings, split_target
 from query_mutator.types import Question
 
 POLICY_FILE = "policy.qm"

@@ -33,9 +33,7 @@ from query_mutator.operators import NONE, Operator, local_rewrite
 from query_mutator.registry import nearest
 from query_mutator.rewards import DEFAULT_RUBRIC, Judge, WeightedReward
 from query_mutator.session.models import OpenModels, open_models
-from query_mutator.settings.episode import Operators, TaskSettings
-from query_mutator.settings.models import ModelSettings
-from query_mutator.settings.questions import RECORDED_SET
+from query_mutator.settings import RECORDED_SET, ModelSettings, Operators, TaskSettings
 from query_mutator.types import SUCCESS_PARTS, Question
 
 REFERENCE_METRICS = tuple(name for name in SUCCESS_PARTS if name != "judge")  # that a judge is compared with

@@ -25,7 +25,7 @@ from typing import Annotated, Any, Literal, get_args
 from query_mutator.bounds import Ge, Le, Million, Port, Seed, Tokens, Wait
 from query_mutator.errors import UsageError
 from query_mutator.registry import check_known
-from query_mutator.settings.models import Simulation
+from query_mutator.settings import Simulation
 from query_mutator.testing.models import PromptError, Served, in_format, tokens_of, user_text
 from query_mutator.types import ChatRequest, Completion, Message
 

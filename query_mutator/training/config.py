@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ppo.config import PPOConfig
+from query_mutator import settings
 from query_mutator.bounds import defaults
 from query_mutator.cli.flags import parse_flags
 from query_mutator.cli.settings import Base
@@ -15,11 +16,6 @@ from query_mutator.files.gguf_file import gguf_address
 from query_mutator.learners.named import LEARNERS
 from query_mutator.llm.backends import ServerAddressFlags
 from query_mutator.llm.recorded import recording_address
-from query_mutator.settings.episode import TaskSettings
-from query_mutator.settings.evaluation import CallBudget, Comparison, FailureRate, PeriodicEvaluation
-from query_mutator.settings.learner import DirectConfig, IQNConfig, Learning
-from query_mutator.settings.models import ModelSettings
-from query_mutator.settings.output import Run
 
 PROG = "train_query_mutator.py"
 EVAL_POINTS = 10  # periodic evaluations in a run, when --eval-interval leaves it open
@@ -37,18 +33,18 @@ EVAL_POINTS = 10  # periodic evaluations in a run, when --eval-interval leaves i
     call_price=(0.005, 0.02, 0.08),
 )
 class TrainConfig(
-    Run,
-    PeriodicEvaluation,
-    Comparison,
-    CallBudget,
-    FailureRate,
-    TaskSettings,
+    settings.Run,
+    settings.PeriodicEvaluation,
+    settings.Comparison,
+    settings.CallBudget,
+    settings.FailureRate,
+    settings.TaskSettings,
     ServerAddressFlags,
-    ModelSettings,
-    Learning,
+    settings.ModelSettings,
+    settings.Learning,
     PPOConfig,
-    DirectConfig,
-    IQNConfig,
+    settings.DirectConfig,
+    settings.IQNConfig,
 ):
     """Learn which rewrite makes a question get a better answer.
 

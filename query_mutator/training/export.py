@@ -22,7 +22,7 @@ from query_mutator.rewards.parts import WeightedReward
 from query_mutator.session.checkpoint import run_settings
 from query_mutator.session.policy_file import check_named, reaching
 from query_mutator.session.task import default_reward, split_dataset
-from query_mutator.settings.episode import TaskSettings
+from query_mutator.settings import TaskSettings
 from query_mutator.types import AS_IS, CONTROLS, success_in
 
 _NEEDED: Mapping[str, Any] = {

@@ -43,8 +43,7 @@ from query_mutator.session.policy_file import (
     reaching,
     write_policy_file,
 )
-from query_mutator.settings.episode import TaskSettings
-from query_mutator.settings.models import AUTO
+from query_mutator.settings import AUTO, TaskSettings
 from query_mutator.training.config import TrainConfig
 
 if TYPE_CHECKING:  # they need gymnasium

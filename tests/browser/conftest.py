@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from query_mutator.report.page.build import write_page
+from query_mutator.report.build import write_page
 from tests.browser.page_runs import write_run
 
 CHROMIUM = Path("/usr/bin/chromium")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import threading
 import time
 from collections.abc import Iterator
@@ -18,7 +17,6 @@ import torch
 
 from query_mutator.bounds import group_of
 from query_mutator.cluster.rollouts import (
-    RolloutRequest,
     RolloutWorker,
     WorkerSpec,
     require_same_weights,
@@ -33,8 +31,7 @@ from query_mutator.session.task import make_task, split_dataset
 from query_mutator.testing import StubServer, start_server
 from query_mutator.training.callbacks import RunParts
 from query_mutator.training.config import parse_config
-from query_mutator.training.run_folder import make_learner
-from rl_query_mutator_env import BatchedQueryMutationEnv, QueryMutationEnv
+from rl_query_mutator_env import QueryMutationEnv
 from tests.cluster.conftest import RayCluster, wait_until
 from tests.conftest import Librarian, Softener
 from tests.integration.conftest import EVERY_STEP, ROWS, write_dataset
@@ -175,40 +172,37 @@ def test_calls_in_flight_are_shared_and_servers_are_dealt_out() -> None:
     assert dealt("", 2) == [(4, ()), (3, ())]
 
 
-def test_a_worker_in_place_of_a_dead_one_gives_its_rollout_without_a_call(
+def test_a_worker_in_place_of_a_dead_one_repeats_its_steps_without_a_call(
     server: StubServer, flags: list[str], tmp_path: Path
 ) -> None:
     config = parse_config(flags)
     questions = split_dataset(config).train
     with open_models(config) as models:
         task = make_task(models, config, questions)
-        envs = [QueryMutationEnv(task, client=models.calls.client) for _ in range(2)]
+        env = QueryMutationEnv(task, client=models.calls.client, env_id=2)
         run_dir = SimpleNamespace(path=tmp_path)
-        batch = BatchedQueryMutationEnv(envs)
-        parts = SimpleNamespace(config=config, models=models, task=task, run_dir=run_dir, env_list=envs, envs=batch)
+        parts = SimpleNamespace(config=config, models=models, task=task, run_dir=run_dir, env_list=[env])
         spec = spec_of(cast(RunParts, parts))
-        learner = make_learner(config, task, None)
-    rollouts, calls = [], []
+    found, calls = [], []
     for _ in range(2):
-        worker = RolloutWorker(group_of(ResolvedModels, config), range(2, 4), 0)
-        policy, rngs = copy.deepcopy((learner.frozen, learner.rngs))
-        states = [QueryMutationEnv(task, client=models.calls.client).state_dict() for _ in range(2)]
-        request = RolloutRequest(rngs=rngs[2:4], version=0, states=states, seed=7, since=0)
-        rollouts.append(worker.collect(spec, policy, request))
+        worker, state, costs = RolloutWorker(group_of(ResolvedModels, config), 0), env.state_dict(), []
+        for number in range(9):
+            how = {"seed": 7} if number == 0 else {"action": number % len(task.actions)}
+            step = worker.step(spec, state, env_id=2, since=0, **how)
+            state = step.state
+            costs.append(step.totals.calls)
+        found.append((costs, step.result[0].tolist(), state["episode"]))
         worker._stack.close()
         calls.append(server.stats()["calls"])
-    first, again = rollouts
-    assert first.usage[0].calls == again.usage[0].calls > 10
+    np.testing.assert_equal(*found)
+    assert sum(found[0][0]) > 10
     assert calls[0] == calls[1]
-    assert all(np.array_equal(one, other) for one, other in zip(first.steps, again.steps, strict=True))
-    assert first.steps.obs.shape[:2] == (8, 2)
-    assert first.steps.env_ids.tolist() == [[2, 3]] * 8
 
 
 def test_a_worker_without_the_run_folder_says_what_to_share(tmp_path: Path) -> None:
     missing = tmp_path / "of another machine"
     spec = cast(WorkerSpec, SimpleNamespace(run_dir=missing))
-    worker = RolloutWorker(ResolvedModels(), range(2), 0)
+    worker = RolloutWorker(ResolvedModels(), 0)
     with pytest.raises(UsageError, match=r"of another machine: no such folder on .*; give a --save-dir that all"):
         worker.prepare(spec)
     assert not missing.exists()

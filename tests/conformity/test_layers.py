@@ -193,7 +193,7 @@ HELP = "import contextlib\nwith contextlib.suppress(SystemExit): main(['--help']
         ("import query_mutator.llm, query_mutator.operators, query_mutator.rewards", "torch"),
         ("import query_mutator.data, query_mutator.confidence, query_mutator.training.config", "torch"),
         ("import query_mutator.testing, query_mutator.batching, query_mutator.report.table", "torch"),
-        ("import query_mutator.commands.analyze, query_mutator.report.page.build", "torch"),
+        ("import query_mutator.commands.analyze, query_mutator.report.build", "torch"),
         ("import rl_query_mutator_env, train_query_mutator", "torch"),
         ("; ".join(f"import query_mutator.lab.{name}" for name in LAB.split(", ")), "torch gymnasium"),
         ("import query_mutator.commands.main", "torch numpy pydantic"),

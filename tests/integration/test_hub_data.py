@@ -29,7 +29,7 @@ LOAD = """
 import json, sys
 from query_mutator.errors import DatasetError
 from query_mutator.session.task import read_dataset
-from query_mutator.settings.episode import TaskSettings
+from query_mutator.settings import TaskSettings
 for name in sys.argv[1:]:
     try:
         found = read_dataset(TaskSettings(dataset=name))

@@ -19,7 +19,7 @@ from query_mutator.data.logs import read_logged_replies
 from query_mutator.env.task import CallSettings
 from query_mutator.files.replies import RepliesHead, reply_key, write_replies
 from query_mutator.plan import choose
-from query_mutator.report.page.run_reader import RunReader
+from query_mutator.report.run_reader import RunReader
 from query_mutator.testing import StubServer
 from query_mutator.types import ChatRequest, Completion, Question
 from scripts.recorded_requests import MAX_TOKENS, requests_of, task_of

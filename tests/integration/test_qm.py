@@ -17,7 +17,7 @@ from query_mutator.cli.console import exit_code
 from query_mutator.commands import COMMANDS, GROUPS
 from query_mutator.commands.main import main as qm_main
 from query_mutator.plan.race import MIN_CALLS
-from query_mutator.report.page.run_reader import RunReader
+from query_mutator.report.run_reader import RunReader
 from query_mutator.testing import FaultPlan, StubServer, start_server
 from tests.conftest import Librarian, Softener
 from tests.integration.conftest import plan_flags
@@ -60,6 +60,10 @@ def test_check_says_how_answers_of_each_kind_are_graded(tmp_path: Path, capsys: 
     assert qm("check", file, "--reward", "answered") == 0  # by which nothing is right
     assert "graded wrong: 'The answer is Paris.'" in capsys.readouterr().out
     assert [row[0].split(" ")[0] for row in found[2:]] == ["number", "script", "several", "none"]
+    file.write_text('{"query": "a?", "accept": "b"}\n' + 11 * "{\n" + '{"query": " "}\n')
+    assert qm("check", file) == 2
+    *rows, last = [line.removeprefix(f"{file}:").partition(":")[0] for line in capsys.readouterr().err.splitlines()]
+    assert [*rows, last] == [*map(str, range(2, 12)), "and 2 more", "qm"]
 
 
 def test_report_takes_the_latest_run(run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

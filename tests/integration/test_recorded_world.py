@@ -21,7 +21,7 @@ from query_mutator.forms import FORMS, FormContext
 from query_mutator.llm.llama import LlamaBackend
 from query_mutator.llm.recorded import BUNDLED_RECORDINGS, RecordedBackend
 from query_mutator.operators import local_rewrite
-from query_mutator.report.page.run_reader import RunReader
+from query_mutator.report.run_reader import RunReader
 from query_mutator.session.checkpoint import read_checkpoint
 from query_mutator.session.policy_file import read_policy
 from query_mutator.training.config import parse_config

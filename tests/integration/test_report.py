@@ -26,9 +26,9 @@ from query_mutator.evaluation.summary import Results, summarize
 from query_mutator.files import write_checked_json
 from query_mutator.files.json_lines import JsonLines, read_json_lines
 from query_mutator.files.pairs import pair_rows, read_held_out
-from query_mutator.report.page.build import MARK, MAX_CHARS, write_page
-from query_mutator.report.page.questions import pairs_of
-from query_mutator.report.page.run_reader import RunReader
+from query_mutator.report.build import MARK, MAX_CHARS, write_page
+from query_mutator.report.questions import pairs_of
+from query_mutator.report.run_reader import RunReader
 from query_mutator.training.callbacks import CALLBACKS, Callback, RunView
 from query_mutator.types import ErrorInfo, Question
 from tests.browser.page_runs import write_run
@@ -152,8 +152,8 @@ def test_whatever_a_model_said_stays_a_text(run: Path, tmp_path: Path, text: str
 
 
 def test_the_page_of_a_long_run_is_bounded(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("query_mutator.report.page.questions.MAX_QUESTIONS", 2)
-    monkeypatch.setattr("query_mutator.report.page.questions.MAX_EPISODES", 3)
+    monkeypatch.setattr("query_mutator.report.questions.MAX_QUESTIONS", 2)
+    monkeypatch.setattr("query_mutator.report.questions.MAX_EPISODES", 3)
     found = RunReader(run)
     assert [row["set"] for row in found.questions].count("test") == 2
     assert len(found.evaluation.left_out) == 1
@@ -206,7 +206,7 @@ def test_a_page_that_cannot_be_written_fails_no_run(
     def no_page(*_: object, **__: object) -> None:
         raise RuntimeError("the page is broken")
 
-    monkeypatch.setattr("query_mutator.report.page.build.write_page", no_page)
+    monkeypatch.setattr("query_mutator.report.build.write_page", no_page)
     assert exit_code(train_main, [*tiny_flags, "--no-evaluate"], prog="train") == 0
     assert "could not be written (the page is broken); try qm show" in caplog.text
     assert (tmp_path / "runs" / "latest" / "summary.json").exists()

@@ -198,6 +198,9 @@ def test_many_questions_give_what_each_gives_alone(rewriter: Rewriter) -> None:
     one_by_one = [untimed(rewriter.rewrite(text)) for text in TEXTS]
     assert list(map(untimed, rewriter.rewrite_many(TEXTS, batch_size=3))) == one_by_one
     assert rewriter.rewrite_many([]) == []
+    *answered, empty = rewriter.rewrite_many([*TEXTS[:1], " "])
+    assert [one.answer is not None for one in (*answered, empty)] == [True, False]
+    assert str(empty.error) == "request: the question is empty; give a text"
 
 
 def test_a_rewrite_says_what_was_done(rewriter: Rewriter) -> None:

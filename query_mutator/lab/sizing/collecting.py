@@ -14,27 +14,22 @@ __all__ = [
 ]  # fmt: skip
 
 PROCESS_BYTES = 256 * 2**20  # an interpreter with PyTorch, started by spawn; forked ones share most of it
+_ACTION_BYTES = 8  # a discrete action
 CALLS_PER_STEP = 2  # a rewrite and the answer to it
 ENVIRONMENTS_PER_CALL = 2  # so that one is nearly always ready when another's reply arrives
 
 
-def replay_bytes(
-    obs_bytes: int, *, capacity: int, action_numbers: int = 1, one_copy: bool = False, prioritized: bool = False
-) -> int:
+def replay_bytes(obs_bytes: int, *, capacity: int, prioritized: bool = False) -> int:
     """Return the bytes of a replay buffer as Stable-Baselines3 lays it out, with a sum tree of 8 bytes a node."""
-    kept = (1 if one_copy else 2) * obs_bytes + _action_bytes(action_numbers) + 3 * 4  # reward, done, timeout
+    kept = 2 * obs_bytes + _ACTION_BYTES + 3 * 4  # reward, done, timeout
     tree = 16 * 2 ** math.ceil(math.log2(max(2, capacity))) if prioritized else 0
     return capacity * kept + tree
 
 
-def rollout_bytes(obs_bytes: int, *, steps: int, num_envs: int, action_numbers: int = 1) -> int:
+def rollout_bytes(obs_bytes: int, *, steps: int, num_envs: int) -> int:
     """Return the bytes of an on-policy rollout: observation, action and six floats for each step."""
     # reward, return, episode start, value, logprob, advantage
-    return steps * num_envs * (obs_bytes + _action_bytes(action_numbers) + 6 * 4)
-
-
-def _action_bytes(numbers: int) -> int:
-    return 8 if numbers == 1 else 4 * numbers  # a single number is assumed to be a discrete action (int64)
+    return steps * num_envs * (obs_bytes + _ACTION_BYTES + 6 * 4)
 
 
 def size_calls(slots: int, *, width: int | None, service_s: float) -> str:

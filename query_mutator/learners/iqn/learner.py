@@ -28,7 +28,7 @@ from ppo.policy import masked, orthogonal_linear
 from query_mutator.learners.iqn.frozen import MASKED_VALUE, FrozenQuantiles
 from query_mutator.learners.iqn.replay import NStep, Replay, Sample
 from query_mutator.learners.learner import Learner, Steps
-from query_mutator.settings.learner import IQNConfig
+from query_mutator.settings import IQNConfig
 from query_mutator.types import FloatArray
 
 GAIN = math.sqrt(2)  # of layers before a ReLU

@@ -23,7 +23,7 @@ from query_mutator.errors import DatasetError, UsageError
 from query_mutator.reading.gold import FAMILY, commits_to
 from query_mutator.rewards import Evidence, WeightedReward
 from query_mutator.session.task import read_dataset, split_dataset
-from query_mutator.settings.episode import TaskSettings
+from query_mutator.settings import TaskSettings
 from query_mutator.types import UNSAFE, Message, Question
 from tests.qm_command import qm
 

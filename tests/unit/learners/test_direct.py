@@ -10,7 +10,7 @@ from query_mutator.env.observation import PRICE_SCALE
 from query_mutator.learners.direct import DirectMethod, FrozenValues, values_of
 from query_mutator.learners.learner import Steps
 from query_mutator.learners.ppo import PPOLearner
-from query_mutator.settings.learner import DirectConfig
+from query_mutator.settings import DirectConfig
 
 # Columns: what decides which action pays, whether there is an answer, three of the mask, the price.
 DECIDES, ANSWERED, MASK, PRICE, SIZE = 0, 1, slice(2, 5), 5, 6

@@ -18,7 +18,7 @@ from query_mutator.confidence.trees import BoostedTrees, Boosting
 from query_mutator.learners.direct import values_of
 from query_mutator.learners.iqn.learner import QuantileNetwork
 from query_mutator.learners.named import LEARNERS
-from query_mutator.settings.learner import IQNConfig
+from query_mutator.settings import IQNConfig
 
 OBS_DIM, NUM_ACTIONS, MASK = 9, 4, slice(5, 9)
 FLAGS = {"num_eval_quantiles": IQNConfig.num_eval_quantiles, "deterministic": PPOConfig.deterministic}

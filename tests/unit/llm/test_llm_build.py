@@ -31,7 +31,7 @@ from query_mutator.llm.transport import Transport
 from query_mutator.operators.base import DEFAULT_REFUSAL, clean_rewrite
 from query_mutator.reading import is_refusal
 from query_mutator.session.models import open_models
-from query_mutator.settings.models import ModelSettings
+from query_mutator.settings import ModelSettings
 from query_mutator.testing import Echo, FaultPlan, StubServer, start_server
 from query_mutator.types import ChatRequest, Completion, Message
 from tests.fake_client import FakeClient, Gate

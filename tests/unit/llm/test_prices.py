@@ -9,7 +9,7 @@ import pytest
 from query_mutator.errors import UsageError
 from query_mutator.llm.openai import OpenAIBackend, key_of
 from query_mutator.llm.prices import Price, in_words, read_prices
-from query_mutator.settings.models import Address
+from query_mutator.settings import Address
 from query_mutator.types import Completion
 
 MODELS = ("small", "large")

@@ -12,8 +12,8 @@ import pytest
 from query_mutator.evaluation.outcomes import Outcome
 from query_mutator.evaluation.summary import Results, summarize
 from query_mutator.files import write_checked_json
-from query_mutator.report.page.build import write_page
-from query_mutator.report.page.charts import (
+from query_mutator.report.build import write_page
+from query_mutator.report.charts import (
     MAX_POINTS,
     area,
     axis,
@@ -29,10 +29,9 @@ from query_mutator.report.page.charts import (
     spread,
     stairs,
 )  # fmt: skip
-from query_mutator.report.page.figures import LEARNING, Figures, curves_of
-from query_mutator.report.page.questions import Evaluation, episodes_of, way_of, word_diff
-from query_mutator.report.page.results import results_of
-from query_mutator.report.page.usage import TrainingUsage
+from query_mutator.report.figures import LEARNING, Figures, curves_of
+from query_mutator.report.questions import Evaluation, TrainingUsage, episodes_of, way_of, word_diff
+from query_mutator.report.results import results_of
 from query_mutator.report.table import result_table
 from query_mutator.types import Question
 from tests.run_page import texts_of

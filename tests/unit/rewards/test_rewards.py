@@ -24,8 +24,8 @@ from query_mutator.reading import is_not_sure, is_refusal
 from query_mutator.reading.gold import FAMILY, SYMBOLS
 from query_mutator.rewards import PARTS, Evidence, Judge, NoReward, Unscored, WeightedReward
 from query_mutator.session.task import check_gold, default_reward, make_reward
-from query_mutator.settings.episode import TaskSettings
-from query_mutator.settings.questions import Reward as RewardSettings
+from query_mutator.settings import Reward as RewardSettings
+from query_mutator.settings import TaskSettings
 from query_mutator.testing import start_server
 from query_mutator.types import READ_CHARS, Completion, Question, Reward, read_part
 from tests.rule_judge import RuleJudge

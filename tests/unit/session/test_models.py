@@ -37,7 +37,7 @@ from query_mutator.session.play import (
     script,
     uniform,
 )
-from query_mutator.settings.models import ModelSettings
+from query_mutator.settings import ModelSettings
 from query_mutator.training.callbacks import LongPromptReport
 from query_mutator.types import AnswerRule, AskRule, ChatRequest, Completion, Question
 from rl_query_mutator_env import QueryMutationEnv

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import inspect
-import pkgutil
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,21 +24,15 @@ from query_mutator.commands.analyze import ExtractFlags
 from query_mutator.commands.main import main as qm_main
 from query_mutator.data.loaders import load_questions
 from query_mutator.errors import UsageError
-from query_mutator.settings.calls import Calls
-from query_mutator.settings.learner import PRESETS, IQNConfig
+from query_mutator.settings import PRESETS, Calls, IQNConfig
 from query_mutator.training.config import TrainConfig, parse_config
 from tests.qm_command import qm
 from train_query_mutator import main
 
-MODULES = [
-    ppo.config,
-    *(importlib.import_module(f"query_mutator.settings.{one.name}")
-      for one in pkgutil.iter_modules(query_mutator.settings.__path__)),
-]  # fmt: skip
 TOOLKITS = ("query_mutator.batching", "query_mutator.lab")
 GROUPS: dict[str, type[Any]] = {
     name: cls
-    for module in MODULES
+    for module in (ppo.config, query_mutator.settings)
     for name, cls in inspect.getmembers(module, inspect.isclass)
     if dataclasses.is_dataclass(cls) and cls.__module__ == module.__name__
 }

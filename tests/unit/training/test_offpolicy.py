@@ -30,7 +30,7 @@ from query_mutator.learners.ppo import PPOLearner
 from query_mutator.llm.client import Client
 from query_mutator.operators import LocalOperator
 from query_mutator.plan.table import Table
-from query_mutator.settings.learner import DirectConfig
+from query_mutator.settings import DirectConfig
 from query_mutator.training.estimate import calls_per_step
 from query_mutator.training.known_steps import known_steps, recall
 from query_mutator.training.loop import OffPolicyLoop, TrainingLoop

@@ -20,8 +20,7 @@ from query_mutator.learners.learner import Steps
 from query_mutator.learners.named import LEARNERS
 from query_mutator.learners.ppo import PPOLearner
 from query_mutator.session.task import split_dataset
-from query_mutator.settings.episode import TaskSettings
-from query_mutator.settings.learner import IQNConfig, Learning
+from query_mutator.settings import IQNConfig, Learning, TaskSettings
 from query_mutator.training.callbacks import CALLBACKS, Callback, CallbackList, RunView
 from query_mutator.training.config import TrainConfig
 from query_mutator.training.estimate import Estimate, bounded, calls_per_step, estimate

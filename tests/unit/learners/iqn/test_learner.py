@@ -15,7 +15,7 @@ from query_mutator.learners.iqn.frozen import FrozenQuantiles, drawn
 from query_mutator.learners.iqn.learner import IQN, QuantileNetwork, quantile_huber_loss
 from query_mutator.learners.iqn.replay import SMALLEST_ERROR, NStep, Replay, Sample, Transition
 from query_mutator.learners.learner import Steps, last_obs
-from query_mutator.settings.learner import IQNConfig
+from query_mutator.settings import IQNConfig
 
 OBS_DIM, NUM_ACTIONS, NUM_ENVS = 4, 3, 4
 CONFIG = IQNConfig(

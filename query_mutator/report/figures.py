@@ -9,7 +9,7 @@ from typing import Any
 from query_mutator.evaluation.comparison import BEST_SINGLE, RANDOM
 from query_mutator.evaluation.summary import IDENTITY, PLAN
 from query_mutator.files.metrics import METRICS
-from query_mutator.report.page.charts import axis, compact, thin
+from query_mutator.report.charts import axis, compact, thin
 from query_mutator.stats.intervals import wilson_interval
 
 VALIDATION = "validation/success"

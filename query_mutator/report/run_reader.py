@@ -16,10 +16,9 @@ from query_mutator.files.json_lines import read_json_lines
 from query_mutator.files.metrics import METRICS_FILE
 from query_mutator.files.pairs import EVALUATION
 from query_mutator.files.run_dir import CONFIG, SUMMARY, run_state, steps_asked
-from query_mutator.report.page.figures import Figures
-from query_mutator.report.page.questions import Episodes, Evaluation, episodes_of
-from query_mutator.report.page.results import results_of
-from query_mutator.report.page.usage import Choices, TrainingUsage
+from query_mutator.report.figures import Figures
+from query_mutator.report.questions import Choices, Episodes, Evaluation, TrainingUsage, episodes_of
+from query_mutator.report.results import results_of
 from query_mutator.types import wire_text
 
 _STEPS = "transcripts.jsonl"

@@ -11,7 +11,7 @@ from typing import Any
 from query_mutator.evaluation.comparison import BEST_SINGLE
 from query_mutator.evaluation.summary import IDENTITY, PLAN, POLICY, warning_of
 from query_mutator.files.pairs import pair_rows, paired_json
-from query_mutator.report.page.questions import Evaluation
+from query_mutator.report.questions import Evaluation
 from query_mutator.stats.intervals import wilson_interval
 
 _CHOSEN_ON = "Plans were chosen on these questions, so the success of a plan is too high; measure it with qm eval."

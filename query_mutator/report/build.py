@@ -18,9 +18,9 @@ from jinja2 import Environment, FileSystemLoader
 from query_mutator.errors import reason_of
 from query_mutator.files import atomic_write, encode, html_document
 from query_mutator.files.metrics import METRICS
-from query_mutator.report.page import charts, questions
-from query_mutator.report.page.figures import CALLS, LEARNING, curves_of
-from query_mutator.report.page.run_reader import RunReader
+from query_mutator.report import charts, questions
+from query_mutator.report.figures import CALLS, LEARNING, curves_of
+from query_mutator.report.run_reader import RunReader
 from query_mutator.types import wire_text
 
 logger = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from urllib.parse import quote, unquote
 
 from query_mutator.errors import UsageError
 from query_mutator.files import html_document
-from query_mutator.report.page.build import ASSETS, MARK, POLICY, REPORT_FILE
+from query_mutator.report.build import ASSETS, MARK, POLICY, REPORT_FILE
 
 HOST = "127.0.0.1"
 REQUEST_S = 30.0  # in which a client sends its request
