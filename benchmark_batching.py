@@ -68,6 +68,7 @@ COLUMNS = {
     "p50_s": ("p50 s", ".3f"), "p95_s": ("p95 s", ".3f"), "queue_wait_s": ("queue wait s", ".3f"),
     "failed": ("failed", ""),
 }  # fmt: skip
+PROGRESS = "{mode}, batch size {batch_size}: {calls_per_s:.1f} calls/s, speed-up {speedup:.2f}, {failed} failed"
 WORTHWHILE = 0.95  # of the best rate: a larger batch that gains less is not recommended
 CALLS_PER_QUERY = 2  # a rewrite, then an answer
 SIMULATED = ("num_parallel", "latency_ms", "latency_sigma")  # flags of the test server
@@ -391,15 +392,6 @@ class Results:
         alone = median(run.calls_per_s for run in self.runs.get(ALONE, self.runs[case]))
         return row_of(self.runs[case], case, slots=self.slots or case[1], sequential=alone)
 
-    def line(self, case: Case) -> str:
-        """Return the row of one case on one line."""
-        name = f"{case[0]}, batch size {case[1]}"
-        if case not in self.runs:
-            return f"{name}: no call was made"
-        row = self.row(case)
-        took = "{calls} calls in {wall_s:.2f} s, {calls_per_s:.1f} calls/s, speed-up {speedup:.2f}".format_map(row)
-        return f"{name}: {took}" + (f", {row['failed']} failed" if row["failed"] else "")
-
 
 def prepare(system: System, config: BenchmarkConfig) -> Results:
     """Load the models, open the connections, count slots, time one query; return what to measure, without a run yet."""
@@ -431,7 +423,8 @@ def measure(system: System, results: Results, config: BenchmarkConfig) -> None:
     try:
         for case in config.repeats * [*results.cases]:
             run_once(system, queries, case, done=partial(results.add, case))
-            note(results.line(case))
+            if case in results.runs:
+                note(PROGRESS.format_map(results.row(case)))
             if timer.finished.is_set():
                 return
             if results.runs and not results.rows():

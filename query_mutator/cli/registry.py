@@ -35,8 +35,8 @@ class Command:
 
 #: The commands of `qm --help`, in the order in which a project needs them.
 _FIRST = {
-    "init": Command("write settings and example questions for a new project", "init:init"),
-    "check": Command("show how a file of questions is read and graded", "check:check"),
+    "init": Command("write settings and example questions for a new project", "project:init"),
+    "check": Command("show how a file of questions is read and graded", "project:check"),
     "doctor": Command("check a model server, and how to make it faster", "doctor:doctor"),
     "plan": Command("find the best fixed plan of rewrites, save it as a checkpoint", "plan:plan"),
     "train": Command("learn which rewrite makes a question get a better answer", "train:train", True),
@@ -47,9 +47,9 @@ _FIRST = {
 }
 _RUNS = {
     "runs": Command("list runs: state, steps, success, calls", "runs:show_runs"),
-    "show": Command("open the page of a run in the browser", "report:show"),
-    "watch": Command("keep the pages of runs open while they train", "report:watch"),
-    "report": Command("write the page of runs: what they learned, question by question", "report:report"),
+    "show": Command("open the page of a run in the browser", "runs:show_page"),
+    "watch": Command("keep the pages of runs open while they train", "runs:watch"),
+    "report": Command("write the page of runs: what they learned, question by question", "runs:report"),
     "compare": Command("compare Query Mutator runs question by question", "runs:compare_runs"),
     "export-policy": Command("write a policy to one file, to use anywhere", "export:export_policy"),
     "export replies": Command("write a run's replies as a log with grades", "export:export_replies"),

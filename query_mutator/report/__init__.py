@@ -1,9 +1,9 @@
 """The page of training runs, and the tables of evaluations. Its import loads no torch.
 
 `table` has the result tables of an evaluation and of `qm compare`. The page is one self-contained HTML file:
-`run_reader` reads a run folder, `build` writes the page from the jinja2 templates in `assets`, and `watch` serves the
-pages of a folder of runs. Its parts: `results` (the comparison with the baselines), `figures` (learning and calls),
-`questions` (what was said, and what the policy does), and `charts` (numbers as text, geometry of the charts).
+`run_reader` reads a run folder and the comparison with the baselines, `build` writes the page from the jinja2 templates
+in `assets`, and `watch` serves the pages of a folder of runs. Its parts: `figures` (learning and calls), `questions`
+(what was said, and what the policy does), and `charts` (numbers as text, geometry of the charts).
 """
 
 __all__ = ["build", "run_reader", "table", "watch"]
