@@ -93,19 +93,14 @@ class TrainConfig(
             raise ValueError(f"--algo {self.algo} is not trained; make it with `{learner.made_by}`")
         if self.deterministic and not learner.deterministic:
             raise ValueError(f"--algo {self.algo} has no deterministic mode; leave out --deterministic")
-        self._check_workers(on_policy=learner.on_policy)
+        self._check_workers()
 
-    def _check_workers(self, *, on_policy: bool) -> None:
+    def _check_workers(self) -> None:
         if self.engine == "local":
             for name, is_given in (("num_workers", self.num_workers > 1), ("local_server_url", self.local_server_url)):
                 if is_given:
                     raise ValueError(f"--{name.replace('_', '-')} needs --engine ray")
             return
-        if not on_policy:
-            raise ValueError(
-                f"--engine ray is for on-policy learners, whose policy is frozen during a rollout; --algo {self.algo} "
-                "learns while steps arrive, use --engine local"
-            )
         if self.num_workers > self.num_processes:
             raise ValueError(f"--num-workers {self.num_workers} is more than --num-processes {self.num_processes}")
         calls, flag = (self.batch_size, "--batch-size") if self.use_batching else (1, "--no-batching")

@@ -148,7 +148,6 @@ def test_the_error_of_a_worker_ends_the_run_with_its_line(
     ("given", "message"),
     [
         ("--num-workers 2", "--num-workers needs --engine ray"),
-        ("--engine ray --algo iqn", "--engine ray is for on-policy learners"),
         ("--engine ray --num-workers 5", "--num-workers 5 is more than --num-processes 4"),
         ("--engine ray --num-workers 4 --no-batching", "more than the 1 calls in flight of --no-batching"),
         ("--engine ray --num-workers 0", "must be at least 1"),
