@@ -65,7 +65,7 @@ CALL_PRICE = 0.005  # of a model call, in units of the score
 NANOSECONDS = 1e-9
 MAX_ERROR_CHARS = 300  # of an error's message: servers repeat prompts and whole pages
 STORED_CHARS = 20_000  # of a rewrite or answer in a transcript; the store has it whole
-LEAST_LOGPROB = -100.0  # of a token; some servers send -9999
+LEAST_LOGPROB = -100.0  # of a token; some servers send -9999 or minus infinity
 _LONG = ("rewrite", "answer", "thought", "first_answer", "first_thought")  # texts of a transcript that may be longer
 MAX_NAME_CHARS = 300  # of a model's name
 READ_CHARS = 20_000  # of the end of a reply: what graders, votes, guards and P(right) read of it
@@ -350,7 +350,7 @@ def logprob_fields(rows: object) -> dict[str, Any]:
     found = [
         max(LEAST_LOGPROB, min(0.0, one))
         for one in values
-        if isinstance(one, (int, float)) and -math.inf < one < math.inf
+        if isinstance(one, (int, float)) and -math.inf <= one < math.inf
     ]
     return {"logprob": sum(found) / len(found), "token_logprobs": tuple(found)} if found else {}
 

@@ -370,7 +370,8 @@ def _commits_to_one(reply: str, accept: Sequence[str], *, family: str, question:
         raise UsageError(f"no family {family!r}; known: {', '.join(sorted(_families()))}")
     if all(text.isdecimal() for text in accept):
         number = read(reply, "number", question)
-        return number is not None and number.value == int(accept[0])
+        is_copy = number is not None and number.is_word and family == "digits"  # asks for "two" in digits
+        return number is not None and number.value == int(accept[0]) and not is_copy
     pattern = _pattern(family)
     named = set(pattern.findall(fold(said)))
     golden = {fold(text) for text in accept}

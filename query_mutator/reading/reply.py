@@ -140,9 +140,9 @@ def _number(text: str, span: Span, question: str) -> Number | None:
     numbers = [one for one in in_words if not (one.is_word and one.value == 1)] or in_words  # "one" is a pronoun
     if len({number.value for number in numbers}) < 2:
         return numbers[-1] if numbers else None
-    if (found := P.RANGE.search(text)) and sum(found.start() <= one.start < found.end() for one in numbers) > 1:
-        raise Several
     new = _new(numbers, question, "number")
+    if (found := P.RANGE.search(text)) and sum(found.start() <= one.start < found.end() for one in new) > 1:
+        raise Several
     new = [number for number in new if not number.is_word] or new
     if not new:
         return None

@@ -265,7 +265,8 @@ def test_times_are_read_where_a_server_adds_them() -> None:
     ("logprobs", "mean"),
     [
         ({"content": [{"logprob": -0.5}, {"logprob": -1.5}, {"token": "x"}]}, -1.0),
-        ({"content": [{"logprob": -0.5}, {"logprob": None}, {"logprob": float("-inf")}, 3]}, -0.5),
+        ({"content": [{"logprob": -0.5}, {"logprob": None}, {"logprob": float("-inf")}, 3]}, -50.25),
+        ({"content": [{"logprob": 0.0}, {"logprob": float("nan")}]}, 0.0),
         ({"content": []}, None),
         (None, None),
     ],

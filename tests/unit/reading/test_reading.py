@@ -26,6 +26,7 @@ ELEMENT = ("element", "Which element has the chemical symbol Na?", ["sodium"])
 SUM = ("sum", "What is 17 plus 25?", ["42"])
 DIFFERENCE = ("difference", "What is 6 minus 1?", ["5"])
 HALF = ("half", "What is half of 80?", ["40"])
+DIGITS = ("digits", "How do you write sixty-seven in digits?", ["67"])
 BEST = ("superlative", 'What is the superlative of "good"?', ["best"])
 PEOPLE = ("demonym", "What do you call a person from Denmark?", ["Danish", "Dane"])
 ITALIANS = ("demonym", "What are the people of Italy called?", ["Italian"])
@@ -95,6 +96,7 @@ def test_not_sure_is_its_own_verdict() -> None:
         (SUM, "10 + 20 = 30 and 7 + 5 = 12, so 30 + 12 = 42"),
         (SUM, "30 and 12.\nAnswer: 42"),
         (DIFFERENCE, "To find 6 minus 1, we subtract 1 from 6. 6 - 1 = 5. So, 6 minus 1 equals 5."),
+        (DIFFERENCE, "6 - 1 is 5."),
         (HALF, "We divide 80 by 2. 80 / 2 = 40\n\nSo, half of 80 is"),
         (HALF, "To find half of 80, divide 80 by 2. Half of 80 is 40."),
         (BEST, 'The superlative of "good" is "best".'),
@@ -133,6 +135,7 @@ def test_a_committed_answer_is_right(asked: Asked, answer: str) -> None:
         (SUM, "40 41 42 43 44"),
         (DIFFERENCE, "6 - 1 = 5 or 4"),
         (HALF, "20, 40 or 160"),
+        (DIGITS, "The answer is sixty-seven."),
         (BEST, "better, best"),
         (PEOPLE, "Danish, Swedish or Norwegian"),
         (ITALIANS, "In Italian it is called a colloquialism."),
