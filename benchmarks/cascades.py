@@ -128,7 +128,7 @@ def orders_of(models: Sequence[GainModel], part: Part, folds: IntArray) -> dict[
     for at, fold in enumerate(np.unique(folds)):
         inside = folds == fold
         gain[inside] = models[at].gains(models[at].arms[0], part.inputs[inside, 0])[:, 1]
-        wrong[inside] = -models[at].scorers[0][0].predict(part.inputs[inside, 0])
+        wrong[inside] = -models[at].scorers[0][0].log_odds(part.inputs[inside, 0])
     return {"gain": gain, "low P(right)": wrong}
 
 

@@ -42,7 +42,6 @@ from query_mutator.confidence.crossfit import (
     training_table,
     with_forms,
 )
-from query_mutator.confidence.scorers import SCORERS, Candidate
 from query_mutator.confidence.stopping import StoppingRule
 from query_mutator.confidence.submission import submitted
 from query_mutator.errors import DatasetError, TooFewAnswersError, UsageError
@@ -52,7 +51,6 @@ from query_mutator.types import DoubleArray
 
 CALLS = (1.0, 1.5, 2.0, 3.0, 6.0)
 FEW_CALLS = 1.5  # stops by P(right); the others ask as often for every question
-CANDIDATES: Sequence[Candidate] = SCORERS
 FOLDS = 5
 REFITS = 10
 READ = ("logs.jsonl.gz", "logs.jsonl", "prompts.json")
@@ -106,11 +104,11 @@ def main(argv: Sequence[str]) -> int:
     if others := Counter(log.part for log in logs if log.part not in ("train", "test")):
         print(f"{options.logs}: left out, of other parts: {dict(others)}", file=sys.stderr)
     table = training_table(list(graded(train)))
-    found = cross_fit(table, weights=np.ones(len(table)), candidates=CANDIDATES, folds=FOLDS, seed=0)
+    found = cross_fit(table, weights=np.ones(len(table)), folds=FOLDS)
     asked = learned_order(train, prompts, table, found)
     voted = by_rate(train, prompts)
     print(f"{len(train)} training questions, {len(table)} answers with text; answers read as {table.kind or 'worded'}")
-    print(f"learned: {found.candidate}, prompts {' '.join(asked)}; votes: prompts {' '.join(voted)}", flush=True)
+    print(f"learned: {found.scorer}, prompts {' '.join(asked)}; votes: prompts {' '.join(voted)}", flush=True)
     if options.train_only:
         return 0
     result = evaluate(logs, table, orders=(asked, voted), options=options)
@@ -160,7 +158,7 @@ def fitted(table: TrainingTable, *, first: str, seed: int) -> tuple[ConfidenceMo
 
 def fitted_to(drawn: DoubleArray, table: TrainingTable, *, seed: int) -> ConfidenceModel:
     """Return a model of questions that count so many times [questions]."""
-    return ConfidenceModel.fit(table, weights=drawn[table.questions], candidates=CANDIDATES, folds=FOLDS, seed=seed)
+    return ConfidenceModel.fit(table, weights=drawn[table.questions], folds=FOLDS)
 
 
 def learned_columns(model: ConfidenceModel, rule: StoppingRule, test: HeldOut) -> tuple[DoubleArray, float]:

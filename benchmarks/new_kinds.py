@@ -5,7 +5,7 @@
     python -m benchmarks.new_kinds --held-out             scores all questions; for the last reading, not to choose by
 
 P(right) is learned from the training questions of the other domains, in all forms, and scored on the questions of the
-domain; no call is made. Forms are asked in one order, by their rates on the questions it is learned from. The baseline:
+domain; no call is made. Forms are asked in the order of their rates on the questions it is learned from. The baseline:
 the answer with the highest mean log probability among as many. When stopping by P(right), one threshold for all
 questions, which reads no gold, gives the mean number of calls; a random share of the questions of the baseline has the
 calls of the next whole number. Ten refits on bootstrap samples of training questions; intervals resample refits and
@@ -147,12 +147,12 @@ def refit(world: World, left_out: Sequence[str], scored: BoolArray, *, seed: int
     right, p, base = (np.empty((len(train), len(world.forms))) for _ in range(3))
     for group in sorted(set(left_out)):
         learned, asked = np.flatnonzero(train & (groups != group)), np.flatnonzero(scored & (groups == group))
-        rates = world.table.right[world.rows[learned]].mean(axis=0)
-        order = np.argsort(-rates, kind="stable")
         drawn = np.random.default_rng(seed).multinomial(len(learned), np.full(len(learned), 1 / len(learned)))
+        rates = np.average(world.table.right[world.rows[learned]], axis=0, weights=drawn)
+        order = np.argsort(-rates, kind="stable")
         part = world.table.part(world.rows[learned].ravel())
         weights = np.repeat(drawn.astype(np.float64), len(world.forms))
-        model = ConfidenceModel.fit(part, weights=weights, seed=seed)
+        model = ConfidenceModel.fit(part, weights=weights)
         chosen, p[asked] = paths(world, model, rows := world.rows[asked][:, order])
         right[asked], base[asked] = world.table.right[chosen], likeliest(world, rows)
     right, p, base = right[scored], p[scored], base[scored]

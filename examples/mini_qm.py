@@ -89,7 +89,7 @@ def learn(training: Sequence[Asked]) -> ConfidenceModel:
         for asked in training
         for attempt, right in zip(asked.attempts, asked.right, strict=True)
     ]
-    return ConfidenceModel.fit(rows, candidates=["linear"])  # by default boosted trees are tried, too
+    return ConfidenceModel.fit(rows)
 
 
 # --- 3. stop when another call is not worth its price, 4. submit ---

@@ -5,7 +5,6 @@ n answers, F columns
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import math
 from collections import Counter
@@ -17,7 +16,7 @@ import numpy as np
 
 from query_mutator.confidence.answer_keys import AnswerKind, Attempt, LoggedAnswer, answer_groups, kind_of
 from query_mutator.confidence.features import CLOSENESS, FEATURES, FORM, feature_row
-from query_mutator.confidence.scorers import Candidate, Scorer, logistic_fit
+from query_mutator.confidence.scorers import LinearScorer, ScorerName, fit_scorer, logistic_fit
 from query_mutator.confidence.submission import submitted
 from query_mutator.encoder import Encoder
 from query_mutator.errors import TooFewAnswersError, UsageError
@@ -210,36 +209,26 @@ class CrossFit:
     The model of a fold is fitted to the answers of the others, `calibration` to those of all.
     """
 
-    candidate: Candidate
+    scorer: ScorerName
     p: DoubleArray
     folds: tuple[Mapping[str, Any], ...]  # scorer, rates of forms, calibration
     calibration: Platt
     agreement: float = AGREEMENT
 
 
-_OutOfFold = tuple[DoubleArray, Sequence[Scorer], list[dict[str, float]]]
+_OutOfFold = tuple[DoubleArray, Sequence[LinearScorer], list[dict[str, float]]]
 
 
-def cross_fit(
-    table: TrainingTable, *, weights: DoubleArray, candidates: Sequence[Candidate], folds: int, seed: int
-) -> CrossFit:
-    """Choose the scorer with the least out-of-fold log loss; UsageError for too few answers.
+def cross_fit(table: TrainingTable, *, weights: DoubleArray, folds: int) -> CrossFit:
+    """Fit the regression out of fold; UsageError for too few answers.
 
     Where submissions by it are right less often than a vote among the arms, or the best arm alone, that is chosen.
     """
     _check(table, weights, folds)
     fold = table.fold_of(folds)
 
-    @functools.cache
-    def out_of_fold(name: Candidate) -> _OutOfFold:
-        if name != "both":
-            return _out_of_fold(table, weights, name, fold, seed)
-        (linear, linear_scorers, rates), (trees, tree_scorers, _) = out_of_fold("linear"), out_of_fold("trees")
-        pairs = zip(linear_scorers, tree_scorers, strict=True)
-        return (linear + trees) / 2, [Scorer(linear=one.linear, trees=other.trees) for one, other in pairs], rates
-
-    def calibrated(name: Candidate) -> CrossFit:
-        raw, scorers, rates = out_of_fold(name)
+    def calibrated(name: ScorerName) -> CrossFit:
+        raw, scorers, rates = _out_of_fold(table, weights, name, fold)
         p = np.empty(len(table))
         fits = []
         for part in range(folds):  # the calibration of a fold comes from the others
@@ -248,11 +237,10 @@ def cross_fit(
             p[~rest] = calibration.p(raw[~rest])
             fits.append({"scorer": scorers[part], "rates": rates[part], "calibration": calibration})
         calibration = Platt.fit(raw, table.right, weights)
-        return CrossFit(candidate=name, p=p, folds=tuple(fits), calibration=calibration)
+        return CrossFit(scorer=name, p=p, folds=tuple(fits), calibration=calibration)
 
-    best = min(map(calibrated, candidates), key=lambda found: log_loss(found.p, table.right, weights))
     by_arm = calibrated("arms")
-    ways = [best, *(replace(by_arm, agreement=agreement) for agreement in _OF_ARMS)]
+    ways = [calibrated("linear"), *(replace(by_arm, agreement=agreement) for agreement in _OF_ARMS)]
     return max(ways, key=lambda way: right_submissions(table, way.p, weights, agreement=way.agreement))
 
 
@@ -272,16 +260,10 @@ def right_submissions(table: TrainingTable, p: DoubleArray, weights: DoubleArray
     return float(np.average(table.right[chosen], weights=weights[chosen]))
 
 
-def log_loss(p: DoubleArray, right: DoubleArray, weights: DoubleArray) -> float:
-    """Return the mean negative log likelihood of outcomes [n] that count `weights` [n]."""
-    likely = np.clip(np.where(right > 0, p, 1 - p), 1e-9, 1)
-    return float(-(weights @ np.log(likely)) / weights.sum())
-
-
-def _out_of_fold(table: TrainingTable, weights: DoubleArray, name: Candidate, fold: IntArray, seed: int) -> _OutOfFold:
+def _out_of_fold(table: TrainingTable, weights: DoubleArray, name: ScorerName, fold: IntArray) -> _OutOfFold:
     """Return the log odds [n] of answers by models of the other folds, and each fold's scorer and rates of forms."""
     raw = np.empty(len(table))
-    scorers: list[Scorer] = []
+    scorers: list[LinearScorer] = []
     all_rates = []
     for part in range(int(fold.max()) + 1):
         held_out = fold == part
@@ -290,7 +272,7 @@ def _out_of_fold(table: TrainingTable, weights: DoubleArray, name: Candidate, fo
         rates = form_rates(table, kept)
         columns = with_forms(table, rates, learned)
         answers = table.right[learned], kept[learned], table.questions[learned]
-        scorer = Scorer.fit(name, columns, *answers, seed=seed)
+        scorer = fit_scorer(name, columns, *answers)
         raw[held_out] = scorer.log_odds(with_forms(table, rates, held_out))
         scorers.append(scorer)
         all_rates.append(rates)

@@ -17,8 +17,7 @@ from typing import Any, Self
 import numpy as np
 
 from query_mutator.confidence.features import FEATURES
-from query_mutator.confidence.scorers import LinearScorer
-from query_mutator.confidence.trees import real_array
+from query_mutator.confidence.scorers import LinearScorer, real_array
 from query_mutator.errors import CheckpointError
 from query_mutator.reading.clauses import content
 from query_mutator.types import DoubleArray, IntArray
@@ -81,7 +80,7 @@ class GainModel:
     def gains(self, arm: str, inputs: DoubleArray) -> DoubleArray:
         """Return the gain [n, K] of asking each arm after replies [n, I] in one of them; 0 for that itself."""
         place = self.arms.index(arm)
-        log_odds = np.stack([scorer.predict(inputs) for scorer in self.scorers[place]], axis=1)
+        log_odds = np.stack([scorer.log_odds(inputs) for scorer in self.scorers[place]], axis=1)
         p = 1 / (1 + np.exp(-np.clip(log_odds, -30, 30)))
         return np.asarray(p - p[:, [place]])
 

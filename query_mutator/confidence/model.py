@@ -4,10 +4,10 @@
 
     columns of a reply (features) -> log odds (scorers) -> calibrated P(right) -> given the other answers (submission)
 
-The scorer is chosen by cross-validation, and its probabilities are calibrated on out-of-fold ones (Platt 1999); folds
-keep the answers about one target together. Gold is read in fitting only. `to_arrays` stores a model as numpy arrays and
-JSON, in checkpoints and policy files, which strangers may write. `explain` says why a P(right) is high or low: the
-change of log odds when a group of columns is that of a usual reply.
+The probabilities are calibrated on out-of-fold ones (Platt 1999); folds keep the answers about one target together.
+Gold is read in fitting only. `to_arrays` stores a model as numpy arrays and JSON, in checkpoints and policy files,
+which strangers may write. `explain` says why a P(right) is high or low: the change of log odds when a group of columns
+is that of a usual reply.
 """
 
 from __future__ import annotations
@@ -34,17 +34,15 @@ from query_mutator.confidence.crossfit import (
     with_forms,
 )
 from query_mutator.confidence.features import FEATURES, LOGPROB
-from query_mutator.confidence.scorers import SCORERS, Candidate, Scorer
+from query_mutator.confidence.scorers import LinearScorer, ScorerName, fit_scorer, real_array
 from query_mutator.confidence.submission import combined, submitted
-from query_mutator.confidence.trees import real_array
 from query_mutator.encoder import Encoder
 from query_mutator.errors import CheckpointError, TooFewAnswersError, UsageError
 from query_mutator.files import record_of
-from query_mutator.registry import check_known
 from query_mutator.stats.agreement import auroc, brier_score, expected_calibration_error, reliability
 from query_mutator.types import MAX_NAME_CHARS, DoubleArray
 
-VERSION = 2
+VERSION = 3
 _MOST_JSON_BYTES = 1_000_000
 _MOST_FORMS = 1_000
 _MOST_LOG_ODDS = 50.0
@@ -69,7 +67,7 @@ class Reason:
 class FitReport:
     """How good the out-of-fold P(right) was."""
 
-    scorer: Candidate
+    scorer: ScorerName
     answers: int
     targets: int
     base_rate: float  # of right answers
@@ -134,7 +132,7 @@ class Submission:
 class ConfidenceModel:
     """Returns the P(right) of attempts at a question; `fit` makes one, `to_arrays` stores it."""
 
-    scorer: Scorer
+    scorer: LinearScorer
     calibration: Platt
     agreement: float  # weight of answers that say the same
     reference: DoubleArray  # [F], the medians that an explanation compares with
@@ -157,20 +155,16 @@ class ConfidenceModel:
         rows: Iterable[LoggedAnswer] | TrainingTable,
         *,
         weights: DoubleArray | None = None,
-        candidates: Sequence[Candidate] = SCORERS,
         folds: int = 5,
         encoder: Encoder | None = None,
-        seed: int = 0,
     ) -> Self:
         """Fit to graded answers, which count `weights` [n] times; UsageError for too few to learn from.
 
         A table of `training_table` saves reading the same answers again.
         """
-        for name in candidates or ("",):
-            check_known("candidate", name, SCORERS)
         table = rows if isinstance(rows, TrainingTable) else training_table(tuple(rows), encoder=encoder)
         weight = np.ones(len(table)) if weights is None else np.asarray(weights, dtype=np.float64)
-        found = cross_fit(table, weights=weight, candidates=candidates, folds=folds, seed=seed)
+        found = cross_fit(table, weights=weight, folds=folds)
         rates = form_rates(table, weight)
         used = weight > 0
         columns = with_forms(table, rates, used)
@@ -179,7 +173,7 @@ class ConfidenceModel:
         reference = np.full(len(FEATURES), math.nan)
         reference[known] = np.nanmedian(columns[:, known], axis=0)
         model = cls(
-            scorer=Scorer.fit(found.candidate, columns, right, weight[used], table.questions[used], seed=seed),
+            scorer=fit_scorer(found.scorer, columns, right, weight[used], table.questions[used]),
             calibration=found.calibration,
             agreement=found.agreement,
             reference=reference,
@@ -187,7 +181,7 @@ class ConfidenceModel:
             kind=table.kind,
             encoder_source=table.encoder_source,
             report=FitReport(
-                scorer=found.candidate,
+                scorer=found.scorer,
                 answers=len(p),
                 targets=len(np.unique(table.targets[used])),
                 base_rate=float(right.mean()),
@@ -290,7 +284,7 @@ class ConfidenceModel:
             raise CheckpointError("the model of P(right) has a calibration or agreement out of bounds")
         reference, known = (real_array(arrays, name, shape=(len(FEATURES),)) for name in ("reference", "known"))
         return cls(
-            scorer=Scorer.from_arrays(arrays, columns=len(FEATURES)),
+            scorer=LinearScorer.from_arrays(arrays, columns=len(FEATURES)),
             calibration=Platt(slope=slope, intercept=intercept),
             agreement=agreement,
             reference=np.where(known > 0, reference, math.nan),

@@ -20,10 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ppo.frozen import InferencePolicy, action_streams
-from query_mutator.confidence.trees import BoostedTrees, Boosting
 from query_mutator.env.observation import PRICE_SCALE
 from query_mutator.errors import CheckpointError
 from query_mutator.learners.learner import Acted, Learner, Steps, tensors
+from query_mutator.learners.trees import BoostedTrees, Boosting
 from query_mutator.settings import DirectConfig
 from query_mutator.types import DoubleArray, FloatArray
 

@@ -36,7 +36,6 @@ from query_mutator.confidence import (
 from query_mutator.confidence.crossfit import TrainingTable
 from query_mutator.confidence.features import FEATURES
 from query_mutator.confidence.gain import MOST_ARMS, GainModel, gain_inputs
-from query_mutator.confidence.scorers import SCORERS
 from query_mutator.data.split import FOLDS, fold_of
 from query_mutator.errors import TooFewAnswersError, UsageError
 from query_mutator.learners.plan import Plan
@@ -369,7 +368,7 @@ def learn_arms(
             f"{len(graded)} graded answers to {most} questions in one prompt are too few to learn from; give answers "
             f"to {LEAST_QUESTIONS} questions or more"
         )
-    model = ConfidenceModel.fit(table, candidates=SCORERS, seed=seed)
+    model = ConfidenceModel.fit(table)
     asked = partial(_Arms.asked_in, table, np.array([score for _, score in graded]), model)
     counts = {name: n for name, n in Counter(table.forms).most_common() if questions[name] >= LEAST_QUESTIONS}
     names = list(compared or _shared_prompts(table, counts, together.questions)) if model.report.is_ordered else []

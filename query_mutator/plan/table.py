@@ -205,7 +205,7 @@ def learn_confidence(
                 break
             table.gather([plan], rows)
             asked += rows
-    confidence = ConfidenceModel.fit([answer for answer, _ in table.graded(asked)], seed=seed)
+    confidence = ConfidenceModel.fit([answer for answer, _ in table.graded(asked)])
     confidence.report.check()
     return confidence, {row: QuestionMemory(attempts=dict(table.answers(row))) for row in asked}
 

@@ -18,7 +18,6 @@ from query_mutator.data.loaders import FOLDER, load_questions
 from query_mutator.data.logs import read_logged_replies
 from query_mutator.env.task import CallSettings
 from query_mutator.files.replies import RepliesHead, reply_key, write_replies
-from query_mutator.plan import choose
 from query_mutator.report.run_reader import RunReader
 from query_mutator.testing import StubServer
 from query_mutator.types import ChatRequest, Completion, Question
@@ -37,12 +36,6 @@ CALLS = CallSettings(target_model=MODEL, mutator_model=MODEL, target_max_tokens=
 def is_right(question: Question, form: str) -> bool:
     """Return whether a form's answer is right: each form has half of the questions."""
     return bool(zlib.crc32(question.text.encode()) % 2) == (form == FORMS[0])
-
-
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fit the simplest model of P(right) alone."""
-    monkeypatch.setattr(choose, "SCORERS", ("linear",))
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +135,7 @@ def test_a_log_becomes_a_policy_that_is_evaluated_and_used(
 
 
 def test_no_text_of_the_log_is_in_what_is_saved_and_served(
-    quick: None, tiny_server: StubServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tiny_server: StubServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = written(tmp_path / "private.jsonl", sums(marks=True))
     answers = ["--ollama-url", tiny_server.url, "--target-model", "librarian", "--mutator-model", "softener"]
@@ -168,7 +161,7 @@ def test_no_text_of_the_log_is_in_what_is_saved_and_served(
 
 
 def test_prompts_that_are_no_forms_teach_p_right_and_an_order(
-    quick: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = [{**row, "form": f"my {row['form']}"} for row in sums()]
     assert qm("plan", "--from-logs", written(tmp_path / "log.jsonl", rows), *flags_for(tmp_path)) == 0

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from query_mutator import Rewriter
-from query_mutator.plan import choose
 from query_mutator.testing import StubServer, start_server
 from query_mutator.types import ChatRequest
 from tests.integration.training_runs import the_run
@@ -45,8 +44,7 @@ def servers() -> Iterator[tuple[StubServer, StubServer]]:
 
 
 @pytest.fixture
-def dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(choose, "SCORERS", ("linear",))
+def dataset(tmp_path: Path) -> Path:
     path = tmp_path / "sums.jsonl"
     rows = [
         {"id": f"{a}", "question": f"What is {a} plus {a // 2}?", "accept": [str(a + a // 2)], "about": f"sum {a}"}

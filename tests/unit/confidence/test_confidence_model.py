@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from query_mutator.confidence import Attempt, ConfidenceModel, LoggedAnswer, crossfit, training_table
-from query_mutator.confidence.crossfit import Platt, form_rates, log_loss
+from query_mutator.confidence.crossfit import Platt, form_rates
 from query_mutator.confidence.features import CLOSENESS, FEATURES, LOGPROB, feature_row
-from query_mutator.confidence.scorers import SCORERS, Scorer, conditional_fit, logistic_fit
+from query_mutator.confidence.scorers import conditional_fit, logistic_fit
 from query_mutator.encoder import HashEncoder
 from query_mutator.env.observation import Projection
 from query_mutator.errors import CheckpointError, UsageError
@@ -33,20 +33,8 @@ def rows() -> list[LoggedAnswer]:
 
 
 @pytest.fixture(scope="module")
-def linear(rows: list[LoggedAnswer]) -> ConfidenceModel:
-    return ConfidenceModel.fit(rows, candidates=("linear",))
-
-
-@pytest.fixture(scope="module")
-def both(rows: list[LoggedAnswer]) -> ConfidenceModel:
-    return ConfidenceModel.fit(rows, candidates=("both",), folds=2)
-
-
-@pytest.fixture(params=["linear", "both"])
-def model(request: pytest.FixtureRequest) -> ConfidenceModel:
-    found = request.getfixturevalue(request.param)
-    assert isinstance(found, ConfidenceModel)
-    return found
+def model(rows: list[LoggedAnswer]) -> ConfidenceModel:
+    return ConfidenceModel.fit(rows)
 
 
 def test_probabilities_are_calibrated_out_of_fold(model: ConfidenceModel, rows: list[LoggedAnswer]) -> None:
@@ -77,33 +65,10 @@ def test_submission_is_the_likeliest_answer_and_agreement_counts(model: Confiden
         model.submit(QUESTION, [])
 
 
-def out_of_fold(rows: Any, name: Any, *, folds: int = 5) -> Any:
-    return ConfidenceModel.fit(rows, folds=folds, candidates=(name,)).out_of_fold
-
-
-def test_the_simplest_scorer_that_fits_best_is_chosen_and_answers_are_read_as_gold_says(
-    rows: list[LoggedAnswer],
-) -> None:
-    table = training_table(rows[:200])
-    model = ConfidenceModel.fit(table, folds=2)
-    equal = np.ones(len(table))
-    losses = {name: log_loss(out_of_fold(table, name, folds=2), table.right, equal) for name in SCORERS}
-    assert model.report.scorer == min(SCORERS, key=lambda name: losses[name])
+def test_answers_are_read_as_gold_says(rows: list[LoggedAnswer]) -> None:
     spoken = [replace(row, gold="yes", right=False) for row in rows[:50]]
     spoken += [replace(row, attempt=Attempt(text="12? Yes."), gold="yes", right=True) for row in rows[:50]]
     assert training_table(spoken).kind == "yes_no"
-
-
-def test_both_is_the_mean_of_a_regression_and_of_trees(rows: list[LoggedAnswer]) -> None:
-    table = training_table(rows)
-    linear, trees, both = (
-        Scorer.fit(name, table.columns, table.right, np.ones(len(table)), table.questions, seed=0).log_odds(
-            table.columns
-        )
-        for name in ("linear", "trees", "both")
-    )
-    assert np.abs(linear - trees).max() > 0.1
-    assert both == pytest.approx((linear + trees) / 2)
 
 
 def test_cross_fitting_never_learns_from_the_target_that_it_scores(
@@ -114,14 +79,15 @@ def test_cross_fitting_never_learns_from_the_target_that_it_scores(
     columns[:, FEATURES.index(CLOSENESS)] = table.targets  # a column that tells the spy whose answer it is
     table = replace(table, columns=columns)
     learned: list[set[float]] = []
-    actual = Scorer.fit
+    actual = crossfit.fit_scorer
 
-    def spy(name: Any, columns: Any, *others: Any, **settings: Any) -> Any:
+    def spy(name: Any, columns: Any, *others: Any) -> Any:
         learned.append(set(columns[:, FEATURES.index(CLOSENESS)].tolist()))
-        return actual(name, columns, *others, **settings)
+        return actual(name, columns, *others)
 
-    monkeypatch.setattr(Scorer, "fit", spy)
-    p = out_of_fold(table, "linear", folds=3)
+    for module in ("crossfit", "model"):
+        monkeypatch.setattr(f"query_mutator.confidence.{module}.fit_scorer", spy)
+    p = ConfidenceModel.fit(table, folds=3).out_of_fold
     fold = table.fold_of(3)
     assert len(learned) == 7
     assert all(learned)
@@ -137,7 +103,7 @@ def test_what_only_a_target_tells_is_worth_nothing_out_of_fold() -> None:
         right = bool(rng.random() < 0.5)
         question = f"Thing {number}? " + "w " * int(rng.integers(1, 400))
         rows += [LoggedAnswer(question=question, attempt=Attempt(text="It is so."), right=right) for _ in range(5)]
-    p = out_of_fold(rows, "trees")
+    p = ConfidenceModel.fit(rows).out_of_fold
     assert auroc(p, np.array([row.right for row in rows], dtype=float)) < 0.6
 
 
@@ -145,10 +111,10 @@ def test_weights_count_answers_again_or_not_at_all(rows: list[LoggedAnswer]) -> 
     rows = rows[:240]
     table = training_table(rows)
     half = (table.questions % 2).astype(float)
-    weighted = ConfidenceModel.fit(table, weights=half, candidates=("linear",))
+    weighted = ConfidenceModel.fit(table, weights=half)
     kept = [row for row, weight in zip(rows, half, strict=True) if weight]
     assert weighted.report.answers == len(kept)
-    alone = ConfidenceModel.fit(kept, candidates=("linear",))
+    alone = ConfidenceModel.fit(kept)
     assert weighted.scorer.log_odds(table.columns[:5]) == pytest.approx(
         alone.scorer.log_odds(table.columns[:5]), abs=1e-3
     )
@@ -156,17 +122,17 @@ def test_weights_count_answers_again_or_not_at_all(rows: list[LoggedAnswer]) -> 
 
 def test_an_encoder_adds_closeness_and_must_be_the_same_later(rows: list[LoggedAnswer]) -> None:
     encoder = HashEncoder()
-    model = ConfidenceModel.fit(rows[:200], candidates=("linear",), folds=2, encoder=encoder)
+    model = ConfidenceModel.fit(rows[:200], folds=2, encoder=encoder)
     assert model.p_right(QUESTION, [GOOD, BAD], encoder=encoder).shape == (2,)
     with pytest.raises(UsageError, match="was fitted with encoder"):
         model.p_right(QUESTION, [GOOD])
 
 
 def test_what_is_remembered_changes_nothing_and_is_bounded(
-    linear: ConfidenceModel, monkeypatch: pytest.MonkeyPatch
+    model: ConfidenceModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("query_mutator.confidence.model.MOST_READ", 3)
-    model = ConfidenceModel.from_arrays(linear.to_arrays())
+    model = ConfidenceModel.from_arrays(model.to_arrays())
     attempts = [Attempt(text=f"It is {number}.") for number in range(8)] + [Attempt(text="It is 12. " * 400)]
     first = model.p_alone(QUESTION, attempts)
     assert [model.p_alone(QUESTION, [one])[0] for one in attempts] == first.tolist()
@@ -198,16 +164,15 @@ def about(arrays: dict[str, np.ndarray], **changes: Any) -> dict[str, np.ndarray
         ("about", np.frombuffer(b"[" * 100_000, dtype=np.uint8)), ("calibration", np.array([np.nan, 0])),
         ("calibration", np.array([-1.0, 0])), ("calibration", np.zeros(3)), ("agreement", np.array([np.inf])),
         ("agreement", np.array(["a"])), ("agreement", np.array([{}], dtype=object)), ("reference", np.zeros(5)),
-        ("value", np.zeros((3, 5))), ("value", np.zeros((3, 0))), ("value", "huge"), ("threshold", None),
-        ("column", "beyond"), ("column", "fraction"), ("column", np.zeros((150, 5))), ("threshold", "nan"),
-        ("value", np.zeros((9_000, 64))), ("baseline", np.zeros((1, 1))),
+        ("weights", np.zeros(5)), ("weights", np.zeros((3, 5))), ("weights", "huge"), ("weights", "nan"),
+        ("weights", np.zeros(300_000)), ("means", None), ("scales", "nothing"), ("intercept", np.zeros((1, 1))),
     ],
 )  # fmt: skip
-def test_hostile_arrays_are_refused_in_one_line(both: ConfidenceModel, name: str, value: Any) -> None:
-    arrays = both.to_arrays()
+def test_hostile_arrays_are_refused_in_one_line(model: ConfidenceModel, name: str, value: Any) -> None:
+    arrays = model.to_arrays()
     if isinstance(value, str):
         changed = arrays[name].astype(np.float64)
-        changed[:] = {"beyond": 10_000, "fraction": 0.5, "huge": 1e300, "nan": np.nan}[value]
+        changed[:] = {"nothing": 0.0, "huge": 1e300, "nan": np.nan}[value]
         value = changed
     arrays[name] = value
     with pytest.raises(CheckpointError) as caught:
@@ -220,9 +185,9 @@ def test_hostile_arrays_are_refused_in_one_line(both: ConfidenceModel, name: str
     [{"version": 1}, {"features": []}, {"kind": "magic"}, {"rates": {"a": "b"}}, {"rates": {"a" * 400: 0.0}},
      {"rates": {"a": 1e9}}, {"rates": []}, {"encoder": 3}, {"report": {}}, {"report": None}],
 )  # fmt: skip
-def test_hostile_json_is_refused_in_one_line(linear: ConfidenceModel, changes: dict[str, Any]) -> None:
+def test_hostile_json_is_refused_in_one_line(model: ConfidenceModel, changes: dict[str, Any]) -> None:
     with pytest.raises(CheckpointError):
-        ConfidenceModel.from_arrays(about(linear.to_arrays(), **changes))
+        ConfidenceModel.from_arrays(about(model.to_arrays(), **changes))
 
 
 @pytest.mark.parametrize(
@@ -258,9 +223,9 @@ def test_folds_are_read_again_from_the_checkpoint_of_a_run(
         assert kept == pytest.approx(read, abs=1e-12)
 
 
-def test_an_answer_is_read_next_to_the_wording_that_was_asked(both: ConfidenceModel) -> None:
+def test_an_answer_is_read_next_to_the_wording_that_was_asked(model: ConfidenceModel) -> None:
     cleaned = replace(GOOD, asked=QUESTION)
-    assert both.p_alone("hw many pens lol", [cleaned]) == both.p_alone(QUESTION, [GOOD])
+    assert model.p_alone("hw many pens lol", [cleaned]) == model.p_alone(QUESTION, [GOOD])
 
 
 def test_the_rate_of_a_form_tells_nothing_of_answers_that_are_scored() -> None:
@@ -271,7 +236,7 @@ def test_the_rate_of_a_form_tells_nothing_of_answers_that_are_scored() -> None:
             for at in range(300)
         ]
         right = np.array([row.right for row in rows], dtype=float)
-        return auroc(out_of_fold(rows, "linear"), right)
+        return auroc(ConfidenceModel.fit(rows).out_of_fold, right)
 
     assert told(10) == 1.0  # thirty answers in each
     assert told(300) <= 0.5
@@ -306,11 +271,11 @@ def test_answers_are_known_by_their_arms_where_a_vote_is_right_more_often(
     rows: list[LoggedAnswer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(crossfit, "right_submissions", lambda table, p, *_, agreement: agreement - p.max())
-    model = ConfidenceModel.fit(rows, candidates=("linear",))
+    model = ConfidenceModel.fit(rows)
     assert (model.report.scorer, model.agreement, "not read" in model.report.in_words) == ("arms", 1.0, True)
     twice = [replace(one, form="plain") for one in (GOOD, BAD, BAD)]
     assert model.submit(QUESTION, twice).index == 1
     monkeypatch.setattr(crossfit, "right_submissions", lambda *_, agreement: float(agreement == 0.0))
     best = max(model.rates, key=lambda form: model.rates[form])
     attempts = [*twice, replace(GOOD, form=best)]
-    assert attempts[ConfidenceModel.fit(rows, candidates=("linear",)).submit(QUESTION, attempts).index].form == best
+    assert attempts[ConfidenceModel.fit(rows).submit(QUESTION, attempts).index].form == best

@@ -39,11 +39,6 @@ def run(*arguments: object) -> int:
     return exit_code(logged_arms.main, [str(argument) for argument in arguments], prog="logged_arms")
 
 
-@pytest.fixture(autouse=True)
-def _few_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logged_arms, "CANDIDATES", ("linear",))
-
-
 @pytest.mark.parametrize("texts", [("steps",), ("plain", "steps", "short")])
 def test_learned_submission_beats_the_vote(tmp_path: Path, texts: tuple[str, ...], capsys: Any) -> None:
     logs = write_logs(tmp_path / "logs", train=150, test=120, texts=texts)

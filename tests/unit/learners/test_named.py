@@ -14,10 +14,10 @@ import torch
 
 from ppo.config import PPOConfig
 from ppo.policy import Policy
-from query_mutator.confidence.trees import BoostedTrees, Boosting
 from query_mutator.learners.direct import values_of
 from query_mutator.learners.iqn.learner import QuantileNetwork
 from query_mutator.learners.named import LEARNERS
+from query_mutator.learners.trees import BoostedTrees, Boosting
 from query_mutator.settings import IQNConfig
 
 OBS_DIM, NUM_ACTIONS, MASK = 9, 4, slice(5, 9)

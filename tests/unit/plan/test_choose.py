@@ -14,7 +14,7 @@ from query_mutator.data.logs import LoggedReply
 from query_mutator.data.split import Split
 from query_mutator.errors import DatasetError, UsageError
 from query_mutator.learners.plan import Plan
-from query_mutator.plan import choose, table
+from query_mutator.plan import table
 from query_mutator.plan.choose import AnswerPaths, Fitted, PlanChoice, PlanPoint, choose_from_log
 from query_mutator.plan.table import GradedLog, grade_log
 from query_mutator.rewards import WeightedReward
@@ -24,12 +24,6 @@ from tests.unit.confidence.arithmetic_world import PROMPTS, graded_sums
 
 def learned(answers: list[LoggedAnswer], *, budget: float | None = 2, price: float = 0.0) -> PlanChoice:
     return choose_from_log(answers, budget=budget, price=price, seed=0)
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fit the simplest model of P(right) alone."""
-    monkeypatch.setattr(choose, "SCORERS", ("linear",))
 
 
 def several(found: PlanChoice) -> list[PlanPoint]:

@@ -3,26 +3,23 @@
     n rows, F columns, T trees, D levels, k columns drawn for a tree, C cells: the intervals of all these columns
 
 Symmetric trees are CatBoost's (Prokhorenkova et al. 2018, arXiv:1706.09516): D thresholds and 2^D values, so that a row
-is scored without a walk. They are grown from histograms as LightGBM's are (Ke et al. 2017): one count of gradients over
+is scored without a walk. They are grown from histograms as LightGBM's are (Ke et al. 2017): one count of errors over
 nodes and cells has the gain of every split. An unknown value (NaN) is below all others. Files of strangers hold the
 arrays, so `from_arrays` checks each. docs/log.md compares them with scikit-learn's trees.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
 
+from query_mutator.confidence.scorers import LARGEST, Arrays, real_array
 from query_mutator.errors import CheckpointError
 from query_mutator.types import DoubleArray, IntArray
 
-Arrays = Mapping[str, np.ndarray]
-
-MOST_NUMBERS = 200_000  # of an array in a file
-LARGEST = 1e15  # of a weight or threshold
 _BLOCK = 64  # rows scored at once
 
 
@@ -32,7 +29,6 @@ class Boosting:
 
     trees: int
     learning_rate: float
-    logistic: bool = False  # to outcomes 0 and 1, by log loss; else to values, by least squares
     depth: int = 6
     column_share: float = 0.3  # of the columns, drawn for each tree
     intervals: int = 64  # of a column, at most
@@ -41,7 +37,7 @@ class Boosting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoostedTrees:
-    """Fitted trees: log odds of outcomes, or values."""
+    """Trees fitted to values by least squares."""
 
     column: IntArray  # [T, D]
     threshold: DoubleArray  # [T, D]: the bit of a level is 1 above it
@@ -49,38 +45,25 @@ class BoostedTrees:
     baseline: float
 
     @classmethod
-    def fit(
-        cls,
-        columns: DoubleArray,
-        targets: DoubleArray,
-        weights: DoubleArray | None = None,
-        *,
-        how: Boosting,
-        seed: int,
-    ) -> Self:
-        """Fit to targets [n] of rows [n, F], which count `weights` [n] times."""
+    def fit(cls, columns: DoubleArray, targets: DoubleArray, *, how: Boosting, seed: int) -> Self:
+        """Fit to targets [n] of rows [n, F]."""
         rng = np.random.default_rng(seed)
         binned = _Binned(columns, how.intervals)
-        mean = float(np.average(targets, weights=weights))
-        baseline = float(np.log(mean / (1 - mean))) if how.logistic else mean
+        baseline = float(targets.mean())
         scores = np.full(len(targets), baseline)
         number = how.trees if len(binned.column) else 0  # no column varies: the baseline is all
         column = np.empty((number, how.depth), dtype=np.int64)
         threshold, value = np.empty((number, how.depth)), np.empty((number, 1 << how.depth))
         for tree in range(number):
-            p = 1 / (1 + np.exp(-scores)) if how.logistic else scores
-            gradients, curvatures = targets - p, p * (1 - p) if how.logistic else None
-            if weights is not None:
-                gradients, curvatures = gradients * weights, weights if curvatures is None else curvatures * weights
             drawn = rng.choice(len(binned.column), max(1, round(how.column_share * len(binned.column))), replace=False)
-            growth = _Growth(binned, drawn, gradients, curvatures, how)
+            growth = _Growth(binned, drawn, targets - scores, how)
             column[tree], threshold[tree] = growth.splits()
             value[tree] = growth.leaf_values()
             scores += value[tree][growth.node]
         return cls(column=column, threshold=threshold, value=value, baseline=baseline)
 
     def predict(self, columns: DoubleArray) -> DoubleArray:
-        """Return the log odds or values [n] of rows [n, F]."""
+        """Return the values [n] of rows [n, F]."""
         bits, first = 1 << np.arange(self.column.shape[1]), np.arange(len(self.value)) * self.value.shape[1]
         found = np.empty(len(columns))
         for start in range(0, len(columns), _BLOCK):
@@ -145,18 +128,15 @@ class _Binned:
 class _Growth:
     """One tree while it grows level by level."""
 
-    def __init__(
-        self, binned: _Binned, drawn: IntArray, gradients: DoubleArray, curvatures: DoubleArray | None, how: Boosting
-    ) -> None:
-        """Take the columns drawn [k], and gradients and curvatures [n] of the loss; None for curvatures of 1."""
-        self._binned, self._drawn, self._how = binned, drawn, how
-        self._of_rows = gradients, curvatures
+    def __init__(self, binned: _Binned, drawn: IntArray, errors: DoubleArray, how: Boosting) -> None:
+        """Take the columns drawn [k], and what the trees so far leave of the targets [n]."""
+        self._binned, self._drawn, self._how, self._errors = binned, drawn, how, errors
         sizes = binned.sizes[drawn]
         self._ends = np.cumsum(sizes)
         self._starts = self._ends - sizes
         self._place = np.repeat(np.arange(len(drawn)), sizes)  # [C], the column of each cell
         self._cells = binned.numbers[drawn] + self._starts[:, None]  # [k, n]
-        self.node = np.zeros(len(gradients), dtype=np.int64)  # [n]
+        self.node = np.zeros(len(errors), dtype=np.int64)  # [n]
 
     def splits(self) -> tuple[list[int], list[float]]:
         """Return the column and threshold of each level; afterwards `node` has the leaf of each row."""
@@ -181,31 +161,16 @@ class _Growth:
         return columns, thresholds
 
     def leaf_values(self) -> DoubleArray:
-        """Return a Newton step [2^D] by the learning rate."""
-        slope, curvature = (np.bincount(self.node, of, 1 << self._how.depth) for of in self._of_rows)
-        return np.asarray(self._how.learning_rate * slope / (curvature + self._how.penalty))
+        """Return the shrunk mean errors [2^D] by the learning rate."""
+        errors, rows = (np.bincount(self.node, of, 1 << self._how.depth) for of in (self._errors, None))
+        return np.asarray(self._how.learning_rate * errors / (rows + self._how.penalty))
 
     def _sums(self, rows: slice | IntArray, *, nodes: int) -> DoubleArray:
-        """Return the sums of gradients and curvatures of some rows by node and cell [2, nodes, C]."""
+        """Return the sums of the errors of some rows, and their number, by node and cell [2, nodes, C]."""
         cells = self._cells[:, rows] + len(self._place) * self.node[rows]
-        found = []
-        for of in self._of_rows:
-            weights = None if of is None else np.broadcast_to(of[rows], cells.shape).ravel()
-            found.append(np.bincount(cells.ravel(), weights, nodes * len(self._place)))
+        errors = np.broadcast_to(self._errors[rows], cells.shape).ravel()
+        found = [np.bincount(cells.ravel(), of, nodes * len(self._place)) for of in (errors, None)]
         return np.stack(found).reshape(2, nodes, -1).astype(np.float64, copy=False)
 
     def _gain(self, sums: DoubleArray) -> DoubleArray:
         return np.asarray(sums[0] ** 2 / (sums[1] + self._how.penalty))
-
-
-def real_array(arrays: Arrays, name: str, *, shape: tuple[int | None, ...]) -> DoubleArray:
-    """Return an array of finite numbers of that shape, None for any size; CheckpointError for anything else."""
-    array = arrays.get(name)
-    if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiub" or array.size > MOST_NUMBERS:
-        raise CheckpointError(f"the array `{name}` is missing, too large, or does not hold numbers")
-    fits = array.ndim == len(shape) and all(n in (None, size) for n, size in zip(shape, array.shape, strict=True))
-    if not fits:
-        raise CheckpointError(f"the array `{name}` has the shape {array.shape}; expected {shape}")
-    if not (np.isfinite(array).all() and (np.abs(array.astype(np.float64)) <= LARGEST).all()):
-        raise CheckpointError(f"the array `{name}` has a number that is not finite, or above {LARGEST:g}")
-    return array.astype(np.float64)
