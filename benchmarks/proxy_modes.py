@@ -29,7 +29,7 @@ import requests
 
 from query_mutator.apply import Rewriter
 from query_mutator.apply.proxy.app import Proxy
-from query_mutator.apply.proxy.chat import virtual_name
+from query_mutator.apply.proxy.chat import EACH
 from query_mutator.apply.proxy.server import ProxyServer, listen
 from query_mutator.commands.policy_flags import open_policy
 from query_mutator.commands.serve import ServeFlags, serving
@@ -82,7 +82,7 @@ def main() -> None:
         guard = guard_questions()
         found = {IDENTITY: ask_all(flags, rewriter, questions, guard, rewriter.target_model, arguments.clients)}
         for mode in arguments.modes.split(","):
-            served, name = replace(flags, mode=mode), virtual_name(rewriter.target_model)
+            served, name = replace(flags, mode=mode), EACH.virtual(rewriter.target_model)
             found[mode] = ask_all(served, rewriter, questions, guard, name, arguments.clients)
     for name in found:
         print(json.dumps(row(name, found, questions, guard)), flush=True)

@@ -44,10 +44,12 @@ class Rewrite:
     question: str
     text: str  # the wording whose answer was submitted; without an answer the last one
     form: str = AS_IS  # in which it was asked
+    model: str = ""  # that was asked
     messages: tuple[Message, ...] = ()  # of that request: the wording in its form
     options: Mapping[str, Any] = field(default_factory=dict)  # of that request, such as {"stop": ["\n"]}
     temperature: float = 0.0  # of that request
     answer: str | None  # None if the target was not asked, or no call to it succeeded
+    p_right: float | None = None  # of the answer; None where it was not learned
     steps: tuple[Step, ...]
     calls: int  # to both models
     seconds: float
@@ -84,10 +86,12 @@ def _rewrite(engine: EpisodeEngine, episode: Flow) -> Flow:
         question=engine.episode.original,
         text=text,
         form=form,
+        model=request.model,
         messages=request.messages,
         options=request.options,
         temperature=request.temperature,
         answer=None if chosen is None else chosen.answer,
+        p_right=max(engine.episode.p_right, default=None),
         steps=tuple(played.steps),
         calls=engine.episode.calls,
         seconds=time.monotonic() - started,

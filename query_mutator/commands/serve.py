@@ -18,6 +18,8 @@ from query_mutator.settings import DIRECT
 
 if TYPE_CHECKING:
     from query_mutator.apply.proxy.app import Proxy
+    from query_mutator.apply.proxy.upstream import Address
+    from query_mutator.llm.client import ModelServer
 
 KEY_VARIABLE = "QM_API_KEY"
 UPSTREAM_TIMEOUT_S = 600.0  # of a client's own calls, which may be long
@@ -29,6 +31,7 @@ MAX_CALLS = {"gate": 3, "full": 12}
 class ServeFlags(RunFlags):
     """Answer rewritten questions behind the address of a model server: MODEL+qm is MODEL with rewriting.
 
+    With several --target-model, each NAME@URL, auto+qm asks them one after the other, by the plan.
     Without a flag nothing is cached on disk, and a server that is down is not waited for, whatever the training did.
     """
 
@@ -61,23 +64,32 @@ class ServeFlags(RunFlags):
     api_key: str | None = None
     """Key that clients must send as `Authorization: Bearer KEY`, required where --host is not this machine's own;
     QM_API_KEY sets the default."""
+    log_traffic: str | None = None
+    """File for questions, replies and feedback, for qm plan --from-logs: at most 16 MB, of 30 days."""
+    delete_traffic: str | None = None
+    """Empty such a file, and serve nothing."""
 
 
 def serve(flags: ServeFlags) -> None:
     """Serve until SIGTERM or Ctrl-C; requests that are open then may finish."""
+    from query_mutator.apply.proxy.feedback import delete_traffic
     from query_mutator.apply.proxy.server import ProxyServer, listen
 
+    if flags.delete_traffic is not None:
+        delete_traffic(flags.delete_traffic)
+        note(f"{flags.delete_traffic} is empty")
+        return
     key = flags.api_key or os.environ.get(KEY_VARIABLE) or None
     if key is None and not is_loopback(flags.host):
         raise UsageError(f"--host {flags.host} can be reached from other machines; give a key with --api-key")
     listening = listen(flags.host, flags.port)
     with listening, open_policy(flags) as rewriter:
-        if len(names := rewriter.models.targets) > 1:
-            raise UsageError(f"the plan asks {', '.join(names)}, and qm serve has one model behind it; use qm batch")
+        if len(rewriter.models.targets) > 1 and flags.mode == "gate":
+            raise UsageError("--mode gate asks one model, and the plan asks several; leave it out")
         proxy = serving(flags, rewriter, key)
         host, port = listening.getsockname()[:2]
-        url, model = rewriter.models.choice.urls[0], rewriter.target_model
-        note(f"{url} is served on http://{host}:{port}; {model}+qm is rewritten")
+        virtual = proxy.names.virtual(rewriter.target_model)
+        note(f"served on http://{host}:{port}: {virtual} is rewritten; questions may leave to {proxy.upstream}")
         note(mode_line(flags, rewriter))
         print(f"listening on http://{host}:{port}", flush=True)
         ProxyServer(proxy.application(), listening, proxy.limits).run_until_signal()
@@ -99,24 +111,18 @@ def serving(flags: ServeFlags, rewriter: Rewriter, key: str | None) -> Proxy:
     """Return the proxy of a policy in front of the model server of its target."""
     from query_mutator.apply.proxy.answers import PolicyAnswerer
     from query_mutator.apply.proxy.app import Proxy
+    from query_mutator.apply.proxy.chat import Names
+    from query_mutator.apply.proxy.feedback import Feedback, TrafficLog
     from query_mutator.apply.proxy.metrics import Metrics
     from query_mutator.apply.proxy.server import Access, ClientLimits
-    from query_mutator.apply.proxy.upstream import Address, Upstream
-    from query_mutator.llm.connection import proxy_of
+    from query_mutator.apply.proxy.upstream import Upstream
 
-    calls, model, metrics = flags.max_calls or MAX_CALLS[flags.mode], rewriter.target_model, Metrics()
-    addresses = [
-        Address(
-            url=(url := server.http_url(model).rstrip("/")),
-            root=server.api_root,
-            proxy=proxy_of(url),
-            headers=server.http_headers(model),
-            is_own=server.runs_files,
-        )
-        for server in rewriter.models.calls.servers
-    ]
+    calls, models, metrics = flags.max_calls or MAX_CALLS[flags.mode], rewriter.models, Metrics()
+    addresses = [_address(server, models.target_model) for server in models.calls.servers]
+    names = Names(rewriter.target_model if len(models.targets) > 1 else "")
     upstream = Upstream(
         addresses,
+        arms={name: _address(models.calls.server_of(name), name) for name in models.targets} if names.first else {},
         timeout_s=flags.timeout_s if "timeout_s" in flags.given else UPSTREAM_TIMEOUT_S,
         max_reply_bytes=round(flags.max_reply_mb * 1e6),
     )
@@ -127,6 +133,8 @@ def serving(flags: ServeFlags, rewriter: Rewriter, key: str | None) -> Proxy:
         mode=flags.mode,
         limits=Limits(max_calls=max(1, calls - (flags.mode == "gate")), deadline_s=flags.request_deadline_s),
         max_question_tokens=flags.max_question_tokens,
+        names=names,
+        feedback=Feedback(metrics, None if flags.log_traffic is None else TrafficLog(flags.log_traffic)),
     )
     return Proxy(
         upstream,
@@ -137,3 +145,13 @@ def serving(flags: ServeFlags, rewriter: Rewriter, key: str | None) -> Proxy:
             body_bytes=round(flags.max_body_mb * 1e6), requests=flags.max_requests, drain_s=flags.drain_s
         ),
     )
+
+
+def _address(server: ModelServer, model: str) -> Address:
+    """Return where a server has a model."""
+    from query_mutator.apply.proxy.upstream import Address
+    from query_mutator.llm.connection import proxy_of
+
+    url = server.http_url(model).rstrip("/")
+    headers, root = server.http_headers(model), server.api_root
+    return Address(url=url, root=root, proxy=proxy_of(url), headers=headers, is_own=server.runs_files)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,9 +15,9 @@ from typing import Literal
 import numpy as np
 
 from query_mutator.reading.clauses import content
-from query_mutator.reading.marks import after_mark, options_in
+from query_mutator.reading.marks import after_mark, marked, options_in
 from query_mutator.reading.reply import Kind, asks_verdict, read
-from query_mutator.reading.text import words
+from query_mutator.reading.text import clean, words
 from query_mutator.reading.values import Number, dates_in, numbers_in
 from query_mutator.types import AS_IS, FloatArray, read_part
 
@@ -46,7 +47,12 @@ def kind_of(question: str) -> AnswerKind:
 
 @lru_cache(maxsize=4096)
 def answer_key(text: str, kind: AnswerKind, *, question: str = "") -> str | None:
-    """Return what a reply says, None where it has nothing of the kind; words of the question do not count."""
+    """Return what a reply says, None where it has nothing of the kind; words of the question do not count.
+
+    JSON in which no field is the answer says all that it holds.
+    """
+    if text.lstrip()[:1] in ("{", "[") and (whole := _json_key(text, question)) is not None:
+        return whole
     if kind == "last_number":
         number = next(reversed(numbers_in(text)), None)
         return None if number is None else number_key(number)
@@ -61,6 +67,15 @@ def answer_key(text: str, kind: AnswerKind, *, question: str = "") -> str | None
         return "-".join(map(str, dates[0].value))
     new = content(said_text) - content(question) or content(said_text)
     return " ".join(sorted(new)[:_MOST_KEY_WORDS] if new else words(said_text)) or None
+
+
+def _json_key(text: str, question: str) -> str | None:
+    try:
+        value = json.loads(text, parse_int=float)  # 3 and 3.0 are one number
+    except (ValueError, RecursionError):
+        return None
+    has_answer = any(span.value is not None for span in marked(clean(text), question))
+    return None if has_answer else json.dumps(value, sort_keys=True)
 
 
 def number_key(number: Number) -> str:
@@ -91,6 +106,8 @@ def answer_groups(
 
 
 def _same_words(one: str, other: str, rows: FloatArray | None, at: int, before: int) -> bool:
+    if one[0] in "{[" or other[0] in "{[":  # values of JSON
+        return False
     if rows is not None and float(np.dot(rows[at], rows[before])) >= _SAME_MEANING:
         return True
     words, others = set(one.split()), set(other.split())

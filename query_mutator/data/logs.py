@@ -34,6 +34,7 @@ class LoggedReply:
     form: str
     reply: str
     label: bool | None = None  # whether it is right; None: by gold
+    awaits_label: bool = False  # the row has an empty one
     gold: tuple[str, ...] = ()  # accepted answers
     target: str = ""  # what the question is about; "" if the row does not say
     tags: tuple[str, ...] = ()
@@ -68,6 +69,7 @@ def _reply(row: Mapping[str, Any], where: str) -> LoggedReply:
         form=_form(AS_IS if found["form"] is None else found["form"], where),
         reply=reply,
         label=_truth(found["label"], "label", where),
+        awaits_label=found["label"] is None and ("label" in row or "right" in row),
         gold=gold,
         target="" if found["target"] is None else text_in(found["target"], "target", where),
         tags=tags_in(row, where),

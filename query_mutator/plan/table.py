@@ -276,6 +276,8 @@ def grade_log(
             log.left_out["marked unsafe"] += 1
         elif forms and not {reply.form, reply.arm} & {*forms}:
             log.left_out["in other prompts than --forms"] += 1
+        elif reply.awaits_label and not question.accept:
+            log.left_out["without a grade"] += 1
         elif asked[reply.question, reply.arm] == MOST_ASKED_AGAIN:
             log.left_out["of a question that was asked again and again"] += 1
         else:

@@ -101,7 +101,11 @@ def acting_task(saved: SavedPolicy, models: OpenModels, *, train: Sequence[Quest
     digests = models.calls.servers[0].file_digests()
     if saved.system.first_model == models.target_model and (saved.system.file_digests or digests) != digests:
         logger.warning("%s is another file than in training; results may differ", models.target_model)
-    task = replace(task, gains=saved.gains)
+    gains = saved.gains
+    if gains is not None and task.prices and all(price.is_per_call for price in task.prices.values()):
+        paid = [task.price(task.form_named(arm).model) for arm in gains.arms]
+        gains = replace(gains, prices=np.array(paid))  # those given now
+    task = replace(task, gains=gains)
     if task.actions != saved.actions:
         raise CheckpointError(f"{saved.path} was made for the actions {', '.join(saved.actions)[:SHOWN_CHARS]}")
     return task

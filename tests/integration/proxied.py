@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -91,33 +91,50 @@ def proxy(
 
 
 @contextmanager
+def answering(reply: Callable[[str, dict[str, str], Any], tuple[int, str, bytes]]) -> Iterator[str]:
+    """Serve what a function returns for a path, headers and a body: status, type and content."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            length = int(self.headers.get("Content-Length", 0))
+            headers = {name.lower(): value for name, value in self.headers.items()}
+            status, kind, content = reply(self.path, headers, json.loads(self.rfile.read(length) or "null"))
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        do_GET = do_POST
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    front = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=front.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{front.server_port}"
+    finally:
+        front.shutdown()
+        front.server_close()
+
+
+@contextmanager
 def recording(seen: list[dict[str, Any]], headers: list[dict[str, str]] | None = None) -> Iterator[str]:
     """Serve the librarian and note the bodies of chat requests, by a small forwarding server."""
     with start_server([Librarian(), Softener()], num_parallel=4) as server:
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                seen.append(json.loads(body))
-                if headers is not None:
-                    headers.append({name.lower(): value for name, value in self.headers.items()})
-                reply = requests.post(server.url + self.path, data=body, timeout=10)
-                self.send_response(reply.status_code)
-                self.send_header("Content-Type", reply.headers["Content-Type"])
-                self.send_header("Content-Length", str(len(reply.content)))
-                self.end_headers()
-                self.wfile.write(reply.content)
+        def reply(path: str, sent: dict[str, str], body: Any) -> tuple[int, str, bytes]:
+            if body is None:
+                return 501, "text/plain", b""
+            seen.append(body)
+            if headers is not None:
+                headers.append(sent)
+            found = requests.post(server.url + path, json=body, timeout=10)
+            return found.status_code, found.headers["Content-Type"], found.content
 
-            def log_message(self, *args: object) -> None:
-                pass
-
-        front = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=front.serve_forever, daemon=True).start()
-        try:
-            yield f"http://127.0.0.1:{front.server_port}"
-        finally:
-            front.shutdown()
-            front.server_close()
+        with answering(reply) as url:
+            yield url
 
 
 def _task(encoder: Encoder, chosen: Sequence[Form]) -> Task:

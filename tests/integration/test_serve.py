@@ -8,7 +8,8 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import Any
 
 import ollama
@@ -17,15 +18,17 @@ import pytest
 import requests
 
 from query_mutator import forms
+from query_mutator.apply.proxy import feedback
 from query_mutator.apply.proxy.answers import Mode
 from query_mutator.apply.proxy.chat import answer_of
 from query_mutator.apply.proxy.server import ClientLimits
 from query_mutator.encoder import Encoder
+from query_mutator.errors import UsageError
 from query_mutator.forms import Form, FormContext, Framed
 from query_mutator.learners.plan import Plan
 from query_mutator.testing import StubServer, start_server
 from tests.conftest import Librarian, Softener
-from tests.integration.proxied import KILL, MODEL, SORT, VIRTUAL, answer, chat, proxy, recording
+from tests.integration.proxied import KILL, MODEL, SORT, VIRTUAL, answer, answering, chat, proxy, recording
 from tests.scripted_server import CLOSE, ScriptedServer
 
 # --- what passes ------------------------------------------------------------------------------------------------------
@@ -552,3 +555,118 @@ def test_a_rewrite_has_no_thought(hash_encoder: Encoder, asks_once: bool) -> Non
         reply = chat(url, KILL)
     assert reply.headers["x-qm-decision"] == "rewritten"
     assert answer(reply).endswith("`os.kill` is what you want. Use it.")
+
+
+# --- thoughts in streams ---------------------------------------------------------------------------------------------
+
+ROUTES = ("/api/chat", "/api/generate", "/v1/chat/completions")
+
+
+@contextmanager
+def thinking(style: str) -> Iterator[str]:
+    """Serve a model that thinks of a refusal and answers, or thinks of an answer and refuses, on all routes.
+
+    `style` says where the thought is: in tags, without the first of them, or in a field of that name.
+    """
+
+    def line(path: str, text: str, thought: str) -> str:
+        field = {style: thought} if thought else {}
+        message = {"role": "assistant", "content": text, **field}
+        if path == "/v1/chat/completions":
+            return f"data: {json.dumps({'model': 'm', 'choices': [{'index': 0, 'delta': message}]})}\n\n"
+        said = {"response": text, **field} if path == "/api/generate" else {"message": message}
+        return json.dumps({"model": "m", **said, "done": True}) + "\n"
+
+    def reply(path: str, _: dict[str, str], body: Any) -> tuple[int, str, bytes]:
+        asked = body.get("prompt") or body["messages"][-1]["content"]
+        thought, said = (
+            ("`os.kill` is it. ", REFUSAL) if "kill" in asked else (f"{REFUSAL} ", "`sorted` is it. Use it.")
+        )
+        if body["model"] == "softener":
+            pieces = [("how do i stop it", "")]
+        elif style in ("tags", "unopened"):
+            pieces = [(f"{'<think>' * (style == 'tags')}{thought}", ""), ("</thi", ""), ("nk>", ""), (said, "")]
+        else:
+            pieces = [("", thought), (said, "")]
+        if not body.get("stream", True):
+            pieces = [("".join(text for text, _ in pieces), "")]
+        return 200, "application/json", "".join(line(path, *piece) for piece in pieces).encode()
+
+    with answering(reply) as url:
+        yield url
+
+
+@pytest.mark.parametrize("style", ["tags", "unopened", "reasoning_content", "reasoning", "thinking"])
+def test_no_thought_passes_the_gate_in_a_stream(hash_encoder: Encoder, style: str) -> None:
+    with thinking(style) as upstream, proxy(upstream, hash_encoder) as url:
+
+        def decision(path: str, question: str) -> str:
+            asked = {"prompt": question, "messages": [{"role": "user", "content": question}]}
+            reply = requests.post(f"{url}{path}", json={"model": VIRTUAL, "stream": True, **asked}, timeout=20)
+            assert reply.status_code == 200
+            return reply.headers["x-qm-decision"]
+
+        if style == "unopened":  # the first reply of a model shows that its prompt has the tag
+            assert decision("/api/chat", "what is it") in ("kept", "rewritten")
+        for path in ROUTES:
+            assert (path, decision(path, SORT)) == (path, "kept")
+            assert (path, decision(path, KILL)) == (path, "rewritten")
+
+
+# --- feedback --------------------------------------------------------------------------------------------------------
+
+
+def test_feedback_works_once_and_with_the_key_that_got_the_reply(
+    tiny_server: StubServer, hash_encoder: Encoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feedback, "MAX_WAITING", 2)
+    with proxy(tiny_server.url, hash_encoder) as url:
+
+        def send(body: Any, key: str = "mine", **headers: str) -> int:
+            sent = {"Authorization": f"Bearer {key}", **headers}
+            reply = requests.post(f"{url}/qm/feedback", json=body, headers=sent, timeout=10)
+            assert "zanzibar" not in reply.text
+            return reply.status_code
+
+        def name(key: str = "mine", question: str = SORT) -> str:
+            body = {"model": VIRTUAL, "stream": False, "messages": [{"role": "user", "content": question}]}
+            reply = requests.post(f"{url}/api/chat", json=body, headers={"Authorization": f"Bearer {key}"}, timeout=10)
+            return reply.headers["X-QM-Id"]
+
+        assert "x-qm-id" not in chat(url, SORT, format="json").headers  # which passed
+        first = name()
+        assert re.fullmatch("[0-9a-f]{32}", first)
+        assert [send({"id": first, "right": True}, key) for key in ("other", "mine", "mine")] == [404, 200, 404]
+        for wrong in ({"id": first}, {"id": 5, "right": True}, {"id": first, "right": "zanzibar"}, ["zanzibar"]):
+            assert send(wrong) == 400
+        assert send({"id": "zanzibar", "right": True}) == 404
+        names = [name() for _ in range(3)]  # of which the first one is forgotten, but not that of another key
+        theirs = name("other")
+        assert [send({"id": each, "right": False}) for each in names] == [404, 200, 200]
+        assert send({"id": theirs, "right": True}, "other", Origin="https://evil.example") == 403
+        assert send({"id": theirs, "right": True}, "other") == 200
+        counted = requests.get(f"{url}/metrics", timeout=10).text
+    assert "qm_feedback_right_sum{} 2\nqm_feedback_right_count{} 4\n" in counted
+    assert "qm_feedback_p_right_count" not in counted  # this plan knows no P(right)
+
+
+def test_a_log_of_traffic_is_bounded_by_size_and_age(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feedback, "MAX_LOG_BYTES", 1000)
+    path = tmp_path / "log.jsonl"
+    with pytest.MonkeyPatch.context() as clock:
+        clock.setattr(time, "time", lambda: 1e9)
+        log = feedback.TrafficLog(path)
+        old = log.add({"question": "old"}, None)
+        with pytest.raises(UsageError, match="another qm serve"):
+            feedback.TrafficLog(path)
+    places = [log.add({"question": f"{at:050}"}, None) for at in range(20)]
+    assert path.stat().st_size <= 1000
+    for place in (old, *places):
+        log.grade(place, True)
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert 5 <= len(rows) < 20
+    assert {row["right"] for row in rows} == {True}
+    assert rows[-1]["question"] == f"{19:050}"
+    feedback.delete_traffic(str(path))
+    log.grade(places[-1], False)
+    assert path.read_bytes() == b""

@@ -27,6 +27,7 @@ from query_mutator.apply.proxy.upstream import (
     parsed,
     slices,
 )
+from query_mutator.llm.ollama import with_tag
 from query_mutator.types import MAX_NAME_CHARS, Json
 
 logger = logging.getLogger(__name__)
@@ -34,7 +35,7 @@ logger = logging.getLogger(__name__)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _METRICS = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
-_ONE_MODEL, _REWRITE = "/v1/models/", "/qm/rewrite"
+_ONE_MODEL, _REWRITE, _FEEDBACK = "/v1/models/", "/qm/rewrite", "/qm/feedback"
 _INSTANT = ("/metrics", "/healthz")
 _APIS, _UPLOADS = ("/api/", "/v1/"), "/api/blobs/"
 #: Path of a list of models -> the field that has the rows, the fields of a row that name the model.
@@ -53,7 +54,8 @@ class Proxy:
     def __init__(
         self, upstream: Upstream, answerer: PolicyAnswerer, metrics: Metrics, *, access: Access, limits: ClientLimits
     ) -> None:
-        self._upstream, self._answerer, self._metrics = upstream, answerer, metrics
+        self.upstream, self._answerer, self._metrics = upstream, answerer, metrics
+        self.names, self._feedback = answerer.names, answerer.feedback
         self._access, self.limits = access, limits
         self._open = 0  # requests being answered
 
@@ -69,10 +71,11 @@ class Proxy:
         for path, handler in own.items():
             app.router.add_get(path, handler, allow_head=False)
         app.router.add_post(_REWRITE, self._rewrite)
+        app.router.add_post(_FEEDBACK, self._take_feedback)
         app.router.add_route("*", _UPLOADS + "{digest:.*}", self._upload)
         app.router.add_route("*", "/{path:.*}", self._forward_or_rewrite)
         app.on_response_prepare.append(self._sign)
-        app.cleanup_ctx.append(self._upstream.connected)
+        app.cleanup_ctx.append(self.upstream.connected)
         return app
 
     # --- what every request passes -----------------------------------------------------------------------------------
@@ -144,15 +147,27 @@ class Proxy:
         content = await request.read()
         body = parsed(content) if chat.is_small(content) else None
         messages = body.get("messages") if body is not None else None
-        call = chat.read_call("/api/chat", {"model": chat.virtual_name(""), "messages": messages})
+        call = chat.read_call("/api/chat", {"model": self.names.virtual(""), "messages": messages}, self.names)
         if call is None or not messages:
             raise web.HTTPBadRequest(text='send {"messages": [{"role": "user", "content": "..."}]}')
         return _json(await self._answerer.rewrite(self._exchange(request, call)))
 
+    async def _take_feedback(self, request: web.Request) -> web.Response:
+        """Take a client's grade of a reply, once."""
+        content = await request.read()
+        body = (parsed(content) if chat.is_small(content) else None) or {}
+        name, right = body.get("id"), body.get("right")
+        if not isinstance(name, str) or not isinstance(right, bool):
+            raise web.HTTPBadRequest(text='send {"id": "X-QM-Id of a reply", "right": true} or false')
+        if not self._feedback.take(name, right, request.headers.get("Authorization", "")):
+            raise web.HTTPNotFound(text="no reply of this id waits for feedback from a client with this key")
+        return _json({"status": "ok"})
+
     def _exchange(self, request: web.Request, call: chat.ChatCall) -> Exchange:
         send = partial(self._stream, request, 200)
         skips = request.headers.get("X-QM-Skip", "").lower() not in ("", "0", "false")
-        return Exchange(call=call, path=request.path, headers=self._sent(request), send=send, skips=skips)
+        key = request.headers.get("Authorization", "")
+        return Exchange(call=call, path=request.path, headers=self._sent(request), key=key, send=send, skips=skips)
 
     # --- what goes to the upstream -----------------------------------------------------------------------------------
 
@@ -161,19 +176,21 @@ class Proxy:
         content, path = await request.read(), request.path
         reads = request.method in ("POST", "DELETE") and path.startswith(_APIS) and chat.is_small(content)
         body = parsed(content) if reads else None
-        call, alias = chat.read_call(path, body), chat.virtual_in(body)
+        call, alias = chat.read_call(path, body, self.names), self.names.virtual_in(body)
         if call is not None:
             return await self._answerer.answer(self._exchange(request, call))
         if body is None or alias is None:
             model = chat.model_of(body)
             return await self._forward(request, content if request.body_exists else None, model=model)
-        real = chat.upstream_name(chat.model_of(body) or alias)
+        real = self.names.upstream(chat.model_of(body) or alias)
         if path not in chat.NAMED_PATHS:
-            name, real = alias[:MAX_NAME_CHARS], chat.upstream_name(alias)[:MAX_NAME_CHARS]
+            name, real = alias[:MAX_NAME_CHARS], self.names.upstream(alias)[:MAX_NAME_CHARS]
             raise web.HTTPBadRequest(
                 text=f"{name!r} is {real!r} with rewriting, not a model of the server; name {real!r}"
             )
-        return await self._forward(request, orjson.dumps(chat.upstream_body(body)), model=real, alias=alias)
+        if path in chat.MODEL_PATHS:
+            self._metrics.count("qm_decisions_total", decision="passed", mode="passed", reason=path.rpartition("/")[2])
+        return await self._forward(request, orjson.dumps(self.names.upstream_body(body)), model=real, alias=alias)
 
     async def _upload(self, request: web.Request) -> web.StreamResponse:
         """Forward a request as it arrives."""
@@ -188,20 +205,20 @@ class Proxy:
 
     async def _list(self, request: web.Request) -> web.StreamResponse:
         """Forward a list of models, of all servers that can be reached, with the virtual ones in it."""
-        replies = await self._upstream.lists(request.rel_url.raw_path_qs, self._sent(request, "accept-encoding"))
+        replies = await self.upstream.lists(request.rel_url.raw_path_qs, self._sent(request, "accept-encoding"))
         response, content = next((each for each in replies if each[0].status == 200), replies[0])
         found = [body for each, text in replies if each.status == 200 and (body := parsed(text)) is not None]
-        merged = orjson.dumps(with_virtual(request.path, found)) if found else content
+        merged = orjson.dumps(with_virtual(request.path, found, self.names)) if found else content
         return await self._whole(request, response.status, merged, end_to_end(response.headers))
 
     async def _one_model(self, request: web.Request) -> web.StreamResponse:
         """Describe one model of OpenAI's list; a virtual one as the upstream's, under its own name."""
         name, headers = request.match_info["name"], self._sent(request, "accept-encoding")
-        real = chat.upstream_name(name)
+        real = self.names.upstream(name)
         target = _ONE_MODEL + quote(real, safe="/:")
-        async with self._upstream.send("GET", target, headers, None, model=real) as response:
-            content = await self._upstream.read(response)
-            body = parsed(content) if chat.is_virtual(name) and response.status == 200 else None
+        async with self.upstream.send("GET", target, headers, None, model=real) as response:
+            content = await self.upstream.read(response)
+            body = parsed(content) if self.names.is_virtual(name) and response.status == 200 else None
             if body is not None:
                 content = orjson.dumps({**body, "id": name})
             return await self._whole(request, response.status, content, end_to_end(response.headers))
@@ -214,9 +231,9 @@ class Proxy:
         async with AsyncExitStack() as stack:
             if model is not None and request.path in chat.MODEL_PATHS:
                 stack.enter_context(self._metrics.calling(model))
-            sending = self._upstream.send(request.method, request.rel_url.raw_path_qs, headers, content, model=model)
+            sending = self.upstream.send(request.method, request.rel_url.raw_path_qs, headers, content, model=model)
             response = await stack.enter_async_context(sending)
-            kept, pieces = end_to_end(response.headers), self._upstream.pieces(response, bounded=alias is not None)
+            kept, pieces = end_to_end(response.headers), self.upstream.pieces(response, bounded=alias is not None)
             if alias is not None:
                 kept.popall("Content-Length", None)
                 pieces = chat.renamed_lines(chat.read_lines(pieces), alias)
@@ -264,30 +281,28 @@ def _json(body: object, status: int = 200) -> web.Response:
 
 def _route(path: str) -> str:
     """Return the path as a label: those of the two APIs, and one word for all others."""
-    return path if path in chat.CHAT_PATHS or path in LISTS or path in (*_INSTANT, _REWRITE) else "other"
+    return path if path in chat.CHAT_PATHS or path in LISTS or path in (*_INSTANT, _REWRITE, _FEEDBACK) else "other"
 
 
 # --- lists of models -------------------------------------------------------------------------------------------------
 
 
-def with_virtual(path: str, replies: Sequence[Json]) -> Json:
+def with_virtual(path: str, replies: Sequence[Json], names: chat.Names = chat.EACH) -> Json:
     """Return the lists of several servers as one, in which each model is followed by its virtual one.
 
-    A model that several servers have is listed once.
+    A model that several servers have is listed once; of several that answer, the virtual one is next to the first.
     """
-    field, names = LISTS[path]
+    field, keys = LISTS[path]
     lists = [rows if isinstance(rows := reply.get(field), list) else [] for reply in replies]
     if not isinstance(replies[0].get(field), list):
         return replies[0]
     listed, seen = [], set[str]()
     for row in (row for rows in lists for row in rows):
-        name = str(row.get(names[0])) if isinstance(row, dict) else ""
+        name = str(row.get(keys[0])) if isinstance(row, dict) else ""
         if name and name in seen:
             continue
         seen.add(name)
         listed.append(row)
-        if isinstance(row, dict):
-            listed.append(
-                {**row, **{key: chat.virtual_name(row[key]) for key in names if isinstance(row.get(key), str)}}
-            )
+        if isinstance(row, dict) and (not names.first or with_tag(name) == with_tag(names.first)):
+            listed.append({**row, **{key: names.virtual(row[key]) for key in keys if isinstance(row.get(key), str)}})
     return {**replies[0], field: listed}

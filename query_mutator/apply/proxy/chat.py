@@ -23,6 +23,7 @@ Api = Literal["ollama_chat", "ollama_generate", "openai_chat"]
 T = TypeVar("T", list[Any], Json)
 
 SUFFIX = "+qm"
+AUTO = "auto" + SUFFIX
 CHAT_PATHS: Mapping[str, Api] = {
     "/api/chat": "ollama_chat",
     "/api/generate": "ollama_generate",
@@ -47,51 +48,58 @@ MAX_PARSED_VALUES = 100_000
 _MAX_LINE_BYTES = 64 * 1024  # of a parsed line of a stream; a longer one is a vector, or a picture
 _CHARS_PER_TOKEN = 4
 _RUNNER_OPTIONS = ("num_ctx", "num_batch", "num_gpu", "main_gpu", "use_mmap", "num_thread")  # Ollama's api.Runner
+_FORMATS = ("format", "response_format")
 _NAMES = ("model", "name", "source")  # fields that name a model; older clients send `name`
-#: Fields that a request with a plain question does not have, per API.
+#: Fields that a request with a plain question does not have, per API; the format of replies comes last.
 _SPECIAL: Mapping[Api, tuple[str, ...]] = {
-    "ollama_chat": ("tools", "format", "logprobs"),
-    "ollama_generate": ("images", "suffix", "context", "format", "raw", "template", "logprobs"),
+    "ollama_chat": ("tools", "logprobs", "format"),
+    "ollama_generate": ("images", "suffix", "context", "raw", "template", "logprobs", "format"),
     "openai_chat": (
-        "tools", "tool_choice", "functions", "function_call", "response_format", "logprobs", "audio", "prediction",
+        "tools", "tool_choice", "functions", "function_call", "logprobs", "audio", "prediction",
         "documents", "continue_final_message", "echo", "grammar", "json_schema", "structured_outputs", "structural_tag",
         "regex", "ebnf", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
+        "response_format",
     ),
 }  # fmt: skip
 
 # --- names of models -------------------------------------------------------------------------------------------------
 
 
-def is_virtual(model: object) -> bool:
-    """Return whether a client's model name asks for rewriting: `llama3.2:3b+qm`, and `llama3.2+qm:latest`."""
-    return isinstance(model, str) and SUFFIX in model
+@dataclass(frozen=True, slots=True)
+class Names:
+    """Virtual models: each of the upstream with rewriting, or `auto+qm` alone, behind which several models answer."""
+
+    first: str = ""  # of several models, whose name stands for that of `auto+qm`; "" for one
+
+    def is_virtual(self, model: object) -> bool:
+        """Return whether a client's model name asks for rewriting: `llama3.2:3b+qm`, and `llama3.2+qm:latest`."""
+        return isinstance(model, str) and (with_tag(model) == with_tag(AUTO) if self.first else SUFFIX in model)
+
+    def upstream(self, model: str) -> str:
+        """Return the upstream's name of a model."""
+        return (self.first or model.replace(SUFFIX, "")) if self.is_virtual(model) else model
+
+    def virtual(self, model: str) -> str:
+        """Return the name under which an upstream model is rewritten."""
+        return AUTO if self.first else model + SUFFIX
+
+    def virtual_in(self, body: object) -> str | None:
+        """Return the first virtual name among the models that a request names, None without one."""
+        found = (body.get(name) for name in (*_NAMES, "destination", "from")) if isinstance(body, dict) else ()
+        return next((name for name in found if isinstance(name, str) and self.is_virtual(name)), None)
+
+    def upstream_body(self, body: Json) -> Json:
+        """Return a request with the upstream's names of its models."""
+        return {**body, **{name: self.upstream(body[name]) for name in _NAMES if self.is_virtual(body.get(name))}}
 
 
-def upstream_name(model: str) -> str:
-    """Return the upstream's name of a virtual model."""
-    return model.replace(SUFFIX, "")
-
-
-def virtual_name(model: str) -> str:
-    """Return the name under which an upstream model is rewritten."""
-    return model + SUFFIX
+EACH = Names()  # model has a virtual one
 
 
 def model_of(body: object) -> str | None:
     """Return the model that a request names, None if it names none."""
     found = (body.get(name) for name in _NAMES) if isinstance(body, dict) else ()
     return next((model for model in found if isinstance(model, str) and model), None)
-
-
-def virtual_in(body: object) -> str | None:
-    """Return the first virtual name among the models that a request names, None without one."""
-    found = (body.get(name) for name in (*_NAMES, "destination", "from")) if isinstance(body, dict) else ()
-    return next((name for name in found if isinstance(name, str) and SUFFIX in name), None)
-
-
-def upstream_body(body: Json) -> Json:
-    """Return a request with the upstream's names of its models."""
-    return {**body, **{name: upstream_name(body[name]) for name in _NAMES if is_virtual(body.get(name))}}
 
 
 # --- requests --------------------------------------------------------------------------------------------------------
@@ -134,6 +142,10 @@ class ChatCall:
         messages = self.body.get("messages")
         return [row for row in messages if isinstance(row, dict)] if isinstance(messages, list) else []
 
+    def to(self, model: str) -> ChatCall:
+        """Return the request to another model."""
+        return replace(self, body={**self.body, "model": model})
+
     def runner_options(self, model: str) -> Json:
         """Return the options with which the call's model runs, if that is `model`; others would load it again."""
         is_same = with_tag(model) == with_tag(self.upstream_model)
@@ -146,6 +158,8 @@ class ChatCall:
         """
         if framed.text is not None:
             return True
+        if any(self.body.get(name) for name in _FORMATS):  # whose replies examples and stops do not show
+            return False
         roles = [message.role for message in framed.messages]
         has_words = self.api != "ollama_generate" or roles in (["user"], ["system", "user"])
         options = self.body if self.api == "openai_chat" else self.body.get("options") or {}
@@ -182,13 +196,13 @@ class ChatCall:
         return {**body, "options": {**options, **(body.get("options") or {})}}
 
 
-def read_call(path: str, body: object) -> ChatCall | None:
+def read_call(path: str, body: object, names: Names = EACH) -> ChatCall | None:
     """Return the request if it is one to a virtual model, else None; the upstream judges all others."""
     api = CHAT_PATHS.get(path)
-    if api is None or not isinstance(body, dict) or not is_virtual(body.get("model")):
+    if api is None or not isinstance(body, dict) or not names.is_virtual(body.get("model")):
         return None
     model = body["model"]
-    call = ChatCall(api=api, body={**body, "model": upstream_name(model)}, model=model, question=None)
+    call = ChatCall(api=api, body={**body, "model": names.upstream(model)}, model=model, question=None)
     return replace(call, question=_question(call))
 
 
@@ -223,12 +237,15 @@ _CHAT_HISTORY = re.compile(r"<chat_history>|<context>|<source\b|Chat History:", 
 _CODE = re.compile(r"```|~~~|^(?: {4}|\t)\S", re.MULTILINE)
 
 
-def skip_reason(call: ChatCall, *, max_tokens: int = MAX_QUESTION_TOKENS) -> str | None:
-    """Return in one word why a request passes untouched, None if its question is rewritten."""
+def skip_reason(call: ChatCall, *, max_tokens: int = MAX_QUESTION_TOKENS, keeps_format: bool = False) -> str | None:
+    """Return in one word why a request passes untouched, None if its question is rewritten.
+
+    With `keeps_format` one that sets the format of replies is rewritten too.
+    """
     max_chars = max_tokens * _CHARS_PER_TOKEN
     text = None if call.question is None else call.question[: max_chars + 1]  # a longer one is not searched
-    if call.special is not None:
-        return call.special
+    if (special := call.special) is not None and not (keeps_format and special in _FORMATS):
+        return special
     if any(turn.get("images") for turn in call.turns):
         return "images"
     if (call.api != "ollama_generate" and not call.body.get("messages")) or (text is not None and not text.strip()):
@@ -284,6 +301,13 @@ def _shaped(found: Any, kind: type[T]) -> T:
     if found and not isinstance(found, kind):
         raise UpstreamGone("sent a reply that is not one of a chat")
     return found or kind()
+
+
+def texts_of(api: Api, lines: Sequence[bytes]) -> Iterator[str]:
+    """Yield the texts in lines of a stream; UpstreamGone for one of another shape."""
+    for found in map(parsed, lines) if any(b'"' in line for line in lines) else ():
+        if found is not None:
+            yield text_of(api, found)
 
 
 async def read_lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[list[bytes]]:

@@ -21,6 +21,8 @@ _HELP: Mapping[str, tuple[str, str]] = {
     "qm_in_flight": ("gauge", "Calls at the upstream, by model."),
     "qm_request_seconds": ("histogram", "Seconds until the reply of a virtual model is complete, by mode."),
     "qm_first_byte_seconds": ("histogram", "Seconds until its first byte, by mode."),
+    "qm_feedback_right": ("summary", "Replies with feedback, and how many of them were right."),
+    "qm_feedback_p_right": ("summary", "P(right) of replies with feedback, before it."),
 }
 
 Labels = tuple[tuple[str, str], ...]

@@ -26,7 +26,7 @@ from query_mutator.llm.address import is_loopback
 DISCARD_S = 5.0  # for which a refused client may still send, so that it reads the reply before a reset
 BACKLOG = 2048  # clients that come before the server has started wait
 PREFLIGHT = "Access-Control-Request-Method"  # the header by which a browser asks before it sends
-_EXPOSED = "x-qm-decision, x-qm-operators, x-qm-form, x-qm-calls, x-qm-overhead-ms"
+_EXPOSED = "x-qm-decision, x-qm-operators, x-qm-form, x-qm-model, x-qm-calls, x-qm-overhead-ms, x-qm-id"
 #: Pages that may call, and ends of host names that are never those of a public site; both as Ollama has them.
 _ORIGINS = re.compile(
     r"https?://(localhost|127\.0\.0\.1|0\.0\.0\.0)(:.*)?|(app|file|tauri|vscode-webview|vscode-file)://.*",

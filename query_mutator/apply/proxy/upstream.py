@@ -11,6 +11,7 @@ import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import aiohttp
@@ -87,24 +88,45 @@ class Address:
 
 
 class Upstream:
-    """One or several model servers with different models. `max_reply_bytes` bounds replies that the proxy reads."""
+    """One or several model servers with different models; `arms` have those that a policy chooses from, by name.
+
+    `max_reply_bytes` bounds replies that the proxy reads.
+    """
 
     def __init__(
-        self, addresses: Sequence[Address], *, timeout_s: float, max_reply_bytes: int = MAX_REPLY_BYTES
+        self,
+        addresses: Sequence[Address],
+        *,
+        timeout_s: float,
+        max_reply_bytes: int = MAX_REPLY_BYTES,
+        arms: Mapping[str, Address] = MappingProxyType({}),
     ) -> None:
-        self._addresses = tuple(addresses)
+        self._addresses, self._arms = tuple(addresses), arms
         self._timeout_s, self._max_reply_bytes = timeout_s, max_reply_bytes
         self._session: aiohttp.ClientSession
         self._homes: dict[str, Address] = {}  # of models, by their names with a tag
+
+    def __str__(self) -> str:
+        """Return the addresses that a question may leave to."""
+        return ", ".join(dict.fromkeys(map(str, (*self._addresses, *self._arms.values()))))
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
     @asynccontextmanager
     async def post(self, path: str, body: Mapping[str, Any], headers: Headers) -> AsyncIterator[ClientResponse]:
-        """Send a JSON body with a client's headers and yield the reply; UpstreamError for an error."""
+        """Send a JSON body with a client's headers and yield the reply; UpstreamError for an error.
+
+        An arm of another scheme, host or port than the first address gets none of these headers, which may have a key.
+        """
+        model = body.get("model")
+        arm = self._arms.get(model) if isinstance(model, str) else None
+        if arm is not None and URL(arm.url).origin() != URL(self._addresses[0].url).origin():
+            headers = CIMultiDict()
         sent = end_to_end(headers, "content-type", "accept-encoding")
         sent.update({"Content-Type": "application/json", "Accept-Encoding": "identity"})
-        async with self.send("POST", path, sent, orjson.dumps(body), model=body.get("model")) as reply:
+        async with self.send("POST", path, sent, orjson.dumps(body), model=model, address=arm) as reply:
+            if 300 <= reply.status < 400:
+                raise UpstreamGone(f"{reply.url}: answered with a redirect, which is not followed")
             if reply.status != 200:
                 raise UpstreamError(reply.status, end_to_end(reply.headers), await self.read(reply))
             yield reply
@@ -158,6 +180,10 @@ class Upstream:
             max_field_size=_MAX_HEADER_BYTES,
         ) as self._session:
             yield
+
+    def arms_without(self, path: str) -> list[str]:
+        """Return the models whose servers have another API than that of a path."""
+        return [name for name, arm in self._arms.items() if arm.root and not path.startswith(f"{arm.root}/")]
 
     # --- bodies of replies -------------------------------------------------------------------------------------------
 
