@@ -222,7 +222,6 @@ class Trainer:
             row={**(done.open_row or {})},
             is_row_open=done.open_row is not None,
         )
-        self.invalid_steps_before = self.run.invalid_steps - sum(env.invalid_steps for env in parts.env_list)
         self.losses: dict[str, float] = {}
         self.best_plan: tuple[Plan, ConfidenceModel | None] = Plan(), None
         self.pages = ThreadPoolExecutor(max_workers=1, thread_name_prefix="qm-page")  # calls do not wait for a page
@@ -282,7 +281,7 @@ class Trainer:
         """Write a row of metrics when one is due; one with a periodic evaluation is finished after the next rollout."""
         run, parts = self.run, self.parts
         run.row = {}
-        run.invalid_steps = self.invalid_steps_before + sum(env.invalid_steps for env in parts.env_list)
+        run.invalid_steps = sum(env.invalid_steps for env in parts.env_list)
         if run.is_last or run.updates_done % self.config.log_interval == 0:
             run.row = {**parts.runlog.row(parts.learner), **self.losses, "llm/invalid_steps": run.invalid_steps}
             run.row["counters/env_steps"] = run.env_steps

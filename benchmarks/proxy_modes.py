@@ -31,7 +31,7 @@ from query_mutator.apply import Rewriter
 from query_mutator.apply.proxy.app import Proxy
 from query_mutator.apply.proxy.chat import EACH
 from query_mutator.apply.proxy.server import ProxyServer, listen
-from query_mutator.commands.policy_flags import open_policy
+from query_mutator.commands.policy import open_policy
 from query_mutator.commands.serve import ServeFlags, serving
 from query_mutator.data import guard_questions, split_questions
 from query_mutator.evaluation.outcomes import Outcome

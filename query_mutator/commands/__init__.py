@@ -1,7 +1,7 @@
 """The commands of `qm`: one thin module each, that declares flags, calls the library and prints.
 
 A module imports light rooms at its top; whatever loads torch, pydantic, scipy or matplotlib it imports inside the
-function that needs it. `main` dispatches; `policy_flags` has the flags that several commands share.
+function that needs it. `main` dispatches; `policy` has the flags that several commands share.
 """
 
 from query_mutator.cli.registry import COMMANDS, GROUPS, Command

@@ -26,7 +26,7 @@ from query_mutator.bounds import Prose, defaults
 from query_mutator.cli.console import note, progress
 from query_mutator.cli.flags import Positional
 from query_mutator.cli.outputs import Output, OutputFlags, holding
-from query_mutator.commands.policy_flags import RunAndFlags, open_policy, system_settings
+from query_mutator.commands.policy import RunAndFlags, open_policy, system_settings
 from query_mutator.env.scheduling import Flow
 from query_mutator.errors import EXIT_FAILURES, TooManyFailuresError, UsageError, disk_errors
 from query_mutator.evaluation.methods import Evaluator, metered, outcome_flow

@@ -11,7 +11,7 @@ from query_mutator.apply import Limits, Rewrite, Rewriter
 from query_mutator.bounds import Count, Prose, Seconds
 from query_mutator.cli.flags import Positional
 from query_mutator.cli.outputs import JsonTo, Output, OutputFlags, holding
-from query_mutator.commands.policy_flags import RunAndFlags, max_failure_rate, open_policy
+from query_mutator.commands.policy import RunAndFlags, max_failure_rate, open_policy
 from query_mutator.env.scheduling import Call, Flow, Need, map_needs, run_flow
 from query_mutator.errors import UsageError
 from query_mutator.files import encode, write_text

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from query_mutator.apply import Limits, Rewriter
 from query_mutator.bounds import Count, Megabytes, Million, Port, Seconds
 from query_mutator.cli.console import note
-from query_mutator.commands.policy_flags import RunFlags, open_policy
+from query_mutator.commands.policy import RunFlags, open_policy
 from query_mutator.errors import UsageError
 from query_mutator.learners.plan import Plan, PlanPolicy
 from query_mutator.llm.address import is_loopback

@@ -16,7 +16,7 @@ import pytest
 import requests
 
 from benchmarks.proxy_modes import running
-from query_mutator.commands.policy_flags import open_policy
+from query_mutator.commands.policy import open_policy
 from query_mutator.commands.serve import ServeFlags, serving
 from query_mutator.plan import choose
 from query_mutator.testing import StubServer, start_server
