@@ -18,7 +18,6 @@ import requests
 from benchmarks.proxy_modes import running
 from query_mutator.commands.policy import open_policy
 from query_mutator.commands.serve import ServeFlags, serving
-from query_mutator.plan import choose
 from query_mutator.testing import StubServer, start_server
 from query_mutator.types import ChatRequest
 from tests import qm_command
@@ -27,7 +26,7 @@ from tests.integration.training_runs import the_run
 from tests.qm_command import qm
 from tests.scripted_server import ScriptedServer, http
 
-LATENCIES_MS = {"small": 20.0, "large": 100.0}
+LATENCIES_MS = {"small": 5.0, "large": 50.0}
 RIGHT = {"small": 0.4, "large": 0.8}
 ASKED = range(300, 360)  # sums that no plan was fitted to
 
@@ -78,10 +77,8 @@ def run(servers: dict[str, StubServer], tmp_path_factory: pytest.TempPathFactory
         for name in servers
     ]
     (folder / "log.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(choose, "SCORERS", ("linear",))
-        flags = [*named(servers), "--price", "small=1,large=8", "--budget", "6", "--encoder", "hash"]
-        assert qm("plan", "--from-logs", folder / "log.jsonl", *flags, "--save-dir", folder / "runs") == 0
+    flags = [*named(servers), "--price", "small=1,large=8", "--budget", "6", "--encoder", "hash"]
+    assert qm("plan", "--from-logs", folder / "log.jsonl", *flags, "--save-dir", folder / "runs") == 0
     return the_run(folder)
 
 
