@@ -152,7 +152,6 @@ class ChatRequest:
     deadline: float | None = field(default=None, compare=False, repr=False)  # of time.monotonic, for reply and retries
     #: Environment, its step and the call within it, if a failure is to be found again when the step is played again.
     turn: tuple[int, int, str] | None = field(default=None, compare=False, repr=False)
-    known_key: str = field(default="", init=False, repr=False, compare=False)  # cache of llm.cache.request_key
 
     @classmethod
     def user(cls, text: str, **fields: Any) -> ChatRequest:

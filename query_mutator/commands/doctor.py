@@ -192,11 +192,10 @@ def _keep(
     server: ModelServer, config: DoctorConfig, requests: Sequence[ChatRequest], replies: Sequence[Completion]
 ) -> None:
     """Write replies where those of all runs are kept."""
-    options = {} if config.num_ctx is None else {"num_ctx": config.num_ctx}
-    identity = identity_of([server], extra=str(sorted(options.items())))
     with closing(Store(default_cache_path(), is_cache=True)) as store:
+        identity = identity_of(requests[0].model, [server], num_ctx=config.num_ctx)
         for request, reply in zip(requests, replies, strict=True):
-            store.put(request_key(request, identity=identity(request.model)), request, reply)
+            store.put(request_key(request, identity=identity), request, reply)
 
 
 def _slots(probe: Probe) -> str:

@@ -8,7 +8,6 @@ thread, which then waits, outside the limit on calls in flight. `request_key` sa
 from __future__ import annotations
 
 import hashlib
-import json
 import operator
 import queue
 import threading
@@ -16,11 +15,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from json.encoder import encode_basestring_ascii as quoted
 from typing import NamedTuple, cast
 
 from query_mutator.errors import BackendError
+from query_mutator.files import encode
 from query_mutator.llm.cancellation import CANCELLATION
 from query_mutator.llm.client import Client, ClientWrapper
 from query_mutator.llm.store import Store
@@ -31,7 +29,6 @@ Work = Callable[[], None]
 _Twins = tuple[str, int, bool]
 
 _LEFT = Completion.failed("incomplete", "the call that was shared was cancelled by its caller")  # the others try again
-_encode = json.JSONEncoder(sort_keys=True).encode
 
 
 def is_repeatable(request: ChatRequest) -> bool:
@@ -44,29 +41,14 @@ def request_key(request: ChatRequest, *, identity: str = "") -> str:
 
     The purpose of a call is not part of it: mutator and target may share a reply.
     """
-    if identity:
-        return _key(request, identity)
-    if not request.known_key:  # two threads that get here at once write the same
-        object.__setattr__(request, "known_key", _key(request, request.model))
-    return request.known_key
-
-
-def _key(request: ChatRequest, identity: str) -> str:
-    """Return the sha256 of a JSON list; the numbers are the same from call to call and encoded once."""
-    messages = ", ".join([f"[{quoted(message.role)}, {quoted(message.content)}]" for message in request.messages])
-    numbers = _encoded(request.max_tokens, request.temperature, request.seed, request.sample)
-    options = _encode(dict(request.options)) if request.options else "{}"
-    form = ""
-    if request.json_schema is not None or request.logprobs:
-        form = f", {_encode([request.json_schema, request.logprobs])}"
-    if request.think != "auto":
-        form += f", {quoted(request.think)}"
-    return hashlib.sha256(f"[{quoted(identity)}, [{messages}], {numbers}, {options}{form}]".encode()).hexdigest()
-
-
-@lru_cache(maxsize=256, typed=True)  # typed: 0 and 0.0 are written differently
-def _encoded(*values: float | None) -> str:
-    return _encode(values)[1:-1]
+    decides = [
+        identity or request.model,
+        [[message.role, message.content] for message in request.messages],
+        [request.max_tokens, request.temperature, request.seed, request.sample],
+        dict(request.options),
+        [request.json_schema, request.logprobs, request.think],
+    ]
+    return hashlib.sha256(encode(decides, sort_keys=True)).hexdigest()
 
 
 def join(client: Client, request: ChatRequest, deliver: Deliver) -> Work | None:
@@ -139,7 +121,7 @@ class Cache(ClientWrapper):
     def join(self, request: ChatRequest, deliver: Deliver) -> Work | None:
         """Return the call to make, or None when its reply is stored or an equal request is in flight."""
         if self.is_instant or not is_repeatable(request):
-            return join(self._client, request, lambda reply: self._paid(request, reply, deliver))
+            return lambda: self._paid(request, self._client.complete(request), deliver)
         key = self._stored_key(request)
         if key is not None:
             found = self._find(key, request)
@@ -257,21 +239,13 @@ class _Lead:
     def __call__(self) -> None:
         """Make the call and deliver its completion to all who wait for it."""
         cancellation = CANCELLATION.get()
-
-        def share(reply: Completion) -> None:
-            try:
-                # First, so that a store has the reply before the next equal request arrives.
-                self.cache._paid(self.request, reply, self.deliver)
-            finally:
-                self.share(_LEFT if cancellation.is_set and not reply.ok else reply)
-
+        reply = Completion.failed("cancelled", "the shared call was cancelled")
         try:
-            work = join(self.cache._client, self.request, share)
-            if work is not None:
-                work()
-        except BaseException:
-            self.share(Completion.failed("cancelled", "the shared call was cancelled"))
-            raise
+            reply = self.cache._client.complete(self.request)
+            # First, so that a store has the reply before the next equal request arrives.
+            self.cache._paid(self.request, reply, self.deliver)
+        finally:
+            self.share(_LEFT if cancellation.is_set and not reply.ok else reply)
 
     def share(self, reply: Completion) -> None:
         """Deliver a completion to the others, as one that cost nothing: the call is counted where it was made."""

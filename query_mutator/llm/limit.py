@@ -11,7 +11,6 @@ from __future__ import annotations
 import threading
 import time
 
-from query_mutator.llm.cache import Deliver, Work
 from query_mutator.llm.client import Client, ClientWrapper
 from query_mutator.types import ChatRequest, Completion
 
@@ -35,33 +34,19 @@ class Limit(ClientWrapper):
 
     def complete(self, request: ChatRequest) -> Completion:
         """Return the inner client's reply as soon as there is room for the call, if there is before its deadline."""
-        replies: list[Completion] = []
-        self.join(request, replies.append)()
-        return replies[0]
-
-    def join(self, request: ChatRequest, deliver: Deliver) -> Work:
-        """Return the call to make; it keeps its place until `deliver`, which stores the reply, has returned.
-
-        So no more replies than `limit` are ever received and not stored.
-        """
-
-        def work() -> None:
-            if not self._take(request.deadline):
-                deliver(Completion.failed("timeout", "the deadline passed before there was room for the call"))
-                return
-            try:
-                window = self._window
-                reply = self._client.complete(request)
-                if self._is_adaptive:
-                    self._learn(reply, window)
-                deliver(reply)
-            finally:
-                with self._changed:
-                    self._in_flight -= 1
-                    if self._waiting:
-                        self._changed.notify()
-
-        return work
+        if not self._take(request.deadline):
+            return Completion.failed("timeout", "the deadline passed before there was room for the call")
+        try:
+            window = self._window
+            reply = self._client.complete(request)
+            if self._is_adaptive:
+                self._learn(reply, window)
+            return reply
+        finally:
+            with self._changed:
+                self._in_flight -= 1
+                if self._waiting:
+                    self._changed.notify()
 
     def _take(self, deadline: float | None) -> bool:
         """Take a place as soon as there is one; return whether there was before a time of `time.monotonic()`."""

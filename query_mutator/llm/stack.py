@@ -10,7 +10,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -49,11 +49,6 @@ class ClientStack:
     client: Cache  # without retries, for a scheduler that waits before them itself; counts what its calls cost
     eval_client: Cache  # the same for evaluation, which may have the store of all runs to itself
     identity: Callable[[str], str]  # of the models, for the store
-    elsewhere: Mapping[str, ModelServer] = field(default_factory=dict)  # models that another server has
-
-    def server_of(self, model: str) -> ModelServer:
-        """Return a server that has a model."""
-        return self.elsewhere.get(model, self.servers[0])
 
     @property
     def backend_class(self) -> type[ModelServer]:
@@ -118,12 +113,10 @@ def build_client(
     routes = ByModel(pool, {model: Pool([server], **wait) for model, server in others.items()})
     limit = Limit(routes if others else pool, limit=settings.calls_in_flight, is_adaptive=settings.adaptive)
     cache = None if settings.cache == "off" else _open_cache(settings.cache_path)
-    extra = str(sorted(options.items()))
-    identities = {model: identity_of([server], extra=extra) for model, server in others.items()}
-    at_home = identity_of(servers, extra=extra)
 
+    @functools.cache
     def identity(model: str) -> str:
-        return identities.get(model, at_home)(model)
+        return identity_of(model, [others[model]] if model in others else servers, num_ctx=settings.num_ctx)
 
     return ClientStack(
         servers=servers,
@@ -133,7 +126,6 @@ def build_client(
         client=Cache(limit, identity=identity, shared=None if settings.cache == "eval" else cache),
         eval_client=Cache(limit, identity=identity, shared=cache),
         identity=identity,
-        elsewhere=others,
     )
 
 
@@ -185,24 +177,19 @@ def open_elsewhere(url: str, **how: Any) -> ModelServer:
     return backend.open([url], **how)[0]
 
 
-def identity_of(servers: Sequence[ModelServer], *, extra: str) -> Callable[[str], str]:
-    """Return what names the weights behind a model's name and how they run; it asks the servers once per model.
+def identity_of(model: str, servers: Sequence[ModelServer], *, num_ctx: int | None) -> str:
+    """Return what names the weights behind a model's name and how they run, after asking the servers.
 
-    It returns the model's digest, or its name and server where there is none, and `extra`. BackendError when a server
+    That is the model's digest, or its name and server where there is none, and the context. BackendError when a server
     does not answer, or does not have the model; UsageError when digests differ: a reply would depend on which server
     was free.
     """
-
-    @functools.cache
-    def identity(model: str) -> str:
-        digests = {server.url: server.digest(model) for server in servers}
-        if len(set(filter(None, digests.values()))) > 1:
-            found = ", ".join(f"{url} has {digest[:_SHOWN_CHARS]}" for url, digest in digests.items())
-            raise UsageError(f"{model} is not the same on all servers ({found}): install the same weights on each")
-        names = sorted({digest or f"{model} at {url}" for url, digest in digests.items()})
-        return f"{' '.join(names)} {extra}"
-
-    return identity
+    digests = {server.url: server.digest(model) for server in servers}
+    if len(set(filter(None, digests.values()))) > 1:
+        found = ", ".join(f"{url} has {digest[:_SHOWN_CHARS]}" for url, digest in digests.items())
+        raise UsageError(f"{model} is not the same on all servers ({found}): install the same weights on each")
+    names = sorted({digest or f"{model} at {url}" for url, digest in digests.items()})
+    return f"{' '.join(names)} {num_ctx}"
 
 
 def _open_cache(path: Path | str | None) -> Store | None:

@@ -200,11 +200,11 @@ class Other(Echo):
 def test_models_of_one_name_must_have_one_digest() -> None:
     with start_server({}) as one, start_server({"echo": Other()}) as other:
         servers = [OllamaBackend(one.url), OllamaBackend(other.url)]
-        assert identity_of([servers[0], servers[0]], extra="")("echo")
+        assert identity_of("echo", [servers[0], servers[0]], num_ctx=None)
         with pytest.raises(UsageError, match=rf"echo is not the same.*{other.url} has [0-9a-f]{{12}}.*install"):
-            identity_of(servers, extra="")("echo")
+            identity_of("echo", servers, num_ctx=None)
         with pytest.raises(ModelMissingError, match="ollama pull elsewhere"):
-            identity_of(servers, extra="")("elsewhere")
+            identity_of("elsewhere", servers, num_ctx=None)
         for server in servers:
             server.close()
 
@@ -217,27 +217,6 @@ def test_close_lets_waiting_calls_through() -> None:
         assert gate.entered.acquire(timeout=10)
         limit.close()
         assert [call.result(10).text for call in calls] == ["ok"] * 3
-
-
-def test_a_call_keeps_its_place_until_its_reply_is_delivered() -> None:
-    gate, journaled = Gate(), threading.Event()
-    gate.open.set()
-    client = Cache(Limit(gate, limit=1))
-    deliveries: list[Completion] = []
-
-    def deliver(completion: Completion) -> None:
-        journaled.wait(10)
-        deliveries.append(completion)
-
-    with ThreadPoolExecutor(2) as pool:
-        for text in ("one", "two"):
-            work = client.join(ChatRequest.user(text, model="m"), deliver)
-            assert work is not None
-            pool.submit(work)
-        assert gate.entered.acquire(timeout=10)
-        assert not gate.entered.acquire(timeout=0.05)  # the second call waits for the first one's journal entry
-        journaled.set()
-    assert len(deliveries) == 2
 
 
 @pytest.mark.parametrize("wrap", [lambda gate: Limit(gate, limit=1), Cache], ids=["for room", "for a twin"])

@@ -160,9 +160,9 @@ def test_a_person_can_read_it(store: Store, path: Path) -> None:
 def test_the_identity_is_the_digest_and_what_stands_beside_it() -> None:
     with start_server({}) as server:
         backend = OllamaBackend(server.url)
-        assert identity_of([backend], extra="num_ctx=1")("echo") == f"{backend.digest('echo')} num_ctx=1"
+        assert identity_of("echo", [backend], num_ctx=1) == f"{backend.digest('echo')} 1"
         with pytest.raises(BackendError):
-            identity_of([backend], extra="")("nowhere")
+            identity_of("nowhere", [backend], num_ctx=None)
         backend.close()
 
 
