@@ -13,7 +13,7 @@ import threading
 import time
 from concurrent.futures import Executor
 from contextlib import suppress
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from typing import Self
 
 from query_mutator.llm.client import Client
@@ -102,17 +102,10 @@ CANCELLATION: ContextVar[Cancellation] = ContextVar("cancellation", default=Canc
 
 async def complete_in_thread(client: Client, request: ChatRequest, executor: Executor | None = None) -> Completion:
     """Return a client's completion, awaited; cancelling the task cancels the call."""
-    cancellation = Cancellation()
-
-    def complete() -> Completion:
-        token = CANCELLATION.set(cancellation)
-        try:
-            return client.complete(request)
-        finally:
-            CANCELLATION.reset(token)
-
+    cancellation, context = Cancellation(), copy_context()
+    context.run(CANCELLATION.set, cancellation)
     try:
-        return await asyncio.get_running_loop().run_in_executor(executor, complete)
+        return await asyncio.get_running_loop().run_in_executor(executor, context.run, client.complete, request)
     except asyncio.CancelledError:
         cancellation.cancel()
         raise

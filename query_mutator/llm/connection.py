@@ -1,4 +1,4 @@
-"""The session of `requests` that model calls go over: one server, a sized pool, calls that end in time or when cut.
+"""The connections of `requests` that model calls go over: one server, a sized pool, calls that end in time or when cut.
 
 `requests` bounds each wait for bytes, not a whole call, and lets no other thread end a call that stalls. Connections
 here wait only for the time that the call in flight has left, and give it their socket to shut down.
@@ -12,15 +12,12 @@ import os
 import socket
 import ssl
 from collections.abc import Mapping
-from contextlib import suppress
-from functools import cached_property
 from http.client import CONTINUE, EARLY_HINTS, PROCESSING, HTTPResponse
 from typing import Any
 from urllib.parse import urlsplit
 
-import requests
 from requests.adapters import HTTPAdapter
-from requests.utils import DEFAULT_CA_BUNDLE_PATH, get_environ_proxies, select_proxy
+from requests.utils import DEFAULT_CA_BUNDLE_PATH, default_headers, get_environ_proxies, select_proxy
 from urllib3 import BaseHTTPResponse, Timeout
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import ProtocolError
@@ -69,56 +66,42 @@ def named_with(proxy: str, url: str) -> str:
     return hide_credentials(f"{url} through the proxy {proxy}") if proxy else url
 
 
-class Session(requests.Session):
-    """A session for one server, with proxies and authorities of the environment as `requests` finds them.
+class Session:
+    """The pool of connections to one server, with proxies and authorities of the environment as `requests` finds them.
 
     A key goes to that server alone.
     """
 
     def __init__(self, url: str, *, pool_size: int, headers: Mapping[str, str]) -> None:
-        super().__init__()
-        found = self.merge_environment_settings(url, {}, False, True, None)
-        proxy = proxy_of(url)
-        if url.startswith("https:") and isinstance(found["verify"], str):  # the environment names them
-            authorities()
-        self.proxies = {"all": proxy} if proxy else {}
-        self.verify, self.cert = found["verify"], found["cert"]
-        self._sent_headers = {**self.headers, "Accept": "application/json", **headers}
-        self._adapter = HTTPAdapter(pool_maxsize=pool_size)
+        adapter, proxy = HTTPAdapter(pool_maxsize=pool_size), proxy_of(url)
+        trusted = authorities() if "https:" in (url[:6], proxy[:6]) else None
+        manager = adapter.proxy_manager_for(proxy, proxy_ssl_context=trusted) if proxy else adapter.poolmanager
+        self._pool: Any = manager.connection_from_url(url, pool_kwargs={"ssl_context": trusted} if trusted else None)
+        self._pool.ConnectionCls = _Connection if self._pool.scheme == "http" else _SecureConnection
+        self._sent_headers = {**default_headers(), "Accept": "application/json", **headers}
         self.named = named_with(proxy, url)
-        self.proxy_headers = self._adapter.proxy_headers(proxy) if proxy else {}
+        self.proxy_headers = adapter.proxy_headers(proxy) if proxy else {}
         parts = urlsplit(url)
         is_forwarded = bool(proxy) and parts.scheme == "http"  # by a proxy, which needs the whole address
-        self._url, self._unsent = url, "" if is_forwarded else f"{parts.scheme}://{parts.netloc}"
-
-    @cached_property
-    def _pool(self) -> Any:
-        """Return the connections to the server; an OSError for authorities that cannot be read."""
-        request = self.prepare_request(requests.Request("GET", self._url))
-        adapter: Any = self._adapter
-        pool = adapter.get_connection_with_tls_context(request, self.verify, self.proxies, self.cert)
-        adapter.cert_verify(pool, self._url, self.verify, self.cert)
-        pool.ConnectionCls = _Connection if pool.scheme == "http" else _SecureConnection
-        return pool
+        self._unsent = "" if is_forwarded else f"{parts.scheme}://{parts.netloc}"
 
     def close(self) -> None:
         """Close all connections; idempotent."""
-        with suppress(OSError):  # for authorities that cannot be read
-            self._pool.close()
+        self._pool.close()
 
     def ask(self, method: str, url: str, body: bytes | None, headers: Mapping[str, str]) -> BaseHTTPResponse:
-        """Return the reply with its head read; neither redirects nor cookies, which a session's own `send` handles.
+        """Return the reply with its head read; it may redirect.
 
         A kept connection that the server closes before the first byte is replaced: servers close idle ones at any
         time, and some (llama-server) after every streamed reply.
         """
-        call, pool = CALL.get(), self._pool
+        call = CALL.get()
         request = (method, url.removeprefix(self._unsent), body, {**self._sent_headers, **headers})
         raw = {"retries": False, "assert_same_host": False, "preload_content": False, "decode_content": False}
         while True:
             timeout = Timeout(call.left_s())
             try:
-                reply: BaseHTTPResponse = pool.urlopen(*request, timeout=timeout, **raw)
+                reply: BaseHTTPResponse = self._pool.urlopen(*request, timeout=timeout, **raw)
                 return reply
             except (ProtocolError, OSError):
                 if call.is_first or call.is_answered or call.is_cut:
