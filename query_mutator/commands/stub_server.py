@@ -13,7 +13,7 @@ from query_mutator.bounds import Share
 from query_mutator.errors import UsageError
 from query_mutator.files import decode_object, parse_json
 from query_mutator.llm.recorded import RecordedBackend, recording_address
-from query_mutator.testing import KINDS, Echo, FaultPlan, HashEncoder, ServerSettings, start_server
+from query_mutator.testing import KINDS, Echo, FaultPlan, ServerSettings, start_server
 from query_mutator.testing.models import Answer, PromptError, TextModel, user_text
 from query_mutator.types import ChatRequest
 
@@ -25,7 +25,7 @@ _ENDINGS = (signal.SIGINT, signal.SIGTERM)
 class StubServerFlags(ServerSettings):
     """Answer as an Ollama- and OpenAI-compatible server without a model: echoed, canned or recorded replies.
 
-    Model `echo` answers with words of the prompt, `all-minilm` embeds by a hash. GET /debug/stats has the counters.
+    Model `echo` answers with words of the prompt. GET /debug/stats has the counters.
     """
 
     FIRST: ClassVar[tuple[str, ...]] = (
@@ -59,7 +59,7 @@ def test_server(flags: StubServerFlags) -> None:
     settings = {one.name: getattr(flags, one.name) for one in fields(ServerSettings)}
     # From here on signals are waited for: a handler that raised could strike while a lock is held.
     signal.pthread_sigmask(signal.SIG_BLOCK, _ENDINGS)
-    with start_server(models, encoder=HashEncoder(), faults=faults, **settings) as server:
+    with start_server(models, faults=faults, **settings) as server:
         print(f"listening on {server.url}", flush=True)
         signal.sigwait(_ENDINGS)
         for number in _ENDINGS:  # a second one ends the process at once

@@ -8,14 +8,13 @@ command line. What is offered here loads no numpy.
 """
 
 from query_mutator.testing.calls import KINDS, FaultPlan, Latency, ServerSettings
-from query_mutator.testing.models import Echo, HashEncoder, PromptError, TextModel
+from query_mutator.testing.models import Echo, PromptError, TextModel
 from query_mutator.testing.routes import StubServer, start_server
 
 __all__ = [
     "KINDS",
     "Echo",
     "FaultPlan",
-    "HashEncoder",
     "Latency",
     "PromptError",
     "ServerSettings",

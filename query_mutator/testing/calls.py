@@ -134,16 +134,14 @@ class FaultPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """A request for a text, or for the vectors of `texts`; `fault` is the failure it is to have, if any.
+    """A request for a text; `fault` is the failure it is to have, if any.
 
-    `truncate`: a prompt that does not fit the context loses its beginning (a text to embed its end), else it is HTTP
-    400. `shift`: a reply pushes the prompt out of the context, else it ends there. Ollama 0.9 knows only the `truncate`
-    of embeddings.
+    `truncate`: a prompt that does not fit the context loses its beginning, else it is HTTP 400. `shift`: a reply pushes
+    the prompt out of the context, else it ends there. Ollama 0.9 ignores both.
     """
 
     model: Served
     request: ChatRequest
-    texts: Sequence[str] = ()
     truncate: bool = True
     shift: bool = True
     fault: str | None = None
@@ -163,7 +161,6 @@ class Outcome:
     prompt_tokens: int = 0
     reply_tokens: int = 0
     logprobs: Sequence[Mapping[str, Any]] | None = None  # as Ollama has them, None where none were asked for
-    vectors: list[list[float]] = field(default_factory=list)  # of unit length; an empty text has an empty one
 
     def durations(self) -> dict[str, int]:
         """Return Ollama's counts and durations, in its order."""
@@ -246,11 +243,11 @@ class Calls:
         """Return the model's reply; with `write` its tokens are also streamed over the time the call takes."""
         prompt, cuts_silently = user_text(call.request), self._settings.behave_as == "0.9"
         async with self._slot(call) as (outcome, size):
-            read = self._read(prompt, size, may_cut=call.truncate or cuts_silently, keeps_end=True)
+            read = self._read(prompt, size, may_cut=call.truncate or cuts_silently)
             request = call.request
             if read != prompt:
                 request = replace(request, messages=(Message(role="user", content=read),))
-            said = await self._work(call.model, call.model.answer, request)
+            said = await self._work(call.model, request)
             # A completion has no thoughts, which a text may have.
             text, said = (said, Completion()) if isinstance(said, str) else (said.text, said)
             if said.error is not None and said.error.kind != "empty":
@@ -280,24 +277,6 @@ class Calls:
         outcome.done = call.fault != "incomplete"
         outcome.done_reason = "length" if said.hit_limit or tokens != whole else "stop"
         outcome.reply_tokens = said.completion_tokens or len(tokens)
-        return outcome
-
-    async def embed(self, call: Call) -> Outcome:
-        """Return a unit vector for each text; an empty text never reaches the encoder. No latency is added.
-
-        The faults "empty" and "incomplete" leave out the vectors.
-        """
-        encode, written = call.model.encode, [text for text in call.texts if text]
-        if encode is None:
-            raise PromptError("this model does not support embeddings", status=501)
-        async with self._slot(call) as (outcome, size):
-            written = [self._read(text, size, may_cut=call.truncate, keeps_end=False) for text in written]
-            if call.fault == "stall":
-                await asyncio.Event().wait()
-            rows = iter(await self._work(call.model, encode, written) if written else ())
-            is_there = call.fault not in ("empty", "incomplete")
-            outcome.vectors = [[float(x) for x in next(rows)] if text and is_there else [] for text in call.texts]
-        outcome.prompt_tokens = sum(len(tokens_of(text)) for text in written)
         return outcome
 
     @asynccontextmanager
@@ -366,20 +345,20 @@ class Calls:
         runner = self.loaded[model.weights] = Runner(model, wanted, asyncio.Semaphore(self._settings.num_parallel))
         return runner
 
-    def _read(self, text: str, size: int, *, may_cut: bool, keeps_end: bool) -> str:
+    def _read(self, text: str, size: int, *, may_cut: bool) -> str:
         """Return the part of a text that the model reads; PromptError for one that may not be cut."""
         if len(text) <= size or len(tokens_of(text)) <= size:
             return text
         if not may_cut:
             raise PromptError(_TOO_LONG[self._settings.behave_as])
-        return "".join(tokens_of(text)[-size:] if keeps_end else tokens_of(text)[:size])
+        return "".join(tokens_of(text)[-size:])
 
-    async def _work(self, model: Served, work: Any, item: Any) -> Any:
-        """Return what a model makes of a request or texts; PromptError for whatever it raises, 400 for a UsageError."""
+    async def _work(self, model: Served, request: ChatRequest) -> str | Completion:
+        """Return what a model makes of a request; PromptError for whatever it raises, 400 for a UsageError."""
         try:
             if model.threads is None:
-                return work(item)
-            return await asyncio.get_running_loop().run_in_executor(model.threads, work, item)
+                return model.answer(request)
+            return await asyncio.get_running_loop().run_in_executor(model.threads, model.answer, request)
         except UsageError as error:
             raise error if isinstance(error, PromptError) else PromptError(str(error)) from None
         except Exception as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -15,7 +14,6 @@ from typing import Any, Protocol, TypeAlias, cast
 from query_mutator.errors import UsageError
 from query_mutator.types import ChatRequest, Completion
 
-EMBEDDING_MODEL = "all-minilm"
 #: Words in an answer of `echo`; of a rewrite new ones, and those of the question.
 ANSWER_WORDS, NEW_WORDS, KEPT_WORDS = 30, 3, 11
 
@@ -50,13 +48,12 @@ Answer: TypeAlias = "Callable[[ChatRequest], str | Completion]"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """A model as the server lists and asks it: `answer` is that of a text model, `encode` that of an encoder."""
+    """A model as the server lists and asks it."""
 
     name: str  # without tag
     digest: str
     weights: str  # models with the same share a runner
-    answer: Answer | None = None
-    encode: Callable[[Sequence[str]], Any] | None = None
+    answer: Answer
     parameters: Mapping[str, int] = field(default_factory=dict)  # of the model's file, as num_ctx
     threads: Executor | None = None  # None: it is asked on the event loop
 
@@ -78,12 +75,6 @@ def text_model(name: str, model: TextModel | Answer) -> Served:
         threads=None if getattr(model, "is_instant", False) else threads,
         parameters=getattr(model, "parameters", {}),
     )
-
-
-def embedding_model(encoder: Any) -> Served:
-    """Return what the server needs of an encoder: `encode` gives a unit vector for each text."""
-    name, threads = EMBEDDING_MODEL, ThreadPoolExecutor(1, thread_name_prefix=f"model-{EMBEDDING_MODEL}")
-    return Served(name=name, digest=_sha256(encoder.fingerprint), weights=name, encode=encoder.encode, threads=threads)
 
 
 def user_text(request: ChatRequest) -> str:
@@ -113,22 +104,6 @@ class Echo:
         words = (rest.partition("</question>")[0] if opening else prompt).split() or ["nothing"]
         drawn = [words[byte % len(words)] for byte in hashlib.shake_128(_bytes(prompt)).digest(ANSWER_WORDS)]
         return " ".join([*drawn[:NEW_WORDS], *words[:KEPT_WORDS]] if opening else drawn)
-
-
-class HashEncoder:
-    """Embeds a text as the sum of a random vector for each of its words: texts with the same words are near."""
-
-    dim = 64
-    fingerprint = "testing-hash-64"
-
-    def encode(self, texts: Sequence[str]) -> list[list[float]]:
-        """Return a unit vector for each text."""
-        return [self._row(re.findall(r"\w+", text.lower()) or [text]) for text in texts]
-
-    def _row(self, words: Sequence[str]) -> list[float]:
-        columns = zip(*(hashlib.shake_128(_bytes(word)).digest(self.dim) for word in words), strict=True)
-        sums = [sum(column) - 127.5 * len(words) for column in columns]
-        return [x / math.hypot(*sums) for x in sums]
 
 
 @lru_cache(maxsize=1024)

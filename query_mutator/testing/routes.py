@@ -1,12 +1,11 @@
 """Ollama's and OpenAI's routes and wire formats on the test server's calls.
 
-https://github.com/ollama/ollama/blob/main/docs/api.md; of OpenAI's what Ollama offers: models, chat, embeddings.
+https://github.com/ollama/ollama/blob/main/docs/api.md; of OpenAI's models and chat.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import itertools
 import socket
 import struct
@@ -28,7 +27,6 @@ from query_mutator.testing.models import (
     PromptError,
     Served,
     TextModel,
-    embedding_model,
     text_model,
     user_text,
 )
@@ -67,7 +65,7 @@ class Routes:
         }  # fmt: skip
         posts = {
             "/api/show": self._show, "/api/generate": self._ollama_text, "/api/chat": self._ollama_text,
-            "/api/embed": self._embed, "/v1/chat/completions": self._openai_text, "/v1/embeddings": self._embed,
+            "/v1/chat/completions": self._openai_text,
         }  # fmt: skip
         app.add_routes([web.get(path, handler) for path, handler in gets.items()])
         app.add_routes([web.post(path, handler) for path, handler in posts.items()])
@@ -124,8 +122,8 @@ class Routes:
     ) -> Call:
         """Return the call for a text; PromptError for a model or request that cannot have one."""
         name, model = payload.get("model", ""), self._find(payload)
-        if payload.get("tools") or payload.get("think") or model.answer is None:
-            what = "tools" if payload.get("tools") else "thinking" if payload.get("think") else "chat"
+        if payload.get("tools") or payload.get("think"):
+            what = "tools" if payload.get("tools") else "thinking"
             raise PromptError(f'"{name}" does not support {what}')
         rest = {key: value for key, value in options.items() if key not in _SAMPLING}
         request = ChatRequest(
@@ -160,7 +158,7 @@ class Routes:
             "template": "{{ .Prompt }}",
             "details": _DETAILS,
             "model_info": {"general.architecture": "stub", "stub.context_length": MAX_CONTEXT},
-            "capabilities": ["completion" if model.answer else "embedding"],
+            "capabilities": ["completion"],
         }
         return _json(shown)
 
@@ -193,24 +191,6 @@ class Routes:
             return _reply(last(outcome.text, outcome), fault)
         stream = _Stream(request, "application/x-ndjson")
         return await stream.end(last("", await self._calls.complete(call, write)), fault)
-
-    async def _embed(self, request: web.Request) -> web.Response:
-        payload, fault = await self._call(request)
-        texts = payload.get("input") or []
-        texts = [texts] if isinstance(texts, str) else texts
-        if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-            raise PromptError("invalid input type")
-        asked = ChatRequest(model=payload.get("model", ""), messages=(), options=payload.get("options") or {})
-        call = Call(model=self._find(payload), request=asked, texts=texts, fault=fault, **_limits(payload))
-        outcome = await self._calls.embed(call)
-        rows: Sequence[Any] = outcome.vectors
-        if request.path == "/api/embed":
-            counts = {"prompt_eval_count": outcome.prompt_tokens, "total_duration": outcome.ended - outcome.arrived}
-            return _json({"model": asked.model, "embeddings": rows, **counts}, fault)
-        if payload.get("encoding_format") == "base64":
-            rows = [base64.b64encode(struct.pack(f"<{len(row)}f", *row)).decode() for row in rows]
-        data = [{"object": "embedding", "embedding": row, "index": index} for index, row in enumerate(rows)]
-        return _json({"object": "list", "data": data, "model": asked.model, "usage": _usage(outcome)}, fault)
 
     async def _openai_models(self, request: web.Request) -> web.Response:
         about = {"object": "model", "created": 0, "owned_by": "library"}
@@ -391,11 +371,10 @@ class StubServer(AbstractContextManager["StubServer"]):
 def start_server(
     models: Mapping[str, TextModel | Answer] | Iterable[TextModel],
     *,
-    encoder: Any = None,
     faults: FaultPlan | None = None,
     **settings: Any,
 ) -> StubServer:
-    """Start a server with these models and `echo`; `encoder` serves `all-minilm`, `settings` are ServerSettings.
+    """Start a server with these models and `echo`; `settings` are ServerSettings.
 
     UsageError for a setting out of range or a port that is not available.
     """
@@ -405,5 +384,4 @@ def start_server(
         raise UsageError(str(error)) from None
     named = dict(models) if isinstance(models, Mapping) else {model.name: model for model in models}
     named.setdefault(Echo.name, Echo())
-    served = [text_model(name, model) for name, model in named.items()]
-    return StubServer([*served, *([embedding_model(encoder)] if encoder else [])], checked, faults)
+    return StubServer([text_model(name, model) for name, model in named.items()], checked, faults)

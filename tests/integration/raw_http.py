@@ -9,8 +9,6 @@ import threading
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-import numpy as np
-
 FOREVER_MS = 3_600_000.0
 
 
@@ -44,21 +42,6 @@ class Fragile:
         if "bad" in prompts:
             raise RuntimeError("no answer to that")
         return ["fine"] * len(prompts)
-
-
-class TwoNumbers:
-    """An encoder of two dimensions: the share of vowels, and the rest."""
-
-    name, dim, source, fingerprint = "two", 2, "tests", "two"
-
-    def encode(self, texts: Sequence[str]) -> np.ndarray:
-        vowels = np.array([sum(c in "aeiou" for c in text) for text in texts], dtype=np.float32)
-        others = np.array([len(text) for text in texts], dtype=np.float32) - vowels
-        rows = np.stack([vowels, others], axis=1)
-        return rows / np.linalg.norm(rows, axis=1, keepdims=True)
-
-    def close(self) -> None:
-        pass
 
 
 def send(server: HasPort, method: str, path: str, body: Any = None) -> tuple[int, bytes]:

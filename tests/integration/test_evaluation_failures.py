@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from query_mutator.data import load_questions, split_questions
-from query_mutator.encoder import resolve_encoder
 from query_mutator.env.task import Task
 from query_mutator.evaluation.methods import Evaluator
 from query_mutator.evaluation.outcomes import failure_kinds, mean
@@ -54,7 +53,7 @@ def serve() -> Iterator[Serve]:
 
     def begin(target: Librarian, mutator: Softener | None = None) -> StubServer:
         models: Sequence[Any] = [target, mutator or Softener()]
-        running.append(start_server(models, encoder=resolve_encoder("hash"), num_parallel=16))
+        running.append(start_server(models, num_parallel=16))
         return running[-1]
 
     yield begin
@@ -178,7 +177,7 @@ def test_a_question_beyond_the_context_is_unscored_in_every_evaluation_until_the
         text = text.replace(question, question + " and then" * 1000)
     dataset.write_text(text)
     models: Sequence[Any] = [Librarian(), Softener()]
-    with start_server(models, encoder=resolve_encoder("hash"), num_parallel=16, behave_as=behave_as) as server:
+    with start_server(models, num_parallel=16, behave_as=behave_as) as server:
         argv = [*flags, "--ollama-url", server.url, "--num-ctx", "1024", "--max-failure-rate", "0.9"]
         assert train(*argv) == 0
         capsys.readouterr()

@@ -11,16 +11,15 @@ from contextlib import ExitStack, closing
 import pytest
 
 from query_mutator.commands.main import main
-from query_mutator.encoder import resolve_encoder
 from query_mutator.llm.client import ModelServer
 from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.openai import OpenAIBackend
 from query_mutator.llm.probe import PROBE_TEXT, context_sentence
 from query_mutator.llm.stack import build_client
-from query_mutator.testing import StubServer, start_server
+from query_mutator.testing import Echo, StubServer, start_server
 from query_mutator.types import ChatRequest, Completion
 from tests.conftest import OnUpper, Upper
-from tests.integration.raw_http import TwoNumbers, chat
+from tests.integration.raw_http import chat
 from tests.patience import measured
 
 DEFAULT_ADVICE = "server answers about 1 call at a time: OLLAMA_NUM_PARALLEL=8 ollama serve"
@@ -124,15 +123,13 @@ def test_fewer_calls_are_tried_where_some_fail_and_an_estimate_reads_their_time(
     assert "as the newest replies that are kept" in capsys.readouterr().out
 
 
-def test_an_embedder_is_not_suggested_and_answers_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    with start_server([Upper()], encoder=TwoNumbers()) as server:
+def test_an_embedder_is_not_suggested(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OllamaBackend, "writes_text", lambda self, model: model != "vectors:latest")
+    with start_server({"vectors": Echo(), "upper": Upper()}) as server:
         own = lines_of(capsys, ["--ollama-url", server.url, "--no-probe"])
+        missing = lines_of(capsys, ["--ollama-url", server.url, "--target-model", "vector", "--no-probe"], code=2)
     assert [finding.split(":")[0] for finding in own["model"]] == ["upper"]
-    with start_server([], encoder=TwoNumbers()) as server:
-        missing = lines_of(capsys, ["--ollama-url", server.url, "--target-model", "all-mini", "--no-probe"], code=2)
-        embedder = lines_of(capsys, ["--ollama-url", server.url, "--target-model", "all-minilm"], code=2)
-    assert missing["model"][0].endswith("run `ollama pull all-mini` (installed: echo:latest)")
-    assert "does not support chat" in embedder["slots"][0]
+    assert missing["model"][0].endswith("run `ollama pull vector` (installed: upper:latest, echo:latest)")
 
 
 def test_several_servers_are_set_for_together(capsys: pytest.CaptureFixture[str]) -> None:
@@ -189,7 +186,7 @@ class Talker:
 @pytest.fixture(scope="module", params=["0.9", "0.24"])
 def server(request: pytest.FixtureRequest) -> Iterator[StubServer]:
     models = [Upper(), Talker(), OnUpper("short", num_ctx=128), OnUpper("plain")]
-    with start_server(models, encoder=resolve_encoder("hash"), num_parallel=4, behave_as=request.param) as running:
+    with start_server(models, num_parallel=4, behave_as=request.param) as running:
         running.version = request.param  # type: ignore[attr-defined]
         yield running
 

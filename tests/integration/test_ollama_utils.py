@@ -17,7 +17,6 @@ from ollama_utils import (
     mutate_query,
     query_target_model,
 )
-from query_mutator.encoder import resolve_encoder
 from query_mutator.errors import UsageError
 from query_mutator.llm.stack import build_client
 from query_mutator.operators import OPERATORS, OperatorContext
@@ -46,7 +45,7 @@ class Talker:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[StubServer]:
-    with start_server([Upper(), Talker()], encoder=resolve_encoder("hash"), num_parallel=8) as running:
+    with start_server([Upper(), Talker()], num_parallel=8) as running:
         yield running
 
 

@@ -59,7 +59,6 @@ def without_times(content: bytes) -> list[Any]:
         ("/api/show", {}),
         ("/v1/responses", {"input": "hello"}),
         ("/api/embed", {"input": ["a", "b"]}),
-        ("/v1/embeddings", {"input": "a"}),
         ("/no/such/path", {"a": 1}),
     ],
 )
@@ -140,14 +139,12 @@ def test_every_reply_has_the_model_name_that_the_client_sent(gate: str, stream: 
         ("/api/generate", {"prompt": SORT}),
         ("/v1/chat/completions", {"messages": turns}),
         ("/v1/completions", {"prompt": SORT}),
-        ("/api/embed", {"input": "a"}),
     ):
-        model = "all-minilm+qm" if path == "/api/embed" else VIRTUAL
-        with requests.post(f"{gate}{path}", json={"model": model, "stream": stream, **body}, timeout=20) as reply:
+        with requests.post(f"{gate}{path}", json={"model": VIRTUAL, "stream": stream, **body}, timeout=20) as reply:
             if reply.status_code == 404:  # not every upstream has every path
                 continue
             rows = without_times(reply.content)
-        assert {row["model"] for row in rows if "model" in row} == {model}
+        assert {row["model"] for row in rows if "model" in row} == {VIRTUAL}
 
 
 # --- the modes --------------------------------------------------------------------------------------------------------

@@ -15,7 +15,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
-import numpy as np
 import ollama
 import openai
 import pytest
@@ -24,7 +23,7 @@ from langchain_ollama import ChatOllama
 from pydantic import BaseModel
 
 from query_mutator.apply.proxy.server import ClientLimits
-from query_mutator.encoder import Encoder, resolve_encoder
+from query_mutator.encoder import Encoder
 from query_mutator.testing import StubServer, start_server
 from tests.conftest import Librarian, Softener, Upper
 from tests.integration.proxied import KILL, MODEL, SORT, VIRTUAL, answer, chat, proxy
@@ -392,7 +391,7 @@ class Answer(BaseModel):
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[StubServer]:
-    with start_server([Upper()], encoder=resolve_encoder("hash"), num_parallel=2) as running:
+    with start_server([Upper()], num_parallel=2) as running:
         yield running
 
 
@@ -422,24 +421,7 @@ def test_ollama_structured_format(theirs: ollama.Client) -> None:
     assert theirs.generate("upper", TEXT, format="json").response == f'{{"response": "{TEXT.upper()}"}}'
 
 
-@pytest.mark.slow
-def test_ollama_embed(theirs: ollama.Client) -> None:
-    reply = theirs.embed("all-minilm", [TEXT, "", TEXT])
-    assert reply.embeddings[0] == reply.embeddings[2]
-    assert reply.embeddings[1] == []
-    assert np.linalg.norm(reply.embeddings[0]) == pytest.approx(1, abs=1e-5)
-    assert theirs.embed("all-minilm", TEXT).embeddings == [reply.embeddings[0]]
-
-
 # --- openai ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_openai_embeddings_as_numbers_and_in_base64(openai_client: openai.OpenAI, theirs: ollama.Client) -> None:
-    expected = theirs.embed("all-minilm", TEXT).embeddings[0]
-    coded = openai_client.embeddings.create(model="all-minilm", input=[TEXT, "b"])
-    assert np.allclose(coded.data[0].embedding, expected, atol=1e-7)
-    assert [item.index for item in coded.data] == [0, 1]
 
 
 @pytest.mark.slow

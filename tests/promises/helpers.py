@@ -210,7 +210,7 @@ class ModelServer:
 
     @property
     def prompts(self) -> list[tuple[str, str]]:
-        """Return model and prompt of each call, in order; a text that was embedded is a prompt of all-minilm."""
+        """Return model and prompt of each call, in order."""
         return [(model, prompt) for model, prompt in self.set()["prompts"]]
 
     @property

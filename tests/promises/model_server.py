@@ -10,7 +10,6 @@ models:
     softener    a mutator: drops noise words, corrects some words, says "stop" for "kill"
     echo        answers with the prompt
     endless     writes 10,000 words a long way apart: a megabyte takes a thousand tokens
-    all-minilm  embeds by a hash of the words
 
 The second address has one model, `knobs`: it takes knobs as JSON, and answers with the prompts and keys seen so far.
 """
@@ -28,7 +27,7 @@ from typing import Any
 
 from aiohttp import ClientSession, web
 
-from query_mutator.testing import FaultPlan, HashEncoder, Latency, PromptError, start_server
+from query_mutator.testing import FaultPlan, Latency, PromptError, start_server
 
 #: Known words and answers of `librarian`; tests/promises/helpers.py makes questions of them.
 SHELF = {
@@ -99,15 +98,6 @@ class Model:
         return [MODELS[self.name](text) for text in texts]
 
 
-class Encoder(HashEncoder):
-    """Embeds, and keeps the texts."""
-
-    def encode(self, texts: Sequence[str]) -> list[list[float]]:
-        """Return a unit vector for each text."""
-        prompts.extend(("all-minilm", text) for text in texts)
-        return super().encode(texts)
-
-
 class Knobs:
     """A model that changes knobs and says what the others saw."""
 
@@ -152,7 +142,7 @@ def main() -> None:
     api_key = settings.pop("api_key", None)
     first = {name: settings.pop(name) for name in knobs.keys() & settings.keys()}
     models = [Model(name) for name in MODELS]
-    with start_server(models, encoder=Encoder(), faults=plan, **settings) as server, start_server([Knobs()]) as control:
+    with start_server(models, faults=plan, **settings) as server, start_server([Knobs()]) as control:
         Knobs().reply_many([json.dumps(first)])
 
         def say(url: str) -> None:

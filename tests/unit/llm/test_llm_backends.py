@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from query_mutator.confidence import Attempt
-from query_mutator.encoder import resolve_encoder
 from query_mutator.errors import BackendError, ModelMissingError, ServerDownError, UsageError
 from query_mutator.llm.backends import resolve_backend
 from query_mutator.llm.cache import request_key
@@ -28,7 +27,7 @@ from tests.scripted_server import ScriptedServer, http
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[StubServer]:
-    with start_server([Upper()], encoder=resolve_encoder("hash"), num_parallel=4) as running:
+    with start_server([Upper()], num_parallel=4) as running:
         yield running
 
 

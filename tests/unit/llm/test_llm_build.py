@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from query_mutator.encoder import resolve_encoder
 from query_mutator.errors import ModelMissingError, ServerDownError, UsageError
 from query_mutator.files.gguf_file import gguf_path
 from query_mutator.files.replies import RepliesHead, reply_key, write_replies
@@ -40,7 +39,7 @@ from tests.patience import measured
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[StubServer]:
-    with start_server({}, encoder=resolve_encoder("hash")) as running:
+    with start_server({}) as running:
         yield running
 
 
