@@ -346,12 +346,8 @@ class PhaseScheduler:
                 self._advance(row, reply)
 
     def _advance(self, row: list[Any], result: Any) -> None:
-        from query_mutator.env.scheduling import Prepare
-
         try:
             row[2] = row[1].send(result)
-            while isinstance(row[2], Prepare):
-                row[2] = row[1].send(None)
         except StopIteration as stop:
             self._flows.remove(row)
             self._done.append((row[0], stop.value))

@@ -1,7 +1,7 @@
 """`Rewriter`: a trained policy with its models, for programs; and the flow of its decisions, for the proxy and asyncio.
 
 flow = rewriter.flow(question)
-need = flow.send(None)                # a Call (to mutator or target), Encode or Prepare; send its result, and so on
+need = flow.send(None)                # a Call (to mutator or target) or an Encode; send its result, and so on
 ...                                   # StopIteration.value is the Rewrite
 """
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from query_mutator.env.episode import Asked, Attempt, Episode, QuestionMemory, Rewriting, Wording, why_submitted
-from query_mutator.env.scheduling import Call, Encode, Flow, Prepare
+from query_mutator.env.scheduling import Call, Encode, Flow
 from query_mutator.env.task import Task
 from query_mutator.operators import OperatorContext, local_rewrite, rejecting_guard, would_change
 from query_mutator.operators.base import clean_rewrite
@@ -151,11 +151,7 @@ class EpisodeEngine:
 
     def _answer(self, asked: Asked) -> Flow:
         """Have the target answer a wording in a form; return the Attempt, or the error of a failed call."""
-        text, form = asked
-        if text not in self.episode.vectors:
-            yield Prepare((text,))
-        request = self.task.target(self.episode.index, text, form)
-        answered = yield from self._timed(request, "answer", "target")
+        answered = yield from self._timed(self.task.target(self.episode.index, *asked), "answer", "target")
         if not answered.ok:
             return answered.error
         return (yield from self._attempt(asked, answered, phase="judge"))

@@ -41,9 +41,7 @@ def run_flow(flow: Flow, *, client: Client, encoder: Encoder, retry_policy: Retr
             need = flow.send(result)
         except StopIteration as stop:
             return stop.value
-        if isinstance(need, Prepare):
-            result = None
-        elif isinstance(need, Encode):
+        if isinstance(need, Encode):
             result = encoder.encode(need.texts)
         else:
             result = Retry(client, retry_policy).complete(need.request)
@@ -63,14 +61,7 @@ class Encode:
     texts: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Prepare:
-    """Announce texts that will be encoded after the next call; the flow is sent None at once."""
-
-    texts: tuple[str, ...]
-
-
-Need = Call | Encode | Prepare
+Need = Call | Encode
 Flow = Generator[Need, Any, Any]
 
 
@@ -95,7 +86,7 @@ class _Running:
     tries: Attempts | None = None
 
 
-_Event = tuple[Sequence[_Running | None], Any]  # flows; a Completion, embeddings per flow, or an exception
+_Event = tuple[Sequence[_Running], Any]  # flows; a Completion, embeddings per flow, or an exception
 
 
 class PooledScheduler:
@@ -112,7 +103,7 @@ class PooledScheduler:
         self._waiting_calls: queue.PriorityQueue[tuple[int, int, Work]] = queue.PriorityQueue()
         self._call_ids = itertools.count()  # among calls of equal priority the first comes first
         self._encoders = ThreadPoolExecutor(max_workers=ENCODE_WORKERS, thread_name_prefix="qm-encode")
-        self._to_encode: list[tuple[_Running | None, tuple[str, ...]]] = []  # None: of a flow that does not wait yet
+        self._to_encode: list[tuple[_Running, tuple[str, ...]]] = []
         self._encoding = 0  # batches of texts in flight
         self._timers: list[tuple[float, int, _Running]] = []
         self._timer_ids = itertools.count()
@@ -165,12 +156,7 @@ class PooledScheduler:
                 self._call(running)
                 return
             result = self._encoder.get(need.texts)
-            if isinstance(need, Prepare):
-                if result is None:
-                    self._to_encode.append((None, need.texts))
-                    self._encode_pending()
-                result = None
-            elif result is None:
+            if result is None:
                 self._to_encode.append((running, need.texts))
                 self._encode_pending()
                 return
@@ -222,7 +208,6 @@ class PooledScheduler:
             raise outcome
         if isinstance(outcome, Completion):
             (running,) = flows
-            assert running is not None
             assert running.tries is not None
             delay_s = running.tries.delay_s(outcome.error)
             if delay_s is None:
@@ -233,8 +218,7 @@ class PooledScheduler:
             return True
         self._encoding -= 1
         for running, vectors in zip(flows, outcome, strict=True):
-            if running is not None:
-                self._advance(running, vectors)
+            self._advance(running, vectors)
         self._encode_pending()
         return True
 
@@ -269,9 +253,7 @@ async def run_flow_async(
                 need = flow.send(result)
             except StopIteration as stop:
                 return stop.value
-            if isinstance(need, Prepare):
-                result = None
-            elif isinstance(need, Encode):
+            if isinstance(need, Encode):
                 result = await asyncio.to_thread(encoder.encode, need.texts)
             else:
                 attempts = Attempts(need.request, retry_policy)

@@ -18,7 +18,7 @@ from gymnasium.error import AlreadyPendingCallError, InvalidAction, ResetNeeded
 from query_mutator.encoder import CachedEncoder, Encoder, HashEncoder
 from query_mutator.env.episode import Asked, Attempt, Episode, EpisodeRules
 from query_mutator.env.observation import Observer, Projection
-from query_mutator.env.scheduling import Call, Encode, Flow, PooledScheduler, Prepare, run_flow
+from query_mutator.env.scheduling import Call, Encode, Flow, PooledScheduler, run_flow
 from query_mutator.env.task import Task
 from query_mutator.errors import BackendError
 from query_mutator.llm.cache import Cache
@@ -464,7 +464,6 @@ def ask(text: str, model: str = "librarian") -> Call:
 
 
 def two_calls(text: str) -> Flow:
-    assert (yield Prepare((text,))) is None
     rewritten: Completion = yield ask(f"<question>{text}</question>", "softener")
     answered: Completion = yield ask(rewritten.text)
     vectors = yield Encode((rewritten.text, answered.text))
