@@ -57,8 +57,6 @@ class EpisodeEngine:
         self.guard: str | None = None  # that rejected the rewrite of the current step
         self.turn: tuple[int, int] | None = None
         self._changes = {} if memory is None else memory.changes
-        # The last observed wording, its answer, and their part of the observation.
-        self._observed: tuple[str, Attempt | None, FloatArray] | None = None
 
     @classmethod
     def open(cls, task: Task, index: int, **options: Any) -> EpisodeEngine:
@@ -394,10 +392,7 @@ class EpisodeEngine:
 
     def observe(self) -> FloatArray:
         """Return the observation [O]."""
-        task, episode = self.task, self.episode
-        if self._observed is None or self._observed[0] != episode.text or self._observed[1] is not episode.current:
-            self._observed = (episode.text, episode.current, task.observer.draw(episode))  # the form shows in `used`
-        return task.observer(self._observed[2], episode, self.action_mask())
+        return self.task.observer(self.episode, self.action_mask())
 
     def info(self, *, valid: bool, step_calls: int | None = None) -> dict[str, Any]:
         """Return the info of the current state: of what would be submitted now, and of the episode so far."""

@@ -103,34 +103,28 @@ class Observer:
         """Return O."""
         return int(max(piece.stop for piece in self.slices.values()))
 
-    def draw(self, episode: Episode) -> FloatArray:
-        """Return an observation [O] of the current wording, without what changes between steps on it."""
+    def __call__(self, episode: Episode, action_mask: Sequence[bool]) -> FloatArray:
+        """Return the observation [O]; the mask [A + 2 or 3] is True where allowed, ask, undo and submit included."""
         obs, put = np.zeros(self.size, dtype=np.float32), self.slices
-        vector, answer, first = episode.vectors[episode.text], episode.current, episode.first
+        answer, first, best = episode.current, episode.first, episode.best
+        vector, most_steps = episode.vectors[episode.text], self.rules.max_episode_steps
         obs[put["question"]] = _EMBEDDING_SCALE * self.projection(vector)
-        similarity, verdict = (0.0, 0.0, 0.0), (False, False)
+        similarity, verdict = (0.0, 0.0), (False, False)
         if answer is not None:
             obs[put["answer"]] = _EMBEDDING_SCALE * self.projection(answer.answer_vector)
-            similarity = (centered(answer.closeness), centered(answer.fit), 0.0)
-            verdict = answer.verdicts
+            similarity, verdict = (centered(answer.closeness), centered(answer.fit)), answer.verdicts
+        assured = 0.0 if best is None else centered(episode.assurance)
         drift = _COSINE_SCALE * (1.0 - cosine(episode.vectors[episode.original], vector))
         first_verdicts = (False, False) if first is None else first.verdicts
-        words, progress = _words_in(episode.text[:READ_CHARS]), (0.0, episode.text == episode.original)
+        words = _words_in(episode.text[:READ_CHARS])
+        progress = (episode.steps / most_steps, episode.text == episode.original)
         # In the order of `_SCALARS`, whose columns are adjacent.
         scalars = slice(put["similarity"].start, put["progress"].stop)
-        obs[scalars] = (*similarity, drift, *verdict, *first_verdicts, *words, *progress)
-        return obs
-
-    def __call__(self, drawn: FloatArray, episode: Episode, action_mask: Sequence[bool]) -> FloatArray:
-        """Return the observation [O]; the mask [A + 2 or 3] is True where allowed, ask, undo and submit included."""
-        obs, put, best, most_steps = drawn.copy(), self.slices, episode.best, self.rules.max_episode_steps
-        if best is not None:
-            obs[put["similarity"].stop - 1] = centered(episode.assurance)
-        obs[put["progress"].start] = episode.steps / most_steps
+        obs[scalars] = (*similarity, assured, drift, *verdict, *first_verdicts, *words, *progress)
         obs[put["used"].start : put["closed"].stop] = [*episode.used, *(not allowed for allowed in action_mask)]
         if self.rules.policy_asks:
             ask_fraction = len(episode.known) / (self.rules.max_asks or most_steps)
-            obs[put["asked"]] = (episode.current is not None, best is not None, ask_fraction)
+            obs[put["asked"]] = (answer is not None, best is not None, ask_fraction)
             if best is not None:
                 obs[put["best"]] = (*best.verdicts, centered(best.closeness))
             obs[put["price"]] = PRICE_SCALE * episode.call_price

@@ -385,7 +385,7 @@ def seen(see: Observer, action_mask: Sequence[bool], **fields: Any) -> FloatArra
     vectors = {original: np.array([1.0, 0.0, 0.0], dtype=np.float32), text: NORTH}
     state = {"known": known, "vectors": vectors, "used": [False, True, False], "steps": 2, "best": FIRST} | fields
     episode = Episode(index=0, original=original, text=text, **state)
-    return see(see.draw(episode), episode, action_mask)
+    return see(episode, action_mask)
 
 
 MakeScheduler = Callable[[Client], PooledScheduler]
