@@ -33,6 +33,7 @@ import operator
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, Literal, SupportsIndex, get_args
 
 import gymnasium as gym
@@ -193,12 +194,12 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
         return "(not reset)" if self.episode is None else self.episode.describe()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the whole state as plain types and tensors."""
+        """Return the whole state as plain types and arrays."""
         return {
             "rng": self.np_random.bit_generator.state,
             "order": list(self._questions.waiting),
             "left_out": sorted(self._questions.left_out),
-            "episode": self.episode.to_state() if self.episode is not None else None,
+            "episode": None if self.episode is None else asdict(self.episode),
             "steps": self.total_steps,
             "episodes": self.total_episodes,
             "invalid_steps": self.invalid_steps,

@@ -1,10 +1,11 @@
 """One episode: its rules, the attempts at a question, and which of them would be submitted.
 
-Episodes are saved in checkpoints as plain types and tensors, so that a run resumes in the middle of them.
+Episodes are saved in checkpoints as plain types and arrays, so that a run resumes in the middle of them.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, get_args
@@ -31,14 +32,6 @@ Asked = tuple[str, str]
 
 #: An operator's number, the text it is applied to, and the form in which that is answered: some use the answer.
 Wording = tuple[int, str, str | None]
-
-_VECTORS = ("text_vector", "answer_vector")
-
-
-def _tensor(vector: FloatArray) -> Any:
-    import torch
-
-    return torch.from_numpy(np.array(vector))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,16 +100,10 @@ class Attempt:
         refused, not_sure = self.verdicts
         return not refused, not not_sure, self.fit
 
-    def to_state(self) -> dict[str, Any]:
-        """Return plain types and tensors."""
-        vectors = {name: _tensor(getattr(self, name)) for name in _VECTORS}
-        reward = {"score": self.reward.score, "parts": dict(self.reward.parts)}
-        return {name: getattr(self, name) for name in self.__slots__} | vectors | {"reward": reward}
-
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Attempt:
-        """Return the attempt saved by `to_state`, whose tensors may be arrays."""
-        vectors = {name: np.array(state[name]) for name in _VECTORS}
+        """Return the attempt that `asdict` saved; its arrays may be tensors."""
+        vectors = {name: np.array(state[name]) for name in ("text_vector", "answer_vector")}
         return cls(**{**state, **vectors, "reward": Reward(**state["reward"])})
 
 
@@ -187,33 +174,13 @@ class Episode:
         answer = "(not asked)" if self.current is None else self.current.answer
         return f"{self.original}\n  {actions}\n{self.text}\n  {answer}"
 
-    def to_state(self) -> dict[str, Any]:
-        """Return plain types and tensors."""
-        return {name: getattr(self, name) for name in self.__slots__} | {
-            "vectors": {text: _tensor(vector) for text, vector in self.vectors.items()},
-            "used": list(self.used),
-            "known": [attempt.to_state() for attempt in self.known.values()],
-            "best": self.best and list(self.best.asked),
-            "p_right": list(self.p_right),
-            "tried": sorted(self.tried),
-            "names": list(self.names),
-        }
-
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Episode:
-        """Return the episode saved by `to_state`."""
-        attempts = [Attempt.from_state(attempt) for attempt in state["known"]]
-        known = {attempt.asked: attempt for attempt in attempts}
-        others: dict[str, Any] = {
-            "vectors": {text: np.array(vector) for text, vector in state["vectors"].items()},
-            "used": list(state["used"]),
-            "known": known,
-            "best": state["best"] and known[tuple(state["best"])],
-            "p_right": tuple(state["p_right"]),
-            "tried": {(text, action) for text, action in state["tried"]},
-            "names": list(state["names"]),
-        }
-        return cls(**{**state, **others})
+        """Return the episode that `asdict` saved; its arrays may be tensors."""
+        known = {asked: Attempt.from_state(attempt) for asked, attempt in state["known"].items()}
+        vectors = {text: np.array(vector) for text, vector in state["vectors"].items()}
+        best = state["best"] and known[state["best"]["text"], state["best"]["form"]]
+        return cls(**copy.deepcopy(dict(state)) | {"vectors": vectors, "known": known, "best": best})
 
 
 class Rewriting(NamedTuple):

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from ppo.frozen import InferencePolicy, action_streams
 from query_mutator.env.observation import PRICE_SCALE
 from query_mutator.errors import CheckpointError
-from query_mutator.learners.learner import Acted, Learner, Steps, tensors
+from query_mutator.learners.learner import Acted, Learner, Steps
 from query_mutator.learners.trees import BoostedTrees, Boosting
 from query_mutator.settings import DirectConfig
 from query_mutator.types import DoubleArray, FloatArray
@@ -219,14 +219,14 @@ class DirectMethod(Learner):
         return prices
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the whole state as tensors and plain types."""
+        """Return the whole state as arrays and plain types."""
         self._merge()
         steps = {name: parts[0] for name, parts in self._steps.items() if parts}
         return {
             **super().state_dict(),
-            "policy": tensors(self.frozen.state),
+            "policy": self.frozen.state,
             "optimizer": {
-                "steps": tensors(steps),
+                "steps": steps,
                 "episodes": self._episodes.tolist(),
                 "fitted_to": self._fitted_to,
                 "is_fitting": self._fitting is not None,

@@ -116,7 +116,7 @@ class Learner:
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the counts and random streams; a learner adds its weights under `policy`, tensors and plain types."""
+        """Return the counts and random streams; a learner adds its weights under `policy`, arrays or tensors."""
         return {
             "optimizer": {},
             "rng": {"actions": [rng.bit_generator.state for rng in self.rngs]},
@@ -130,13 +130,6 @@ class Learner:
         self.updates_done = int(state["updates_done"])
         for name in COUNTS:
             setattr(self, name, int(state["counts"][name]))
-
-
-def tensors(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
-    """Return copies of arrays as tensors, for a checkpoint."""
-    import torch
-
-    return {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,8 +175,8 @@ class BaseLearner(Learner):
         return self.choose(self.weights, obs, [self.rngs[env] for env in env_ids], greedy=False)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the whole state as tensors and plain types."""
-        return {**super().state_dict(), "policy": tensors(self.weights)}
+        """Return the whole state as arrays and plain types."""
+        return {**super().state_dict(), "policy": self.weights}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state_dict`; ValueError for a state of other sizes."""

@@ -17,7 +17,6 @@ from query_mutator.env.observation import Projection
 from query_mutator.errors import CheckpointError, UsageError
 from query_mutator.files import as_type, disk_errors, read_checked_json, sync_folder
 from query_mutator.files.run_dir import first_readable
-from query_mutator.learners.learner import tensors
 from query_mutator.llm.cache import CallTotals
 from query_mutator.session.policy_file import POLICY_FILE, SHOWN_CHARS
 
@@ -60,11 +59,11 @@ class Checkpoint:
         models: list[ConfidenceModel] = [] if model is None else [model, *model.fold_models]
         state = {
             "learner": self.learner,
-            "projection": tensors({"mean": self.projection.mean, "components": self.projection.components}),
+            "projection": asdict(self.projection),
             "file_digests": list(self.file_digests),
             "progress": asdict(self.progress) | {"totals": self.progress.totals._asdict()},
             "envs": self.envs,
-            "confidence": [tensors(one.to_arrays()) for one in models],
+            "confidence": [one.to_arrays() for one in models],
             "fold_of": {} if model is None else dict(model.fold_of),
         }
         newest = run / RESUME

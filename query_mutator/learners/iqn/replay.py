@@ -73,14 +73,13 @@ class NStep:
         return done
 
     def state_dict(self) -> list[list[dict[str, Any]]]:
-        """Return the waiting steps as plain types."""
-        return [[{**asdict(one), "obs": one.obs.tolist()} for one in pending] for pending in self._pending]
+        """Return the waiting steps as arrays and plain types."""
+        return [[asdict(one) for one in pending] for pending in self._pending]
 
     def load_state_dict(self, state: list[list[Mapping[str, Any]]]) -> None:
         """Resume from a `state_dict`."""
         self._pending = [
-            deque(_Pending(**{**one, "obs": np.array(one["obs"], dtype=np.float32)}) for one in pending)
-            for pending in state
+            deque(_Pending(**{**one, "obs": np.array(one["obs"])}) for one in pending) for pending in state
         ]
 
 
@@ -151,11 +150,11 @@ class Replay:
         self._sampler.update(slots, priorities**self.alpha)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the transitions and their priorities: tensors and plain types."""
+        """Return the transitions and their priorities: arrays and plain types."""
         size = len(self)
         return {
-            **{name: torch.from_numpy(column[:size].copy()) for name, column in self._columns.items()},
-            "priorities": torch.from_numpy(self._sampler[np.arange(size)]),
+            **{name: column[:size].copy() for name, column in self._columns.items()},
+            "priorities": self._sampler[np.arange(size)],
             "largest": self.largest_priority,
             "added": self.added,
         }
@@ -166,6 +165,6 @@ class Replay:
         if size > self.capacity or size != min(state["added"], self.capacity):
             raise ValueError(f"the checkpoint's replay holds {size} transitions; use replay_size={max(1, size)}")
         for name, column in self._columns.items():
-            column[:size] = state[name].numpy()
+            column[:size] = state[name]
         self.largest_priority, self.added = float(state["largest"]), int(state["added"])
-        self._sampler.update(np.arange(size), state["priorities"].numpy())
+        self._sampler.update(np.arange(size), np.array(state["priorities"]))

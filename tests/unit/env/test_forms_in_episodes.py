@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -82,7 +82,7 @@ def test_every_step_asks_in_the_form_once(tiny_task: MakeTask, tiny_client: Clie
     assert client.prompts("target") == ["plz sort my list", "Question: plz sort my list\nAnswer:"]
     assert (info["calls"], info["asks"]) == (2, 2)
     assert not env.action_masks()[FRAME]
-    again = Episode.from_state(env.episode.to_state())
+    again = Episode.from_state(asdict(env.episode))
     assert (again.asked, list(again.known), again.best.asked) == (
         env.episode.asked,
         list(env.episode.known),
