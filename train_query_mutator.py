@@ -64,7 +64,7 @@ from query_mutator.training.callbacks import (
     server_worked_before,
 )
 from query_mutator.training.config import PROG, TrainConfig, parse_config, remarks
-from query_mutator.training.estimate import check_run, estimate
+from query_mutator.training.estimate import check_run, estimate, use_device
 from query_mutator.training.known_steps import recall
 from query_mutator.training.loop import TrainingLoop, make_loop
 from query_mutator.training.run_folder import (
@@ -90,6 +90,7 @@ def main(argv: Sequence[str], *, prog: str = PROG) -> int:
         if config.dry_run:
             split = split_dataset(config)
             check_run(config, split)
+            use_device(config)
             note(*remarks(config))
             print(estimate(config, split, is_live=not is_instant(config)))
             return 0
@@ -137,6 +138,7 @@ def build(config: TrainConfig, checkpoint: Checkpoint | None, stack: ExitStack) 
     check_run(config, split)
     ray = stack.enter_context(connected(config.ray_address)) if config.engine == "ray" else None
     models = stack.enter_context(open_models(resumed_models(config, checkpoint), dataset=config.dataset))
+    use_device(config)  # after the server has answered
     embed_questions(models.encoder, split.train + split.validation)
     must_learn = "answer" in config.given
     projection = checkpoint.projection if checkpoint else None

@@ -36,11 +36,7 @@ FEWEST_QUESTIONS = 20  # of a periodic evaluation
 
 
 def check_run(config: TrainConfig, split: Split) -> None:
-    """Raise a UsageError for settings that do not fit the questions or the machine."""
-    import torch
-
-    from ppo.algorithm import usable_device
-
+    """Raise a UsageError for settings that do not fit the questions."""
     if split.validation and not split.train:
         raise UsageError(
             f"{config.dataset}: --validation-fold {config.validation_fold} takes all {len(split.validation)} questions "
@@ -63,6 +59,14 @@ def check_run(config: TrainConfig, split: Split) -> None:
     if config.evaluate and not split.test:
         note(f"{config.dataset}: no question is held out, so the run ends without a comparison; add more questions")
     comparison(config, split)
+
+
+def use_device(config: TrainConfig) -> None:
+    """Load torch, which takes seconds; UsageError for a device that is not there."""
+    import torch
+
+    from ppo.algorithm import usable_device
+
     try:
         usable_device(config.device)
     except ValueError as error:
