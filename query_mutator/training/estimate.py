@@ -62,7 +62,7 @@ def check_run(config: TrainConfig, split: Split) -> None:
 
 
 def use_device(config: TrainConfig) -> None:
-    """Load torch, which takes seconds; UsageError for a device that is not there."""
+    """Load torch with one thread: more would compete with calls. UsageError for a device that is not there."""
     import torch
 
     from ppo.algorithm import usable_device
@@ -71,7 +71,6 @@ def use_device(config: TrainConfig) -> None:
         usable_device(config.device)
     except ValueError as error:
         raise UsageError(str(error)) from error
-    # A small network gains nothing from more threads, and waiting ones compete with those that make calls.
     torch.set_num_threads(1)
 
 
