@@ -29,6 +29,7 @@ FORMAT = "query_mutator/replies/1"
 ENDS = ("stop", "length", "empty")  # where the model ended it, at the token limit, without text
 _MAX_BYTES = 256 * 2**20  # unpacked
 _XZ_MEMORY_BYTES = 64 * 2**20
+_MAX_SAMPLES = 10_000  # of one request: each seed has an order of them
 _DIGITS = 4  # of times and log probabilities
 _THOUSANDTHS = 1000
 _KEY_BYTES = 8
@@ -84,6 +85,8 @@ def read_replies(path: str | Path) -> tuple[RepliesHead, dict[str, tuple[Complet
         for number, line in enumerate(lines, 2):  # noqa: B007, named in errors
             key, reply = _reply(line, head.model)
             replies.setdefault(key, []).append(reply)
+            if len(replies[key]) > _MAX_SAMPLES:
+                raise ValueError(f"more than {_MAX_SAMPLES:,} replies to one request")
     except OSError as error:
         raise UsageError(f"{path}: cannot be read ({error.strerror})") from None
     except (ValueError, TypeError, OverflowError, lzma.LZMAError) as error:

@@ -31,13 +31,12 @@ logger = logging.getLogger(__name__)
 
 _DAMAGED = "move it away: its replies are asked for again"
 _LOCK_TIMEOUT_S = 30.0  # for another process's write
-_SCHEMA = """
-    CREATE TABLE IF NOT EXISTS replies (
-        key BLOB PRIMARY KEY, model TEXT, prompt TEXT, reply TEXT, since INTEGER, stored_at REAL, checksum INTEGER);
-    CREATE TABLE IF NOT EXISTS actions (
-        env INTEGER, step INTEGER, action INTEGER, checksum INTEGER, PRIMARY KEY (env, step)) WITHOUT ROWID;
-    CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value, checksum INTEGER) WITHOUT ROWID;
-"""
+_TABLES = (
+    "replies ("
+    "key BLOB PRIMARY KEY, model TEXT, prompt TEXT, reply TEXT, since INTEGER, stored_at REAL, checksum INTEGER)",
+    "actions (env INTEGER, step INTEGER, action INTEGER, checksum INTEGER, PRIMARY KEY (env, step)) WITHOUT ROWID",
+    "facts (name TEXT PRIMARY KEY, value, checksum INTEGER) WITHOUT ROWID",
+)
 #: Of the newest 200 replies that took time; models by name without the tag `latest`.
 _MEAN_SECONDS = """
     SELECT avg(seconds) FROM (
@@ -97,13 +96,20 @@ class Store:
                 self._connection.execute(f"PRAGMA journal_mode={'WAL' if has_wal else 'TRUNCATE'}")
                 # A power cut may lose the last replies, never the file; a commit does not wait for the disk.
                 self._connection.execute("PRAGMA synchronous=NORMAL")
-                self._connection.executescript(_SCHEMA)
-                return
+                for table in _TABLES:
+                    self._connection.execute(f"CREATE TABLE IF NOT EXISTS {table}")
+                break
             except sqlite3.OperationalError as error:
                 # Changing to WAL does not wait for a lock, so we do: another process may be opening the file too.
                 if "locked" not in str(error) or time.monotonic() > give_up_at:
                     raise
                 time.sleep(0.01)
+        # In a stranger's file a table without our keys would be read whole at each look-up, and a trigger is code.
+        rows = self._connection.execute("SELECT sql FROM sqlite_master WHERE sql NOTNULL")
+        found = {b"".join(sql.split()).decode() for (sql,) in rows}
+        own = {"".join(f"CREATE TABLE {table}".split()) for table in _TABLES}
+        if not own <= found or any(sql.startswith("CREATETRIGGER") for sql in found):
+            raise sqlite3.DatabaseError("its tables are not ours")
 
     # --- replies ---------------------------------------------------------------------------------------------------
 

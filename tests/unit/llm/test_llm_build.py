@@ -15,7 +15,7 @@ import pytest
 
 from query_mutator.errors import ModelMissingError, ServerDownError, UsageError
 from query_mutator.files.gguf_file import gguf_path
-from query_mutator.files.replies import RepliesHead, reply_key, write_replies
+from query_mutator.files.replies import Recording, RepliesHead, reply_key, write_replies
 from query_mutator.llm.address import is_loopback, server_url
 from query_mutator.llm.backends import BACKENDS, resolve_backend
 from query_mutator.llm.cache import Cache, request_key
@@ -405,6 +405,10 @@ def test_a_run_replays_a_file_without_naming_the_model(recording: Path) -> None:
     [
         (lambda path: path.unlink(), "No such file or directory; give a file that scripts/record_replies.py made"),
         (lambda path: path.write_bytes(path.read_bytes()[:80]), "damaged, or not a file of recorded replies"),
+        (
+            lambda path: write_replies(path, Recording(path).head, {"0" * 16: [REPLY] * 10_001}),
+            "line 10002: more than 10,000 replies to one request",
+        ),
     ],
 )
 def test_a_file_that_cannot_be_used_is_named(recording: Path, make: Callable[[Path], object], said: str) -> None:

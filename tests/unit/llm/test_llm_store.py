@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -278,7 +279,13 @@ def test_after_a_damaged_action_the_later_ones_of_its_environment_are_chosen_ane
 
 def test_a_path_that_cannot_be_a_file_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("no database, but long enough to look like one" * 50, encoding="utf-8")
-    for path in (tmp_path, tmp_path / "text", tmp_path / "text" / "below"):
+    for name, table in (
+        ("no-key", "replies (key, reply)"),
+        ("code", "a (b); CREATE TRIGGER c AFTER INSERT ON a BEGIN SELECT 1; END"),
+    ):
+        with closing(sqlite3.connect(tmp_path / name)) as file:
+            file.executescript(f"CREATE TABLE {table}")
+    for path in (tmp_path, tmp_path / "text", tmp_path / "text" / "below", tmp_path / "no-key", tmp_path / "code"):
         with pytest.raises(UsageError, match="--cache-path"):
             Store(path, is_cache=True)
         with pytest.raises(UsageError, match="move it away"):
