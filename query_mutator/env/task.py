@@ -7,7 +7,6 @@ import itertools
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -318,17 +317,14 @@ def build_task(
     operators: Sequence[Operator],
     embedding_dims: int = TaskSettings.embedding_dims,
     projection: Projection | None = None,
-    rules: EpisodeRules | None = None,
     reward: WeightedReward | None = None,
-    domain: str = Operators.domain,
     forms: Sequence[Form] = (),
     bank: Sequence[Question] | None = None,
-    confidence: ConfidenceModel | None = None,
-    prices: Prices = MappingProxyType({}),
+    **others: Any,
 ) -> Task:
     """Return the task on training questions; without `projection` a PCA is fitted on their texts (not on answers).
 
-    Forms that show examples take them from `bank`, by default from the training questions.
+    Forms that show examples take them from `bank`, by default from the training questions. `others` are fields of Task.
     """
     train = tuple(questions)
     if unsafe := next((question for question in train if UNSAFE in question.tags), None):
@@ -346,11 +342,8 @@ def build_task(
         train_vectors=train_vectors,
         forms=tuple(forms),
         bank=shown,
-        rules=rules or EpisodeRules(),
         reward=reward or WeightedReward(),
-        domain=domain,
-        confidence=confidence,
-        prices=prices,
+        **others,
     )
     return task.on(train)
 

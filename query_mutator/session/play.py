@@ -19,7 +19,6 @@ from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
-from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,13 +64,11 @@ def script(actions: Sequence[int]) -> Player:
 
 
 def uniform(*, seed: int) -> Player:
-    """Return the player that picks uniformly among all actions; question i has the random stream [seed, i]."""
-    rngs: WeakKeyDictionary[EpisodeEngine, np.random.Generator] = WeakKeyDictionary()
+    """Return the player that picks uniformly among all actions; each step of question i is seeded by itself."""
 
     def choose(engine: EpisodeEngine) -> int:
-        if engine not in rngs:
-            rngs[engine] = np.random.default_rng([seed, engine.episode.index])
-        return int(rngs[engine].integers(len(engine.task.actions)))
+        rng = np.random.default_rng([seed, engine.episode.index, engine.episode.steps])
+        return int(rng.integers(len(engine.task.actions)))
 
     return Player(choose)
 

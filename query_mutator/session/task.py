@@ -190,7 +190,8 @@ def make_task(
         models.calls.require_models([settings.judge_model])
         judge = Judge(model=settings.judge_model, rubric=rubric, seed=settings.seed)
     names = {"target_model": models.target_model, "mutator_model": models.mutator_model}
-    task = build_task(
+    recording = models.choice.recording
+    return build_task(
         questions,
         calls=group_of(
             CallSettings,
@@ -209,9 +210,8 @@ def make_task(
         bank=example_bank(settings.dataset) or bank,
         confidence=confidence,
         prices=read_prices(models.settings.price, models.targets) if models.has_prices else {},
+        recorded=None if recording is None else recording.find,
     )
-    recording = models.choice.recording
-    return task if recording is None else replace(task, recorded=recording.find)
 
 
 def _available(operators: Sequence[Operator], models: OpenModels, *, is_default: bool) -> tuple[Operator, ...]:
