@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from query_mutator import forms as form_registry
 from query_mutator.confidence import Attempt as Reply
 from query_mutator.confidence import ConfidenceModel, plain_vote
 from query_mutator.confidence.crossfit import attempt_columns
@@ -22,7 +21,7 @@ from query_mutator.encoder import CachedEncoder
 from query_mutator.env.episode import Attempt, EpisodeRules
 from query_mutator.env.observation import Observer, Projection
 from query_mutator.errors import UsageError
-from query_mutator.forms import FORMS, Example, Form, FormContext, Framed
+from query_mutator.forms import FORMS, Example, Form, FormContext, Framed, arm_named
 from query_mutator.llm.prices import Prices
 from query_mutator.operators import NONE, Operator, OperatorContext, local_rewrite
 from query_mutator.rewards import WeightedReward
@@ -94,15 +93,12 @@ def operator_names(actions: Sequence[str]) -> tuple[str, ...]:
     return tuple(name for name in actions if name not in CONTROLS)
 
 
-def rewrite_settings(actions: Sequence[str], forms: str, models: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the settings that name the operators and forms among `actions`; `forms` is how they were selected.
-
-    Forms may name one of several `models`.
-    """
+def rewrite_settings(actions: Sequence[str], models: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the settings that name the operators and forms among `actions`; forms may name one of several `models`."""
     names = operator_names(actions)
-    chosen = form_registry.among(names, forms, models)
-    operators = ",".join(name for name in names if name not in chosen)
-    return {"operators": operators or NONE, "forms": ",".join(chosen) or NONE}
+    forms = [name for name in names if arm_named(name, models) is not None]
+    operators = ",".join(name for name in names if name not in forms)
+    return {"operators": operators or NONE, "forms": ",".join(forms) or NONE}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from query_mutator.reading.marks import last_answer
 from query_mutator.registry import Registry
 from query_mutator.types import AS_IS, Message, Think, read_part
 
-__all__ = ["ALL", "FORMS", "Example", "Form", "FormContext", "Framed", "among", "arm_named", "arms", "select"]
+__all__ = ["ALL", "FORMS", "Example", "Form", "FormContext", "Framed", "arm_named", "arms", "select"]
 
 ALL, NONE = "all", "none"
 
@@ -174,16 +174,6 @@ for _form in (
     ),
 ):  # fmt: skip
     FORMS.add(_form.name, _form)
-
-
-def among(actions: Sequence[str], spec: str, models: Sequence[str] = ()) -> tuple[str, ...]:
-    """Return the forms among the names of actions that were selected by `spec`, and those that name one of `models`."""
-    named = [name.strip() for name in spec.split(",")]
-    return tuple(
-        name
-        for name in actions
-        if name in named or (named == [ALL] and name in FORMS) or _arm(name, models) is not None
-    )
 
 
 def arms(forms: Sequence[Form], models: Sequence[str]) -> tuple[Form, ...]:

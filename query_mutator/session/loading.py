@@ -88,7 +88,7 @@ def acting_task(saved: SavedPolicy, models: OpenModels, *, train: Sequence[Quest
     models.encoder.put([question.text for question in saved.train], saved.train_vectors)
     if train is None:
         train, bank = [Question(id=one.id, text=one.text) for one in saved.train], saved.train
-    settings = replace(saved.task, **rewrite_settings(saved.actions, saved.task.forms, models.targets))
+    settings = replace(saved.task, **rewrite_settings(saved.actions, models.targets))
     task = make_task(
         models,
         settings,
