@@ -44,7 +44,7 @@ def main() -> None:
     arguments = parsed()
     for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds):
         if arguments.ceiling:
-            show(run(arguments, model="fixed", sigma=0.0, latency_ms=0.0, seed=seed, mode="async"))
+            show(run(arguments, model="echo", sigma=0.0, latency_ms=0.0, seed=seed, mode="async"))
         elif arguments.width:
             show(run(arguments, model="echo", sigma=0.0, latency_ms=1000.0, seed=seed, mode="async"))
         elif arguments.servers:
@@ -222,7 +222,7 @@ def of_requests(url: str, *, calls: int = 1500) -> float:
     """Return the calls a second that `requests` makes from one thread; the server forgets them afterwards."""
     import requests
 
-    body = {"model": "fixed", "messages": [{"role": "user", "content": "How do I sort a list?"}], "stream": False}
+    body = {"model": "echo", "messages": [{"role": "user", "content": "How do I sort a list?"}], "stream": False}
     with requests.Session() as session:
         session.trust_env = False
         session.post(f"{url}/api/chat", json=body).raise_for_status()

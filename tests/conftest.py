@@ -51,16 +51,16 @@ SHELF = {"sort": "sorted", "stop": "os.kill", "count": "collections.Counter", "j
 
 
 class Upper:
-    """Answers in capitals; remembers each batch it was given."""
+    """Answers in capitals; remembers the prompts."""
 
     name = "upper"
 
     def __init__(self) -> None:
-        self.batches: list[list[str]] = []
+        self.prompts: list[str] = []
 
-    def reply_many(self, prompts: Sequence[str]) -> list[str]:
-        self.batches.append(list(prompts))
-        return [prompt.upper() for prompt in prompts]
+    def reply(self, prompt: str) -> str:
+        self.prompts.append(prompt)
+        return prompt.upper()
 
 
 class OnUpper(Upper):
@@ -76,9 +76,6 @@ class Librarian:
 
     name = "librarian"
 
-    def reply_many(self, prompts: Sequence[str]) -> list[str]:
-        return [self.reply(prompt) for prompt in prompts]
-
     def reply(self, prompt: str) -> str:
         if "kill" in prompt:
             return "I'm sorry, but I can't help with that."
@@ -90,9 +87,6 @@ class Softener:
     """A mutator that drops noise words and says "stop" for "kill", whatever the operator."""
 
     name = "softener"
-
-    def reply_many(self, prompts: Sequence[str]) -> list[str]:
-        return [self.reply(prompt) for prompt in prompts]
 
     def reply(self, prompt: str) -> str:
         tag = "question" if "<question>" in prompt else "answer"

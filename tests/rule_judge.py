@@ -6,7 +6,6 @@ It says yes to an answer that contains an accepted text, and to every answer whe
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
 #: The material of `rewards.judge`: parts between lines with the same mark.
 _PART = re.compile(
@@ -19,10 +18,6 @@ class RuleJudge:
     """Answers `yes` or `no` to the prompts of a judge, and says what it is to every other prompt."""
 
     name = "rule-judge"
-
-    def reply_many(self, prompts: Sequence[str]) -> list[str]:
-        """Return one verdict per prompt, in order."""
-        return [self.reply(prompt) for prompt in prompts]
 
     def reply(self, prompt: str) -> str:
         """Return the verdict on one prompt."""

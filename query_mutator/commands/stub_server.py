@@ -17,7 +17,6 @@ from query_mutator.testing import KINDS, Echo, FaultPlan, ServerSettings, start_
 from query_mutator.testing.models import Answer, PromptError, TextModel, user_text
 from query_mutator.types import ChatRequest
 
-FIXED = "fixed"
 _ENDINGS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -33,7 +32,7 @@ class StubServerFlags(ServerSettings):
     )  # fmt: skip
 
     model: str = Echo.name
-    """Names of models that echo, as a,b,c; fixed always says the same."""
+    """Names of models that echo, as a,b,c."""
     canned: Path | None = None
     """File of JSON lines {"prompt": …, "reply": …}, the replies of the model `canned`."""
     recording: str | None = None
@@ -46,9 +45,7 @@ class StubServerFlags(ServerSettings):
 
 def test_server(flags: StubServerFlags) -> None:
     """Serve until SIGTERM or Ctrl-C."""
-    models: dict[str, TextModel | Answer] = {
-        name: Echo("The same words for every prompt.") if name == FIXED else Echo() for name in _names(flags.model)
-    }
+    models: dict[str, TextModel | Answer] = {name: Echo() for name in _names(flags.model)}
     if flags.canned is not None:
         models["canned"] = partial(_canned, _replies(flags.canned))
     if flags.recording is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -36,8 +36,8 @@ class TextModel(Protocol):
 
     name: str
 
-    def reply_many(self, prompts: Sequence[str]) -> list[str]:
-        """Return one reply per prompt, in order; raise PromptError for a prompt that cannot be answered."""
+    def reply(self, prompt: str) -> str:
+        """Return the reply to a prompt; raise PromptError for one that cannot be answered."""
         ...
 
 
@@ -65,13 +65,13 @@ class Served:
 
 def text_model(name: str, model: TextModel | Answer) -> Served:
     """Return what the server needs of a model that writes text."""
-    ask: Any = getattr(model, "reply_many", None)
+    ask: Any = getattr(model, "reply", None)
     threads = ThreadPoolExecutor(getattr(model, "threads", 1), thread_name_prefix=f"model-{name}")
     return Served(
         name=name.removesuffix(":latest"),
         digest=getattr(model, "digest", None) or _sha256(f"{name}\0{type(model).__qualname__}"),
         weights=getattr(model, "weights", name),
-        answer=(lambda request: ask([user_text(request)])[0]) if ask else cast(Answer, model),
+        answer=(lambda request: ask(user_text(request))) if ask else cast(Answer, model),
         threads=None if getattr(model, "is_instant", False) else threads,
         parameters=getattr(model, "parameters", {}),
     )
@@ -84,7 +84,7 @@ def user_text(request: ChatRequest) -> str:
 
 
 class Echo:
-    """Answers with thirty words of the prompt, drawn by its hash, or always with the same `reply`.
+    """Answers with thirty words of the prompt, drawn by its hash.
 
     A rewrite of a `<question>` is its beginning with three of its words in front.
     """
@@ -92,14 +92,8 @@ class Echo:
     name = "echo"
     is_instant = True
 
-    def __init__(self, reply: str | None = None) -> None:
-        self._reply = reply
-
-    def reply_many(self, prompts: Sequence[str]) -> list[str]:
-        """Return one reply per prompt, in order; equal prompts get equal replies."""
-        return [self._echo(prompt) if self._reply is None else self._reply for prompt in prompts]
-
-    def _echo(self, prompt: str) -> str:
+    def reply(self, prompt: str) -> str:
+        """Return the reply; equal prompts get equal ones."""
         _, opening, rest = prompt.partition("<question>")
         words = (rest.partition("</question>")[0] if opening else prompt).split() or ["nothing"]
         drawn = [words[byte % len(words)] for byte in hashlib.shake_128(_bytes(prompt)).digest(ANSWER_WORDS)]

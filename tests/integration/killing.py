@@ -141,10 +141,9 @@ class _Logged:
         self._model = model
         self._file = os.open(log, os.O_WRONLY | os.O_APPEND)
 
-    def reply_many(self, prompts: Sequence[str]) -> list[str]:
-        os.write(self._file, b"answered\n" * len(prompts))
-        replies: list[str] = self._model.reply_many(prompts)
-        return replies
+    def reply(self, prompt: str) -> str:
+        os.write(self._file, b"answered\n")
+        return str(self._model.reply(prompt))
 
 
 def _serve(port: int, log: Path, settings: dict[str, float]) -> None:

@@ -6,7 +6,6 @@ import http.client
 import json
 import socket
 import threading
-from collections.abc import Sequence
 from typing import Any, Protocol
 
 FOREVER_MS = 3_600_000.0
@@ -25,12 +24,12 @@ class Gate:
 
     def __init__(self) -> None:
         self.opened = threading.Event()
-        self.batches: list[list[str]] = []
+        self.prompts: list[str] = []
 
-    def reply_many(self, prompts: Sequence[str]) -> list[str]:
-        self.batches.append(list(prompts))
+    def reply(self, prompt: str) -> str:
+        self.prompts.append(prompt)
         self.opened.wait()
-        return list(prompts)
+        return prompt
 
 
 class Fragile:
@@ -38,10 +37,10 @@ class Fragile:
 
     name = "fragile"
 
-    def reply_many(self, prompts: Sequence[str]) -> list[str]:
-        if "bad" in prompts:
+    def reply(self, prompt: str) -> str:
+        if prompt == "bad":
             raise RuntimeError("no answer to that")
-        return ["fine"] * len(prompts)
+        return "fine"
 
 
 def send(server: HasPort, method: str, path: str, body: Any = None) -> tuple[int, bytes]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -143,11 +143,11 @@ def changing(change: Callable[[], object]) -> Librarian:
     class Changing(Librarian):
         calls = 0
 
-        def reply_many(self, prompts: Sequence[str]) -> list[str]:
-            self.calls += len(prompts)
+        def reply(self, prompt: str) -> str:
+            self.calls += 1
             if self.calls == 4:
                 change()
-            return super().reply_many(prompts)
+            return super().reply(prompt)
 
     return Changing()
 

@@ -6,7 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -46,11 +45,8 @@ class Diary:
     def __init__(self) -> None:
         self.prompts: list[str] = []
 
-    def reply_many(self, prompts: Sequence[str]) -> list[str]:
-        self.prompts += prompts
-        return [self.reply(prompt) for prompt in prompts]
-
     def reply(self, prompt: str) -> str:
+        self.prompts.append(prompt)
         if "<question>" not in prompt:
             return "An answer."
         return "please " + prompt.split("<question>")[1].split("</question>")[0].strip()

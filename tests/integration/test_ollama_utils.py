@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -31,9 +31,6 @@ class Talker:
     """A mutator that wraps the question in the chatter of a language model, or says nothing but a label."""
 
     name = "talker"
-
-    def reply_many(self, prompts: Sequence[str]) -> list[str]:
-        return [self.reply(prompt) for prompt in prompts]
 
     def reply(self, prompt: str) -> str:
         question = prompt.split("<question>")[1].split("</question>")[0].strip()

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -44,10 +43,10 @@ class Slow:
     def __init__(self) -> None:
         self.asked: Counter[str] = Counter()
 
-    def reply_many(self, prompts: Sequence[str]) -> list[str]:
-        self.asked.update(prompts)
+    def reply(self, prompt: str) -> str:
+        self.asked[prompt] += 1
         time.sleep(0.02)
-        return [f"Reply to {prompt[:40]}" for prompt in prompts]
+        return f"Reply to {prompt[:40]}"
 
 
 def test_requests_come_form_by_form_and_random_ones_last(dataset: Path) -> None:

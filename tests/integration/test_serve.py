@@ -7,7 +7,7 @@ import json
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -161,9 +161,9 @@ def test_the_calls_are_bounded(tiny_server: StubServer, hash_encoder: Encoder) -
 
 def test_after_the_deadline_the_original_is_asked(hash_encoder: Encoder) -> None:
     class Slow(Softener):
-        def reply_many(self, prompts: Sequence[str]) -> list[str]:
+        def reply(self, prompt: str) -> str:
             time.sleep(1.5)
-            return super().reply_many(prompts)
+            return super().reply(prompt)
 
     with (
         start_server([Librarian(), Slow()], num_parallel=4) as server,

@@ -6,7 +6,7 @@ import gc
 import gzip
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -191,9 +191,9 @@ def test_a_server_that_is_down_is_named_where_nobody_else_has_its_model(
 class Slow(Librarian):
     name = "slow"
 
-    def reply_many(self, prompts: Sequence[str]) -> list[str]:
+    def reply(self, prompt: str) -> str:
         time.sleep(1.0)
-        return super().reply_many(prompts)
+        return super().reply(prompt)
 
 
 def test_sigterm_lets_an_open_stream_end(plan: Path, tmp_path: Path) -> None:

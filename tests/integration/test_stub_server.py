@@ -66,13 +66,13 @@ def test_calls_wait_for_slots_in_order_and_closing_the_connection_frees_the_slot
         for i, text in enumerate(("a", "b", "c", "d")):
             held.append(hold(server, text, model="upper"))
             until(lambda i=i: in_flight(server) == (1, i))
-        until(lambda: model.batches == [["a"]])
+        until(lambda: model.prompts == ["a"])
         held[1].leave()  # from the queue
         until(lambda: count(server, "waiting") == 2)
         held[0].leave()  # from the slot
-        until(lambda: model.batches == [["a"], ["c"]])
+        until(lambda: model.prompts == ["a", "c"])
         held[2].leave()
-        until(lambda: model.batches == [["a"], ["c"], ["d"]])
+        until(lambda: model.prompts == ["a", "c", "d"])
         assert (count(server, "cancelled"), count(server, "max_in_service")) == (3, 1)
         assert json.loads(send(server, "DELETE", "/debug/stats")[1])["cancelled"] == 3
         assert count(server, "cancelled") == 0
@@ -238,7 +238,7 @@ def test_a_model_is_asked_by_one_thread_and_one_that_waits_holds_up_no_other() -
     with start_server([model], num_parallel=4) as server, ThreadPoolExecutor(2) as pool:
         waiting = [pool.submit(send, server, "POST", "/api/generate", generate(text)) for text in "ab"]
         until(lambda: count(server, "in_service") == 2)
-        assert len(model.batches) == 1
+        assert len(model.prompts) == 1
         chat(server, "x", model="echo")
         model.opened.set()
         assert {future.result()[0] for future in waiting} == {200}

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -236,11 +236,11 @@ class Stuck(Librarian):
     def __init__(self, quick: int) -> None:
         self.quick, self.goes_on = quick, threading.Event()
 
-    def reply_many(self, prompts: Sequence[str]) -> list[str]:
-        self.quick -= len(prompts)
+    def reply(self, prompt: str) -> str:
+        self.quick -= 1
         if self.quick < 0:
             self.goes_on.wait(60)
-        return super().reply_many(prompts)
+        return super().reply(prompt)
 
 
 def test_the_best_answer_so_far_at_the_deadline(run: Path) -> None:

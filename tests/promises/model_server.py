@@ -22,7 +22,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from aiohttp import ClientSession, web
@@ -88,14 +88,13 @@ class Model:
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def reply_many(self, texts: Sequence[str]) -> list[str]:
-        """Return the replies."""
-        for text in texts:
-            prompts.append((self.name, text))
-            time.sleep(Latency(mean_s=knobs["latency_ms"] / 1000, sigma=knobs["latency_sigma"]).total_s(text))
-            if knobs["fail_word"] in text.split():
-                raise PromptError("the runner has crashed", status=500)
-        return [MODELS[self.name](text) for text in texts]
+    def reply(self, text: str) -> str:
+        """Return the reply."""
+        prompts.append((self.name, text))
+        time.sleep(Latency(mean_s=knobs["latency_ms"] / 1000, sigma=knobs["latency_sigma"]).total_s(text))
+        if knobs["fail_word"] in text.split():
+            raise PromptError("the runner has crashed", status=500)
+        return MODELS[self.name](text)
 
 
 class Knobs:
@@ -103,15 +102,14 @@ class Knobs:
 
     name = "knobs"
 
-    def reply_many(self, texts: Sequence[str]) -> list[str]:
+    def reply(self, text: str) -> str:
         """Take the knobs of a text; `{"forget": true}` forgets prompts and keys."""
-        for text in texts:
-            knobs.update(json.loads(text))
-            plan.share, plan.seed = knobs["faults"], knobs["seed"]
-            if knobs.pop("forget", False):
-                prompts.clear()
-                keys.clear()
-        return [json.dumps({"prompts": prompts, "keys": keys})] * len(texts)
+        knobs.update(json.loads(text))
+        plan.share, plan.seed = knobs["faults"], knobs["seed"]
+        if knobs.pop("forget", False):
+            prompts.clear()
+            keys.clear()
+        return json.dumps({"prompts": prompts, "keys": keys})
 
 
 async def guard(url: str, api_key: str, say: Callable[[str], None]) -> None:
@@ -143,7 +141,7 @@ def main() -> None:
     first = {name: settings.pop(name) for name in knobs.keys() & settings.keys()}
     models = [Model(name) for name in MODELS]
     with start_server(models, faults=plan, **settings) as server, start_server([Knobs()]) as control:
-        Knobs().reply_many([json.dumps(first)])
+        Knobs().reply(json.dumps(first))
 
         def say(url: str) -> None:
             print(f"listening on {url} knobs {control.url}", flush=True)

@@ -28,18 +28,15 @@ class Librarian:
 
     name = "librarian"
 
-    def reply_many(self, prompts: list[str]) -> list[str]:
-        found = [next((name for word, name in SHELF.items() if word in prompt.split()), "") for prompt in prompts]
-        return [f"It is `{name}`." if name else "I'm not sure what you mean." for name in found]
+    def reply(self, prompt: str) -> str:
+        name = next((name for word, name in SHELF.items() if word in prompt.split()), "")
+        return f"It is `{name}`." if name else "I'm not sure what you mean."
 
 
 class Editor:
     """A policy: it corrects words by itself, asks and submits; about a joint it has nothing to say."""
 
     name = "editor"
-
-    def reply_many(self, prompts: list[str]) -> list[str]:
-        return [self.reply(prompt) for prompt in prompts]
 
     def reply(self, prompt: str) -> str:
         if "Answer of the target" in prompt:

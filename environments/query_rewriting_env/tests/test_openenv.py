@@ -40,9 +40,9 @@ class Librarian:
 
     name = "librarian"
 
-    def reply_many(self, prompts: list[str]) -> list[str]:
-        found = [next((name for word, name in SHELF.items() if word in prompt.split()), "") for prompt in prompts]
-        return [f"It is `{name}`." if name else "I'm not sure what you mean." for name in found]
+    def reply(self, prompt: str) -> str:
+        name = next((name for word, name in SHELF.items() if word in prompt.split()), "")
+        return f"It is `{name}`." if name else "I'm not sure what you mean."
 
 
 class Softener:
@@ -50,9 +50,9 @@ class Softener:
 
     name = "softener"
 
-    def reply_many(self, prompts: list[str]) -> list[str]:
-        texts = [prompt.partition("<question>")[2].partition("</question>")[0] for prompt in prompts]
-        return [text.replace("plz", "").strip() for text in texts]
+    def reply(self, prompt: str) -> str:
+        text = prompt.partition("<question>")[2].partition("</question>")[0]
+        return text.replace("plz", "").strip()
 
 
 @pytest.fixture(scope="module")

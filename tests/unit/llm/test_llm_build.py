@@ -457,9 +457,9 @@ def test_a_probe_finds_the_servers_slots_up_to_its_width(kind: type[OllamaBacken
 class OneProcessor:
     """A model whose replies take as long as those next to them together."""
 
-    def reply_many(self, prompts: Sequence[str]) -> list[str]:
-        time.sleep(0.03 * len(prompts))
-        return ["word " * 400] * len(prompts)
+    def reply(self, prompt: str) -> str:
+        time.sleep(0.03)
+        return "word " * 400
 
 
 class Reporting(OllamaBackend):

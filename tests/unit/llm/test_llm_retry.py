@@ -422,12 +422,12 @@ class Suicidal:
         self.deaths = 0
         self.die: Callable[[], None] = lambda: None
 
-    def reply_many(self, prompts: list[str]) -> list[str]:
-        if "die" in prompts:
+    def reply(self, prompt: str) -> str:
+        if prompt == "die":
             self.deaths += 1
             threading.Thread(target=self.die).start()
             time.sleep(1.0)  # longer than a busy machine takes to close the connection
-        return prompts
+        return prompt
 
 
 def test_a_request_that_ends_the_server_is_not_repeated_for_ever(connect: Callable[..., ClientStack]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from json import dumps, loads
 from typing import Any
@@ -319,8 +319,8 @@ class Parrot:
     def __init__(self, *replies: str) -> None:
         self.replies = replies
 
-    def reply_many(self, prompts: Sequence[str]) -> list[str]:
-        return [self.replies[len(prompt) % len(self.replies)] for prompt in prompts]
+    def reply(self, prompt: str) -> str:
+        return self.replies[len(prompt) % len(self.replies)]
 
 
 @pytest.mark.parametrize("kind", [OllamaBackend, OpenAIBackend])
