@@ -140,7 +140,7 @@ def test_a_failed_step_is_left_out() -> None:
     zeros = np.zeros(ENVS, dtype=np.int64)
     direct.observe(Steps(np.arange(ENVS), obs, zeros, np.ones(ENVS), obs, none, ~none, none, zeros, zeros))
     assert direct.update() == {}
-    assert direct.state_dict()["optimizer"]["steps"]["actions"].numel() == 0
+    assert direct.state_dict()["optimizer"]["steps"]["actions"].size == 0
 
 
 def test_a_restored_learner_goes_on_as_the_saved_one() -> None:
