@@ -221,22 +221,21 @@ def _complete_all(prompts: Sequence[str], *, purpose: Purpose, settings: CallOpt
         )
         for prompt in prompts
     ]
-    client = given or _client(at_once, settings)
+    client: Client = (
+        given
+        or build_client(
+            OllamaBackend.address(settings.get("url")),
+            batch_size=at_once,
+            timeout_s=settings.get("timeout_s", Calls.timeout_s),
+            max_retries=settings.get("max_retries", 2),
+        ).retry
+    )
     with nullcontext() if given else closing(client), ThreadPoolExecutor(at_once, thread_name_prefix="qm-call") as pool:
         try:
             return list(pool.map(client.complete, requests))
         except BaseException:
             client.close()
             raise
-
-
-def _client(at_once: int, settings: CallOptions) -> Client:
-    return build_client(
-        OllamaBackend.address(settings.get("url")),
-        batch_size=at_once,
-        timeout_s=settings.get("timeout_s", Calls.timeout_s),
-        max_retries=settings.get("max_retries", 2),
-    ).retry
 
 
 def _outcome(reply: Completion, *, text: str, instead: str, what: str) -> Outcome:

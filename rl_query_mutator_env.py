@@ -213,11 +213,9 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
         self.total_steps, self.total_episodes = state["steps"], state["episodes"]
         self.invalid_steps = state["invalid_steps"]
         self.prompts_too_long = Counter(state["prompts_too_long"])
-        if state["episode"] is None:
-            self.engine = None
-            return None
-        self.engine = EpisodeEngine(self.task, Episode.from_state(state["episode"]))
-        return self.engine.observe()
+        saved = state["episode"]
+        self.engine = None if saved is None else EpisodeEngine(self.task, Episode.from_state(saved))
+        return None if self.engine is None else self.engine.observe()
 
     def close(self) -> None:
         """Release what was created for this environment; idempotent."""

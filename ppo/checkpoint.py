@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 _LABEL = b"sha256 "  # the comment: this and the digest in hexadecimal
@@ -23,15 +22,12 @@ _COMMENT_BYTES = len(_LABEL) + 64
 
 
 def save_checkpoint(path: str | Path, state: Mapping[str, Any]) -> Path:
-    """Write `state` to `path` atomically, arrays as tensors; OSError when it cannot.
-
-    A reader sees the old file or the new one.
-    """
+    """Write `state` to `path` atomically: a reader sees the old file or the new one. OSError when it cannot."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     # Serialized in memory first: torch reports a full disk as a RuntimeError, a plain write as OSError.
     content = io.BytesIO()
-    torch.save(_with_tensors(state), content)
+    torch.save(dict(state), content)
     content.seek(-2, os.SEEK_END)  # the last two bytes of a zip archive: the length of its comment
     content.write(_COMMENT_BYTES.to_bytes(2, "little"))
     digest = hashlib.sha256(content.getbuffer()).hexdigest()
@@ -46,15 +42,6 @@ def save_checkpoint(path: str | Path, state: Mapping[str, Any]) -> Path:
     finally:
         partial.unlink(missing_ok=True)
     return path
-
-
-def _with_tensors(value: Any) -> Any:
-    """Return plain types with tensors in place of arrays."""
-    if isinstance(value, Mapping):
-        return {key: _with_tensors(one) for key, one in value.items()}
-    if isinstance(value, list):
-        return [_with_tensors(one) for one in value]
-    return torch.from_numpy(np.array(value)) if isinstance(value, np.ndarray) else value
 
 
 def load_checkpoint(path: str | Path, *, entry: str = "policy") -> dict[str, Any]:

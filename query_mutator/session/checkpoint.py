@@ -12,6 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from query_mutator.confidence import ConfidenceModel
 from query_mutator.env.observation import Projection
 from query_mutator.errors import CheckpointError, UsageError
@@ -68,12 +70,23 @@ class Checkpoint:
         }
         newest = run / RESUME
         with disk_errors(newest):
-            written = save_checkpoint(run / _NEXT, state)
+            written = save_checkpoint(run / _NEXT, _with_tensors(state))
             if keep_newest and newest.exists():
                 newest.replace(run / PREVIOUS)
             written.replace(newest)
             sync_folder(run)
         return newest
+
+
+def _with_tensors(value: Any) -> Any:
+    """Return plain types with tensors in place of arrays."""
+    import torch
+
+    if isinstance(value, Mapping):
+        return {key: _with_tensors(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_with_tensors(one) for one in value]
+    return torch.from_numpy(np.array(value)) if isinstance(value, np.ndarray) else value
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------
