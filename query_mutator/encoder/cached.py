@@ -27,7 +27,6 @@ class CachedEncoder:
         self.name, self.dim, self.source, self.fingerprint = inner.name, inner.dim, inner.source, inner.fingerprint
         self.inner = inner
         self.known: Callable[[str], FloatArray | None] = lambda text: None  # rows of texts that need no encoding
-        self.gathers = False  # whether texts wait for others: a model that is called needs the same cores
         self._max_texts = max_texts
         self._rows: OrderedDict[bytes, FloatArray | Future[FloatArray]] = OrderedDict()
         self._lock = threading.Lock()

@@ -180,14 +180,8 @@ class PooledScheduler:
             self._events.put(((), error))
 
     def _encode_pending(self) -> None:
-        """Submit all waiting texts to an encoder worker; while all workers are busy, texts gather.
-
-        Where a model needs the same cores they gather while more calls wait than texts, too: one pass over many texts
-        takes half the time of one for each.
-        """
+        """Submit all waiting texts to an encoder worker; while all workers are busy, texts gather."""
         if self._encoding == ENCODE_WORKERS or not self._to_encode:
-            return
-        if self._encoder.gathers and self._waiting_calls.qsize() > len(self._to_encode):
             return
         self._encoding += 1
         batch, self._to_encode = self._to_encode, []
@@ -214,7 +208,6 @@ class PooledScheduler:
                 self._advance(running, running.tries.result(outcome))
             else:
                 heapq.heappush(self._timers, (time.monotonic() + delay_s, next(self._timer_ids), running))
-            self._encode_pending()
             return True
         self._encoding -= 1
         for running, vectors in zip(flows, outcome, strict=True):

@@ -129,7 +129,6 @@ def open_models(settings: ModelSettings, *, dataset: str | None = None) -> OpenM
                     )
         calls.require_models([*(settings.targets or (target,)), mutator])
         encoder = resolve_encoder(settings.encoder, device=settings.device, deterministic=settings.deterministic)
-        encoder.gathers = not settings.deterministic and any(server.runs_files for server in calls.servers)
         if choice.recording is not None:
             encoder.known = known_rows(choice.recording, encoder.fingerprint)
         stack.enter_context(closing_on_interrupt(calls.close))

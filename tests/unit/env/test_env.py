@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from gymnasium.error import AlreadyPendingCallError, InvalidAction, ResetNeeded
 
-from query_mutator.encoder import CachedEncoder, Encoder, HashEncoder
+from query_mutator.encoder import Encoder
 from query_mutator.env.episode import Asked, Attempt, Episode, EpisodeRules
 from query_mutator.env.observation import Observer, Projection
 from query_mutator.env.scheduling import Call, Encode, Flow, PooledScheduler, run_flow
@@ -538,33 +538,6 @@ def test_exception_in_a_flow_comes_out_of_finished(make: MakeScheduler, tiny_cli
     scheduler.start("a", broken())
     with pytest.raises(RuntimeError, match="a bug"):
         scheduler.finished()
-
-
-def test_texts_wait_for_others_while_more_calls_wait(tiny_client: Client) -> None:
-    passes: list[int] = []
-
-    class Noted(HashEncoder):
-        def encode(self, texts: Sequence[str]) -> FloatArray:
-            passes.append(len(texts))
-            return super().encode(texts)
-
-    def slow(request: ChatRequest) -> Completion:
-        time.sleep(0.01)
-        return tiny_client.complete(request)
-
-    def flow(text: str) -> Flow:
-        answered: Completion = yield ask(text)
-        return (yield Encode((f"{text}: {answered.text}",)))
-
-    encoder = CachedEncoder(Noted())
-    encoder.gathers = True
-    scheduler = PooledScheduler(client=FakeClient(slow), encoder=encoder, retry_policy=NEVER, batch_size=1)
-    for number in range(8):
-        scheduler.start(number, flow(f"question {number}"))
-    assert {scheduler.finished()[0] for _ in range(8)} == set(range(8))
-    scheduler.close()
-    assert sum(passes) == 8
-    assert len(passes) <= 5  # of four, two, one and one
 
 
 def test_the_call_that_is_furthest_behind_goes_first(hash_encoder: Encoder, tiny_client: Client) -> None:

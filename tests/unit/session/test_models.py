@@ -102,17 +102,6 @@ def test_a_server_names_the_models_of_a_run_that_names_none() -> None:
             assert (models.target_model, models.mutator_model) == used
 
 
-@pytest.mark.parametrize(
-    ("backend", "deterministic", "gathers"),
-    [("recorded", False, True), ("recorded", True, False), ("two", False, False)],
-)
-def test_texts_wait_for_others_where_a_file_is_the_model(backend: str, deterministic: bool, gathers: bool) -> None:
-    BACKENDS.add("two", TwoModels)
-    settings = dataclasses.replace(RECORDED, backend=backend, deterministic=deterministic)
-    with open_models(settings) as models:
-        assert models.encoder.gathers == gathers
-
-
 def test_the_time_of_a_call_is_that_of_the_newest_replies_to_the_models(tmp_path: Path) -> None:
     path = tmp_path / "replies.sqlite"
     settings = replace(RECORDED, backend="ollama", target_model="small", cache_path=str(path), batch_size=4)
