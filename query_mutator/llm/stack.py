@@ -49,6 +49,11 @@ class ClientStack:
     client: Cache  # without retries, for a scheduler that waits before them itself; counts what its calls cost
     eval_client: Cache  # the same for evaluation, which may have the store of all runs to itself
     identity: Callable[[str], str]  # of the models, for the store
+    elsewhere: Mapping[str, ModelServer]  # models that another server has
+
+    def server_of(self, model: str) -> ModelServer:
+        """Return a server that has a model."""
+        return self.elsewhere.get(model, self.servers[0])
 
     @property
     def backend_class(self) -> type[ModelServer]:
@@ -126,6 +131,7 @@ def build_client(
         client=Cache(limit, identity=identity, shared=None if settings.cache == "eval" else cache),
         eval_client=Cache(limit, identity=identity, shared=cache),
         identity=identity,
+        elsewhere=others,
     )
 
 

@@ -190,7 +190,6 @@ def make_task(
         models.calls.require_models([settings.judge_model])
         judge = Judge(model=settings.judge_model, rubric=rubric, seed=settings.seed)
     names = {"target_model": models.target_model, "mutator_model": models.mutator_model}
-    recording = models.choice.recording
     return build_task(
         questions,
         calls=group_of(
@@ -210,7 +209,7 @@ def make_task(
         bank=example_bank(settings.dataset) or bank,
         confidence=confidence,
         prices=read_prices(models.settings.price, models.targets) if models.has_prices else {},
-        recorded=None if recording is None else recording.find,
+        recorded=models.choice.recording and models.choice.recording.find,
     )
 
 
