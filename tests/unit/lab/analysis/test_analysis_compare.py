@@ -336,6 +336,8 @@ def racing(tmp_path: Path) -> Path:
     for name, batch, loss in (("uni_5", 2048, 300.96), ("uni_6", 8192, 2962), ("uni_7", 512, 77.72), ("uni_9", 64, 29)):
         tags = {
             "Training/loss": np.linspace(3 * loss, loss, 30),
+            "alltime_min_ms_hock": np.linspace(60_000, 25_000, 30),
+            "Race/eval_race_time_robust_trained_hock": np.linspace(60, 25, 30),
             "Gradients/norm_before_clip_max": [40.0] * 29 + [120.0],
             "cumul_number_frames_played": frames,
             "cumul_number_single_memories_used": 32 * frames,
