@@ -385,15 +385,16 @@ class BatchedQueryMutationEnv(SyncVectorEnv[FloatArray, NDArray[np.int64]]):
         for index, env_seed in enumerate(vector.env_seeds(seed, self.num_envs)):
             self._start(index, vector.reset_as_step(self.envs[index], seed=env_seed, reset=True))
 
-    def recv(self, *, max_envs: int | None = None) -> VectorStep:
+    def recv(self, *, max_envs: int | None = None, waits: bool = True) -> VectorStep:
         """Return gymnasium's five for the environments that are ready [n]; `infos["env_id"]` [n] names them.
 
-        Waits for one of those in flight. At most `max_envs` are returned; the others stay ready for the next call.
+        Waits for one of those in flight, unless it `waits` for none. At most `max_envs` are returned; the others stay
+        ready for the next call.
         """
         results: dict[int, StepResult] = {}
         while self._scheduler.in_progress and len(results) != max_envs:
             try:
-                index, result = self._next(waits=not results)
+                index, result = self._next(waits=waits and not results)
             except TimeoutError:
                 break
             results[index] = result

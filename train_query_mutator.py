@@ -28,7 +28,6 @@ from typing import Any, Self
 from query_mutator.cli.console import note, run_cli
 from query_mutator.cluster import connected
 from query_mutator.confidence import ConfidenceModel
-from query_mutator.env.episode import QuestionMemory
 from query_mutator.env.task import Task
 from query_mutator.errors import DiskError, TooFewAnswersError
 from query_mutator.evaluation.heldout import (
@@ -65,8 +64,7 @@ from query_mutator.training.callbacks import (
 )
 from query_mutator.training.config import PROG, TrainConfig, parse_config, remarks
 from query_mutator.training.estimate import check_run, estimate, use_device
-from query_mutator.training.known_steps import recall
-from query_mutator.training.loop import TrainingLoop, make_loop
+from query_mutator.training.loop import TrainingLoop, envs_seed
 from query_mutator.training.run_folder import (
     Checkpoints,
     check_resumption,
@@ -156,8 +154,7 @@ def build(config: TrainConfig, checkpoint: Checkpoint | None, stack: ExitStack) 
     evaluator = Evaluator.of(models, max_failure_rate=config.max_failure_rate)
     if config.answer == "learned":
         known = checkpoint.confidence if checkpoint else None
-        config, task, answers = with_confidence(config, task, evaluator, known, must_learn=must_learn)
-        recall(learner, task, answers, seed=config.seed)
+        config, task = with_confidence(config, task, evaluator, known, must_learn=must_learn)
     common: dict[str, Any] = {"client": models.calls.client, "retry_policy": models.retry_policy}
     env_list = [
         QueryMutationEnv(task, env_id=env_id, on_record=run_dir.add_record, **common)
@@ -181,24 +178,22 @@ def build(config: TrainConfig, checkpoint: Checkpoint | None, stack: ExitStack) 
 
 def with_confidence(
     config: TrainConfig, task: Task, evaluator: Evaluator, known: ConfidenceModel | None, *, must_learn: bool
-) -> tuple[TrainConfig, Task, dict[int, QuestionMemory]]:
+) -> tuple[TrainConfig, Task]:
     """Return the settings, and the task with the P(right) that --answer learned submits by: `known`, or learned.
 
-    With it come the answers that it was learned from, if it was not known. Unless it must be learned, answers are
-    submitted by vote where there are too few to learn from.
+    Unless it must be learned, answers are submitted by vote where there are too few to learn from.
     """
-    answers: dict[int, QuestionMemory] = {}
     try:
         if known is None:
-            known, answers = learn_confidence(evaluator, task, max_calls=config.answer_calls, seed=config.seed)
+            known = learn_confidence(evaluator, task, max_calls=config.answer_calls, seed=config.seed)
     except TooFewAnswersError as error:
         if must_learn:
             raise
         note(f"--answer vote: {error}")
         voting = replace(task.with_rules(answer="vote"), calls=replace(task.calls, logprobs=False))  # as when resumed
-        return replace(config, answer="vote"), voting, {}
+        return replace(config, answer="vote"), voting
     note(known.report.in_words)
-    return config, replace(task, confidence=known), answers
+    return config, replace(task, confidence=known)
 
 
 # --- train -----------------------------------------------------------------------------------------------------------
@@ -257,7 +252,16 @@ class Trainer:
             from query_mutator.cluster.rollouts import RemoteEnvs
 
             envs = RemoteEnvs(self.ray, parts)
-        self.loop = make_loop(self.config, envs, parts.learner, self.obs, on_steps=self._add_steps, store=parts.store)
+        self.loop = TrainingLoop(
+            envs,
+            parts.learner,
+            self.obs,
+            seed=envs_seed(self.config.seed),
+            num_steps=self.config.num_steps,
+            on_steps=self._add_steps,
+            store=parts.store,
+            max_pending_updates=self.config.max_pending_updates,
+        )
         parts.runlog.next_row(parts.learner)
         parts.runlog.open_bar(total_steps=self.config.total_steps, env_steps=self.run.env_steps)
         with server_worked_before():
@@ -413,8 +417,6 @@ class Trainer:
         parts.models.calls.close()  # first, because the environments wait for calls in flight
         self.pages.shutdown(wait=True, cancel_futures=True)
         self.validation.close()
-        if self.loop is not None:
-            self.loop.close()
         parts.envs.close()
         self.callbacks.close(error if isinstance(error, BaseException) else None)
 

@@ -25,7 +25,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -37,7 +36,6 @@ import torch
 from benchmarks.memoised import memoised_system
 from ppo.frozen import InferencePolicy
 from query_mutator.bounds import group_of
-from query_mutator.env.episode import QuestionMemory
 from query_mutator.env.task import Task
 from query_mutator.errors import TooFewAnswersError
 from query_mutator.evaluation.methods import Evaluator
@@ -52,8 +50,7 @@ from query_mutator.session.policy_file import read_policy
 from query_mutator.session.task import make_task, split_dataset
 from query_mutator.settings import ModelSettings, TaskSettings, ValidationFold
 from query_mutator.training.config import TrainConfig, parse_config
-from query_mutator.training.known_steps import recall
-from query_mutator.training.loop import make_loop
+from query_mutator.training.loop import TrainingLoop, envs_seed
 from query_mutator.training.run_folder import make_learner
 from query_mutator.types import SUBMIT, StepRecord
 from rl_query_mutator_env import BatchedQueryMutationEnv, QueryMutationEnv
@@ -131,7 +128,6 @@ def train(
     task: Task,
     config: TrainConfig,
     *,
-    answers: Mapping[int, QuestionMemory] = MappingProxyType({}),
     max_calls: int | None = None,
     make_env: Callable[..., QueryMutationEnv] = QueryMutationEnv,
     on_rollout: Callable[[InferencePolicy, Task, int], Any] = lambda policy, task, calls: None,
@@ -147,15 +143,14 @@ def train(
     ]
     learner = make_learner(config, task, None)
     batch = BatchedQueryMutationEnv(envs, config.calls_in_flight)
-    recall(learner, task, answers, seed=config.seed)
-    loop = make_loop(config, batch, learner, None, on_steps=lambda infos, steps: None, store=None)
+    seed, num_steps = envs_seed(config.seed), config.num_steps
+    loop = TrainingLoop(batch, learner, None, seed=seed, num_steps=num_steps, on_steps=lambda infos, steps: None)
     calls = 0
     while learner.updates_done < config.num_updates and calls < (max_calls or sys.maxsize):
         loop.collect()
         loop.update()
         calls = calls_of(records, envs, task)
         on_rollout(learner.frozen, task, calls)
-    loop.close()
     batch.close()
     return Trained(learner.frozen, task, calls, records)
 
@@ -199,11 +194,10 @@ def train_seed(
 ) -> Trained:
     """Return a trained policy. `on_rollout` is called with all calls so far."""
     task, spent = world.task_of(task_settings(config)), 0
-    answers: Mapping[int, QuestionMemory] = {}
     if config.answer == "learned":
         spent = config.answer_calls
         try:
-            confidence, answers = learn_confidence(world.evaluator, task, max_calls=spent, seed=config.seed)
+            confidence = learn_confidence(world.evaluator, task, max_calls=spent, seed=config.seed)
             task = replace(task, confidence=confidence)
         except TooFewAnswersError:  # as a run does
             task = task.with_rules(answer="vote")
@@ -211,7 +205,6 @@ def train_seed(
         world.system,
         task,
         config,
-        answers=answers,
         max_calls=max_calls - spent,
         on_rollout=lambda policy, acting, calls: on_rollout(policy, acting, spent + calls),
     )

@@ -31,7 +31,6 @@ from query_mutator.confidence import (
     LoggedAnswer,
     greedy_order,
     plain_vote,
-    rule_for_budget,
 )
 from query_mutator.confidence.answer_keys import AnswerKind
 from query_mutator.confidence.crossfit import (
@@ -42,7 +41,6 @@ from query_mutator.confidence.crossfit import (
     training_table,
     with_forms,
 )
-from query_mutator.confidence.stopping import StoppingRule
 from query_mutator.confidence.submission import submitted
 from query_mutator.errors import DatasetError, TooFewAnswersError, UsageError
 from query_mutator.files import decode_object, parse_json, write_json
@@ -135,15 +133,15 @@ def evaluate(
     mean_calls = []
     for refit in range(options.refits):
         started = time.monotonic()
-        model, rule = fitted(table, first=asked[0], seed=options.seed + refit)
-        learned[refit], calls = learned_columns(model, rule, test)
+        model, threshold = fitted(table, first=asked[0], seed=options.seed + refit)
+        learned[refit], calls = learned_columns(model, threshold, test)
         mean_calls.append(calls)
         print(f"refit {refit + 1} of {options.refits}: {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
     return printed(learned, votes, mean_calls, test)
 
 
-def fitted(table: TrainingTable, *, first: str, seed: int) -> tuple[ConfidenceModel, StoppingRule]:
-    """Return a model of a bootstrap sample of the questions, and its rule for 1.5 calls after a first prompt."""
+def fitted(table: TrainingTable, *, first: str, seed: int) -> tuple[ConfidenceModel, float]:
+    """Return a model of a bootstrap sample of the questions, and the P(right) below which 1.5 calls ask again."""
     rng = np.random.default_rng(seed)
     questions = int(table.questions.max()) + 1
     drawn = rng.multinomial(questions, np.full(questions, 1 / questions)).astype(np.float64)
@@ -153,7 +151,7 @@ def fitted(table: TrainingTable, *, first: str, seed: int) -> tuple[ConfidenceMo
         drawn = rng.exponential(size=questions)
         model = fitted_to(drawn, table, seed=seed)
     counts = np.where(np.array(table.forms) == first, np.rint(10 * drawn[table.questions]), 0).astype(int)
-    return model, rule_for_budget([[p] for p in np.repeat(model.out_of_fold, counts)], FEW_CALLS)
+    return model, float(np.quantile(np.repeat(model.out_of_fold, counts), FEW_CALLS - 1))
 
 
 def fitted_to(drawn: DoubleArray, table: TrainingTable, *, seed: int) -> ConfidenceModel:
@@ -161,7 +159,7 @@ def fitted_to(drawn: DoubleArray, table: TrainingTable, *, seed: int) -> Confide
     return ConfidenceModel.fit(table, weights=drawn[table.questions], folds=FOLDS)
 
 
-def learned_columns(model: ConfidenceModel, rule: StoppingRule, test: HeldOut) -> tuple[DoubleArray, float]:
+def learned_columns(model: ConfidenceModel, threshold: float, test: HeldOut) -> tuple[DoubleArray, float]:
     """Return whether the submitted answers [n, calls] are right, and the mean number of calls at 1.5."""
     columns = with_forms(test.table, model.rates, np.ones(len(test.table), dtype=bool))
     p = model.calibration.p(model.scorer.log_odds(columns))
@@ -172,7 +170,7 @@ def learned_columns(model: ConfidenceModel, rule: StoppingRule, test: HeldOut) -
         for column, calls in enumerate(CALLS):
             asked = int(calls)
             if calls == FEW_CALLS:
-                asked = 1 + (len(places) > 1 and rule.ask_again(float(p[places[0]]), calls=1))
+                asked = 1 + (len(places) > 1 and p[places[0]] < threshold)
                 calls_made += asked
             chosen = submitted(p[places[:asked]], groups[:asked], agreement=model.agreement)
             right[at, column] = test.table.right[places[chosen]]

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import query_mutator
 from query_mutator import forms
-from query_mutator.confidence import Attempt, ConfidenceModel, LoggedAnswer, StoppingRule, plain_vote
+from query_mutator.confidence import Attempt, ConfidenceModel, LoggedAnswer, plain_vote
 from query_mutator.data import load_questions
 from query_mutator.forms import FormContext
 from query_mutator.llm.client import Client
@@ -95,39 +95,36 @@ def learn(training: Sequence[Asked]) -> ConfidenceModel:
 # --- 3. stop when another call is not worth its price, 4. submit ---
 
 
-def answer(model: ConfidenceModel, rule: StoppingRule, asked: Asked) -> tuple[int, int]:
+def answer(model: ConfidenceModel, threshold: float, asked: Asked) -> tuple[int, int]:
     """Return the calls made for a question and the place of the attempt that is submitted."""
-    calls = 1
-    while True:
+    for calls in range(1, len(FORMS) + 1):
         chosen = model.submit(asked.question.text, asked.attempts[:calls])
-        if not rule.ask_again(chosen.p_right, calls=calls):
-            return calls, chosen.index
-        calls += 1
+        if chosen.p_right >= threshold:
+            break
+    return calls, chosen.index
 
 
-def stopping_rule(model: ConfidenceModel, training: Sequence[Asked], *, budget: float) -> StoppingRule:
-    """Return the threshold of P(right) under which training questions take `budget` calls on average."""
+def threshold_for(model: ConfidenceModel, training: Sequence[Asked], *, budget: float) -> float:
+    """Return the P(right) below which to ask again, so that training questions take `budget` calls on average."""
     # P(right) of what would be submitted after each call, by a model that has not seen the question.
     curves = []
     for asked in training:
         judge = model.for_target(asked.question.text)
         submitted = [judge.submit(asked.question.text, asked.attempts[:calls]) for calls in range(1, len(FORMS) + 1)]
         curves.append([one.p_right for one in submitted])
-    rules = [StoppingRule(threshold=percent / 100, max_calls=len(FORMS)) for percent in range(101)]
 
-    def mean_calls(rule: StoppingRule) -> float:
-        stops = [next(n for n, p in enumerate(curve, 1) if not rule.ask_again(p, calls=n)) for curve in curves]
-        return sum(stops) / len(stops)
+    def mean_calls(threshold: float) -> float:
+        return mean([next((n for n, p in enumerate(curve, 1) if p >= threshold), len(curve)) for curve in curves])
 
-    return [rule for rule in rules if mean_calls(rule) <= budget][-1]
+    return max(percent / 100 for percent in range(101) if mean_calls(percent / 100) <= budget)
 
 
 # --- 5. the verdict, on questions that nothing was learned from ---
 
 
-def verdict(model: ConfidenceModel, rule: StoppingRule, held_out: Sequence[Asked]) -> str:
+def verdict(model: ConfidenceModel, threshold: float, held_out: Sequence[Asked]) -> str:
     """Return the table and what to conclude from it."""
-    chosen = [answer(model, rule, asked) for asked in held_out]
+    chosen = [answer(model, threshold, asked) for asked in held_out]
     ours = [asked.right[place] for asked, (_, place) in zip(held_out, chosen, strict=True)]
     votes = [asked.right[plain_vote(asked.question.text, asked.attempts)] for asked in held_out]
     rows = {form: ([asked.right[place] for asked in held_out], 1.0) for place, form in enumerate(FORMS)}
@@ -176,9 +173,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     asked = [one for one in found if one is not None]
     training, held_out = asked[::2], asked[1::2]
     confidence = learn(training)
-    rule = stopping_rule(confidence, training, budget=flags.budget)
-    print(f"learned from {len(training) * len(FORMS)} answers; ask again while P(right) < {rule.threshold:.2f}")
-    print(verdict(confidence, rule, held_out))
+    threshold = threshold_for(confidence, training, budget=flags.budget)
+    print(f"learned from {len(training) * len(FORMS)} answers; ask again while P(right) < {threshold:.2f}")
+    print(verdict(confidence, threshold, held_out))
 
 
 if __name__ == "__main__":

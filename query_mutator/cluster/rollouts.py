@@ -101,9 +101,9 @@ class RemoteEnvs:
         for env in range(self.num_envs):
             self._start(env, seed=seed + env)
 
-    def recv(self, *, max_envs: int) -> VectorStep:
-        """Return the steps that have finished, at most `max_envs`; wait for the first."""
-        self._ray.wait([*self._running], num_returns=1)
+    def recv(self, *, max_envs: int, waits: bool = True) -> VectorStep:
+        """Return the steps that have finished, at most `max_envs`; wait for the first, unless it `waits` for none."""
+        self._ray.wait([*self._running], num_returns=1, timeout=None if waits else 0)
         ready, _ = self._ray.wait([*self._running], num_returns=min(max_envs, len(self._running)), timeout=0)
         found: dict[int, RemoteStep] = {self._running.pop(ref): self._results([ref])[0] for ref in ready}
         client = self._parts.models.calls.client

@@ -43,7 +43,8 @@ from query_mutator.llm.backends import ServerAddressFlags, choose_backend
 from query_mutator.llm.prices import in_words, read_prices
 from query_mutator.llm.store import Store
 from query_mutator.operators import NONE
-from query_mutator.plan.choose import PlanChoice, choose_from_log, shares_in_words
+from query_mutator.plan.arms import choose_from_log
+from query_mutator.plan.choose import PlanChoice, shares_in_words
 from query_mutator.plan.race import MAX_CALLS, MIN_CALLS, find_plan, questions_searched
 from query_mutator.plan.table import grade_log
 from query_mutator.plugins import plugin_hashes
@@ -276,7 +277,6 @@ def _read_log(flags: PlanFlags, path: Path) -> None:
         budget=flags.budget,
         price=float(np.mean(flags.call_price)),
         prices=_prices_of(flags, log.models),
-        seed=flags.seed,
     )
     models = dict.fromkeys(log.models.values())
     missing, acting = _unplayable(found.saved.plan, split, tuple(models)), None
@@ -366,15 +366,13 @@ def _show(flags: PlanFlags, found: PlanChoice, folder: Path, *after: str, num_qu
     title = f"best plan within a {'price' if prices else 'number of calls'} per question, on {source} questions"
     front = [title, f" {'price' if prices else 'calls'}  success  cross-fitted  plain vote  plan"]
     if prices:
-        front[1] = " price  success  cross-fitted  at random  low logprob  plain vote  plan"
+        front[1] = " price  success  cross-fitted  at random  plain vote  plan"
     for budget, point in found.front.items():
         rule = point.fitted
-        several = f"{'':{49 if prices else 24}}"
-        if rule is not None and prices:
-            logprob = "-" if rule.by_logprob is None else f"{rule.by_logprob:.1%}"
-            several = f"{rule.success:>12.1%}  {rule.random or 0:>9.1%}  {logprob:>11}  {rule.vote:>10.1%} "
-        elif rule is not None:
-            several = f"{rule.success:>12.1%}  {rule.vote:>10.1%}"
+        several = f"{'':{35 if prices else 24}}"
+        if rule is not None:
+            random = "" if rule.random is None else f"  {rule.random:>9.1%}"
+            several = f"{rule.success:>12.1%}{random}  {rule.vote:>10.1%}"
         front.append(f"{budget:>6g}  {point.success:>7.1%}  {several}  {point.plan}")
     if saved != bar and saved.success_ci[0] <= bar.success_ci[1]:
         after = (

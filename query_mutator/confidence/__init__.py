@@ -1,20 +1,14 @@
 """P(right): how likely an answer is right, learned from graded answers and calibrated; never from gold when it is used.
 
 `ConfidenceModel` is fitted on `LoggedAnswer` rows and scores the `Attempt`s at a question: `p_right`, `submit`,
-`explain`; its `out_of_fold` has probabilities to learn other things from, `rule_for_price` and `rule_for_budget` say
-when to ask again, `plain_vote` is the rival. It imports `reading`, `encoder`, `stats`, `files` and the vocabulary.
+`explain`; its `out_of_fold` has probabilities to learn other things from, `plain_vote` is the rival. It imports
+`reading`, `encoder`, `stats`, `files` and the vocabulary.
 """
 
 from query_mutator.confidence.answer_keys import AnswerKind, Attempt, LoggedAnswer, answer_groups, answer_key
 from query_mutator.confidence.crossfit import training_table
 from query_mutator.confidence.model import ConfidenceModel, Reason, Submission
-from query_mutator.confidence.stopping import (
-    StoppingRule,
-    greedy_order,
-    places_by_question,
-    rule_for_budget,
-    rule_for_price,
-)
+from query_mutator.confidence.order import greedy_order, places_by_question
 from query_mutator.confidence.submission import combined, plain_vote, submissions, vote
 
 __all__ = [
@@ -23,7 +17,6 @@ __all__ = [
     "ConfidenceModel",
     "LoggedAnswer",
     "Reason",
-    "StoppingRule",
     "Submission",
     "answer_groups",
     "answer_key",
@@ -31,8 +24,6 @@ __all__ = [
     "greedy_order",
     "places_by_question",
     "plain_vote",
-    "rule_for_budget",
-    "rule_for_price",
     "submissions",
     "training_table",
     "vote",

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from ppo.frozen import InferencePolicy, action_streams
 from query_mutator.env.observation import PRICE_SCALE
 from query_mutator.errors import CheckpointError
-from query_mutator.learners.learner import Acted, Learner, Steps
+from query_mutator.learners.learner import Acted, Learner, Steps, explored
 from query_mutator.learners.trees import BoostedTrees, Boosting
 from query_mutator.settings import DirectConfig
 from query_mutator.types import DoubleArray, FloatArray
@@ -67,8 +67,7 @@ class FrozenValues:
         """Return the actions of largest mean value for observations [n, D]; nothing is random."""
         if self._mean is None:
             return Acted(np.asarray(obs)[:, self._masked].argmin(axis=1))
-        values = values_of(self._mean.predict, obs, self._masked)
-        return Acted(values.argmax(axis=1), values.max(axis=1).astype(np.float32))
+        return Acted(values_of(self._mean.predict, obs, self._masked).argmax(axis=1))
 
 
 class DirectMethod(Learner):
@@ -97,36 +96,23 @@ class DirectMethod(Learner):
 
     def act(self, obs: FloatArray, env_ids: Sequence[int]) -> NDArray[np.int64]:
         """Return actions [n] in environments `env_ids`, which see obs [n, D]: by its own model, or at random."""
-        frozen = self.frozen
-        masked = frozen.state["masked"]
-        actions = np.empty(len(env_ids), dtype=np.int64)
-        for row, env in enumerate(env_ids):
-            if not frozen.models or self.rngs[env].random() < self.config.random_share:
-                actions[row] = self.rngs[env].choice(np.flatnonzero(obs[row, masked] <= 0))
-            else:
-                score = frozen.models[env % len(frozen.models)].predict
-                actions[row] = values_of(score, obs[row : row + 1], masked).argmax()
-        return actions
-
-    def recall(self, steps: Steps) -> None:
-        """Fit the models to steps that another policy took before the training; `env_ids` number their episodes."""
-        self._keep(steps, steps.env_ids)
-        self._episodes += int(steps.env_ids.max()) + 1
-        self._begin_fit()
-        self._take_fit()
+        frozen, masked = self.frozen, self.frozen.state["masked"]
+        actions = np.zeros(len(env_ids), dtype=np.int64)
+        for row, env in enumerate(env_ids if frozen.models else ()):
+            score = frozen.models[env % len(frozen.models)].predict
+            actions[row] = values_of(score, obs[row : row + 1], masked).argmax()
+        share = self.config.random_share if frozen.models else 1.0
+        return explored(actions, obs[:, masked] <= 0, [self.rngs[env] for env in env_ids], share=share)
 
     def observe(self, steps: Steps) -> None:
         """Keep finished steps, at most one per environment."""
         self.env_steps += len(steps.env_ids)
-        self._keep(steps, self._episodes[steps.env_ids])
-        self._episodes[steps.env_ids[steps.ended]] += self.config.num_processes
-
-    def _keep(self, steps: Steps, episodes: NDArray[np.int64]) -> None:
         gains = steps.rewards + self._prices_of(steps.obs) * steps.calls
-        calls = steps.calls.astype(np.float64)
+        calls, episodes = steps.calls.astype(np.float64), self._episodes[steps.env_ids]
         columns = (steps.obs, steps.next_obs, steps.actions, gains, calls, steps.ended, episodes)
         for name, column in zip(_COLUMNS, columns, strict=True):
             self._steps[name].append(np.asarray(column)[steps.valid])
+        self._episodes[steps.env_ids[steps.ended]] += self.config.num_processes
 
     def _prices_of(self, obs: FloatArray) -> DoubleArray:
         if self._price is None:

@@ -55,10 +55,18 @@ def last_obs(obs: FloatArray, ended: NDArray[np.bool_], infos: dict[str, Any]) -
 
 
 class Acted(NamedTuple):
-    """Actions for n observations, with their values where the policy estimates them."""
+    """Actions for n observations."""
 
     actions: NDArray[np.int64]  # [n]
-    values: FloatArray | None = None  # [n] what the best allowed action was thought to be worth
+
+
+def explored(
+    actions: NDArray[np.int64], allowed: NDArray[np.bool_], rngs: Sequence[np.random.Generator], *, share: float
+) -> NDArray[np.int64]:
+    """Return actions [n] of which a random share is drawn from the allowed ones [n, A], each by its own stream."""
+    drawn = [row for row, rng in enumerate(rngs) if rng.random() < share]
+    actions[drawn] = [rngs[row].choice(np.flatnonzero(allowed[row])) for row in drawn]
+    return actions
 
 
 class Learner:
@@ -100,7 +108,7 @@ class Learner:
         return 0
 
     def act(self, obs: FloatArray, env_ids: Sequence[int]) -> NDArray[np.int64]:
-        """Return actions [n] in environments `env_ids` for observations [n, D]; off-policy: called by many threads."""
+        """Return actions [n] in environments `env_ids` for observations [n, D]."""
         raise NotImplementedError
 
     def observe(self, steps: Steps) -> None:

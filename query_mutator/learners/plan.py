@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, get_args
 
@@ -21,8 +22,8 @@ class Plan:
     """Operators and forms in order, each at most once; a form, "ask" and the end ask the target.
 
     With several answers, `answer` chooses which one is submitted, and `stop_at` submits as soon as one has at least
-    this P(right). With `gain_at` the next arm is the one with the largest predicted gain per price, while it is at
-    least that.
+    this P(right). With `gain_at` the next arm is the one with the largest predicted gain per price, while it is
+    above that.
     """
 
     steps: tuple[str, ...] = ()
@@ -90,12 +91,12 @@ class PlanPolicy:
         return next((action for action in rest if engine.allows(action)), submit)
 
     def _gaining(self, engine: EpisodeEngine, submit: int, least: float) -> int:
-        """Return the arm of the plan with the largest predicted gain per price, submit where it is below `least`."""
+        """Return the arm of the plan with the largest predicted gain per price, submit where it is `least` or less."""
         assert engine.episode.best is not None
         gains = engine.task.gains_of(engine.episode.index, engine.episode.best)
         asked = {attempt.form for attempt in engine.episode.known.values()}
         places = {name: engine.task.actions.index(name) for name in self.plan.operators if name not in asked}
-        left = [name for name in places if gains.get(name, -1.0) >= least and engine.allows(places[name])]
+        left = [name for name in places if gains.get(name, -math.inf) > least and engine.allows(places[name])]
         return places[max(left, key=lambda name: gains[name])] if left else submit
 
     @property

@@ -2,7 +2,8 @@
 
 table    fills it by asking, or from a log of replies; what P(right) is learned from
 race     which cells to ask for, within a number of calls: plans race on ever more questions
-choose   reads it: rates, cross-fitting, the order of arms and when to stop by P(right), the result and its verdict
+arms     reads it: who is asked next, and when to stop, by P(right) or by predicted gains
+choose   reads it: rates, cross-fitting, the result and its verdict
 """
 
-__all__ = ["choose", "race", "table"]
+__all__ = ["arms", "choose", "race", "table"]

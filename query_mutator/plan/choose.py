@@ -1,59 +1,45 @@
-"""Read a table: the rates of plans, the order of arms and when to stop by P(right), what to use.
+"""Read a table: the rates of plans, and what to use.
 
-    cells of plans       -> a `PlanPoint` each; success of the plan that is best on the other folds
-    answers in k arms    -> P(right), out of fold -> their order -> the P(right) at which to stop, by budget or price
-    both                 -> `PlanChoice`: the best plan within a budget, the bar that it must clear, the verdict
+    cells of plans   -> a `PlanPoint` each; success of the plan that is best on the other folds
+    all plans        -> `PlanChoice`: the best plan within a budget, the bar that it must clear, the verdict
 
-An arm is a form of the request, or a prompt of a log. The model that scores an answer has seen no answer about its
-target; in `Fitted` the order of arms and the threshold of each fold are chosen on the other folds too, and so are the
-arms that vote and the best one alone.
+`plan/arms.py` has the plans that submit by P(right).
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from functools import partial
-from types import MappingProxyType
-from typing import Any, Self
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import numpy as np
 
-from query_mutator.confidence import (
-    ConfidenceModel,
-    LoggedAnswer,
-    StoppingRule,
-    greedy_order,
-    places_by_question,
-    rule_for_budget,
-    rule_for_price,
-    submissions,
-    training_table,
-    vote,
-)
-from query_mutator.confidence.crossfit import TrainingTable
-from query_mutator.confidence.features import FEATURES
-from query_mutator.confidence.gain import MOST_ARMS, GainModel, gain_inputs
-from query_mutator.data.split import FOLDS, fold_of
-from query_mutator.errors import TooFewAnswersError, UsageError
+from query_mutator.confidence import ConfidenceModel
+from query_mutator.confidence.gain import GainModel
+from query_mutator.data.split import fold_of
+from query_mutator.errors import UsageError
 from query_mutator.learners.plan import Plan
-from query_mutator.plan.cascade import Cascades, Fitted, cross_fitted_cascade
 from query_mutator.plan.table import Rows, Table
-from query_mutator.stats.intervals import rate_intervals, wilson_interval
-from query_mutator.stats.paired import difference_interval
-from query_mutator.types import AS_IS, ASK, DoubleArray, IntArray
+from query_mutator.stats.intervals import wilson_interval
+from query_mutator.types import AS_IS
 
 MIN_QUESTIONS = 20  # fewer decide nothing
 FRONT = tuple(range(1, 9))  # calls per question, of the front of a search
-MOST_ANSWERS = 6  # to a question, of a plan that submits by P(right)
-BUDGETS = (1.5, 2.0, 3.0, 4.0, 6.0)  # mean calls per question of such plans, to choose from
-CASCADE_SHARES = (0.1, 0.2, 0.4, 0.6, 0.8)  # of the highest price, that a cascade may pay besides the lowest
-LEAST_QUESTIONS = 50  # in a log, and with an answer to each prompt of a plan
-LEAST_SHARE = 0.5  # of the questions of the most frequent prompt
-MOST_PROMPTS, MOST_ORDERED = 16, 2_000  # prompts, the best, and questions, to choose an order from
-_HAS_KEY = FEATURES.index("has_key")
+BUDGETS = (1.5, 2.0, 3.0, 4.0, 6.0)  # mean calls per question of plans that submit by P(right), to choose from
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fitted:
+    """Rates of right submissions by rules that are chosen on other folds than they are scored on."""
+
+    calls: float  # per question, that were made; of arms with prices, what they cost
+    success: float  # by P(right)
+    vote: float  # of a plain vote with as many calls; 1.5 calls are a second answer for a random half
+    single: float  # the best arm alone
+    lead: float  # of P(right) over the vote, of gains over asking at random
+    lead_ci: tuple[float, float]
+    random: float | None = None  # of asking the same arms for as many questions at random, of a plan by gains
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,306 +255,3 @@ def cross_fitted(
 def shares_in_words(shares: Mapping[str, float]) -> str:
     """Return the shares of calls to arms."""
     return ", ".join(f"{arm} {share:.0%}" for arm, share in shares.items())
-
-
-def choose_from_log(
-    answers: Sequence[LoggedAnswer],
-    *,
-    budget: float | None,
-    price: float,
-    seed: int,
-    prices: Mapping[str, float] = MappingProxyType({}),
-) -> PlanChoice:
-    """Return what graded answers of a log say; TooFewAnswersError for too few of them.
-
-    `budget` bounds the mean calls per question of the plan to choose; without it that of the most right answers minus
-    `price` for each call is chosen. With `prices` of a call in each arm both are in their unit.
-    """
-    graded = [(answer, float(answer.right)) for answer in answers]
-    model, gains, order, points = learn_arms(graded, budget=budget, price=price, prices=prices, seed=seed)
-    price = price if budget is None else 0.0
-    alone = [point for point in points if not point.fitted]
-    affordable = [point for point in alone if point.calls <= (budget or math.inf)] or alone
-    return PlanChoice(
-        points=points,
-        bar=max(affordable, key=lambda point: point.value(price if prices else 0.0)),
-        price=price,
-        budget=budget,
-        plans_tried=len(points),
-        confidence=model,
-        gains=gains,
-        order=order,
-    )
-
-
-# --- several arms ----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerPaths:
-    """What would be submitted after each of k answers to n questions, by P(right) that is out of fold."""
-
-    order: tuple[str, ...]  # k arms
-    p: DoubleArray  # [n, k], P(right) of what is submitted
-    right: DoubleArray  # [n, k]
-    scores: DoubleArray  # [n, k]
-
-    def rule(self, budget: float | None, price: float) -> StoppingRule | None:
-        """Return the rule for a budget of calls per question, None for one that cannot be kept; else for a price."""
-        p, most = self.p.tolist(), len(self.order)
-        if budget is None:
-            return rule_for_price(p, price, max_calls=most)
-        budget = budget - 1 / len(p)
-        return rule_for_budget(p, budget, max_calls=most) if 1 <= budget <= most else None
-
-    def stops(self, threshold: float) -> IntArray:
-        """Return after which answer of each question P(right) is that high, else the last: [n] numbers from 0."""
-        reached = self.p >= threshold
-        reached[:, -1] = True
-        return np.asarray(np.argmax(reached, axis=1))
-
-    def point(self, rule: StoppingRule) -> PlanPoint:
-        """Return the plan of a stopping rule, with its figures."""
-        steps = [step for arm in self.order[: rule.max_calls] for step in (arm, ASK)][:-1]
-        stop = math.floor(1e4 * rule.threshold) / 1e4 if rule.threshold <= 1 else None  # down: within the budget
-        stops = self.stops(math.inf if stop is None else stop)
-        questions = np.arange(len(stops))
-        right = int(self.right[questions, stops].sum())
-        return PlanPoint(
-            plan=Plan(steps=tuple(steps), answer="learned", stop_at=stop),
-            success=right / len(stops),
-            success_ci=wilson_interval(right, len(stops)),
-            score=float(self.scores[questions, stops].mean()),
-            calls=float(np.mean(stops)) + 1,
-            questions=len(stops),
-        )
-
-
-def learn_arms(
-    graded: Iterable[tuple[LoggedAnswer, float]],
-    *,
-    budget: float | None,
-    price: float,
-    compared: Sequence[str] = (),
-    prices: Mapping[str, float] = MappingProxyType({}),
-    seed: int,
-) -> tuple[ConfidenceModel, GainModel | None, tuple[str, ...], list[PlanPoint]]:
-    """Fit P(right) on graded answers with their scores; return it, the order of arms, and plans of one and of several.
-
-    `compared` are the arms of plans of several, by default those that enough of the same questions were asked in. With
-    `prices` of the arms, plans of several are cascades, by the gains that are returned second. TooFewAnswersError for
-    too few answers to learn from.
-    """
-    graded = list(graded)
-    together = training_table([answer for answer, _ in graded])
-    table, forms = _asked_apart(together), np.array(together.forms)
-    questions = {name: len(np.unique(together.questions[forms == name])) for name in Counter(together.forms)}
-    if (most := max(questions.values())) < LEAST_QUESTIONS:
-        raise TooFewAnswersError(
-            f"{len(graded)} graded answers to {most} questions in one prompt are too few to learn from; give answers "
-            f"to {LEAST_QUESTIONS} questions or more"
-        )
-    model = ConfidenceModel.fit(table)
-    asked = partial(_Arms.asked_in, table, np.array([score for _, score in graded]), model)
-    counts = {name: n for name, n in Counter(table.forms).most_common() if questions[name] >= LEAST_QUESTIONS}
-    names = list(compared or _shared_prompts(table, counts, together.questions)) if model.report.is_ordered else []
-    if prices:
-        names = names[:MOST_ARMS]
-    arms, several, gains = asked(names), dict[Plan, PlanPoint](), None
-    if prices and len(names) > 1 and len(np.unique(arms.folds)) > 1:
-        texts = [answer.question for answer, _ in graded]
-        gains, cascades = arms.cascades(texts, prices)
-        alone = [arms.alone(name, prices[name]) for name in names]
-        several = arms.cascade_points(cascades, budget=budget, price=price)
-        order = [point.plan.operators[0] for point in sorted(alone, key=lambda point: point.calls)]
-    elif len(names) > 1 and len(np.unique(arms.folds)) > 1:
-        paths, folds = arms.paths(order := arms.order()), arms.by_fold()
-        alone = [arms.alone(name) for name in names]
-        for calls in (*BUDGETS, budget or 0.0, None):
-            rule = paths.rule(calls, price)
-            if rule is not None and (point := paths.point(rule)).plan not in several:
-                several[point.plan] = replace(point, fitted=_fitted(folds, calls, price))
-    else:  # no questions were asked in several arms, or nothing says which answer is right: compare rates
-        alone = [asked([name]).alone(name, prices.get(name, 1.0)) for name in counts]
-        order = [point.plan.operators[-1] for point in sorted(alone, key=lambda point: -point.success)[:1]]
-    return model, gains, tuple(order), [*alone, *several.values()]
-
-
-def _asked_apart(table: TrainingTable) -> TrainingTable:
-    """Return a table in which the second answer to a question in an arm is one to another asking of the question."""
-    seen: Counter[tuple[int, str]] = Counter()
-    askings = []
-    for question, arm in zip(table.questions.tolist(), table.forms, strict=True):
-        askings.append((question, seen[question, arm]))
-        seen[question, arm] += 1
-    return replace(table, questions=np.unique(askings, axis=0, return_inverse=True)[1].reshape(-1))
-
-
-def _shared_prompts(table: TrainingTable, counts: Mapping[str, int], questions: IntArray) -> list[str]:
-    """Return the arms that enough of the same `questions` [n] were asked in, the most right answers first."""
-    names, least = np.array(table.forms), LEAST_SHARE * max(counts.values())
-    frequent = [name for name, n in counts.items() if n >= least]
-    shared = list[str]()
-    for name in sorted(frequent, key=lambda name: -table.right[names == name].mean()):
-        first = [rows[0] for rows in places_by_question(table, [*shared, name])]
-        if len(first) >= least and len(np.unique(questions[first])) >= LEAST_QUESTIONS:
-            shared.append(name)
-    return shared
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Arms:
-    """Answers to n questions in each of k arms: `rows` [n, k] of a table."""
-
-    table: TrainingTable
-    scores: DoubleArray  # of all answers of the table
-    model: ConfidenceModel
-    names: Sequence[str]  # k
-    rows: IntArray
-
-    @classmethod
-    def asked_in(cls, table: TrainingTable, scores: DoubleArray, model: ConfidenceModel, names: Sequence[str]) -> Self:
-        """Return the answers to the questions of a table that were asked in all of some arms, in their order."""
-        rows = np.array(places_by_question(table, names), dtype=np.int64).reshape(-1, max(1, len(names)))
-        rows = rows[np.argsort(table.questions[rows[:, 0]], kind="stable")]
-        return cls(table=table, scores=scores, model=model, names=names, rows=rows)
-
-    @property
-    def folds(self) -> IntArray:
-        """Return the fold [n] of each question."""
-        return self.table.fold_of(FOLDS)[self.rows[:, 0]]
-
-    @property
-    def targets(self) -> list[str]:
-        """Return what each question is about."""
-        return [str(target) for target in self.table.targets[self.rows[:, 0]]]
-
-    def right(self, name: str) -> DoubleArray:
-        """Return whether the answers in an arm are right [n]."""
-        return self.table.right[self.rows[:, self.names.index(name)]]
-
-    def by_rate(self) -> list[str]:
-        """Return the arms, that with the most right answers first."""
-        return sorted(self.names, key=lambda name: -self.right(name).mean())
-
-    def order(self) -> list[str]:
-        """Return the arms in the order in which a plan asks them."""
-        ranked, rows = self.by_rate()[:MOST_PROMPTS], self.rows[:: -(-len(self.rows) // MOST_ORDERED)].reshape(-1)
-        table, p = self.table.part(rows), self.model.out_of_fold[rows]
-        return greedy_order(table, p, ranked, first=ranked[0], agreement=self.model.agreement, most=MOST_ANSWERS)
-
-    def paths(self, order: Sequence[str]) -> AnswerPaths:
-        """Return what would be submitted after each answer in an order of arms."""
-        p, chosen = [], []
-        for rows in self.rows[:, [self.names.index(name) for name in order]]:
-            groups = self.table.answer_groups[rows].tolist()
-            found = submissions(self.model.out_of_fold[rows], groups, agreement=self.model.agreement)
-            p.append([value for _, value in found])
-            chosen.append([rows[at] for at, _ in found])
-        places = np.array(chosen, dtype=np.int64).reshape(len(chosen), len(order))
-        return AnswerPaths(
-            order=tuple(order),
-            p=np.array(p, dtype=np.float64).reshape(places.shape),
-            right=self.table.right[places],
-            scores=self.scores[places],
-        )
-
-    def cascades(self, texts: Sequence[str], prices: Mapping[str, float]) -> tuple[GainModel, Cascades]:
-        """Return the gains of arms, fitted to the answers to questions with these `texts`, and the cascades by them."""
-        asked = [texts[row] for row in self.rows[:, 0]]
-        inputs = np.stack([gain_inputs(self.table.columns[rows], asked) for rows in self.rows.T], axis=1)
-        paid = np.array([prices[name] for name in self.names])
-        gains = GainModel.fit(self.names, inputs, self.table.right[self.rows], self.folds, prices=paid)
-        return gains, Cascades(
-            table=self.table,
-            p=self.model.out_of_fold,
-            agreement=self.model.agreement,
-            arms=self.names,
-            rows=self.rows,
-            gains=gains.out_of_fold,
-            prices=paid,
-        )
-
-    def cascade_points(self, cascades: Cascades, *, budget: float | None, price: float) -> dict[Plan, PlanPoint]:
-        """Return the plans of cascades at several mean prices per question, at a budget and by the price of a unit."""
-        low, high = float(cascades.prices.min()), float(cascades.prices.max())
-        points = dict[Plan, PlanPoint]()
-        for paid in (*(low + share * high for share in CASCADE_SHARES), *([budget] if budget else ()), None):
-            rule = cascades.rule(slice(None), budget=paid, price=price)
-            if rule is None or math.isinf(rule.least) or (plan := cascades.plan(rule)) in points:
-                continue
-            walk = cascades.walks[rule.first]
-            right, spent = walk.at(walk.stops(rule.least))
-            fitted = cross_fitted_cascade(cascades, self.folds, self.targets, budget=paid, price=price)
-            points[plan] = PlanPoint(
-                plan=plan,
-                success=float(right.mean()),
-                success_ci=wilson_interval(int(right.sum()), len(right)),
-                score=float(right.mean()),
-                calls=float(spent.mean()),
-                questions=len(right),
-                fitted=fitted,
-                shares=cascades.shares(rule),
-            )
-        return points
-
-    def alone(self, name: str, price: float = 1.0) -> PlanPoint:
-        """Return the plan that asks in one arm."""
-        right = self.right(name)
-        (interval,) = rate_intervals(right[:, None], self.targets)
-        return PlanPoint(
-            plan=Plan(steps=(name,)),
-            success=float(right.mean()),
-            success_ci=interval,
-            score=float(self.scores[self.rows[:, self.names.index(name)]].mean()),
-            calls=price,
-            questions=len(right),
-        )
-
-    def vote(self, names: Sequence[str]) -> DoubleArray:
-        """Return whether the most frequent of the answers in some arms is right [n]; a reply may have none."""
-        chosen = []
-        for rows in self.rows[:, [self.names.index(name) for name in names]]:
-            counted = self.table.columns[rows, _HAS_KEY]
-            chosen.append(rows[vote(self.table.answer_groups[rows].tolist(), counted if counted.any() else None)])
-        return self.table.right[chosen]
-
-    def by_fold(self) -> list[tuple[Self, AnswerPaths, AnswerPaths, list[str]]]:
-        """Return for each fold its answers, the paths of the others and its own in the best order of the others.
-
-        Last are the arms by the others' rates.
-        """
-        found = []
-        for fold in np.unique(self.folds):
-            inside = self.folds == fold
-            part, others = (replace(self, rows=self.rows[chosen]) for chosen in (inside, ~inside))
-            order = others.order()
-            found.append((part, others.paths(order), part.paths(order), others.by_rate()))
-        return found
-
-
-def _fitted(
-    folds: Sequence[tuple[_Arms, AnswerPaths, AnswerPaths, list[str]]], budget: float | None, price: float
-) -> Fitted:
-    """Return what submissions by P(right) bring, by a rule chosen on the other folds, and a vote of as many calls."""
-    learned, made = [], []
-    for _, others, paths, _ in folds:
-        rule = others.rule(budget, price)
-        stops = paths.stops(-math.inf if rule is None else rule.threshold)
-        learned.append(paths.right[np.arange(len(stops)), stops])
-        made.append(1 + stops)
-    right, calls = np.concatenate(learned), float(np.concatenate(made).mean())
-    low, share = math.floor(calls), calls - math.floor(calls)  # a random share of the questions gets one more vote
-
-    def voted(count: int) -> DoubleArray:
-        return np.concatenate([part.vote(ranked[:count]) for part, _, _, ranked in folds])
-
-    leads = right - ((1 - share) * voted(low) + share * voted(math.ceil(calls)))
-    return Fitted(
-        calls=calls,
-        success=float(right.mean()),
-        vote=float((right - leads).mean()),
-        single=float(np.concatenate([part.right(ranked[0]) for part, _, _, ranked in folds]).mean()),
-        lead=float(leads.mean()),
-        lead_ci=difference_interval(leads, [target for part, *_ in folds for target in part.targets]),
-    )

@@ -3,14 +3,13 @@
 single actions   the original question and every action alone, with at most `SINGLES` of the calls
 compositions     every edit of the best plan that was not edited yet, those of the most promising actions first:
                  insert, delete and swap operators, insert and delete ask points, add a second answer
-race             eight questions or more, then twice as many, at last all; each stage takes at most half of the
-                 calls left, the best plans first. Plans surely worse than the best on the same questions leave
+race             eight questions or more, then twice as many, at last all, each stage with an equal share of the calls
+                 left; the better two thirds of the plans, or the `KEPT` best, enter the next one
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -24,10 +23,10 @@ from query_mutator.confidence.gain import GainModel
 from query_mutator.env.task import Task, operator_names
 from query_mutator.errors import TooFewAnswersError
 from query_mutator.learners.plan import Plan
-from query_mutator.plan.choose import FRONT, PlanChoice, PlanPoint, cross_fitted, learn_arms, point_of
+from query_mutator.plan.arms import learn_arms
+from query_mutator.plan.choose import FRONT, PlanChoice, PlanPoint, cross_fitted, point_of
 from query_mutator.plan.table import Table
 from query_mutator.session.play import Caller
-from query_mutator.stats.intervals import Floats
 from query_mutator.types import ASK, AnswerRule
 
 Rows = tuple[int, ...]  # indices of questions
@@ -37,7 +36,7 @@ CALLS_PER_QUESTION = 15  # at least; fewer calls score fewer questions
 FIRST_QUESTIONS = 8  # of a race, doubled while actions alone take at most a share of the calls
 FIRST_SHARE = 0.125
 SINGLES = 0.6  # share of the calls for actions alone
-SURE = 1.65  # standard errors behind the best: 95 %, one-sided
+KEPT = 4  # best plans that are kept in a race at least
 EDITED = 6  # best plans to edit, and the best one at each budget
 SEARCHED_SHARE = 2 / 3  # of the calls, where P(right) is learned: the rest asks in all forms
 
@@ -73,7 +72,7 @@ def find_plan(
             return race.result()
         race.max_calls = max_calls
         try:
-            model, gains, order, points = _ask_in_all_forms(race, seed=seed)
+            model, gains, order, points = _ask_in_all_forms(race)
         except TooFewAnswersError as error:
             return race.result(not_learned=str(error))
         fitted = [point for point in points if point.fitted]
@@ -87,7 +86,7 @@ def questions_searched(num_questions: int, max_calls: int, *, learned: bool = Fa
 
 
 def _ask_in_all_forms(
-    race: Race, *, seed: int
+    race: Race,
 ) -> tuple[ConfidenceModel, GainModel | None, tuple[str, ...], list[PlanPoint]]:
     """Ask the questions of a race in all forms, as far as its calls go.
 
@@ -100,13 +99,13 @@ def _ask_in_all_forms(
             "--answer learned chooses among answers in several forms; name two or more with --forms"
         )
     plans = {form: Plan(steps=(form,)) for form in forms}
-    race.score(plans.values(), rows)
+    race.score(plans.values(), rows, race.max_calls)
     asked = {form: plan for form, plan in plans.items() if plan in race.tried[rows]}
     graded = table.graded(rows, asked.values())
     has_models = any(form.model for form in table.task.forms)
     prices = {form: max(1e-9, race.point(plan, rows).calls) for form, plan in asked.items()} if has_models else {}
     model, gains, order, points = learn_arms(
-        graded, budget=race.budget, price=race.price, compared=[*asked], prices=prices, seed=seed
+        graded, budget=race.budget, price=race.price, compared=[*asked], prices=prices
     )
     model.report.check()
     if not any(point.fitted for point in points):
@@ -114,13 +113,10 @@ def _ask_in_all_forms(
     return model, gains, order, points
 
 
-def edits_of(plan: Plan, task: Task, *, has_no_effect: Callable[[str], bool]) -> Iterator[Plan]:
-    """Yield the plans of a task that differ by one edit; a first early answer comes with each submit rule.
-
-    `has_no_effect` returns whether an action leaves every original question as it is.
-    """
+def edits_of(plan: Plan, task: Task) -> Iterator[Plan]:
+    """Yield the plans of a task that differ by one edit; a first early answer comes with each submit rule."""
     forms, rules = {form.name for form in task.forms}, (plan.answer,) if plan.asks_early else RULES
-    for edited in _edits(plan.steps, operator_names(task.actions), has_no_effect):
+    for edited in _edits(plan.steps, operator_names(task.actions)):
         # A form asks; an ask that repeats another one or the last is left out.
         steps = [each for name in edited for each in ((name, ASK) if name in forms else (name,))]
         kept = [name for name, after in itertools.pairwise((*steps, ASK)) if not name == after == ASK]
@@ -131,13 +127,12 @@ def edits_of(plan: Plan, task: Task, *, has_no_effect: Callable[[str], bool]) ->
             yield replace(found, answer=rule) if found.asks_early else found
 
 
-def _edits(steps: Sequence[str], names: Sequence[str], has_no_effect: Callable[[str], bool]) -> Iterator[Sequence[str]]:
+def _edits(steps: Sequence[str], names: Sequence[str]) -> Iterator[Sequence[str]]:
     """Yield steps with one inserted, deleted or swapped, or with one more action for a second answer."""
     count = len(steps)
     for name in names:
-        if name not in steps:  # some work on an answer only
-            for new in ((name,), (ASK, name)) if has_no_effect(name) else ((name,),):
-                yield from ((*steps[:at], *new, *steps[at:]) for at in range(count + 1))
+        if name not in steps:
+            yield from ((*steps[:at], name, *steps[at:]) for at in range(count + 1))
             yield *steps, ASK, name
     yield from ((*steps[:at], *steps[at + 1 :]) for at in range(count))
     for one, other in itertools.combinations(range(count), 2):
@@ -178,16 +173,15 @@ class Race:
 
     def run(self) -> None:
         """Race single actions, then edits of the best plans, until calls or ideas run out."""
-        table = self.table
+        table, edited = self.table, set[Plan]()
         singles = [Plan(steps=(name,)) for name in self.names]
         by_cost = sorted(singles, key=lambda one: table.max_calls(one, self.stages[0]))
         self._race(by_cost, self.budget, int(SINGLES * self.max_calls))
-        edited: set[Plan] = set()
+        leads = {name: self._lead(name) for name in self.names}
         while (job := self._next(edited)) is not None and table.calls < self.max_calls:
             plan, budget = job
             edited.add(plan)
-            leads = {name: self._lead(name, budget) for name in self.names}
-            plans = dict.fromkeys(edits_of(plan, table.task, has_no_effect=self._has_no_effect))
+            plans = dict.fromkeys(edits_of(plan, table.task))
             by_promise = sorted(plans, key=lambda one: sum(leads[name] for name in one.operators), reverse=True)
             self._race(by_promise, budget, self.max_calls)
 
@@ -212,38 +206,26 @@ class Race:
         """Return the most questions on which plans were compared."""
         return max(filter(self.tried.get, self.stages), key=lambda rows: (len(self.tried[rows]) > 1, len(rows)))
 
-    def score(self, plans: Iterable[Plan], rows: Rows, max_calls: int | None = None) -> None:
-        """Score plans in their order while the search is sure to stay within `max_calls`, by default those it has."""
+    def score(self, plans: Iterable[Plan], rows: Rows, max_calls: int) -> None:
+        """Score plans in their order while the search is sure to stay within `max_calls`."""
         waiting = [plan for plan in plans if plan not in self.tried[rows]]
         while waiting:
-            left = (self.max_calls if max_calls is None else max_calls) - self.table.calls
             totals = itertools.accumulate(self.table.max_calls(plan, rows) for plan in waiting)
-            fitting = sum(1 for _ in itertools.takewhile(left.__ge__, totals))
+            fitting = sum(1 for _ in itertools.takewhile((max_calls - self.table.calls).__ge__, totals))
             if not fitting:
                 return
             now, waiting = waiting[:fitting], waiting[fitting:]
             self.table.gather(now, rows)
             self.tried[rows] |= dict.fromkeys(now)
             compared = self.compared_rows
-            tried = self.tried[compared]
-            groups = self.ranked(tried, compared, self.budget) or self.ranked(tried, compared)
-            if (leader := self.point(groups[0][0], compared)) != self.best:
+            if (leader := self.point(self.ranked(compared, self.budget)[0], compared)) != self.best:
                 self.best = leader
                 self._on_best(leader)
 
-    def ranked(self, plans: Iterable[Plan], rows: Rows, budget: float | None = None) -> list[list[Plan]]:
-        """Return plans by value, the best first; with a budget by success, those above it left out.
-
-        Plans of equal figures form a group, the shortest first: so far they differ in no question.
-        """
-        groups: dict[tuple[float, ...], list[Plan]] = {}
-        for plan in sorted(plans, key=lambda plan: len(plan.steps)):
-            point = self.point(plan, rows)
-            if budget is None:
-                groups.setdefault((point.value(self.price), point.success), []).append(plan)
-            elif point.calls <= budget:
-                groups.setdefault((point.success, point.score, -point.calls), []).append(plan)
-        return [groups[figures] for figures in sorted(groups, reverse=True)]
+    def ranked(self, rows: Rows, budget: float | None) -> list[Plan]:
+        """Return the plans that were scored on some questions, the best first; of equal ones the shortest."""
+        shortest = sorted(self.tried[rows], key=lambda plan: len(plan.steps))
+        return sorted(shortest, key=lambda plan: self._figures(plan, rows, budget), reverse=True)
 
     def point(self, plan: Plan, rows: Rows) -> PlanPoint:
         """Return a plan's figures on the questions of a stage."""
@@ -252,53 +234,40 @@ class Race:
             self._points[key] = point_of(self.table, plan, rows)
         return self._points[key]
 
-    def _gains(self, plan: Plan, rows: Rows, budget: float | None) -> Floats:
-        """Return what a plan is ranked by for each question [n]; NaN for an unscored question."""
-        cells = self.table.cells(plan, rows)
-        return np.array([one.score - self.price * one.calls if budget is None else one.success for one in cells])
-
-    def _has_no_effect(self, name: str) -> bool:
-        rows, plan = self.stages[0], Plan(steps=(name,))
-        return plan in self.tried[rows] and self.point(plan, rows) == replace(self.point(Plan(), rows), plan=plan)
+    def _figures(self, plan: Plan, rows: Rows, budget: float | None) -> tuple[float, ...]:
+        """Return what a plan is ranked by: its value, or within a budget its success."""
+        point = self.point(plan, rows)
+        if budget is None:
+            return point.value(self.price), point.success
+        return point.calls <= budget, point.success, point.score, -point.calls
 
     def _next(self, edited: set[Plan]) -> tuple[Plan, float | None] | None:
         """Return the best plan that was not edited yet, and the budget within which its edits compete.
 
-        The best plans are edited first, then the best one at each budget.
+        The best plans are edited first, then the best one at each budget. Of plans with equal figures, which differ in
+        no question, one is.
         """
         rows = self.stages[-1]
-        best = [(group[0], self.budget) for group in self.ranked(self.tried[rows], rows, self.budget)[:EDITED]]
-        within = ((budget, self.ranked(self.tried[rows], rows, budget)[:1]) for budget in FRONT)
-        at_budgets = [(group[0], budget) for budget, groups in within for group in groups]
-        return next((job for job in (*best, *at_budgets) if job[0] not in edited), None)
+        for budget, count in ((self.budget, EDITED), *((budget, 1) for budget in FRONT)):
+            different = {self._figures(plan, rows, budget): plan for plan in reversed(self.ranked(rows, budget))}
+            for plan in [*reversed(different.values())][:count]:
+                if plan not in edited:
+                    return plan, budget
+        return None
 
     def _race(self, plans: Iterable[Plan], budget: float | None, max_calls: int) -> None:
         """Score plans on ever more questions, the most promising first, within a number of calls of the search."""
-        table, whole = self.table, self.stages[-1]
         entered = list(dict.fromkeys([Plan(), *plans]))
-        for rows in self.stages:
-            unfinished = filter(None, (table.max_calls(plan, whole) for plan in entered))
-            left = max_calls - table.calls - sum(itertools.islice(unfinished, 2))
-            self.score(entered, rows, max_calls if rows == whole else table.calls + left // 2)
-            entered = self._not_surely_worse([plan for plan in entered if plan in self.tried[rows]], rows, budget)
+        for stage, rows in enumerate(self.stages):
+            left = max_calls - self.table.calls
+            self.score(entered, rows, self.table.calls + left // (len(self.stages) - stage))
+            ranked = [plan for plan in self.ranked(rows, budget) if plan in entered]
+            entered = list(dict.fromkeys([Plan(), *ranked[: max(KEPT, 2 * len(ranked) // 3)]]))
 
-    def _not_surely_worse(self, plans: Sequence[Plan], rows: Rows, budget: float | None) -> list[Plan]:
-        """Return the original question and, the best first, the plans that may still be the best."""
-        ranked = [plan for group in self.ranked(self.tried[rows], rows, budget) for plan in group]
-        entered, best = set(plans), self._gains(ranked[0], rows, budget) if ranked else np.empty(0)
-
-        def may_be_best(plan: Plan) -> bool:
-            leads = self._gains(plan, rows, budget) - best
-            leads = leads[~np.isnan(leads)]
-            count = max(1, len(leads))
-            spread = math.sqrt((float(leads.var()) + 1 / count) / count) if len(leads) else math.inf
-            return bool(leads.sum() / count + SURE * spread >= 0)
-
-        return list(dict.fromkeys([Plan(), *(plan for plan in ranked if plan in entered and may_be_best(plan))]))
-
-    def _lead(self, name: str, budget: float | None) -> float:
-        """Return the mean lead of an action alone over the original question, where most questions were asked."""
+    def _lead(self, name: str) -> float:
+        """Return the lead of an action alone over the original question, where most questions were asked."""
         single = Plan(steps=(name,))
-        rows = next((rows for rows in reversed(self.stages) if single in self.tried[rows]), ())
-        leads = self._gains(single, rows, budget) - self._gains(Plan(), rows, budget)
-        return float(np.nansum(leads)) / max(1, len(leads))
+        for rows in reversed(self.stages):
+            if single in self.tried[rows]:
+                return self.point(single, rows).value(self.price) - self.point(Plan(), rows).value(self.price)
+        return 0.0

@@ -419,8 +419,7 @@ class Learning(Group):
     """The learner: ppo, iqn (off-policy, with a replay buffer), direct (boosted trees fitted to all steps so far, for
     expensive calls), or a plugin's name."""
     max_pending_updates: Annotated[CountOrNone, Parameter(alias="--max-update-debt")] = 8
-    """Gradient steps that may be due before the collector of an off-policy learner waits for it; large numbers let the
-    achieved replay ratio fall below --replay-ratio."""
+    """Gradient steps of an off-policy learner that may be due while steps are taken; more of them come first."""
     engine: Literal["local", "ray"] = "local"
     """Where rollouts are collected: in this process, or by workers on a Ray cluster."""
     num_workers: Threads = 1

@@ -6,5 +6,5 @@ them in order.
 """
 
 __all__ = [
-    "callbacks", "config", "estimate", "export", "known_steps", "loop", "run_folder", "run_log",
+    "callbacks", "config", "estimate", "export", "loop", "run_folder", "run_log",
 ]  # fmt: skip

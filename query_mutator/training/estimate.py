@@ -58,7 +58,7 @@ def check_run(config: TrainConfig, split: Split) -> None:
     check_gold([*split.train, *split.validation, *split.test], config)
     if config.evaluate and not split.test:
         note(f"{config.dataset}: no question is held out, so the run ends without a comparison; add more questions")
-    comparison(config, split)
+    comparison_cost(config, split).within(config.eval_calls)
 
 
 def use_device(config: TrainConfig) -> None:
@@ -72,15 +72,6 @@ def use_device(config: TrainConfig) -> None:
     except ValueError as error:
         raise UsageError(str(error)) from error
     torch.set_num_threads(1)
-
-
-def comparison(config: TrainConfig, split: Split) -> tuple[int, int]:
-    """Return the calls of the final comparison at most, and the held-out questions that are sure to be asked.
-
-    UsageError when --eval-calls does not allow one question.
-    """
-    cost = comparison_cost(config, split)
-    return min(cost.calls, config.eval_calls or cost.calls), cost.within(config.eval_calls).num_test
 
 
 def comparison_cost(config: TrainConfig, split: Split) -> EvaluationCost:
@@ -104,19 +95,17 @@ class Estimate:
     """The size of a run; calls and times assume a policy that chooses uniformly."""
 
     config: TrainConfig
-    num_actions: int
-    rewrites: float  # of a step, by a model
-    answers: float  # of a step
     split: Split
-    asking: int = 0  # parts of the reward that ask a model about each answer
-    comparison_calls: int  # of the final comparison with the baselines, at most
-    compared: int  # held-out questions that are sure to be asked in it
+    calls: int  # for training, those of judges about every answer included
     decided: tuple[str, ...] = ()  # lines about what the run leaves out
 
     @property
-    def calls(self) -> int:
-        """Return the calls for training, those of judges about every answer included."""
-        return math.ceil(self.config.total_steps * (self.rewrites + (1 + self.asking) * self.answers))
+    def comparison(self) -> tuple[int, int]:
+        """Return the calls of the final comparison at most, and the held-out questions that are sure to be asked."""
+        if not (self.config.evaluate and self.split.test):
+            return 0, 0
+        cost, bound = comparison_cost(self.config, self.split), self.config.eval_calls
+        return min(cost.calls, bound or cost.calls), cost.within(bound).num_test
 
     @property
     def evaluations(self) -> tuple[int, int]:
@@ -127,6 +116,8 @@ class Estimate:
 
     def __str__(self) -> str:
         config, (call_s, source), (times, questions) = self.config, call_time(self.config), self.evaluations
+        (operators, forms), (comparison_calls, compared) = rewrites(config), self.comparison
+        controls = group_of(EpisodeRules, config).controls
         calls_per_step = self.calls / config.total_steps
         step_s = calls_per_step * call_s + STEP_S
         steps = config.total_steps + times * questions * config.max_episode_steps
@@ -135,7 +126,7 @@ class Estimate:
         sets = (self.split.train, self.split.validation, self.split.test)
         rows = {
             "questions to learn from / for validation / held out": " / ".join(str(len(one)) for one in sets),
-            "actions: operators, forms, ask, undo, submit": self.num_actions,
+            "actions: operators, forms, ask, undo, submit": len((*operators, *forms, *controls)),
             "updates": config.num_updates,
             "gradient steps, about": LEARNERS.get(config.algo).planned_updates(config),
             "environment steps": f"{config.total_steps} = {parts}",
@@ -144,10 +135,10 @@ class Estimate:
             "calls in flight": config.calls_in_flight,
             "evaluations on validation questions": f"{times} x {questions} questions",
             "time for training, about": duration(steps * step_s),
-            "model calls of the final comparison, at most": self.comparison_calls,
-            "time for it, at most about": duration(self.comparison_calls / calls_per_step * step_s),
+            "model calls of the final comparison, at most": comparison_calls,
+            "time for it, at most about": duration(comparison_calls / calls_per_step * step_s),
         }
-        power = [power_in_words(self.split.test[: self.compared])] if self.compared else []
+        power = [power_in_words(self.split.test[:compared])] if compared else []
         last = [f"by {source}", *power, *self.decided]
         return "\n".join(["estimate (nothing was started)", textwrap.indent(rows_of(rows), "  "), *last])
 
@@ -160,17 +151,8 @@ def estimate(config: TrainConfig, split: Split, *, is_live: bool) -> Estimate:
     operators, forms = rewrites(config)
     local, rules = sum(local_rewrite(operator) is not None for operator in operators), group_of(EpisodeRules, config)
     rewritten, answers = calls_per_step(rules, asked=len(operators) - local, local=local, forms=len(forms))
-    calls, compared = comparison(config, split) if config.evaluate and split.test else (0, 0)
-    size = Estimate(
-        config=config,
-        num_actions=len(operators) + len(forms) + len(rules.controls),
-        rewrites=rewritten,
-        answers=answers,
-        split=split,
-        asking=make_reward(config).asking,
-        comparison_calls=calls,
-        compared=compared,
-    )
+    per_step = rewritten + (1 + make_reward(config).asking) * answers
+    size = Estimate(config=config, split=split, calls=math.ceil(config.total_steps * per_step))
     return bounded(with_shorter_comparison(size) if is_live else size, is_live=is_live)
 
 
@@ -179,23 +161,23 @@ def with_shorter_comparison(size: Estimate) -> Estimate:
 
     The questions that a verdict needs are asked even so, then without a search for a plan.
     """
-    config = size.config
-    if not size.compared or {"eval_calls", "plan_calls"} & config.given:
+    config, (bound, asked) = size.config, size.comparison
+    if not asked or {"eval_calls", "plan_calls"} & config.given:
         return size
     whole = comparison_cost(config, size.split)
     few = {name: min(MIN_QUESTIONS, getattr(whole, name)) for name in ("num_test", "num_guard", "num_train")}
     least = replace(whole, search_calls=0, **few).calls
     most, searches = max(size.calls, least), size.calls * (1 - SEARCH_SHARE) >= least
-    if most >= size.comparison_calls:
+    if most >= bound:
         return size
-    config = replace(config, eval_calls=most, plan_calls=config.plan_calls if searches else 0)
-    calls, compared = comparison(config, size.split)
+    size = replace(size, config=replace(config, eval_calls=most, plan_calls=config.plan_calls if searches else 0))
+    calls, compared = size.comparison
     line = (
         f"final comparison: {compared} of {len(size.split.test)} questions, "
         f"{'' if searches else 'without a search for a plan, '}at most {calls:,} calls, fewer where shared, after "
         f"{size.calls:,} of training; --eval-calls N asks more, --no-evaluate none"
     )
-    return replace(size, config=config, comparison_calls=calls, compared=compared, decided=(line,))
+    return replace(size, decided=(line,))
 
 
 def bounded(size: Estimate, *, is_live: bool) -> Estimate:

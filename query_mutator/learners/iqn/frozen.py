@@ -54,22 +54,9 @@ class FrozenQuantiles:
             values = values - np.float32(MASKED_VALUE) * np.asarray(obs, dtype=np.float32)[:, closed]
         return np.asarray(values, dtype=np.float32)
 
-    def act(
-        self, obs: FloatArray, rngs: Sequence[np.random.Generator] = (), *, greedy: bool = False, epsilon: float = 0.0
-    ) -> Acted:
-        """Return actions for observations [n, D]: the best, or with probability `epsilon` any allowed one.
-
-        Row i draws one uniform number from `rngs[i]`, so each environment has its own stream; `greedy` draws nothing.
-        """
-        values = self.q_values(obs)
-        best = values.argmax(axis=1)
-        if greedy:
-            return Acted(best, values.max(axis=1))
-        uniform = np.array([rng.random() for rng in rngs])
-        return Acted(
-            np.where(uniform < epsilon, drawn(self.allowed(obs), uniform / max(epsilon, 1e-9)), best),
-            values.max(axis=1),
-        )
+    def act(self, obs: FloatArray, rngs: Sequence[np.random.Generator] = (), *, greedy: bool = False) -> Acted:
+        """Return the best actions for observations [n, D]; nothing is random."""
+        return Acted(self.q_values(obs).argmax(axis=1))
 
     def allowed(self, obs: FloatArray) -> NDArray[np.bool_]:
         """Return the action mask [n, A] of observations [n, D]."""
@@ -80,12 +67,6 @@ class FrozenQuantiles:
 
     def _apply(self, name: str, rows: FloatArray) -> FloatArray:
         return np.asarray(rows @ self._weights[f"{name}.weight"].T + self._weights[f"{name}.bias"], dtype=np.float32)
-
-
-def drawn(allowed: NDArray[np.bool_], uniform: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return one allowed action of [n, A] each, picked uniformly by numbers [n] of [0, 1)."""
-    rank = np.floor(np.clip(uniform, 0.0, 1.0) * allowed.sum(axis=1))
-    return np.asarray(np.argmax(allowed.cumsum(axis=1) > rank[:, None], axis=1), dtype=np.int64)
 
 
 def _relu(rows: FloatArray) -> FloatArray:

@@ -27,7 +27,7 @@ from ppo.frozen import action_streams
 from ppo.policy import masked, orthogonal_linear
 from query_mutator.learners.iqn.frozen import MASKED_VALUE, FrozenQuantiles
 from query_mutator.learners.iqn.replay import NStep, Replay, Sample
-from query_mutator.learners.learner import Learner, Steps
+from query_mutator.learners.learner import Learner, Steps, explored
 from query_mutator.settings import IQNConfig
 from query_mutator.types import FloatArray
 
@@ -136,10 +136,10 @@ class IQN(Learner):
         return config.epsilon_end + (config.epsilon_start - config.epsilon_end) * left
 
     def act(self, obs: FloatArray, env_ids: Sequence[int]) -> NDArray[np.int64]:
-        """Return actions [n] in environments `env_ids`, which see obs [n, D]; safe while another thread learns."""
-        rngs = [self.rngs[env] for env in env_ids]
-        epsilon = 1.0 if len(self.replay) < self.config.learning_starts else self.epsilon
-        return self.frozen.act(obs, rngs, epsilon=epsilon).actions
+        """Return actions [n] in environments `env_ids`, which see obs [n, D]."""
+        share = 1.0 if len(self.replay) < self.config.learning_starts else self.epsilon
+        rngs, frozen = [self.rngs[env] for env in env_ids], self.frozen
+        return explored(frozen.act(obs).actions, frozen.allowed(obs), rngs, share=share)
 
     def sync_weights(self) -> None:
         """Act by the current weights from now on."""

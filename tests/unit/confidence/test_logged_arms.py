@@ -21,13 +21,10 @@ from query_mutator.confidence import (
     greedy_order,
     places_by_question,
     plain_vote,
-    rule_for_budget,
-    rule_for_price,
     training_table,
     vote,
 )
 from query_mutator.confidence.submission import submitted
-from query_mutator.errors import UsageError
 from tests.unit.confidence.arithmetic_world import write_logs, write_rows
 
 ROW: dict[str, Any] = {"question": "1 + 1?", "gold": 2, "part": "train", "right": {"a": True}, "answers": {"a": "2"}}
@@ -131,54 +128,6 @@ def test_grades_and_gold_of_any_type_are_read(tmp_path: Path) -> None:
     assert [log.right["a"] for log in logs] == [True, False, True, False, False]
     assert [log.gold for log in logs] == ["2", "2", None, "two", "2.5"]
     assert all("b" not in log.right for log in logs)
-
-
-def episodes(n: int, calls: int, seed: int = 0) -> list[list[float]]:
-    rng = np.random.default_rng(seed)
-    return np.maximum.accumulate(rng.beta(1, 2, (n, calls)), axis=1).tolist()
-
-
-@pytest.mark.parametrize("calls", [1, 3])
-def test_the_threshold_never_rises_with_the_price(calls: int) -> None:
-    paths, prices = episodes(300, calls), np.linspace(0, 1, 60)
-    thresholds = [rule_for_price(paths, price, max_calls=4).threshold for price in prices]
-    assert thresholds == sorted(thresholds, reverse=True)
-    assert thresholds[0] > 0.6
-    assert thresholds[-1] == 0
-
-
-def test_a_price_buys_the_calls_that_are_worth_it() -> None:
-    paths = [[0.2, 0.9], [0.6, 0.7]] * 50
-    for price, asked in ((0.05, [True, True]), (0.3, [True, False]), (0.8, [False, False])):
-        rule = rule_for_price(paths, price, max_calls=2)
-        assert [rule.ask_again(p, calls=1) for p in (0.2, 0.6)] == asked
-        assert not rule.ask_again(0.0, calls=2)
-
-
-@pytest.mark.parametrize(("budget", "most"), [(1.0, None), (1.5, None), (2.0, None), (2.5, 4), (3.0, 3)])
-def test_a_budget_is_the_mean_number_of_calls(budget: float, most: int | None) -> None:
-    paths = episodes(400, 5)
-    rule = rule_for_budget(paths, budget, max_calls=most)
-    made = []
-    for path in paths:
-        calls = 1
-        while rule.ask_again(path[calls - 1], calls=calls):
-            calls += 1
-        made.append(calls)
-    assert np.mean(made) == pytest.approx(budget, abs=0.01)
-
-
-@pytest.mark.parametrize(("budget", "most"), [(0.5, 2), (3.0, 2), (float("nan"), 2)])
-def test_a_budget_out_of_reach_is_an_error(budget: float, most: int) -> None:
-    with pytest.raises(UsageError, match="calls"):
-        rule_for_budget(episodes(10, 2), budget, max_calls=most)
-
-
-def test_prices_and_episodes_are_checked() -> None:
-    with pytest.raises(UsageError, match="cannot cost"):
-        rule_for_price(episodes(10, 1), -1, max_calls=2)
-    with pytest.raises(UsageError, match="episodes"):
-        rule_for_price([], 0.1, max_calls=2)
 
 
 def answers(question: int, forms: tuple[str, ...]) -> list[LoggedAnswer]:

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from query_mutator.confidence import Attempt, LoggedAnswer
-from query_mutator.confidence.stopping import StoppingRule
 from query_mutator.data.logs import LoggedReply
 from query_mutator.data.split import Split
 from query_mutator.errors import DatasetError, UsageError
 from query_mutator.learners.plan import Plan
 from query_mutator.plan import table
-from query_mutator.plan.choose import AnswerPaths, Fitted, PlanChoice, PlanPoint, choose_from_log
+from query_mutator.plan.arms import Walk, choose_from_log
+from query_mutator.plan.choose import Fitted, PlanChoice, PlanPoint
 from query_mutator.plan.table import GradedLog, grade_log
 from query_mutator.rewards import WeightedReward
 from query_mutator.types import UNSAFE, Question
@@ -23,7 +23,7 @@ from tests.unit.confidence.arithmetic_world import PROMPTS, graded_sums
 
 
 def learned(answers: list[LoggedAnswer], *, budget: float | None = 2, price: float = 0.0) -> PlanChoice:
-    return choose_from_log(answers, budget=budget, price=price, seed=0)
+    return choose_from_log(answers, budget=budget, price=price)
 
 
 def several(found: PlanChoice) -> list[PlanPoint]:
@@ -160,12 +160,17 @@ def test_a_prompt_with_missing_answers_may_be_the_best(sums: list[LoggedAnswer])
     assert len(rates(found)) > 1
 
 
-def test_the_threshold_of_a_plan_is_rounded_down_so_that_it_asks_no_more_than_its_rule() -> None:
-    p = np.array([[0.56789, 0.9], [0.2, 0.9]])
-    paths = AnswerPaths(order=("a", "b"), p=p, right=np.eye(2), scores=np.eye(2))
-    point = paths.point(StoppingRule(threshold=0.56789, max_calls=2))
-    assert point.plan.stop_at == 0.5678
-    assert (point.calls, point.success) == (1.5, 1.0)
+def walk(*p: tuple[float, float]) -> Walk:
+    more = np.array([(-first, -np.inf) for first, _ in p])
+    places = np.tile(np.arange(2), (len(p), 1))
+    return Walk(asked=places, more=more, paid=1.0 + places, held=places, worth=np.array(p))
+
+
+def test_thresholds_are_rounded_down_so_that_a_plan_asks_no_more_than_its_rule() -> None:
+    walked = walk((0.56789, 0.9), (0.2, 0.9))
+    (none, *some, everyone) = walked.thresholds(by_gain=False)
+    assert (some[0], some[-1]) == (-0.5678, -0.2)
+    assert [walked.stops(least).tolist() for least in (none, some[0], everyone)] == [[0, 0], [0, 1], [1, 1]]
 
 
 def test_a_plan_counts_at_most_what_rules_of_other_folds_bring() -> None:
@@ -192,12 +197,6 @@ def test_a_searched_plan_counts_what_plans_chosen_on_other_folds_bring(
     found = PlanChoice(points=[best, learned], bar=best, price=0.0, budget=budget, calls=9, searched=(searched, 0.1))
     assert found.chosen == (learned if is_learned else best)
     assert replace(found, calls=0).chosen == best  # of a log, whose prompts were not searched
-
-
-def test_a_threshold_above_1_asks_all() -> None:
-    paths = AnswerPaths(order=("a", "b"), p=np.array([[1.0, 1.0]]), right=np.eye(2)[:1], scores=np.eye(2)[:1])
-    point = paths.point(StoppingRule(threshold=1.5, max_calls=2))
-    assert (point.plan.stop_at, point.calls, point.success) == (None, 2.0, 0.0)
 
 
 def reply(question: str = "What?", text: str = "Paris.", **more: object) -> LoggedReply:

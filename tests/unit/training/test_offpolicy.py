@@ -1,11 +1,10 @@
-"""The loops: what reaches the learner, who waits for whom; steps from known answers are the environment's."""
+"""The loop: what reaches the learner, who waits for whom; the calls of a step."""
 
 from __future__ import annotations
 
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from itertools import count, pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -19,22 +18,15 @@ from ppo.config import PPOConfig
 from query_mutator import forms
 from query_mutator.encoder import Encoder
 from query_mutator.env.engine import EpisodeEngine
-from query_mutator.env.episode import EpisodeRules, QuestionMemory
+from query_mutator.env.episode import EpisodeRules
 from query_mutator.env.scheduling import Call, Encode, Flow
 from query_mutator.env.task import Task
-from query_mutator.evaluation.methods import Evaluator
-from query_mutator.learners.direct import DirectMethod
 from query_mutator.learners.learner import BaseLearner, Steps
-from query_mutator.learners.plan import Plan
 from query_mutator.learners.ppo import PPOLearner
 from query_mutator.llm.client import Client
-from query_mutator.operators import LocalOperator
-from query_mutator.plan.table import Table
-from query_mutator.settings import DirectConfig
 from query_mutator.training.estimate import calls_per_step
-from query_mutator.training.known_steps import known_steps, recall
-from query_mutator.training.loop import OffPolicyLoop, TrainingLoop
-from query_mutator.types import ASK, Completion, FloatArray, Question
+from query_mutator.training.loop import TrainingLoop
+from query_mutator.types import Completion, FloatArray
 from rl_query_mutator_env import BatchedQueryMutationEnv, QueryMutationEnv
 
 MakeEnvs = Callable[[int], BatchedQueryMutationEnv]
@@ -89,8 +81,8 @@ def make_envs(tiny_task: Callable[..., Task], tiny_client: Client) -> Iterator[M
         envs.close()
 
 
-def loop_of(envs: BatchedQueryMutationEnv, recorder: Recorder, **settings: Any) -> OffPolicyLoop:
-    return OffPolicyLoop(envs, recorder, None, seed=1, num_steps=NUM_STEPS, on_steps=lambda *steps: None, **settings)
+def loop_of(envs: BatchedQueryMutationEnv, recorder: Recorder, **settings: Any) -> TrainingLoop:
+    return TrainingLoop(envs, recorder, None, seed=1, num_steps=NUM_STEPS, on_steps=lambda *steps: None, **settings)
 
 
 def test_every_environment_takes_its_steps_and_the_chain_is_whole(make_envs: MakeEnvs) -> None:
@@ -100,7 +92,6 @@ def test_every_environment_takes_its_steps_and_the_chain_is_whole(make_envs: Mak
     for _ in range(2):
         loop.collect()
         loop.update()
-    loop.close()
     assert Counter(env for steps in recorder.seen for env in steps.env_ids.tolist()) == dict.fromkeys(
         range(5), 2 * NUM_STEPS
     )
@@ -121,7 +112,6 @@ def test_no_update_is_pending_at_the_end_of_a_rollout(make_envs: MakeEnvs) -> No
     loop = loop_of(envs, recorder)
     loop.collect()
     shares = loop.update()
-    loop.close()
     assert recorder.learned == 4 * NUM_STEPS // 3
     assert (recorder.updates_done, shares["rl/avg_value"]) == (1, 0.0)
     assert 0 <= shares["perf/learner_share_training"] + shares["perf/learner_share_waiting"] <= 1
@@ -132,18 +122,16 @@ def test_pending_updates_come_before_more_steps(make_envs: MakeEnvs) -> None:
     recorder = Recorder(envs.single_action_space.n)
     loop = loop_of(envs, recorder, max_pending_updates=0)
     loop.collect()
-    loop.close()
     assert recorder.most_pending <= max(len(steps.env_ids) for steps in recorder.seen)
 
 
-def test_errors_of_the_collector_are_raised(make_envs: MakeEnvs) -> None:
+def test_errors_of_the_environments_are_raised(make_envs: MakeEnvs) -> None:
     envs = make_envs(4)
     recorder = Recorder(envs.single_action_space.n)
     loop = loop_of(envs, recorder)
     recorder.act = lambda obs, env_ids: np.full(len(obs), 99)  # type: ignore[method-assign]
     with pytest.raises(InvalidAction):
         loop.collect()
-    loop.close()
 
 
 def test_a_loop_continues_from_states(make_envs: MakeEnvs) -> None:
@@ -151,25 +139,14 @@ def test_a_loop_continues_from_states(make_envs: MakeEnvs) -> None:
     recorder = Recorder(first.single_action_space.n)
     loop = loop_of(first, recorder)
     loop.collect()
-    loop.close()
     obs = second.load_state_dict(first.state_dict())
     assert obs is not None
-    loop = OffPolicyLoop(second, recorder, obs, seed=1, num_steps=NUM_STEPS, on_steps=lambda *steps: None)
+    loop = TrainingLoop(second, recorder, obs, seed=1, num_steps=NUM_STEPS, on_steps=lambda *steps: None)
     loop.collect()
-    loop.close()
     assert Counter(env for steps in recorder.seen for env in steps.env_ids.tolist()) == dict.fromkeys(
         range(5), 2 * NUM_STEPS
     )
     assert [env["steps"] for env in second.state_dict()] == [2 * NUM_STEPS] * 5
-
-
-def test_a_loop_that_is_closed_waits_for_nobody_to_take_its_steps(make_envs: MakeEnvs) -> None:
-    envs = make_envs(4)
-    recorder = Recorder(envs.single_action_space.n)
-    loop = loop_of(envs, recorder)
-    loop._thread.submit(loop._take_steps)
-    loop.close()
-    assert recorder.seen == []
 
 
 class Shuffled:
@@ -190,7 +167,7 @@ class Shuffled:
         assert self.busy.isdisjoint(env_ids.tolist())
         self.busy.update(env_ids.tolist())
 
-    def recv(self, max_envs: int) -> tuple[Any, ...]:
+    def recv(self, max_envs: int, *, waits: bool) -> tuple[Any, ...]:
         waiting = self.rng.permutation(sorted(self.busy))
         ready = waiting[: self.rng.integers(1, len(waiting), endpoint=True)]
         self.busy -= set(ready.tolist())
@@ -230,68 +207,7 @@ def test_every_step_is_in_one_rollout_and_once(seed: int) -> None:
     assert np.bincount(reported).tolist() == [6 * ROLLOUT_STEPS] * NUM_ENVS
 
 
-MakeTask = Callable[..., Task]
-PLAN = Plan(steps=(ASK, "question_answer", ASK, "short_answer"))
-MANY = [Question(id=f"q{number}", text=f"sort list {number}", accept=("sorted",)) for number in range(80)]
 FORMS = forms.select("question_answer,few_words,steps,restate")
-
-
-def asked(task: Task, client: Client) -> dict[int, QuestionMemory]:
-    """Answers to every second question."""
-    scores, rows = Table(Evaluator(client=client, batch_size=4), task), range(0, len(task.questions), 2)
-    scores.gather([PLAN], rows)
-    return {row: QuestionMemory(attempts=dict(scores.answers(row))) for row in rows}
-
-
-def form_task(tiny_task: MakeTask, **rules: object) -> Task:
-    """Return a task of three forms, two operators that need a model, and one that adds a mark."""
-    chosen = forms.select("question_answer,short_answer,statement")
-    task = tiny_task(forms=chosen, ask="form", max_asks=4, max_episode_steps=6, call_price=(0.05,), **rules)
-    mark = LocalOperator(name="mark", summary="Add a mark.", function=lambda text, context: f"{text.rstrip('!')}!")
-    return replace(task, operators=(mark, *task.operators[1:]))
-
-
-def test_they_are_the_steps_of_an_environment_that_asks(tiny_task: MakeTask, tiny_client: Client) -> None:
-    task = form_task(tiny_task)
-    answers = asked(task, tiny_client)
-    steps = known_steps(task, answers, seed=3)
-    assert steps is not None
-    assert steps.env_ids.tolist() == sorted(steps.env_ids)
-    assert steps.calls.sum() > 2
-    assert {0, 3, 4} <= {*steps.actions.tolist()} <= {0, *range(3, len(task.actions))}  # no operator with a model
-    check_as_played(steps, QueryMutationEnv(task, client=tiny_client), list(answers))
-
-
-def check_as_played(steps: Steps, env: QueryMutationEnv, questions: Sequence[int]) -> None:
-    """Assert that steps are those of an environment, an episode on each of the questions."""
-    for episode, question in enumerate(questions):
-        obs, _ = env.reset(options={"question": question})
-        for row in np.flatnonzero(steps.env_ids == episode):
-            np.testing.assert_array_equal(steps.obs[row], obs)
-            obs, reward, terminated, truncated, info = env.step(steps.actions[row])
-            np.testing.assert_array_equal(steps.next_obs[row], obs)
-            assert (steps.rewards[row], steps.calls[row]) == (reward, info["step_calls"])
-            assert (steps.terminations[row], steps.truncations[row]) == (terminated, truncated)
-        assert env.has_ended
-
-
-def test_where_every_episode_asks_first_there_are_none(tiny_task: MakeTask, tiny_client: Client) -> None:
-    answers = asked(form_task(tiny_task), tiny_client)
-    assert known_steps(tiny_task(), {row: QuestionMemory() for row in answers}, seed=0) is None
-
-
-def test_a_learner_starts_from_them(tiny_task: MakeTask, tiny_client: Client) -> None:
-    task, config = form_task(tiny_task, questions=MANY), DirectConfig(num_processes=2)
-    size, closed = task.observer.size, task.observer.slices["closed"]
-    direct, again = (DirectMethod(size, len(task.actions), config, mask_columns=closed) for _ in range(2))
-    recall(direct, task, asked(task, tiny_client), seed=3)
-    assert direct.frozen.models
-    assert (direct.env_steps, direct.updates_done) == (0, 0)
-    state = direct.state_dict()
-    again.load_state_dict(state)
-    obs = QueryMutationEnv(task, client=tiny_client).reset(seed=0)[0][None]
-    np.testing.assert_array_equal(again.frozen.values(obs), direct.frozen.values(obs))
-    assert state["optimizer"]["episodes"] == [40, 41]
 
 
 def drive(flow: Flow, encoder: Encoder, numbers: Iterator[int]) -> Any:

@@ -37,16 +37,9 @@ HOOKS = ("on_training_start", "on_step", "on_rollout_end", "on_log", "on_update_
 def started(*, is_live: bool = True, validation: int = 20, **flags: Any) -> tuple[TrainConfig, list[str]]:
     """Return what `bounded` makes of a run."""
     config = TrainConfig(**{**PROJECT, **flags})
-    rewrites, answers = calls_per_step(group_of(EpisodeRules, config), asked=5, local=0, forms=0)
-    size = Estimate(
-        config=config,
-        num_actions=8,
-        rewrites=rewrites,
-        answers=answers,
-        split=Split(train=(QUESTION,) * 60, validation=(QUESTION,) * validation),
-        comparison_calls=0,
-        compared=0,
-    )
+    per_step = sum(calls_per_step(group_of(EpisodeRules, config), asked=5, local=0, forms=0))
+    split = Split(train=(QUESTION,) * 60, validation=(QUESTION,) * validation)
+    size = Estimate(config=config, split=split, calls=math.ceil(config.total_steps * per_step))
     found = bounded(size, is_live=is_live)
     return found.config, list(found.decided)
 
@@ -96,8 +89,9 @@ def test_the_estimate_is_that_of_the_bounded_run(steps: int, given: dict[str, An
     size = estimate(live, split_dataset(live), is_live=True)
     assert "periodic evaluations: " in str(size)
     assert ("--no-evaluate" in str(size)) == (not given)
-    assert (bool(size.config.plan_calls), size.compared >= 20) == (bool(searches), True)
-    assert (size.comparison_calls <= max(size.calls, 2500)) == (not given)
+    calls, compared = size.comparison
+    assert (bool(size.config.plan_calls), compared >= 20) == (bool(searches), True)
+    assert (calls <= max(size.calls, 2500)) == (not given)
 
 
 def test_a_servers_address_of_workers_is_that_of_evaluations() -> None:
@@ -146,7 +140,7 @@ class Lockstep:
     def step_ids(self, env_ids: Any) -> list[tuple[int, int]]:
         return [(4 + int(env), self.steps) for env in env_ids]
 
-    def recv(self, max_envs: int) -> tuple[Any, ...]:
+    def recv(self, max_envs: int, *, waits: bool) -> tuple[Any, ...]:
         self.steps += 1
         found: tuple[Any, ...] = (np.zeros((2, 1), dtype=np.float32), np.zeros(2))
         none, last = np.zeros(2, dtype=np.bool_), np.zeros((2, 1), dtype=np.float32)

@@ -11,10 +11,10 @@ import torch
 
 from ppo.__main__ import make_envs
 from ppo.collect import first_episode_returns
-from query_mutator.learners.iqn.frozen import FrozenQuantiles, drawn
+from query_mutator.learners.iqn.frozen import FrozenQuantiles
 from query_mutator.learners.iqn.learner import IQN, QuantileNetwork, quantile_huber_loss
 from query_mutator.learners.iqn.replay import SMALLEST_ERROR, NStep, Replay, Sample, Transition
-from query_mutator.learners.learner import Steps, last_obs
+from query_mutator.learners.learner import Steps, explored, last_obs
 from query_mutator.settings import IQNConfig
 
 OBS_DIM, NUM_ACTIONS, NUM_ENVS = 4, 3, 4
@@ -65,7 +65,7 @@ def test_it_learns_the_paying_action_and_its_worth() -> None:
     walk(iqn, 100)
     obs = np.random.default_rng(9).normal(size=(200, OBS_DIM)).astype(np.float32)
     assert (iqn.frozen.act(obs, greedy=True).actions == 2).mean() > 0.95
-    assert iqn.frozen.act(obs, greedy=True).values.mean() == pytest.approx(1.0, abs=0.15)
+    assert iqn.frozen.q_values(obs).max(axis=1).mean() == pytest.approx(1.0, abs=0.15)
 
 
 def test_the_replay_ratio_asked_for_is_achieved() -> None:
@@ -204,25 +204,17 @@ def test_masked_actions_are_never_taken(network: QuantileNetwork, obs: np.ndarra
     frozen = FrozenQuantiles(network.state_dict())
     rngs = [np.random.default_rng(seed) for seed in range(6)]
     for _ in range(50):
-        actions = frozen.act(obs, rngs, epsilon=1.0).actions
+        actions = explored(frozen.act(obs).actions, frozen.allowed(obs), rngs, share=1.0)
         assert actions[2] != 1
         assert actions[3] == 1
     assert frozen.act(obs, greedy=True).actions[3] == 1
 
 
-def test_random_actions_are_even_over_the_open_ones() -> None:
-    is_open = np.array([[True, False, True, True]])
-    uniform = (np.arange(9) + 0.5) / 9
-    actions = [int(drawn(is_open, np.array([point]))[0]) for point in uniform]
-    assert actions == [0, 0, 0, 2, 2, 2, 3, 3, 3]
-
-
-def test_epsilon_is_the_share_of_random_actions(network: QuantileNetwork, obs: np.ndarray) -> None:
-    rows = np.repeat(obs[:1], 2000, axis=0)
-    rngs = [np.random.default_rng(seed) for seed in range(2000)]
-    acted = FrozenQuantiles(network.state_dict()).act(rows, rngs, epsilon=0.3).actions
-    best = FrozenQuantiles(network.state_dict()).act(rows[:1], greedy=True).actions[0]
-    assert (acted != best).mean() == pytest.approx(0.3 * 2 / 3, abs=0.03)
+def test_a_random_share_is_even_over_the_allowed_actions() -> None:
+    rngs = [np.random.default_rng(seed) for seed in range(4000)]
+    allowed = np.tile([True, False, True, True], (4000, 1))
+    counts = np.bincount(explored(np.zeros(4000, dtype=np.int64), allowed, rngs, share=0.3), minlength=4)
+    assert counts / 4000 == pytest.approx([0.8, 0, 0.1, 0.1], abs=0.02)
 
 
 def test_the_value_does_not_depend_on_which_actions_have_which_advantage(network: QuantileNetwork) -> None:
