@@ -158,17 +158,16 @@ def test_a_reply_of_another_shape_has_no_text(reply: dict[str, Any]) -> None:
     assert text_of("ollama_chat", {"message": None}) == ""
 
 
-def test_a_request_of_many_bytes_or_values_is_not_parsed() -> None:
+def test_a_request_of_many_bytes_or_values_is_not_parsed_and_a_line_gets_the_clients_name() -> None:
     assert is_small(b"{}" * 10)
     assert is_small(b'"' + b"x" * (MAX_PARSED_BYTES - 2) + b'"')
     assert not is_small(b"x" * (MAX_PARSED_BYTES + 1))
     assert not is_small(b"[]," * (MAX_PARSED_VALUES // 2 + 1))
-
-
-def test_a_line_gets_the_clients_name_and_a_long_one_keeps_its_bytes() -> None:
     assert renamed(b'data: {"model":"m","n":1}\n', "m+qm") == b'data: {"model":"m+qm","n":1}\n'
     line = b'data: {"model":"m","embeddings":[' + b"[1.50,2e3]," * 20_000 + b"[0]]}\n"
     assert renamed(line, "m+qm") == line
+    line = b'{"custom_id": "a", "body": {"messages": [{"role": "user", "content": "hi"}], "stop": "END", "top_p": 0.5}}'
+    assert parse_line(1, line).options == {"stop": ["END"], "top_p": 0.5}
 
 
 async def lines_of(*chunks: bytes) -> list[list[bytes]]:
@@ -189,11 +188,6 @@ def test_lines_are_the_same_however_they_arrive(chunks: list[bytes]) -> None:
 def test_a_line_of_20_mb_is_read_in_small_pieces() -> None:
     lines = asyncio.run(lines_of(*[b"x" * 100] * 200_000, b"\n"))  # minutes, if each copied the line so far
     assert [len(line) for together in lines for line in together] == [20_000_001]
-
-
-def test_one_stop_is_sent_as_a_list() -> None:
-    line = b'{"custom_id": "a", "body": {"messages": [{"role": "user", "content": "hi"}], "stop": "END", "top_p": 0.5}}'
-    assert parse_line(1, line).options == {"stop": ["END"], "top_p": 0.5}
 
 
 def test_changes_are_the_first_steps_with_a_new_wording() -> None:

@@ -66,13 +66,10 @@ def test_error_is_one_line_and_a_code(
     assert err.count("\n") == 1
 
 
-@pytest.mark.parametrize("error", [ZeroDivisionError(), OSError(errno.EDOM, "odd")], ids=repr)
-def test_a_bug_keeps_its_traceback(error: Exception) -> None:
-    with pytest.raises(type(error)):
-        exit_code(raising(error), [], prog="prog")
-
-
-def test_closed_pipe_is_quiet(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bug_keeps_its_traceback_and_a_closed_pipe_is_quiet(capsys: pytest.CaptureFixture[str]) -> None:
+    for error in (ZeroDivisionError(), OSError(errno.EDOM, "odd")):
+        with pytest.raises(type(error)):
+            exit_code(raising(error), [], prog="prog")
     assert exit_code(raising(BrokenPipeError()), [], prog="prog") == 141
     assert capsys.readouterr().err == ""
 
@@ -240,31 +237,25 @@ def parse(*argv: str, base: dict[str, Any] | None = None) -> Flags:
 
 
 @pytest.mark.parametrize(
-    ("argv", "file", "question"),
+    ("line", "file"),
     [
-        (["q"], None, "q"),
-        (["q", "--json"], "-", "q"),
-        (["--json", "--fast", "q"], "-", "q"),
-        (["--json", "-", "q"], "-", "q"),
-        (["q", "--json", "out.json"], "out.json", "q"),
-        (["--json", "out.json", "q"], "out.json", "q"),
-        (["--json=out.json", "q", "--json", "last.json"], "last.json", "q"),
+        ("q", None),
+        ("q --json", "-"),
+        ("--json --fast q", "-"),
+        ("--json - q", "-"),
+        ("q --json out.json", "out.json"),
+        ("--json out.json q", "out.json"),
+        ("--json=out.json q --json last.json", "last.json"),
     ],
 )
-def test_json_takes_a_file_or_none_and_leaves_the_question(argv: list[str], file: str | None, question: str) -> None:
-    flags = parse(*argv)
-    assert (flags.json, flags.question) == (file, question)
+def test_json_takes_a_file_or_none_and_leaves_the_question(line: str, file: str | None) -> None:
+    flags = parse(*line.split())
+    assert (flags.json, flags.question) == (file, "q")
 
 
-@pytest.mark.parametrize(
-    "argv",
-    [["--name", "a", "b"], ["--name", "a", "--fast", "-n", "b", "--size", "1"], ["-n=a", "-n=b"]],
-)
-def test_values_of_a_tuple_add_up(argv: list[str]) -> None:
-    assert parse("q", *argv).names == ("a", "b")
-
-
-def test_everything_after_the_dashes_is_the_positional_even_if_it_looks_like_flags() -> None:
+def test_values_of_a_tuple_add_up_and_everything_after_the_dashes_is_the_positional() -> None:
+    for line in ("--name a b", "--name a --fast -n b --size 1", "-n=a -n=b"):
+        assert parse("q", *line.split()).names == ("a", "b")
     flags = parse_flags(CommandFlags, ["--grid", "a=1", "--", "python", "--grid", "--", "--help"], prog="prog")
     assert flags == CommandFlags(command=("python", "--grid", "--", "--help"), grid=("a=1",))
 

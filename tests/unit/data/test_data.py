@@ -19,6 +19,8 @@ from query_mutator.data import guard_questions, load_question_set, load_question
 from query_mutator.data.loaders import FOLDER, GENERAL_2, general
 from query_mutator.data.logs import LoggedReply, read_logged_replies
 from query_mutator.data.split import FOLDS, fold_of, split_questions, target_key
+from query_mutator.encoder import HashEncoder
+from query_mutator.env.task import CallSettings, build_task
 from query_mutator.errors import DatasetError, UsageError
 from query_mutator.reading.gold import FAMILY, commits_to
 from query_mutator.rewards import Evidence, WeightedReward
@@ -39,23 +41,18 @@ def write(path: Path, *lines: str) -> Path:
     return path
 
 
-def test_jsonl_row_becomes_a_question(tmp_path: Path) -> None:
+def test_rows_of_jsonl_csv_and_parquet_become_questions(tmp_path: Path) -> None:
     path = write(tmp_path / "q.jsonl", '{"id": "a", "query": " sort a list ", "accept": ["sorted"], "tags": ["plain"]}')
     (question,) = load_questions(path)
     assert (question.id, question.text, question.accept, question.tags) == ("a", "sort a list", ("sorted",), ("plain",))
     assert question.reference is None
-
-
-def test_csv_and_parquet_give_the_same_questions(tmp_path: Path) -> None:
-
     rows = [{"q": "capital of France?", "a": "Paris"}, {"q": "two and two?", "a": "4"}]
-    csv_path = write(tmp_path / "q.csv", "q,a", *(f"{row['q']},{row['a']}" for row in rows))
+    write(tmp_path / "q.csv", "q,a", *(f"{row['q']},{row['a']}" for row in rows))
     parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "q.parquet")
-    loaded = [
-        load_questions(path, question_column="q", answer_column="a") for path in (csv_path, tmp_path / "q.parquet")
-    ]
-    assert loaded[0] == loaded[1]
-    assert (loaded[0][0].accept, loaded[0][0].reference) == (("Paris",), "Paris")
+    names = {"question_column": "q", "answer_column": "a"}
+    found = load_questions(tmp_path / "q.csv", **names)
+    assert found == load_questions(tmp_path / "q.parquet", **names)
+    assert (found[0].accept, found[0].reference) == (("Paris",), "Paris")
 
 
 @pytest.mark.parametrize(
@@ -139,10 +136,14 @@ def test_folds_keep_targets_apart_and_do_not_move() -> None:
     assert {fold_of(question) for question in fewer.train} == {0, 1, 3, 4}
 
 
-def test_guard_requests_have_no_gold() -> None:
+def test_guard_requests_have_no_gold_and_a_file_of_them_alone_is_an_error(tmp_path: Path) -> None:
     guard = guard_questions()
     assert len(guard) >= 20
     assert all(not question.accept and question.reference is None for question in guard)
+    file = written(tmp_path / "unsafe.jsonl", {"query": "How do locks work?", "tags": ["unsafe"]})
+    assert load_questions(file) == []
+    with pytest.raises(DatasetError, match="all 1 rows are marked unsafe"):
+        read_dataset(TaskSettings(dataset=str(file)))
 
 
 def test_a_csv_cell_may_be_long_and_a_quote_that_stays_open_loses_no_rows(tmp_path: Path) -> None:
@@ -364,26 +365,15 @@ def test_an_ambiguous_layout_says_what_was_seen(tmp_path: Path, row: dict[str, A
         load_questions(written(tmp_path / "q.jsonl", row))
 
 
-def test_what_should_be_refused_is_never_scored() -> None:
+def test_what_should_be_refused_is_never_scored_nor_learned_from() -> None:
     unit = np.ones(1, dtype=np.float32)
-    evidence = Evidence(
-        question=Question(id="u", text="t", accept=("yes",), reference="yes", tags=(UNSAFE,)), rewrite="t",
-        answer="yes", question_vector=unit, rewrite_vector=unit, answer_vector=unit, reference_vector=unit,
-    )  # fmt: skip
-    reward = WeightedReward()(evidence)
+    unsafe = Question(id="u", text="t", accept=("yes",), reference="yes", tags=(UNSAFE,))
+    vectors = dict.fromkeys(("question_vector", "rewrite_vector", "answer_vector", "reference_vector"), unit)
+    reward = WeightedReward()(Evidence(question=unsafe, rewrite="t", answer="yes", **vectors))
     assert (reward.score, set(reward.parts.values())) == (0.0, {0.0})
-
-
-def test_a_task_refuses_to_train_on_what_should_be_refused() -> None:
-    from query_mutator.encoder import HashEncoder
-    from query_mutator.env.task import CallSettings, build_task
-
-    unsafe = Question(id="u", text="t", tags=(UNSAFE,))
+    calls = CallSettings(target_model="m", mutator_model="m")
     with pytest.raises(UsageError, match="question 'u' should be refused"):
-        build_task(
-            [Question(id="a", text="a"), unsafe], calls=CallSettings(target_model="m", mutator_model="m"),
-            encoder=HashEncoder(), operators=[],
-        )  # fmt: skip
+        build_task([Question(id="a", text="a"), unsafe], calls=calls, encoder=HashEncoder(), operators=[])
 
 
 #: Of the files. Results on an edited set cannot be compared with those before.
@@ -471,13 +461,6 @@ def test_a_short_name_is_never_misspelt(text: str) -> None:
     spoiled = [misspell(text, ["Cary"], random.Random(seed)) for seed in range(100)]
     assert all("cary" in wrong.lower() for wrong in spoiled)
     assert text not in spoiled
-
-
-def test_a_file_of_requests_to_refuse_alone_is_an_error(tmp_path: Path) -> None:
-    file = written(tmp_path / "unsafe.jsonl", {"query": "How do locks work?", "tags": ["unsafe"]})
-    assert load_questions(file) == []
-    with pytest.raises(DatasetError, match="all 1 rows are marked unsafe"):
-        read_dataset(TaskSettings(dataset=str(file)))
 
 
 @pytest.mark.parametrize(

@@ -324,19 +324,16 @@ def test_a_text_of_the_file_is_not_encoded_and_another_one_is(recording: Recordi
     assert encoder.get(["two", "one"]) is not None
 
 
-def test_rows_of_other_weights_or_another_recording_are_not_used(recording: Recording) -> None:
+def test_rows_of_other_weights_or_another_recording_are_not_used_nor_a_damaged_file(recording: Recording) -> None:
+    path = vectors_path(recording.path)
     assert known_rows(recording, "others")("two") is None
     write_rows(recording, sha256="another")
     assert known_rows(recording, "weights")("two") is None
-    vectors_path(recording.path).unlink()
-    assert known_rows(recording, "weights")("two") is None
-
-
-def test_a_damaged_file_is_one_line(recording: Recording) -> None:
-    path = vectors_path(recording.path)
     path.write_bytes(path.read_bytes()[:200])
     with pytest.raises(UsageError, match="damaged: restore it, or delete it"):
         known_rows(recording, "weights")
+    path.unlink()
+    assert known_rows(recording, "weights")("two") is None
 
 
 def test_the_bundled_rows_are_near_those_of_the_encoder() -> None:

@@ -276,21 +276,14 @@ def test_reset_mask_resets_only_the_masked_and_is_left_in_the_options(
     assert "reset_mask" in options
     assert np.array_equal(before[1:4], after[1:4])
     assert infos["_question"].tolist() == [True, False, False, False, True]
-    with pytest.raises(ValueError, match="reset_mask"):
-        env.reset(options={"reset_mask": np.zeros(5, dtype=bool)})
-
-
-def test_batch_size_of_zero_and_wrong_action_count_are_value_errors(
-    batched: Callable[..., BatchedQueryMutationEnv],
-) -> None:
-    with pytest.raises(ValueError, match="batch_size=0"):
-        batched(0)
-    with pytest.raises(ValueError, match="SAME_STEP"):
-        batched(2, autoreset_mode="same")
-    env = batched(2)
-    env.reset(seed=0)
-    with pytest.raises(ValueError, match="3 actions for 5"):
-        env.step(np.zeros(3, dtype=np.int64))
+    for said, call in (
+        ("reset_mask", lambda: env.reset(options={"reset_mask": np.zeros(5, dtype=bool)})),
+        ("3 actions for 5", lambda: env.step(np.zeros(3, dtype=np.int64))),
+        ("batch_size=0", lambda: batched(0)),
+        ("SAME_STEP", lambda: batched(2, autoreset_mode="same")),
+    ):
+        with pytest.raises(ValueError, match=said):
+            call()
 
 
 def failing_env(task: Task, client: Client, on_failure: OnFailure, *models: str, **settings: Any) -> QueryMutationEnv:
@@ -485,7 +478,13 @@ def make(request: pytest.FixtureRequest, hash_encoder: Encoder) -> Iterator[Make
         scheduler.close()
 
 
-def test_every_flow_ends_with_its_own_result(make: MakeScheduler, tiny_client: Client, hash_encoder: Encoder) -> None:
+def test_every_flow_ends_with_its_own_result_or_its_exception(
+    make: MakeScheduler, tiny_client: Client, hash_encoder: Encoder
+) -> None:
+    def broken() -> Flow:
+        yield ask("sort it")
+        raise RuntimeError("a bug")
+
     scheduler = make(tiny_client)
     texts = {"sort it now": "sorted", "join it": "os.path.join", "kill it": "os.kill", "length please": "len"}
     for text in texts:
@@ -493,6 +492,9 @@ def test_every_flow_ends_with_its_own_result(make: MakeScheduler, tiny_client: C
     results = dict(scheduler.finished() for _ in texts)
     assert {text: result[0].split("`")[1] for text, result in results.items()} == texts
     assert {result[1] for result in results.values()} == {(2, hash_encoder.dim)}
+    scheduler.start("a", broken())
+    with pytest.raises(RuntimeError, match="a bug"):
+        scheduler.finished()
 
 
 def first_calls_fail(client: Client, failures: int) -> FakeClient:
@@ -527,17 +529,6 @@ def test_no_retry_starts_after_the_deadline_of_its_call(
     policy = RetryPolicy(first_delay_s=0.0) if calls == 2 else RetryPolicy(first_delay_s=100.0, max_delay_s=100.0)
     reply = run_flow(flow(), client=client, encoder=hash_encoder, retry_policy=policy)
     assert (reply.ok, len(client.requests)) == (calls == 2, calls)
-
-
-def test_exception_in_a_flow_comes_out_of_finished(make: MakeScheduler, tiny_client: Client) -> None:
-    def broken() -> Flow:
-        yield ask("sort it")
-        raise RuntimeError("a bug")
-
-    scheduler = make(tiny_client)
-    scheduler.start("a", broken())
-    with pytest.raises(RuntimeError, match="a bug"):
-        scheduler.finished()
 
 
 def test_the_call_that_is_furthest_behind_goes_first(hash_encoder: Encoder, tiny_client: Client) -> None:

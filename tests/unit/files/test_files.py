@@ -145,22 +145,16 @@ def test_what_was_written_comes_back_and_json_reads_it_too(value: object) -> Non
     assert decode(text) == json.loads(text) == value
 
 
-@pytest.mark.parametrize("value", [{"half a sign": "\ud83d"}, {"tiny": sys.float_info.min / 4}])
-def test_what_the_quick_library_refuses_is_written_all_the_same(value: object) -> None:
-    assert decode(encode(value)) == value
-
-
-def test_numbers_that_json_has_no_room_for() -> None:
+def test_numbers_that_json_has_no_room_for_and_what_is_no_json() -> None:
+    for value in ({"half a sign": "\ud83d"}, {"tiny": sys.float_info.min / 4}):  # what the quick library refuses
+        assert decode(encode(value)) == value
     assert encode([10**30]) == b"[1" + b"0" * 30 + b"]"
     assert decode(encode([10**30])) == [1e30]
     assert encode([math.nan, math.inf, 1.0]) == b"[null,null,1.0]"
     assert math.isnan(decode(b'{"x": NaN}')["x"])
-
-
-@pytest.mark.parametrize("text", [b"", b"{", b'{"a": 1} x', b"\xff", b"\xef\xbb\xbf{}"])
-def test_anything_else_is_a_value_error(text: bytes) -> None:
-    with pytest.raises(ValueError, match=r"."):
-        decode(text)
+    for text in (b"", b"{", b'{"a": 1} x', b"\xff", b"\xef\xbb\xbf{}"):
+        with pytest.raises(ValueError, match=r"."):
+            decode(text)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -343,17 +337,33 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_a_hostile_recording_is_read_at_once_or_refused(tmp_path: Path) -> None:
-    write_replies(tmp_path / "own.jsonl.xz", HEAD, {KEY: [REPLY] * 20_000})
-    assert len(read_replies(tmp_path / "own.jsonl.xz")[1][KEY]) == 20_000
+    write_replies(tmp_path / "own.jsonl.xz", HEAD, {KEY: [REPLY] * 10_000})
+    assert len(read_replies(tmp_path / "own.jsonl.xz")[1][KEY]) == 10_000
     lines = lzma.decompress((tmp_path / "own.jsonl.xz").read_bytes()).replace(b"-0.2131", b"-" + b"9" * 401)
     (tmp_path / "own.jsonl.xz").write_bytes(lzma.compress(lines))
     with pytest.raises(UsageError, match=r"own\.jsonl\.xz: line 2: "):
         read_replies(tmp_path / "own.jsonl.xz")
 
 
-def test_rows_come_back_without_their_checksum(path: Path) -> None:
-    assert list(read_json_lines(path)) == ROWS
-    assert all(line.endswith(b'"}') and b',"crc":"' in line for line in path.read_bytes().splitlines())
+def test_rows_come_back_without_their_checksum_or_damage_is_named_with_its_line(path: Path) -> None:
+    content = path.read_bytes()
+    lines = content.splitlines(keepends=True)
+    assert all(line.endswith(b'"}\n') and b',"crc":"' in line for line in lines)
+    end = sum(map(len, lines[:4]))
+    check_json_lines(path, end=end)
+    for other in (end - 3, end + 1):
+        with pytest.raises(UsageError, match=r"rows\.jsonl:\d: damaged"):
+            check_json_lines(path, end=other)
+    for whole in (content, content + b"\0\0\0\n"):  # zeros at the end are a cut
+        path.write_bytes(whole)
+        assert list(read_json_lines(path)) == ROWS
+    for damaged, said in (
+        (b"".join([*lines[:2], b'{"step":2}\n', *lines[3:]]), r"rows\.jsonl:3: damaged"),  # without a checksum
+        (b"\0\0\0\n" + content, r"rows\.jsonl:1: not JSON"),
+    ):
+        path.write_bytes(damaged)
+        with pytest.raises(UsageError, match=said):
+            list(read_json_lines(path))
 
 
 def test_a_flipped_bit_is_found_or_harmless(path: Path) -> None:
@@ -371,13 +381,6 @@ def test_a_flipped_bit_is_found_or_harmless(path: Path) -> None:
     assert found == 600
 
 
-def test_a_row_without_a_checksum_among_those_with_one_is_found(path: Path) -> None:
-    lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join([*lines[:2], b'{"step":2}\n', *lines[3:]]))
-    with pytest.raises(UsageError, match=r"rows\.jsonl:3: damaged"):
-        list(read_json_lines(path))
-
-
 @pytest.mark.parametrize("lost", [1, 2, 10, 30])
 def test_a_last_line_that_was_cut_off_is_left_out_and_written_behind(path: Path, lost: int) -> None:
     content = path.read_bytes()
@@ -388,24 +391,6 @@ def test_a_last_line_that_was_cut_off_is_left_out_and_written_behind(path: Path,
     rows.append({"step": 9})
     rows.close()
     assert list(read_json_lines(path)) == [*kept, {"step": 9}]
-
-
-def test_zeros_at_the_end_are_a_cut_and_elsewhere_damage(path: Path) -> None:
-    content = path.read_bytes()
-    path.write_bytes(content + b"\0\0\0\n")
-    assert list(read_json_lines(path)) == ROWS
-    path.write_bytes(b"\0\0\0\n" + content)
-    with pytest.raises(UsageError, match=r"rows\.jsonl:1: not JSON"):
-        list(read_json_lines(path))
-
-
-def test_a_prefix_is_checked_by_its_length(path: Path) -> None:
-    lines = path.read_bytes().splitlines(keepends=True)
-    end = sum(map(len, lines[:4]))
-    check_json_lines(path, end=end)
-    for other in (end - 3, end + 1):
-        with pytest.raises(UsageError, match=r"rows\.jsonl:\d: damaged"):
-            check_json_lines(path, end=other)
 
 
 def test_a_checked_object_is_verified_and_one_without_a_checksum_is_read(tmp_path: Path) -> None:

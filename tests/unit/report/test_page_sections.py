@@ -63,22 +63,14 @@ def usage_of(rows: Sequence[Mapping[str, Any]]) -> TrainingUsage:
 
 
 def test_a_gain_is_booked_to_the_operators_before_the_answer() -> None:
-    usage = usage_of(
-        [
-            step("spelling"),
-            step("expand"),
-            step("ask", score=0.6, answer="`len`"),
-            step("slang", score=0.6),
-            step("undo", score=0.6),  # its rewrite was given up: no gain
-            step("expand", score=0.6),
-            step("submit", score=0.6),
-            step("submit", episode=1),  # the next episode books the rest
-        ]
-    )
-    rows = {row["operator"]: row for row in usage.gains()}
-    assert {name: (row["chosen"], row["gain"]) for name, row in rows.items()} == {
-        "spelling": (1, 0.6), "slang": (1, 0.0), "expand": (2, pytest.approx(0.3)),
-    }  # fmt: skip
+    names = ("spelling", "expand", "ask", "slang", "undo", "expand", "submit")  # undo gives up a rewrite: no gain
+    scores = (0.0, 0.0, *[0.6] * 5)
+    steps = [
+        step(name, score=score, answer="`len`" * (name == "ask")) for name, score in zip(names, scores, strict=True)
+    ]
+    usage = usage_of([*steps, step("submit", episode=1)])  # the next episode books the rest
+    rows = {row["operator"]: (row["chosen"], row["gain"]) for row in usage.gains()}
+    assert rows == {"spelling": (1, 0.6), "slang": (1, 0.0), "expand": (2, pytest.approx(0.3))}
 
 
 def test_a_failed_step_gains_nothing_and_is_still_a_choice() -> None:
@@ -160,11 +152,6 @@ def test_the_time_of_recorded_replies_is_not_shown() -> None:
 
 
 # --- the answer ------------------------------------------------------------------------------------------------------
-
-
-TABLE: dict[str, Any] = {
-    "target": "m", "asked": 200, "best_single_operator": None, "k": None, "plan_search": None,
-}  # fmt: skip
 
 
 def sections(policy: int, best_plan: int, *, n: int = 200, guard: int = 10) -> dict[str, Any]:

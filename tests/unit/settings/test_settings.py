@@ -82,10 +82,13 @@ def test_a_preset_is_valid(name: str) -> None:
     assert parse_config(["--preset", name]).given == {"preset", *PRESETS[name]}
 
 
-def test_the_file_is_named_once(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_file_is_named_once_and_a_resumed_run_keeps_its_settings(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     project.write_text("[train]\nseed = 5\nlr = 0.5\n")
     assert [parse_config(["--lr", "0.1"]).seed for _ in range(2)] == [5, 5]
     assert capsys.readouterr().err == "settings: qm.toml (seed)\n"
+    assert parse_config(["--resume", "run"]).seed == parse_config(["--resume", "run", "--seed", "1"]).seed == 1
 
 
 def test_shared_keys_reach_the_commands_that_mean_the_same_by_them(project: Path) -> None:
@@ -109,11 +112,6 @@ def test_a_server_that_is_named_elsewhere_replaces_that_of_the_file(project: Pat
     other = parse_config(["--openai-url", "http://127.0.0.1:2/v1"])
     assert (other.ollama_url, other.backend, other.openai_url) == ((), "auto", "http://127.0.0.1:2/v1")
     assert parse_config(["--backend", "recorded"]).ollama_url == ()
-
-
-def test_a_resumed_run_keeps_its_settings(project: Path) -> None:
-    project.write_text("[train]\nseed = 5\n")
-    assert parse_config(["--resume", "run"]).seed == parse_config(["--resume", "run", "--seed", "1"]).seed == 1
 
 
 @pytest.mark.parametrize(
@@ -265,9 +263,7 @@ def test_every_number_flag_has_bounds(name: str) -> None:
         (["--temperature", "inf"], "temperature=inf must be at most 100"),
         (["--seed", "-1"], "seed=-1 must be at least 0"),
         (["--ollama-url", "nonsense"], "--ollama-url nonsense has no scheme; try http://nonsense"),
-        (["--ollama-url", "ftp://there"], "--ollama-url: 'ftp://there' is not an address of a server"),
         (["--openai-url", "localhost:8000/v1"], "--openai-url localhost:8000/v1 has no scheme"),
-        (["--device", "."], "--device '.' is not a device of torch"),
         (["--target-model", ""], "--target-model '' is empty; give a value, or leave the flag out"),
         (["--name", "a\x1bb"], r"--name 'a\x1bb' has a control character"),
         (["--dataset", "x" * 5000], "is longer than 4096 characters"),
@@ -291,10 +287,6 @@ def test_every_command_names_the_flag_of_a_wrong_address(command: str, capsys: p
         assert "--ollama-url" in capsys.readouterr().err
 
 
-def test_several_lines_are_allowed_where_a_person_writes_them() -> None:
-    assert parse_flags(TrainConfig, ["--domain", "one\ntwo"], prog="train").domain == "one\ntwo"
-
-
 @dataclass(frozen=True, kw_only=True)
 class Sized:
     """A class that a plug-in might declare."""
@@ -305,12 +297,13 @@ class Sized:
     """A number that the table does not know."""
 
 
-def test_number_that_the_table_does_not_know_must_be_finite() -> None:
+def test_number_that_the_table_does_not_know_must_be_finite_and_some_texts_have_lines() -> None:
     assert parse_flags(Sized, ["--share", "-7e30"], prog="prog").share == -7e30
     with pytest.raises(UsageError, match="share=inf must be a finite number"):
         parse_flags(Sized, ["--share", "inf"], prog="prog")
     with pytest.raises(UsageError, match="--sizes needs at least one value"):
         parse_flags(Sized, ["--sizes"], prog="prog")
+    assert parse_flags(TrainConfig, ["--domain", "one\ntwo"], prog="train").domain == "one\ntwo"
 
 
 def test_too_little_memory_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -89,16 +89,18 @@ def directly(values: Floats, draws: int) -> Floats:
     return np.array(found)
 
 
-def test_crossed_intervals_are_those_of_a_direct_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_crossed_intervals_are_those_of_a_direct_loop_whole_or_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(intervals, "DRAWS", 300)
     expected = np.percentile(directly(columns(), 300), (2.5, 97.5), axis=0).T
-    assert crossed_intervals(columns(), KEYS) == pytest.approx(expected)
-
-
-def test_draws_in_parts_are_the_same_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = crossed_intervals(columns(), KEYS)
-    monkeypatch.setattr(intervals, "_NUMBERS_AT_ONCE", 4 * 999)
+    assert whole == pytest.approx(expected)
+    monkeypatch.setattr(intervals, "_NUMBERS_AT_ONCE", 4 * 99)
     assert np.array_equal(crossed_intervals(columns(), KEYS), whole)
+    values = np.full((S, N, 2), np.nan)
+    values[:, :, 0] = 1.0
+    found = crossed_intervals(values, KEYS)
+    assert found[0].tolist() == [1.0, 1.0]
+    assert np.isnan(found[1]).all()
 
 
 def test_equal_seeds_add_no_width_and_unequal_ones_do() -> None:
@@ -110,14 +112,6 @@ def test_equal_seeds_add_no_width_and_unequal_ones_do() -> None:
     shifts = np.where(rng.random((8, 200, 1)) < np.linspace(0, 1, 8)[:, None, None], 1.0, same)
     ((wide_low, wide_high),) = crossed_intervals(shifts, keys)
     assert wide_high - wide_low > 1.4 * (high - low)
-
-
-def test_a_column_without_a_value_has_no_interval() -> None:
-    values = np.full((S, N, 2), np.nan)
-    values[:, :, 0] = 1.0
-    intervals = crossed_intervals(values, KEYS)
-    assert intervals[0].tolist() == [1.0, 1.0]
-    assert np.isnan(intervals[1]).all()
 
 
 def test_welch_is_scipy_s_where_both_groups_are_large() -> None:
@@ -180,21 +174,15 @@ def test_mcnemar_is_the_two_sided_binomial_test_of_the_discordant_pairs(gained: 
     assert mcnemar_p(gained, lost) == pytest.approx(known, rel=1e-9)
 
 
-def test_counts_and_difference_by_hand() -> None:
+def test_counts_and_difference_by_hand_and_the_first_ones_gains_are_the_others_losses() -> None:
     ours, theirs = [1, 1, 1, 0, 0, math.nan, 1], [0, 0, 1, 1, 0, 1, math.nan]
     found = compare_pairs(ours, theirs, list("abcdefg"))
     assert (found.gained, found.lost, found.same_right, found.same_wrong, found.unscored) == (2, 1, 1, 1, 2)
     assert (found.questions, found.difference, found.p) == (5, pytest.approx(0.2), 1.0)
     assert not found.is_clear
-
-
-def test_the_first_ones_gains_are_the_others_losses() -> None:
-    rng = np.random.default_rng(0)
-    ours, theirs = (rng.integers(2, size=60).astype(float) for _ in range(2))
-    targets = [str(number % 20) for number in range(60)]
-    there, back = compare_pairs(ours, theirs, targets), compare_pairs(theirs, ours, targets)
-    assert (there.gained, there.lost, there.p) == (back.lost, back.gained, back.p)
-    assert there.interval == pytest.approx((-back.interval[1], -back.interval[0]))
+    back = compare_pairs(theirs, ours, list("abcdefg"))
+    assert (back.gained, back.lost, back.p) == (found.lost, found.gained, found.p)
+    assert back.interval == pytest.approx((-found.interval[1], -found.interval[0]))
 
 
 def test_questions_about_one_target_are_not_independent() -> None:
@@ -206,13 +194,10 @@ def test_questions_about_one_target_are_not_independent() -> None:
     assert apart.p == together.p < 0.01
 
 
-def test_no_common_question_says_nothing() -> None:
+def test_no_common_question_says_nothing_and_lists_of_unequal_length_are_refused() -> None:
     for found in (compare_pairs([], [], []), compare_pairs([math.nan, 1.0], [1.0, math.nan], ["a", "b"])):
         assert (found.questions, found.interval, found.p) == (0, (-1.0, 1.0), 1.0)
         assert math.isnan(found.difference)
-
-
-def test_lists_of_unequal_length_are_refused() -> None:
     with pytest.raises(ValueError, match="1 outcomes are paired with 2 and 2 targets"):
         compare_pairs([1.0], [1.0, 0.0], ["a", "b"])
 
@@ -288,13 +273,10 @@ def test_scores_are_those_of_scikit_learn() -> None:
     assert brier_score(p, right) == pytest.approx(brier_score_loss(right, p))
 
 
-def test_calibration_error_by_hand() -> None:
+def test_calibration_error_by_hand_and_nothing_without_answers_or_both_outcomes() -> None:
     p, right = np.array([0.1] * 10 + [0.9] * 10), np.array([0.0] * 10 + [1.0] * 5 + [0.0] * 5)
     assert [(point["n"], point["rate"]) for point in reliability(p, right, bins=2)] == [(10, 0.0), (10, 0.5)]
     assert expected_calibration_error(p, right, bins=2) == pytest.approx(0.5 * 0.1 + 0.5 * 0.4)
-
-
-def test_without_answers_or_without_both_outcomes_nothing_is_claimed() -> None:
-    assert math.isnan(auroc(np.array([0.5]), np.array([1.0])))
-    assert math.isnan(brier_score(np.empty(0), np.empty(0)))
-    assert math.isnan(expected_calibration_error(np.empty(0), np.empty(0)))
+    none = np.empty(0)
+    claims = (auroc(np.array([0.5]), np.array([1.0])), brier_score(none, none), expected_calibration_error(none, none))
+    assert all(map(math.isnan, claims))

@@ -72,13 +72,10 @@ def copied() -> Workload:
 
 CASES = {
     "copies of a layer": (copied(), 2, CPU),
-    "mlp": (mlp(), 64, CPU),
     "gpt": (small(), 8, CPU),
     "gpt checkpointed": (small(), 8, replace(CPU, checkpointing=True)),
-    "gpt bf16": (small(), 8, replace(CPU, precision="bf16")),
     "gpt accumulating": (small(), 4, replace(CPU, accumulate=2)),
     "gpt half frozen": (small(), 8, replace(CPU, frozen=("gpt_neox.layers",))),
-    "gpt SGD": (small(), 8, replace(CPU, optimizer="sgd")),
 }
 
 

@@ -41,20 +41,15 @@ def test_replay_and_rollout_take_what_those_of_stable_baselines3_take() -> None:
     assert sum(part.nbytes for part in kept) == rollout_bytes(8 * 4, steps=16, num_envs=2)
 
 
-def test_memory_of_a_replay_buffer(capsys: pytest.CaptureFixture[str]) -> None:
+def test_memory_of_a_replay_buffer_and_of_attention_caches(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["size", "replay", "--capacity", "1000000", "--num-collectors", "8", "--parameters", "1700000"]) == 0
     said = capsys.readouterr().out
     assert "an observation takes 28,224 bytes" in said
     assert "53,852.1" in said  # a million pairs of Atari observations
     with pytest.raises(UsageError, match="write a shape"):
         main(["size", "replay", "--obs", "4x"])
-
-
-def test_memory_of_attention_caches() -> None:
-    llama = {
-        "llama.block_count": 32, "llama.attention.head_count": 32, "llama.attention.head_count_kv": 8,
-        "llama.embedding_length": 4096,
-    }  # fmt: skip
+    sizes = {"block_count": 32, "attention.head_count": 32, "attention.head_count_kv": 8, "embedding_length": 4096}
+    llama = {f"llama.{name}": size for name, size in sizes.items()}
     assert cache_bytes(llama, num_ctx=4096, slots=4) == 4 * 512 * 2**20  # 128 KiB a token
     assert cache_bytes({}, num_ctx=4096, slots=4) is None
     assert cache_line(llama, num_ctx=4096, slots=4).startswith("attention caches: 2,048 MiB for 4 slots of 4096 tokens")
@@ -165,7 +160,9 @@ def test_the_command_on_items_that_wait(mine: None, tmp_path: Path, capsys: pyte
     assert "--num_workers=1 --prefetch_factor=2 --persistent_workers=true" in said
 
 
-def test_a_data_set_that_is_not_there_is_one_line(mine: None) -> None:
+def test_a_loader_of_a_program_keeps_its_batch_size_and_times_its_step_or_is_one_line(mine: None) -> None:
+    found = profile_items("mine:make", batch_size=None, step="mine:step", seconds=0.05)
+    assert (found.batch_size, found.batch_bytes) == (5, 5 * 6 * 4)
     for source, words in (
         ("nowhere", "give package.module:function"),
         ("mine:numbers", "should be a data set or a DataLoader"),
@@ -173,8 +170,3 @@ def test_a_data_set_that_is_not_there_is_one_line(mine: None) -> None:
     ):
         with pytest.raises(UsageError, match=words):
             profile_items(source, batch_size=None, step=None, seconds=0.1)
-
-
-def test_a_loader_of_a_program_keeps_its_batch_size_and_times_its_step(mine: None) -> None:
-    found = profile_items("mine:make", batch_size=None, step="mine:step", seconds=0.05)
-    assert (found.batch_size, found.batch_bytes) == (5, 5 * 6 * 4)

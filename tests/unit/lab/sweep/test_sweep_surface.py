@@ -40,8 +40,11 @@ def covered(found: list[Optimum], *truth: float) -> float:
     return float(np.mean(inside))
 
 
-def hill(logs: Floats) -> Floats:
-    return 0.7 - 0.02 * (logs[:, 0] - 9) ** 2
+def parabola(at: float) -> Curve:
+    return lambda logs: 0.7 - 0.02 * (logs[:, 0] - at) ** 2
+
+
+hill = parabola(9)
 
 
 def bump(logs: Floats) -> Floats:
@@ -49,17 +52,16 @@ def bump(logs: Floats) -> Floats:
 
 
 @pytest.mark.slow
-def test_an_interior_optimum_is_recovered_at_the_stated_confidence() -> None:
-    found = repeats(grid(BATCHES), hill, noise=0.03)
+@pytest.mark.parametrize(
+    ("levels", "surface", "truth"),
+    [((BATCHES,), hill, (512,)), ((BATCHES[::2], SPEEDS), bump, (2**8.7, 2**8.9))],  # the second is not quadratic
+)
+def test_an_interior_optimum_is_recovered_at_the_stated_confidence(
+    levels: tuple[tuple[int, ...], ...], surface: Curve, truth: tuple[float, ...]
+) -> None:
+    found = repeats(grid(*levels), surface, noise=0.03)
     assert {optimum.confidence for optimum in found} == {0.95}
-    assert covered(found, 512) >= 0.95
-    assert np.mean([optimum.kind == "interior" for optimum in found]) >= 0.95
-
-
-@pytest.mark.slow
-def test_an_interior_optimum_of_two_axes_that_is_not_quadratic() -> None:
-    found = repeats(grid(BATCHES[::2], SPEEDS), bump, noise=0.03)
-    assert covered(found, 2**8.7, 2**8.9) >= 0.95
+    assert covered(found, *truth) >= 0.95
     assert np.mean([optimum.kind == "interior" for optimum in found]) >= 0.95
 
 
@@ -193,13 +195,6 @@ def test_a_cliff_or_a_narrow_peak_is_held_or_answered_with_values_around_it(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("noise", [0.01, 0.03, 0.06])
-@pytest.mark.parametrize("surface", [bell(8.4, 1.0), bell(8.4, 1.5), lambda z: 0.7 - 0.02 * (z[:, 0] - 9) ** 2])
-def test_a_smooth_hill_is_not_called_too_coarse(surface: Curve, noise: float) -> None:
-    assert np.mean([bool(one.finer) for one in repeats(grid(BATCHES), surface, noise=noise, count=25)]) <= 0.05
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(("exponent", "at"), [(1.0, 17.0), (1.0, 17.5), (-1.0, -1.0), (0.5, 12.5)])
 def test_a_diagonal_ridge_has_no_golden_middle_and_no_certain_edge(exponent: float, at: float) -> None:
     def ridge(z: Floats) -> Floats:
@@ -221,9 +216,16 @@ def test_a_plateau_up_to_an_end_may_go_on_there(slope: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("noise", [0.01, 0.03, 0.06])
+@pytest.mark.parametrize("surface", [bell(8.4, 1.0), bell(8.4, 1.5), hill])
+def test_a_smooth_hill_is_not_called_too_coarse(surface: Curve, noise: float) -> None:
+    assert np.mean([bool(one.finer) for one in repeats(grid(BATCHES), surface, noise=noise, count=25)]) <= 0.05
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [6.3, 9.0, 12.0, 13.0])
 def test_a_region_that_reaches_an_end_is_never_interior(at: float) -> None:
-    found = repeats(grid(BATCHES), lambda z: 0.7 - 0.02 * (z[:, 0] - at) ** 2, noise=0.04, count=25)
+    found = repeats(grid(BATCHES), parabola(at), noise=0.04, count=25)
     assert not any(one.kind == "interior" and any(axis.reaches for axis in one.axes) for one in found)
 
 

@@ -128,17 +128,11 @@ def test_the_target_follows_slowly() -> None:
         torch.testing.assert_close(new, 0.75 * old + 0.25 * online.detach())
 
 
-def test_age_is_counted_in_gradient_steps() -> None:
-    iqn = IQN(OBS_DIM, NUM_ACTIONS, replace(CONFIG, sync_every=1000))
+def test_age_is_counted_in_gradient_steps_and_clipping_is_measured() -> None:
+    iqn = IQN(OBS_DIM, NUM_ACTIONS, replace(CONFIG, sync_every=1000, max_grad_norm=1e-3))
     walk(iqn, 9)  # the last steps were chosen by the first weights, and came back after all gradient steps but two
-    age = (iqn.gradient_steps - 2) / 9
-    assert iqn.update()["perf/weight_sync_age"] == pytest.approx(age)
-
-
-def test_clipping_is_measured_not_assumed() -> None:
-    iqn = IQN(OBS_DIM, NUM_ACTIONS, replace(CONFIG, max_grad_norm=1e-3))
-    walk(iqn, 10)
-    stats = iqn.update()
+    age, stats = (iqn.gradient_steps - 2) / 9, iqn.update()
+    assert stats["perf/weight_sync_age"] == pytest.approx(age)
     assert stats["grads/norm_after_clip_max"] == pytest.approx(1e-3, rel=1e-2)
     assert stats["grads/norm_before_clip_max"] > stats["grads/norm_before_clip_median"] > 1e-3
 
@@ -307,41 +301,35 @@ def replay_of(count: int, *, capacity: int = 8, alpha: float = 1.0) -> Replay:
     return replay
 
 
-def test_a_sample_holds_whole_transitions() -> None:
+def test_a_sample_holds_whole_transitions_and_the_oldest_make_room() -> None:
     sample = replay_of(5).sample(16, beta=0.4)
     assert sample.obs[:, 0].tolist() == sample.returns.tolist()
     assert (sample.next_obs[:, 0] == sample.obs[:, 0] + 1).all()
     assert (sample.actions == sample.returns.long() % 3).all()
     assert sample.weights.tolist() == [1.0] * 16  # all are new and equally likely
-
-
-def test_the_oldest_make_room() -> None:
     replay = replay_of(11)
     assert len(replay) == 8
     assert set(replay.sample(64, beta=0.4).returns.tolist()) == set(map(float, range(3, 11)))
 
 
-def test_draws_follow_priorities_and_weights_undo_them() -> None:
-    replay = replay_of(4, capacity=4)
-    replay.set_errors(np.arange(4), np.array([1.0, 2.0, 3.0, 4.0]) - SMALLEST_ERROR)
-    sample = replay.sample(1000, beta=1.0)
-    counts = np.bincount(sample.slots, minlength=4)
-    assert counts == pytest.approx([100, 200, 300, 400], abs=1)
-    weights = {int(slot): float(weight) for slot, weight in zip(sample.slots, sample.weights, strict=True)}
-    assert weights == pytest.approx({0: 1.0, 1: 1 / 2, 2: 1 / 3, 3: 1 / 4})
-
-
-def test_alpha_0_draws_evenly_whatever_the_errors() -> None:
-    replay = replay_of(4, capacity=4, alpha=0.0)
-    replay.set_errors(np.arange(4), np.array([0.1, 2.0, 30.0, 400.0]))
-    assert np.bincount(replay.sample(400, beta=0.4).slots).tolist() == pytest.approx([100] * 4, abs=1)
-
-
-def test_new_transitions_have_the_largest_priority_there_was() -> None:
-    replay = replay_of(2, capacity=4)
-    replay.set_errors(np.arange(2), np.array([1.0, 6.0]) - SMALLEST_ERROR)
-    replay.add([transition(2)])
-    assert np.bincount(replay.sample(1300, beta=0.4).slots) == pytest.approx([100, 600, 600], abs=1)
+@pytest.mark.parametrize(
+    ("alpha", "errors", "added", "counts", "weights"),
+    [
+        (1.0, [1.0, 2.0, 3.0, 4.0], 0, [100, 200, 300, 400], [1.0, 1 / 2, 1 / 3, 1 / 4]),
+        (0.0, [0.1, 2.0, 30.0, 400.0], 0, [100] * 4, [1.0] * 4),  # evenly whatever the errors
+        (1.0, [1.0, 6.0], 1, [100, 600, 600], [1.0, 1 / 6, 1 / 6]),  # a new one has the largest priority there was
+    ],
+)
+def test_draws_follow_priorities_and_weights_undo_them(
+    alpha: float, errors: list[float], added: int, counts: list[int], weights: list[float]
+) -> None:
+    replay = replay_of(len(errors), capacity=4, alpha=alpha)
+    replay.set_errors(np.arange(len(errors)), np.array(errors) - SMALLEST_ERROR)
+    replay.add([transition(2)] * added)
+    sample = replay.sample(sum(counts), beta=1.0)
+    assert np.bincount(sample.slots).tolist() == pytest.approx(counts, abs=1)
+    found = {int(slot): float(weight) for slot, weight in zip(sample.slots, sample.weights, strict=True)}
+    assert found == pytest.approx(dict(enumerate(weights)))
 
 
 def test_it_resumes_from_its_state() -> None:
@@ -350,15 +338,12 @@ def test_it_resumes_from_its_state() -> None:
     copy = Replay(8, 2, alpha=1.0, rng=np.random.default_rng(0))
     copy.load_state_dict(replay.state_dict())
     copy.rng.bit_generator.state = replay.rng.bit_generator.state
+    drawn = []
     for one in (replay, copy):
         one.add([transition(11)])
-    ours, theirs = replay.sample(32, beta=0.5), copy.sample(32, beta=0.5)
-    assert ours.slots.tolist() == theirs.slots.tolist()
-    assert ours.returns.tolist() == theirs.returns.tolist()
-    assert ours.weights.tolist() == theirs.weights.tolist()
-
-
-def test_the_error_for_a_state_too_large_names_the_size() -> None:
+        sample = one.sample(32, beta=0.5)
+        drawn.append((sample.slots.tolist(), sample.returns.tolist(), sample.weights.tolist()))
+    assert drawn[0] == drawn[1]
     with pytest.raises(ValueError, match="replay_size=5"):
         replay_of(0, capacity=4).load_state_dict(replay_of(5).state_dict())
 
@@ -407,16 +392,12 @@ def test_returns_of_n_steps_by_hand(
     assert [transition.action for transition in transitions] == [row[0] for row in found]
 
 
-def test_the_next_episode_starts_without_pending_steps() -> None:
+def test_episodes_and_environments_do_not_mix() -> None:
     nstep = NStep(1, 3, 0.5)
     steps(nstep, 1.0, end="terminated")
     assert rounded(steps(nstep, 5.0, 5.0, end="terminated")) == [(0, 7.5, 2, 0.0), (1, 5.0, 2, 0.0)]
-
-
-def test_environments_do_not_mix() -> None:
     nstep = NStep(2, 2, 0.5)
-    assert steps(nstep, 1.0, env=0) == []
-    assert steps(nstep, 7.0, env=1) == []
+    assert steps(nstep, 1.0, env=0) == steps(nstep, 7.0, env=1) == []
     assert rounded(nstep.add(one_step(0, 1, 2.0))) == [(0, 2.0, 2, 0.25)]
 
 
