@@ -146,17 +146,12 @@ def fitted(table: TrainingTable, *, first: str, seed: int) -> tuple[ConfidenceMo
     questions = int(table.questions.max()) + 1
     drawn = rng.multinomial(questions, np.full(questions, 1 / questions)).astype(np.float64)
     try:
-        model = fitted_to(drawn, table, seed=seed)
+        model = ConfidenceModel.fit(table, weights=drawn[table.questions], folds=FOLDS)
     except TooFewAnswersError:  # the Bayesian bootstrap (Rubin 1981) leaves none of a few wrong answers out
         drawn = rng.exponential(size=questions)
-        model = fitted_to(drawn, table, seed=seed)
+        model = ConfidenceModel.fit(table, weights=drawn[table.questions], folds=FOLDS)
     counts = np.where(np.array(table.forms) == first, np.rint(10 * drawn[table.questions]), 0).astype(int)
     return model, float(np.quantile(np.repeat(model.out_of_fold, counts), FEW_CALLS - 1))
-
-
-def fitted_to(drawn: DoubleArray, table: TrainingTable, *, seed: int) -> ConfidenceModel:
-    """Return a model of questions that count so many times [questions]."""
-    return ConfidenceModel.fit(table, weights=drawn[table.questions], folds=FOLDS)
 
 
 def learned_columns(model: ConfidenceModel, threshold: float, test: HeldOut) -> tuple[DoubleArray, float]:
