@@ -203,9 +203,11 @@ def test_a_suffixed_folder_is_a_continuation_when_its_steps_continue(tmp_path: P
     assert [run.last_step for run in apart] == [90, 140]
 
 
-def test_numbered_runs_of_stable_baselines3_stay_apart(tmp_path: Path) -> None:
-    for number in (1, 2, 10):
+def test_numbered_runs_stay_apart_and_one_that_logged_nothing_is_left_out_of_a_pattern(tmp_path: Path) -> None:
+    for number in (1, 2, 10):  # as Stable-Baselines3 names them
         write_run(tmp_path / f"PPO_{number}", {"rollout/ep_rew_mean": [1.0, 2.0]})
+    (tmp_path / "PPO_plan").mkdir()
+    (tmp_path / "PPO_plan" / "metrics.jsonl").touch()
     paths = find_runs(["PPO_*"], logdir=str(tmp_path))
     assert [path.name for path in paths] == ["PPO_1", "PPO_2", "PPO_10"]
     assert all(len(run.folders) == 1 for run in load_runs(paths))
@@ -300,13 +302,6 @@ def test_times_that_are_not_finite_are_not_known(wall: str, tmp_path: Path, caps
         rows.append(f'{{"step": 7, "wall_s": {times[-1]}, "validation/success": 0.5}}\n')
         (tmp_path / run / "metrics.jsonl").write_text("".join(rows))
     assert qm("analyze", *sorted(tmp_path.iterdir())) == 0
-
-
-def test_a_run_that_logged_nothing_is_left_out_of_a_pattern(tmp_path: Path) -> None:
-    write_run(tmp_path / "ppo", {"rollout/ep_rew_mean": [1.0, 2.0]})
-    (tmp_path / "plan").mkdir()
-    (tmp_path / "plan" / "metrics.jsonl").touch()
-    assert find_runs([str(tmp_path / "p*")]) == [tmp_path / "ppo"]
 
 
 SPEC = read_spec()
