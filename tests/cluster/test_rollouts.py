@@ -194,7 +194,7 @@ def test_a_worker_in_place_of_a_dead_one_repeats_its_steps_without_a_call(
         worker._stack.close()
         calls.append(server.stats()["calls"])
     np.testing.assert_equal(*found)
-    assert sum(found[0][0]) > 10
+    assert sum(found[0][0]) > 4
     assert calls[0] == calls[1]
 
 
