@@ -18,7 +18,7 @@ from query_mutator.reading.clauses import content
 from query_mutator.reading.marks import after_mark, marked, options_in
 from query_mutator.reading.reply import Kind, asks_verdict, read
 from query_mutator.reading.text import clean, words
-from query_mutator.reading.values import Number, dates_in, numbers_in
+from query_mutator.reading.values import Value, dates_in, numbers_in
 from query_mutator.types import AS_IS, FloatArray, read_part
 
 #: How replies are read: the number that is the answer, or the last one; a letter; yes or no; words.
@@ -60,7 +60,7 @@ def answer_key(text: str, kind: AnswerKind, *, question: str = "") -> str | None
         said = read(text, _READ_AS[kind], question)
         if said is None:
             return None
-        return number_key(said) if isinstance(said, Number) else str(said).lower()
+        return number_key(said) if isinstance(said, Value) else str(said).lower()
     said_text = after_mark(text)
     dates = dates_in(said_text)
     if len(dates) == 1 and None not in dates[0].value:
@@ -78,7 +78,7 @@ def _json_key(text: str, question: str) -> str | None:
     return None if has_answer else json.dumps(value, sort_keys=True)
 
 
-def number_key(number: Number) -> str:
+def number_key(number: Value) -> str:
     """Return what numbers share that are the same to nine digits."""
     return f"{number.value + 0:.{_DIGITS}g}"  # + 0: minus zero is zero
 

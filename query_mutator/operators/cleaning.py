@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import re
 
-from query_mutator.operators.guards import LANGUAGES, LAST_LATIN
-from query_mutator.operators.meaning import words_in
+from query_mutator.operators.guards import LANGUAGES, LAST_LATIN, words_in
 
 _WHO = r"(?:there|all|everyone|everybody|folks|guys|again|team)"
 _GREETING = rf"(?:(?:hi|hello|hey|greetings|good (?:morning|afternoon|evening|day))(?: {_WHO})*|dear {_WHO})"

@@ -60,7 +60,7 @@ def sentences(text: str) -> list[str]:
     for line in text.splitlines():
         start = 0
         for stop in _STOP.finditer(line):
-            is_open = stop[0] == "." and P.ABBREVIATION.search(line, max(0, stop.end() - 30), stop.end() + 2)
+            is_open = stop[0] == "." and P.ABBREVIATION.search(line, max(0, stop.end() - 30), stop.end() + 3)
             if is_open or (stop[0] == "." and line[stop.end() : stop.end() + 2].strip()[:1].islower()):
                 continue
             found.append(line[start : stop.end()])
@@ -75,7 +75,6 @@ def clauses(text: str, question: str, polarity: bool = False) -> tuple[Clause, .
     readable = [one for one in sentences(text) if _READABLE.search(one)]
     kept = [one for one in readable if not P.CHAT.match(one)] or readable
     kept = [*kept[:_FIRST], *kept[_FIRST:][-_LAST:]]
-    has_items = sum(_BULLET.match(sentence) is not None for sentence in kept) > 1
     asked, asks_why = content(question), P.ASKS_WHY.search(question) is not None
     found: list[Clause] = []
     for number, sentence in enumerate(kept):
@@ -85,12 +84,13 @@ def clauses(text: str, question: str, polarity: bool = False) -> tuple[Clause, .
         pieces = _pieces(_BULLET.sub("", body))
         for place, (connector, piece) in enumerate(pieces):
             weight = base + _weight(f"{connector} {piece}", is_reason=asks_why or len(pieces) == 1)
-            if not place and not number and not (has_items and _BULLET.match(sentence)):
-                weight += (3.0 if len(kept) <= 3 else 1.0) if is_fragment(body) else 1.5 * bool(P.DIRECT.match(body))
+            if not place and not number:
+                if is_fragment(body):
+                    weight += 3.0 if len(kept) <= 3 else 1.0
+                else:
+                    weight += 3.0 if P.ANSWERS.match(piece) else 1.5 * bool(P.DIRECT.match(body))
             if asked:
                 weight += 2.0 * len(asked & content(piece)) / min(len(asked), 4)
-            if P.RETRACTS.match(piece):
-                found = [replace(one, weight=max(REJECTED, one.weight - 4.0)) for one in found]
             if P.WITHDRAWS.search(piece):
                 found = [replace(one, weight=REJECTED) for one in found]
                 weight = REJECTED

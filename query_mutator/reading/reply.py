@@ -16,7 +16,7 @@ from typing import Any, Literal
 from query_mutator.reading.clauses import ASIDE_WEIGHT, REJECTED, Clause, clauses, content
 from query_mutator.reading.marks import Span, letters_in, marked, options_in, texts_in
 from query_mutator.reading.text import Patterns, clean, spelled, without_tex
-from query_mutator.reading.values import Number, bracketed, close, dates_in, literal_in, numbers_in, times_in
+from query_mutator.reading.values import Value, bracketed, close, dates_in, literal_in, numbers_in, times_in
 
 P = Patterns("reply")
 
@@ -83,7 +83,7 @@ def plain(text: str) -> str:
 def read(reply: str, kind: Kind, question: str) -> Any:
     """Return what a reply says finally, None for nothing of the kind or for several candidates.
 
-    A letter or a verdict is a string, a number a `Number`, a date or a time as in `Value`.
+    A letter or a verdict is a string, a number a `Value`, a date or a time as in one.
     """
     question = spelled(question)
     try:
@@ -104,7 +104,7 @@ def _first(reply: str, kind: Kind, question: str) -> Any:
         for clause in parts(span):
             if (said := finder(clause.text, span, question)) is not None:
                 return said
-        if not number and _decided(span.text, question) != span.text:
+        if not number and _decided(span.raw or span.text, question) != (span.raw or span.text):
             raise Several
     return None
 
@@ -127,7 +127,7 @@ def _letter(text: str, span: Span, question: str) -> str | None:
     return texts[0] if texts else None
 
 
-def _number(text: str, span: Span, question: str) -> Number | None:
+def _number(text: str, span: Span, question: str) -> Value | None:
     """Return the number that a clause ends at: its result, one that the question does not have, or its only one."""
     text = plain(text)
     clock = times_in(text)
@@ -147,11 +147,11 @@ def _number(text: str, span: Span, question: str) -> Number | None:
     if not new:
         return None
     _check_one(new, text)
-    last: Number = picked(new, text, question)
+    last: Value = picked(new, text, question)
     return last
 
 
-def _check_one(numbers: Sequence[Number], text: str) -> None:
+def _check_one(numbers: Sequence[Value], text: str) -> None:
     for one, other in pairwise(numbers):
         if P.ALTERNATIVES.fullmatch(text, one.end, other.start) and not close(one.value, other.value):
             raise Several
@@ -165,7 +165,7 @@ def _new(values: Sequence[Any], question: str, kind: Kind) -> list[Any]:
 
 def _date_or_time(text: str, span: Span, question: str, kind: Kind) -> Any:
     text, day_first = plain(text), asks_day_first(f"{question} {span.rest[:_LONG]}")
-    values = times_in(text) if kind == "time" else dates_in(text, day_first=day_first)
+    values = times_in(text, in_digits=True) if kind == "time" else dates_in(text, day_first=day_first)
     values = _new(values, question, kind) or values
     if not values:
         return None
@@ -207,7 +207,6 @@ def _verdict(reply: str, question: str) -> str | None:
     found: list[tuple[float, str | None]] = []
     for span in spans(reply, question, kind="verdict"):
         text = _EMPHASIS.sub("", (span.raw or span.text)[:_LONG])
-        text = span.text if P.NEGATED_BEFORE.search(text) else text
         if P.BOTH_VERDICTS.search(text):
             raise Several
         decided = _decided(text, question)
@@ -247,8 +246,6 @@ def listed(reply: str, question: str) -> Iterator[list[str]]:
     by_sentence: dict[int, list[Clause]] = {}
     for clause in _ranked(_body(text), question, "list"):
         by_sentence.setdefault(clause.sentence, []).append(clause)  # in the order of their best clauses
-    if not any(held[0].weight >= 3.0 for held in by_sentence.values()):
-        yield from _on_lines(text)
     for held in list(by_sentence.values())[:2]:
         whole = ", ".join(one.text for one in sorted(held, key=lambda one: one.at) if one.weight > ASIDE_WEIGHT)
         each = [one.text for one in held[:3]]

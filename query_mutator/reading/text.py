@@ -68,7 +68,7 @@ _MIXED = re.compile(r"(?<=\d)(?=\\[dtc]?frac)")
 _SUBSCRIPT = re.compile(r"(?<=[A-Za-z])_(?=\{?\d\}?)")
 _ROOT = re.compile(r"\\sqrt\s?\{([^{}\n]{0,80})\}")
 _TEX_TEXT = re.compile(
-    r"\\(?:text|textbf|textit|mathrm|mathbf|mathit|texttt|operatorname|mathbb|mathcal)\s?\{([^{}\n]{0,200})\}"
+    r"\\(?:ce|text|textbf|textit|mathrm|mathbf|mathit|texttt|operatorname|mathbb|mathcal)\s?\{([^{}\n]{0,200})\}"
 )
 _TEX_WORDS = {name: sign for name, _, sign in (pair.partition("=") for pair in word_list("text", "TEX_WORDS"))}
 _TEX_WORD = re.compile(r"\\([A-Za-z]{1,15})(?![A-Za-z])")
@@ -86,7 +86,7 @@ _IRREGULAR = dict(pair.split("=") for pair in word_list("text", "IRREGULAR"))
 @lru_cache(maxsize=256)
 def clean(reply: str) -> str:
     """Return the end of a reply without its thought, in one spelling; "" where a thought never ended."""
-    text = spelled(_CONTROL.sub(" ", read_part(reply)))
+    text = P.DAY_DOT.sub(r"\1", spelled(_CONTROL.sub(" ", read_part(reply))))
     following = _NEXT_QUESTION.search(text)
     return text[: following.start()] if following and text[: following.start()].strip() else text
 
@@ -112,8 +112,8 @@ def without_tex(text: str) -> str:
         text = _TEX_TEXT.sub(r"\1", text)
         text = _ROOT.sub(r"√\1", text)
         text = _FRACTION.sub(lambda found: f"({found[1] or found[2]})/({found[3] or found[4]})", text)
-    text = _TEX_WORD.sub(lambda found: _TEX_WORDS.get(found[1], found[0]), text)
-    text = _PLAIN_GROUP.sub(lambda found: found[1] or ",", P.TEX_MARK.sub("", text)).replace("^°", "°")
+    text = _TEX_WORD.sub(lambda found: _TEX_WORDS.get(found[1], found[0]), P.TEX_MARK.sub("", text))
+    text = _PLAIN_GROUP.sub(lambda found: found[1] or ",", text).replace("^°", "°")
     return _PLAIN_FRACTION.sub(r"\1/\2", text)
 
 

@@ -6,35 +6,27 @@ import ast
 import json
 import math
 import re
+import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from query_mutator.reading.text import Patterns, any_of, tables, word_list
+from query_mutator.reading.text import UNSPACED, Patterns, any_of, tables, word_list
 
 P = Patterns("values")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Value:
-    """Something in a text with its place: a date (year, month, day), a time (minutes, has a half of the day), …"""
+    """A number, date (year, month, day), time (minutes, is the half of the day known) or literal with its place."""
 
     value: Any
-    start: int
-    end: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Number:
-    """A number in a text, with its place and unit; 50 % is 50 with `is_percent`."""
-
-    value: float
-    is_percent: bool = False
     start: int = 0
     end: int = 0
+    unit: str = ""  # of a number; 50 % is 50 with `is_percent`
+    is_percent: bool = False
     is_word: bool = False
-    unit: str = ""
 
 
 _SCALES = {"thousand": 1e3, "million": 1e6, "billion": 1e9, "trillion": 1e12, "mn": 1e6, "bn": 1e9,
@@ -45,7 +37,7 @@ _JOINS = re.compile(r"[\s,]*(?:and\s)?")
 
 
 @lru_cache(maxsize=8192)
-def numbers_in(text: str, *, words: bool = False) -> tuple[Number, ...]:
+def numbers_in(text: str, *, words: bool = False) -> tuple[Value, ...]:
     """Return the finite numbers of a text in their order, with `words` those in words, too; 2 h 15 min is one."""
     found = [number for number in map(_number, P.NUMBER.finditer(text)) if number is not None]
     if words:
@@ -55,13 +47,15 @@ def numbers_in(text: str, *, words: bool = False) -> tuple[Number, ...]:
     return tuple(_joined(found, text))
 
 
-def _joined(numbers: Sequence[Number], text: str) -> list[Number]:
-    """Return the numbers; parts of one quantity, from a larger unit to a smaller one, are joined."""
-    found: list[Number] = []
+def _joined(numbers: Sequence[Value], text: str) -> list[Value]:
+    """Return the numbers; parts of one quantity, from a larger unit to a smaller one or a fraction, are joined."""
+    found: list[Value] = []
     for number in numbers:
         last = found[-1] if found else number
         size, smaller, unit = (size_of(last.unit), size_of(number.unit), P.UNIT.match(text, last.end))
         share = number.value * smaller[1] / size[1] if size and smaller and size[0] == smaller[0] else 0.0
+        if size and not smaller and number.is_word and number.value % 1:  # an hour and three quarters
+            share = number.value
         if 0 < share < 1 and unit and _JOINS.fullmatch(text, unit.end(), number.start):
             found[-1] = replace(last, value=last.value + share, end=number.end)
         else:
@@ -69,22 +63,25 @@ def _joined(numbers: Sequence[Number], text: str) -> list[Number]:
     return found
 
 
-def _number(match: re.Match[str]) -> Number | None:
+def _number(match: re.Match[str]) -> Value | None:
     try:
         value = _magnitude(match)
     except (ArithmeticError, ValueError):  # too large, 1/0, 000,000,000
         return None
     if not math.isfinite(value):
         return None
-    if _is_negative(match):
+    sign = match["sign"] or match["late_sign"] or ""
+    before = match.string[max(0, match.start() - 3) : match.start()].rstrip()[-1:]
+    is_operator = before.isdigit() or before in tuple(")]%") or (before.isalpha() and sign[-1:].isspace())
+    if sign.strip().lower() == "negative" or (sign.strip().lower() in ("-", "minus") and not is_operator):
         value = -value
     after = P.UNIT.match(match.string, match.end())
-    return Number(
+    return Value(
         value=value,
         is_percent=match["percent"] is not None,
         start=match.start(),
         end=match.end(),
-        unit=after[1] if after else "dollar" if match["currency"] else "",
+        unit=(match["currency"] or "").strip()[-3:] or (after[1] if after else ""),
     )
 
 
@@ -95,14 +92,6 @@ def _magnitude(match: re.Match[str]) -> float:
         value = float(_without_separators(match["plain"])) * 10.0 ** int(match["power"] or "0")
         value = value ** int(match["raised"] or "1")
     return value * _SCALES.get((match["scale"] or match["letter"] or "").lower(), 1.0)
-
-
-def _is_negative(match: re.Match[str]) -> bool:
-    """Return whether the sign of a number is one, and not the operator after another number or name."""
-    sign = match["sign"] or match["late_sign"] or ""
-    before = match.string[max(0, match.start() - 3) : match.start()].rstrip()[-1:]
-    is_binary = before.isdigit() or before in tuple(")]%") or (before.isalpha() and sign[-1:].isspace())
-    return sign.strip().lower() in ("-", "minus", "negative") and not (is_binary and sign.strip() != "negative")
 
 
 def _without_separators(digits: str) -> str:
@@ -116,43 +105,52 @@ def _without_separators(digits: str) -> str:
     return digits.replace(",", "" if _GROUPED.fullmatch(digits) else ".")
 
 
-_ONES = {
+_SIGNS = {sign: unicodedata.numeric(sign, 2.0) for sign in "〇零一二三四五六七八九十百千万億亿萬两兩"}
+_ONES = {sign: value for sign, value in _SIGNS.items() if value < 10} | {
     word: float(value) for line in tables()["values"]["ONES"].splitlines() for value, word in enumerate(line.split())
 }
 _TENS = {word: 10.0 * (at % 8 + 2) for at, word in enumerate(word_list("values", "TENS"))}
 _FACTORS = {"hundred": 100.0, "dozen": 12.0, "thousand": 1e3, "million": 1e6, "billion": 1e9}
 _PARTS = {word + end: 1 / part for part, word in enumerate(word_list("values", "PARTS"), start=2) for end in ("", "s")}
-_NUMERALS = {**_ONES, **_TENS, **_FACTORS, **_PARTS}
-_NAMES = any_of(list(_NUMERALS))
+_FACTORS |= {sign: value for sign, value in _SIGNS.items() if value >= 10}
+NUMERALS = {**_ONES, **_TENS, **_FACTORS, **_PARTS}
+_NAMES = any_of([name for name in NUMERALS if not UNSPACED.match(name)])
+_UNSPACED_NAMES = any_of([name for name in NUMERALS if UNSPACED.match(name)])
 _IN_WORDS = re.compile(
     rf"(?<![\w-])(?:(?:half\s)?an?(?=\s(?:hour|minute|second|day|week|month|year)\b)|(?:(?:minus|negative)\s)?"
-    rf"(?:half\san?\s|an?\s)?{_NAMES}(?:(?:[-\s]|,?\sand\s(?:an?\s)?|\sof\san?\s){_NAMES}){{0,6}})(?!\w)(?!-\w)",
+    rf"(?:half\san?\s|an?\s)?{_NAMES}(?:(?:[-\s]|,?\sand\s(?:an?\s)?|\sof\san?\s){_NAMES}){{0,6}})(?!\w)(?!-\w)"
+    rf"|{_UNSPACED_NAMES}+",
     re.IGNORECASE,
 )
 
 
-def _word_number(match: re.Match[str]) -> Number | None:
-    """Return the number that words make: four and a half, sixty-four, half a dozen, three quarters."""
-    names = re.findall(r"[^\W\d_]+", match[0].lower())
+def _word_number(match: re.Match[str]) -> Value | None:
+    """Return the number that words make: four and a half, sixty-four, half a dozen, three quarters, 三百."""
+    names = re.findall(_UNSPACED_NAMES, match[0]) or re.split(r"[\s,-]+", match[0].lower())
     if names[0] in _PARTS and names[0] not in ("half", "quarters"):
         return None
-    total, group, last = 0.0, 0.0, ""
-    for at, name in enumerate(names):
-        if name in _FACTORS:
-            group = (group or 1.0) * _FACTORS[name]
-            if _FACTORS[name] >= 1000:
-                total, group = total + group, 0.0
-        elif name in _PARTS and not (last in _FACTORS or names[max(0, at - 2) : at] in (["and", "a"], [last, "and"])):
-            group = (group or 1.0) * _PARTS[name]
-        elif name in _NUMERALS:
-            if (last in _ONES or (last in _TENS and _NUMERALS[name] >= 10)) and name not in _PARTS:
-                break  # thirty... thirty-two
-            group += _NUMERALS[name]
-        last = name if name in _NUMERALS else last
-    value = total + group if last else 1.0  # an hour
+    value = _spoken(names) if any(name in NUMERALS for name in names) else 1.0  # an hour
     unit = P.UNIT.match(match.string, match.end())
-    return Number(value=-value if names[0] in ("minus", "negative") else value, start=match.start(), end=match.end(),
-                  is_word=True, unit=unit[1] if unit else "")  # fmt: skip
+    return Value(value=-value if names[0] in ("minus", "negative") else value, start=match.start(), end=match.end(),
+                 is_word=True, unit=unit[1] if unit else "")  # fmt: skip
+
+
+def _spoken(names: Sequence[str]) -> float:
+    before, value, last = 0.0, 0.0, ""  # before is what stands before "and"
+    for name, following in zip(names, [*names[1:], ""], strict=True):
+        number = NUMERALS.get(name, 0.0)
+        if name in _FACTORS:  # of two hundred five thousand, of 三百六十
+            before, value = 0.0, before + value
+            value += (value % number or 1.0) * number - value % number
+        elif name in _PARTS:
+            value = (value or 1.0) * number
+        elif name == "and":
+            before, value = before + value, 0.0
+        elif (last in _ONES or (last in _TENS and number >= 10)) and number and following not in _PARTS:
+            break  # thirty... thirty-two
+        value += number * (name in NUMERALS and name not in _FACTORS and name not in _PARTS)
+        last = name if number else last
+    return before + value
 
 
 #: Dimension and size of a unit by the forms that occur.
@@ -177,7 +175,7 @@ def close(one: float, other: float) -> bool:
     return math.isclose(one, other, rel_tol=1e-9 if abs(one) > 1000 else 1e-6, abs_tol=1e-300)
 
 
-def same_number(said: Number, gold: Number, *, unit: str = "") -> bool:
+def same_number(said: Value, gold: Value, *, unit: str = "") -> bool:
     """Return whether two numbers are equal; 25 % is 0.25, and 25 where that is no share.
 
     Units that are both known must agree; a weight of 2500 g is one of 2.5 kg unless the question asks for a `unit`.
@@ -193,6 +191,7 @@ def same_number(said: Number, gold: Number, *, unit: str = "") -> bool:
 
 
 _MONTHS = {name: at % 12 + 1 for at, name in enumerate(word_list("words", "MONTH"))}
+ORDINALS = {name: at for at, name in enumerate(word_list("words", "ORDINAL"), start=1)}
 _DATES = ("YEAR_FIRST", "EAST_ASIAN_DATE", "DATE_IN_DIGITS", "DAY_MONTH", "MONTH_DAY", "MONTH_YEAR")
 
 
@@ -214,13 +213,20 @@ def _date(parts: dict[str, str | None], day_first: bool | None) -> tuple[int | N
         if is_day_first:
             day, month = month, day
     number = int(month) if month.isdecimal() else _MONTHS[month.lower()]
-    if not (1 <= number <= 12 and 1 <= int(day or 1) <= 31):
+    in_month = int(day) if day and day.isdecimal() else ORDINALS.get((day or "").lower())
+    if not (1 <= number <= 12 and 1 <= (in_month or 1) <= 31):
         return None
-    return int(year) if year else None, number, int(day) if day else None
+    return int(year) if year else None, number, in_month
 
 
-def times_in(text: str) -> list[Value]:
-    """Return the times of the day in a text: minutes, and whether the half of the day is known."""
+def in_clock_digits(text: str, *, dotted: bool) -> str:
+    """Return a text with 15.40, 15h40 and 1540 hours as 15:40, where it is read for a time or a duration."""
+    return P.DIGITAL.sub(lambda found: found[0] if found[2] == "." and not dotted else f"{found[1]}:{found[3]}", text)
+
+
+def times_in(text: str, *, in_digits: bool = False) -> list[Value]:
+    """Return the times of the day in a text, with `in_digits` also 15.40 and 1540 hours."""
+    text = in_clock_digits(text, dotted=True) if in_digits else text
     found = ((match, _time(match)) for match in P.CLOCK.finditer(text))
     return [Value(value=time, start=match.start(), end=match.end()) for match, time in found if time is not None]
 
@@ -230,10 +236,14 @@ _NAMED_TIMES = {"noon": 12, "midday": 12, "midnight": 0, "quarter": 15, "half": 
 
 def _time(match: re.Match[str]) -> tuple[int, bool] | None:
     def count(name: str) -> int:
-        return int(name) if name.isdecimal() else int({**_NUMERALS, **_NAMED_TIMES}[name])
+        return int(name) if name.isdecimal() else int({**NUMERALS, **_NAMED_TIMES}[name])
 
-    name = next(filter(None, (match["hour"], match["past"], match["bare"], match["cjk"], match["named"]))).lower()
+    name = next(
+        filter(None, (match["hour"], match["past"], match["bare"], match["spoken"], match["cjk"], match["named"]))
+    ).lower()
     hour, minute = count(name), int(match["minute"] or match["cjk_minute"] or 0)
+    if match["spoken"]:
+        minute = int(_spoken(match["spoken_minute"].lower().removeprefix("oh ").split("-")))
     if match["past"]:
         minute = count(match["count"].lower()) * (1 if match["way"].lower() in ("past", "after") else -1)
     half, part = (match["half"] or "")[:1].lower(), (match["part"] or "").lower()

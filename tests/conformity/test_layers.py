@@ -43,7 +43,7 @@ ALLOWED: dict[str, set[str]] = {
     "testing": VOCABULARY | {"bounds", "files", "settings", "stats"},
     "llm": BASE - {"cli"} | {"encoder"},
     "reading": VOCABULARY | {"files", "stats"},
-    "operators": CALLS,
+    "operators": CALLS | {"reading"},
     "forms": VOCABULARY | {"reading"},
     "rewards": CALLS | {"data", "reading"},
     "confidence": VOCABULARY | {"encoder", "files", "reading", "stats"},

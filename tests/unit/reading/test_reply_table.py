@@ -13,7 +13,7 @@ from query_mutator.reading import Gold, is_refusal
 
 HERE = Path(__file__).parent / "replies"
 #: Rows that are read as they are labeled, at least; half of all would be as good as a coin, and the goal is 99 of 100.
-READ = {"open": (470, 489), "more": (2080, 2216), "wide": (585, 621), "frozen": (460, 511)}
+READ = {"open": (470, 489), "more": (2090, 2216), "wide": (1435, 1536), "frozen": (460, 511)}
 F1 = {"open": 0.97, "more": 0.97, "wide": 0.97, "frozen": 0.93}
 
 
