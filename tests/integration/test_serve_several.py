@@ -24,7 +24,7 @@ from tests import qm_command
 from tests.integration.proxied import answering
 from tests.integration.training_runs import the_run
 from tests.qm_command import qm
-from tests.scripted_server import ScriptedServer, http
+from tests.scripted_server import STALL, ScriptedServer, http
 
 LATENCIES_MS = {"small": 5.0, "large": 50.0}
 RIGHT = {"small": 0.4, "large": 0.8}
@@ -217,13 +217,13 @@ def test_no_redirect_is_followed_and_an_arm_that_fails_leaves_the_answer_that_is
     listed, seen = http('{"data": [{"id": "large"}]}'), list[Any]()
     with arm("large", "5", seen) as elsewhere:
         moved = http("", status="307 Moved", headers=[f"Location: {elsewhere}/v1/chat/completions"])
-        with closing(ScriptedServer(listed, listed, moved)) as large:
-            flags = named(servers, large=f"{large.url}/v1")
-            with proxied(run, flags, price="small=1,large=1") as url:
-                reply = ask(url, doubtful())
-        assert large.requests[-1].startswith(b"POST")
-    assert (seen, reply.status_code, reply.headers["x-qm-model"]) == ([], 200, "small")
-    assert "not sure" in said(reply)
+        for failure in (moved, STALL):  # the second one until the deadline
+            with closing(ScriptedServer(listed, listed, failure)) as large:
+                settings: Any = {"price": "small=1,large=1", "request_deadline_s": 5.0}
+                with proxied(run, named(servers, large=f"{large.url}/v1"), **settings) as url:
+                    reply = ask(url, doubtful())
+            assert large.requests[-1].startswith(b"POST")
+            assert (seen, reply.headers["x-qm-model"], "not sure" in said(reply)) == ([], "small", True)
     with arm("small", 500, seen) as small, proxied(run, named(servers, small=f"{small}/v1")) as url:
         assert ask(url, doubtful()).status_code == 500  # of the first, where no other has answered
 
@@ -239,8 +239,8 @@ def test_traffic_becomes_a_log_with_feedback_that_a_plan_reads(
         for name, right in ((names[0], True), (names[2], False)):
             graded = requests.post(f"{url}/qm/feedback", json={"id": name, "right": right}, timeout=10)
             assert (graded.status_code, graded.text) == (200, '{"status":"ok"}')
-        start = (tmp_path / "log.txt").read_text()
-        line = next(line for line in start.splitlines() if "questions may leave to" in line)
+        assert "qm_feedback_p_right_count{} 2\n" in requests.get(f"{url}/metrics", timeout=10).text
+        line = next(one for one in (tmp_path / "log.txt").read_text().splitlines() if "questions may leave to" in one)
         assert line.endswith(f"questions may leave to {servers['small'].url}, {servers['large'].url}")
         rows = [json.loads(line) for line in log.read_text().splitlines()]
         assert [row["right"] for row in rows] == [True, None, False]
