@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-_START_S = 120.0
+_START_S = 240.0
 
 
 class RealServer:

@@ -33,8 +33,12 @@ ROOT = Path(__file__).resolve().parents[2]
 QUICK = ("--num-queries", "5", "--batch-sizes", "1,4", "--repeats", "1")
 
 
-def benchmark(*flags: str) -> int:
-    return exit_code(main, flags, prog="benchmark_batching")
+def report_of(folder: Path, *flags: str) -> dict[str, Any]:
+    """Run the benchmark and return what it writes, in place of what it wrote before."""
+    (folder / "out.json").unlink(missing_ok=True)
+    assert exit_code(main, [*flags, "--json", str(folder / "out.json")], prog="benchmark_batching") == 0
+    found: dict[str, Any] = json.loads((folder / "out.json").read_text())
+    return found
 
 
 class Diary:
@@ -67,9 +71,7 @@ def is_rewrite(prompt: str) -> bool:
 
 
 def test_json_has_every_row_and_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "out.json"
-    assert benchmark(*QUICK, "--latency-ms", "5", "--json", str(out)) == 0
-    report: dict[str, Any] = json.loads(out.read_text())
+    report = report_of(tmp_path, *QUICK, "--latency-ms", "5")
     assert set(report) == {"written_by", "rows", "inferred_slots", "recommended"}
     assert set(report["recommended"]) == {"batch_size", "num_processes", "steps_per_s", "why"}
     assert {(row["mode"], row["batch_size"]) for row in report["rows"]} == {
@@ -88,14 +90,10 @@ def test_json_has_every_row_and_key(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 def test_server_with_one_slot_gets_the_advice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "out.json"
-
     def measure(latency_ms: float) -> dict[str, Any]:
         with start_server([Echo()], num_parallel=1, latency_ms=latency_ms) as server:
-            flags = ["--num-queries", "1", "--ollama-url", server.url, "--target-model", "echo", "--json", str(out)]
-            assert benchmark(*QUICK[2:], *flags) == 0
-        report: dict[str, Any] = json.loads(out.read_text())
-        return report
+            flags = ["--num-queries", "1", "--ollama-url", server.url, "--target-model", "echo"]
+            return report_of(tmp_path, *QUICK[2:], *flags)
 
     report = measured(measure, lambda report: report["inferred_slots"] == 1)
     assert report["inferred_slots"] == 1
@@ -144,43 +142,37 @@ def test_recommended_is_the_smallest_batch_near_the_best() -> None:
 
 
 def test_failed_calls_are_a_column_and_do_not_end_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "out.json"
     faults = FaultPlan(0.4, kinds=("empty", "500"), seed=3)
     with start_server([Echo()], num_parallel=4, latency_ms=5, faults=faults) as server:
-        assert benchmark(*QUICK, "--ollama-url", server.url, "--target-model", "echo", "--json", str(out)) == 0
-    rows = json.loads(out.read_text())["rows"]
+        rows = report_of(tmp_path, *QUICK, "--ollama-url", server.url, "--target-model", "echo")["rows"]
     assert sum(row["failed"] for row in rows) > 0
     assert all(row["failed"] <= row["calls"] == 10 for row in rows)
     assert all(row["calls_per_s"] == pytest.approx((10 - row["failed"]) / row["wall_s"]) for row in rows)
     assert " failed" in capsys.readouterr().err
 
 
-def test_the_same_server_over_the_openai_routes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "out.json"
+def test_the_same_server_over_the_openai_routes(tmp_path: Path) -> None:
     with start_server([Echo()], num_parallel=4, latency_ms=5) as server:
-        flags = ["--backend", "openai", "--openai-url", server.url, "--target-model", "echo", "--json", str(out)]
-        assert benchmark(*QUICK, *flags) == 0
-    rows = json.loads(out.read_text())["rows"]
+        flags = ["--backend", "openai", "--openai-url", server.url, "--target-model", "echo"]
+        rows = report_of(tmp_path, *QUICK, *flags)["rows"]
     assert [row["failed"] for row in rows] == [0] * 7
     assert rows[0]["efficiency"] is None  # these routes report no times
 
 
 def test_the_budget_ends_it_with_what_was_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "out.json"
     with start_server([Echo()], num_parallel=1, latency_ms=30) as server:
-        flags = ["--ollama-url", server.url, "--target-model", "echo", "--json", str(out), "--budget-s", "0.5"]
-        assert benchmark("--batch-sizes", "1,2,32", *flags) == 0
+        flags = ["--ollama-url", server.url, "--target-model", "echo", "--budget-s", "0.5"]
+        rows = report_of(tmp_path, "--batch-sizes", "1,2,32", *flags)["rows"]
     said = capsys.readouterr().err
     assert "plan: " in said
     assert "--budget-s allows " in said
-    rows = json.loads(out.read_text())["rows"]
     assert rows[0]["mode"] == "sequential"
     assert 2 <= rows[0]["calls"] < 128
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_benchmark_prints_what_it_has(number: signal.Signals, tmp_path: Path) -> None:
-    flags = ["--num-queries", "6", "--batch-sizes", "1,4,8,16", "--latency-ms", "40"]
+    flags = ["--num-queries", "6", "--batch-sizes", "1,4,8,16", "--latency-ms", "40", "--repeats", "99"]
     flags += ["--json", str(tmp_path / "out.json")]
     with subprocess.Popen(
         [sys.executable, str(ROOT / "benchmark_batching.py"), *flags],

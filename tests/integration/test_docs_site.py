@@ -87,13 +87,8 @@ def test_what_is_copied_exists_and_is_sent_to_the_builder() -> None:
     copied = [name for step in steps() if step.cmd == "COPY" and not step.flags for name in step.value[:-1]]
     assert set(copied) == sent
     assert [name for name in copied if not (ROOT / name).exists()] == []
-
-
-def test_the_image_builds_a_whole_wheel() -> None:
-    # The modules and the files of the build that pyproject.toml names are copied.
-    copied = {name for step in steps() if step.cmd == "COPY" for name in step.value}
-    modules = [path.name for path in ROOT.glob("*.py")]
-    assert {"pyproject.toml", "README.md", "LICENSE", "ppo", "query_mutator", *modules} <= copied
+    modules = [path.name for path in ROOT.glob("*.py")]  # of the wheel, as the files of its build
+    assert {"pyproject.toml", "README.md", "LICENSE", "ppo", "query_mutator", *modules} <= set(copied)
 
 
 def test_the_image_installs_the_lock_and_the_tested_torch() -> None:

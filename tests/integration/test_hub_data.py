@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import TracebackType
@@ -86,20 +86,20 @@ def load_all(
 
 @pytest.mark.slow
 def test_a_set_is_downloaded_once_and_then_read_without_the_hub(tmp_path: Path) -> None:
-    with HubServer(FILES) as hub:
+    with HubServer() as hub:
         first = load("hf:openai/gsm8k:main", tmp_path, endpoint=hub.url)
         assert any("/resolve/" in path for path in hub.requests)
         hub.requests.clear()
         again = load("hf:openai/gsm8k:main", tmp_path, endpoint=hub.url)
         assert hub.requests == []  # a resumed run has the same questions, whatever the hub has by then
-        commit = hub.commit("openai/gsm8k", CONVERTED)
     offline = load("hf:openai/gsm8k:main", tmp_path, offline=True)
     assert first["texts"] == again["texts"] == offline["texts"] == ["question 1", "question 2", "question 3"]
     assert first["source"] == offline["source"]
     shards = [f"main/train/{number:04}.parquet" for number in range(2)]
     files = FILES["openai/gsm8k", CONVERTED]
     assert first["source"] == {
-        "name": "openai/gsm8k", "config": "main", "split": "train", "revision": CONVERTED, "commit": commit,
+        "name": "openai/gsm8k", "config": "main", "split": "train", "revision": CONVERTED,
+        "commit": commit_of("openai/gsm8k", CONVERTED),
         "files": [{"path": path, "sha256": hashlib.sha256(files[path]).hexdigest()} for path in shards],
     }  # fmt: skip
     assert "hf:openai/gsm8k:main: read as GSM8K; 3 questions" in first["stderr"]
@@ -114,7 +114,7 @@ def test_what_the_hub_does_not_have_is_one_line_that_lists_what_it_has(tmp_path:
         "hf:openai/gsm8k", "hf:openai/gsm8k:man", "hf:openai/gsm8k:main@dev", "hf:no/such", "hf:closed/set",
         "hf:some/pictures",
     )  # fmt: skip
-    with HubServer(FILES, gated=("closed/set",)) as hub:
+    with HubServer() as hub:
         found = load_all(names, tmp_path, endpoint=hub.url)
     said = {name: one["error"] for name, one in zip(names, found, strict=True)}
     offline = load("hf:openai/gsm8k:main", tmp_path, offline=True)["error"]
@@ -153,19 +153,52 @@ def test_the_usual_or_the_only_configuration_and_split_are_taken(
     assert choose("hf:a/b", [*files, "README.md", ".gitattributes"], None, None) == place
 
 
-class HubServer:
-    """Serves files by (repository, revision); `requests` has the paths that were asked for."""
+Reply = tuple[int, bytes, dict[str, str]]
 
-    def __init__(self, files: dict[tuple[str, str], dict[str, bytes]], *, gated: tuple[str, ...] = ()) -> None:
-        self.files, self.gated = files, gated
+
+def commit_of(name: str, revision: str) -> str:
+    """Return a commit hash for what a revision holds."""
+    return hashlib.sha1(repr((name, revision, sorted(FILES[name, revision].items()))).encode()).hexdigest()
+
+
+def replies_of(name: str, revision: str) -> Iterator[tuple[str, Reply]]:
+    """Yield what the hub has of a revision, under its name and its commit: path -> status, body and headers."""
+    files, commit, types = FILES[name, revision], commit_of(name, revision), {"Content-Type": "application/json"}
+    rows = [
+        {"type": "file", "path": path, "size": len(content), "oid": hashlib.sha1(content).hexdigest()}
+        for path, content in files.items()
+    ]
+    siblings = [{"rfilename": path, "size": len(content)} for path, content in files.items()]
+    about = {"id": name, "sha": commit, "private": False, "tags": [], "siblings": siblings}
+    for known in (revision, commit):
+        yield f"/api/datasets/{name}/revision/{known}", (200, json.dumps(about).encode(), types)
+        yield f"/api/datasets/{name}/tree/{known}", (200, json.dumps(rows).encode(), types)
+        for path, content in files.items():
+            headers = {"X-Repo-Commit": commit, "ETag": f'"{hashlib.sha1(content).hexdigest()}"'}
+            yield f"/datasets/{name}/resolve/{known}/{path}", (200, content, headers)
+
+
+class HubServer:
+    """Serves FILES, and a set that is closed; `requests` has the paths that were asked for."""
+
+    def __init__(self) -> None:
         self.requests: list[str] = []
+        replies = {path: reply for place in FILES for path, reply in replies_of(*place)}
         hub = self
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
             def do_GET(self) -> None:
-                hub.answer(self)
+                path = unquote(urlsplit(self.path).path)
+                hub.requests.append(path)
+                status, body, headers = replies.get(path) or hub.refusal(path)
+                self.send_response(status)
+                for name, value in {**headers, "Content-Length": str(len(body))}.items():
+                    self.send_header(name, value)
+                self.end_headers()
+                if self.command != "HEAD":
+                    self.wfile.write(body)
 
             do_HEAD = do_GET
 
@@ -185,62 +218,12 @@ class HubServer:
         self._server.server_close()
         self._thread.join()
 
-    def commit(self, name: str, revision: str) -> str:
-        """Return a commit hash for what a revision holds."""
-        content = sorted(self.files[name, revision].items())
-        return hashlib.sha1(repr((name, revision, content)).encode()).hexdigest()
-
-    def answer(self, request: BaseHTTPRequestHandler) -> None:
-        path = urlsplit(request.path).path
-        self.requests.append(path)
-        if path.startswith("/api/datasets/"):
-            name, _, rest = path.removeprefix("/api/datasets/").partition("/revision/")
-            if not rest:
-                name, _, rest = path.removeprefix("/api/datasets/").partition("/tree/")
-                self._reply_api(request, name, unquote(rest), tree=True)
-            else:
-                self._reply_api(request, name, unquote(rest), tree=False)
-            return
-        name, _, rest = path.removeprefix("/datasets/").partition("/resolve/")
-        revision, _, file = rest.partition("/")
-        known = self._revision(name, unquote(revision))
-        content = self.files[name, known].get(unquote(file)) if known else None
-        if known is None or content is None:
-            self._send(request, 404, b"{}", {"X-Error-Code": "EntryNotFound"})
-            return
-        etag = hashlib.sha1(content).hexdigest()
-        self._send(request, 200, content, {"X-Repo-Commit": self.commit(name, known), "ETag": f'"{etag}"'})
-
-    def _reply_api(self, request: BaseHTTPRequestHandler, name: str, revision: str, *, tree: bool) -> None:
-        if name in self.gated:
-            self._send(request, 403, b"{}", {"X-Error-Code": "GatedRepo"})
-            return
-        if name not in {repository for repository, _ in self.files}:
-            self._send(request, 404, b"{}", {"X-Error-Code": "RepoNotFound"})
-            return
-        known = self._revision(name, revision)
-        if known is None:
-            self._send(request, 404, b"{}", {"X-Error-Code": "RevisionNotFound"})
-            return
-        files = self.files[name, known]
-        rows = [
-            {"type": "file", "path": path, "size": len(content), "oid": hashlib.sha1(content).hexdigest()}
-            for path, content in files.items()
-        ]
-        siblings = [{"rfilename": path, "size": len(content)} for path, content in files.items()]
-        about = {"id": name, "sha": self.commit(name, known), "private": False, "tags": [], "siblings": siblings}
-        self._send(request, 200, json.dumps(rows if tree else about).encode(), {"Content-Type": "application/json"})
-
-    def _revision(self, name: str, revision: str) -> str | None:
-        """Return the branch that a branch's name or a commit hash means."""
-        branches = [branch for repository, branch in self.files if repository == name]
-        return next((found for found in branches if revision in (found, self.commit(name, found))), None)
-
     @staticmethod
-    def _send(request: BaseHTTPRequestHandler, status: int, body: bytes, headers: dict[str, str]) -> None:
-        request.send_response(status)
-        for name, value in {**headers, "Content-Length": str(len(body))}.items():
-            request.send_header(name, value)
-        request.end_headers()
-        if request.command != "HEAD":
-            request.wfile.write(body)
+    def refusal(path: str) -> Reply:
+        """Return the reply where there is nothing."""
+        if path.startswith("/datasets/"):
+            return 404, b"{}", {"X-Error-Code": "EntryNotFound"}
+        if path.startswith("/api/datasets/closed/set/"):
+            return 403, b"{}", {"X-Error-Code": "GatedRepo"}
+        is_known = any(path.startswith(f"/api/datasets/{name}/") for name, _ in FILES)
+        return 404, b"{}", {"X-Error-Code": "RevisionNotFound" if is_known else "RepoNotFound"}

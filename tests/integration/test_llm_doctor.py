@@ -19,6 +19,7 @@ from query_mutator.llm.stack import build_client
 from query_mutator.testing import Echo, StubServer, start_server
 from query_mutator.types import ChatRequest, Completion
 from tests.conftest import OnUpper, Upper
+from tests.fake_client import kind_of
 from tests.integration.raw_http import chat
 from tests.patience import measured
 
@@ -227,9 +228,7 @@ def test_a_server_that_reports_no_context_is_believed_to_have_num_ctx(server: St
     request = ChatRequest.user("word " * 5000, model="upper")  # Ollama's OpenAI routes cut it to the default, 4,096
     unaware, aware = OpenAIBackend(server.url), OpenAIBackend(server.url, runner_options={"num_ctx": 4096})
     assert unaware.complete(request).prompt_tokens == 4096
-    error = aware.complete(request).error
-    assert error is not None
-    assert error.kind == "prompt_too_long"
+    assert kind_of(aware.complete(request)) == "prompt_too_long"
     assert aware.complete(ChatRequest.user("word", model="upper")).ok
     for ours in (unaware, aware):
         ours.close()

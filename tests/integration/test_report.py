@@ -20,12 +20,11 @@ from typing import Any
 import pytest
 
 from query_mutator.cli.console import exit_code
-from query_mutator.errors import UsageError
 from query_mutator.evaluation.outcomes import Outcome
 from query_mutator.evaluation.summary import Results, summarize
 from query_mutator.files import write_checked_json
 from query_mutator.files.json_lines import JsonLines, read_json_lines
-from query_mutator.files.pairs import pair_rows, read_held_out
+from query_mutator.files.pairs import pair_rows
 from query_mutator.report.build import MARK, MAX_CHARS, write_page
 from query_mutator.report.questions import pairs_of
 from query_mutator.report.run_reader import RunReader
@@ -552,6 +551,7 @@ def test_the_wording_and_what_is_accepted_make_a_question() -> None:
         (["a", "empty"], "empty has no evaluation.jsonl: its evaluation did not finish"),
         (["a", "other.jsonl"], "other.jsonl has no rows of an evaluation"),
         (["a", "apart"], "no held-out question in common: a (general) and apart (mine)"),
+        (["a", "guard.jsonl"], "no row of a held-out question"),
     ],
 )
 def test_what_cannot_be_compared_is_one_line(
@@ -563,16 +563,9 @@ def test_what_cannot_be_compared_is_one_line(
     write_results(Path("apart"), results({"policy": [LOST]}), dataset="mine")
     Path("empty").mkdir()
     Path("other.jsonl").write_text('{"method": "policy", "question_id": 3, "success": "yes"}\n', encoding="utf-8")
+    guard = [json.dumps({**row, "set": "guard"}) for row in results({"policy": [RIGHT]}).rows()]
+    Path("guard.jsonl").write_text("\n".join([*guard, ""]), encoding="utf-8")
     assert qm("compare", *words) == 2
     err = capsys.readouterr().err
     assert message in err
     assert err.count("\n") == 1
-
-
-def test_a_file_of_guard_rows_alone_has_nothing_to_compare(tmp_path: Path) -> None:
-    file = tmp_path / "rows.jsonl"
-    found = results({"policy": [RIGHT]})
-    rows = [json.dumps({**row, "set": "guard"}) for row in found.rows()]
-    file.write_text("\n".join([*rows, ""]), encoding="utf-8")
-    with pytest.raises(UsageError, match="no row of a held-out question"):
-        read_held_out(file)

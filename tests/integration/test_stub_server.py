@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -278,7 +279,7 @@ def test_the_command_serves_echoed_canned_and_recorded_replies_until_a_signal(
     flags = ["--model", "echo,other", "--canned", str(canned), "--recording", "smollm2-135m", "--num-parallel", "2"]
     with subprocess.Popen([*COMMAND, *flags], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        server = Address(int(process.stdout.readline().rsplit(":", 1)[1]))
+        server = SimpleNamespace(port=int(process.stdout.readline().rsplit(":", 1)[1]))
         names = [row["name"] for row in get(server, "/api/tags")["models"]]
         assert names[:3] == ["echo:latest", "other:latest", "canned:latest"]
         assert chat(server, "one", model="canned")["message"]["content"] == "two"
@@ -287,10 +288,3 @@ def test_the_command_serves_echoed_canned_and_recorded_replies_until_a_signal(
         assert (status, "is recorded" in reply["error"]) == (400, True)
         process.send_signal(ending)
         assert process.wait(20) == 0
-
-
-class Address:
-    """A server in another process."""
-
-    def __init__(self, port: int) -> None:
-        self.port = port

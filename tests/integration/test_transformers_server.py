@@ -10,6 +10,7 @@ import pytest
 
 from query_mutator.llm.openai import OpenAIBackend
 from query_mutator.types import ChatRequest
+from tests.fake_client import kind_of
 from tests.integration.real_server import RealServer
 from tests.tiny_lm import TEXTS, new_llama, new_tokenizer, save_scratch
 
@@ -48,6 +49,4 @@ def test_a_prompt_beyond_the_context_fails_where_num_ctx_says_what_it_is(tmp_pat
         whole = backend.complete(ChatRequest.user("how do i sort", model=server.model, max_tokens=8, seed=0))
         assert (whole.ok, whole.completion_tokens, whole.hit_limit) == (True, 8, True)
         long = ChatRequest.user("how do i sort my list " * 200, model=server.model, max_tokens=8)
-        error = backend.complete(long).error
-        assert error is not None
-        assert error.kind == "prompt_too_long"
+        assert kind_of(backend.complete(long)) == "prompt_too_long"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import json
 import multiprocessing
 import os
@@ -20,14 +19,16 @@ import pytest
 
 from query_mutator import Rewrite, Rewriter
 from query_mutator.cli.console import exit_code
-from query_mutator.env.scheduling import run_flow
+from query_mutator.env.scheduling import Flow, run_flow
 from query_mutator.errors import BackendError, CheckpointError, UsageError
 from query_mutator.learners.plan import Plan
+from query_mutator.llm.client import Client
 from query_mutator.session.loading import load_policy
 from query_mutator.session.policy_file import POLICY_FILE, read_policy, write_policy_file
 from query_mutator.testing import StubServer, start_server
 from query_mutator.types import Message
 from tests.conftest import Librarian, Softener
+from tests.fake_client import FakeClient
 from tests.integration.conftest import plan_flags, write_dataset
 from tests.integration.raw_http import FOREVER_MS
 from tests.patience import until
@@ -63,7 +64,15 @@ def rewriter(run: Path) -> Iterator[Rewriter]:
 
 
 def untimed(rewrite: Rewrite) -> Rewrite:
-    return dataclasses.replace(rewrite, seconds=0.0)
+    return replace(rewrite, seconds=0.0)
+
+
+def finished(rewriter: Rewriter, flow: Flow, client: Client | None = None) -> Rewrite:
+    """Run a flow of a rewriter to its end."""
+    models = rewriter.models
+    client = client or models.calls.client
+    found: Rewrite = run_flow(flow, client=client, encoder=models.encoder, retry_policy=models.retry_policy)
+    return found
 
 
 # --- a run that stands alone -----------------------------------------------------------------------------------------
@@ -144,7 +153,7 @@ def test_equal_policies_are_equal_files(run: Path, tmp_path: Path) -> None:
 
 def test_another_encoder_under_the_same_name_is_refused(run: Path) -> None:
     saved = read_policy(run)
-    write_policy_file(run / POLICY_FILE, dataclasses.replace(saved, encoder="other", probe=-saved.probe))
+    write_policy_file(run / POLICY_FILE, replace(saved, encoder="other", probe=-saved.probe))
     with pytest.raises(CheckpointError, match="other weights of the encoder"):
         Rewriter.load(run)
 
@@ -168,6 +177,7 @@ def test_every_learners_policy_acts_in_numpy_as_the_trained_one(
     code = """
 import sys, numpy as np
 from query_mutator.learners.plan import Plan
+from query_mutator.llm.client import Client
 from query_mutator.session.loading import load_policy
 from query_mutator.session.policy_file import read_policy
 policy = load_policy(read_policy(sys.argv[1] + "/policy.qm"))
@@ -317,34 +327,15 @@ def test_the_caller_asks_at_the_end_where_a_policy_asks_once(rewriter: Rewriter,
         assert planned.asks_once
         found = planned.rewrite(TEXTS[0])
         assert sum(step.answer is not None for step in found.steps) == 1
-        flow = planned.flow(TEXTS[0], asks_at_end=False)
-        rewritten: Rewrite = run_flow(
-            flow,
-            client=planned.models.calls.client,
-            encoder=planned.models.encoder,
-            retry_policy=planned.models.retry_policy,
-        )
+        rewritten = finished(planned, planned.flow(TEXTS[0], asks_at_end=False))
         assert (rewritten.text, rewritten.answer, rewritten.calls) == (found.text, None, found.calls - 1)
 
 
 def test_a_first_answer_that_is_known_costs_no_call(rewriter: Rewriter) -> None:
-    found = rewriter.flow(TEXTS[0], first_answer="`sorted` is what you want.")
-    asked: list[str] = []
-    result: object = None
-    while True:
-        try:
-            need = found.send(result)
-        except StopIteration as stop:
-            rewrite: Rewrite = stop.value
-            break
-        request = getattr(need, "request", None)
-        if request is not None:
-            asked.append(request.messages[-1].content)
-            result = rewriter.models.calls.client.complete(request)
-        else:
-            result = rewriter.models.encoder.encode(need.texts)
-    assert TEXTS[0] not in asked
-    assert rewrite.calls == len(asked)
+    client = FakeClient(rewriter.models.calls.client.complete)
+    found = finished(rewriter, rewriter.flow(TEXTS[0], first_answer="`sorted` is what you want."), client)
+    assert TEXTS[0] not in [request.messages[-1].content for request in client.requests]
+    assert found.calls == client.calls
 
 
 @pytest.mark.parametrize(
@@ -449,18 +440,12 @@ def test_a_blind_caller_sends_the_request_itself(make_plan: MakePlan) -> None:
     with Rewriter.load(make_plan("neutral", "examples")) as rewriter:
         assert [one.name for one in rewriter.task.operators] == ["neutral"]
         assert [one.name for one in rewriter.task.forms] == ["question_answer", "examples"]
-        models = rewriter.models
-        found = run_flow(
-            rewriter.flow(SORT, asks_at_end=False),
-            client=models.calls.client,
-            encoder=models.encoder,
-            retry_policy=models.retry_policy,
-        )
+        found = finished(rewriter, rewriter.flow(SORT, asks_at_end=False))
         assert (found.text, found.form, found.answer, found.calls) == (QUESTION, "examples", None, 1)
         assert found.messages[-1] == Message(role="user", content=QUESTION)
         assert len(found.messages) > 2
         request = replace(rewriter.task.calls.target(found.text), messages=found.messages, options=found.options)
-        answer = models.calls.client.complete(request).text
+        answer = rewriter.models.calls.client.complete(request).text
         assert answer == rewriter.rewrite(SORT).answer
 
 

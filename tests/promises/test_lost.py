@@ -7,7 +7,7 @@ import json
 import random
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -56,18 +56,18 @@ def run_folder(save_dir: Path) -> Path | None:
     return found[0] if found else None
 
 
-def killed_training(flags: list[str], save_dir: Path, server: ModelServer, *, calls: int, rng: random.Random) -> int:
-    """Kill a training at random calls and resume it each time, to its end; return the number of kills."""
-    kills, share = 0, calls // (KILLS + 1)
+def killed(argv: Callable[[], list[Any]], folder: Path, server: ModelServer, *, calls: int, seed: object) -> int:
+    """Kill a command at random calls and run it again each time, to its end; return the number of kills."""
+    rng, kills, share = random.Random(str(seed)), 0, calls // (KILLS + 1)
     for _ in range(KILLS):
-        argv = resumption(flags, save_dir, server)
         moment = server.total + rng.randrange(share // 2, share)
-        command = Command([*TRAIN, *argv], cwd=save_dir.parent)
+        command = Command(argv(), cwd=folder)
         if not command.wait_for(lambda: server.total >= moment):  # noqa: B023
             break
         command.kill()
         kills += 1
-    good(run([*TRAIN, *resumption(flags, save_dir, server)], cwd=save_dir.parent))
+    assert kills
+    good(run(argv(), cwd=folder))
     return kills
 
 
@@ -91,11 +91,16 @@ def test_killed_training_ends_as_one_that_was_not(algo: str, slow_server: ModelS
     write_questions(tmp_path / "questions.jsonl", rows)
     good(run([*TRAIN, *flags, "--save-dir", tmp_path / "whole"], cwd=tmp_path))
     calls, (whole,) = slow_server.total, (tmp_path / "whole").glob("2*")
-    kills = killed_training(flags, tmp_path / "killed", slow_server, calls=calls, rng=random.Random(algo))
-    (killed,) = (tmp_path / "killed").glob("2*")
-    assert kills
-    assert transcript(killed) == transcript(whole)
-    assert weights(killed) == weights(whole)
+    kills = killed(
+        lambda: [*TRAIN, *resumption(flags, tmp_path / "killed", slow_server)],
+        tmp_path,
+        slow_server,
+        calls=calls,
+        seed=algo,
+    )
+    (again,) = (tmp_path / "killed").glob("2*")
+    assert transcript(again) == transcript(whole)
+    assert weights(again) == weights(whole)
     # Equal requests that are in flight at the same time are one call, so the number of calls is not quite fixed.
     assert slow_server.total - calls <= calls + kills * BATCH_SIZE + 8
 
@@ -128,21 +133,6 @@ def test_killed_iqn_keeps_every_step(slow_server: ModelServer, tmp_path: Path) -
         assert [at[row["env"], row["step"]][name] for name in said] == [row[name] for name in said]
 
 
-def killed_command(argv: list[Any], folder: Path, server: ModelServer, *, calls: int, seed: int) -> int:
-    """Kill a command at random calls and repeat it each time, to its end; return the number of kills."""
-    rng, kills, share = random.Random(seed), 0, calls // (KILLS + 1)
-    for _ in range(KILLS):
-        moment = server.total + rng.randrange(share // 2, share)
-        command = Command(argv, cwd=folder)
-        if not command.wait_for(lambda: server.total >= moment):  # noqa: B023
-            break
-        command.kill()
-        kills += 1
-    assert kills
-    good(run(argv, cwd=folder))
-    return kills
-
-
 @pytest.mark.slow
 def test_killed_batch_asks_no_answered_line_again(slow_server: ModelServer, tmp_path: Path) -> None:
     """`qm batch`, killed and repeated, has the rows of an uninterrupted one and repeats at most the calls in flight."""
@@ -152,7 +142,7 @@ def test_killed_batch_asks_no_answered_line_again(slow_server: ModelServer, tmp_
     good(run([*QM, *words, "-o", tmp_path / "whole.jsonl"], cwd=tmp_path))
     assert slow_server.total == len(lines)
     argv = [*QM, *words, "-o", tmp_path / "killed.jsonl"]
-    kills = killed_command(argv, tmp_path, slow_server, calls=len(lines), seed=1)
+    kills = killed(lambda: argv, tmp_path, slow_server, calls=len(lines), seed=1)
     assert (tmp_path / "killed.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
     assert slow_server.total - 2 * len(lines) <= kills * BATCH_SIZE
 
@@ -171,7 +161,7 @@ def test_killed_plan_finds_the_same(slow_server: ModelServer, tmp_path: Path) ->
         if name == "whole":
             good(run([*words, *places], cwd=tmp_path))
         else:
-            kills = killed_command([*words, *places], tmp_path, slow_server, calls=calls[0], seed=2)
+            kills = killed(lambda: [*words, *places], tmp_path, slow_server, calls=calls[0], seed=2)  # noqa: B023
         calls.append(slow_server.total - before)
         found.append(json.loads((tmp_path / f"{name}.json").read_text()))
     assert [one["plan"] for one in found] == [found[0]["plan"]] * 2

@@ -84,38 +84,32 @@ def test_the_test_part_is_not_read_for_choices(tmp_path: Path, capsys: Any) -> N
     assert capsys.readouterr().out == first
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"question": 3}, "`question`"), ({"part": None}, "`part`"), ({"right": []}, "`right`"),
-        ({"right": {"a": "perhaps"}}, "'perhaps'"), ({"answers": {"a": 3}}, "'a' is not a text"),
-        ({"answers": "x"}, "`answers`"), ({"gold": {}}, "`gold`"), ({"part": "test"}, "has the part 'train'"),
-        ({}, "too few"), ({"answers": {}}, "no graded answers"),
-    ],
-)  # fmt: skip
-def test_malformed_rows_end_in_one_line(tmp_path: Path, changes: dict[str, Any], message: str, capsys: Any) -> None:
-    (tmp_path / "prompts.json").write_text('{"a": "x"}', encoding="utf-8")
-    write_rows(tmp_path, [ROW | changes])
-    assert run("--logs", tmp_path, "--json", tmp_path.parent / "result.json") == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert message in error
-
-
 def packed(content: bytes) -> bytes:
     return gzip.compress(content, mtime=0)  # or the name of a test depends on the second of its collection
 
 
 @pytest.mark.parametrize(
-    "content",
-    [b"", b"no gzip", packed(b"{}")[:-9], packed(b"[1]\n"), packed(b"\xff\n"), None],
-)
-def test_unreadable_files_end_in_one_line(tmp_path: Path, content: bytes | None, capsys: Any) -> None:
-    (tmp_path / "prompts.json").write_text("{}", encoding="utf-8")
-    if content is not None:
+    ("content", "message"),
+    [
+        ({"question": 3}, "`question`"), ({"part": None}, "`part`"), ({"right": []}, "`right`"),
+        ({"right": {"a": "perhaps"}}, "'perhaps'"), ({"answers": {"a": 3}}, "'a' is not a text"),
+        ({"answers": "x"}, "`answers`"), ({"gold": {}}, "`gold`"), ({"part": "test"}, "has the part 'train'"),
+        ({}, "too few"), ({"answers": {}}, "no graded answers"), (b"", ""), (b"no gzip", ""),
+        (packed(b"{}")[:-9], ""), (packed(b"[1]\n"), ""), (packed(b"\xff\n"), ""), (None, ""),
+    ],
+)  # fmt: skip
+def test_unreadable_files_and_malformed_rows_end_in_one_line(
+    tmp_path: Path, content: dict[str, Any] | bytes | None, message: str, capsys: Any
+) -> None:
+    (tmp_path / "prompts.json").write_text('{"a": "x"}', encoding="utf-8")
+    if isinstance(content, dict):
+        write_rows(tmp_path, [ROW | content])
+    elif content is not None:
         (tmp_path / "logs.jsonl.gz").write_bytes(content)
-    assert run("--logs", tmp_path) == 2
-    assert capsys.readouterr().err.count("\n") == 1
+    assert run("--logs", tmp_path, "--json", tmp_path.parent / "result.json") == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert message in error
 
 
 def test_grades_and_gold_of_any_type_are_read(tmp_path: Path) -> None:

@@ -389,18 +389,6 @@ def test_when_the_time_is_up_calls_fail_at_once_until_it_answers_again(
     assert shown[-1] == ""
 
 
-def test_other_servers_carry_on(connect: Callable[..., ClientStack], shown: list[str]) -> None:
-    with start_server([], num_parallel=8) as good:
-        bad = start_server([], num_parallel=8, latency_ms=SLOW_MS)
-        stack = connect(good, bad)
-        with ThreadPoolExecutor(4) as pool:
-            replies = [pool.submit(ask, stack, f"question {number}") for number in range(12)]
-            until(lambda: bad.stats()["in_service"] >= 1)
-            bad.close()
-            assert all(reply.result(timeout=20).ok for reply in replies)
-    assert not shown
-
-
 def test_closing_ends_the_wait_as_a_cancelled_call(connect: Callable[..., ClientStack], shown: list[str]) -> None:
     server = start_server([])
     stack = connect(server)
