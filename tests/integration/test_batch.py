@@ -137,33 +137,20 @@ def test_files_are_not_replaced_nor_mixed_up(
     assert batch(questions, out, tiny_server, *more, "--force") == 0
 
 
-def changing(change: Callable[[], object]) -> Librarian:
-    """Return a model that changes something at its fourth call."""
-
-    class Changing(Librarian):
-        calls = 0
-
-        def reply(self, prompt: str) -> str:
-            self.calls += 1
-            if self.calls == 4:
-                change()
-            return super().reply(prompt)
-
-    return Changing()
-
-
 def test_lines_appended_while_it_runs_are_left_alone(tmp_path: Path) -> None:
     questions, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     write(questions, [{"id": number, "prompt": f"sort {number}"} for number in range(12)])
     questions.write_bytes(questions.read_bytes().rstrip())  # what is appended continues the last line
 
-    def append() -> None:
-        with questions.open("a") as file:
-            file.write(" \n" + '{"id": 99, "prompt": "sort"}\n' * 3)
+    class Appending(Librarian):
+        def reply(self, prompt: str) -> str:
+            if prompt == "sort 3":
+                with questions.open("a") as file:
+                    file.write(" \n" + '{"id": 99, "prompt": "sort"}\n' * 3)
+            return super().reply(prompt)
 
-    more = ("--target-model", "librarian", "--batch-size", "1")
-    with start_server([changing(append)]) as server:
-        assert batch(questions, out, server, *more) == 0
+    with start_server([Appending()]) as server:
+        assert batch(questions, out, server, "--target-model", "librarian", "--batch-size", "1") == 0
     assert [row["id"] for row in read(out)] == list(range(12))
 
 

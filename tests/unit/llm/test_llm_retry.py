@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -321,13 +322,18 @@ def ask(stack: ClientStack, text: str = "why?") -> Completion:
     return stack.client.complete(ChatRequest.user(text, model="echo", seed=0))
 
 
+def went_away(connect: Callable[..., ClientStack], **settings: Any) -> tuple[StubServer, ClientStack]:
+    """Return a server that is closed, and a stack that it has answered."""
+    with start_server([]) as server:
+        stack = connect(server, **settings)
+        assert ask(stack).ok
+    return server, stack
+
+
 def test_calls_in_flight_and_later_ones_wait_and_cost_no_attempt(
     connect: Callable[..., ClientStack], shown: list[str]
 ) -> None:
-    server = start_server([], num_parallel=8)
-    stack = connect(server)
-    assert ask(stack).ok
-    server.close()
+    server, stack = went_away(connect)
     server = again(server, num_parallel=8, latency_ms=SLOW_MS)  # four calls will be in flight when it goes away
     with ThreadPoolExecutor(8) as pool:
         replies = [pool.submit(ask, stack, f"question {number}") for number in range(8)]
@@ -363,10 +369,7 @@ def test_known_replies_are_found_while_the_server_is_away(shown: list[str], tmp_
 def test_a_server_that_never_answered_is_not_waited_for_nor_any_for_zero_seconds(
     connect: Callable[..., ClientStack], shown: list[str]
 ) -> None:
-    server = start_server([])
-    stack = connect(server, wait_s=0.0)
-    assert ask(stack).ok
-    server.close()
+    server, stack = went_away(connect, wait_s=0.0)
     for gone in (stack, connect(server)):
         assert kind_of(ask(gone)) == "connect"
     assert not shown
@@ -375,10 +378,7 @@ def test_a_server_that_never_answered_is_not_waited_for_nor_any_for_zero_seconds
 def test_when_the_time_is_up_calls_fail_at_once_until_it_answers_again(
     connect: Callable[..., ClientStack], shown: list[str]
 ) -> None:
-    server = start_server([])
-    stack = connect(server, wait_s=0.1)
-    assert ask(stack).ok
-    server.close()
+    server, stack = went_away(connect, wait_s=0.1)
     assert [kind_of(ask(stack)) for _ in range(3)] == ["connect"] * 3
     assert len(shown) == 2  # one wait, not three
     server = again(server)
@@ -390,10 +390,7 @@ def test_when_the_time_is_up_calls_fail_at_once_until_it_answers_again(
 
 
 def test_closing_ends_the_wait_as_a_cancelled_call(connect: Callable[..., ClientStack], shown: list[str]) -> None:
-    server = start_server([])
-    stack = connect(server)
-    assert ask(stack).ok
-    server.close()
+    _, stack = went_away(connect)
     with ThreadPoolExecutor(2) as pool:
         replies = [pool.submit(ask, stack, f"question {number}") for number in range(2)]
         until(lambda: bool(shown))
@@ -471,10 +468,7 @@ class Loading:
 def test_a_server_that_comes_back_and_still_loads_its_model_is_waited_for(
     connect: Callable[..., ClientStack], shown: list[str], backend: str
 ) -> None:
-    server = start_server([])
-    stack = connect(server, backend=backend)
-    assert ask(stack).ok
-    server.close()
+    server, stack = went_away(connect, backend=backend)
     with ThreadPoolExecutor(2) as pool:
         replies = [pool.submit(ask, stack, "how?")]
         until(lambda: bool(shown))

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -53,6 +53,14 @@ def store(path: Path) -> Iterator[Store]:
     opened = Store(path)
     yield opened
     opened.close()
+
+
+@contextmanager
+def begun(path: Path, steps: int = 0) -> Iterator[Store]:
+    """Open a store at a checkpoint."""
+    with closing(Store(path)) as opened:
+        opened.begin(steps)
+        yield opened
 
 
 def over(store: Store, *replies: Completion, identity: str = "weights") -> tuple[Cache, FakeClient]:
@@ -118,9 +126,8 @@ def test_several_processes_write_one_file_at_once(path: Path) -> None:
     for writer in writers:
         _, said = writer.communicate(timeout=60)
         assert (writer.returncode, said) == (0, b"")
-    store = Store(path)
-    assert len(store) == 203
-    store.close()
+    with closing(Store(path)) as store:
+        assert len(store) == 203
 
 
 def test_many_threads_share_the_store(store: Store) -> None:
@@ -185,65 +192,51 @@ def test_the_file_of_all_runs_is_in_the_users_cache_folder_unless_told_otherwise
 
 
 def test_a_rollout_that_is_played_again_finds_its_failures_replies_and_actions_and_counts_them_once(path: Path) -> None:
-    store = Store(path)
-    store.begin(0)
-    cache, _ = over(store, BUSY, ANSWER, Completion(text="another"))
-    assert store.replay([(3, 7), (4, 0)], [2, 5]) == [2, 5]
-    for attempt in (1, 2):
-        cache.complete(turn(7, attempt=attempt))
-    cache.complete(ChatRequest.user("how?", model="m"))
-    store.close()
+    with begun(path) as store:
+        cache, _ = over(store, BUSY, ANSWER, Completion(text="another"))
+        assert store.replay([(3, 7), (4, 0)], [2, 5]) == [2, 5]
+        for attempt in (1, 2):
+            cache.complete(turn(7, attempt=attempt))
+        cache.complete(ChatRequest.user("how?", model="m"))
 
-    again = Store(path)
-    again.begin(0)
-    client = script(Completion(text="asked anew"))
-    cache = Cache(client, run=again, identity=lambda model: "weights")
-    assert again.replay([(3, 7), (4, 0), (4, 1)], [0, 0, 1]) == [2, 5, 1]
-    first, second = (cache.complete(turn(7, attempt=attempt)) for attempt in (1, 2))
-    assert first.error is not None
-    assert (first.error.kind, first.error.retry_after_s) == ("busy", None)  # it was waited for
-    assert second == ANSWER
-    assert cache.complete(turn(9)) == replace(ANSWER, attempts=0)  # of another step: the one call is counted
-    assert (cache.totals.calls, cache.totals.retries, cache.error_kinds) == (2, 1, {"busy": 1})
-    assert cache.complete(ChatRequest.user("new?", model="m")).text == "asked anew"
-    assert cache.complete(ChatRequest.user("new?", model="m")).attempts == 0
-    assert (client.calls, cache.totals.calls) == (1, 3)
-    again.begin(32)  # past the kill
-    assert cache.complete(turn(7)).attempts == 0
-    assert not [action for action in again.replay([(3, 7)], [0]) if action]
-    again.close()
+    with begun(path) as again:
+        cache, client = over(again, Completion(text="asked again"))
+        assert again.replay([(3, 7), (4, 0), (4, 1)], [0, 0, 1]) == [2, 5, 1]
+        first, second = (cache.complete(turn(7, attempt=attempt)) for attempt in (1, 2))
+        assert first.error is not None
+        assert (first.error.kind, first.error.retry_after_s) == ("busy", None)  # it was waited for
+        assert second == ANSWER
+        assert cache.complete(turn(9)) == replace(ANSWER, attempts=0)  # of another step: the one call is counted
+        assert (cache.totals.calls, cache.totals.retries, cache.error_kinds) == (2, 1, {"busy": 1})
+        assert cache.complete(ChatRequest.user("new?", model="m")).text == "asked again"
+        assert cache.complete(ChatRequest.user("new?", model="m")).attempts == 0
+        assert (client.calls, cache.totals.calls) == (1, 3)
+        again.begin(32)  # past the kill
+        assert cache.complete(turn(7)).attempts == 0
+        assert not [action for action in again.replay([(3, 7)], [0]) if action]
 
 
 def test_what_was_paid_before_the_checkpoint_is_not_counted_again(path: Path) -> None:
-    store = Store(path)
-    store.begin(0)
-    cache, _ = over(store, ANSWER)
-    cache.complete(turn(1))
-    store.begin(32)
-    store.close()
-    again = Store(path)
-    again.begin(32)
-    cache = Cache(script(), run=again, identity=lambda model: "weights")
-    assert cache.complete(turn(33)).attempts == 0
-    assert cache.totals.calls == 0
-    again.close()
+    with begun(path) as store:
+        over(store, ANSWER)[0].complete(turn(1))
+        store.begin(32)
+    with begun(path, 32) as again:
+        cache, _ = over(again)
+        assert cache.complete(turn(33)).attempts == 0
+        assert cache.totals.calls == 0
 
 
 def test_a_call_that_was_ended_from_our_side_is_made_again_and_no_action_after_it_is_kept(path: Path) -> None:
-    store = Store(path)
-    store.begin(0)
-    cache, _ = over(store, Completion.failed("cancelled", "ended from this side"), ANSWER)
-    cache.complete(turn(8))
-    store.replay([(3, 9)], [1])  # chosen after a step that did not come about
-    cache.complete(ChatRequest.user("came back in time", model="m"))
-    store.put("00" * 32, turn(10), BUSY)  # left by the one who made the call
-    store.close()
-    again = Store(path)
-    again.begin(0)
-    assert again.find("00" * 32, turn(10)) is None
-    assert again.replay([(3, 9)], [0]) == [0]
-    assert len(again) == 1
-    again.close()
+    with begun(path) as store:
+        cache, _ = over(store, Completion.failed("cancelled", "ended from this side"), ANSWER)
+        cache.complete(turn(8))
+        store.replay([(3, 9)], [1])  # chosen after a step that did not come about
+        cache.complete(ChatRequest.user("came back in time", model="m"))
+        store.put("00" * 32, turn(10), BUSY)  # left by the one who made the call
+    with begun(path) as again:
+        assert again.find("00" * 32, turn(10)) is None
+        assert again.replay([(3, 9)], [0]) == [0]
+        assert len(again) == 1
 
 
 # --- damage ----------------------------------------------------------------------------------------------------------
@@ -264,17 +257,13 @@ def test_a_row_with_a_flipped_bit_is_asked_for_again_and_replaced(store: Store) 
         assert client.calls == 1
 
 
-def test_after_a_damaged_action_the_later_ones_of_its_environment_are_chosen_anew(path: Path) -> None:
-    store = Store(path)
-    store.begin(0)
+def test_after_a_damaged_action_the_later_ones_of_its_environment_are_chosen_again(path: Path) -> None:
     steps = [(env, step) for env in (0, 1) for step in range(4)]
-    store.replay(steps, list(range(8)))
-    store.execute("UPDATE actions SET action = 7 WHERE env = 0 AND step = 2")
-    store.close()
-    again = Store(path)
-    again.begin(0)
-    assert again.replay(steps, [9] * 8) == [0, 1, 9, 9, 4, 5, 6, 7]
-    again.close()
+    with begun(path) as store:
+        store.replay(steps, list(range(8)))
+        store.execute("UPDATE actions SET action = 7 WHERE env = 0 AND step = 2")
+    with begun(path) as again:
+        assert again.replay(steps, [9] * 8) == [0, 1, 9, 9, 4, 5, 6, 7]
 
 
 def test_a_path_that_cannot_be_a_file_is_one_line(tmp_path: Path) -> None:

@@ -173,15 +173,16 @@ def test_thresholds_are_rounded_down_so_that_a_plan_asks_no_more_than_its_rule()
     assert [walked.stops(least).tolist() for least in (none, some[0], everyone)] == [[0, 0], [0, 1], [1, 1]]
 
 
+ALONE = PlanPoint(plan=Plan(steps=("a",)), success=0.55, success_ci=(0.4, 0.7), score=0.55, calls=1.0, questions=90)
+SEVERAL = Plan(steps=("a", "ask", "b"), answer="learned")
+FITTED = Fitted(calls=2, success=0.51, vote=0.5, single=0.5, lead=0.0, lead_ci=(0.0, 0.0))
+
+
 def test_a_plan_counts_at_most_what_rules_of_other_folds_bring() -> None:
-    row = Fitted(calls=2, success=0.5, vote=0.5, single=0.5, lead=0.0, lead_ci=(0.0, 0.0))
-    alone = PlanPoint(
-        plan=Plan(steps=("a",)), success=0.55, success_ci=(0.4, 0.7), score=0.55, calls=1.0, questions=90
-    )  # fmt: skip
-    several = replace(alone, plan=Plan(steps=("a", "ask", "b"), answer="learned"), success=0.6, score=0.6, fitted=row)
+    several = replace(ALONE, plan=SEVERAL, success=0.6, score=0.6, fitted=replace(FITTED, success=0.5))
     for budget in (None, 2.0):
-        assert PlanChoice(points=[several, alone], bar=alone, price=0.0, budget=budget).saved == alone
-        assert PlanChoice(points=[replace(several, fitted=None), alone], bar=alone, price=0.0).points[0].success == 0.6
+        assert PlanChoice(points=[several, ALONE], bar=ALONE, price=0.0, budget=budget).saved == ALONE
+        assert PlanChoice(points=[replace(several, fitted=None), ALONE], bar=ALONE, price=0.0).points[0].success == 0.6
 
 
 @pytest.mark.parametrize(("searched", "is_learned"), [(0.5, True), (0.52, False)])
@@ -189,14 +190,10 @@ def test_a_plan_counts_at_most_what_rules_of_other_folds_bring() -> None:
 def test_a_searched_plan_counts_what_plans_chosen_on_other_folds_bring(
     budget: float | None, searched: float, is_learned: bool
 ) -> None:
-    row = Fitted(calls=2, success=0.51, vote=0.5, single=0.5, lead=0.0, lead_ci=(0.0, 0.0))
-    best = PlanPoint(
-        plan=Plan(steps=("a",)), success=0.55, success_ci=(0.4, 0.7), score=0.55, calls=1.0, questions=90
-    )  # fmt: skip
-    learned = replace(best, plan=Plan(steps=("a", "ask", "b"), answer="learned"), success=0.53, score=0.53, fitted=row)
-    found = PlanChoice(points=[best, learned], bar=best, price=0.0, budget=budget, calls=9, searched=(searched, 0.1))
-    assert found.chosen == (learned if is_learned else best)
-    assert replace(found, calls=0).chosen == best  # of a log, whose prompts were not searched
+    learned = replace(ALONE, plan=SEVERAL, success=0.53, score=0.53, fitted=FITTED)
+    found = PlanChoice(points=[ALONE, learned], bar=ALONE, price=0.0, budget=budget, calls=9, searched=(searched, 0.1))
+    assert found.chosen == (learned if is_learned else ALONE)
+    assert replace(found, calls=0).chosen == ALONE  # of a log, whose prompts were not searched
 
 
 def reply(question: str = "What?", text: str = "Paris.", **more: object) -> LoggedReply:
