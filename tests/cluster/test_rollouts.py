@@ -34,7 +34,7 @@ from query_mutator.training.config import parse_config
 from rl_query_mutator_env import QueryMutationEnv
 from tests.cluster.conftest import RayCluster, wait_until
 from tests.conftest import Librarian, Softener
-from tests.integration.conftest import ROWS, flags_of, write_dataset
+from tests.integration.conftest import EVERY_STEP, ROWS, write_dataset
 from tests.integration.killing import kill_when, run_in, start, transcript, weights
 from train_query_mutator import main
 
@@ -52,9 +52,14 @@ def server() -> Iterator[StubServer]:
 @pytest.fixture
 def flags(server: StubServer, tmp_path: Path) -> list[str]:
     """Flags of a deterministic run of two updates."""
-    dataset = write_dataset(tmp_path / "questions.jsonl", ROWS)
-    more = ("--seed", "3", "--deterministic", "--no-evaluate", "--eval-interval", "0")
-    return [*flags_of(server, dataset, tmp_path / "runs"), *more]
+    return [
+        *("--ollama-url", server.url, "--target-model", "librarian", "--mutator-model", "softener", "--seed", "3"),
+        *("--encoder", "hash", "--dataset", str(write_dataset(tmp_path / "questions.jsonl", ROWS))),
+        *("--embedding-dims", "4", "--operators", "spelling,neutral,filler", "--num-mini-batch", "2"),
+        *("--num-processes", "4", "--num-steps", "8", "--num-env-steps", "64", "--batch-size", str(IN_FLIGHT)),
+        *("--deterministic", "--no-evaluate", "--eval-interval", "0", "--save-interval", "1"),
+        *(*EVERY_STEP, "--cache", "eval"),
+    ]
 
 
 def trained(flags: list[str], folder: Path, *more: str) -> Path:

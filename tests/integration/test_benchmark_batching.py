@@ -172,7 +172,8 @@ def test_the_budget_ends_it_with_what_was_measured(tmp_path: Path, capsys: pytes
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_benchmark_prints_what_it_has(number: signal.Signals, tmp_path: Path) -> None:
-    flags = ["--num-queries", "6", "--batch-sizes", "1,4,8,16", "--latency-ms", "40", "--repeats", "99"]
+    flags = ["--num-queries", "6", "--batch-sizes", "1,4,8,16", "--latency-ms", "40"]
+    flags += ["--repeats", "99", "--budget-s", "6000"]  # so that it cannot end before it is interrupted
     flags += ["--json", str(tmp_path / "out.json")]
     with subprocess.Popen(
         [sys.executable, str(ROOT / "benchmark_batching.py"), *flags],
