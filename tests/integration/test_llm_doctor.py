@@ -115,7 +115,7 @@ class Few:
 def test_fewer_calls_are_tried_where_some_fail_and_an_estimate_reads_their_time(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    with start_server({"few": Few()}, num_parallel=8, latency_ms=50) as server:
+    with start_server({"few": Few()}, num_parallel=8, latency_ms=300) as server:
         named = ["--ollama-url", server.url, "--target-model", "few"]
         lines = lines_of(capsys, named)
         assert main(["plan", *named, "--dry-run"]) == 0
