@@ -478,4 +478,4 @@ def test_rows_of_a_file_name_the_form_that_was_asked(make_plan: MakePlan, tmp_pa
     one, other = map(json.loads, out.read_text().splitlines())
     assert (one["rewrite"], one["form"]) == (QUESTION, "question_answer")
     assert one["prompt_tokens"] > 0
-    assert (other["query_mutator"]["form"], other["query_mutator"]["rewrite"]) == ("as_is", None)
+    assert (other["query_mutator"]["form"], other["query_mutator"]["rewrite"]) == ("question_answer", QUESTION)
