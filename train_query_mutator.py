@@ -28,6 +28,7 @@ from typing import Any, Self
 from query_mutator.cli.console import note, run_cli
 from query_mutator.cluster import connected
 from query_mutator.confidence import ConfidenceModel
+from query_mutator.env.episode import QuestionMemory
 from query_mutator.env.task import Task
 from query_mutator.errors import DiskError, TooFewAnswersError
 from query_mutator.evaluation.heldout import (
@@ -64,6 +65,7 @@ from query_mutator.training.callbacks import (
 )
 from query_mutator.training.config import PROG, TrainConfig, parse_config, remarks
 from query_mutator.training.estimate import check_run, estimate, use_device
+from query_mutator.training.known_steps import recall
 from query_mutator.training.loop import TrainingLoop, envs_seed
 from query_mutator.training.run_folder import (
     Checkpoints,
@@ -154,7 +156,8 @@ def build(config: TrainConfig, checkpoint: Checkpoint | None, stack: ExitStack) 
     evaluator = Evaluator.of(models, max_failure_rate=config.max_failure_rate)
     if config.answer == "learned":
         known = checkpoint.confidence if checkpoint else None
-        config, task = with_confidence(config, task, evaluator, known, must_learn=must_learn)
+        config, task, answers = with_confidence(config, task, evaluator, known, must_learn=must_learn)
+        recall(learner, task, answers, seed=config.seed)
     common: dict[str, Any] = {"client": models.calls.client, "retry_policy": models.retry_policy}
     env_list = [
         QueryMutationEnv(task, env_id=env_id, on_record=run_dir.add_record, **common)
@@ -178,22 +181,24 @@ def build(config: TrainConfig, checkpoint: Checkpoint | None, stack: ExitStack) 
 
 def with_confidence(
     config: TrainConfig, task: Task, evaluator: Evaluator, known: ConfidenceModel | None, *, must_learn: bool
-) -> tuple[TrainConfig, Task]:
+) -> tuple[TrainConfig, Task, dict[int, QuestionMemory]]:
     """Return the settings, and the task with the P(right) that --answer learned submits by: `known`, or learned.
 
-    Unless it must be learned, answers are submitted by vote where there are too few to learn from.
+    With it come the answers that it was learned from, if it was not known. Unless it must be learned, answers are
+    submitted by vote where there are too few to learn from.
     """
+    answers: dict[int, QuestionMemory] = {}
     try:
         if known is None:
-            known = learn_confidence(evaluator, task, max_calls=config.answer_calls, seed=config.seed)
+            known, answers = learn_confidence(evaluator, task, max_calls=config.answer_calls, seed=config.seed)
     except TooFewAnswersError as error:
         if must_learn:
             raise
         note(f"--answer vote: {error}")
         voting = replace(task.with_rules(answer="vote"), calls=replace(task.calls, logprobs=False))  # as when resumed
-        return replace(config, answer="vote"), voting
+        return replace(config, answer="vote"), voting, {}
     note(known.report.in_words)
-    return config, replace(task, confidence=known)
+    return config, replace(task, confidence=known), answers
 
 
 # --- train -----------------------------------------------------------------------------------------------------------

@@ -197,7 +197,7 @@ def train_seed(
     if config.answer == "learned":
         spent = config.answer_calls
         try:
-            confidence = learn_confidence(world.evaluator, task, max_calls=spent, seed=config.seed)
+            confidence, _ = learn_confidence(world.evaluator, task, max_calls=spent, seed=config.seed)
             task = replace(task, confidence=confidence)
         except TooFewAnswersError:  # as a run does
             task = task.with_rules(answer="vote")

@@ -104,15 +104,25 @@ class DirectMethod(Learner):
         share = self.config.random_share if frozen.models else 1.0
         return explored(actions, obs[:, masked] <= 0, [self.rngs[env] for env in env_ids], share=share)
 
+    def recall(self, steps: Steps) -> None:
+        """Fit the models to steps that another policy took before the training; `env_ids` number their episodes."""
+        self._keep(steps, steps.env_ids)
+        self._episodes += int(steps.env_ids.max()) + 1
+        self._begin_fit()
+        self._take_fit()
+
     def observe(self, steps: Steps) -> None:
         """Keep finished steps, at most one per environment."""
         self.env_steps += len(steps.env_ids)
+        self._keep(steps, self._episodes[steps.env_ids])
+        self._episodes[steps.env_ids[steps.ended]] += self.config.num_processes
+
+    def _keep(self, steps: Steps, episodes: NDArray[np.int64]) -> None:
         gains = steps.rewards + self._prices_of(steps.obs) * steps.calls
-        calls, episodes = steps.calls.astype(np.float64), self._episodes[steps.env_ids]
+        calls = steps.calls.astype(np.float64)
         columns = (steps.obs, steps.next_obs, steps.actions, gains, calls, steps.ended, episodes)
         for name, column in zip(_COLUMNS, columns, strict=True):
             self._steps[name].append(np.asarray(column)[steps.valid])
-        self._episodes[steps.env_ids[steps.ended]] += self.config.num_processes
 
     def _prices_of(self, obs: FloatArray) -> DoubleArray:
         if self._price is None:

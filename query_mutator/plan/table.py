@@ -185,8 +185,10 @@ class Table:
         return rewrites + answers * (1 + self.task.reward.asking)
 
 
-def learn_confidence(caller: Caller, task: Task, *, max_calls: int, seed: int) -> ConfidenceModel:
-    """Fit P(right) on answers from random plans of about `max_calls` calls.
+def learn_confidence(
+    caller: Caller, task: Task, *, max_calls: int, seed: int
+) -> tuple[ConfidenceModel, dict[int, QuestionMemory]]:
+    """Fit P(right) on answers from random plans of about `max_calls` calls; return it, and the answers by question.
 
     TooFewAnswersError for too few to learn from, or to order them better than chance.
     """
@@ -205,7 +207,7 @@ def learn_confidence(caller: Caller, task: Task, *, max_calls: int, seed: int) -
             asked += rows
     confidence = ConfidenceModel.fit([answer for answer, _ in table.graded(asked)])
     confidence.report.check()
-    return confidence
+    return confidence, {row: QuestionMemory(attempts=dict(table.answers(row))) for row in asked}
 
 
 def random_plan(task: Task, rng: np.random.Generator, *, answers: int) -> Plan:
