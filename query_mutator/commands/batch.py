@@ -93,7 +93,7 @@ def answer(flags: BatchFlags) -> int:
 def _check_files(flags: BatchFlags, questions: Path, errors: Path, store: Path) -> None:
     """Raise a UsageError for files that must not be replaced, and where there are no questions."""
     if not flags.words[0]:
-        raise UsageError("no questions are named; give a file with one JSON object per line")
+        raise UsageError("no questions are named; write qm batch questions.jsonl --out answers.jsonl")
     if Path(flags.out).exists() and not Path(flags.out).is_file():
         raise UsageError(f"--out {flags.out} is not a file; replies are kept next to it, so name a file")
     for path in (errors, store):

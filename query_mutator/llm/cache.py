@@ -138,7 +138,15 @@ class Cache(ClientWrapper):
                 self.shared_calls += 1
                 return None
             self._waiting[twins] = []
-        return _Lead(self, twins, request, deliver)
+        lead = _Lead(self, twins, request, deliver)
+        # The reply of an equal call may have been stored since it was looked for above.
+        found = None if key is None else self._find(key, request)
+        if found is None:
+            return lead
+        self.hits += 1
+        deliver(found)
+        lead.share(found)
+        return None
 
     def complete(self, request: ChatRequest) -> Completion:
         """Return the completion, making the call in this thread or waiting for a twin, at most until the deadline."""
