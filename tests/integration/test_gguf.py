@@ -302,7 +302,7 @@ def check_a_changed_file(
 
 def test_qm_serve_forwards_to_the_file(file: Path, dataset: Path, tmp_path: Path) -> None:
     argv = ["--gguf", file, "--encoder", "hash", "--dataset", dataset, "--operators", "spelling,filler"]
-    short = ["--max-calls", "60", "--target-max-tokens", "8", "--mutator-max-tokens", "8", "--batch-size", "2"]
+    short = ["--max-calls", "60", "--target-max-tokens", "8", "--batch-size", "2"]
     assert qm("plan", *argv, *short, "--save-dir", tmp_path / "plans") == 0
     texts = []
     with serving(tmp_path / "plans" / "latest", tmp_path, "--gguf", str(file)) as (_, url):

@@ -18,10 +18,20 @@ CONTEXT = 1024  # positions of the model; the server goes past them without a wo
 
 
 def write_model(folder: Path) -> Path:
-    """Save a Llama with random weights, and its tokenizer with a chat template."""
+    """Save a Llama whose random replies are letters and words, and its tokenizer with a chat template."""
+    import torch
+
     tokenizer = new_tokenizer(TEXTS, vocab_size=320)
     tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
-    return save_scratch(folder, tokenizer, new_llama(tokenizer, positions=CONTEXT))
+    model = new_llama(tokenizer, positions=CONTEXT)
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim == 2:
+                weight.normal_(0, 0.5)
+        plain = [tokenizer.decode([token]).strip().isalnum() for token in range(len(tokenizer))]
+        model.get_input_embeddings().weight[~torch.tensor(plain)] = 0.0  # rarely the most likely
+    return save_scratch(folder, tokenizer, model)
 
 
 class TransformersServer(RealServer):
