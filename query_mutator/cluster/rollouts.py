@@ -12,6 +12,7 @@ checkpoint.
 from __future__ import annotations
 
 import contextlib
+import operator
 import os
 import socket
 import threading
@@ -19,6 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +34,15 @@ from query_mutator.env.task import Task
 from query_mutator.env.vector import StepResult, VectorStep, gather, reset_as_step, step_and_reset
 from query_mutator.errors import TooManyFailuresError, UsageError
 from query_mutator.llm.backends import BACKENDS
-from query_mutator.llm.cache import Cache, CallTotals
+from query_mutator.llm.cache import Cache, CallTotals, is_repeatable, request_key
+from query_mutator.llm.client import Client
 from query_mutator.llm.store import Store
 from query_mutator.plugins import load_plugins
 from query_mutator.session.models import OpenModels, ResolvedModels, open_models
 from query_mutator.session.task import make_task
 from query_mutator.training.callbacks import RunParts
 from query_mutator.training.config import TrainConfig
-from query_mutator.types import FloatArray, Question, StepRecord
+from query_mutator.types import ChatRequest, Completion, FloatArray, Question, StepRecord
 
 MAX_RESTARTS = 100  # of each worker: machines that come and go, not a worker that cannot run
 ENCODER = "the sentence encoder"
@@ -69,6 +72,7 @@ class RemoteStep:
     state: Mapping[str, Any]
     records: tuple[StepRecord, ...]
     totals: CallTotals
+    paid: Mapping[str, CallTotals]  # of them, those that the store may give again
     error_kinds: Counter[str]
     shared_calls: int
 
@@ -85,6 +89,7 @@ class RemoteEnvs:
         self.num_envs, self.single_observation_space = len(parts.env_list), parts.envs.single_observation_space
         self.step_ids = parts.envs.step_ids
         self._running: dict[Any, int] = {}  # step in flight -> environment
+        self._paid: set[tuple[int, str]] = set()  # calls of each worker that were counted
         shares = np.array_split(range(self.num_envs), parts.config.num_workers)
         actors = self._actors(max(map(len, shares)))
         self._workers = [actor for actor, share in zip(actors, shares, strict=True) for _ in share]  # [N]
@@ -109,7 +114,11 @@ class RemoteEnvs:
         client = self._parts.models.calls.client
         for env, step in found.items():
             self._envs[env].load_state_dict(step.state)
-            client.add(step.totals, step.error_kinds)
+            # A worker in place of a dead one finds replies that steps which had ended were counted with.
+            calls = {(id(self._workers[env]), key): cost for key, cost in step.paid.items()}
+            again = [cost for call, cost in calls.items() if call in self._paid]
+            self._paid |= calls.keys()
+            client.add(reduce(operator.sub, again, step.totals), step.error_kinds)
             client.shared_calls += step.shared_calls
             for record in step.records:
                 self._parts.run_dir.add_record(record)
@@ -183,6 +192,20 @@ def settings_of_workers(config: TrainConfig, resolved: ResolvedModels) -> list[R
 # --- in a worker -----------------------------------------------------------------------------------------------------
 
 
+class _StepCalls(Cache):
+    """Counts the calls of one step."""
+
+    def __init__(self, client: Client) -> None:
+        super().__init__(client)
+        self.paid: dict[str, CallTotals] = {}
+
+    def _count(self, request: ChatRequest, reply: Completion) -> None:
+        before = self.totals
+        super()._count(request, reply)
+        if reply.ok and is_repeatable(request) and self.totals != before:
+            self.paid[request_key(request)] = self.totals - before
+
+
 class RolloutWorker:
     """Owns models, store and task, which are opened at the first use; Ray makes it an actor with several threads."""
 
@@ -241,7 +264,7 @@ class RolloutWorker:
                 self._since = since
         models, records = self._models, list[StepRecord]()
         assert models is not None
-        client = Cache(models.calls.client)  # which counts the calls of this step
+        client = _StepCalls(models.calls.client)
         how: dict[str, Any] = {"client": client, "retry_policy": models.retry_policy}
         env = spec.make_env(self._task, env_id=env_id, on_record=records.append, **how)
         env.load_state_dict(state)
@@ -251,6 +274,7 @@ class RolloutWorker:
             state=env.state_dict(),
             records=tuple(records),
             totals=client.totals,
+            paid=client.paid,
             error_kinds=client.error_kinds,
             shared_calls=client.shared_calls,
         )

@@ -115,8 +115,7 @@ def test_a_worker_that_is_killed_repeats_no_finished_call(
     assert len(killed) == 2
     assert_same(run, local)
     answered, counted = server.stats()["calls"] - before, read_checkpoint(run).progress.totals.calls
-    # Answers that were on their way; and an equal call of a step that had ended may be counted again.
-    assert abs(answered - counted) <= len(killed) * IN_FLIGHT
+    assert 0 <= answered - counted <= len(killed) * IN_FLIGHT  # answers that were on their way
 
 
 def test_a_trainer_that_is_killed_resumes_from_its_stores(
