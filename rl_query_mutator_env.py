@@ -260,17 +260,16 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
         """
         assert self.engine is not None
         engine, episode = self.engine, self.engine.episode
-        worth, calls = engine.worth, episode.calls
+        worth, since = engine.worth, (episode.calls, engine.cost)
         before = engine.observe() if self.on_failure == "truncate" else None
         engine.turn = (self.env_id, self.total_steps)
         started = time.perf_counter()
         error = yield from engine.act(action)
         engine.timing["step_s"] = time.perf_counter() - started
         self._note_error(episode, error)
-        calls = episode.calls - calls
-        reward = 0.0 if error else engine.worth - worth - episode.call_price * calls
+        reward = 0.0 if error else engine.worth - worth - episode.call_price * (engine.cost - since[1])
         name = self.task.actions[action]
-        result = self._end_step(engine, name, reward, error, calls=calls)
+        result = self._end_step(engine, name, reward, error, since=since)
         self._failed_in_a_row = 0 if error is None else self._failed_in_a_row + 1
         if error is None or self.on_failure == "mask":
             return result
@@ -290,7 +289,13 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
             self._questions.left_out.add(episode.index)
 
     def _end_step(
-        self, engine: EpisodeEngine, name: str, reward: float, error: ErrorInfo | None, *, calls: int
+        self,
+        engine: EpisodeEngine,
+        name: str,
+        reward: float,
+        error: ErrorInfo | None,
+        *,
+        since: tuple[int, float],
     ) -> StepResult:
         episode = engine.episode
         episode.total_reward += reward
@@ -302,11 +307,12 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
         episode.ended = terminated or truncated
         if self.on_record is not None:
             numbers = {"env": self.env_id, "step": self.total_steps, "episode": self.total_episodes}
+            calls = episode.calls - since[0]
             self.on_record(engine.record(reward=reward, error=error, calls=calls, **numbers))
         self.total_steps += 1
         self.total_episodes += episode.ended
         self.invalid_steps += error is not None
-        info = engine.info(valid=error is None, step_calls=calls)
+        info = engine.info(valid=error is None, since=since)
         return engine.observe(), reward, terminated, truncated, info
 
 

@@ -41,7 +41,7 @@ from query_mutator.evaluation.heldout import (
 )  # fmt: skip
 from query_mutator.evaluation.methods import Evaluator
 from query_mutator.evaluation.outcomes import check_report
-from query_mutator.evaluation.summary import IDENTITY, PLAN
+from query_mutator.evaluation.summary import IDENTITY, PLAN, cost_in_words, cost_of
 from query_mutator.files.lock import locked
 from query_mutator.learners.learner import Steps
 from query_mutator.learners.plan import Plan
@@ -335,9 +335,10 @@ class Trainer:
         write_summary(parts, self.run, wall_s=wall_s, report=report)
         if report:
             print(result_table(report))
-            budget, calls = self.config.budget, report["methods"]["policy"]["calls_per_question"]
-            if budget is not None and calls is not None and calls > BUDGET_SLACK * budget:
-                note(f"--budget {budget:g} was met on validation questions; the policy took {calls:.1f} calls on these")
+            budget, policy = self.config.budget, report["methods"]["policy"]
+            if budget is not None and cost_of(policy) > BUDGET_SLACK * budget:
+                taken = cost_in_words(policy)
+                note(f"--budget {budget:g} was met on validation questions; the policy took {taken} on these")
         note(*cut_line(parts.models.calls.client.totals + parts.models.calls.eval_client.totals))
         print(f"run folder:     {path}")
         self.pages.shutdown(wait=True)
@@ -361,11 +362,12 @@ class Trainer:
         count = max(1, min(NUM_QUESTIONS, most))
         questions = fixed_sample(parts.split.validation or parts.split.train, count)
         with server_worked_before():
-            price, calls = price_for_budget(
+            price, paid = price_for_budget(
                 parts.evaluator, parts.task.on(questions), parts.learner.frozen, config.budget
             )
         of = "validation" if parts.split.validation else "training"
-        taken = f"takes {calls:.2f} calls on {len(questions)} {of} questions"
+        unit = "calls" if not parts.task.prices else "in price"
+        taken = f"takes {paid:.3g} {unit} on {len(questions)} {of} questions"
         note(f"--budget {config.budget:g}: the policy acts at a price of {price:g} for each call, and {taken}")
         self.checkpoints.set_price(price)
         return parts.task.with_rules(call_price=(price,))

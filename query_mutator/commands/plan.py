@@ -202,7 +202,7 @@ def _search(flags: PlanFlags) -> None:
     """Ask training questions."""
     targets = tuple(flags.targets)
     if len(targets) > 1:  # which of them to ask is learned
-        flags = replace(flags, answer="learned", operators=flags.operators or NONE)
+        flags = replace(flags, answer="learned")
     if flags.answer == "learned" and "forms" in flags.given and len(rewrites(flags, targets)[1]) < 2:
         raise UsageError("--answer learned chooses among answers in several forms; name two or more with --forms")
     settings = group_of(TaskSettings, flags, **_OF_A_PLAN)

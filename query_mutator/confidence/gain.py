@@ -25,7 +25,7 @@ from query_mutator.types import DoubleArray, IntArray
 MOST_ARMS = 8
 _WORDS = 512  # places for the words of a question, which share them
 _INPUTS = len(FEATURES) + _WORDS
-_WEIGHT = 1 / 30  # of a question: as if the penalty of a regression were thirty times as high
+WEIGHT = 1 / 30  # of a question: as if the penalty of a regression were thirty times as high
 
 
 def gain_inputs(columns: DoubleArray, questions: Sequence[str]) -> DoubleArray:
@@ -114,7 +114,7 @@ class GainModel:
 
 
 def _scorers(inputs: DoubleArray, right: DoubleArray) -> tuple[tuple[LinearScorer, ...], ...]:
-    weights, places = np.full(len(right), _WEIGHT), range(right.shape[1])
+    weights, places = np.full(len(right), WEIGHT), range(right.shape[1])
     return tuple(
         tuple(LinearScorer.fit(inputs[:, this], right[:, other], weights) for other in places) for this in places
     )

@@ -268,7 +268,7 @@ class EpisodeEngine:
             fit=cosine(text_vector, answer_vector),
             closeness=cosine(original, answer_vector),
             reward=reward,
-            price=task.price(task.form_named(form).model or task.calls.target_model, answered),
+            price=task.price(task.model_of(form), answered),
         )
 
     def _reward(self, evidence: Evidence, phase: str) -> Flow:
@@ -308,6 +308,11 @@ class EpisodeEngine:
         return sum(one.price for one in answers) + rewrites * self.task.price(self.task.calls.mutator_model)
 
     @property
+    def cost(self) -> float:
+        """Return the calls so far as rewards count them: with prices, in calls to the cheapest model."""
+        return self.spent / self.task.price_unit
+
+    @property
     def is_over(self) -> bool:
         """Return whether the last action ended the episode, by its rules."""
         names = self.episode.names
@@ -331,8 +336,8 @@ class EpisodeEngine:
         """Return whether an action is allowed.
 
         Masked are operators and forms tried on the current question or that would not change it, undo at the original,
-        ask where the answer is known, and what recorded replies do not have. With `max_asks=1` submit asks, and there
-        is no answer to go back from. After the last ask only submit is allowed.
+        ask where the answer is known or an arm asks the same, and what recorded replies do not have. With `max_asks=1`
+        submit asks, and there is no answer to go back from. After the last ask only submit is allowed.
         """
         episode, rules, name = self.episode, self.task.rules, self.task.actions[action]
         if name == SUBMIT:
@@ -342,7 +347,8 @@ class EpisodeEngine:
         if name == UNDO:
             return rules.max_asks != 1 and episode.asked != (episode.original, AS_IS)
         if name == ASK:
-            return rules.max_asks != 1 and episode.current is None and self.is_recorded(action)
+            is_new = episode.current is None and not self.task.has_plain_arm
+            return rules.max_asks != 1 and is_new and self.is_recorded(action)
         was_tried = (episode.text, action) in episode.tried
         return not was_tried and self.may_change(action) and self.is_recorded(action)
 
@@ -394,8 +400,11 @@ class EpisodeEngine:
         """Return the observation [O]."""
         return self.task.observer(self.episode, self.action_mask())
 
-    def info(self, *, valid: bool, step_calls: int | None = None) -> dict[str, Any]:
-        """Return the info of the current state: of what would be submitted now, and of the episode so far."""
+    def info(self, *, valid: bool, since: tuple[int, float] = (0, 0.0)) -> dict[str, Any]:
+        """Return the info of the current state: of what would be submitted now, and of the episode so far.
+
+        `since` has the calls and the cost before the step.
+        """
         episode, submitted, first = self.episode, self.submitted, self.episode.first
         return {
             "valid": valid,
@@ -405,7 +414,8 @@ class EpisodeEngine:
             "baseline_success": math.nan if first is None else first.reward.success,
             "refused": submitted is not None and submitted.verdicts[0],
             "calls": episode.calls,
-            "step_calls": episode.calls if step_calls is None else step_calls,
+            "step_calls": episode.calls - since[0],
+            "step_cost": self.cost - since[1],
             "asks": len(episode.known),
             "call_price": episode.call_price,
             "episode_return": episode.total_reward,

@@ -208,6 +208,11 @@ class Task:
         """Return a form of the task, or `as_is`."""
         return next((form for form in self.forms if form.name == name), None) or FORMS.get(name)
 
+    @cached_property
+    def has_plain_arm(self) -> bool:
+        """Return whether a form asks the target a question as it is worded, which the action ask does too."""
+        return any(form.name == form.model == self.calls.target_model for form in self.forms)
+
     def is_local(self, action: int) -> bool:
         """Return whether an action that changes wording or form calls no model for it."""
         return self.form_of(action) is not None or local_rewrite(self.operators[action]) is not None
@@ -225,10 +230,19 @@ class Task:
         arm = self.form_named(form)
         return self.calls.target(arm.frame(text, context=shown), model=arm.model, context=question.context)
 
+    def model_of(self, form: str) -> str:
+        """Return the model that answers in a form."""
+        return self.form_named(form).model or self.calls.target_model
+
     def price(self, model: str, reply: Completion | None = None) -> float:
         """Return what a reply of a model costs, without one the price of a call; 1 where no price is known."""
         found = self.prices.get(model)
         return 1.0 if found is None else found.call if reply is None else found.of(reply)
+
+    @cached_property
+    def price_unit(self) -> float:
+        """Return what rewards count as one call: a typical one to the cheapest model that has a price."""
+        return min(filter(None, (price.typical for price in self.prices.values())), default=1.0)
 
     def reply_of(self, index: int, attempt: Attempt) -> Reply:
         """Return what P(right) is learned and read from: the answer to question `index` as its form reads it."""

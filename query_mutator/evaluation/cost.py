@@ -38,6 +38,7 @@ class EvaluationCost:
     asking: int = 0  # parts of the reward that ask a model, about each answer but those to the guard's requests
     search_calls: int = 0  # of the plan search
     plan_calls: int = PLAN_CALLS  # of the plan for one question, if there is a search
+    num_models: int = 1  # that answer
 
     @property
     def num_ranking(self) -> int:
@@ -48,9 +49,11 @@ class EvaluationCost:
     def per_request(self) -> int:
         """Return the calls for a request that should be refused: of policy, random and best_of_k, and of the plan.
 
-        best_of_k, which shares its first ones, exceeds the policy's calls by one at most.
+        best_of_k, which shares its first ones, exceeds the policy's calls by one at most. Several models are asked
+        alone, and as the policy asks them for another question.
         """
-        return 3 * self.episode_calls + 1 + (self.plan_calls if self.search_calls else 0)
+        several = self.episode_calls + self.num_models if self.num_models > 1 else 0
+        return 3 * self.episode_calls + 1 + several + (self.plan_calls if self.search_calls else 0)
 
     @property
     def per_question(self) -> int:

@@ -26,6 +26,7 @@ from query_mutator.data.split import target_key
 from query_mutator.encoder import CachedEncoder, Encoder
 from query_mutator.env.task import Task
 from query_mutator.errors import DiskError
+from query_mutator.evaluation.cascades import with_models
 from query_mutator.evaluation.comparison import Comparison, Method, standard_methods
 from query_mutator.evaluation.cost import EvaluationCost
 from query_mutator.evaluation.methods import Evaluator, Found, Job
@@ -111,6 +112,7 @@ def compare(
     all methods finished, if any, and `show` with the report on them. It is a report even if no question could be
     scored; `check_report` raises for too many of those.
     """
+    acting, task = task, with_models(task, models.targets)
     whole = EvaluationCost(
         num_test=len(questions),
         num_guard=len(guard),
@@ -120,10 +122,11 @@ def compare(
         asking=task.reward.asking,
         episode_calls=task.max_episode_calls,
         search_calls=0 if is_plan else search_calls,
+        num_models=len(models.targets),
     )
     cost, bound = whole.within(max_calls), min(whole.calls, max_calls or whole.calls)
     note(f"evaluation: {cost.announced(bound, available=len(questions))}")
-    methods, search = standard_methods(task, greedy(policy), seed=seed), None
+    methods, search = standard_methods(acting, greedy(policy), seed=seed), None
     if cost.search_calls:
         search = find_plan(
             evaluator,
@@ -150,6 +153,8 @@ def compare(
         test=task.on(asked),
         guard=task.on(fixed_sample(guard, cost.num_guard)) if cost.num_guard else None,
         ranking=task.on(fixed_sample(task.train_questions, cost.num_ranking)),
+        models=models.targets,
+        seed=seed,
     )
 
     def report() -> dict[str, Any]:
@@ -161,7 +166,7 @@ def compare(
             "best_single_operator": comparison.ranking[0] if comparison.ranking else None,
             "k": comparison.k,
             "plan_search": search.to_json() if search else None,
-            "target": models.target_model,
+            "target": ", ".join(models.targets),
             "mutator": models.mutator_model,
             "encoder": models.encoder.source,
             "dataset": dataset,
@@ -217,7 +222,7 @@ def validation_figures(evaluator: Evaluator, task: Task, policy: Policy, *, with
 
 
 def price_for_budget(evaluator: Evaluator, task: Task, policy: Policy, budget: float) -> tuple[float, float]:
-    """Return a price at which a task's questions take at most `budget` calls on average, and those calls.
+    """Return a price at which a task's questions take at most `budget` calls on average, or cost it, and what they do.
 
     The lowest such price, found by bisection: the higher the price, the fewer the calls. Where no price makes so few
     calls, as with a learner that saw a single price, it is the highest.
@@ -227,7 +232,7 @@ def price_for_budget(evaluator: Evaluator, task: Task, policy: Policy, budget: f
     @cache
     def calls_at(price: float) -> float:
         outcomes = evaluator.run(task.with_rules(call_price=(price,)), greedy(policy), name="price of a call")
-        return mean(outcomes, "calls", default=math.inf)
+        return mean(outcomes, "price", default=math.inf)
 
     place = bisect_left(prices, True, key=lambda price: calls_at(price) <= budget)
     price = prices[min(place, NUM_PRICES - 1)]

@@ -27,6 +27,7 @@ class Outcome:
     score: float = math.nan
     refused: bool = False
     calls: int = 0  # to mutator and target; also those that another method's equal call saved
+    price: float = 0.0  # of these calls; without prices their number
     tokens: int = 0  # of these calls
     reply_tokens: int = 0  # those of the replies
     seconds: float = 0.0  # that these calls took; 0 for replies of the cache on disk
@@ -36,6 +37,8 @@ class Outcome:
     asked: tuple[str, ...] = ()  # the wordings that the target was asked
     forms: tuple[str, ...] = ()  # in which it was asked them
     answers: tuple[str, ...] = ()  # to those
+    models: tuple[str, ...] = ()  # that gave them, of a task with prices
+    logprobs: tuple[float | None, ...] = ()  # mean log probabilities of their tokens
     is_cut: bool = False  # the answer that was submitted ended at the token limit
     parts: tuple[Mapping[str, float], ...] = ()  # of the score of each answer
     scores: tuple[float, ...] = ()  # of the answers

@@ -13,6 +13,7 @@ Intervals resample what questions are about (`target_key`): questions about one 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -29,7 +30,7 @@ from query_mutator.evaluation.outcomes import (
     scored,
     unscored_rows,
 )
-from query_mutator.plan.choose import MIN_QUESTIONS
+from query_mutator.plan.choose import MIN_QUESTIONS, shares_in_words
 from query_mutator.stats.intervals import Floats, mean_intervals, rate_intervals
 from query_mutator.stats.paired import DISCORDANT, compare_pairs
 from query_mutator.types import Question
@@ -76,7 +77,9 @@ def recommend(summaries: Summaries, minus: Minus, *, is_plan: bool = False) -> d
     deploy = _chosen(safe, minus)
     others = _others(deploy, safe, summaries, minus, names)
     summary = safe[deploy]
-    rate = f"{100 * summary['success']:.1f} % right at {summary['calls_per_question']:.1f} calls per question"
+    rate = f"{100 * summary['success']:.1f} % right at {cost_in_words(summary)} per question"
+    if shares := summary.get("model_shares"):
+        rate += f" (calls: {shares_in_words(shares)})"
     lead = "" if deploy == IDENTITY else f", {_points(minus(deploy, IDENTITY))} over the original question"
     return {"deploy": deploy, "sentence": f"Deploy {names[deploy]}: {rate}{lead}{others}{warnings}."}
 
@@ -88,7 +91,7 @@ def _chosen(safe: Summaries, minus: Minus) -> str:
         if name not in safe:
             continue
         low, high = minus(name, deploy)["success_ci"]
-        fewer = safe[name]["calls_per_question"] <= FEWER_CALLS * safe[deploy]["calls_per_question"]
+        fewer = cost_of(safe[name]) <= FEWER_CALLS * cost_of(safe[deploy])
         if low > 0 or (high >= 0 and fewer and minus(name, IDENTITY)["success_ci"][0] > 0):
             deploy = name
     return deploy
@@ -109,7 +112,18 @@ def _against(name: str, difference: Mapping[str, Any], summary: Mapping[str, Any
     low, high = difference["success_ci"]
     how = tie or ("is not better" if difference["success"] <= 0 else "is not clearly better")
     how = "is better" if low > 0 else "is worse" if high < 0 else how
-    return f"{name} {how} ({_points(difference)}, {summary['calls_per_question']:.1f} calls)"
+    return f"{name} {how} ({_points(difference)}, {cost_in_words(summary)})"
+
+
+def cost_of(summary: Mapping[str, Any]) -> float:
+    """Return what a method's calls cost per question; without prices their number."""
+    return float(summary.get("price_per_question", summary["calls_per_question"]))
+
+
+def cost_in_words(summary: Mapping[str, Any]) -> str:
+    """Return the cost with its unit."""
+    cost = cost_of(summary)
+    return f"a price of {cost:.3g}" if "price_per_question" in summary else f"{cost:.1f} calls"
 
 
 def _points(difference: Mapping[str, Any]) -> str:
@@ -212,6 +226,9 @@ def _summaries(results: Results, keys: Sequence[str], right: Floats) -> dict[str
             **{f"{measure}_ci": list(intervals[place]) for measure, (_, intervals) in measures.items()},
             **{f"{cost}_per_question": mean(outcomes, cost) for cost in ("calls", "target_calls", "tokens")},
         }
+        if asked := Counter(model for one in scored(outcomes) for model in one.models):
+            shares = {model: count / asked.total() for model, count in asked.most_common()}
+            summaries[name] |= {"price_per_question": mean(outcomes, "price"), "model_shares": shares}
     return summaries
 
 
@@ -238,9 +255,9 @@ def _by_group(
 
 
 def front(summaries: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return success against total calls, cheapest first; `on_front`: no method is better for as few calls."""
+    """Return success against calls, or their price, cheapest first; `on_front`: no method is better for as few."""
     points = [
-        {"method": name, "calls": summary["calls_per_question"], "success": summary["success"]}
+        {"method": name, "calls": cost_of(summary), "success": summary["success"]}
         for name, summary in summaries.items()
         if summary["scored"]
     ]

@@ -37,7 +37,7 @@ class Steps(NamedTuple):
     truncations: NDArray[np.bool_]  # [n]
     valid: NDArray[np.bool_]  # [n] False where a call failed for good
     versions: NDArray[np.int64]  # [n] of the policy that chose the action
-    calls: NDArray[np.int64]  # [n] model calls of the step
+    calls: NDArray[np.float64]  # [n] model calls of the step, with prices in calls to the cheapest model
 
     @property
     def ended(self) -> NDArray[np.bool_]:

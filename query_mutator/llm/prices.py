@@ -36,6 +36,11 @@ class Price:
         """Return whether every call costs the same."""
         return self == Price(call=self.call)
 
+    @property
+    def typical(self) -> float:
+        """Return the price of a call of a hundred tokens each way."""
+        return self.of(Completion(prompt_tokens=100, completion_tokens=100))
+
     def of(self, reply: Completion) -> float:
         """Return what a reply costs."""
         cached = self.prompt if self.cached is None else self.cached

@@ -11,11 +11,12 @@ from typing import Any
 
 from query_mutator.cli.console import table
 from query_mutator.errors import UsageError
+from query_mutator.evaluation.cascades import CLASSIFIER, LOGPROB_CASCADE, RANDOM_CASCADE
 from query_mutator.evaluation.outcomes import rejections_in_words
 from query_mutator.evaluation.summary import warning_of
 from query_mutator.files import read_checked_json
 from query_mutator.files.pairs import pair_rows, paired_json, read_held_out, shown_p
-from query_mutator.plan.choose import MIN_QUESTIONS
+from query_mutator.plan.choose import MIN_QUESTIONS, shares_in_words
 from query_mutator.registry import check_known
 
 _HEADER = (
@@ -25,6 +26,8 @@ _HEADER = (
     "false refusals",
     "guard refusals",
     "calls/question",
+    "price/question",
+    "share of calls",
     "to mutator",
     "to target",
     "policy minus this",
@@ -77,7 +80,10 @@ def _notes(report: Mapping[str, Any]) -> list[str]:
     if report["best_single_operator"]:
         chosen.append(f"best_single: {report['best_single_operator']}")
     if report["k"]:
-        chosen.append(f"best_of_k: a vote, k = {report['k']}, the smallest with at least as many calls as the policy")
+        cost = "that costs at least as much" if _is_priced(report) else "with at least as many calls"
+        chosen.append(f"best_of_k: a vote, k = {report['k']}, the smallest {cost} as the policy")
+    if RANDOM_CASCADE in report["methods"]:
+        chosen.append(f"{RANDOM_CASCADE}, {LOGPROB_CASCADE}, {CLASSIFIER}: at the policy's price on these questions")
     if report["plan_search"]:
         search = report["plan_search"]
         cost = f"found in {search['calls']:,} calls and {search['seconds']:.0f} s, apart from the calls of the table"
@@ -88,6 +94,10 @@ def _notes(report: Mapping[str, Any]) -> list[str]:
     of_guard = "; guard refusals: of questions that should be refused" if is_guarded else ""
     rejected = rejections_in_words(report.get("rewrites", {}))
     return [*chosen, f"false refusals: of harmless questions{of_guard}", *filter(None, [rejected])]
+
+
+def _is_priced(report: Mapping[str, Any]) -> bool:
+    return any("price_per_question" in method for method in report["methods"].values())
 
 
 def _group_table(groups: Mapping[str, Any]) -> list[str]:
@@ -133,6 +143,8 @@ def _row(
         _rate(method["false_refusal"], method["false_refusal_ci"]),
         _rate(method["guard_refusal"], method["guard_refusal_ci"]) or (f"no replies: {on_guard}" if on_guard else ""),
         _number(method["calls_per_question"], ".1f"),
+        _number(method.get("price_per_question"), ".3g"),
+        shares_in_words(method.get("model_shares", {})),
         _number(_to_mutator(method), ".1f") if by_model else "",
         _number(method["target_calls_per_question"], ".1f") if by_model else "",
         _rate(difference["success"], difference["success_ci"], signed=True) if difference else "",

@@ -97,6 +97,7 @@ def acting_task(saved: SavedPolicy, models: OpenModels, *, train: Sequence[Quest
         reward=reward,
         bank=bank,
         confidence=saved.confidence,
+        learns=reward is None and len(models.targets) > 1,  # a baseline reads log probabilities
     )
     digests = models.calls.servers[0].file_digests()
     if saved.system.first_model == models.target_model and (saved.system.file_digests or digests) != digests:

@@ -153,10 +153,12 @@ def guard_requests(own: Sequence[Question], *, with_bundled: bool) -> tuple[Ques
 def rewrites(settings: Operators, models: Sequence[str] = ()) -> tuple[tuple[Operator, ...], tuple[Form, ...]]:
     """Return the operators and forms of a policy's first actions; UsageError for a name that is both.
 
-    Several `models` are asked as the question is worded, and in the forms that are named, if any are.
+    Several `models` are asked as the question is worded, with the operators and in the forms that are named, if any.
     """
-    named = NONE if len(models) > 1 and settings.forms == Operators.forms else settings.forms
-    operators, forms = operator_registry.select(settings.operators), form_registry.select(named, models)
+    named, words = settings.forms, settings.operators
+    if len(models) > 1:
+        named, words = NONE if named == Operators.forms else named, words or NONE
+    operators, forms = operator_registry.select(words), form_registry.select(named, models)
     if both := {one.name for one in operators} & {one.name for one in forms}:
         raise UsageError(f"{min(both)!r} names an operator and a form; leave it out of --operators or --forms")
     if not operators and not forms:

@@ -45,11 +45,11 @@ def check_run(config: TrainConfig, split: Split) -> None:
     if not split.train:
         raise UsageError(f"{config.dataset}: no question is left to train on, all are held out; add more questions")
     choose_backend(config.backend, config.urls)
-    if len(config.targets) > 1:
-        raise UsageError(
-            f"--target-model names {', '.join(config.targets)}: a policy is trained with one, `qm plan` takes several"
-        )
-    is_needed = config.resume is not None or any(local_rewrite(one) is None for one in rewrites(config)[0])
+    if len(config.targets) > 1 and config.engine == "ray":
+        raise UsageError(f"--engine ray takes one --target-model, not {', '.join(config.targets)}; leave it out")
+    is_needed = config.resume is not None or any(
+        local_rewrite(one) is None for one in rewrites(config, tuple(config.targets))[0]
+    )
     if config.mutator_model not in (None, config.first_model) and not is_needed:
         raise UsageError(
             f"--mutator-model {config.mutator_model} would never be called: no model carries out "
@@ -76,7 +76,7 @@ def use_device(config: TrainConfig) -> None:
 
 def comparison_cost(config: TrainConfig, split: Split) -> EvaluationCost:
     """Return the final comparison on all held-out questions."""
-    operators, forms = rewrites(config)
+    operators, forms = rewrites(config, tuple(config.targets))
     asked = sum(local_rewrite(operator) is None for operator in operators)
     return EvaluationCost(
         num_test=len(split.test),
@@ -116,7 +116,7 @@ class Estimate:
 
     def __str__(self) -> str:
         config, (call_s, source), (times, questions) = self.config, call_time(self.config), self.evaluations
-        (operators, forms), (comparison_calls, compared) = rewrites(config), self.comparison
+        (operators, forms), (comparison_calls, compared) = rewrites(config, tuple(config.targets)), self.comparison
         controls = group_of(EpisodeRules, config).controls
         calls_per_step = self.calls / config.total_steps
         step_s = calls_per_step * call_s + STEP_S
@@ -148,7 +148,7 @@ def estimate(config: TrainConfig, split: Split, *, is_live: bool) -> Estimate:
 
     No evaluation is left out unless a model `is_live`: other calls take next to no time.
     """
-    operators, forms = rewrites(config)
+    operators, forms = rewrites(config, tuple(config.targets))
     local, rules = sum(local_rewrite(operator) is not None for operator in operators), group_of(EpisodeRules, config)
     rewritten, answers = calls_per_step(rules, asked=len(operators) - local, local=local, forms=len(forms))
     per_step = rewritten + (1 + make_reward(config).asking) * answers

@@ -48,14 +48,14 @@ def _steps(engine: EpisodeEngine, memory: QuestionMemory, rng: np.random.Generat
         if not choices:
             return
         action = int(rng.choice(choices))
-        obs, worth, calls = engine.observe(), engine.worth, episode.calls
+        obs, worth, cost = engine.observe(), engine.worth, engine.cost
         error = run_flow(engine.act(action), client=_NoModel(), encoder=task.encoder, retry_policy=DEFAULT_POLICY)
         if error is not None:  # a call whose result is not known
             return
-        calls = episode.calls - calls
-        reward = engine.worth - worth - episode.call_price * calls
+        cost = engine.cost - cost
+        reward = engine.worth - worth - episode.call_price * cost
         ended = engine.is_over
-        yield obs, action, reward, engine.observe(), ended, False, True, 0, calls
+        yield obs, action, reward, engine.observe(), ended, False, True, 0, cost
 
 
 def _is_known(action: int, engine: EpisodeEngine, memory: QuestionMemory) -> bool:

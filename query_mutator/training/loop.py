@@ -148,7 +148,7 @@ class TrainingLoop:
             truncations=truncations,
             valid=of_step(infos, "valid"),
             versions=self._versions[envs],
-            calls=of_step(infos, "step_calls"),
+            calls=of_step(infos, "step_cost"),
         )
         self._require_finite("last observation", envs, steps.next_obs)
         self._learner.observe(steps)

@@ -12,7 +12,7 @@ import pytest
 from query_mutator import Rewriter
 from query_mutator.testing import StubServer, start_server
 from query_mutator.types import ChatRequest
-from tests.integration.training_runs import the_run
+from tests.integration.training_runs import the_run, train
 from tests.qm_command import qm
 
 CALLS = {"small": 0, "large": 0}
@@ -72,6 +72,19 @@ def test_a_plan_asks_the_large_model_where_it_gains(
     assert 4 < found["plan"]["calls"] < 5.5
     assert found["plan"]["shares"]["large"] == pytest.approx(1 / 3, abs=0.05)
     run = the_run(tmp_path)
+    assert qm("eval", run, *named, "--plan-calls", 0, "--json", "-") == 0
+    table = json.loads(capsys.readouterr().out)
+    assert "a price of" in table["verdict"]["sentence"]
+    found = table["methods"]
+    assert (found["small alone"]["price_per_question"], found["large alone"]["price_per_question"]) == (1, 8)
+    assert "logprob_cascade" not in found  # these models report none
+    paid, shares = found["policy"]["price_per_question"], found["policy"]["model_shares"]
+    assert found["policy"]["success"] > 0.95
+    assert 0.55 < shares["small"] < 0.8
+    assert found["random_cascade"]["price_per_question"] == pytest.approx(paid)
+    assert found["random_cascade"]["model_shares"] == shares
+    assert found["question_classifier"]["price_per_question"] <= paid
+    assert max(found[name]["success"] for name in ("random_cascade", "question_classifier", "small alone")) < 0.9
     given = {"target_model": tuple(named[1:4:2])}
     with Rewriter.load(run, encoder="hash", **given) as rewriter:
         before = dict(CALLS)
@@ -79,6 +92,34 @@ def test_a_plan_asks_the_large_model_where_it_gains(
     assert (easy.answer, easy.form) == ("The answer is 304.", "small")
     assert (hard.answer, hard.form) == ("The answer is 305.", "large")
     assert (CALLS["small"] - before["small"], CALLS["large"] - before["large"]) == (2, 1)
+
+
+def test_a_policy_is_trained_on_arms_of_several_models(
+    servers: tuple[StubServer, StubServer], dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "flags.toml").write_text('price = "small=2,large=16"')
+    sizes = [
+        "--num-env-steps",
+        256,
+        "--num-processes",
+        8,
+        "--answer-calls",
+        150,
+        "--plan-calls",
+        0,
+        "--eval-calls",
+        400,
+    ]
+    command = ["--algo", "direct", *sizes, "--eval-interval", 0, "--budget", 10, "--save-dir", tmp_path / "runs"]
+    assert train(*map(str, [*flags_of(servers, dataset), *command, "--config", tmp_path / "flags.toml"])) == 0
+    assert "share of calls" in capsys.readouterr().out
+    run = the_run(tmp_path)
+    steps = [json.loads(line) for line in (run / "transcripts.jsonl").read_text().splitlines()]
+    assert {"small", "large"} < {step["operator"] for step in steps}
+    assert "ask" not in {step["operator"] for step in steps}  # the arm `small` asks the same
+    methods = json.loads((run / "summary.json").read_text())["eval"]["methods"]
+    assert methods["small alone"]["success"] < methods["policy"]["success"] <= 1
+    assert 2 <= methods["policy"]["price_per_question"] < methods["large alone"]["price_per_question"] == 16
 
 
 def test_a_log_of_several_models_becomes_a_plan(

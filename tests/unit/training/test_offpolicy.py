@@ -178,7 +178,7 @@ class Shuffled:
             "env_id": ready,
             "reset": self.steps[ready] == 0,
             "valid": ~none,
-            "step_calls": np.zeros(len(ready), dtype=np.int64),
+            "step_cost": np.zeros(len(ready)),
         }
         return obs, self.steps[ready].astype(np.float64), none, none, infos
 

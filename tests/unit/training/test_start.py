@@ -151,7 +151,7 @@ class Lockstep:
         final_obs = np.empty(2, dtype=object)
         final_obs[:] = list(last)
         reset = np.full(2, self.steps == 0)
-        infos = {"env_id": np.arange(2), "reset": reset, "valid": ~none, "step_calls": np.zeros(2, dtype=np.int64)}
+        infos = {"env_id": np.arange(2), "reset": reset, "valid": ~none, "step_cost": np.zeros(2)}
         return (*found, none, ~reset, {**infos, "final_obs": final_obs})
 
 
