@@ -220,14 +220,6 @@ def test_what_is_no_cache_of_lengths_is_refused(tmp_path: Path, name: str, conte
         LengthCache.load_sync(tmp_path / name)
 
 
-def test_a_changed_hash_in_the_header_is_damage(tmp_path: Path) -> None:
-    build(tmp_path / "lengths.jsonl", {"a": 3}, tokenizer_hash="0123abcd")
-    path = tmp_path / "lengths.jsonl"
-    path.write_text(path.read_text().replace("0123abcd", "0133abcd", 1))
-    with pytest.raises(UsageError, match="checksum"):
-        LengthCache.load_sync(path)
-
-
 Samples = dict[str, dict[str, list[int]]]
 
 
@@ -456,17 +448,6 @@ def test_a_collate_function_of_ones_own_is_stored_and_resumed(tmp_path: Path) ->
 
 
 # --- collating -------------------------------------------------------------------------------------------------------
-
-
-def test_a_batch_goes_through_an_npz_file_without_pickle(tmp_path: Path) -> None:
-    _, _, reader = stored(tmp_path)
-    batch = reader.get_batch(0, 0).model_copy(update={"extra": {"weights": np.ones(3)}})
-    np.savez(tmp_path / "batch.npz", **batch.to_dict())
-    with np.load(tmp_path / "batch.npz", allow_pickle=False) as data:
-        assert CollatedBatch.from_npz(data).to_dict().keys() == batch.to_dict().keys()
-        found = CollatedBatch.from_npz(data)
-    assert found.model_copy(update={"extra": {}}) == batch.model_copy(update={"extra": {}})
-    assert found["weights"].tolist() == [1.0, 1.0, 1.0]
 
 
 def test_padding_never_cuts() -> None:

@@ -23,15 +23,10 @@ from query_mutator.batching import (
     SampleMeta,
     TokenBudgetBatchSampler,
     compute_dataset_fingerprint,
-    load_samples,
-    load_samples_async,
-    save_samples,
-    save_samples_async,
 )
-from query_mutator.batching.files import read_arrays, write_arrays
-from query_mutator.batching.lengths import IdTable, as_lengths
+from query_mutator.batching.lengths import as_lengths
 from query_mutator.batching.streaming.telnet_client import PuzzleEpisode
-from query_mutator.errors import DatasetError, UsageError
+from query_mutator.errors import UsageError
 
 META = SampleMeta.create("a", "data")
 
@@ -79,18 +74,6 @@ def test_a_preference_becomes_two_samples() -> None:
         PreferenceSample(**{**pair.model_dump(), "rejected_input_ids": [9, 2, 4, 5]})
 
 
-def test_samples_survive_a_file(tmp_path: Path) -> None:
-    path = tmp_path / "samples.jsonl"
-    samples = [sample([1, 2], [0, 1]), sample([3], [1])]
-    save_samples(samples, path)
-    assert load_samples(path) == samples
-    asyncio.run(save_samples_async(samples, path))
-    assert asyncio.run(load_samples_async(path)) == samples
-    path.write_text('{"input_ids": [1]\n')
-    with pytest.raises(DatasetError, match=r"samples\.jsonl:1"):
-        load_samples(path)
-
-
 def test_a_dataset_fingerprint_sees_meaning_not_spelling(tmp_path: Path) -> None:
     plain, spaced, other = (tmp_path / name for name in ("a.jsonl", "b.jsonl", "c.jsonl"))
     plain.write_text('{"a":1,"b":2}\n{"a":3}\n')
@@ -120,15 +103,6 @@ def test_buckets_cover_lengths_without_gaps() -> None:
     assert BucketSpec.default().edges == (128, 256, 512, 1024)
 
 
-@pytest.mark.parametrize(
-    ("edges", "overflow", "message"),
-    [((), 5, "edges"), ((0, 5), 9, "below min_length"), ((5, 5), 9, "must be ascending"), ((5, 9), 8, "8")],
-)
-def test_senseless_buckets_are_refused(edges: tuple[int, ...], overflow: int, message: str) -> None:
-    with pytest.raises(ValidationError, match=message):
-        BucketSpec(edges=edges, overflow_max=overflow)
-
-
 def test_bucket_stats_and_metrics_by_hand() -> None:
     stats = BucketStats(bucket_id=0, bucket_max_length=10).add_sample(4).add_sample(6)
     assert (stats.total_tokens, stats.padded_tokens, stats.efficiency, stats.avg_length) == (10, 20, 0.5, 5.0)
@@ -144,22 +118,6 @@ def test_bucket_stats_and_metrics_by_hand() -> None:
     assert BatchMetrics().efficiency == BucketStats(bucket_id=0, bucket_max_length=10).efficiency == 0.0
 
 
-@pytest.mark.parametrize("ids", [[], ["a"], ["s1", "s10", "s2"], ["ä", "日本", ""], ["x" * 256, "y"], ["b", "a"]])
-def test_an_id_table_keeps_ids(ids: list[str]) -> None:
-    table = IdTable.from_list(ids)
-    assert table.to_list() == [table[place] for place in range(len(ids))] == ids
-    again = IdTable.from_arrays(table.to_arrays(), count=len(ids))
-    assert (again.to_list(), again.digest) == (ids, table.digest)
-    order = table.canonical_order()
-    ordered = ids if order is None else table.reordered(order).to_list()
-    assert ordered == sorted(ids, key=lambda one: (len(one.encode()), one.encode()))
-    two = IdTable.from_list(["a", "b"])
-    with pytest.raises(IndexError):
-        two.take([2])
-    with pytest.raises(UsageError, match="the ids"):
-        IdTable.from_arrays(two.to_arrays(), count=3)
-
-
 def test_lengths_are_positive_whole_numbers_and_their_order_does_not_matter() -> None:
     for bad in ({"a": 0}, {"a": -1}, {"a": 2.5}, {"a": "x"}, [0], np.array([1.0]), {"a": 2**31}):
         with pytest.raises(UsageError):
@@ -168,22 +126,6 @@ def test_lengths_are_positive_whole_numbers_and_their_order_does_not_matter() ->
     assert one.digest == two.digest
     assert one.ids.to_list() == ["s2", "s10"]
     assert one.digest != as_lengths({"s2": 3, "s10": 5}).digest
-
-
-def test_array_files_are_whole_or_refused(tmp_path: Path) -> None:
-    path = tmp_path / "numbers.bin"
-    arrays = {"small": np.arange(3, dtype=np.uint8), "wide": np.arange(6).reshape(2, 3), "none": np.empty(0, np.int32)}
-    write_arrays(path, arrays, kind="numbers", meta={"n": 1})
-    file = read_arrays(path, kind="numbers")
-    assert file.meta["n"] == 1
-    assert all(np.array_equal(file.arrays[name], arrays[name]) for name in arrays)
-    with pytest.raises(UsageError, match="holds 'numbers'"):
-        read_arrays(path, kind="letters")
-    data = path.read_bytes()
-    for broken in (data[:-1], data[:40], b"", data + b"x", data[:-1] + b"\xff", b"\xff" * 64):
-        path.write_bytes(broken)
-        with pytest.raises(UsageError, match=r"numbers\.bin"):
-            read_arrays(path, kind="numbers")
 
 
 LENGTHS = {f"s{number}": 100 + number * 10 for number in range(50)}

@@ -86,15 +86,6 @@ def test_telnet_reads_the_same_wherever_it_is_cut(cuts: list[int]) -> None:
     assert answer == bytes([IAC, DO, ECHO, IAC, DONT, 31, IAC, WONT, 24])
 
 
-def test_an_offer_is_answered_once_and_an_answer_never() -> None:
-    codec = TelnetFilter()
-    assert codec.feed(bytes([IAC, WILL, 3])) == (b"", b"")  # the answer to its own request
-    assert codec.feed(bytes([IAC, WILL, ECHO]) * 2) == (b"", bytes([IAC, DO, ECHO]))
-    assert codec.feed(bytes([IAC, WONT, ECHO, IAC, DONT, 3])) == (b"", b"")
-    with pytest.raises(GymProtocolError, match="subnegotiation"):  # without an end
-        codec.feed(bytes([IAC, SB]) + bytes(5000))
-
-
 # --- WebSocket -------------------------------------------------------------------------------------------------------
 
 
@@ -312,12 +303,6 @@ def test_close_and_cancel_end_a_stream_that_waits() -> None:
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("bad", [{"difficulty_range": (0.5, 0.1)}, {"port": 0}, {"transport": "http"}, {"odd": 1}])
-def test_a_gym_config_checks_itself(bad: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=next(iter(bad))):
-        GymConfig(**bad)
-
-
 # --- mock gym, configured streams, hints -----------------------------------------------------------------------------
 
 
@@ -407,12 +392,3 @@ def test_a_real_arcade_is_played_to_the_end(arcade: Callable[[str], int], transp
     last = [sample for sample in samples if sample.step_index == (sample.total_steps or 0) - 1]
     assert [sample.reward for sample in last] == [1.0, 1.0]
     assert {action_of(sample).split()[0] for sample in samples} <= {"place", "press"}
-
-
-def test_a_real_arcade_offers_its_whole_menu(arcade: Callable[[str], int]) -> None:
-    async def run() -> None:
-        async with GymClient(GymConfig(host="127.0.0.1", port=arcade("telnet"))) as client:
-            for game in PuzzleGame:
-                assert (await client.start_puzzle(game, seed=1)).seed == 1
-
-    asyncio.run(run())

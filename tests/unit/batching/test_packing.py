@@ -23,7 +23,6 @@ from query_mutator.batching import (
     PackingMode,
     SequenceToPack,
     compute_packing_metrics,
-    create_segment_attention_mask,
     iter_from_checkpoint,
     pack_sequences,
 )
@@ -33,8 +32,6 @@ from query_mutator.batching.planning.packing import (
     pack_first_fit,
 )
 from query_mutator.errors import UsageError
-
-LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=200)
 
 
 def sequence(name: str, ids: list[int], mask: list[int] | None = None) -> SequenceToPack:
@@ -63,14 +60,6 @@ def plain_first_fit(lengths: list[int], capacity: int) -> list[list[int]]:
 def test_first_fit_is_first_fit(lengths: list[int]) -> None:
     packs = pack_first_fit(np.array(lengths), 60)
     assert [part.tolist() for part in np.split(packs.order, packs.offsets[1:-1])] == plain_first_fit(lengths, 60)
-
-
-@given(lengths=LENGTHS)
-@settings(max_examples=50)
-def test_decreasing_is_best_fit_of_the_sorted_lengths(lengths: list[int]) -> None:
-    packs = pack_decreasing(np.array(lengths), 40)
-    sorted_packs = pack_best_fit(np.array(sorted(lengths, reverse=True)), 40)
-    assert len(packs.offsets) == len(sorted_packs.offsets)
 
 
 def test_greedy_fills_almost_completely() -> None:
@@ -115,23 +104,6 @@ def test_overlong_sequences_follow_the_named_policy(mode: PackingMode) -> None:
     truncated = pack_sequences(sequences, PackingConfig(mode=mode, max_length=4, overlong="truncate"))
     assert sorted(one for pack in truncated for one in pack.sample_lengths) == [2, 4]
     assert truncated.report.tokens_lost == 6
-
-
-def test_metrics_by_hand() -> None:
-    sequences = [sequence("a", [1] * 3), sequence("b", [1] * 3), sequence("c", [1])]
-    metrics = compute_packing_metrics(pack_sequences(sequences, PackingConfig(max_length=4)))
-    assert (metrics.num_original_samples, metrics.num_packed_sequences) == (3, 2)
-    assert (metrics.packing_ratio, metrics.efficiency, metrics.total_loss_tokens) == (1.5, 7 / 8, 4)
-    assert metrics.summary()["efficiency"] == 7 / 8
-
-
-def test_the_mask_keeps_segments_apart() -> None:
-    mask = create_segment_attention_mask([0, 0, 1, -1])
-    assert mask.astype(int).tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 0]]
-    assert create_segment_attention_mask([0, 0, 1, -1], causal=False)[0].tolist() == [True, True, False, False]
-    with pytest.raises(ValidationError, match="2 input_ids but 1 loss_mask"):
-        sequence("a", [1, 2], [1])
-    assert pack_sequences([], PackingConfig()) == []
 
 
 FAST = settings(max_examples=60)

@@ -51,14 +51,6 @@ def build(epochs: int = 2, lengths: object = None, config: BatchingConfig = CONF
     return builder.build_sync(epochs)
 
 
-def test_the_fingerprint_covers_packs_and_hashes() -> None:
-    prints = {build(1).fingerprint, build(2).fingerprint}
-    prints.add(build(1, pack_config=PackingConfig(max_length=512)).fingerprint)
-    prints.add(BatchPlanBuilder(LENGTHS, CONFIG, "other", "tok").build_sync(1).fingerprint)
-    prints.add(BatchPlanBuilder(LENGTHS, CONFIG, "data", "other").build_sync(1).fingerprint)
-    assert len(prints) == 5
-
-
 def test_windows_pad_less_than_buckets_and_stay_random() -> None:
     rng = np.random.default_rng(1)
     lengths = np.clip(np.exp(rng.normal(np.log(200), 1.0, 60_000)), 1, 4096).astype(np.int32)
@@ -72,21 +64,6 @@ def test_windows_pad_less_than_buckets_and_stay_random() -> None:
     assert set(bucketed.max_len.tolist()) <= {128, 256, 512, 1024, 2048, 4096}
     assert 0.6 < bucketed.efficiency < epoch.efficiency
     assert bucketed.total_samples == 60_000
-
-
-def test_settings_are_checked() -> None:
-    for bad, said in (
-        ({"bucket_edges": (512, 128), "overflow_max": 600}, "must be ascending"),
-        ({"bucket_edges": (128,), "overflow_max": 10}, "overflow_max=10"),
-        ({"token_budget": -5}, "token_budget"),
-        ({"mode": "predictable"}, "pad_policy=pad_to_bucket"),
-    ):
-        with pytest.raises(ValidationError, match=said):
-            BatchingConfig(**bad)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="num_epochs=0"):
-        build(0)
-    assert BatchingConfig.predictable().get_pad_length(0, 5) == 128
-    assert BatchingConfig().get_pad_length(0, 5) == 8
 
 
 def test_the_async_methods_are_the_sync_ones(tmp_path: Path) -> None:
@@ -150,16 +127,6 @@ def test_a_plan_can_be_rebuilt_from_itself(tmp_path: Path) -> None:
     assert not same
     assert "lengths_hash" in message
     assert not verify_batch_plan(plan, {**LENGTHS, "s0": 5000})[0]
-
-
-def test_an_epoch_can_be_added_once() -> None:
-    plan, longer = build(1), build(2)
-    plan.add_epoch(longer.get_epoch(1))
-    assert plan.fingerprint == longer.fingerprint
-    with pytest.raises(UsageError, match="already"):
-        plan.add_epoch(longer.get_epoch(1))
-    with pytest.raises(UsageError, match="other samples"):
-        plan.add_epoch(build(3, [5, 6]).get_epoch(2))
 
 
 def test_packs_are_part_of_the_plan() -> None:

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from query_mutator.batching.generation.rows import JsonlSamples, RowTokenizer, tokenizer_fingerprint
@@ -108,15 +107,6 @@ def test_only_the_answer_of_a_pair_is_learned(tokenizer: Tokenizer, keys: tuple[
     assert everything.loss_mask.tolist() == [0] + [1] * (everything.length - 1)
 
 
-def test_a_plain_tokenizer_gets_its_start_and_end_once() -> None:
-    tokens = RowTokenizer(Plain()).tokens({"instruction": "x", "response": "yz"})
-    ids = tokens.input_ids.tolist()
-    assert ids[0] == 1
-    assert ids.count(1) == 1
-    assert ids[-3:] == [10 + ord("y"), 10 + ord("z"), 9]
-    assert tokens.loss_mask.tolist()[-4:] == [0, 1, 1, 1]
-
-
 def test_messages_learn_the_assistant_with_a_template_and_without(tokenizer: Tokenizer) -> None:
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     tokens = RowTokenizer(tokenizer).tokens({"messages": messages * 2})
@@ -161,31 +151,7 @@ def test_the_fingerprint_follows_the_vocabulary(tokenizer: Tokenizer) -> None:
     assert tokenizer_fingerprint(Plain()) != tokenizer_fingerprint(Chat())
 
 
-def test_samples_of_a_file_are_read_when_asked_for(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    path = write(tmp_path / "t.jsonl", [{"id": 0, "text": "a"}, "\n", {"text": "b c"}, {"id": "x", "nothing": 1}])
-    samples = JsonlSamples(path, tokenizer, skip_bad=True)
-    assert list(samples) == ["0", "t_000001", "x"]
-    assert samples["t_000001"].input_ids.tolist() == [1, 3, 4]
-    assert samples.lengths() == {"0": 2, "t_000001": 3}
-    assert samples.bad_rows == 1
-    assert "t.jsonl:4" in samples.first_errors[0]
-    with pytest.raises(DatasetError, match=r"t\.jsonl:4"):
-        JsonlSamples(path, tokenizer).lengths()
-
-
 # --- samples and metrics ----------------------------------------------------------------------------------------------
-
-
-def test_a_sample_is_frozen_and_checked() -> None:
-    fields: dict[str, Any] = {"sample_id": "a", "dataset_id": "d", "source": "offline"}
-    sample = StreamSample(input_ids=(1, 2), loss_mask=(0, 1), **fields)
-    with pytest.raises(ValidationError):
-        sample.reward = 1.0  # type: ignore[misc]
-    with pytest.raises(ValueError, match="read-only"):
-        sample.input_ids[0] = 5
-    for bad in ({"input_ids": []}, {"loss_mask": [1]}, {"loss_mask": [0, 2]}, {"difficulty": 1.5}, {"priority": -1}):
-        with pytest.raises(ValidationError):
-            StreamSample(**{"input_ids": [1, 2], "loss_mask": [0, 1], **fields, **bad})
 
 
 def test_metrics_are_means_of_what_carries_the_value() -> None:
@@ -381,32 +347,6 @@ def test_few_new_samples_are_filled_up_to_the_minimum() -> None:
     assert (state.fresh_samples, state.repeated_samples) == (0, 51)
 
 
-def test_each_microbatch_is_yielded_once() -> None:
-    window = window_over(100)
-    total = window.build_next_window_sync().plan_microbatches
-    first = next(window.iter_current())
-    rest = list(window.iter_current())
-    assert first.index not in [microbatch.index for microbatch in rest]
-    assert len(rest) == total - 1
-    assert window.current_state is not None
-    assert window.current_state.progress == 1.0
-    assert window.current_state.is_exhausted
-    assert window.should_build_next
-    assert window.get_remaining_microbatches() == 0
-    assert list(window.iter_current()) == []
-    assert window.total_microbatches == total
-
-
-def test_equal_buffers_give_equal_plans_and_windows_differ() -> None:
-    one, two = window_over(60), window_over(60)
-    states = [asyncio.run(window.build_next_window()) for window in (one, two)]
-    assert states[0].plan_fingerprint == states[1].plan_fingerprint
-    assert one.build_next_window_sync().plan_fingerprint != states[0].plan_fingerprint
-    other = window_over(60)
-    other.buffer.add(make(1))
-    assert other.build_next_window_sync().plan_fingerprint != states[0].plan_fingerprint
-
-
 def test_a_window_made_meanwhile_ends_the_iteration_over_the_old_one() -> None:
     window = window_over(9)
     assert not window.can_build_window
@@ -435,14 +375,6 @@ def test_samples_that_fit_no_batch_are_counted_and_cut(policy: str, tokens: int)
     assert window.build_next_window_sync().fresh_samples == 1
 
 
-def test_samples_of_one_id_all_come_with_their_tokens() -> None:
-    window = window_over(20)
-    window.buffer.add_batch([make(3, length=5), make(3, length=6)])
-    window.build_next_window_sync()
-    samples = [sample for _, batch in window.iter_current_with_samples() for sample in batch]
-    assert sorted(sample.length for sample in samples if sample.sample_id == "s0003") == [5, 6, 13]
-
-
 def test_a_restored_window_resumes_with_the_same_microbatches() -> None:
     window = window_over(100, window_microbatches=8)
     window.build_next_window_sync()
@@ -460,12 +392,6 @@ def test_a_restored_window_resumes_with_the_same_microbatches() -> None:
     window.discard_current()
     assert drain(window) == []
     assert RollingBatchPlanWindow.from_dict(window.to_dict(), window.buffer).current_state is None
-
-
-@pytest.mark.parametrize("bad", [{"overlap_fraction": 0.9}, {"window_microbatches": 0}, {"bucket_edges": (64, 32)}])
-def test_settings_check_themselves(bad: dict[str, object]) -> None:
-    with pytest.raises(ValidationError):
-        WindowConfig(**bad)
 
 
 def stored(name: str, *, length: int = 3, **fields: object) -> StreamSample:

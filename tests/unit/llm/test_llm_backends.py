@@ -82,14 +82,6 @@ def test_a_closed_backend_fails_calls_as_cancelled(each: HttpServer) -> None:
 # --- Ollama -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_reply_comes_with_its_counts_and_times(backend: OllamaBackend) -> None:
-    reply = backend.complete(ChatRequest.user("why?", model="upper"))
-    assert (reply.text, reply.model, reply.error) == ("WHY?", "upper", None)
-    assert reply.prompt_tokens > 0
-    assert reply.completion_tokens > 0
-    assert 0 < reply.total_s <= reply.latency_s
-
-
 def test_the_payload_asks_for_one_whole_unthinking_reply() -> None:
     request = ChatRequest(
         model="m",
@@ -109,11 +101,6 @@ def test_the_payload_asks_for_one_whole_unthinking_reply() -> None:
         "options": {"temperature": 0.5, "num_predict": 64, "seed": 7, "num_ctx": 2048},
         "keep_alive": "30m",
     }
-
-
-def test_the_server_tells_its_version_and_models(backend: OllamaBackend) -> None:
-    assert backend.version().endswith("+testing")
-    assert {"upper:latest", "echo:latest"} <= set(backend.models())
 
 
 def test_a_name_without_tag_means_latest(backend: OllamaBackend) -> None:
@@ -166,13 +153,6 @@ def test_the_payload_has_openais_names_and_options_as_fields() -> None:
         "seed": 7,
         "top_p": 0.9,
     }
-
-
-def test_the_server_lists_its_models_and_tells_what_is_missing(keyed: OpenAIBackend) -> None:
-    assert keyed.require_model("upper") == "upper:latest"
-    with pytest.raises(ModelMissingError, match=r"no model 'uper'.*upper:latest"):
-        keyed.require_model("uper")
-    assert keyed.digest("upper") == ""
 
 
 @pytest.mark.parametrize(

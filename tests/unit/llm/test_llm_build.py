@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import socket
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
@@ -15,7 +14,7 @@ import pytest
 
 from query_mutator.errors import ModelMissingError, ServerDownError, UsageError
 from query_mutator.files.gguf_file import gguf_path
-from query_mutator.files.replies import Recording, RepliesHead, reply_key, write_replies
+from query_mutator.files.replies import RepliesHead, reply_key, write_replies
 from query_mutator.llm.address import is_loopback, server_url
 from query_mutator.llm.backends import BACKENDS, resolve_backend
 from query_mutator.llm.cache import Cache, request_key
@@ -23,7 +22,7 @@ from query_mutator.llm.connection import proxy_of
 from query_mutator.llm.limit import Limit
 from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.openai import OpenAIBackend
-from query_mutator.llm.probe import Probe, infer_slots, measure_calls, slots_advice
+from query_mutator.llm.probe import Probe, measure_calls
 from query_mutator.llm.recorded import BUNDLED_RECORDINGS, RecordedBackend
 from query_mutator.llm.stack import build_client
 from query_mutator.llm.transport import Transport
@@ -91,19 +90,6 @@ def test_the_address_is_the_one_given_then_the_environments_then_ollamas_own(mon
     assert OllamaBackend.address() == "http://127.0.0.1:11434"
 
 
-def test_every_layer_that_is_asked_for_is_printed(server: StubServer, tmp_path: Path) -> None:
-    stack = build_client(
-        [server.url, "127.0.0.1:1"],
-        adaptive=True,
-        cache="all",
-        cache_path=tmp_path / "c",
-    )
-    servers = f"Pool([Ollama('{server.url}'), Ollama('http://127.0.0.1:1')])"
-    assert repr(stack.retry) == f"Retry(Limit({servers}))"
-    assert repr(stack.client) == repr(stack.eval_client) == f"Cache(Limit({servers}))"
-    stack.close()
-
-
 @pytest.mark.parametrize(
     ("mode", "cached"),
     [("off", (False, False)), ("eval", (False, True)), ("all", (True, True))],
@@ -117,15 +103,6 @@ def test_the_mode_says_whose_calls_are_cached(
         replies = [client.complete(request) for _ in range(2)]
         assert [reply.attempts for reply in replies] == [1, 0 if is_cached else 1]
     assert (tmp_path / "c").exists() == (mode != "off")
-    stack.close()
-
-
-def test_calls_are_counted_apart_and_shared_replies_not_at_all(server: StubServer, tmp_path: Path) -> None:
-    stack = build_client(server.url, cache="eval", cache_path=tmp_path / "c")
-    for _ in range(3):
-        assert stack.eval_client.complete(ChatRequest.user("why?", model="echo")).ok
-        assert stack.client.complete(ChatRequest.user("why?", model="echo")).ok
-    assert (stack.client.totals.calls, stack.eval_client.totals.calls, stack.cache_hits) == (3, 1, 2)
     stack.close()
 
 
@@ -369,12 +346,6 @@ def test_a_recorded_reply_comes_back_with_all_that_the_server_reported(backend: 
     assert 0 < found.latency_s < 0.5
 
 
-def test_another_request_is_an_error_that_names_the_flag_which_asks_the_model(backend: RecordedBackend) -> None:
-    with pytest.raises(UsageError) as caught:
-        backend.complete(replace(RECORDED, max_tokens=41))
-    assert all(part in str(caught.value) for part in (MODEL, "capital of France", "41 tokens", "--gguf smollm2"))
-
-
 def test_each_seed_permutes_the_samples_of_a_request(backend: RecordedBackend) -> None:
     def drawn(seed: int) -> tuple[str, ...]:
         return tuple(backend.complete(replace(RANDOM, seed=seed, sample=number)).text for number in range(3))
@@ -398,23 +369,6 @@ def test_a_run_replays_a_file_without_naming_the_model(recording: Path) -> None:
         assert models.calls.eval_client._shared is None  # a disk cache gains nothing
         assert models.resolved.recording == str(recording)
         assert models.resolved.file_digests == models.calls.servers[0].file_digests() != ()
-
-
-@pytest.mark.parametrize(
-    ("make", "said"),
-    [
-        (lambda path: path.unlink(), "No such file or directory; give a file that scripts/record_replies.py made"),
-        (lambda path: path.write_bytes(path.read_bytes()[:80]), "damaged, or not a file of recorded replies"),
-        (
-            lambda path: write_replies(path, Recording(path).head, {"0" * 16: [REPLY] * 10_001}),
-            "line 10002: more than 10,000 replies to one request",
-        ),
-    ],
-)
-def test_a_file_that_cannot_be_used_is_named(recording: Path, make: Callable[[Path], object], said: str) -> None:
-    make(recording)
-    with pytest.raises(UsageError, match=said):
-        resolve_backend("recorded", recording=str(recording))
 
 
 def test_a_recording_takes_no_options_of_a_server_and_serves_nobody(recording: Path) -> None:
@@ -454,46 +408,6 @@ def test_a_probe_finds_the_servers_slots_up_to_its_width(kind: type[OllamaBacken
     assert measured(probe, lambda found: found.slots == min(slots, 8)).slots == min(slots, 8)
 
 
-class OneProcessor:
-    """A model whose replies take as long as those next to them together."""
-
-    def reply(self, prompt: str) -> str:
-        time.sleep(0.03)
-        return "word " * 400
-
-
-class Reporting(OllamaBackend):
-    """A server that reports its slots."""
-
-    def slots(self, model: str) -> int:
-        return 4
-
-
-def test_slots_that_a_server_reports_are_filled_to_time_a_call() -> None:
-    with start_server({"slow": OneProcessor()}, num_parallel=4) as server, closing(Reporting(server.url)) as backend:
-        probe = measure_calls(backend, [backend], "slow", width=8)
-        assert server.stats()["calls"] == 2 + 4
-    assert (probe.slots, probe.width) == (4, None)
-    assert probe.service_s is not None
-    assert probe.service_s > 0.06  # alone 0.03 s
-
-
-def answer(*, wait_s: float, service_s: float = 1.0) -> Completion:
-    return Completion(text="1", total_s=wait_s + service_s, eval_s=service_s, latency_s=wait_s + service_s)
-
-
-def test_calls_that_waited_less_than_half_a_call_had_a_slot() -> None:
-    waits_s = [0.0, 0.1, 0.9, 1.0, 1.1, 1.9, 2.0, 2.1]
-    together = [answer(wait_s=wait_s) for wait_s in waits_s]
-    assert infer_slots(together, alone=answer(wait_s=0.0)) == 2
-    assert infer_slots([answer(wait_s=9.0)] * 4, alone=answer(wait_s=0.0)) == 1  # somebody else's calls were before us
-
-
-def test_calls_that_are_over_at_once_tell_nothing() -> None:
-    short = answer(wait_s=0.0, service_s=0.0001)
-    assert infer_slots([short] * 8, alone=short) is None
-
-
 def test_a_server_too_slow_for_the_budget_is_asked_twice_and_no_more() -> None:
     with start_server({}, latency_ms=50) as server:
         backend = OllamaBackend(server.url)
@@ -507,23 +421,6 @@ def test_a_server_too_slow_for_the_budget_is_asked_twice_and_no_more() -> None:
     ):
         probe = measure_calls(backend, [backend], "echo")
     assert (probe.slots, probe.error and probe.error.kind) == (None, "server")
-
-
-@pytest.mark.parametrize(
-    ("slots", "batch_size", "advice"),
-    [
-        (1, 8, "server answers about 1 call at a time: OLLAMA_NUM_PARALLEL=8 ollama serve"),
-        (4, 16, "server answers about 4 calls at a time: OLLAMA_NUM_PARALLEL=16 ollama serve"),
-        (8, 8, None),
-        (None, 8, None),
-    ],
-)
-def test_advice_is_given_where_more_slots_would_help(slots: int | None, batch_size: int, advice: str | None) -> None:
-    given = slots_advice(slots, batch_size, server=OllamaBackend)
-    assert given is None if advice is None else given is not None and given.startswith(advice)
-    reported = slots_advice(slots, batch_size, server=OpenAIBackend, is_reported=True)
-    assert (reported is None) == (advice is None)
-    assert ("llama-server --parallel" in str(slots_advice(slots, batch_size, server=OpenAIBackend))) == bool(advice)
 
 
 def test_a_key_depends_on_all_that_decides_a_reply_and_on_nothing_else() -> None:
@@ -553,14 +450,6 @@ def test_followers_get_the_leaders_outcome_at_no_cost(reply: Completion) -> None
         [(reply.text, 0, reply.eval_s)] * 3 + [(reply.text, 1, reply.eval_s)]
     )
     assert all(each.error == reply.error for each in got)
-
-
-def test_after_the_call_an_equal_request_is_a_new_one() -> None:
-    gate = Gate(Completion(text="because"))
-    gate.open.set()
-    cache = Cache(gate)
-    assert [cache.complete(REQUEST).attempts for _ in range(2)] == [1, 1]
-    assert (gate.calls, cache.shared_calls) == (2, 0)
 
 
 def test_random_requests_are_never_shared() -> None:

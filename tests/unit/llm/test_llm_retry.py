@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,7 +18,7 @@ from query_mutator.llm.cache import Cache
 from query_mutator.llm.client import Client, ModelServer
 from query_mutator.llm.limit import Limit
 from query_mutator.llm.ollama import OllamaBackend
-from query_mutator.llm.pool import MAX_ABSENCES, Pool, Server, is_lost
+from query_mutator.llm.pool import MAX_ABSENCES, Pool, is_lost
 from query_mutator.llm.retry import DEFAULT_POLICY, Retry, RetryPolicy
 from query_mutator.llm.stack import ClientStack, build_client, identity_of
 from query_mutator.testing import Echo, StubServer, start_server
@@ -58,13 +57,6 @@ def test_waits_double_and_keep_half_of_their_length_under_jitter() -> None:
     late = RetryPolicy(max_retries=100).delay_s(failure("busy"), 60, key="k")
     assert late is not None
     assert 15 <= late <= 30
-
-
-def test_jitter_depends_on_key_and_attempt_alone() -> None:
-    error = ErrorInfo(kind="server", message="")
-    spread = {DEFAULT_POLICY.delay_s(error, 1, key=str(key)) for key in range(50)}
-    assert spread == {DEFAULT_POLICY.delay_s(error, 1, key=str(key)) for key in range(50)}
-    assert len(spread) == 50
 
 
 def test_a_server_that_says_when_to_come_back_is_heeded_up_to_two_minutes() -> None:
@@ -140,37 +132,8 @@ def test_a_call_that_was_not_taken_goes_to_the_next_server_and_one_that_was_is_n
     assert (bad.asked, good.asked) == (1, 0 if is_taken else 1)
 
 
-def test_the_last_failure_is_returned_when_no_server_takes_the_call() -> None:
-    assert kind_of(Pool([Scripted("connect"), Scripted("busy")]).complete(POOLED)) == "busy"
-
-
 def failure(kind: str) -> ErrorInfo:
     return ErrorInfo(kind=kind, message="")
-
-
-def test_a_server_that_cannot_be_reached_rests_lets_one_through_and_is_healthy_after_its_answer() -> None:
-    server = Server(Scripted(None))
-    server.note(failure("connect"), now=100.0)
-    assert [server.is_available(now) for now in (100.0, 100.9, 101.1)] == [False, False, True]
-    server.in_flight = 1  # the one that tries
-    assert not server.is_available(101.1)
-    server.in_flight = 0
-    server.note(failure("connect"), now=101.1)  # twice as long this time
-    assert [server.is_available(now) for now in (102.9, 103.2)] == [False, True]
-    server.note(failure("connect"), now=102.0)  # of a call that began before
-    assert [server.is_available(now) for now in (102.9, 103.2)] == [False, True]
-    server.note(None, now=103.0)
-    assert server.is_available(103.2)
-    assert server.failures == 0
-
-
-def test_a_server_that_can_be_reached_rests_after_three_failures_in_a_row() -> None:
-    server = Server(Scripted(None))
-    for kind in ("server", "timeout", "request", "server", "server"):
-        server.note(failure(kind), now=0.0)
-    assert server.is_available(0.0)
-    server.note(failure("malformed"), now=50.0)
-    assert not server.is_available(50.5)
 
 
 def test_a_server_that_fails_is_left_alone_and_asked_again_later() -> None:
@@ -208,16 +171,6 @@ def test_models_of_one_name_must_have_one_digest() -> None:
             identity_of("elsewhere", servers, num_ctx=None)
         for server in servers:
             server.close()
-
-
-def test_close_lets_waiting_calls_through() -> None:
-    gate = Gate()
-    limit = Limit(gate, limit=1)
-    with ThreadPoolExecutor(3) as pool:
-        calls = [pool.submit(limit.complete, REQUEST) for _ in range(3)]
-        assert gate.entered.acquire(timeout=10)
-        limit.close()
-        assert [call.result(10).text for call in calls] == ["ok"] * 3
 
 
 @pytest.mark.parametrize("wrap", [lambda gate: Limit(gate, limit=1), Cache], ids=["for room", "for a twin"])
@@ -274,20 +227,6 @@ def test_the_limit_finds_the_servers_slots_and_stays_near_them(slots: int) -> No
     assert max(late) <= 1.5 * slots + 1
 
 
-def test_a_limit_that_was_halved_grows_again_while_it_is_full() -> None:
-    server = Slots(64)
-    limit = Limit(server, limit=8, is_adaptive=True)
-    assert set(course(limit, server, 10)) == {8}
-    window = limit._window
-    for _ in range(8):  # calls that fail together lower it once
-        limit._learn(Completion.failed("busy", "x"), window)
-    assert limit.limit == 4
-    assert course(limit, server, 6) == [5, 6, 7, 8, 8, 8]
-
-
-SLOW_MS = 60_000
-
-
 @pytest.fixture(autouse=True)
 def quick_polls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool_module, "POLL_S", 0.02)
@@ -328,27 +267,6 @@ def went_away(connect: Callable[..., ClientStack], **settings: Any) -> tuple[Stu
         stack = connect(server, **settings)
         assert ask(stack).ok
     return server, stack
-
-
-def test_calls_in_flight_and_later_ones_wait_and_cost_no_attempt(
-    connect: Callable[..., ClientStack], shown: list[str]
-) -> None:
-    server, stack = went_away(connect)
-    server = again(server, num_parallel=8, latency_ms=SLOW_MS)  # four calls will be in flight when it goes away
-    with ThreadPoolExecutor(8) as pool:
-        replies = [pool.submit(ask, stack, f"question {number}") for number in range(8)]
-        until(lambda: server.stats()["in_service"] == 4)
-        server.close()
-        until(lambda: bool(shown))
-        assert not any(reply.done() for reply in replies)
-        with again(server, num_parallel=8) as server:
-            completions = [reply.result(timeout=20) for reply in replies]
-            assert server.stats()["calls"] == 8
-    assert [(reply.error, reply.attempts) for reply in completions] == [(None, 1)] * 8
-    assert stack.client.totals.failed == 0
-    assert shown[0].startswith("server away since ")
-    assert shown[0].endswith(", waiting")
-    assert shown[1:] == [""]
 
 
 def test_known_replies_are_found_while_the_server_is_away(shown: list[str], tmp_path: Path) -> None:
@@ -433,53 +351,6 @@ def test_a_request_that_ends_the_server_is_not_repeated_for_ever(connect: Callab
     assert model.deaths == MAX_ABSENCES + 1
     until(lambda: len(servers) == model.deaths + 1)
     servers[-1].close()
-
-
-class Loading:
-    """A server that answers 503, as llama-server does while it loads its model; its list of models is there already."""
-
-    def __init__(self, port: int) -> None:
-        self.socket = socket.create_server(("127.0.0.1", port))
-        self.asked = 0
-        self.thread = threading.Thread(target=self._serve)
-        self.thread.start()
-
-    def _serve(self) -> None:
-        refusal, models = b'{"error": {"message": "Loading model"}}', b'{"data": [{"id": "echo"}]}'
-        while True:
-            try:
-                connection, _ = self.socket.accept()
-            except OSError:
-                return
-            with connection:
-                is_list = b"/v1/models" in connection.recv(65536)
-                body, status = (models, b"200 OK") if is_list else (refusal, b"503 Service Unavailable")
-                head = b"HTTP/1.1 %b\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % (status, len(body))
-                connection.sendall(head + body)
-                self.asked += 1
-
-    def close(self) -> None:
-        self.socket.shutdown(socket.SHUT_RDWR)
-        self.socket.close()
-        self.thread.join()
-
-
-@pytest.mark.parametrize("backend", ["ollama", "openai"])
-def test_a_server_that_comes_back_and_still_loads_its_model_is_waited_for(
-    connect: Callable[..., ClientStack], shown: list[str], backend: str
-) -> None:
-    server, stack = went_away(connect, backend=backend)
-    with ThreadPoolExecutor(2) as pool:
-        replies = [pool.submit(ask, stack, "how?")]
-        until(lambda: bool(shown))
-        loading = Loading(server.port)
-        until(lambda: loading.asked >= 3)
-        replies.append(pool.submit(ask, stack, "and why?"))  # does not start: it would be refused
-        until(lambda: loading.asked >= 6)
-        loading.close()
-        assert not any(reply.done() for reply in replies)
-        with again(server):
-            assert all(reply.result(timeout=20).ok for reply in replies)
 
 
 def test_a_reply_cut_by_the_servers_death_is_asked_for_again() -> None:

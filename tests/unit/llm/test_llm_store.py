@@ -6,19 +6,15 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from query_mutator.errors import BackendError, DiskError, UsageError
+from query_mutator.errors import BackendError, UsageError
 from query_mutator.llm.cache import Cache
-from query_mutator.llm.ollama import OllamaBackend
-from query_mutator.llm.stack import identity_of
 from query_mutator.llm.store import Store, default_cache_path
-from query_mutator.testing import start_server
 from query_mutator.types import ChatRequest, Completion
 from tests.fake_client import FakeClient, script
 
@@ -130,14 +126,6 @@ def test_several_processes_write_one_file_at_once(path: Path) -> None:
         assert len(store) == 203
 
 
-def test_many_threads_share_the_store(store: Store) -> None:
-    cache, client = over(store, ANSWER)
-    requests = [ChatRequest.user(f"why {number % 20}?", model="m") for number in range(200)]
-    with ThreadPoolExecutor(8) as pool:
-        assert all(reply.text == ANSWER.text for reply in pool.map(cache.complete, requests))
-    assert (len(store), client.calls + cache.hits + cache.shared_calls) == (20, 200)
-
-
 def test_a_shared_call_is_stored_once_and_known_before_its_twin_could_ask_again(store: Store) -> None:
     client = script(ANSWER)
     cache = Cache(client, run=store)
@@ -163,15 +151,6 @@ def test_a_person_can_read_it(store: Store, path: Path) -> None:
     [row] = reader.execute("SELECT model, prompt ->> '$[0][1]', reply ->> 'text' FROM replies").fetchall()
     assert row == ("m", "why?", ANSWER.text)
     reader.close()
-
-
-def test_the_identity_is_the_digest_and_what_stands_beside_it() -> None:
-    with start_server({}) as server:
-        backend = OllamaBackend(server.url)
-        assert identity_of("echo", [backend], num_ctx=1) == f"{backend.digest('echo')} 1"
-        with pytest.raises(BackendError):
-            identity_of("nowhere", [backend], num_ctx=None)
-        backend.close()
 
 
 def test_without_an_identity_the_call_is_made_and_nothing_stored(store: Store) -> None:
@@ -291,10 +270,3 @@ def test_a_cache_that_fails_later_costs_a_warning_and_not_the_reply(
     assert client.calls == 2
     assert len(caplog.records) == 1
     cache.close()
-
-
-def test_a_run_that_cannot_write_stops(store: Store) -> None:
-    store.execute("PRAGMA max_page_count = 8")
-    cache, _ = over(store, Completion(text="long " * 20_000))
-    with pytest.raises(DiskError, match="cannot be written"):
-        cache.complete(REQUEST)

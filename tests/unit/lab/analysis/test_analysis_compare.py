@@ -21,7 +21,7 @@ from torch.utils.tensorboard.summary import hparams
 
 from query_mutator.commands.main import main
 from query_mutator.errors import UsageError
-from query_mutator.lab.analysis.compare import Analysis, MetricResult, analyze, at_checkpoints
+from query_mutator.lab.analysis.compare import Analysis, analyze, at_checkpoints
 from query_mutator.lab.analysis.groups import group_runs
 from query_mutator.lab.analysis.report import as_csv, as_json, page, render
 from query_mutator.lab.analysis.runs import find_runs, load_runs
@@ -249,19 +249,6 @@ def test_only_the_common_window_counts(tmp_path: Path) -> None:
     assert result.window == (100, 1000)
     assert {value.mean for value in result.groups} == {result.groups[0].mean}
     assert list(at_checkpoints(result, interval=300)) == [300, 600, 900]
-
-
-@pytest.mark.parametrize(
-    ("window", "xs"),
-    [
-        ((512, 10_240), [*range(1000, 10_001, 1000), 10_240]),
-        ((0, 1000), list(range(100, 1001, 100))),
-        ((7, 7), [7]),
-    ],
-)
-def test_rows_of_a_table_are_at_round_places_and_at_the_end(window: tuple[float, float], xs: list[float]) -> None:
-    result = MetricResult(metric=SPEC.metric("success"), task="", name="success", window=window, groups=(), curves=())
-    assert list(at_checkpoints(result)) == pytest.approx(xs)
 
 
 def test_runs_of_stable_baselines3_are_grouped_by_given_settings(

@@ -6,16 +6,13 @@ import csv
 import io
 import json
 import math
-import struct
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from tensorboard.compat.proto.event_pb2 import Event
-from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
-from tensorboard.compat.proto.tensor_pb2 import TensorProto
+from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 from tensorboard.util import tensor_util
 
@@ -30,16 +27,6 @@ from tests.promises.events import write_events, write_run
 from tests.qm_command import qm
 
 Triples = dict[str, list[tuple[int, float, float]]]
-TENSORS = {
-    "float": TensorProto(dtype=1, float_val=[0.25]),
-    "double": TensorProto(dtype=2, double_val=[1 / 3]),
-    "int": TensorProto(dtype=3, int_val=[-7]),
-    "int64": TensorProto(dtype=9, int64_val=[-(2**40)]),
-    "bool": TensorProto(dtype=10, bool_val=[True]),
-    "half": TensorProto(dtype=19, half_val=[0x3555]),
-    "content": TensorProto(dtype=2, tensor_content=struct.pack("<d", 2.5)),
-    "content_int": TensorProto(dtype=3, tensor_content=struct.pack("<i", -3)),
-}
 
 
 def tensorboards(path: Path) -> Triples:
@@ -95,27 +82,6 @@ def test_newer_scalars_texts_and_other_plugins(tmp_path: Path) -> None:
     assert file.texts["hyperparameters/text_summary"].endswith("|lr|0.001|")
 
 
-def test_every_kind_of_tensor_scalar_and_no_other_tensor(tmp_path: Path) -> None:
-    file = read_event_file(write_tensors(tmp_path / "tensors.tfevents", TENSORS, plugin="scalars"))
-    values = {tag: points.value[0] for tag, points in file.scalars.items()}
-    assert values == {
-        "float": 0.25, "double": 1 / 3, "int": -7, "int64": -(2**40), "bool": 1, "half": float(np.float16(1 / 3)),
-        "content": 2.5, "content_int": -3,
-    }  # fmt: skip
-    several = {"several": TensorProto(dtype=1, float_val=[1, 2]), "many": TensorProto(dtype=3, int_val=[1, 2, 300])}
-    assert not read_event_file(write_tensors(tmp_path / "a.tfevents", several, plugin="scalars")).scalars
-    assert not read_event_file(write_tensors(tmp_path / "b.tfevents", TENSORS, plugin="histograms")).scalars
-
-
-def write_tensors(path: Path, tensors: dict[str, Any], *, plugin: str) -> Path:
-    metadata = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name=plugin))
-    with path.open("wb") as file:
-        for tag, tensor in tensors.items():
-            value = Summary.Value(tag=tag, metadata=metadata, tensor=tensor)
-            RecordWriter(file).write(Event(wall_time=1.0, step=1, summary=Summary(value=[value])).SerializeToString())
-    return path
-
-
 @pytest.mark.parametrize("cut", [1, 5, 13, 20])
 def test_a_torn_last_record_is_left_out(tmp_path: Path, cut: int) -> None:
     path = write_events(tmp_path, [(step, step, {"a": step}) for step in range(4)])
@@ -133,16 +99,6 @@ def test_what_follows_a_damaged_frame_is_left_out(tmp_path: Path) -> None:
     assert (steps == np.arange(len(steps))).all()
     (tmp_path / "empty").write_bytes(b"")
     assert not read_event_file(tmp_path / "empty").scalars
-
-
-def test_records_of_any_size_give_tensorboards_points(tmp_path: Path) -> None:
-    rows = [(-3, 0.0, {"a": 1.0})] + [
-        (step**3, step / 10, {"a": step, f"a much longer tag/{step % 3}": -step}) for step in range(400)
-    ]
-    path = write_events(tmp_path, rows)
-    found = triples(read_event_file(path))
-    assert found == tensorboards(path)
-    assert found["a"][0][0] == -3
 
 
 def test_records_inside_a_record_are_not_taken_for_frames(tmp_path: Path) -> None:

@@ -103,15 +103,3 @@ def test_what_is_sized_is_with_or_without_onednn(capsys: pytest.CaptureFixture[s
         assert f"(oneDNN {'off' if flag == '--no-onednn' else 'on'}) on cpu" in said
         peaks.append(said.splitlines()[4].split()[4])
     assert peaks[0] != peaks[1]
-
-
-def test_the_device_that_is_sized_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    for flags, words in (
-        (["--device", "cpu"], "mlp (oneDNN on) on cpu:"),
-        (["--device", "cuda"], "mlp on cuda: "),
-        (["--vram", "2GB"], "mlp on cuda: "),
-    ):
-        assert main(["size", "mlp", "--batch", "1", *flags]) == 0
-        assert words in capsys.readouterr().out
-    with pytest.raises(UsageError, match="--device"):
-        main(["size", "mlp", "--device", "tpu"])

@@ -28,7 +28,6 @@ from query_mutator.lab.sizing.sizes import (
     tabled,
     vram_bytes,
 )
-from query_mutator.lab.sizing.tracker import _warn_of_guesses
 
 pytestmark = pytest.mark.slow
 
@@ -165,26 +164,3 @@ def test_sizes_from_the_table() -> None:
     act = tabled("act", cameras=2, resolution=(480, 640))
     assert [act.slope / MIB, act.at(1) / MIB] == pytest.approx([463.3, 1070], rel=0.01)  # as LeRobot's own: 463
     assert all(tabled(name, PLAIN).largest(room_on("12GB")) > 30 for name in TABLED)
-
-
-@pytest.mark.parametrize(("seen", "expected"), [(False, 0), (True, 1)])
-def test_only_code_of_the_model_that_reads_a_number_is_warned_of(
-    seen: bool, expected: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    def loss(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        total: torch.Tensor = module(x).sum()
-        return total * total.item() if seen else total
-
-    _warn_of_guesses.cache_clear()
-    workload = Workload(name="net", build=lambda: nn.Linear(4, 4), batch=lambda b: (torch.zeros(b, 4),), loss=loss)
-    estimate(workload, 2)
-    assert sum(".item()" in record.getMessage() for record in caplog.records) == expected
-
-
-def test_mistakes_are_one_line() -> None:
-    for words, said in (
-        ("mlp --batch 1 --what-if frozen:nowhere", "matches no parameter"),
-        ("sb3-sac --tokens 7", "--tokens is not for sb3-sac"),
-    ):
-        with pytest.raises(UsageError, match=said):
-            main(["size", *words.split()])

@@ -17,7 +17,6 @@ from query_mutator.stats.intervals import Floats
 
 REPEATS = 60  # benchmarks/sweep_surfaces.py has more of them
 BATCHES, SPEEDS = (64, 128, 256, 512, 1024, 2048, 8192), (160, 512, 1024)
-FIVE = (64, 128, 256, 512, 1024), (128, 256, 512, 1024, 2048)
 Curve = Callable[[Floats], Floats]
 NAN = math.nan
 
@@ -87,17 +86,6 @@ def test_noise_alone_has_no_golden_middle() -> None:
     assert np.mean([optimum.kind == "undecided" for optimum in found]) >= 0.9
     assert "these seeds show no difference" in found[0].why
     assert np.mean([bool(optimum.finer) for optimum in found]) <= 0.05
-
-
-@pytest.mark.slow
-def test_an_axis_that_changes_nothing_is_reported() -> None:
-    def ridge(logs: Floats) -> Floats:
-        return 0.3 - 0.02 * (logs[:, 0] - 7) ** 2
-
-    found = repeats(grid((32, 128, 512), SPEEDS), ridge, noise=0.02)
-    expected = "along batch the best lies inside the grid; along speed these seeds show no difference"
-    assert np.mean([optimum.kind == "undecided" and optimum.why.startswith(expected) for optimum in found]) >= 0.75
-    assert np.mean([optimum.kind == "interior" for optimum in found]) <= 0.05
 
 
 @pytest.mark.slow
@@ -192,41 +180,6 @@ def test_a_cliff_or_a_narrow_peak_is_held_or_answered_with_values_around_it(
     assert len(coarse) >= (0.95 if seeds == 8 else 0.8) * len(found)
     assert all("the grid is too coarse here: try --grid batch=" in one.why for one in coarse)
     assert np.mean([min(tried(one)) < at < max(tried(one)) for one in coarse]) >= 0.95
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("exponent", "at"), [(1.0, 17.0), (1.0, 17.5), (-1.0, -1.0), (0.5, 12.5)])
-def test_a_diagonal_ridge_has_no_golden_middle_and_no_certain_edge(exponent: float, at: float) -> None:
-    def ridge(z: Floats) -> Floats:
-        return 0.7 - 0.05 * (z[:, 0] + exponent * z[:, 1] - at) ** 2
-
-    found = repeats(grid(*FIVE), ridge, noise=0.02, count=20)
-    assert np.mean([one.kind == "interior" or "lies at the edge" in one.why for one in found]) <= 0.05
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("slope", [1, -1])
-def test_a_plateau_up_to_an_end_may_go_on_there(slope: int) -> None:
-    def plateau(z: Floats) -> Floats:
-        return 0.6 - 0.12 * np.maximum(0, slope * (9 - z[:, 0]))
-
-    found = repeats(grid(BATCHES, seeds=5), plateau, noise=0.015)
-    assert np.mean([one.kind == "interior" for one in found]) <= 0.1
-    assert np.mean([one.axes[0].reaches == ("high" if slope > 0 else "low",) for one in found]) >= 0.85
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("noise", [0.01, 0.03, 0.06])
-@pytest.mark.parametrize("surface", [bell(8.4, 1.0), bell(8.4, 1.5), hill])
-def test_a_smooth_hill_is_not_called_too_coarse(surface: Curve, noise: float) -> None:
-    assert np.mean([bool(one.finer) for one in repeats(grid(BATCHES), surface, noise=noise, count=25)]) <= 0.05
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("at", [6.3, 9.0, 12.0, 13.0])
-def test_a_region_that_reaches_an_end_is_never_interior(at: float) -> None:
-    found = repeats(grid(BATCHES), parabola(at), noise=0.04, count=25)
-    assert not any(one.kind == "interior" and any(axis.reaches for axis in one.axes) for one in found)
 
 
 FINE = np.stack(np.meshgrid(range(6, 11), range(7, 12), indexing="ij"), axis=-1).reshape(-1, 2).astype(float)
