@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from query_mutator.errors import ModelMissingError, UsageError
+from query_mutator.errors import BackendError, ModelMissingError, ServerDownError, UsageError
 from query_mutator.llm import pool as pool_module
 from query_mutator.llm.cache import Cache
 from query_mutator.llm.client import Client, ModelServer
@@ -351,6 +351,29 @@ def test_a_request_that_ends_the_server_is_not_repeated_for_ever(connect: Callab
     assert model.deaths == MAX_ABSENCES + 1
     until(lambda: len(servers) == model.deaths + 1)
     servers[-1].close()
+
+
+class Returning(Scripted):
+    """A server that is away, then loads its model, then answers."""
+
+    def __init__(self) -> None:
+        super().__init__("connect", None)
+        self.states: list[Exception] = [ServerDownError("away"), BackendError("Loading model", kind="busy")]
+        self.polls = 0
+
+    def version(self, *, timeout_s: float | None = None) -> str:
+        self.polls += 1
+        if self.states:
+            raise self.states.pop(0)
+        return ""
+
+
+def test_a_server_that_comes_back_and_still_loads_its_model_is_waited_for() -> None:
+    server = Returning()
+    pool = Pool([server], wait_s=30.0)
+    pool.has_answered = True
+    assert pool.complete(POOLED).ok
+    assert (server.polls, server.asked) == (3, 2)
 
 
 def test_a_reply_cut_by_the_servers_death_is_asked_for_again() -> None:
