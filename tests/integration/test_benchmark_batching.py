@@ -15,19 +15,16 @@ from benchmark_batching import (
     BenchmarkConfig,
     Measurement,
     Mode,
-    Results,
     Row,
     connect,
     main,
     make_queries,
-    queries_within,
     recommend,
     row_of,
     run_mode,
 )
 from query_mutator.cli.console import exit_code
 from query_mutator.testing import Echo, FaultPlan, start_server
-from tests.patience import measured
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = ("--num-queries", "5", "--batch-sizes", "1,4", "--repeats", "1")
@@ -87,19 +84,6 @@ def test_json_has_every_row_and_key(tmp_path: Path, capsys: pytest.CaptureFixtur
         assert row["p50_s"] >= 0.005
     assert report["rows"][0]["speedup"] == 1
     assert "efficiency" in capsys.readouterr().out
-
-
-def test_server_with_one_slot_gets_the_advice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def measure(latency_ms: float) -> dict[str, Any]:
-        with start_server([Echo()], num_parallel=1, latency_ms=latency_ms) as server:
-            flags = ["--num-queries", "1", "--ollama-url", server.url, "--target-model", "echo"]
-            return report_of(tmp_path, *QUICK[2:], *flags)
-
-    report = measured(measure, lambda report: report["inferred_slots"] == 1)
-    assert report["inferred_slots"] == 1
-    assert "the server answers about 1 call at a time" in report["recommended"]["why"]
-    printed = capsys.readouterr().out
-    assert "server answers about 1 call at a time: OLLAMA_NUM_PARALLEL=4 ollama serve" in printed
 
 
 @pytest.mark.parametrize("mode", get_args(Mode))
@@ -192,23 +176,3 @@ def test_an_interrupted_benchmark_prints_what_it_has(number: signal.Signals, tmp
     assert "recommended: " in printed
     assert said.splitlines()[-1].endswith(("interrupted", "terminated"))
     assert json.loads((tmp_path / "out.json").read_text())["rows"][0]["mode"] == "sequential"
-
-
-@pytest.mark.parametrize(("query_s", "slots", "expected"), [(0.1, None, 64), (0.5, None, 39), (5.0, 1, 2), (1e6, 1, 1)])
-def test_the_budget_bounds_the_queries(query_s: float, slots: int | None, expected: int) -> None:
-    cases: list[Any] = [("sequential", 1), *(("async", size) for size in (1, 2, 32))]
-    found = queries_within(50, cases, most=64, repeats=1, query_s=query_s, slots=slots)
-    assert found == expected
-
-
-def test_the_speed_up_is_against_the_median_of_the_sequential_runs_that_were_whole() -> None:
-    def run_of(calls: int, seconds: float) -> Measurement:
-        return Measurement(calls=calls, wall_s=seconds, service_s=seconds, p50_s=1.0, p95_s=1.0, queue_wait_s=0.0)
-
-    results = Results(cases=[], num_queries=10, about="", slots=4, advice=None)
-    for took in (20.0, 10.0, 10.0):
-        results.add(("sequential", 1), run_of(20, took))
-    results.add(("sequential", 1), run_of(3, 0.1))  # cut by the budget
-    results.add(("async", 4), run_of(20, 2.5))
-    assert results.row(("sequential", 1))["speedup"] == pytest.approx(1)
-    assert results.row(("async", 4))["speedup"] == pytest.approx(4)

@@ -128,12 +128,6 @@ def test_what_the_hub_does_not_have_is_one_line_that_lists_what_it_has(tmp_path:
     assert all("\n" not in line for line in (*said.values(), offline))
 
 
-def test_a_hub_that_does_not_answer_is_one_line(tmp_path: Path) -> None:
-    said = load("hf:openai/gsm8k:main", tmp_path)["error"]
-    assert "is not in the cache" in said
-    assert "http://127.0.0.1:9 gives none" in said
-
-
 @pytest.mark.parametrize("name", ["hf:", "hf:a/b/c", "hf:a b", "hf:a/b:", "hf:a/b@", "hf:../x:y:z"])
 def test_a_name_of_another_form_says_the_form(name: str) -> None:
     with pytest.raises(DatasetError, match=r"not hf:NAME\[:CONFIG\]\[@SPLIT\]"):

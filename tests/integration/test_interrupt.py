@@ -194,21 +194,6 @@ def test_calls_in_flight_are_cut_and_a_checkpoint_left(
     assert b"cancelled" not in stored(run)  # or the resumed run would take it for the server's failure
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("algo", ["ppo", "iqn"])
-def test_interrupted_run_goes_on_where_its_checkpoint_was(algo: str, tiny_flags: list[str], tmp_path: Path) -> None:
-    endless = [*tiny_flags, "--num-env-steps", "1000000", "--save-interval", "1000000", "--eval-interval", "0"]
-    endless += ["--algo", algo, "--train-batch-size", "16", "--learning-starts", "16", "--replay-ratio", "4"]
-    process, run = started(endless, tmp_path)
-    wait_until(lambda: len((run / "metrics.jsonl").read_text().splitlines()) >= 3, process)
-    ended(process)
-    steps = read_checkpoint(run).progress.env_steps
-    assert steps >= 64  # the row of an update is written just before its state is kept
-    assert main(["--resume", str(run), "--num-env-steps", str(steps + 32), "--no-evaluate"]) == 0
-    records = [(row["env"], row["step"]) for row in read_json_lines(run / "transcripts.jsonl")]
-    assert len(records) == len(set(records)) == steps + 32
-
-
 class Stalling(Librarian):
     """Answers while `goes_on` is set, and until `stalls_when` is true."""
 

@@ -11,10 +11,9 @@ from contextlib import ExitStack, closing
 import pytest
 
 from query_mutator.commands.main import main
-from query_mutator.llm.client import ModelServer
 from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.openai import OpenAIBackend
-from query_mutator.llm.probe import PROBE_TEXT, context_sentence
+from query_mutator.llm.probe import PROBE_TEXT
 from query_mutator.llm.stack import build_client
 from query_mutator.testing import Echo, StubServer, start_server
 from query_mutator.types import ChatRequest, Completion
@@ -161,15 +160,6 @@ def test_two_models_that_push_each_other_out_are_a_finding(capsys: pytest.Captur
         r"model for both, or OLLAMA_MAX_LOADED_MODELS=2 ollama serve",
         lines["reload"][0],
     )
-
-
-def test_a_server_that_reports_no_context_is_said() -> None:
-
-    class Other(ModelServer):
-        def complete(self, request: ChatRequest) -> Completion:
-            return Completion(text="no JSON")
-
-    assert context_sentence(Other("x"), "m").startswith("unknown")
 
 
 LONG = "begin " + "word " * 300 + "end"

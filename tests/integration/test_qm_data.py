@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from query_mutator.batching import BatchReader, LengthCache, ReplayBuffer, load_batch_plan
+from query_mutator.batching import LengthCache, ReplayBuffer
 from query_mutator.cli.console import exit_code
 from query_mutator.files.json_lines import read_json_lines
 from tests.qm_command import qm
-from tests.tiny_lm import pairs, save_tokenizer, write_rows
+from tests.tiny_lm import pairs, write_rows
 from train_query_mutator import main as train_main
 
 
@@ -105,22 +105,6 @@ def test_info_of_a_rank_and_shards_agree(plan: Path, tmp_path: Path, capsys: pyt
     assert samples == 60
     assert qm("data", "batchplan", "shard", "-p", plan, "-w", "500", "-o", tmp_path / "many") == 2
     assert "500 ranks cannot share" in capsys.readouterr().err
-
-
-def test_batches_are_generated_from_the_right_data_alone(
-    plan: Path, tmp_path: Path, tiny_tokenizer: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rows, out = tmp_path / "train.jsonl", tmp_path / "batches"
-    command = ("data", "batch", "generate", "-p", plan, "-t", tiny_tokenizer, "-o", out)
-    assert qm(*command, "-d", rows, "--json") == 0
-    assert told(capsys)["batches"] == load_batch_plan(plan).total_microbatches
-    assert sum(batch.batch_size for batch in BatchReader(out).iter_epoch(1)) == 60
-    edited = write_rows(tmp_path / "edited.jsonl", [*pairs(59), {"id": "r59", "text": "something else"}])
-    assert qm(*command, "-d", edited) == 2
-    assert "made for data set" in capsys.readouterr().err
-    other = save_tokenizer(tmp_path / "other", ["quite different words"], vocab_size=270)
-    assert qm("data", "batch", "generate", "-p", plan, "-t", other, "-d", rows, "-o", out) == 2
-    assert "made for tokenizer" in capsys.readouterr().err
 
 
 def test_a_tokenizer_that_is_not_there_is_one_line(

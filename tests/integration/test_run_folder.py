@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from benchmarks.attack.harness import Finished, run_cli, run_qm, unchanged
-from query_mutator.errors import UsageError
 from query_mutator.files import LOCK
 from query_mutator.files.lock import locked
-from query_mutator.training.config import parse_config
-from query_mutator.training.run_folder import open_run_dir
 from train_query_mutator import main
 
 
@@ -42,15 +38,6 @@ def refused(run: Path, message: str) -> None:
     assert ended.err.count("\n") == 1
     assert "Traceback" not in ended.err
     assert files.changed() == []
-
-
-def test_a_new_run_holds_the_lock_of_its_folder(tmp_path: Path) -> None:
-    with ExitStack() as stack:
-        new = open_run_dir(parse_config(["--save-dir", str(tmp_path)]), None, stack).path
-        with pytest.raises(UsageError, match="is being written by process"), locked(new):
-            pass
-    with locked(new):
-        pass
 
 
 @pytest.mark.parametrize("command", ["sweep", "sft"])
@@ -87,20 +74,7 @@ def test_damaged_rows_are_named_and_nothing_changes(run: Path, name: str) -> Non
     refused(run, f"{path}: cannot be read")
 
 
-def test_exchanged_row_files_are_found(run: Path) -> None:
-    (run / "transcripts.jsonl").rename(run / "x")
-    (run / "metrics.jsonl").rename(run / "transcripts.jsonl")
-    (run / "x").rename(run / "metrics.jsonl")
-    refused(run, "transcripts.jsonl:2: damaged, its whole lines take")
-
-
 def test_a_damaged_config_is_named_and_nothing_changes(run: Path) -> None:
     path = run / "config.json"
     path.write_text(path.read_text().replace('"started": "2', '"started": "3'))
     refused(run, f"{path}: its content does not match its checksum")
-
-
-def test_a_run_without_a_checkpoint_says_so(run: Path) -> None:
-    for name in ("resume.pt", "resume.previous.pt", "policy.qm"):
-        (run / name).unlink()
-    refused(run, "was stopped before its first checkpoint, there is nothing to resume")

@@ -110,15 +110,6 @@ def test_an_upload_is_forwarded_in_parts_and_larger_than_a_request_may_be(hash_e
     assert "1000" in reply.json()["error"]
 
 
-def test_a_dead_upstream_is_named(hash_encoder: Encoder) -> None:
-    with proxy("http://127.0.0.1:9", hash_encoder) as url:
-        replies = [requests.get(f"{url}/api/tags", timeout=10), chat(url, SORT), chat(url, SORT, model=MODEL)]
-        opened = requests.post(f"{url}/v1/chat/completions", json={"model": MODEL}, timeout=10)
-    assert {reply.status_code for reply in (*replies, opened)} == {502}
-    assert all("http://127.0.0.1:9" in reply.json()["error"] for reply in replies)
-    assert "http://127.0.0.1:9" in opened.json()["error"]["message"]
-
-
 def test_an_error_of_the_upstream_comes_as_it_is(gate: str, tiny_server: StubServer) -> None:
     theirs, ours = (chat(url, SORT, model="no-such-model") for url in (tiny_server.url, gate))
     assert (ours.status_code, ours.content) == (theirs.status_code, theirs.content)
@@ -148,15 +139,6 @@ def test_every_reply_has_the_model_name_that_the_client_sent(gate: str, stream: 
 
 
 # --- the modes --------------------------------------------------------------------------------------------------------
-
-
-def test_the_calls_are_bounded(tiny_server: StubServer, hash_encoder: Encoder) -> None:
-    plan = Plan(steps=("spelling", "neutral", "filler"))
-    for calls in (1, 2, 3):
-        with proxy(tiny_server.url, hash_encoder, mode="full", plan=plan, calls=calls) as url:
-            reply = chat(url, KILL)
-        assert int(reply.headers["x-qm-calls"]) <= max(1, calls)
-        assert answer(reply)
 
 
 def test_after_the_deadline_the_original_is_asked(hash_encoder: Encoder) -> None:
@@ -462,14 +444,6 @@ def test_gate_asks_in_the_form_what_was_refused(
     assert len(asked) == 2
 
 
-def test_a_rewrite_alone_is_a_text_to_send(tiny_server: StubServer, hash_encoder: Encoder) -> None:
-    turns = [{"role": "user", "content": SORT}]
-    for form, text in (("question_answer", f"Question: {CLEAN}\nAnswer:"), ("examples", CLEAN)):
-        with proxy(tiny_server.url, hash_encoder, **plan(form)) as url:
-            found = requests.post(f"{url}/qm/rewrite", json={"messages": turns}, timeout=10).json()
-        assert (found["question"], found["form"]) == (text, form if form == "question_answer" else "as_is")
-
-
 def test_log_probabilities_are_asked_for_until_an_upstream_refuses_them(
     upstream: str, seen: list[dict[str, Any]], hash_encoder: Encoder
 ) -> None:
@@ -515,28 +489,13 @@ class ThoughtfulSoftener(Softener):
         return f"<think>Perhaps: how to kill?</think>{super().reply(prompt)}"
 
 
-def streamed(url: str, question: str) -> tuple[str, str]:
-    """Return the decision on a question, and the streamed reply."""
-    body = {"model": VIRTUAL, "stream": True, "messages": [{"role": "user", "content": question}]}
-    reply = requests.post(f"{url}/api/chat", json=body, timeout=20)
-    lines = [json.loads(line) for line in reply.text.splitlines()]
-    return reply.headers["x-qm-decision"], "".join(line["message"]["content"] for line in lines)
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_the_gate_reads_what_is_said(hash_encoder: Encoder, stream: bool) -> None:
+def test_the_gate_reads_what_is_said(hash_encoder: Encoder) -> None:
     with (
         start_server([Thinker(), ThoughtfulSoftener()], num_parallel=4) as server,
         proxy(server.url, hash_encoder) as url,
     ):
-
-        def asked(question: str) -> tuple[str, str]:
-            if stream:
-                return streamed(url, question)
-            reply = chat(url, question)
-            return reply.headers["x-qm-decision"], answer(reply)
-
-        kept, refused, empty = asked(SORT), asked(KILL), asked("empty")
+        replies = [chat(url, question) for question in (SORT, KILL, "empty")]
+    kept, refused, empty = ((reply.headers["x-qm-decision"], answer(reply)) for reply in replies)
     assert kept == ("kept", f"<think>{REFUSAL} {LONG}</think>\n\n`sorted` is what you want. Use it.")
     assert refused[0] == "rewritten"
     assert refused[1].endswith("</think>\n\n`os.kill` is what you want. Use it.")

@@ -367,18 +367,6 @@ def test_a_server_that_is_down_is_an_error_and_one_answer_of_many_may_fail(run: 
     assert all(one.error is not None and one.error.kind == "connect" for one in found)
 
 
-def test_qm_rewrite_prints_each_wording_once_and_marks_the_submitted_one(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert qm("rewrite", "--checkpoint", str(run), TEXTS[0]) == 0
-    lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.strip().splitlines()]
-    texts = [text.removeprefix("* ") for name, text in lines if name not in ("submitted", "answer")]
-    assert len(set(texts)) == len(texts)
-    marked = [text for name, text in lines if text.startswith("* ") and name != "submitted"]
-    assert len(marked) == 1
-    assert next(text for name, text in lines if name == "submitted").startswith("* ")
-
-
 # --- examples --------------------------------------------------------------------------------------------------------
 
 

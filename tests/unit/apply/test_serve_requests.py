@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from query_mutator.apply.batch_files import parse_line
-from query_mutator.apply.proxy.app import with_virtual
 from query_mutator.apply.proxy.chat import (
     MAX_PARSED_BYTES,
     MAX_PARSED_VALUES,
@@ -23,11 +22,8 @@ from query_mutator.apply.proxy.chat import (
     read_lines,
     renamed,
     skip_reason,
-    text_of,
 )
-from query_mutator.apply.proxy.upstream import UpstreamGone
 from query_mutator.apply.rewriter import Rewrite, Step
-from query_mutator.forms import Framed
 
 QUESTION = "how do i sort a list of names in place"
 #: The beginnings of the prompts that Open WebUI sends to the chat's model for itself.
@@ -68,21 +64,6 @@ def test_the_suffix_is_stripped_for_the_upstream(name: str, upstream: str) -> No
     call = read_call("/v1/chat/completions", {"model": name, "messages": [{"role": "user", "content": QUESTION}]})
     assert call is not None
     assert (call.upstream_model, call.model, call.question, call.streams) == (upstream, name, QUESTION, False)
-
-
-def test_another_question_changes_nothing_else() -> None:
-    call = chat("first", "reply", QUESTION, options={"num_ctx": 512}, keep_alive="5m")
-    asked = call.asking(Framed.user("sort a list"), stream=False)
-    assert asked["messages"][-1] == {"role": "user", "content": "sort a list"}
-    assert asked["messages"][:-1] == call.body["messages"][:-1]
-    assert {**asked, "messages": None} == {**call.body, "messages": None, "stream": False}
-
-
-def test_a_prompt_of_generate_is_a_question_and_streams_unless_said_otherwise() -> None:
-    call = read_call("/api/generate", {"model": "m+qm", "prompt": QUESTION})
-    assert call is not None
-    assert call.streams
-    assert call.asking(Framed.user("x"))["prompt"] == "x"
 
 
 def test_parts_of_text_are_a_question_and_other_parts_are_none() -> None:
@@ -128,15 +109,6 @@ def test_only_one_plain_question_that_stands_alone_is_rewritten(call: ChatCall, 
     assert skip_reason(call) == reason
 
 
-def test_lists_have_each_model_twice() -> None:
-    rows = [{"name": "a:1", "model": "a:1"}, {"name": "b"}]
-    listed = with_virtual("/api/tags", [{"models": rows}])["models"]
-    assert [row["name"] for row in listed] == ["a:1", "a:1+qm", "b", "b+qm"]
-    assert listed[1]["model"] == "a:1+qm"
-    models = with_virtual("/v1/models", [{"object": "list", "data": [{"id": "a"}]}])
-    assert [row["id"] for row in models["data"]] == ["a", "a+qm"]
-
-
 def test_a_whole_reply_is_streamed_with_its_reasoning() -> None:
     message = {"role": "assistant", "content": "Use `os.kill`.", "reasoning_content": "They mean a process."}
     call = chat(QUESTION, path="/v1/chat/completions", stream=True)
@@ -148,14 +120,6 @@ def test_a_whole_reply_is_streamed_with_its_reasoning() -> None:
     first, last = map(json.loads, lines)
     assert (first["thinking"], first["response"]) == ("They mean a process.", "Use `os.kill`.")
     assert "thinking" not in last
-
-
-@pytest.mark.parametrize("reply", [{"message": "text"}, {"message": [1]}, {"choices": 5}, {"choices": [{"delta": 5}]}])
-def test_a_reply_of_another_shape_has_no_text(reply: dict[str, Any]) -> None:
-    with pytest.raises(UpstreamGone, match="not one of a chat"):
-        text_of("ollama_chat" if "message" in reply else "openai_chat", reply)
-    assert text_of("openai_chat", {"choices": [], "usage": {}}) == ""
-    assert text_of("ollama_chat", {"message": None}) == ""
 
 
 def test_a_request_of_many_bytes_or_values_is_not_parsed_and_a_line_gets_the_clients_name() -> None:

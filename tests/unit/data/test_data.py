@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import random
 import re
 import sys
 from pathlib import Path
@@ -31,7 +30,6 @@ from tests.qm_command import qm
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "scripts"))
 
-from general.noise import misspell
 
 ROW = {"question": "What is 2 + 2?", "form": "steps", "reply": "4", "gold": "4"}
 
@@ -152,21 +150,6 @@ def test_a_csv_cell_may_be_long_and_a_quote_that_stays_open_loses_no_rows(tmp_pa
     assert [question.text for question in load_questions(path)] == [long.strip(), "how?"]
     path = write(tmp_path / "open.csv", "query,accept", '"why?,len', "how?,sum", "when?,abs")
     with pytest.raises(DatasetError, match="not CSV"):
-        load_questions(path)
-
-
-@pytest.mark.parametrize("path", ["x" * 5000 + ".jsonl", "a/" * 3000 + "q.csv"])
-def test_a_path_that_the_system_refuses_is_one_short_line(path: str) -> None:
-    with pytest.raises(DatasetError, match="characters") as caught:
-        load_questions(path)
-    assert len(str(caught.value)) < 400
-
-
-def test_a_parquet_page_that_does_not_match_its_checksum_is_an_error(tmp_path: Path) -> None:
-    path, table = tmp_path / "q.parquet", pyarrow.table({"query": [f"what is {number}?" for number in range(10)]})
-    parquet.write_table(table, path, write_page_checksum=True, compression="none", use_dictionary=False)
-    path.write_bytes(path.read_bytes().replace(b"what is 7?", b"what is 1?"))
-    with pytest.raises(DatasetError, match="not a readable Parquet file"):
         load_questions(path)
 
 
@@ -416,13 +399,6 @@ def test_bundled_sets_are_those_that_were_measured(name: str) -> None:
     assert hashlib.sha256((FOLDER / name).read_bytes()).hexdigest() == SHA256[name]
 
 
-def test_the_grader_knows_every_answer_under_families_of_its_own() -> None:
-    first = json.loads(GENERAL_2.with_name("general_grader.json").read_text(encoding="utf8"))
-    assert set(NAMES) == set(map(family_of, QUESTIONS))
-    assert not set(NAMES) & set(first)
-    assert not [(q.id, text) for q in QUESTIONS for text in q.accept if text not in NAMES[family_of(q)]]
-
-
 @pytest.mark.parametrize("phrasing", PHRASINGS)
 def test_every_accepted_answer_is_right(phrasing: str) -> None:
     wrong = [(q.id, text) for q in QUESTIONS for text in q.accept if not accepts(phrasing.format(text), q)]
@@ -448,19 +424,6 @@ def test_a_copy_of_the_question_is_wrong_and_no_question_holds_its_answer() -> N
 def test_training_and_plans_refuse_the_set(dataset: str, command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert qm(command, "--dataset", dataset, *["--dry-run"] * (command == "train")) == 2
     assert "only for evaluation, by `python -m benchmarks.second_author`" in capsys.readouterr().err
-
-
-def test_the_clean_text_of_a_question_is_in_its_file_only() -> None:
-    rows = [json.loads(line) for line in (FOLDER / "general.jsonl").read_text().splitlines()]
-    assert {row["id"]: row["query"] for row in rows} == {question.id: question.text for question in general()}
-    assert all(row["clean"] == row["query"] for row in rows if row["tags"][0] == "plain")
-
-
-@pytest.mark.parametrize("text", ["Cary: which US state is that in?", "Which state is the city of Cary in?"])
-def test_a_short_name_is_never_misspelt(text: str) -> None:
-    spoiled = [misspell(text, ["Cary"], random.Random(seed)) for seed in range(100)]
-    assert all("cary" in wrong.lower() for wrong in spoiled)
-    assert text not in spoiled
 
 
 @pytest.mark.parametrize(

@@ -117,16 +117,6 @@ def test_reset_takes_the_next_question_and_gives_up_at_last(
     assert len(client.requests) == RESET_QUESTIONS
 
 
-def test_same_seed_gives_the_same_episodes(env: QueryMutationEnv) -> None:
-    runs = []
-    for _ in range(2):
-        drawn = [env.reset(seed=5)[1]["_text"]["question_id"]]
-        drawn += [env.reset()[1]["_text"]["question_id"] for _ in range(6)]
-        runs.append(drawn)
-    assert runs[0] == runs[1]
-    assert sorted(runs[0][:5]) == ["q0", "q1", "q2", "q3", "q4"]
-
-
 # --- the batched environment ---------------------------------------------------------------------------------------
 
 
@@ -248,22 +238,6 @@ def test_results_of_steps_in_flight_are_not_taken_for_others(batched: Callable[.
     ready = set(env.recv()[4]["env_id"])
     assert (ready if len(ready) == 2 else ready | set(env.recv()[4]["env_id"])) == {1, 3}
     env.step(np.full(5, UNDO))
-
-
-def test_batched_environment_gives_access_to_its_environments(
-    batched: Callable[..., BatchedQueryMutationEnv],
-) -> None:
-    env = batched(4)
-    env.reset(seed=0)
-    assert env.get_attr("env_id") == (0, 1, 2, 3, 4)
-    assert env.call("render") == env.render()
-    assert np.array_equal(np.stack(env.call("action_masks")), env.action_masks())
-    env.set_attr("env_id", [5, 6, 7, 8, 9])
-    env.set_attr("render_mode", "ansi")
-    assert env.get_attr("env_id") == (5, 6, 7, 8, 9)
-    assert env.call("render_mode") == ("ansi",) * 5
-    with pytest.raises(ValueError, match="2` values for 5"):
-        env.set_attr("env_id", (1, 2))
 
 
 def test_reset_mask_resets_only_the_masked_and_is_left_in_the_options(
@@ -500,21 +474,6 @@ def test_every_flow_ends_with_its_own_result_or_its_exception(
 def first_calls_fail(client: Client, failures: int) -> FakeClient:
     fake = FakeClient(client.complete, kind="connect", fails=lambda _: len(fake.requests) <= failures)
     return fake
-
-
-@pytest.mark.parametrize(("failures", "error"), [(2, None), (99, "connect")])
-def test_failed_calls_are_tried_again_and_counted_and_the_last_failure_reaches_the_flow_as_data(
-    make: MakeScheduler, tiny_client: Client, failures: int, error: str | None
-) -> None:
-    def one() -> Flow:
-        completion: Completion = yield ask("sort it")
-        return completion
-
-    scheduler = make(first_calls_fail(tiny_client, failures))
-    scheduler.start("a", one())
-    _, completion = scheduler.finished()
-    assert (completion.error and completion.error.kind) == error
-    assert completion.attempts == 3
 
 
 @pytest.mark.parametrize(("seconds", "calls"), [(600.0, 2), (10.0, 1)])

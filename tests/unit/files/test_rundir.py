@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import socket
 import subprocess
@@ -73,15 +72,6 @@ def test_something_else_called_latest_is_left_alone(tmp_path: Path, caplog: pyte
     run.take_latest()
     assert not (tmp_path / "latest").is_symlink()
     assert "does not point to" in caplog.text
-
-
-def test_config_keeps_how_a_run_was_gone_on_with(run_dir: RunDir) -> None:
-    run_dir.write_config({"command_line": "first"})
-    began = json.loads(run_dir.config_path.read_text())["started"]
-    run_dir.write_config({"command_line": "second"}, resumed_at=512)
-    config = json.loads(run_dir.config_path.read_text())
-    assert config["started"] == began
-    assert [(entry["at_step"], entry["command_line"]) for entry in config["resumed"]] == [(512, "second")]
 
 
 @pytest.fixture
