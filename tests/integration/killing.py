@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -89,66 +87,3 @@ def transcript(run: Path) -> list[dict[str, Any]]:
     """Return a run's steps by environment and step, without what depends on the clock."""
     rows = [{**row, "timing": None} for row in read_json_lines(run / "transcripts.jsonl")]
     return sorted(rows, key=lambda row: (row["env"], row["step"]))
-
-
-class ServerProcess:
-    """The test server with tiny models in a process that can be killed and started again on the same port.
-
-    Every call that a model answered is one line of `log`, so the count outlives the process.
-    """
-
-    def __init__(self, folder: Path, **settings: float) -> None:
-        self.log = folder / "answered.txt"
-        self.log.touch()
-        self._settings = settings
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = int(free.getsockname()[1])
-        self.url = f"http://127.0.0.1:{self.port}"
-        self.start()
-
-    def start(self) -> None:
-        """Start the server; return when it answers."""
-        self._process = _PROCESSES.Process(target=_serve, args=(self.port, self.log, self._settings), daemon=True)
-        self._process.start()
-        while True:
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port)):
-                return
-            assert self._process.is_alive()
-            time.sleep(0.01)
-
-    @property
-    def pid(self) -> int:
-        """Return the process's number."""
-        assert self._process.pid is not None
-        return self._process.pid
-
-    def kill(self) -> None:
-        """Kill the server."""
-        self._process.kill()
-        self._process.join()
-
-    @property
-    def answered(self) -> int:
-        """Return how many calls were answered."""
-        return self.log.read_bytes().count(b"\n")
-
-
-class _Logged:
-    """A model that writes a line per answer."""
-
-    def __init__(self, model: Any, log: Path) -> None:
-        self.name = model.name
-        self._model = model
-        self._file = os.open(log, os.O_WRONLY | os.O_APPEND)
-
-    def reply(self, prompt: str) -> str:
-        os.write(self._file, b"answered\n")
-        return str(self._model.reply(prompt))
-
-
-def _serve(port: int, log: Path, settings: dict[str, float]) -> None:
-    from query_mutator.testing import start_server
-    from tests.conftest import Librarian, Softener
-
-    start_server([_Logged(Librarian(), log), _Logged(Softener(), log)], port=port, **settings)
-    signal.pause()

@@ -15,7 +15,7 @@ from openai.types.chat import ChatCompletion
 from query_mutator.commands.main import main as qm_main
 from query_mutator.testing import StubServer, start_server
 from tests.conftest import Librarian
-from tests.integration.killing import ServerProcess, kill_when, start
+from tests.integration.killing import kill_when, start
 from tests.qm_command import qm
 
 Rows = list[dict[str, Any]]
@@ -155,24 +155,23 @@ def test_lines_appended_while_it_runs_are_left_alone(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[ServerProcess]:
-    running = ServerProcess(tmp_path, latency_ms=8, latency_sigma=1.0)
-    yield running
-    running.kill()
+def server() -> Iterator[StubServer]:
+    with start_server([Librarian()], latency_ms=8, latency_sigma=1.0) as running:
+        yield running
 
 
-def test_ctrl_c_says_how_to_resume_and_what_is_done(server: ServerProcess, tmp_path: Path) -> None:
+def test_ctrl_c_says_how_to_resume_and_what_is_done(server: StubServer, tmp_path: Path) -> None:
     questions = write(tmp_path / "in.jsonl", [{"id": n, "prompt": f"sort {n}"} for n in range(60)])
     out = tmp_path / "out.jsonl"
     argv = ["batch", str(questions), "-o", str(out), "--ollama-url", server.url, "--target-model", "librarian"]
-    assert kill_when(start(argv, tmp_path, qm_main), lambda: server.answered > 30, number=signal.SIGINT)
+    assert kill_when(start(argv, tmp_path, qm_main), lambda: server.stats()["calls"] > 30, number=signal.SIGINT)
     said = (tmp_path / "output.txt").read_text()
     assert "lines are done; repeat the command to resume it" in said
     assert "Traceback" not in said
     assert not out.exists()
     assert qm(*argv) == 0
     assert [row["id"] for row in read(out)] == list(range(60))
-    assert server.answered <= 60 + 8  # the calls that were in flight
+    assert server.stats()["calls"] <= 60 + 8  # the calls that were in flight
 
 
 @pytest.mark.parametrize("flag", ["--target-max-tokens", "--max-tokens"])

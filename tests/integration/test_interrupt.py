@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,7 +28,6 @@ from query_mutator.session.checkpoint import read_checkpoint
 from query_mutator.testing import StubServer, start_server
 from query_mutator.types import ChatRequest, Completion
 from tests.conftest import Librarian, Softener
-from tests.integration.killing import ServerProcess
 from train_query_mutator import main
 
 SLOW = ChatRequest.user("plz sort my list", model="slow")
@@ -292,11 +292,12 @@ def test_a_row_whose_evaluation_was_being_made_is_written_after_a_kill(tiny_flag
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
 def test_the_wait_for_a_server_can_be_ended_and_costs_no_step(name: str, tiny_flags: list[str], tmp_path: Path) -> None:
-    server = ServerProcess(tmp_path, num_parallel=8, latency_ms=4)
+    models: list[Any] = [Librarian(), Softener()]
+    server = start_server(models, num_parallel=8, latency_ms=4)
     flags = [*tiny_flags[2:], "--ollama-url", server.url, "--eval-interval", "0", "--no-evaluate"]
     process, run = started(flags, tmp_path)
     wait_until(lambda: rows_in(run) >= 8, process)
-    server.kill()
+    server.close()
     assert process.stderr is not None
     said = b""
     while b"server away since" not in said:  # at the end of a bar, which is no line yet
@@ -304,10 +305,9 @@ def test_the_wait_for_a_server_can_be_ended_and_costs_no_step(name: str, tiny_fl
         assert piece, said
     ended(process, name)
     assert b'"kind":"connect"' not in stored(run)
-    server.start()
-    assert main(["--resume", str(run), "--ollama-url", server.url]) == 0
+    with start_server(models, num_parallel=8, port=server.port):
+        assert main(["--resume", str(run), "--ollama-url", server.url]) == 0
     assert all(row["valid"] for row in read_json_lines(run / "transcripts.jsonl"))
-    server.kill()
 
 
 @pytest.mark.parametrize("command", [["train_query_mutator.py"], ["benchmark_batching.py"], ["-m", "query_mutator"]])

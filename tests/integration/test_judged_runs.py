@@ -11,7 +11,6 @@ from typing import ClassVar
 
 import pytest
 
-from query_mutator.cli.console import exit_code
 from query_mutator.commands.main import main as qm_main
 from query_mutator.data import guard_questions
 from query_mutator.files.json_lines import read_json_lines
@@ -144,13 +143,6 @@ def test_another_reward_scores_answers_that_were_kept_and_asks_only_its_judge(
     assert [row["score"] for row in trained] != [row["score"] for row in other]
     assert calls["right=1,meaning=0.5"] == 0
     assert 0 < calls["judge --judge-model rule-judge"] <= sum(len(row["answers"]) for row in judged)
-
-
-def test_a_judge_that_is_not_there_is_one_line(tiny_flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with served() as server:
-        flags = flags_for(server, tiny_flags, "--reward", "judge", "--judge-model", "nobody")
-        assert exit_code(main, flags, prog="train") == 2
-    assert "has no model 'nobody'" in capsys.readouterr().err
 
 
 def test_llama_cpp_keeps_to_the_schema(tiny_gguf: Path) -> None:

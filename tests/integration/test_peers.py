@@ -7,61 +7,16 @@ import subprocess
 import sys
 import sysconfig
 import warnings
-from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import gymnasium as gym
-import numpy as np
 import pytest
-from gymnasium.vector import AutoresetMode, VectorEnv
-from gymnasium.wrappers import vector as wrappers
 
 from benchmarks.attack.campaign import AREAS, run_case
-from query_mutator.testing import StubServer
 from scripts.check_peers import PEERS
-from tests.integration.conftest import ROWS, write_dataset
 
 ID = "rl_query_mutator_env:QueryMutation-v0"
-SAME_STEP, DISABLED = AutoresetMode.SAME_STEP, AutoresetMode.DISABLED
-NUM_ENVS, NUM_ACTIONS = 3, 5
-Envs = VectorEnv[Any, Any, Any]
-
-
-@pytest.fixture(scope="module")
-def settings(tiny_server: StubServer, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    path = tmp_path_factory.mktemp("gymnasium") / "questions.jsonl"
-    write_dataset(path, ROWS)
-    return {
-        "ollama_url": tiny_server.url, "target_model": "librarian", "mutator_model": "softener", "encoder": "hash",
-        "dataset": str(path), "operators": "spelling,neutral,filler",
-    }  # fmt: skip
-
-
-@pytest.fixture
-def envs(settings: dict[str, Any]) -> Iterator[Callable[[AutoresetMode], Envs]]:
-    """Ours, made for a mode."""
-    made: list[Envs] = []
-
-    def make(mode: AutoresetMode) -> Envs:
-        made.append(gym.make_vec(ID, num_envs=NUM_ENVS, autoreset_mode=mode, **settings))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.close()
-
-
-def play(envs: Envs, *, seed: int = 7, steps: int = 15) -> list[Any]:
-    """Return all that a seeded sequence of actions gives; where nothing resets, ended environments are reset."""
-    rng, found = np.random.default_rng(seed), [envs.reset(seed=seed)]
-    for _ in range(steps):
-        found.append(envs.step(rng.integers(NUM_ACTIONS, size=NUM_ENVS)))  # type: ignore[arg-type]
-        ended = np.logical_or(found[-1][2], found[-1][3])  # type: ignore[misc]
-        if envs.metadata["autoreset_mode"] is DISABLED and ended.any():
-            found.append(envs.reset(options={"reset_mask": ended}))
-    return found
 
 
 @pytest.mark.parametrize("error", [ValueError, TypeError])  # the latter is what torchrl's GymEnv expects
@@ -69,19 +24,6 @@ def test_an_unknown_keyword_names_the_nearest_one(error: type[Exception]) -> Non
     for make in (gym.make, partial(gym.make_vec, num_envs=2)):
         with pytest.raises(error, match=r"unexpected keyword argument 'encodr', did you mean 'encoder'\?; known: "):
             make(ID, encodr="hash")
-
-
-def test_episode_statistics_without_autoreset_are_those_of_the_environment(
-    envs: Callable[[AutoresetMode], Envs],
-) -> None:
-    ended = 0
-    for step in play(wrappers.RecordEpisodeStatistics(envs(DISABLED)))[1:]:
-        if len(step) == 5 and "episode" in step[4]:
-            rows = step[2] | step[3]
-            assert step[4]["episode"]["l"][rows].tolist() == step[4]["episode_length"][rows].tolist()
-            assert np.allclose(step[4]["episode"]["r"][rows], step[4]["episode_return"][rows])
-            ended += int(rows.sum())
-    assert ended > 3
 
 
 @pytest.mark.slow

@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from query_mutator.session.checkpoint import read_checkpoint
 from query_mutator.testing import StubServer, start_server
 from tests.conftest import Librarian, Softener
-from tests.integration.killing import kill_when, run_in, start, train, transcript, weights
+from tests.integration.killing import kill_when, run_in, start, train, transcript
 
 BATCH_SIZE = 4
 
@@ -35,26 +34,6 @@ def flags(tiny_flags: list[str], server: StubServer, monkeypatch: pytest.MonkeyP
 
 def calls_of(run: Path) -> int:
     return read_checkpoint(run).progress.totals.calls
-
-
-def test_damaged_checkpoint_falls_back_to_the_one_before_and_asks_nothing_again(
-    flags: list[str], server: StubServer, tmp_path: Path
-) -> None:
-    flags = [*flags, "--no-use-linear-lr-decay", "--save-interval", "1"]
-    for name, steps in (("whole", "160"), ("damaged", "128")):
-        (tmp_path / name).mkdir()
-        train([*flags, "--num-env-steps", steps, "--save-dir", str(tmp_path / name)], tmp_path / name)
-    whole, damaged = ((tmp_path / name / "latest").resolve() for name in ("whole", "damaged"))
-    newest, paid = damaged / "resume.pt", calls_of(damaged)
-    newest.write_bytes(newest.read_bytes()[:1000])
-
-    served = server.stats()["calls"]
-    train(["--resume", str(damaged), "--num-env-steps", "160", "--ollama-url", server.url], tmp_path / "damaged")
-    assert "resume.pt" in (tmp_path / "damaged" / "output.txt").read_text(encoding="utf-8")
-    assert transcript(damaged) == transcript(whole)
-    expected = weights(whole)
-    assert all(torch.equal(tensor, expected[name]) for name, tensor in weights(damaged).items())
-    assert server.stats()["calls"] - served == calls_of(damaged) - paid
 
 
 def test_what_was_paid_is_not_asked_again_without_deterministic_either(

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from query_mutator.files.lock import locked
-from query_mutator.files.run_dir import RunDir, last_values
+from query_mutator.files.run_dir import RunDir
 from tests.qm_command import qm
 from tests.unit.files.test_rundir import RECORD
 from train_query_mutator import main as train
@@ -87,15 +87,6 @@ def test_damaged_files_leave_the_other_runs(tmp_path: Path, capsys: pytest.Captu
     runs = {run["name"]: run for run in listed(capsys, tmp_path)}
     assert runs.keys() == {"bad", "odd", "good"}
     assert (runs["bad"]["steps"], runs["odd"]["steps_asked"], runs["good"]["steps"]) == (None, None, 32)
-
-
-def test_only_the_end_of_a_long_file_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    filler = '{"other":1,"text":"' + "x" * 5000 + '"}\n'
-    path.write_text('{"step":1}\n' + filler * 20 + '{"loss":2}\n', encoding="utf-8")
-    assert last_values(path, ["step", "loss"]) == {"step": 1, "loss": 2}  # beyond the first 64 KB from the end
-    path.write_text('{"step":1}\n' + filler * 300 + '{"loss":2}\n', encoding="utf-8")
-    assert last_values(path, ["step", "loss"]) == {"loss": 2}
 
 
 def test_no_folder_and_no_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

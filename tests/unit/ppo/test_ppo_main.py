@@ -92,23 +92,6 @@ def test_minibatches_that_do_not_divide_the_rollout_name_those_that_do(num_mini_
     assert str(caught.value).startswith(f"num_mini_batch={num_mini_batch} must divide num_processes*num_steps=512")
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("lr", 0.0),
-        ("max_grad_norm", 0.0),
-        ("entropy_coef", -0.01),
-        ("value_loss_coef", -1.0),
-        ("target_kl", 0.0),
-        ("hidden_sizes", ()),
-        ("seed", -1),
-    ],
-)
-def test_a_value_that_cannot_work_is_named(name: str, value: Any) -> None:
-    with pytest.raises(ValueError, match=name):
-        PPOConfig(**{name: value})
-
-
 def test_the_other_families_names_set_the_same_fields() -> None:
     cleanrl = "--total-timesteps 999 --num-envs 4 --update-epochs 3 --num-minibatches 2 --learning-rate 0.1"
     cleanrl += " --no-anneal-lr --clip-coef 0.1 --ent-coef 0.5 --vf-coef 0.25"

@@ -85,17 +85,6 @@ def test_actions_come_as_often_as_they_are_likely() -> None:
     assert 0.05 < expected.max() < 0.95
 
 
-def test_one_uniform_number_is_drawn_per_row_and_none_for_the_most_probable_action() -> None:
-    policy, obs = a_policy(), observations(4)
-    rngs, twins = streams(4), streams(4)
-    acted = policy.frozen().act(obs, (), greedy=True)
-    np.testing.assert_array_equal(acted.actions, policy(torch.from_numpy(obs))[0].argmax(-1).numpy())
-    policy.frozen().act(obs, rngs)
-    for twin in twins:
-        twin.random()
-    assert [rng.bit_generator.state for rng in rngs] == [twin.bit_generator.state for twin in twins]
-
-
 def test_certain_actions_are_never_missed() -> None:
     policy = a_policy()
     with torch.no_grad():

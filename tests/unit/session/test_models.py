@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,9 +19,8 @@ from query_mutator.env.scheduling import run_flow
 from query_mutator.env.task import CallSettings, Task
 from query_mutator.errors import TooManyFailuresError, UsageError
 from query_mutator.llm.backends import BACKENDS
-from query_mutator.llm.cache import CallTotals, request_key
+from query_mutator.llm.cache import request_key
 from query_mutator.llm.client import Client, ModelServer
-from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.retry import RetryPolicy
 from query_mutator.llm.store import Store
 from query_mutator.session.models import ResolvedModels, call_time, open_models
@@ -32,13 +29,11 @@ from query_mutator.session.play import (
     Limits,
     Played,
     Player,
-    cut_line,
     play,
     script,
     uniform,
 )
 from query_mutator.settings import ModelSettings
-from query_mutator.training.callbacks import LongPromptReport
 from query_mutator.types import AnswerRule, AskRule, ChatRequest, Completion, Question
 from rl_query_mutator_env import QueryMutationEnv
 from tests.fake_client import FakeClient
@@ -46,13 +41,6 @@ from tests.fake_client import FakeClient
 RECORDED = ModelSettings(backend="recorded", encoder="hash", cache="off", batch_size=2)
 QUESTIONS = [Question(id=str(number), text=f"how do i count to {number}") for number in range(3)]
 CALLS = CallSettings(target_model="rambler", mutator_model="rambler", target_max_tokens=40, mutator_max_tokens=500)
-
-
-def test_the_record_has_the_choices_and_cannot_be_changed() -> None:
-    with open_models(RECORDED) as models:
-        assert models.target_model == models.mutator_model == "SmolLM2-135M-Instruct.Q4_1"
-        with pytest.raises(dataclasses.FrozenInstanceError):
-            models.target_model = "another"  # type: ignore[misc]
 
 
 def test_resolved_settings_open_the_same_models() -> None:
@@ -113,39 +101,6 @@ def test_the_time_of_a_call_is_that_of_the_newest_replies_to_the_models(tmp_path
     store.close()
     call_s, said = call_time(settings)
     assert (round(call_s, 3), said) == (0.15, "0.6 s a call, as the newest replies that are kept, 4 in flight")
-
-
-class Env:
-    def __init__(self, **counts: int) -> None:
-        self.prompts_too_long = Counter(counts)
-
-
-def test_long_prompts_are_reported_once_shown_and_summed(capsys: pytest.CaptureFixture[str]) -> None:
-    envs, run = [Env(q1=2), Env(q1=1, q2=1), Env()], Any
-    parts: Any = SimpleNamespace(
-        env_list=envs,
-        models=SimpleNamespace(calls=SimpleNamespace(backend_class=OllamaBackend)),
-    )
-    report = LongPromptReport(parts)
-    said = []
-    for _ in range(2):
-        report.on_rollout_end(run)
-        said.append([line.split(":")[0] for line in capsys.readouterr().err.splitlines()])
-    assert said == [["question q1", "question q2"], []]
-    envs[2].prompts_too_long.update({f"r{number}": 1 for number in range(9)})
-    report.on_rollout_end(run)
-    assert len(capsys.readouterr().err.splitlines()) == 3  # after five questions they are only counted
-    report.on_training_end(run)
-    line = " ".join(capsys.readouterr().err.split())
-    assert line.startswith("13 prompts of 11 questions did not fit the model's context")
-    assert line.endswith("--num-ctx")
-
-
-def test_a_line_about_cut_replies_appears_above_five_percent() -> None:
-    assert cut_line(CallTotals()) == []
-    assert cut_line(CallTotals(calls=110, failed=10, cut_replies=5)) == []
-    [line] = cut_line(CallTotals(calls=110, failed=10, cut_replies=6))
-    assert line.startswith("6% of the replies (6) ended at the token limit")
 
 
 MakeTask = Callable[..., Task]
@@ -256,9 +211,3 @@ def test_stops_above_the_rate_once_the_window_is_full() -> None:
     window.add(np.array([True]))  # 2 of 10: not above
     with pytest.raises(TooManyFailuresError, match=r"3 of the last 10 steps, most often 'busy'.*--max-failure-rate"):
         window.add(np.array([False]))
-
-
-def test_old_failures_leave_the_window() -> None:
-    window = FailureWindow(0.5, size=4)
-    for valid in [False, False, True, True, True, True, False, False]:
-        window.add(np.array([valid]))
