@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from pathlib import Path
 from queue import Queue
-from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
@@ -240,14 +238,6 @@ def test_a_phone_needs_no_sideways_scrolling(opened: OpenPage, page_file: Path) 
     assert wide == ["question", "identity", "policy"]
 
 
-def test_a_print_has_the_answer_and_no_controls(page: Page) -> None:
-    page.emulate_media(media="print")
-    for hidden in (".top", "#held-out .search", "#held-out .filters", ".numbers >> nth=0"):
-        expect(page.locator(hidden)).to_be_hidden()
-    expect(page.locator(".verdict")).to_be_visible()
-    assert page.locator("#held-out .viewport").evaluate("node => node.scrollHeight - node.clientHeight") == 0
-
-
 def test_without_a_script_all_but_the_steps_is_there(browser: Browser, page_file: Path) -> None:
     with browser.new_context(java_script_enabled=False) as context:
         page = context.new_page()
@@ -283,46 +273,6 @@ def test_two_runs_are_next_to_each_other_and_paired(opened: OpenPage, run_folder
     page.locator("#held-out .opener:visible").first.click()
     expect(page.locator(".detail .side[open] summary")).to_contain_text("policy B")
     assert page.locator(".detail .side[open] .way > li").count() == 4
-
-
-def point(plan: str, steps: list[str], *, success: float, calls: float) -> dict[str, Any]:
-    return {
-        "plan": plan, "steps": steps, "success": success, "success_ci": [success - 0.1, success + 0.1],
-        "score": success, "calls": calls, "questions": 30,
-    }  # fmt: skip
-
-
-def test_the_page_of_a_plan_has_no_empty_parts(opened: OpenPage, tmp_path: Path) -> None:
-    original, best = (
-        point("the original question", [], success=0.433, calls=1.0),
-        point("expand", ["expand"], success=0.467, calls=2.0),
-    )
-    bins = [{"n": 30, "mean_p": 0.05 + 0.1 * at, "rate": 0.1 * at} for at in range(10)]
-    quality = {"answers": 300, "auroc": 0.8, "brier": 0.15, "calibration_error": 0.05, "reliability": bins}
-    verdict = "Keep the original question: 43.3 % of 30 training questions right; the best plan, expand, has 40.0 %."
-    front = {"1": original, "2": best}
-    search = {"calls": 300, "best": best, "original": original, "front": front, "verdict": verdict, "p_right": quality}
-    run = tmp_path / "plan"
-    run.mkdir()
-    (run / "config.json").write_text(json.dumps({"flags": {"algo": "plan"}}))
-    (run / "summary.json").write_text(json.dumps({"plan": original, "search": search}))
-    write_page([run], tmp_path / "page.html")
-    page = opened.open(tmp_path / "page.html")
-    expect(page.locator(".verdict")).to_have_text(verdict)
-    expect(page.locator("#answer")).to_contain_text("30 training questions.")
-    expect(page.locator("#answer table.answer tbody tr")).to_have_count(2)
-    diagram = page.locator('[data-chart="How good P(right) is"]')
-    expect(diagram).to_contain_text("300 answers out of fold")
-    expect(diagram).to_contain_text("Brier score 0.150")
-    expect(diagram.locator("circle.dot")).to_have_count(10)
-    diagram.locator("summary").click()
-    expect(diagram.locator("tbody tr")).to_have_count(10)
-    for part in ("policy", "learning", "questions"):
-        expect(page.locator(f"#{part}, nav a[href='#{part}']")).to_have_count(0)
-    text = page.locator("#main").inner_text()
-    assert "held-out" not in text
-    assert "0 steps" not in text
-    assert "episodes" not in text
 
 
 def test_an_open_page_is_loaded_again_when_it_is_written_again(browser: Browser, tmp_path: Path) -> None:

@@ -144,20 +144,6 @@ def test_the_error_of_a_worker_ends_the_run_with_its_line(
         trained(flags, tmp_path / "down", *more)
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ("--num-workers 2", "--num-workers needs --engine ray"),
-        ("--engine ray --num-workers 5", "--num-workers 5 is more than --num-processes 4"),
-        ("--engine ray --num-workers 4 --no-batching", "more than the 1 calls in flight of --no-batching"),
-        ("--engine ray --num-workers 0", "must be at least 1"),
-    ],
-)
-def test_flags_that_do_not_fit_are_one_line(given: str, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        parse_config(["--num-processes", "4", *given.split()])
-
-
 def test_calls_in_flight_are_shared_and_servers_are_dealt_out() -> None:
     def dealt(urls: str, workers: int) -> list[tuple[int, tuple[str, ...]]]:
         config = parse_config(["--engine", "ray", "--num-workers", str(workers), "--num-processes", "8"])

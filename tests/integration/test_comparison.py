@@ -18,9 +18,7 @@ import pytest
 
 from benchmarks.second_author import main as second_author
 from query_mutator.cli.console import exit_code
-from query_mutator.data import load_questions
 from query_mutator.data.loaders import GENERAL_2
-from query_mutator.data.split import target_key
 from query_mutator.env.task import Task
 from query_mutator.evaluation.comparison import (
     Comparison,
@@ -28,7 +26,7 @@ from query_mutator.evaluation.comparison import (
     chain_of,
     standard_methods,
 )
-from query_mutator.evaluation.methods import Evaluator, Found, Job, in_turn
+from query_mutator.evaluation.methods import Evaluator, Found, Job
 from query_mutator.files import file_sha256
 from query_mutator.files.json_lines import read_json_lines
 from query_mutator.forms import FORMS
@@ -45,7 +43,6 @@ from train_query_mutator import main as train_main
 
 ROOT = Path(__file__).resolve().parents[2]
 MakeTask = Callable[..., Task]
-OPERATORS = ["spelling", "neutral", "filler"]
 
 
 @pytest.fixture
@@ -73,17 +70,6 @@ def test_equal_calls_are_made_once_and_charged_to_each_method(
     changed = [len(outcome.asked) == 2 for outcome in found["twice"].values()]
     assert [outcome.calls for outcome in found["twice"].values()] == [2 + was for was in changed]
     assert all(outcome.tokens and outcome.seconds > 0 for outcome in found["twice"].values())
-
-
-def test_methods_advance_at_the_same_pace(tiny_task: MakeTask) -> None:
-    task = tiny_task([replace(QUESTIONS[0], id=str(n), text=f"sort my list {n}") for n in range(60)])
-    short, long = chain_of("short", task, ["submit"]), chain_of("long", task, ["filler", "ask", "undo", "submit"])
-    some = task.on(task.questions[:20])
-    jobs = [Job(name=one.name, task=one.rules(on), player=one.player) for one, on in ((short, task), (long, some))]
-    started = [job.name for job, _ in in_turn(jobs, batch_size=2)]
-    assert (started.count("short"), started.count("long")) == (60, 20)
-    assert 7 <= started[:40].count("long") <= 13  # half of each
-    assert started[0] == "long"  # it ends later
 
 
 def contest(evaluator: Evaluator, task: Task, policy: list[str]) -> Comparison:
@@ -201,28 +187,6 @@ def test_eval_calls_bounds_the_calls_by_a_sample_of_the_questions(
     assert " of 60 questions" in err
     assert qm(*argv, "--eval-calls", "20") == 2
     assert "--eval-calls 20 does not allow one question of each method; give at least" in capsys.readouterr().err
-
-
-def test_a_dataset_is_asked_whole_with_trained_targets_apart(
-    run: str, dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from query_mutator.data import split_questions
-
-    trained = split_questions(load_questions(dataset)).train
-    rows = [
-        (trained[0].text, target_key(trained[0])),  # trained on: left out
-        ("a new question about that", target_key(trained[0])),
-        ("sort something else", "a.target.of.none"),
-    ]
-    path = write_dataset(tmp_path / "others.jsonl", rows)
-    assert qm("eval", "--checkpoint", run, "--dataset", str(path), "--json") == 0
-    out, err = capsys.readouterr()
-    report = json.loads(out)
-    assert report["n"] == 2
-    assert {name: group["n"] for name, group in report["by_group"].items()} == {
-        "targets of training": 1, "other targets": 1,
-    }  # fmt: skip
-    assert "1 of 3 questions were trained on, left out" in err
 
 
 def test_the_second_authors_general_questions_are_opened_by_the_command_that_logs_each_reading(

@@ -195,16 +195,13 @@ def test_calls_in_flight_are_cut_and_a_checkpoint_left(
 
 
 class Stalling(Librarian):
-    """Answers while `goes_on` is set, and until `stalls_when` is true."""
+    """Answers while `goes_on` is set."""
 
     def __init__(self) -> None:
         self.goes_on = threading.Event()
         self.goes_on.set()
-        self.stalls_when: Callable[[], bool] = lambda: False
 
     def reply(self, prompt: str) -> str:
-        if self.stalls_when():
-            self.goes_on.clear()
         self.goes_on.wait()
         return super().reply(prompt)
 
@@ -243,24 +240,6 @@ def test_the_final_comparison_can_be_ended_and_made_up_for(
     assert main(["--resume", str(run), "--ollama-url", server.url]) == 0
     assert (run / "summary.json").exists()
     assert rows_in(run) == 64
-
-
-@pytest.mark.slow
-def test_a_periodic_evaluation_can_be_ended(
-    tiny_flags: list[str], stalling: tuple[StubServer, Stalling], tmp_path: Path
-) -> None:
-    server, model = stalling
-    flags = [*tiny_flags[2:], "--ollama-url", server.url, "--eval-interval", "1", "--cache", "off", "--no-evaluate"]
-    model.stalls_when = lambda: True  # the first call is of the evaluation at the start; later ones ask nothing new
-    process, run = started(flags, tmp_path)
-    wait_until(lambda: not model.goes_on.is_set(), process)
-    ended(process)
-    model.stalls_when = lambda: False
-    model.goes_on.set()
-    assert main(["--resume", str(run), "--ollama-url", server.url]) == 0
-    assert rows_in(run) == 64
-    evaluated = [row["step"] for row in read_json_lines(run / "metrics.jsonl") if "validation/success" in row]
-    assert evaluated == [0, 32, 64]
 
 
 KILLS_ITSELF = """

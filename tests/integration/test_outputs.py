@@ -293,18 +293,6 @@ def test_ones_own_is_replaced_with_force(plan: Path, capsys: pytest.CaptureFixtu
 # --- lengths and plans that do not belong together -------------------------------------------------------------------
 
 
-def test_a_plan_records_the_hash_of_the_rows_that_its_lengths_are_of(
-    plan: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    build = ("data", "batchplan", "build", "-l", "lengths.bin", "-b", "64", "--bucket-edges", "16,64")
-    known = LengthCache.load_sync("lengths.bin").dataset_hash
-    assert load_batch_plan("plan").meta.dataset_hash == known != ""
-    capsys.readouterr()
-    assert qm(*build, "-o", "other", "--dataset-hash", "0123456789abcdef") == 2
-    assert f"has the lengths of data set {known}, not of 0123456789abcdef" in capsys.readouterr().err
-    assert qm(*build, "-o", "right", "--dataset-hash", known) == 0
-
-
 @pytest.mark.parametrize("command", ["batchplan build -l", "batching analyze -c"])
 def test_a_longest_length_below_the_last_edge_is_refused(
     command: str, plan: Path, capsys: pytest.CaptureFixture[str]

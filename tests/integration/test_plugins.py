@@ -5,10 +5,9 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import struct
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,19 +17,13 @@ import pytest
 from query_mutator import plugins
 from query_mutator.cli.console import exit_code
 from query_mutator.commands.main import main as qm_main
-from query_mutator.env.task import Task
 from query_mutator.errors import UsageError
 from query_mutator.files import read_checked_json
 from query_mutator.files.json_lines import read_json_lines
-from query_mutator.llm.client import Client
 from query_mutator.operators import OPERATORS
-from query_mutator.rewards import PARTS, Evidence, Scoring, WeightedReward
 from query_mutator.session.policy_file import read_policy
 from query_mutator.testing import StubServer
 from query_mutator.training.callbacks import CALLBACKS, Callback, RunView
-from query_mutator.types import ChatRequest
-from rl_query_mutator_env import QueryMutationEnv
-from tests.conftest import QUESTIONS
 from tests.docs_blocks import ROOT
 from tests.integration.conftest import ROWS, flags_of, write_dataset
 from train_query_mutator import main
@@ -77,35 +70,6 @@ def tracked(tmp_path_factory: pytest.TempPathFactory, tiny_server: StubServer) -
 
 
 @pytest.mark.slow
-def test_wandb_has_the_rows_and_those_that_a_resume_cut_once(tracked: Tracked) -> None:
-    internal = importlib.import_module("wandb.proto.wandb_internal_pb2")
-    points: Points = {}
-    config: dict[str, Any] = {}
-    summary: dict[str, Any] = {}
-    exits = []
-    paths = sorted(tracked.run.glob("wandb/offline-run-*/run-*.wandb"))
-    assert len(paths) == 2
-    assert len({path.name for path in paths}) == 1
-    for path in paths:
-        for data in wandb_records(path.read_bytes()):
-            record = internal.Record.FromString(data)
-            kind = record.WhichOneof("record_type")
-            if kind == "history":
-                values = {item.key or item.nested_key[0]: json.loads(item.value_json) for item in record.history.item}
-                points[record.history.step.num] = {k: v for k, v in values.items() if not k.startswith("_")}
-            elif kind == "run":
-                config |= {item.key: json.loads(item.value_json) for item in record.run.config.update}
-            elif kind == "summary":
-                summary |= {(u.key or u.nested_key[0]): json.loads(u.value_json) for u in record.summary.update}
-            elif kind == "exit":
-                exits.append(record.exit.exit_code)
-    assert points == rows_by_step(tracked.rows)
-    assert config["flags"]["batch_size"] == 4
-    assert summary["env_steps"] == 96
-    assert exits == [0, 0]
-
-
-@pytest.mark.slow
 def test_mlflow_has_the_rows_of_one_run(tracked: Tracked) -> None:
     client = importlib.import_module("mlflow").MlflowClient()
     experiment = client.get_experiment_by_name("query-mutator").experiment_id
@@ -134,20 +98,6 @@ def test_no_tracker_writes_a_key(tracked: Tracked) -> None:
 
 def rows_by_step(rows: list[dict[str, Any]]) -> Points:
     return {row["step"]: {key: row[key] for key in row.keys() - {"step", "wall_s"}} for row in rows}
-
-
-def wandb_records(data: bytes) -> Iterator[bytes]:
-    """Yield the records of a .wandb file: LevelDB's log format after a header of 7 bytes."""
-    at, whole = 7, b""
-    while at + 7 <= len(data):
-        if 32768 - at % 32768 < 7:
-            at += 32768 - at % 32768
-        _, length, kind = struct.unpack_from("<IHB", data, at)
-        whole += data[at + 7 : at + 7 + length]
-        at += 7 + length
-        if kind in (1, 4):  # a whole record, or the last part of one
-            yield whole
-            whole = b""
 
 
 @pytest.mark.parametrize(
@@ -184,20 +134,6 @@ def test_a_plugins_operators_are_among_the_default_ones(tiny_flags: list[str], t
     flags = [*tiny_flags[:at], *tiny_flags[at + 2 :], "--plugin", str(PLUGINS / "polite_operator.py")]
     assert main([*flags, "--no-evaluate", "--eval-interval", "0"]) == 0
     assert read_policy(tmp_path / "runs" / "latest").actions.count("polite") == 1
-
-
-def test_a_judge_that_fails_makes_the_step_invalid(tiny_task: Callable[..., Task], tiny_client: Client) -> None:
-    @PARTS.register("broken judge")
-    def judge(evidence: Evidence) -> Scoring:
-        reply = yield ChatRequest.user(
-            "?", model="no such model" if evidence.rewrite != QUESTIONS[0].text else "librarian"
-        )
-        return float(len(reply.text) > 0)
-
-    env = QueryMutationEnv(tiny_task(reward=WeightedReward({"broken judge": 1.0})), client=tiny_client)
-    env.reset(options={"question": 0})  # the judge of the first answer works
-    _, reward, terminated, _, info = env.step(0)
-    assert (info["valid"], reward, terminated) == (False, 0.0, False)
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,10 @@ import pytest
 
 from benchmarks.attack.policies import packed, parts_of
 from query_mutator import operators
-from query_mutator.data.loaders import FOLDER, general, general_bank, guard_questions
-from query_mutator.encoder import DEFAULT_ENCODER, resolve_encoder
-from query_mutator.env.task import CallSettings, Task, bank_of
+from query_mutator.data.loaders import FOLDER
+from query_mutator.encoder import DEFAULT_ENCODER
+from query_mutator.env.task import CallSettings, Task
 from query_mutator.files.replies import RepliesHead, read_replies, reply_key, write_replies
-from query_mutator.forms import FORMS, FormContext
 from query_mutator.llm.llama import LlamaBackend
 from query_mutator.llm.recorded import BUNDLED_RECORDINGS, RecordedBackend
 from query_mutator.operators import local_rewrite
@@ -322,16 +321,3 @@ def test_recorded_replies_are_given_again(monkeypatch: pytest.MonkeyPatch) -> No
     same = [reply.text == recorded.text for reply, (_, recorded) in zip(replies, known, strict=True)]
     assert len(same) == 12
     assert sum(same) >= 9
-
-
-def test_the_examples_of_every_question_are_those_that_were_recorded() -> None:
-    recording = RecordedBackend(BUNDLED_RECORDINGS[0]).recording
-    head = recording.head
-    calls = CallSettings(target_model=head.model, mutator_model=head.model, target_max_tokens=head.max_tokens)
-    questions = [*general(), *guard_questions()][::7]
-    encoder, form = resolve_encoder("hash"), FORMS.get("examples")
-    bank = bank_of(general_bank(), encoder)
-    shown = bank.nearest(questions, encoder.encode([question.text for question in questions]))
-    for question, examples in zip(questions, shown, strict=True):
-        framed = form.frame(question.text, context=FormContext(original=question.text, examples=examples))
-        assert recording.find(calls.target(framed)) is not None

@@ -24,7 +24,6 @@ from query_mutator.evaluation.outcomes import Outcome
 from query_mutator.evaluation.summary import Results, summarize
 from query_mutator.files import write_checked_json
 from query_mutator.files.json_lines import JsonLines, read_json_lines
-from query_mutator.files.pairs import pair_rows
 from query_mutator.report.build import MARK, MAX_CHARS, write_page
 from query_mutator.report.questions import pairs_of
 from query_mutator.report.run_reader import RunReader
@@ -101,22 +100,6 @@ def test_questions_hold_the_way_of_each_method(run: Path) -> None:
         assert [answer["number"] for answer in answers if answer["submitted"]] == [row["submitted"] + 1]
         if row["set"] == "test":
             assert (way["outcome"] == "right") == (row["success"] == 1.0)
-
-
-def test_every_choice_of_training_and_of_the_policy_is_counted(run: Path, page: Path) -> None:
-    found = RunReader(run)
-    rows = [
-        row for row in read_json_lines(run / "evaluation.jsonl") if (row["method"], row["set"]) == ("policy", "test")
-    ]
-    assert found.choices.totals.total() == sum(len(row["steps"]) for row in rows)
-    assert (found.choices.episodes, found.is_greedy) == (len(rows), True)
-    assert "held-out questions, greedy policy" in texts_of(page)
-    assert found.choices.totals["submit"] == sum(row["steps"].count("submit") for row in rows)
-    operators = {"spelling", "neutral", "filler"}
-    steps = list(read_json_lines(run / "transcripts.jsonl"))
-    assert {row["operator"] for row in found.gains} <= operators
-    used = sum(step["operator"] in operators and step["valid"] for step in steps)
-    assert used - 4 <= sum(row["chosen"] for row in found.gains) <= used  # 4 episodes are open
 
 
 def test_two_runs_are_paired_as_compare_pairs_them(
@@ -256,16 +239,6 @@ def test_secrets_in_settings_and_the_environment_are_not_on_the_page(
     assert shown["resumed"][0]["command_line"] == "train --token=*** --target-max-tokens 256"
 
 
-def test_a_damaged_row_is_named_and_nothing_is_written(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    steps = run / "transcripts.jsonl"
-    steps.write_bytes(steps.read_bytes().replace(b'"step":1,', b'"step":9,', 1))
-    assert qm("report", run, "-o", tmp_path / "x.html") == 2
-    assert "transcripts.jsonl:" in capsys.readouterr().err
-    assert not (tmp_path / "x.html").exists()
-
-
 def test_an_interrupted_run_has_a_page_without_a_verdict(run: Path, tmp_path: Path) -> None:
     (run / "summary.json").unlink()
     path = tmp_path / "page.html"
@@ -296,18 +269,6 @@ def test_a_row_of_another_program_is_named(
     capsys.readouterr()
     assert qm("report", run, "-o", tmp_path / "x.html") == 2
     assert f"{path} is not a file of a run" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("broken", [{"eval": {"methods": 3}}, {"eval": []}, {"plan": None}, {"eval": {"n": 1}}])
-def test_a_summary_of_another_program_is_named(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], broken: dict[str, Any]
-) -> None:
-    (run / "summary.json").write_text(json.dumps(broken))
-    (run / "evaluation.jsonl").unlink()
-    capsys.readouterr()
-    code = qm("report", run, "-o", tmp_path / "x.html")
-    assert code == (0 if broken == {"eval": []} else 2)
-    assert code == 0 or "summary.json or config.json is not a file of a run" in capsys.readouterr().err
 
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -529,15 +490,6 @@ def test_models_datasets_and_other_wordings_are_reported(tmp_path: Path, capsys:
     out = capsys.readouterr().out
     assert "target llama, questions general" in out
     assert "target qwen, questions mine.jsonl" in out
-
-
-def test_the_wording_and_what_is_accepted_make_a_question() -> None:
-    row = {"question_id": "q", "success": 1.0, "question": "How?", "accepted": ["len"], "target": "len"}
-    assert pair_rows([row], [row])[0].questions == 1
-    assert pair_rows([row], [{**row, "accepted": ["sum"]}])[1]["changed"] == 1
-    assert pair_rows([row], [{**row, "question": "What?"}])[1]["changed"] == 1
-    found, left_out = pair_rows([row], [{**row, "success": None}])
-    assert (left_out["changed"], found.unscored) == (0, 1)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,11 +25,9 @@ from tests.conftest import OnUpper, Upper
 from tests.integration.raw_http import (
     FOREVER_MS,
     Fragile,
-    Gate,
     Held,
     chat,
     count,
-    generate,
     get,
     in_flight,
     post,
@@ -77,29 +74,6 @@ def test_calls_wait_for_slots_in_order_and_closing_the_connection_frees_the_slot
         assert (count(server, "cancelled"), count(server, "max_in_service")) == (3, 1)
         assert json.loads(send(server, "DELETE", "/debug/stats")[1])["cancelled"] == 3
         assert count(server, "cancelled") == 0
-
-
-def test_slots_bound_what_runs_at_once_and_belong_to_one_model(hold: Callable[..., Held]) -> None:
-    with start_server([Upper()], num_parallel=3, latency_ms=FOREVER_MS) as server:
-        for i in range(5):
-            hold(server, str(i))
-        until(lambda: in_flight(server) == (3, 2))
-        for i in range(4):
-            hold(server, str(i), model="upper")
-        until(lambda: in_flight(server) == (6, 3))
-
-
-def test_a_wait_for_a_slot_is_total_minus_the_rest() -> None:
-    with start_server([], latency_ms=200) as server, ThreadPoolExecutor(3) as pool:
-        replies = list(pool.map(lambda text: chat(server, text, model="echo"), "abc"))
-        stats = server.stats()
-    waits_s = [Completion.from_ollama(reply).queue_wait_s for reply in replies]
-    assert sum(waits_s) == pytest.approx(stats["queue_wait_s"], abs=1e-4)
-    assert sorted(waits_s)[1] > 0
-    service_s = sum(reply["prompt_eval_duration"] + reply["eval_duration"] for reply in replies) / 1e9
-    assert stats["service_s"] == pytest.approx(service_s)
-    assert service_s >= 0.6
-    assert stats["span_s"] >= service_s
 
 
 def test_changed_runner_options_load_the_model_again() -> None:
@@ -232,17 +206,6 @@ def test_a_model_that_fails_is_500_unless_it_names_a_status() -> None:
         }
     assert {name: status for name, (status, _) in asked.items()} == {"fragile": 500, "none": 413, "other": 404}
     assert asked["none"][1] == {"error": "that is too much"}
-
-
-def test_a_model_is_asked_by_one_thread_and_one_that_waits_holds_up_no_other() -> None:
-    model = Gate()
-    with start_server([model], num_parallel=4) as server, ThreadPoolExecutor(2) as pool:
-        waiting = [pool.submit(send, server, "POST", "/api/generate", generate(text)) for text in "ab"]
-        until(lambda: count(server, "in_service") == 2)
-        assert len(model.prompts) == 1
-        chat(server, "x", model="echo")
-        model.opened.set()
-        assert {future.result()[0] for future in waiting} == {200}
 
 
 # --- life, and the command -------------------------------------------------------------------------------------------

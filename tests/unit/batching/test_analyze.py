@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,6 @@ from query_mutator.batching import (
 from query_mutator.batching.generation.io import (
     BatchReader,
     BatchWriter,
-    CollatedBatch,
     collate_microbatch,
     default_collate,
     pad_sequences,
@@ -36,7 +34,6 @@ from query_mutator.batching.planning.batch_plan import BatchPlan, MicrobatchSpec
 from query_mutator.batching.planning.builder import BatchPlanBuilder
 from query_mutator.batching.planning.packing import PackingConfig
 from query_mutator.batching.planning.predictability import BatchingConfig
-from query_mutator.batching.samples import Sample, SampleMeta
 from query_mutator.errors import UsageError
 
 LENGTHS = st.lists(st.integers(1, 30), min_size=1, max_size=60)
@@ -247,14 +244,6 @@ def stored(tmp_path: Path, count: int = 60, **options: Any) -> tuple[Samples, Ba
     return samples, plan, BatchReader(tmp_path / "out")
 
 
-def rows_of(batch: CollatedBatch) -> Iterator[tuple[str, list[int], list[int]]]:
-    """Yield id, tokens and mask of every sample of an unpacked batch."""
-    for name, ids, mask, inside in zip(
-        batch.sample_ids, batch.input_ids, batch.loss_mask, batch.attention_mask == 1, strict=True
-    ):
-        yield name, ids[inside].tolist(), mask[inside].tolist()
-
-
 def test_a_batch_by_its_place_and_from_a_place_on(tmp_path: Path) -> None:
     _, plan, reader = stored(tmp_path)
     whole = list(reader.iter_epoch(1))
@@ -305,19 +294,6 @@ def test_packs_lie_side_by_side(tmp_path: Path, separator: int | None) -> None:
         assert (batch.attention_mask == (batch.segment_ids >= 0)).all()
         assert len(batch.cu_seqlens) - 1 == len(spec.samples)
     assert sorted(seen) == sorted(samples)
-
-
-def test_samples_of_every_kind_are_taken(tmp_path: Path) -> None:
-    plain = make_samples(9)
-    kinds: list[Any] = [
-        lambda name, one: one,
-        lambda name, one: TokenRow(np.array(one["input_ids"]), np.array(one["loss_mask"])),
-        lambda name, one: Sample(**one, meta=SampleMeta(sample_id=name, dataset_id="d")),
-    ]
-    mixed = {name: kinds[number % 3](name, one) for number, (name, one) in enumerate(plain.items())}
-    BatchWriter(make_plan(plain), mixed, tmp_path).write_all()
-    found = {name: ids for batch in BatchReader(tmp_path).iter_epoch(0) for name, ids, _ in rows_of(batch)}
-    assert found == {name: one["input_ids"] for name, one in plain.items()}
 
 
 # --- refusals --------------------------------------------------------------------------------------------------------

@@ -25,7 +25,6 @@ from query_mutator.batching import (
     compute_dataset_fingerprint,
 )
 from query_mutator.batching.lengths import as_lengths
-from query_mutator.batching.streaming.telnet_client import PuzzleEpisode
 from query_mutator.errors import UsageError
 
 META = SampleMeta.create("a", "data")
@@ -194,33 +193,3 @@ def test_rows_with_nested_meta_are_streamed(tmp_path: Path) -> None:
     assert (sample.success, sample.episode_id) == (True, "e1")
     assert stream.get_length_distribution() == {"s7": 3}
     assert asyncio.run(AsyncOfflineDatasetStream(path).get_length_distribution()) == {"s7": 3}
-
-
-class Words:
-    """A tokenizer with a token per word."""
-
-    def encode(self, text: str) -> list[int]:
-        return [len(word) for word in text.split()]
-
-
-def test_a_puzzle_that_was_played_is_text_to_train_on() -> None:
-    moves, final = ["place 1 1 3", "place 2 2 4"], [[3, 1], [2, 4]]
-    episode = PuzzleEpisode(
-        game="sudoku",
-        difficulty="easy",
-        seed=42,
-        initial_grid=[[0, 1], [2, 0]],
-        final_grid=final,
-        moves=moves,
-        success=True,
-        total_moves=2,
-        invalid_moves=0,
-        hints_used=0,
-        optimal_steps=2,
-        difficulty_profile=None,
-    )
-    input_ids, loss_mask = episode.to_training_text(Words())
-    assert len(input_ids) == len(loss_mask)
-    assert loss_mask == sorted(loss_mask)  # no loss on the puzzle, then loss on the moves
-    assert loss_mask.count(1) == 9
-    assert (episode.moves, episode.final_grid) == (tuple(moves), final)

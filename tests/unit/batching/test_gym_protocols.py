@@ -36,7 +36,6 @@ from query_mutator.batching.streaming.telnet_client import (
     IAC,
     WILL,
     WONT,
-    GymClient,
     TelnetFilter,
     TelnetGymClient,
     action_of_hint,
@@ -87,22 +86,6 @@ def test_telnet_reads_the_same_wherever_it_is_cut(cuts: list[int]) -> None:
 
 
 # --- WebSocket -------------------------------------------------------------------------------------------------------
-
-
-def test_an_http_server_without_websocket_is_a_protocol_error() -> None:
-    async def run() -> None:
-        async def on_client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await reader.readuntil(b"\r\n\r\n")
-            writer.write(b"HTTP/1.1 404 Not Found\r\n\r\n")
-            writer.close()
-
-        async with await asyncio.start_server(on_client, "127.0.0.1", 0) as listening:
-            port = listening.sockets[0].getsockname()[1]
-            config = GymConfig(host="127.0.0.1", port=port, transport="websocket")
-            with pytest.raises(GymProtocolError, match="404"):
-                await GymClient(config).connect()
-
-    asyncio.run(run())
 
 
 # --- a small server -------------------------------------------------------------------------------------------------

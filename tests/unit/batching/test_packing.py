@@ -38,30 +38,6 @@ def sequence(name: str, ids: list[int], mask: list[int] | None = None) -> Sequen
     return SequenceToPack(sample_id=name, input_ids=ids, loss_mask=mask or [1] * len(ids))
 
 
-def plain_first_fit(lengths: list[int], capacity: int) -> list[list[int]]:
-    packs: list[list[int]] = []
-    for number, length in enumerate(lengths):
-        for pack in packs:
-            if sum(lengths[one] for one in pack) + length <= capacity:
-                pack.append(number)
-                break
-        else:
-            packs.append([number])
-    return packs
-
-
-@pytest.mark.parametrize(
-    "lengths",
-    [
-        np.random.default_rng(0).integers(20, 61, 400).tolist(),  # most packs hold one: several blocks of packs
-        *(np.random.default_rng(seed).integers(1, 41, 1 + 30 * seed).tolist() for seed in range(8)),
-    ],
-)
-def test_first_fit_is_first_fit(lengths: list[int]) -> None:
-    packs = pack_first_fit(np.array(lengths), 60)
-    assert [part.tolist() for part in np.split(packs.order, packs.offsets[1:-1])] == plain_first_fit(lengths, 60)
-
-
 def test_greedy_fills_almost_completely() -> None:
     rng = np.random.default_rng(0)
     lengths = np.clip(np.exp(rng.normal(np.log(200), 1.0, 100_000)), 1, 2048).astype(np.int32)

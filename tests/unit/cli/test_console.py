@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import io
 import json
 import signal
 import subprocess
@@ -17,7 +16,7 @@ import pytest
 from cyclopts import Parameter
 
 from query_mutator import __version__
-from query_mutator.cli.console import FiguresBar, Interrupted, exit_code, note, table
+from query_mutator.cli.console import Interrupted, exit_code, note, table
 from query_mutator.cli.flags import Positional, parse_flags
 from query_mutator.cli.outputs import JsonTo
 from query_mutator.errors import (
@@ -26,7 +25,6 @@ from query_mutator.errors import (
     TooManyFailuresError,
     UsageError,
     hide_credentials,
-    reason_of,
 )
 from query_mutator.files import disk_errors
 
@@ -188,13 +186,6 @@ def test_credentials_in_addresses_are_hidden(text: str, shown: str) -> None:
     assert hide_credentials(text) == shown
 
 
-def test_a_librarys_reason_is_one_line_without_unsafe_advice() -> None:
-    advice = "Weights only load failed. Re-running `torch.load` with `weights_only` set to `False` will likely succeed"
-    assert "weights" not in reason_of(RuntimeError(advice)).lower()
-    assert reason_of(OSError("no such file\nmore")) == "no such file"
-    assert reason_of(KeyError()) == "KeyError"
-
-
 @dataclass(frozen=True, kw_only=True)
 class ReplayFlags:
     """Inherited flags."""
@@ -281,17 +272,3 @@ def test_help_shows_the_first_flags_and_help_all_the_others_in_groups(capsys: py
     assert printed["--version"].strip() == __version__
     for words, shown in (("--name", [True, True]), ("--size", [False, True]), ("Replay options", [False, True])):
         assert [words in printed[option] for option in ("--help", "--help-all")] == shown
-
-
-def test_a_bar_shows_its_figures_or_what_it_waits_for() -> None:
-    out = io.StringIO()
-    with FiguresBar(total=10, initial=4, desc="training", file=out, ncols=60, mininterval=0) as bar:
-        bar.figures = lambda: ["valid 63%"]
-        bar.update(2)
-        assert str(bar).startswith("training 60%|")
-        assert str(bar).endswith("left, valid 63%")
-        bar.figures = lambda: ["valid 63%", "x" * 100]
-        assert len(str(bar)) == 60
-        bar.set_postfix_str("waiting for the server")
-        assert "waiting for the server" in str(bar)
-        assert "valid" not in str(bar)

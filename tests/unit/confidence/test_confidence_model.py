@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from query_mutator.confidence import Attempt, ConfidenceModel, LoggedAnswer, crossfit, training_table
-from query_mutator.confidence.crossfit import Platt, form_rates
-from query_mutator.confidence.features import CLOSENESS, FEATURES, LOGPROB, feature_row
+from query_mutator.confidence.crossfit import form_rates
+from query_mutator.confidence.features import FEATURES, LOGPROB, feature_row
 from query_mutator.confidence.scorers import conditional_fit, logistic_fit
 from query_mutator.encoder import HashEncoder
 from query_mutator.env.observation import Projection
@@ -71,31 +71,6 @@ def test_answers_are_read_as_gold_says(rows: list[LoggedAnswer]) -> None:
     assert training_table(spoken).kind == "yes_no"
 
 
-def test_cross_fitting_never_learns_from_the_target_that_it_scores(
-    rows: list[LoggedAnswer], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    table = training_table([replace(row, target=f"box {at // 7}") for at, row in enumerate(rows)])
-    columns = table.columns.copy()
-    columns[:, FEATURES.index(CLOSENESS)] = table.targets  # a column that tells the spy whose answer it is
-    table = replace(table, columns=columns)
-    learned: list[set[float]] = []
-    actual = crossfit.fit_scorer
-
-    def spy(name: Any, columns: Any, *others: Any) -> Any:
-        learned.append(set(columns[:, FEATURES.index(CLOSENESS)].tolist()))
-        return actual(name, columns, *others)
-
-    for module in ("crossfit", "model"):
-        monkeypatch.setattr(f"query_mutator.confidence.{module}.fit_scorer", spy)
-    p = ConfidenceModel.fit(table, folds=3).out_of_fold
-    fold = table.fold_of(3)
-    assert len(learned) == 7
-    assert all(learned)
-    for part, seen in enumerate(learned[:6]):  # the last is the model itself
-        assert seen.isdisjoint(table.targets[fold == part % 3].tolist())
-    assert p.shape == (len(rows),)
-
-
 def test_what_only_a_target_tells_is_worth_nothing_out_of_fold() -> None:
     rng = np.random.default_rng(0)
     rows = []
@@ -126,20 +101,6 @@ def test_an_encoder_adds_closeness_and_must_be_the_same_later(rows: list[LoggedA
     assert model.p_right(QUESTION, [GOOD, BAD], encoder=encoder).shape == (2,)
     with pytest.raises(UsageError, match="was fitted with encoder"):
         model.p_right(QUESTION, [GOOD])
-
-
-def test_what_is_remembered_changes_nothing_and_is_bounded(
-    model: ConfidenceModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("query_mutator.confidence.model.MOST_READ", 3)
-    model = ConfidenceModel.from_arrays(model.to_arrays())
-    attempts = [Attempt(text=f"It is {number}.") for number in range(8)] + [Attempt(text="It is 12. " * 400)]
-    first = model.p_alone(QUESTION, attempts)
-    assert [model.p_alone(QUESTION, [one])[0] for one in attempts] == first.tolist()
-    assert model.submit(QUESTION, attempts[:2]) == model.submit(QUESTION, attempts[:2])
-    for kept in (model._alone, model._submissions):
-        assert len(kept) <= 3
-        assert not any(attempts[-1] in key for key in kept)
 
 
 def test_arrays_come_back_as_the_same_model(model: ConfidenceModel) -> None:
@@ -246,15 +207,6 @@ def test_the_rate_of_a_form_tells_nothing_of_answers_that_are_scored() -> None:
 def test_a_log_probability_that_is_no_number_is_unknown() -> None:
     rows = feature_row(QUESTION, Attempt(text="50", logprob=float("nan")), kind="number")
     assert np.isnan(rows[FEATURES.index(LOGPROB)])
-
-
-def test_an_answer_that_counts_twice_is_two_answers_to_the_calibration() -> None:
-    rng = np.random.default_rng(0)
-    odds, right = rng.normal(size=60), rng.integers(0, 2, 60).astype(float)
-    times = np.repeat(np.arange(60), np.arange(60) % 2 + 1)
-    twice = Platt.fit(odds[times], right[times], np.ones(len(times)))
-    weighted = Platt.fit(odds, right, np.arange(60) % 2 + 1.0)
-    assert (weighted.slope, weighted.intercept) == pytest.approx((twice.slope, twice.intercept))
 
 
 def test_a_conditional_logit_sees_what_differs_within_questions_alone() -> None:

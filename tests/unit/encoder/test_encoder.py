@@ -140,14 +140,6 @@ def test_deterministic_rows_do_not_depend_on_their_neighbors(encoder: Encoder) -
         assert alone.encode([text])[0].tobytes() == row.tobytes()
 
 
-def test_many_threads_get_the_same_rows(encoder: Encoder) -> None:
-    expected = encoder.encode(TEXTS)
-    fresh = resolve_encoder()
-    with ThreadPoolExecutor(8) as pool:
-        for start, rows in enumerate(pool.map(lambda start: fresh.encode(TEXTS[start % 6 :]), range(16))):
-            np.testing.assert_allclose(rows, expected[start % 6 :], atol=1e-5)
-
-
 # the cache
 
 

@@ -9,14 +9,12 @@ import numpy as np
 import pytest
 
 from query_mutator.encoder import HashEncoder
-from query_mutator.env.engine import EpisodeEngine
-from query_mutator.env.episode import Attempt, why_submitted
 from query_mutator.env.task import Task
 from query_mutator.llm.client import Client
 from query_mutator.llm.retry import RetryPolicy
 from query_mutator.operators import LocalOperator, PromptOperator
 from query_mutator.rewards import WeightedReward
-from query_mutator.types import AskRule, FloatArray, Reward, StepRecord
+from query_mutator.types import AskRule, FloatArray, StepRecord
 from rl_query_mutator_env import QueryMutationEnv
 from tests.conftest import QUESTIONS
 from tests.fake_client import FakeClient
@@ -36,25 +34,6 @@ def task(tiny_task: MakeTask) -> Task:
 @pytest.fixture
 def env(task: Task, tiny_client: Client) -> QueryMutationEnv:
     return QueryMutationEnv(task, client=tiny_client)
-
-
-def attempt(answer: str, *, fit: float = 0.5) -> Attempt:
-    """Return the answer to the wording that repeats it."""
-    zero = np.zeros(1, dtype=np.float32)
-    return Attempt(
-        text=answer, answer=answer, text_vector=zero, answer_vector=zero, fit=fit, closeness=0.5,
-        reward=Reward(score=0.0),
-    )  # fmt: skip
-
-
-def test_of_answers_that_rank_alike_the_first_is_submitted(task: Task) -> None:
-    engine = EpisodeEngine.open(task, 1)
-    first, second = attempt("`len`"), attempt("`sum`")
-    for each in (first, second):
-        engine._add(each)
-    assert engine.submitted is first
-    assert why_submitted([first, second], first, "best") == "best: fit to its wording 0.50, of 2 answers"
-    assert why_submitted([first], first, "best") == "the only answer"
 
 
 def test_a_rewrite_costs_one_call_and_an_answer_another(task: Task, tiny_client: Client) -> None:

@@ -10,16 +10,12 @@ from typing import Any
 import pytest
 
 from ollama_utils import batch_mutate_queries
-from query_mutator.apply import Rewriter
-from query_mutator.encoder import Encoder
-from query_mutator.env.scheduling import run_flow
 from query_mutator.env.task import Task
 from query_mutator.errors import TooManyFailuresError
 from query_mutator.evaluation.heldout import fixed_sample
 from query_mutator.evaluation.methods import Evaluator
-from query_mutator.evaluation.outcomes import Outcome, check_report, rejections_in_words
+from query_mutator.evaluation.outcomes import Outcome, rejections_in_words
 from query_mutator.evaluation.summary import Results, front, summarize
-from query_mutator.learners.plan import Plan, PlanPolicy, plan_task
 from query_mutator.llm.limit import Limit
 from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.retry import RetryPolicy
@@ -71,13 +67,6 @@ def test_a_difference_is_over_the_questions_that_both_scored() -> None:
     lost = report_of(identity=[LOST], policy=[GOOD])
     assert math.isnan(lost["policy_minus"]["identity"]["success"])
     assert lost["verdict"]["deploy"] is None
-
-
-def test_28_pairs_that_agree_leave_room_for_12_points() -> None:
-    found = report_of(identity=[GOOD, POOR] * 14, policy=[GOOD, POOR] * 14)["policy_minus"]["identity"]
-    low, high = found["success_ci"]
-    assert found["success"] == 0
-    assert (low, high) == (pytest.approx(-0.1206, abs=1e-3), pytest.approx(0.1206, abs=1e-3))
 
 
 def test_four_pairs_of_28_are_not_enough_for_a_clear_lead() -> None:
@@ -191,13 +180,6 @@ def test_failures_past_the_share_end_an_evaluation_and_up_to_it_do_not() -> None
         check_failures({"empty": 2, "timeout": 4}, 50, max_failure_rate=0.1)
 
 
-def test_the_share_of_a_report_is_that_of_all_its_methods() -> None:
-    report = {"n": 10, "methods": {"one": {"unscored": {"timeout": 2}}, "other": {"unscored": {"timeout": 1}}}}
-    check_report(report, max_failure_rate=0.15)
-    with pytest.raises(TooManyFailuresError, match="3 of 20"):
-        check_report(report, max_failure_rate=0.14)
-
-
 def test_a_sample_is_random_in_order_and_the_same_each_time() -> None:
     found = fixed_sample(QUESTIONS, 10)
     assert found == fixed_sample(QUESTIONS, 10) != tuple(QUESTIONS[:10])
@@ -269,18 +251,6 @@ def test_an_evaluation_counts_them_by_operator(task: Task, client: Limit) -> Non
     assert line in result_table({**report, **more}).splitlines()
     assert rejections_in_words({"neutral": found["neutral"]}) == "rejected rewrites: none of 3"
     assert rejections_in_words({}) == ""
-
-
-def test_a_policy_in_use_names_them(task: Task, client: Limit, hash_encoder: Encoder) -> None:
-    plan = Plan(steps=("spelling", "neutral"))
-    rewriter = object.__new__(Rewriter)
-    rewriter.task, rewriter.policy, rewriter.call_price = plan_task(plan, task), PlanPolicy(plan), None
-    rewriter._ids = {}
-    found = run_flow(
-        rewriter.flow(task.questions[1].text), client=client, encoder=hash_encoder, retry_policy=NO_RETRIES
-    )
-    assert found.rejected == (("spelling", "answer"),)
-    assert (found.text, found.answer) == ("how do i stop the process", "`os.kill` is what you want.")
 
 
 def test_the_function_for_scripts_returns_the_query(server: StubServer, mutator: Answering) -> None:

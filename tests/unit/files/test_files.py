@@ -8,11 +8,9 @@ import lzma
 import math
 import os
 import random
-import signal
 import stat
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -63,16 +61,6 @@ try:
         sys.stdin.read()
 except UsageError as error:
     print(error, flush=True)
-"""
-FORK = """
-import os, sys, time
-from pathlib import Path
-from query_mutator.files.lock import locked
-with locked(Path(sys.argv[1])):
-    child = os.fork()
-    if child:
-        print(child, flush=True)
-    time.sleep(60)
 """
 
 
@@ -186,11 +174,9 @@ def test_lists_objects_and_whole_numbers_become_what_the_fields_are() -> None:
         ([], "it is not an object"),
         ({}, "missing 1 required keyword-only argument: 'count'"),
         ({"count": True}, "it.count is True, not int"),
-        ({"count": 1.0}, "it.count is 1.0, not int"),
         ({"count": 1, "share": float("nan")}, "it.share is nan, not float"),
         ({"count": 1, "share": 10**400}, "it.share is 1000"),
         ({"count": 1, "names": [1]}, "it.names is 1, not str"),
-        ({"count": 1, "more": {"k": []}}, "it.more is {'k': []}, not"),
         ({"count": 1, "questions": [{"id": 1}]}, "it.questions.id is 1, not str"),
         ({"count": "x" * 10**6}, "it.count is 'xxx"),
     ],
@@ -236,23 +222,6 @@ def test_the_lock_of_a_killed_process_is_taken_over_also_where_its_id_was_given_
     (tmp_path / LOCK).write_text(f"{os.getppid()}\n{host}\n{began}\n")
     with locked(tmp_path):
         pass
-
-
-def test_a_child_that_outlives_the_owner_does_not_hold_the_lock(tmp_path: Path) -> None:
-    process = start(FORK, tmp_path)
-    child = int(first_line(process))
-    try:
-        process.kill()
-        process.wait()
-        with locked(tmp_path):
-            os.kill(child, 0)
-            os.kill(child, signal.SIGTERM)  # its end must not release our lock
-            time.sleep(0.1)
-            assert (tmp_path / LOCK).read_text().startswith(f"{os.getpid()}\n")
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(child, signal.SIGKILL)
-        process.communicate()
 
 
 @pytest.mark.parametrize("owner", ["17\nnode-7\n", ""])
@@ -463,7 +432,6 @@ def test_a_file_that_is_cut_or_longer_or_another_or_endless_is_refused(
     ("change", "said"),
     [
         (lambda rows: rows.pop(), "it has not the 3 replies"),
-        (lambda rows: rows.append(rows[-1]), "it has not the 3 replies"),
         (lambda rows: rows.pop(0), "not an? object|list where an object"),
         (lambda rows: rows[0].update(format="other"), "its format is 'other'"),
         (lambda rows: rows[0].update(model=7), "its first line.model is 7"),
@@ -472,13 +440,10 @@ def test_a_file_that_is_cut_or_longer_or_another_or_endless_is_refused(
             (lambda rows, at=at, value=value: rows[1].__setitem__(at, value), f"line 2: {said}")
             for at, value, said in (
                 (0, 7, "a reply without a key"),
-                (1, 7, "int in place of a text"),
                 (1, "", ".* ends in no known way"),
-                (2, "many", ""),
                 (4, 1e300, ".* in place of a count or time"),
                 (6, 0.5, "a log probability above 0"),
                 (7, "soon", ".* ends in no known way"),
-                (8, [0.5], "a log probability above 0"),
             )
         ),
     ],

@@ -7,7 +7,7 @@ import pytest
 
 from ppo.config import PPOConfig
 from query_mutator.env.observation import PRICE_SCALE
-from query_mutator.learners.direct import DirectMethod, FrozenValues, values_of
+from query_mutator.learners.direct import DirectMethod, FrozenValues
 from query_mutator.learners.learner import Steps
 from query_mutator.learners.ppo import PPOLearner
 from query_mutator.settings import DirectConfig
@@ -77,18 +77,6 @@ def test_environments_act_by_models_of_other_episodes_and_never_take_what_is_mas
     assert set(np.round(stored["gains"][asked].tolist(), 6)) == {0.2, 1.0}  # without the price
 
 
-def test_the_latest_steps_are_kept_in_the_order_of_their_episodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    def episodes() -> list[int]:
-        direct = learner()
-        play(direct, 10, price=0.05)
-        return [int(number) for number in direct.state_dict()["optimizer"]["steps"]["episodes"]]
-
-    every = episodes()
-    assert every == sorted(every)
-    monkeypatch.setattr("query_mutator.learners.direct.MOST_KEPT", 5 * ENVS)
-    assert episodes() == every[-5 * ENVS :]
-
-
 def test_one_fit_holds_for_prices_that_no_step_had(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("query_mutator.learners.direct.PRICES", (0.05, 2.0))
     direct = learner()
@@ -118,20 +106,6 @@ def test_the_last_fit_of_a_run_is_waited_for() -> None:
         play(direct, 40, price=0.05)
         assert direct.update()["rl/avg_value"] > 0
     assert direct.gradient_steps == 2 * (4 + direct.config.num_models)
-
-
-def test_what_follows_is_worth_its_best_allowed_action_at_the_price_of_the_step() -> None:
-    def by_number(rows: np.ndarray) -> np.ndarray:
-        return rows[:, SIZE:] @ np.array([1.0, 9.0, 2.0])
-
-    obs = np.zeros((2, SIZE))
-    obs[1, MASK.start + RIGHT] = 1
-    assert values_of(by_number, obs, np.arange(2, 5)).tolist() == [[1.0, 9.0, 2.0], [1.0, -np.inf, 2.0]]
-    both = np.zeros((200, SIZE)), np.zeros((200, SIZE))
-    prices = learner()._with_prices(np.full(200, 0.05), *both, np.random.default_rng(0))
-    assert len(np.unique(prices)) > 50
-    for seen in both:
-        assert np.array_equal(seen[prices != 0.05, PRICE], PRICE_SCALE * prices[prices != 0.05])
 
 
 def test_a_failed_step_is_left_out() -> None:

@@ -307,15 +307,6 @@ def test_when_the_time_is_up_calls_fail_at_once_until_it_answers_again(
     assert shown[-1] == ""
 
 
-def test_closing_ends_the_wait_as_a_cancelled_call(connect: Callable[..., ClientStack], shown: list[str]) -> None:
-    _, stack = went_away(connect)
-    with ThreadPoolExecutor(2) as pool:
-        replies = [pool.submit(ask, stack, f"question {number}") for number in range(2)]
-        until(lambda: bool(shown))
-        stack.close()
-        assert [kind_of(reply.result(timeout=20)) for reply in replies] == ["cancelled"] * 2
-
-
 class Suicidal:
     """Answers, but the request "die" closes the server and starts it again."""
 

@@ -162,14 +162,6 @@ def test_what_needs_no_model_is_no_call(tested: Task, tiny_client: Client) -> No
     assert Table(evaluator(tiny_client), task).max_calls(plan, rows) == 2 * len(rows)
 
 
-def test_a_plan_reads_as_its_steps() -> None:
-    assert str(Plan(steps=("spelling", "ask", "neutral"), answer="learned", stop_at=0.6)) == (
-        "spelling > ask > neutral (learned answer, stop at P(right) 0.6)"
-    )
-    assert str(Plan(steps=("spelling", "neutral"))) == "spelling > neutral"
-    assert str(Plan()) == "the original question"
-
-
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
@@ -295,9 +287,3 @@ def test_the_best_plan_so_far_is_known_after_each_stage(task: Task) -> None:
     assert {point.questions for point in seen} == {8, 16, 32, QUESTIONS}
     assert seen[0].plan != Plan()
     assert seen[-1] == found.points[0]
-
-
-def test_many_calls_begin_with_more_questions(task: Task) -> None:
-    seen: list[PlanPoint] = []
-    assert search(task, Marked(), max_calls=20_000, on_best=seen.append).saved.success >= 0.8
-    assert seen[0].questions > 8

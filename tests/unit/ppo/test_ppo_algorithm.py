@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from ppo.algorithm import PPO, FlatAdam, explained_variance
+from ppo.algorithm import PPO, FlatAdam
 from ppo.checkpoint import load_checkpoint, save_checkpoint
 from ppo.config import PPOConfig
 from ppo.policy import Policy
@@ -135,14 +135,6 @@ def test_a_rollout_without_a_valid_step_changes_nothing_and_one_is_enough_for_a_
     buffer.valid[3, 1] = True
     assert all(math.isfinite(value) for value in [*stats.values(), *ppo.update(buffer, next_obs).values()])
     assert all(parameter.isfinite().all() for parameter in ppo.policy.parameters())
-
-
-def test_explained_variance() -> None:
-    returns = torch.tensor([1.0, 2.0, 3.0])
-    assert explained_variance(returns, returns) == 1
-    assert explained_variance(torch.zeros(3), returns) == 0
-    assert explained_variance(returns, torch.ones(3)) == 0
-    assert explained_variance(returns[:0], returns[:0]) == 0
 
 
 @pytest.mark.parametrize("deterministic", [False, True])

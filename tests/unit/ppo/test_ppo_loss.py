@@ -207,16 +207,6 @@ def test_an_environment_past_its_quota_or_named_twice_is_refused_and_nothing_is_
     assert buffer.cursor.tolist() == [0, 0, 1]
 
 
-def test_steps_are_valid_unless_said_otherwise_in_every_rollout() -> None:
-    buffer = lock_step()
-    buffer.reset()
-    step = the_step(0, np.arange(N))
-    del step["valid"], step["final_values"]
-    buffer.add(**step)
-    assert buffer.valid[0].all()
-    assert (buffer.final_values[0] == 0).all()
-
-
 def test_a_batch_holds_the_valid_steps_only() -> None:
     buffer = lock_step()
     batch = buffer.batch(buffer.values + 1, buffer.values + 2)

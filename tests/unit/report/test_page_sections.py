@@ -14,22 +14,16 @@ from query_mutator.evaluation.summary import Results, summarize
 from query_mutator.files import write_checked_json
 from query_mutator.report.build import write_page
 from query_mutator.report.charts import (
-    MAX_POINTS,
-    area,
-    axis,
     compact,
     fixed,
     interval,
     measure,
-    path,
     points,
     probability,
     seconds,
     signed,
-    spread,
-    stairs,
 )  # fmt: skip
-from query_mutator.report.figures import LEARNING, Figures, curves_of
+from query_mutator.report.figures import Figures
 from query_mutator.report.questions import Evaluation, TrainingUsage, episodes_of, way_of, word_diff
 from query_mutator.report.run_reader import results_of
 from query_mutator.report.table import result_table
@@ -167,13 +161,6 @@ def sections(policy: int, best_plan: int, *, n: int = 200, guard: int = 10) -> d
     return results_of({"eval": report}, evaluation_of(*rows)) | {"rows": rows, "report": report}
 
 
-def test_few_questions_are_warned_of() -> None:
-    (few,) = sections(4, 2, n=8)["warnings"]
-    assert few == "8 held-out questions: differences under 40 points mean nothing."
-    assert not sections(4, 2)["warnings"]
-    assert sections(4, 2)["plan"] is None
-
-
 def test_what_a_reader_must_know_stands_above_the_table(tmp_path: Path) -> None:
     report = sections(4, 2, guard=0)["report"] | {"asked": 210, "available": 300, "eval_calls": 9000}
     report["methods"]["best_plan"] |= {"unscored": {"timeout": 3}}
@@ -223,45 +210,7 @@ def test_failures_are_counted_by_kind_and_operator() -> None:
     assert figures.failures == {("timeout", "expand"): 2, ("timeout", "ask"): 1}
 
 
-def test_validation_success_has_wilsons_interval_and_a_long_curve_is_thinned_to_its_last_point() -> None:
-    figures = Figures()
-    figures.add({"step": 0, "validation/success": 0.5, "validation/questions": 12, "validation/unscored": 2})
-    for at in range(1001):
-        figures.add({"step": at, "losses/entropy": at / 2})
-    curves = {chart["title"]: chart["series"][0] for chart in curves_of(LEARNING, [("run", "red", figures)])}
-    success = curves.pop("Success on validation questions")
-    assert success["points"] == [(0, 0.5)]
-    assert success["band"] == [(0, pytest.approx(0.2366, abs=1e-4), pytest.approx(0.7634, abs=1e-4))]
-    (long,) = curves.values()
-    assert len(long["points"]) <= MAX_POINTS
-    assert long["points"][-1] == (1000, 500.0)
-
-
 # --- geometry and numbers --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("values", "more", "ticks"),
-    [
-        ([0.21, 0.47], {"zero": True}, [0, 0.1, 0.2, 0.3, 0.4, 0.5]),
-        ([1024, 8192], {"tight": True, "whole": True}, [2000, 4000, 6000, 8000]),
-        ([0, 2], {"tight": True, "whole": True}, [0, 1, 2]),
-        ([None, math.nan], {}, [0, 0.2, 0.4, 0.6, 0.8, 1]),
-        ([-0.02, -0.02], {"count": 2}, [-0.022, -0.02, -0.018]),
-    ],
-)
-def test_an_axis_ends_at_round_numbers(values: list[Any], more: dict[str, Any], ticks: list[float]) -> None:
-    assert axis(values, **more).ticks == pytest.approx(ticks)
-
-
-def test_curves_bands_and_fronts_are_paths_in_percent() -> None:
-    x, y = axis([0, 10]), axis([0, 1], vertical=True)
-    assert path([(0, 0.0), (5, None), (5, 0.5), (10, 2.0)], x, y) == "M0,100M50,50L100,0"
-    assert area([(0, 0.0, 0.5), (10, 0.5, 1.0)], x, y) == "M0,50L100,0L100,50L0,100Z"
-    rates = ((2, 0.5), (1, 0.25), (3, 0.1))
-    points = [{"calls": calls, "success": rate, "on_front": rate != 0.1} for calls, rate in rates]
-    assert stairs(points, x, y) == "M10,75L20,75L20,50L100,50"
-    assert (spread([50, 51, 10], height=130), spread([99, 98], height=130)) == ([50, 60, 10], [100, 90])  # labels
 
 
 @pytest.mark.parametrize(
@@ -277,20 +226,6 @@ def test_curves_bands_and_fronts_are_paths_in_percent() -> None:
 )  # fmt: skip
 def test_numbers_as_text(shown: str, expected: str) -> None:
     assert shown == expected
-
-
-def test_how_good_p_right_is_has_a_bin_for_each_tenth_and_is_left_out_without() -> None:
-    point = {"plan": "ask", "steps": ["a"], "success": 0.5, "success_ci": [0.4, 0.6], "score": 0.5, "calls": 1.0,
-             "questions": 20}  # fmt: skip
-    p_right = {"brier": 0.2, "reliability": [{"n": 10, "mean_p": 0.4, "rate": 0.5}]}
-    search = {"best": point, "front": {}, "calls": 9, "p_right": p_right}
-    found = results_of({"plan": point, "search": search}, Evaluation())["p_right"]
-    assert found["brier"] == 0.2
-    low, high = found["reliability"][0]["rate_ci"]
-    assert low < 0.5 < high
-    for earlier in ({"brier": 0.2}, None):
-        sections = results_of({"plan": point, "search": search | {"p_right": earlier}}, Evaluation())
-        assert sections["p_right"] is None
 
 
 METHOD = {
@@ -360,9 +295,3 @@ def test_a_table_has_no_column_without_a_number(changed: dict[str, Any], column:
     assert column in result_table(REPORT)
     methods = {name: {**method, **changed} for name, method in REPORT["methods"].items()}
     assert column not in result_table({**REPORT, "methods": methods})
-
-
-def test_answers_none_of_which_is_right_stand_next_to_what_is_accepted() -> None:
-    example = {"question": "plz sort", "answer": "`len` is what\nyou want.", "accepted": ["sorted", "list.sort"]}
-    lines = result_table({**REPORT, "examples": [example]}).splitlines()
-    assert "  plz sort -> `len` is what you want. (accepted: sorted | list.sort)" in lines

@@ -111,11 +111,6 @@ def test_a_part_may_return_a_numpy_number_or_a_bool(value: object) -> None:
     assert score == value
 
 
-def test_registering_without_a_name_says_what_to_write() -> None:
-    with pytest.raises(TypeError, match=r'write @….register\("NAME"\)'):
-        PARTS.register(lambda evidence: 1.0)  # type: ignore[arg-type]
-
-
 def test_no_reward_scores_nothing_and_reads_no_embedding() -> None:
     nothing = NoReward()
     assert (nothing(evidence("`os.kill`")).score, nothing(evidence("`os.kill`")).parts) == (0.0, {})
@@ -309,18 +304,6 @@ def test_a_rubric_is_kept_as_its_text(tmp_path: Any) -> None:
 
 
 # --- over HTTP -------------------------------------------------------------------------------------------------------
-
-
-class Parrot:
-    """A model that says what it is told to."""
-
-    name = "parrot"
-
-    def __init__(self, *replies: str) -> None:
-        self.replies = replies
-
-    def reply(self, prompt: str) -> str:
-        return self.replies[len(prompt) % len(self.replies)]
 
 
 @pytest.mark.parametrize("kind", [OllamaBackend, OpenAIBackend])

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from query_mutator.cli.flags import flags_of
-from query_mutator.errors import UsageError
 from query_mutator.training.config import PROG, TrainConfig, parse_config, remarks
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -39,24 +38,6 @@ ROOT = Path(__file__).resolve().parents[3]
 )
 def test_flag_is_read(argv: list[str], field: str, value: object) -> None:
     assert getattr(parse_config(argv), field) == value
-
-
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (["--no-bathcing"], "Unknown option: --no-bathcing. Did you mean --no-batching?"),
-        (["--zzzzzz"], "Unknown option: --zzzzzz"),
-        (["8"], "Unused Tokens: ['8']"),
-        (["--seed"], "Parameter --seed requires an argument"),
-        (["--seed", "1.5"], 'Invalid value for --seed: unable to convert "1.5" into int'),
-        (["--num-mini-batch", "5"], "num_mini_batch=5 must divide num_processes*num_steps=512; try 4 or 8"),
-        (["--latency-ms", "5", "--running-speed", "2"], "latency_ms and running_speed both set the time of a call"),
-        (["--name", "../up"], "--name '../up' cannot be in a folder's name"),
-    ],
-)
-def test_mistake_says_what_to_do(argv: list[str], message: str) -> None:
-    with pytest.raises(UsageError, match=re.escape(message)):
-        parse_config(argv)
 
 
 @pytest.fixture
@@ -89,10 +70,6 @@ def test_steps_are_rounded_up_to_whole_rollouts_and_said_so() -> None:
     config = parse_config(["--num-env-steps", "1", "--num-processes", "8"])
     assert (config.num_updates, config.total_steps) == (1, 256)
     assert "rounded up to 256" in remarks(config)[0]
-
-
-def test_whole_rollouts_need_no_remark() -> None:
-    assert remarks(parse_config(["--num-env-steps", "1024"])) == []
 
 
 def test_no_batching_says_that_batch_size_is_ignored() -> None:

@@ -134,21 +134,6 @@ def test_errors_of_the_environments_are_raised(make_envs: MakeEnvs) -> None:
         loop.collect()
 
 
-def test_a_loop_continues_from_states(make_envs: MakeEnvs) -> None:
-    first, second = make_envs(5), make_envs(5)
-    recorder = Recorder(first.single_action_space.n)
-    loop = loop_of(first, recorder)
-    loop.collect()
-    obs = second.load_state_dict(first.state_dict())
-    assert obs is not None
-    loop = TrainingLoop(second, recorder, obs, seed=1, num_steps=NUM_STEPS, on_steps=lambda *steps: None)
-    loop.collect()
-    assert Counter(env for steps in recorder.seen for env in steps.env_ids.tolist()) == dict.fromkeys(
-        range(5), 2 * NUM_STEPS
-    )
-    assert [env["steps"] for env in second.state_dict()] == [2 * NUM_STEPS] * 5
-
-
 class Shuffled:
     """Environments that show how many steps they have taken, and come back in groups at random."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +17,6 @@ from query_mutator.data import Split
 from query_mutator.env.episode import EpisodeRules
 from query_mutator.errors import EXIT_USAGE, UsageError
 from query_mutator.learners.learner import Steps
-from query_mutator.learners.named import LEARNERS
 from query_mutator.learners.ppo import PPOLearner
 from query_mutator.session.task import split_dataset
 from query_mutator.settings import IQNConfig, Learning, TaskSettings
@@ -116,15 +114,6 @@ def test_a_changed_seed_is_named_and_a_changed_batch_size_is_not() -> None:
     assert differences(TrainConfig(seed=2, batch_size=8), before) == ["seed: then 1, now 2"]
 
 
-def test_planned_gradient_steps_are_those_of_the_flags() -> None:
-    ppo = TrainConfig(num_env_steps=1024, num_processes=8, num_steps=16, ppo_epoch=3, num_mini_batch=4)
-    assert LEARNERS.get("ppo").planned_updates(ppo) == 8 * 3 * 4
-    iqn = TrainConfig(
-        algo="iqn", num_env_steps=1024, num_processes=8, num_steps=16, replay_ratio=4, train_batch_size=64
-    )
-    assert LEARNERS.get("iqn").planned_updates(iqn) == 4 * 1024 // 64
-
-
 class Lockstep:
     """Two environments, numbers 4 and 5 of a run; one of their numbers in step 11 is not finite."""
 
@@ -190,34 +179,3 @@ def test_every_hook_reaches_ours_then_those_of_plugins(tmp_path: Path) -> None:
         callbacks.call(hook, run, *((no_steps(), []) if hook == "on_step" else ()))
     callbacks.close(None)
     assert calls == [(name, hook) for hook in HOOKS for name in ("ours", "theirs")]
-
-
-class Noted(Callback):
-    """Notes the hooks that are called."""
-
-    def __init__(self) -> None:
-        self.hooks: list[str] = []
-
-    def on_training_start(self, run: RunView) -> None:
-        self.hooks.append("start")
-
-    def close(self, error: BaseException | None) -> None:
-        self.hooks.append(f"close {error}")
-
-
-class Unready(Callback):
-    """Cannot start."""
-
-    def on_training_start(self, run: RunView) -> None:
-        raise UsageError("the server is gone")
-
-
-@pytest.mark.parametrize(("ours", "hooks"), [([], ["start", "close None"]), ([Unready()], [])])
-def test_only_a_callback_that_started_is_closed(ours: list[Callback], hooks: list[str], tmp_path: Path) -> None:
-    noted = Noted()
-    CALLBACKS.add("noted", lambda: noted)
-    callbacks = CallbackList(ours)
-    with pytest.raises(UsageError, match="the server is gone") if ours else nullcontext():
-        callbacks.call("on_training_start", RunView(config=TrainConfig(), folder=tmp_path))
-    callbacks.close(None)
-    assert noted.hooks == hooks

@@ -19,12 +19,11 @@ from query_mutator.batching import (
     BatchPlanBuilder,
     PackingConfig,
     PackingMode,
-    TokenRow,
     load_tokenizer,
 )
 from query_mutator.batching.training.sources import Microbatch, PlanSource, TokenData, read_tokens
 from query_mutator.batching.training.trainer import Stepper, cosine_lr, read_model, to_tensors, token_losses
-from query_mutator.errors import CheckpointError, UsageError
+from query_mutator.errors import UsageError
 from query_mutator.files.gguf_file import source_of
 from query_mutator.files.json_lines import read_json_lines
 from tests.integration.llama_server import write_gguf
@@ -335,34 +334,3 @@ def test_the_step_size_rises_and_falls() -> None:
     assert sizes[10] == pytest.approx(0.0)
     assert sizes[2:] == sorted(sizes[2:], reverse=True)
     assert cosine_lr(0, 1, peak=2.0, warmup_ratio=0.0) == 2.0
-
-
-NUMBERED = {
-    f"r{number}": TokenRow(np.full(length, 5, np.int32), np.ones(length, np.uint8))
-    for number, length in enumerate(np.random.default_rng(0).integers(1, 120, 300).tolist())
-}
-SMALL_BATCHES = BatchingConfig(token_budget=256, bucket_edges=(32, 64, 128), overflow_max=128)
-
-
-def numbered_plan(config: BatchingConfig = SMALL_BATCHES) -> BatchPlan:
-    return BatchPlanBuilder({name: row.length for name, row in NUMBERED.items()}, config).build_sync(2)
-
-
-@pytest.mark.parametrize("accumulation", [1, 4])
-@pytest.mark.parametrize("later", [1, 3, 4])
-def test_a_resumed_plan_runs_what_is_left_in_the_plans_order(accumulation: int, later: int) -> None:
-    plan = numbered_plan()
-    source = PlanSource(plan, NUMBERED, accumulation=accumulation)
-    total, running = source.steps_left, source.steps()
-    done = [one.spec for _ in range(40) for one in next(running)]  # in the first epoch, or the second
-    assert source.steps_left == total - 40 or accumulation > 1
-    resumed = PlanSource(plan, NUMBERED, accumulation=later)
-    resumed.load_state_dict(source.state_dict())
-    left = resumed.steps_left
-    rest = list(resumed.steps())
-    assert len(rest) == left
-    assert [*done, *(one.spec for step in rest for one in step)] == [
-        spec for n in (0, 1) for spec in plan.iter_epoch(n)
-    ]
-    with pytest.raises(CheckpointError, match="the same data and flags"):
-        PlanSource(numbered_plan(SMALL_BATCHES.changed(seed=7)), NUMBERED).load_state_dict(source.state_dict())

@@ -175,17 +175,6 @@ def test_runs_of_one_seed_count_as_their_mean(tmp_path: Path) -> None:
     assert value.mean == pytest.approx(0.6)
 
 
-def test_differences_of_the_size_of_rounding_decide_nothing(tmp_path: Path) -> None:
-    for name, value in (("a", 0.3), ("b", 0.3 + 2e-8)):
-        for seed in range(4):
-            write_run(
-                tmp_path / f"{name}-s{seed}", {"rollout/ep_rew_mean": [value + 1e-9 * seed] * 9}, seed=seed, batch=name
-            )
-    (comparison,) = compared(tmp_path).of_role("performance")[0].comparisons
-    assert comparison.verdict == "inconclusive"
-    assert comparison.p == 1.0
-
-
 def test_equivalence_is_corrected_for_the_number_of_comparisons(tmp_path: Path) -> None:
     values = {"a": [0.500, 0.506, 0.494, 0.503], "b": [0.504, 0.497, 0.509, 0.499]}
     shifts = {"c": 0.0, "d": 1e-4, "e": -1e-4, "f": 2e-4}

@@ -13,7 +13,7 @@ from ppo.__main__ import make_envs
 from ppo.collect import first_episode_returns
 from query_mutator.learners.iqn.frozen import FrozenQuantiles
 from query_mutator.learners.iqn.learner import IQN, QuantileNetwork, quantile_huber_loss
-from query_mutator.learners.iqn.replay import SMALLEST_ERROR, NStep, Replay, Sample, Transition
+from query_mutator.learners.iqn.replay import SMALLEST_ERROR, NStep, Replay, Transition
 from query_mutator.learners.learner import Steps, explored, last_obs
 from query_mutator.settings import IQNConfig
 
@@ -96,20 +96,6 @@ def test_actions_are_random_before_there_is_enough_whatever_epsilon() -> None:
     assert (before, len(after)) == ({0, 1, 2}, 1)
 
 
-def test_the_importance_exponent_grows_to_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    iqn, betas = IQN(OBS_DIM, NUM_ACTIONS, replace(CONFIG, per_beta=0.4)), list[float]()
-
-    def sample(size: int, *, beta: float) -> Sample:
-        betas.append(beta)
-        return draw(size, beta=beta)
-
-    draw = iqn.replay.sample
-    monkeypatch.setattr(iqn.replay, "sample", sample)
-    walk(iqn, 100)
-    assert betas == sorted(betas)
-    assert (betas[0], betas[-1]) == (pytest.approx(0.4 + 0.6 * 32 / 400), 1.0)
-
-
 def test_epsilon_falls_over_its_share_of_the_run() -> None:
     iqn = IQN(OBS_DIM, NUM_ACTIONS, replace(CONFIG, epsilon_start=0.8, epsilon_end=0.2, epsilon_fraction=0.5))
     assert iqn.epsilon == pytest.approx(0.8)
@@ -153,23 +139,6 @@ def test_a_state_of_other_sizes_is_refused_in_one_line() -> None:
         IQN(OBS_DIM, NUM_ACTIONS, replace(CONFIG, num_processes=2)).load_state_dict(state)
     with pytest.raises(ValueError, match="other sizes"):
         IQN(OBS_DIM + 1, NUM_ACTIONS, CONFIG).load_state_dict(state)
-
-
-@pytest.mark.parametrize(
-    ("change", "wanted"),
-    [
-        ({"train_batch_size": 0}, "train_batch_size=0 must be at least 1"),
-        ({"replay_ratio": 0.0}, "replay_ratio=0.0 must be above 0"),
-        ({"per_alpha": 1.5}, "per_alpha=1.5 must be at most 1"),
-        ({"num_quantiles": 7}, "must be even"),
-        ({"learning_starts": 300, "replay_size": 200}, "try --replay-size 300"),
-        ({"gamma": 1.1}, "gamma=1.1 must be at most 1"),
-        ({"hidden_sizes": ()}, "hidden_sizes needs at least one value"),
-    ],
-)
-def test_settings_that_cannot_work_say_what_would(change: dict[str, object], wanted: str) -> None:
-    with pytest.raises(ValueError, match=wanted):
-        replace(CONFIG, **change)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -244,23 +213,6 @@ def test_the_loss_is_a_mean_per_sample_whatever_the_batch() -> None:
     torch.testing.assert_close(one, many)
 
 
-def test_quantiles_of_a_known_distribution_are_learned() -> None:
-    """Returns are 0 or 1 with even chance: quantiles below 0.5 are 0, those above are 1."""
-    network = QuantileNetwork(1, 1, (32,), num_cosines=16, seed=0)
-    optimizer = torch.optim.Adam(network.parameters(), lr=3e-3)
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(600):
-        taus = torch.rand(8, generator=generator)
-        predicted = network(torch.ones(32, 1), taus)[:, :, 0]
-        target = torch.randint(0, 2, (32, 8), generator=generator).float()
-        optimizer.zero_grad()
-        quantile_huber_loss(predicted, target, taus, kappa=0.01).mean().backward()
-        optimizer.step()
-    low, high = network(torch.ones(1, 1), torch.tensor([0.2, 0.8]))[0, :, 0].tolist()
-    assert low == pytest.approx(0.0, abs=0.15)
-    assert high == pytest.approx(1.0, abs=0.15)
-
-
 def test_a_short_run_balances_the_pole_far_longer_than_chance() -> None:
     """Chance keeps it up for 22 steps."""
     envs = make_envs("CartPole-v1", 8)
@@ -330,22 +282,6 @@ def test_draws_follow_priorities_and_weights_undo_them(
     assert np.bincount(sample.slots).tolist() == pytest.approx(counts, abs=1)
     found = {int(slot): float(weight) for slot, weight in zip(sample.slots, sample.weights, strict=True)}
     assert found == pytest.approx(dict(enumerate(weights)))
-
-
-def test_it_resumes_from_its_state() -> None:
-    replay = replay_of(11)
-    replay.set_errors(np.arange(8), np.linspace(0.1, 2.0, 8))
-    copy = Replay(8, 2, alpha=1.0, rng=np.random.default_rng(0))
-    copy.load_state_dict(replay.state_dict())
-    copy.rng.bit_generator.state = replay.rng.bit_generator.state
-    drawn = []
-    for one in (replay, copy):
-        one.add([transition(11)])
-        sample = one.sample(32, beta=0.5)
-        drawn.append((sample.slots.tolist(), sample.returns.tolist(), sample.weights.tolist()))
-    assert drawn[0] == drawn[1]
-    with pytest.raises(ValueError, match="replay_size=5"):
-        replay_of(0, capacity=4).load_state_dict(replay_of(5).state_dict())
 
 
 def row_of(number: int) -> np.ndarray:
