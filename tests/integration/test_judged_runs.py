@@ -94,17 +94,8 @@ def test_an_evaluation_judges_answers_but_none_to_what_should_be_refused(
 ) -> None:
     Recording.prompts.clear()
     with served(Recording()) as server:
-        more = (
-            "--reward",
-            "judge",
-            "--judge-model",
-            "rule-judge",
-            "--plan-calls",
-            "0",
-            "--guard",
-            "--eval-interval",
-            "0",
-        )
+        more = ["--reward", "judge", "--judge-model", "rule-judge"]
+        more += ["--plan-calls", "0", "--guard", "--eval-interval", "0"]
         assert main(flags_for(server, tiny_flags, *more, "--cache-path", str(tmp_path / "c.sqlite"))) == 0
         words = ["eval", "--checkpoint", str(tmp_path / "runs" / "latest"), "--plan-calls", "0", "--guard"]
         assert qm_main([*words, "--ollama-url", server.url, "--judge-model", "rule-judge"]) == 0

@@ -98,18 +98,8 @@ def test_a_policy_is_trained_on_arms_of_several_models(
     servers: tuple[StubServer, StubServer], dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "flags.toml").write_text('price = "small=2,large=16"')
-    sizes = [
-        "--num-env-steps",
-        256,
-        "--num-processes",
-        8,
-        "--answer-calls",
-        150,
-        "--plan-calls",
-        0,
-        "--eval-calls",
-        400,
-    ]
+    sizes = ["--num-env-steps", "256", "--num-processes", "8"]
+    sizes += ["--answer-calls", "150", "--plan-calls", "0", "--eval-calls", "400"]
     command = ["--algo", "direct", *sizes, "--eval-interval", 0, "--budget", 10, "--save-dir", tmp_path / "runs"]
     assert train(*map(str, [*flags_of(servers, dataset), *command, "--config", tmp_path / "flags.toml"])) == 0
     assert "share of calls" in capsys.readouterr().out
