@@ -145,6 +145,7 @@ class ChatRequest:
     seed: int | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     sample: int | None = None  # which of several random replies to the same request; None: any
+    samples: int = 1  # that will be asked for, from servers that give several at once
     attempt: int = 1  # from 1; above 1 the request is a retry, which a header tells the server
     json_schema: Mapping[str, Any] | None = None  # the reply is to be JSON of it, from servers that keep to one
     logprobs: bool = False  # the completion is to have `logprob`, from servers that report it
@@ -184,6 +185,7 @@ class Completion:
     hit_limit: bool = False  # the reply ended at the token limit, not where the model ended it
     logprob: float | None = None  # mean log probability of the reply's tokens; None where it was not reported
     token_logprobs: tuple[float, ...] = ()  # of each of them; empty where they were not reported
+    others: tuple[Completion, ...] = ()  # further samples that came with it
 
     def __post_init__(self) -> None:
         if _THOUGHT_TAG.search(self.text):

@@ -109,7 +109,7 @@ class PlanFlags(
     )  # fmt: skip
     IN_FILE: ClassVar[tuple[str, ...]] = (
         "adaptive", "call_price", "deterministic", "device", "domain", "latency_sigma", "mutator_max_tokens",
-        "keep_alive", "max_reply_mb", "skip_unchanged",
+        "keep_alive", "max_reply_mb", "sample_temperature", "samples", "skip_unchanged",
     )  # fmt: skip
 
     minutes: Annotated[float, Gt(0), Le(10_000)] = 5.0

@@ -98,7 +98,7 @@ def rewrite_settings(actions: Sequence[str], models: Sequence[str] = ()) -> dict
     names = operator_names(actions)
     forms = [name for name in names if arm_named(name, models) is not None]
     operators = ",".join(name for name in names if name not in forms)
-    return {"operators": operators or NONE, "forms": ",".join(forms) or NONE}
+    return {"operators": operators or NONE, "forms": ",".join(forms) or NONE, "samples": 1}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +109,8 @@ class CallSettings(Sampling):
     mutator_model: str
     logprobs: bool = False  # ask for the log probabilities of answers, which P(right) reads
     seed: int | None = 0
+    sample_temperature: float = Operators.sample_temperature
+    samples_at_once: int = 1  # further replies to ask for together, where all of them will be wanted
 
     def target(self, framed: Framed | str, *, model: str = "", context: Sequence[Message] = ()) -> ChatRequest:
         """Return the request that asks the target, or another model, a question, which a form may have framed.
@@ -228,7 +230,15 @@ class Task:
             examples=self.examples[index] if self.examples else (),
         )
         arm = self.form_named(form)
-        return self.calls.target(arm.frame(text, context=shown), model=arm.model, context=question.context)
+        request = self.calls.target(arm.frame(text, context=shown), model=arm.model, context=question.context)
+        if not arm.sample:
+            return request
+        return replace(
+            request,
+            temperature=self.calls.sample_temperature,
+            sample=arm.sample - 1,
+            samples=self.calls.samples_at_once,
+        )
 
     def model_of(self, form: str) -> str:
         """Return the model that answers in a form."""

@@ -78,6 +78,7 @@ class Form:
     read: Callable[[str], str] = whole_reply
     uses_examples: bool = False
     model: str = ""  # that is asked; "" is the target of the run
+    sample: int = 0  # the number of a further reply at the temperature of samples; 0: the first one
 
     def frame(self, text: str, *, context: FormContext) -> Framed:
         """Return messages and options for a wording."""
@@ -192,23 +193,29 @@ def arm_named(name: str, models: Sequence[str] = ()) -> Form | None:
 
 
 def _arm(name: str, models: Sequence[str]) -> Form | None:
-    """Return the form of a name that asks one of some models, None for another name."""
+    """Return the form of a name that asks one of some models, or again (FORM#2); None for another name."""
     if name in models:
         return replace(FORMS.get(AS_IS), name=name, model=name)
+    first, _, number = name.rpartition("#")
+    if number.isdecimal() and int(number) > 1 and (asked := arm_named(first, models)) is not None:
+        return replace(asked, name=name, sample=int(number) - 1)
     form, _, model = name.partition("@")
     return replace(FORMS.get(form), name=name, model=model) if model in models and form in FORMS else None
 
 
-def select(spec: str = "", models: Sequence[str] = ()) -> tuple[Form, ...]:
+def select(spec: str = "", models: Sequence[str] = (), *, samples: int = 1) -> tuple[Form, ...]:
     """Return the forms of `a,b,c` in that order, each once; an empty text and `none` stand for none.
 
     `all` stands for those of the package and of plugins but `as_is`, in which an episode begins. With several `models`
-    the arms of these; names of arms stand for themselves alone.
+    the arms of these, with several `samples` further replies in each form, by default `as_is`; where an arm is named,
+    names stand for themselves alone.
     """
     wanted = [name.strip() for name in spec.split(",") if name.strip() and spec != NONE]
     if wanted == [ALL]:
         wanted = [name for name in FORMS.registered() if name != AS_IS]
-    if named := [arm for name in dict.fromkeys(wanted) if (arm := _arm(name, models)) is not None]:
-        return tuple(named)
+    if any(_arm(name, models) for name in wanted):
+        return tuple(arm_named(name, models) or FORMS.get(name) for name in dict.fromkeys(wanted))
     forms = tuple(FORMS.get(name) for name in dict.fromkeys(wanted))
-    return arms(forms, models) if len(models) > 1 else forms
+    first = arms(forms, models) if len(models) > 1 else forms or (FORMS.get(AS_IS),) * (samples > 1)
+    again = (replace(form, name=f"{form.name}#{n + 1}", sample=n) for n in range(1, samples) for form in first)
+    return (*first, *again)

@@ -129,16 +129,22 @@ class Cache(ClientWrapper):
                 self.hits += 1
                 deliver(found)
                 return None
+        after = self._after(request, deliver)
+        if key is not None:
             deliver = self._keeping(key, request, deliver)
         # A retry never shares a first attempt, nor the reverse; a deadline may end a call that others could wait for.
-        twins = (key or request_key(request), request.attempt, request.deadline is not None)
+        how = request.attempt, request.deadline is not None
+        waits = {(key or request_key(request), *how): deliver}
+        if request.samples > 1:  # one sample is asked for alone: the others may come with it
+            waits[request_key(replace(request, sample=None)), *how] = after
         with self._lock:
-            if twins in self._waiting:
-                self._waiting[twins].append(deliver)
-                self.shared_calls += 1
-                return None
-            self._waiting[twins] = []
-        lead = _Lead(self, twins, request, deliver)
+            for place, wait in waits.items():
+                if place in self._waiting:
+                    self._waiting[place].append(wait)
+                    self.shared_calls += wait is not after
+                    return None
+            self._waiting |= {place: [] for place in waits}
+        lead = _Lead(self, (*waits,), request, deliver)
         # The reply of an equal call may have been stored since it was looked for above.
         found = None if key is None else self._find(key, request)
         if found is None:
@@ -213,6 +219,26 @@ class Cache(ClientWrapper):
 
         return keep
 
+    def _after(self, request: ChatRequest, deliver: Deliver) -> Deliver:
+        """Return what has a further sample delivered once the first is there: as it came with it, or by a call."""
+
+        def after(first: Completion) -> None:
+            if not first.ok:
+                deliver(first)
+            elif work := self.join(replace(request, samples=1), deliver):
+                work()
+
+        return after
+
+    def _keep_others(self, request: ChatRequest, reply: Completion) -> None:
+        """Write the samples that came with a reply under the numbers that follow its own."""
+        for number, other in enumerate(reply.others):
+            one = replace(request, sample=((request.sample or 0) + 1 + number) % request.samples)
+            self.add(CallTotals(tokens=other.completion_tokens, reply_tokens=other.completion_tokens), {})
+            key = self._stored_key(one) if other.ok else None
+            if key is not None and self._find(key, one) is None:
+                self._keeping(key, one, lambda kept: None)(other)
+
     def _paid(self, request: ChatRequest, reply: Completion, deliver: Deliver) -> None:
         self._count(request, reply)
         deliver(reply)
@@ -240,7 +266,7 @@ class _Lead:
     """A call whose completion others may wait for."""
 
     cache: Cache
-    twins: _Twins
+    twins: tuple[_Twins, ...]  # equal requests, and further samples
     request: ChatRequest
     deliver: Deliver
 
@@ -250,6 +276,8 @@ class _Lead:
         reply = Completion.failed("cancelled", "the shared call was cancelled")
         try:
             reply = self.cache._client.complete(self.request)
+            self.cache._keep_others(self.request, reply)
+            reply = replace(reply, others=())
             # First, so that a store has the reply before the next equal request arrives.
             self.cache._paid(self.request, reply, self.deliver)
         finally:
@@ -258,6 +286,6 @@ class _Lead:
     def share(self, reply: Completion) -> None:
         """Deliver a completion to the others, as one that cost nothing: the call is counted where it was made."""
         with self.cache._lock:
-            others = self.cache._waiting.pop(self.twins, ())
+            others = [one for place in self.twins for one in self.cache._waiting.pop(place, ())]
         for deliver in others:
             deliver(replace(reply, attempts=0))

@@ -35,7 +35,7 @@ _UNSUPPORTED = (
     r"(?:unsupported|not support|unknown|unrecognized|not permitted|not allowed"
     r"|max_completion_tokens|only \S+ is allowed)"
 )
-_LEFT_OUT = ("max_tokens", "temperature", "seed")  # where an error says so in these words
+_LEFT_OUT = ("max_tokens", "temperature", "seed", "n")  # where an error says so in these words
 #: What an error names when a server refuses fields of a body, and these fields.
 _OPTIONAL: Mapping[re.Pattern[str], tuple[str, ...]] = {
     re.compile(words, re.IGNORECASE | re.DOTALL): fields
@@ -90,6 +90,8 @@ class HttpServer(ModelServer):
     def complete(self, request: ChatRequest) -> Completion:
         """Return the reply to a chat request, or a Completion that carries the error."""
         started, timeout_s = time.perf_counter(), self._transport.timeout_s
+        if request.seed is not None and request.sample:
+            request = replace(request, seed=request.seed + request.sample, sample=0)  # else all samples are one reply
         body = self.chat_body(request)
         if request.logprobs:
             body |= {"logprobs": True, "top_logprobs": 1}  # llama-server gives none with 0
@@ -117,6 +119,10 @@ class HttpServer(ModelServer):
         completion = parsed(lambda: self.completion(reply, latency_s=latency_s), what=what)
         if isinstance(completion, ErrorInfo):
             return Completion(error=completion, latency_s=latency_s)
+        first, *others = (self._checked(request, one) for one in (completion, *completion.others))
+        return replace(first, others=tuple(others))
+
+    def _checked(self, request: ChatRequest, completion: Completion) -> Completion:
         if (text := self._transport.without_secrets(completion.text.encode()).decode()) != completion.text:
             completion = replace(completion, text=text)
         return self._uncut(request, completion) if completion.ok else completion
@@ -192,6 +198,17 @@ def _detail(usage: Mapping[str, Any], of: str, name: str) -> int:
     """Return a count that OpenAI gives with the tokens of prompt or reply, at most these."""
     details = usage.get(f"{of}_details") or {}
     return min(int(wire_number(details.get(name))), int(wire_number(usage.get(of))))
+
+
+def samples_of(payload: Mapping[str, Any], *, latency_s: float = 0.0) -> Completion:
+    """Return the record of a chat completion; of several choices the others are in `others`, after the one prompt."""
+    choices, usage = payload.get("choices") or (), payload.get("usage") or {}
+    if len(choices) < 2 or payload.get("error"):
+        return completion_of(payload, latency_s=latency_s)
+    usage = {**usage, "completion_tokens": wire_number(usage.get("completion_tokens")) // len(choices)}
+    rows = ({**payload, "choices": [choice], "usage": usage} for choice in choices)
+    first, *others = (completion_of(row, latency_s=latency_s) for row in rows)
+    return replace(first, others=tuple(replace(one, cached_tokens=one.prompt_tokens) for one in others))
 
 
 def completion_of(payload: Mapping[str, Any], *, latency_s: float = 0.0) -> Completion:

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from query_mutator.errors import BackendError, ModelMissingError, ServerDownError, UsageError
 from query_mutator.llm.address import server_url
 from query_mutator.llm.client import INFO_TIMEOUT_S
-from query_mutator.llm.http_server import HttpServer, completion_of, names_in, rows_in
+from query_mutator.llm.http_server import HttpServer, names_in, rows_in, samples_of
 from query_mutator.llm.transport import Transport
 from query_mutator.types import ChatRequest, ErrorInfo, Json
 
@@ -63,7 +63,7 @@ class OpenAIBackend(HttpServer):
     more_slots = "start it with {slots} slots (vLLM --max-num-seqs, llama-server --parallel)"
     more_context = "start it with a larger context (vLLM --max-model-len, llama-server --ctx-size)"
     start_advice = "check --openai-url"
-    completion = staticmethod(completion_of)
+    completion = staticmethod(samples_of)
     chat_path = "/chat/completions"
 
     def __init__(
@@ -140,6 +140,8 @@ class OpenAIBackend(HttpServer):
         }
         if request.seed is not None:
             body["seed"] = request.seed
+        if request.samples > 1:
+            body["n"] = request.samples
         if request.json_schema is not None:
             schema = {"name": "reply", "strict": True, "schema": request.json_schema}
             body["response_format"] = {"type": "json_schema", "json_schema": schema}

@@ -158,7 +158,7 @@ def rewrites(settings: Operators, models: Sequence[str] = ()) -> tuple[tuple[Ope
     named, words = settings.forms, settings.operators
     if len(models) > 1:
         named, words = NONE if named == Operators.forms else named, words or NONE
-    operators, forms = operator_registry.select(words), form_registry.select(named, models)
+    operators, forms = operator_registry.select(words), form_registry.select(named, models, samples=settings.samples)
     if both := {one.name for one in operators} & {one.name for one in forms}:
         raise UsageError(f"{min(both)!r} names an operator and a form; leave it out of --operators or --forms")
     if not operators and not forms:
@@ -197,6 +197,7 @@ def make_task(
         calls=group_of(
             CallSettings,
             settings,
+            samples_at_once=max(1, settings.samples - 1) if learns else 1,
             logprobs=learns or (confidence is not None and confidence.reads_logprobs),
             **names,
         ),

@@ -303,6 +303,10 @@ class Operators(Group):
     keep the meaning."""
     forms: str = "question_answer,short_answer,statement,one_sentence,restate,examples"
     """Forms of the request that the policy may choose, as a,b,c, all or none."""
+    samples: Annotated[int, Ge(1), Le(64)] = 1
+    """Replies in each form that the policy may ask for; the further ones are FORM#2 and so on."""
+    sample_temperature: Annotated[float, Gt(0), Le(100)] = 0.7
+    """Sampling temperature of further replies in a form."""
     domain: Prose = "general knowledge"
     """Subject of the questions, for the operators that mention it."""
 

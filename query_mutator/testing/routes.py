@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -227,11 +228,17 @@ class Routes:
             usage = event(None, usage=_usage(outcome)) if has_usage else b""
             end = event("", outcome.done_reason) + (b"" if fault == "cut" else usage + b"data: [DONE]\n\n")
             return await stream.end(end if outcome.done else b"", fault)
-        outcome = await self._calls.complete(call)
-        reason = outcome.done_reason if outcome.done else "abort"
-        logprobs = {"content": outcome.logprobs} if outcome.logprobs else None
-        choice = {"index": 0, "message": _said(outcome.text), "finish_reason": reason, "logprobs": logprobs}
-        return _json({"object": "chat.completion", **about, "choices": [choice], "usage": _usage(outcome)}, fault)
+        choices, reply_tokens = [], 0
+        for index in range(payload.get("n") or 1):
+            seed = call.request.seed and call.request.seed + index
+            outcome = await self._calls.complete(replace(call, request=replace(call.request, seed=seed)))
+            reason = outcome.done_reason if outcome.done else "abort"
+            logprobs = {"content": outcome.logprobs} if outcome.logprobs else None
+            message = {"index": index, "message": _said(outcome.text), "finish_reason": reason, "logprobs": logprobs}
+            choices.append(message)
+            reply_tokens += outcome.reply_tokens
+        counts = _usage(replace(outcome, reply_tokens=reply_tokens))
+        return _json({"object": "chat.completion", **about, "choices": choices, "usage": counts}, fault)
 
     async def _show_stats(self, request: web.Request) -> web.Response:
         counted = self._calls.stats.snapshot()

@@ -62,8 +62,8 @@ class TrainConfig(
         "epsilon_end", "epsilon_fraction", "epsilon_start", "kappa", "keep_alive", "local_server_url",
         "max_grad_norm", "max_pending_updates", "max_reply_mb", "mutator_max_tokens", "n_step", "norm_adv",
         "num_cosines", "num_eval_quantiles", "num_models", "num_quantiles", "per_alpha", "per_beta", "price",
-        "question_column", "random_share", "ray_address", "replay_size", "skip_unchanged", "sync_every", "target_kl",
-        "target_tau", "value_loss_coef",
+        "question_column", "random_share", "ray_address", "replay_size", "sample_temperature", "samples",
+        "skip_unchanged", "sync_every", "target_kl", "target_tau", "value_loss_coef",
     )  # fmt: skip
 
     def __post_init__(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from query_mutator import Rewriter
 from query_mutator.testing import StubServer, start_server
-from query_mutator.types import ChatRequest
+from query_mutator.types import ChatRequest, Completion
 from tests.integration.training_runs import the_run, train
 from tests.qm_command import qm
 
@@ -110,3 +111,30 @@ def test_a_policy_is_trained_on_arms_of_several_models(
     methods = json.loads((run / "summary.json").read_text())["eval"]["methods"]
     assert methods["small alone"]["success"] < methods["policy"]["success"] <= 1
     assert 2 <= methods["policy"]["price_per_question"] < methods["large alone"]["price_per_question"] == 16
+
+
+def test_further_replies_at_a_temperature_are_arms(
+    dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def lucky(request: ChatRequest) -> Completion:
+        """Add even sums; at a temperature those whose parity is that of the seed."""
+        found = total(request)
+        if found % 2 == (request.seed or 0) % 2 * bool(request.temperature):
+            return Completion(text=f"The answer is {found}.", logprob=-0.1)
+        return Completion(text=f"I am not sure, maybe it is about {found + 1} or so", logprob=-2.0)
+
+    (tmp_path / "qm.toml").write_text('[plan]\nsamples = 3\nsample_temperature = 0.8\nforms = "none"')
+    with start_server({"lucky": lucky}) as server:
+        flags = ["--target-model", f"lucky@{server.url}/v1", "--encoder", "hash", "--dataset", dataset]
+        command = ["--cache", "off", "--operators", "none", "--answer", "learned", "--budget", 1.7, "--max-calls", 2000]
+        with contextlib.chdir(tmp_path):
+            assert qm("plan", *flags, *command, "--save-dir", tmp_path / "runs", "--json", "-") == 0
+        found = json.loads(capsys.readouterr().out)
+        assert "as_is#3" in found["plan"]["steps"]
+        assert found["plan"]["success"] > 0.95
+        stats = server.stats()
+        [requests] = [count for route, count in stats["routes"].items() if "completions" in route]
+        assert requests < sum(stats["calls_by_model"].values()) <= found["calls"]  # two samples in one request
+        with Rewriter.load(the_run(tmp_path), encoder="hash", target_model=(f"lucky@{server.url}/v1",)) as rewriter:
+            answers = [one.answer for one in rewriter.rewrite_many(["What is 90 plus 30?", "What is 91 plus 30?"])]
+    assert answers == ["The answer is 120.", "The answer is 121."]

@@ -72,6 +72,10 @@ def test_steps_are_read_at_their_last_answer(reply: str, answer: str) -> None:
 def test_selection_names_the_nearest_form() -> None:
     assert forms.select("") == ()
     assert [form.name for form in forms.select("expert, question_answer,expert")] == ["expert", "question_answer"]
+    again = [(form.name, form.sample, form.model) for form in forms.select("", ("a", "b"), samples=2)]
+    assert again == [("a", 0, "a"), ("b", 0, "b"), ("a#2", 1, "a"), ("b#2", 1, "b")]
+    assert [form.name for form in forms.select("expert#3,expert", samples=1)] == ["expert#3", "expert"]
+    assert [form.name for form in forms.select("", samples=2)] == ["as_is", "as_is#2"]
     everything = [form.name for form in forms.select("all")]
     assert AS_IS not in everything
     assert {AS_IS, *everything} == set(FORMS.names())
