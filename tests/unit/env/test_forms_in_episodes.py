@@ -51,7 +51,7 @@ def test_forms_and_rewrites_keep_the_context_of_a_question_and_the_system_prompt
 def test_forms_are_actions_between_operators_and_controls(task: Task) -> None:
     assert task.actions == ("spelling", "neutral", "filler", "question_answer", "steps", "ask", "undo", "submit")
     assert rewrite_settings(task.actions) == {"operators": "spelling,neutral,filler", "forms": CHOSEN, "samples": 1}
-    assert rewrite_settings(("steps", "ask", "undo", "submit")) == {"operators": "none", "forms": "steps"}
+    assert rewrite_settings(("steps", "ask", "undo", "submit")) == {"operators": "none", "forms": "steps", "samples": 1}
 
 
 def test_a_form_is_kept_while_the_wording_changes_and_undone_with_it(task: Task, tiny_client: Client) -> None:
