@@ -135,7 +135,8 @@ def _calls(server: ModelServer, models: Sequence[str], config: DoctorConfig) -> 
     if probe is None:
         return None
     if probe.error is not None:
-        yield Finding("slots", f"unknown, the probe failed ({probe.error})", is_fine=False)
+        advice = _more_time(server) if probe.error.kind == "timeout" else ""
+        yield Finding("slots", f"unknown, the probe failed ({probe.error}){advice}", is_fine=False)
         return None
     yield Finding("reload", reload_sentence(server, models))
     yield Finding("slots", _slots(probe), probe=probe)
@@ -173,8 +174,8 @@ def _pace(
         errors = [reply.error for reply in answers if reply.error is not None and reply.error.kind != "empty"]
         if not errors:
             break
-        advice = "give more time with --probe-s, or fewer tokens with --target-max-tokens"
-        text = f"unknown, with {beside} a call fails ({errors[0]}): {advice if at_once == 1 else 'half as many:'}"
+        advice = f"{_more_time(server)}, or fewer tokens with --target-max-tokens" if at_once == 1 else ": half as many:"
+        text = f"unknown, with {beside} a call fails ({errors[0]}){advice}"
         yield Finding("pace", text, is_fine=at_once > 1 or errors[0].kind == "timeout")
         at_once //= 2
         if not at_once:
@@ -196,6 +197,10 @@ def _keep(
         identity = identity_of(requests[0].model, [server], num_ctx=config.num_ctx)
         for request, reply in zip(requests, replies, strict=True):
             store.put(request_key(request, identity=identity), request, reply)
+
+
+def _more_time(server: ModelServer) -> str:
+    return "; ".join(["", *filter(None, [server.more_speed, "give more time with --probe-s"])])
 
 
 def _slots(probe: Probe) -> str:

@@ -250,7 +250,7 @@ def _size(flags: PlanFlags, num_train: int, call_s: float, *, is_instant: bool) 
         unit = 10 ** (math.floor(math.log10(fitting)) - 1)  # two digits, so that a search can be repeated
         max_calls = int(fitting // unit * unit)
     count = questions_searched(num_train, max_calls, learned=flags.answer == "learned")
-    line = f"{count} questions, at most {max_calls:,} calls"
+    line = f"{count} of {num_train} questions, at most {max_calls:,} calls"
     if not call_s:
         return max_calls, line
     return max_calls, f"{line}, about {duration(max_calls * call_s)} at {1 / call_s:.3g} calls/s"

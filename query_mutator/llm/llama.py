@@ -147,6 +147,7 @@ class LlamaBackend(ModelServer):
     more_models = "give their files to --gguf"
     more_slots = "give --batch-size {slots}"
     more_context = _Client.more_context
+    more_speed = f"if other programs use the cores, OMP_NUM_THREADS={max(1, (os.cpu_count() or 1) - 1)} makes calls faster"
 
     def __init__(
         self,
