@@ -194,7 +194,7 @@ def with_confidence(
     except TooFewAnswersError as error:
         if must_learn:
             raise
-        note(f"--answer vote: {error}")
+        note(f"--answer vote: {error}, as by a larger --answer-calls")
         voting = replace(task.with_rules(answer="vote"), calls=replace(task.calls, logprobs=False))  # as when resumed
         return replace(config, answer="vote"), voting, {}
     note(known.report.in_words)

@@ -135,7 +135,7 @@ def _calls(server: ModelServer, models: Sequence[str], config: DoctorConfig) -> 
     if probe is None:
         return None
     if probe.error is not None:
-        advice = _more_time(server) if probe.error.kind == "timeout" else ""
+        advice = f": {server.more_speed}" if probe.error.kind == "timeout" else ""
         yield Finding("slots", f"unknown, the probe failed ({probe.error}){advice}", is_fine=False)
         return None
     yield Finding("reload", reload_sentence(server, models))
@@ -174,8 +174,8 @@ def _pace(
         errors = [reply.error for reply in answers if reply.error is not None and reply.error.kind != "empty"]
         if not errors:
             break
-        advice = f"{_more_time(server)}, or fewer tokens with --target-max-tokens" if at_once == 1 else ": half as many:"
-        text = f"unknown, with {beside} a call fails ({errors[0]}){advice}"
+        advice = f"{server.more_speed}, or fewer tokens with --target-max-tokens"
+        text = f"unknown, with {beside} a call fails ({errors[0]}): {advice if at_once == 1 else 'half as many:'}"
         yield Finding("pace", text, is_fine=at_once > 1 or errors[0].kind == "timeout")
         at_once //= 2
         if not at_once:
@@ -197,10 +197,6 @@ def _keep(
         identity = identity_of(requests[0].model, [server], num_ctx=config.num_ctx)
         for request, reply in zip(requests, replies, strict=True):
             store.put(request_key(request, identity=identity), request, reply)
-
-
-def _more_time(server: ModelServer) -> str:
-    return "; ".join(["", *filter(None, [server.more_speed, "give more time with --probe-s"])])
 
 
 def _slots(probe: Probe) -> str:

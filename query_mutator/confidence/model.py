@@ -23,6 +23,7 @@ import numpy as np
 
 from query_mutator.confidence.answer_keys import AnswerKind, Attempt, LoggedAnswer
 from query_mutator.confidence.crossfit import (
+    ENOUGH_QUESTIONS,
     Platt,
     TrainingTable,
     attempt_columns,
@@ -74,15 +75,17 @@ class FitReport:
     brier: float
     calibration_error: float
     auroc: float
+    questions: int = ENOUGH_QUESTIONS
 
     @property
     def in_words(self) -> str:
         """Return the report in one line."""
         by_arm = "; answers are not read: by the rates of their forms alone more submissions are right"
+        few = f"; {self.questions} questions are few, so it is shrunk towards {self.base_rate:.0%}"
         return (
             f"P(right): learned from {self.answers:,} answers, {self.base_rate:.0%} right; "
             f"AUROC {self.auroc:.2f}, calibration error {self.calibration_error:.3f}, out of fold"
-            f"{by_arm if self.scorer == 'arms' else ''}"
+            f"{by_arm if self.scorer == 'arms' else ''}{few if self.questions < ENOUGH_QUESTIONS else ''}"
         )
 
     @property
@@ -188,6 +191,7 @@ class ConfidenceModel:
                 brier=brier_score(p, right),
                 calibration_error=expected_calibration_error(p, right),
                 auroc=auroc(p, right),
+                questions=len(np.unique(table.questions[used])),
             ),
             out_of_fold=found.p,
             reliability=tuple(reliability(p, right)),

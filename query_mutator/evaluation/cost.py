@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from query_mutator.data.split import target_key
 from query_mutator.errors import UsageError
+from query_mutator.plan.choose import MIN_QUESTIONS
 from query_mutator.plan.race import MIN_CALLS
 from query_mutator.stats.paired import (
     CORRELATION,
@@ -71,7 +72,8 @@ class EvaluationCost:
         """Return the largest evaluation that fits into a number of calls; all sets shrink by the same share.
 
         The plan search gets a third of the calls, or more where the sets leave it more: few calls find no plan. It is
-        left out when it would be too small. UsageError when not even one question of each set fits.
+        left out when it would be too small. Training questions shrink further if fewer held-out ones than a verdict
+        needs would fit. UsageError when not even one question of each set fits.
         """
         if max_calls is None or self.calls <= max_calls:
             return self
@@ -80,14 +82,17 @@ class EvaluationCost:
         share = (max_calls - search) / others
         guard, train = (int(share * count) or min(1, count) for count in (self.num_guard, self.num_ranking))
         search = search if search >= MIN_CALLS else 0
-        for num_guard, num_train, search_calls in ((guard, train, search), (min(1, guard), min(1, train), 0)):
-            sizes = {"num_guard": num_guard, "num_train": num_train, "search_calls": search_calls}
-            smallest = replace(self, num_test=1, **sizes)
-            if smallest.calls <= max_calls:
-                return smallest.filled(max_calls, available=self.num_test)
-        raise UsageError(
-            f"--eval-calls {max_calls} does not allow one question of each method; give at least {smallest.calls}"
-        )
+        smallest = [
+            replace(self, num_test=1, num_guard=min(most, guard), num_train=min(most, train), search_calls=search_calls)
+            for most, search_calls in ((max(guard, train), search), (MIN_QUESTIONS, search), (1, 0))
+        ]
+        found = [one.filled(max_calls, available=self.num_test) for one in smallest if one.calls <= max_calls]
+        if not found:
+            least = smallest[-1].calls
+            raise UsageError(
+                f"--eval-calls {max_calls} does not allow one question of each method; give at least {least}"
+            )
+        return next((one for one in found[:2] if one.num_test >= min(MIN_QUESTIONS, self.num_test)), found[0])
 
     def filled(self, max_calls: int, *, available: int) -> EvaluationCost:
         """Return the evaluation on as many of the `available` questions as the calls allow, at least one."""
@@ -113,9 +118,8 @@ def power_in_words(questions: Sequence[Question]) -> str:
     least = detectable_difference(len(questions), discordant=DISCORDANT, design=design)
     one, n = len(questions) == 1, len(questions)
     few = f"{'is' if one else 'are'} too few to show a difference"
-    shown = f"show differences of {100 * least:.1f} points or more" if least <= 1 else few
+    shown = f"can show differences of {100 * least:.1f} points or more" if least <= 1 else few
     return (
-        f"{n} held-out question{'' if one else 's'} {shown} "
-        f"(paired, 5 % two-sided, 80 % power; methods that differ on {DISCORDANT:.0%} of the questions, "
-        f"correlation {CORRELATION:.2g} within a target: assumed)"
+        f"{n} held-out question{'' if one else 's'} {shown} (80 % power at the 5 % level, if two methods "
+        f"differ on {DISCORDANT:.0%} of the questions, with correlation {CORRELATION:.2g} within a target)"
     )

@@ -72,7 +72,7 @@ class ModelServer(Client, Protocol):
     more_slots: ClassVar[str] = "start it with {slots} slots"  # advice for a server that works on fewer calls at once
     more_loaded: ClassVar[str] = "let it keep both loaded"  # advice for a server that loads two models in turns
     more_context: ClassVar[str] = "use a model with a larger context"  # advice for prompts that do not fit
-    more_speed: ClassVar[str] = ""  # advice for calls that take too long
+    more_speed: ClassVar[str] = "give more time with --probe-s"  # advice for calls that take too long
 
     url: str = ""
     keep_alive: str

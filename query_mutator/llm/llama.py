@@ -147,7 +147,8 @@ class LlamaBackend(ModelServer):
     more_models = "give their files to --gguf"
     more_slots = "give --batch-size {slots}"
     more_context = _Client.more_context
-    more_speed = f"if other programs use the cores, OMP_NUM_THREADS={max(1, (os.cpu_count() or 1) - 1)} makes calls faster"
+    more_speed = f"leave a core to other programs with OMP_NUM_THREADS={max(1, (os.cpu_count() or 1) - 1)}, or "
+    more_speed += ModelServer.more_speed
 
     def __init__(
         self,

@@ -194,7 +194,7 @@ def bounded(size: Estimate, *, is_live: bool) -> Estimate:
             line = f"periodic evaluations: {number} x {count} questions, {share}; --eval-questions N asks others"
             config = replace(config, eval_interval=every, eval_questions=count)
             return replace(size, config=config, decided=(*size.decided, line))
-    line = f"periodic evaluations: none; two of {fewest} questions exceed {share}; --eval-questions N makes them"
+    line = f"periodic evaluations: none (two, of {fewest} questions, exceed {share}); --eval-questions N makes them"
     return replace(size, config=replace(config, eval_interval=0), decided=(*size.decided, line))
 
 

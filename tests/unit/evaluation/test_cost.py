@@ -89,6 +89,12 @@ def test_the_largest_evaluation_that_fits_is_made(max_calls: int) -> None:
     assert replace(found, num_test=found.num_test + 1).calls > max_calls
 
 
+def test_a_verdict_gets_its_questions_before_training_questions_are_ranked() -> None:
+    small = replace(WHOLE, num_test=27, num_guard=0, num_train=45, search_calls=0)
+    least = replace(small, num_test=20, num_train=20).calls
+    assert small.within(least).num_test == 20
+
+
 @pytest.mark.parametrize("max_calls", [300, 1500, 6000, 25_000])
 def test_a_plan_search_keeps_a_third_of_the_calls_or_all_that_it_asked_for(max_calls: int) -> None:
     assert WHOLE.within(max_calls).search_calls == min(3000, max_calls // 3)
@@ -106,9 +112,9 @@ def test_fewer_calls_than_one_question_takes_are_refused_with_the_number_that_do
 
 def test_what_questions_can_show_is_said() -> None:
     assert power_in_words(QUESTIONS) == (
-        "400 held-out questions show differences of 8.5 points or more (paired, 5 % two-sided, "
-        "80 % power; methods that differ on 33% of the questions, correlation 0.1 within a target: assumed)"
+        "400 held-out questions can show differences of 8.5 points or more (80 % power at the 5 % level, if two "
+        "methods differ on 33% of the questions, with correlation 0.1 within a target)"
     )
-    few = "3 held-out questions are too few to show a difference (paired"
+    few = "3 held-out questions are too few to show a difference (80 %"
     assert power_in_words(QUESTIONS[:3]).startswith(few)
     assert power_in_words([]).startswith("0 held-out questions are too few to show a difference")

@@ -47,7 +47,7 @@ def test_a_short_run_on_a_live_model_starts_at_once() -> None:
     config, [line] = started(num_env_steps=64, num_processes=4, num_steps=16)
     assert config.eval_interval == 0
     assert line == (
-        "periodic evaluations: none; two of 20 questions exceed half of the 48 calls of training; "
+        "periodic evaluations: none (two, of 20 questions, exceed half of the 48 calls of training); "
         "--eval-questions N makes them"
     )
 
