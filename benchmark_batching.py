@@ -78,8 +78,8 @@ SIMULATED = ("num_parallel", "latency_ms", "latency_sigma")  # flags of the test
 class BenchmarkConfig(OutputFlags, ServerFlags):
     """Compare sequential, phase-batched, pipelined and asynchronous calls over several batch sizes.
 
-    Without a server the test server is started in its own process; it answers with words of the prompt after a fixed
-    time, which measures the scheduling and not a language model.
+    Without a server, a test server is started in its own process. It answers with words of the prompt after a fixed
+    time, so this measures scheduling, not a language model.
     """
 
     mutator_model: str | None = None
@@ -93,11 +93,11 @@ class BenchmarkConfig(OutputFlags, ServerFlags):
     batch_sizes: str = "1,2,4,8,16,32"
     """Batch sizes to compare, with commas."""
     num_queries: Million = 64
-    """Maximum queries of each measurement; each takes two calls."""
+    """Maximum queries per measurement; each takes two calls."""
     repeats: Annotated[int, Ge(1), Le(4096)] = 1
-    """Measurements of each row, in turns; the table has their medians."""
+    """Measurements per row, interleaved; the table has their medians."""
     budget_s: Seconds = 120.0
-    """Seconds for all measurements, once models are loaded, which bounds the queries; what it cuts short counts."""
+    """Time limit in seconds for all measurements after models are loaded; partial measurements count."""
     json: JsonTo = None
     """Write table, slots and recommendation as JSON to FILE; without FILE, or with -, print them in place of text."""
 
@@ -359,7 +359,7 @@ def recommend(rows: Sequence[Row], *, slots: int | None) -> dict[str, Any] | Non
 def queries_within(
     budget_s: float, cases: Sequence[Case], *, most: int, repeats: int, query_s: float, slots: int | None
 ) -> int:
-    """Return the queries of a run with which all runs fit into a budget, if one takes `query_s` alone; at least 1."""
+    """Return the largest number of queries per run that fits the budget, if one query takes `query_s`; at least 1."""
     round_s = repeats * query_s * sum(1 / min(size, slots or size) for _, size in cases)  # all runs, with one query
     return max(1, min(most, int(budget_s / round_s)))
 
@@ -376,7 +376,7 @@ class Results:
     runs: dict[Case, list[Measurement]] = field(default_factory=dict)
 
     def add(self, case: Case, run: Measurement) -> None:
-        """Keep a run; one that the end of the budget cut short counts only if it is the case's first."""
+        """Keep a run; a run cut short by the budget counts only if it is the first of its case."""
         if run.calls == CALLS_PER_QUERY * self.num_queries or (run.calls and case not in self.runs):
             self.runs.setdefault(case, []).append(run)
 
@@ -412,9 +412,9 @@ def prepare(system: System, config: BenchmarkConfig) -> Results:
 
 
 def measure(system: System, results: Results, config: BenchmarkConfig) -> None:
-    """Add the planned runs to `results` until the budget ends, and print each; repeats interleave the cases.
+    """Add the planned runs to `results` until the budget ends, and print each.
 
-    So a slow minute affects all cases. An interrupted run is added as far as it got.
+    Repeats interleave the cases, so that a slow minute affects all of them. Partial runs are added too.
     """
     queries = make_queries(results.num_queries)
     timer = threading.Timer(config.budget_s, system.stack.close)  # ends the calls in flight
@@ -434,7 +434,7 @@ def measure(system: System, results: Results, config: BenchmarkConfig) -> None:
 
 
 def run_once(system: System, queries: Sequence[str], case: Case, *, done: Callable[[Measurement], None]) -> None:
-    """Make one run; `done` gets its measurement, as far as it got where it is interrupted."""
+    """Make one run; `done` gets its measurement, also if it is interrupted."""
     system.completions.clear()
     started = time.perf_counter()
     try:

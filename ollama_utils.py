@@ -67,9 +67,9 @@ class CallOptions(TypedDict, total=False):
     seed: int | None  # default: the server's own
     timeout_s: float  # of one attempt, from connecting to the last byte; default: 120
     max_retries: int  # default: 2
-    client: Client | None  # used in place of connections to `url`, and left open; for many small batches
-    batch_size: int | None  # calls at once, of a batch; default: 8
-    max_workers: int | None  # another name for it
+    client: Client | None  # used instead of connections to `url`, and left open; for many small batches
+    batch_size: int | None  # calls in flight in a batch; default: 8
+    max_workers: int | None  # alias of batch_size
 
 
 # ---------------------------------------------------------------- the target model
@@ -114,11 +114,10 @@ def batch_mutate_queries(
     return_errors: bool = False,
     **settings: Unpack[CallOptions],
 ) -> list[Any]:
-    """Return the queries rewritten, in order, by one operator or by one per query, `batch_size` (8) calls at once.
+    """Return the queries rewritten, in order, by one operator or one per query, with `batch_size` (8) calls in flight.
 
-    A failed call returns the query unchanged, and so does a rewrite that fails a guard of its operator. `max_workers`
-    is another name for `batch_size`. ValueError for a size below 1, an unknown operator, or a different number of
-    operators than queries.
+    A query stays unchanged if its call fails or a guard of the operator rejects the rewrite. `max_workers` is another
+    name for `batch_size`. ValueError for a size below 1, an unknown operator, or not one operator per query.
     """
     names = [operators] * len(queries) if isinstance(operators, str) else list(operators)
     if len(names) != len(queries):
@@ -159,7 +158,7 @@ def batch_encode_queries(
     """Return the embeddings of queries [n, dim] as unit rows, computed `batch_size` (8) texts at a time.
 
     `model` is any encoder of `--encoder`: a name (by default all-MiniLM-L6-v2), a folder or `hash`. Raises
-    EncoderError, as nothing can stand in for an embedding.
+    EncoderError if it cannot be loaded.
     """
     import numpy as np
 

@@ -4,22 +4,22 @@
     step    an operator: the mutator rewrites the current question, the target answers it
             undo:        return to the original question
             submit:      the episode terminates, as it does after `max_episode_steps` steps
-    reward  change of the score of what would be submitted now, minus the price of the step's calls;
-            so the return is final score - baseline score - prices; with `answer="learned"` change of its P(right),
-            which varies less and has the same mean
+    reward  change in the score of the answer that would be submitted now, minus the price of the step's calls,
+            so the return is final score - baseline score - prices; with `answer="learned"` the change in its
+            P(right), which varies less and has the same mean
 
 With `ask="form"` rewriting and asking are separate: reset asks nothing, an operator only rewrites, and a form or the
-action *ask* asks the target the current question. An episode that ends without an answer asks the current question
-then. Before the first answer the score is 0, so the return is final score - prices.
+action *ask* asks the target the current question. If an episode would end without an answer, it asks the current
+question. Before the first answer the score is 0, so the return is final score - prices.
 
 `QueryMutationEnv` is one environment, a plain `gymnasium.Env`. `BatchedQueryMutationEnv` is a
-`gymnasium.vector.VectorEnv` over N of them that fans all their calls out through one ThreadPoolExecutor.
+`gymnasium.vector.VectorEnv` over N of them that makes all their calls through one ThreadPoolExecutor.
 Both run the same generators (`reset_flow`, `step_flow`), so they give the same data.
 
-`on_failure` says how a step is handled whose call failed for good, after all retries; its reward is 0, and its
+`on_failure` selects how to handle a step with a call that failed after all retries; its reward is 0, and its
 `info["valid"]` is False:
 
-    "mask"      the episode continues; the caller masks the step out of loss and returns, as our learners do
+    "mask"      the episode continues; the caller masks the step out of loss and returns, as `qm train` does
     "truncate"  the episode is truncated; its last observation is the one before the step, so that a learner that
                 bootstraps has an error of (gamma - 1) V(s), near zero. Default of `gymnasium.make` and `make_vec`
     "raise"     BackendError; for a learner that neither masks nor bootstraps
@@ -62,10 +62,7 @@ MAX_FAILED_STEPS = 20  # in a row that are truncated; more, and nothing is left 
 
 
 class QuestionOrder:
-    """The indices of `count` questions in random order; each comes once before any comes again.
-
-    Those in `left_out` do not come, unless all are.
-    """
+    """Draws the indices of `count` questions in random order, each once per pass; skips `left_out` unless all are."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -82,7 +79,7 @@ class QuestionOrder:
                 return index
 
     def chosen(self, options: Mapping[str, Any] | None) -> int | None:
-        """Return `options["question"]`, None without; ValueError unless there is a question of this index."""
+        """Return `options["question"]`, None if it is absent; ValueError for an index out of range."""
         index = (options or {}).get("question")
         if index is None:
             return None
@@ -164,7 +161,7 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
         return obs, reward, terminated, truncated, as_arrays(info)
 
     def action_masks(self) -> NDArray[np.bool_]:
-        """Return which actions [A] are allowed, as sb3-contrib's MaskablePPO wants it; the others have no effect."""
+        """Return the mask of allowed actions [A], as sb3-contrib's MaskablePPO expects it."""
         if self.engine is None:
             raise ResetNeeded("call reset() before action_masks()")
         return np.array(self.engine.action_mask(), dtype=np.bool_)
@@ -254,7 +251,7 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
         return engine.observe(), engine.info(valid=True)
 
     def step_flow(self, action: int) -> Flow:
-        """Yield the calls of one step, whose action was checked; return gymnasium's five.
+        """Yield the calls of one step with a checked action; return gymnasium's 5-tuple.
 
         With `on_failure="raise"`, BackendError for a failed step; with "truncate", after MAX_FAILED_STEPS in a row.
         """
@@ -279,7 +276,7 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
         return (before, *result[1:])
 
     def _note_error(self, episode: Episode, error: ErrorInfo | None) -> None:
-        """Note why a reset or step failed, if it did; a question that is too long as it is does not come again."""
+        """Record why a reset or step failed, if it did; leave out a question that is too long without a rewrite."""
         self.last_error = error
         if error is None or error.kind != "prompt_too_long":
             return
@@ -317,10 +314,10 @@ class QueryMutationEnv(gym.Env[FloatArray, np.int64]):
 
 
 class BatchedQueryMutationEnv(SyncVectorEnv[FloatArray, NDArray[np.int64]]):
-    """N environments, each of which goes rewrite -> answer -> score at its own pace, with `batch_size` calls in flight.
+    """N environments, each going rewrite -> answer -> score at its own pace, with `batch_size` calls in flight.
 
-    An environment whose episode ended is reset in the same step, in the next one, or (DISABLED) by
-    `reset(options={"reset_mask": ...})`.
+    An environment is reset in the step that ends its episode (SAME_STEP), in the next one (NEXT_STEP), or by
+    `reset(options={"reset_mask": ...})` (DISABLED).
     """
 
     envs: list[QueryMutationEnv]  # type: ignore[assignment]
@@ -370,7 +367,7 @@ class BatchedQueryMutationEnv(SyncVectorEnv[FloatArray, NDArray[np.int64]]):
         return found
 
     def send(self, actions: Iterable[SupportsIndex], env_ids: Iterable[SupportsIndex]) -> None:
-        """Start a step in each of `env_ids`; it runs while the caller continues. All are checked before one starts."""
+        """Start a step in each of `env_ids` without waiting for it. All actions are checked before one starts."""
         indices = [operator.index(env_id) for env_id in env_ids]
         for place, index in enumerate(indices):
             if index in self._in_flight or index in indices[:place]:
@@ -386,16 +383,15 @@ class BatchedQueryMutationEnv(SyncVectorEnv[FloatArray, NDArray[np.int64]]):
         return [(env.env_id, env.total_steps) for env in (self.envs[index] for index in env_ids)]
 
     def send_reset(self, *, seed: int | Sequence[int | None] | None = None) -> None:
-        """Start a reset in every environment; `recv` returns it as a step without reward and with `infos["reset"]`."""
+        """Start a reset of every environment; `recv` returns it as a step with reward 0 and `infos["reset"]`."""
         self._check_idle("send_reset")
         for index, env_seed in enumerate(vector.env_seeds(seed, self.num_envs)):
             self._start(index, vector.reset_as_step(self.envs[index], seed=env_seed, reset=True))
 
     def recv(self, *, max_envs: int | None = None, waits: bool = True) -> VectorStep:
-        """Return gymnasium's five for the environments that are ready [n]; `infos["env_id"]` [n] names them.
+        """Return gymnasium's 5-tuple for the environments that are ready [n]; `infos["env_id"]` [n] names them.
 
-        Waits for one of those in flight, unless it `waits` for none. At most `max_envs` are returned; the others stay
-        ready for the next call.
+        Waits for at least one if `waits`. Returns at most `max_envs`; the rest stay ready for the next call.
         """
         results: dict[int, StepResult] = {}
         while self._scheduler.in_progress and len(results) != max_envs:
@@ -413,7 +409,7 @@ class BatchedQueryMutationEnv(SyncVectorEnv[FloatArray, NDArray[np.int64]]):
         return found
 
     def _step_flow(self, env: QueryMutationEnv, action: SupportsIndex) -> Flow:
-        """Return the flow of a step as the autoreset mode has it; ResetNeeded or InvalidAction before it starts."""
+        """Return the flow of a step in this autoreset mode; raise ResetNeeded or InvalidAction before it starts."""
         if self.autoreset_mode is AutoresetMode.NEXT_STEP and env.has_ended:
             return vector.reset_as_step(env)
         number = env.check_action(action)
@@ -494,7 +490,7 @@ def make_vector_env(
 def _make_envs(
     env_ids: Sequence[int], *, render_mode: str | None = None, on_failure: OnFailure = "truncate", **settings: Any
 ) -> tuple[list[QueryMutationEnv], int]:
-    """Return environments that share models and task, the first of which closes them, and the calls in flight."""
+    """Return environments that share models and task (the first one closes them), and the calls in flight."""
     check_known("on_failure", on_failure, get_args(OnFailure))  # before anything is started
     shared = SharedModels(settings, others=("render_mode", "env_id", "on_failure"))
     envs = [

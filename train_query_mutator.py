@@ -4,7 +4,7 @@
 
     python train_query_mutator.py --num-processes 16 --batch-size 8 --num-env-steps 10000
 
-Nothing imported here loads torch: `--help` answers at once.
+Nothing imported here loads torch, so `--help` is fast.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def main(argv: Sequence[str], *, prog: str = PROG) -> int:
 
 
 def parse(argv: Sequence[str], stack: ExitStack, *, prog: str = PROG) -> tuple[TrainConfig, Checkpoint | None]:
-    """Return the flags, and with --resume the checkpoint whose flags are the defaults; `stack` locks its folder."""
+    """Return the flags, and with --resume the checkpoint that provides their defaults; `stack` locks its folder."""
     config = parse_config(argv, prog=prog)
     if config.resume is None:
         return config, None
@@ -133,7 +133,7 @@ def parse(argv: Sequence[str], stack: ExitStack, *, prog: str = PROG) -> tuple[T
 
 
 def build(config: TrainConfig, checkpoint: Checkpoint | None, stack: ExitStack) -> Trainer:
-    """Return a trainer with everything started; `stack` closes it. Settings are checked before a model is loaded."""
+    """Return a ready trainer, closed by `stack`. Settings are checked before a model is loaded."""
     split = split_dataset(config)
     check_run(config, split)
     ray = stack.enter_context(connected(config.ray_address)) if config.engine == "ray" else None
@@ -182,10 +182,9 @@ def build(config: TrainConfig, checkpoint: Checkpoint | None, stack: ExitStack) 
 def with_confidence(
     config: TrainConfig, task: Task, evaluator: Evaluator, known: ConfidenceModel | None, *, must_learn: bool
 ) -> tuple[TrainConfig, Task, dict[int, QuestionMemory]]:
-    """Return the settings, and the task with the P(right) that --answer learned submits by: `known`, or learned.
+    """Return the settings, the task with P(right) for --answer learned (`known`, or fitted), and the fit's answers.
 
-    With it come the answers that it was learned from, if it was not known. Unless it must be learned, answers are
-    submitted by vote where there are too few to learn from.
+    With too few answers to fit, submit by vote; TooFewAnswersError if `must_learn`.
     """
     answers: dict[int, QuestionMemory] = {}
     try:
@@ -205,9 +204,9 @@ def with_confidence(
 
 
 class Trainer:
-    """One run from `begin` to `finish`; a checkpoint is written when it ends early.
+    """One run from `begin` to `finish`; saves a checkpoint if it ends early.
 
-    The environments continue where the checkpoint has them; `ray` has the rollout workers.
+    Environments continue from the checkpoint's state; `ray` runs the rollout workers.
     """
 
     def __init__(self, parts: RunParts, checkpoint: Checkpoint | None, *, ray: ModuleType | None) -> None:
@@ -289,7 +288,7 @@ class Trainer:
         self.run.updates_done = self.parts.learner.updates_done
 
     def log(self) -> None:
-        """Write a row of metrics when one is due; one with a periodic evaluation is finished after the next rollout."""
+        """Write a row of metrics when one is due; a row with a periodic evaluation waits for the next rollout."""
         run, parts = self.run, self.parts
         run.row = {}
         run.invalid_steps = sum(env.invalid_steps for env in parts.env_list)
@@ -306,7 +305,7 @@ class Trainer:
         self.checkpoints.keep()
 
     def _finish_row(self) -> None:
-        """Write the row of the last update, if it has figures, with those of the evaluation that was started."""
+        """Write the row of the last update, if it has metrics, with those of the pending evaluation."""
         run, parts = self.run, self.parts
         self.validation.finish(run)
         self.callbacks.call("on_update_end", run)
@@ -322,10 +321,7 @@ class Trainer:
             self.checkpoints.write()
 
     def finish(self) -> dict[str, Any] | None:
-        """Compare with the baselines, write summary.json and the page, print where everything is.
-
-        Return the comparison, None without one.
-        """
+        """Compare with the baselines, write summary.json and the page, print their paths; return the comparison."""
         parts, path, wall_s = self.parts, self.parts.run_dir.path, self.parts.runlog.wall_s
         if self.run.is_row_open:
             self._finish_row()
@@ -346,14 +342,14 @@ class Trainer:
             print(f"report:         {page}")
         self._keep_best(report)
         self.callbacks.call("on_training_end", self.run)
-        # A recording has no reply to a question of the user's.
+        # A recording has no reply to the user's own question.
         again = self.checkpoints.named_again
         further = f'; qm rewrite {path} "your question"{again}' if parts.models.choice.recording is None else ""
         print(f"next:           qm show {path}{further}")
         return report
 
     def _within_budget(self) -> Task:
-        """Return the task with the price at which the policy makes as many calls as --budget says, and save it."""
+        """Save the call price at which the policy meets --budget; return the task with that price."""
         parts, config = self.parts, self.config
         if config.budget is None:
             return parts.task
@@ -395,7 +391,7 @@ class Trainer:
         self.best_plan = plan, confidence
 
     def _keep_best(self, report: Mapping[str, Any] | None) -> None:
-        """Save what the verdict says to deploy, if there is a verdict, and print where it is."""
+        """Save what the verdict says to deploy, if there is one, and print its path."""
         chosen = report["verdict"]["deploy"] if report else None
         if chosen is None:
             return

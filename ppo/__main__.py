@@ -32,15 +32,15 @@ EVAL_SEED_OFFSET = 1_000_000
 class Args(PPOConfig):
     """Train PPO on any gymnasium environment with discrete actions; the defaults solve CartPole-v1.
 
-    The value's change is not clipped by default: returns in the hundreds, as CartPole's, change a lot.
+    Value clipping is off by default, because returns in the hundreds, such as CartPole's, change a lot.
     """
 
     env: Annotated[str, Parameter(alias=("--env-id", "--env-name"))] = "CartPole-v1"
-    """Environment, as gymnasium registers it."""
+    """Id of a registered gymnasium environment."""
     torch_threads: Annotated[int, Ge(1), Le(1024)] = 1
-    """Threads of torch; networks this small are fastest with one."""
+    """Torch threads; small networks are fastest with one."""
     eval_episodes: Annotated[int, Ge(1), Le(10**6)] = 100
-    """Episodes in which the trained policy is evaluated, greedily."""
+    """Episodes to evaluate the trained greedy policy."""
     save: Annotated[Path | None, Parameter(alias="--out")] = None
     """Checkpoint to write after training."""
     resume: Path | None = None

@@ -23,10 +23,10 @@ BETAS, EPS = (0.9, 0.999), 1e-5  # of Adam
 
 
 class FlatAdam:
-    """Makes the parameters of `module` views of one tensor and optimizes that; `module` must stay on its device.
+    """Adam with global gradient clipping on one flat tensor, of which the parameters of `module` become views.
 
-    Adam as by Kingma and Ba (2015), arXiv:1412.6980, algorithm 1, with global gradient clipping. For a small network
-    their cost is the number of calls, not arithmetic. With torch's fused Adam and `clip_grad_norm_` a gradient step of
+    Kingma and Ba (2015), arXiv:1412.6980, algorithm 1. `module` must stay on its device. For a small network the cost
+    is the number of calls, not arithmetic. With torch's fused Adam and `clip_grad_norm_` a gradient step of
     the default networks takes 27 to 47 % longer (docs/log.md), and creating it loads torch's compiler, 1.2 s of
     processor time.
     """
@@ -82,8 +82,8 @@ def ppo_update(
 ) -> dict[str, float]:
     """Train for `ppo_epoch` epochs on `batch`, shuffled by `rng`; return means over all minibatches.
 
-    `counters/updates` and `counters/samples_learned` are those of this call. An epoch whose mean approximate KL
-    divergence exceeds `target_kl` is the last. An empty batch changes nothing.
+    `counters/updates` and `counters/samples_learned` count this call only. Stops after an epoch whose mean approximate
+    KL divergence exceeds `target_kl`. An empty batch changes nothing.
     """
     scalars: list[Tensor] = []  # of each minibatch: losses, entropy, gradient norms
     log_ratios: list[Tensor] = []
@@ -135,7 +135,7 @@ def explained_variance(values: Tensor, returns: Tensor) -> float:
 
 
 def usable_device(name: str) -> torch.device:
-    """Return the torch device of a name; ValueError if this machine has none."""
+    """Return the torch device called `name`; ValueError if it is unavailable."""
     try:
         return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError) as error:  # a build without CUDA asserts
@@ -211,7 +211,7 @@ class PPO:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore `state_dict`; ValueError for a policy of other sizes or another number of environments."""
+        """Restore `state_dict`; ValueError if sizes of the policy or the number of environments differ."""
         restore_streams(self.action_rngs, state["rng"]["actions"])
         try:
             self.policy.load_state_dict(state["policy"])

@@ -22,7 +22,7 @@ _COMMENT_BYTES = len(_LABEL) + 64
 
 
 def save_checkpoint(path: str | Path, state: Mapping[str, Any]) -> Path:
-    """Write `state` to `path` atomically: a reader sees the old file or the new one. OSError when it cannot."""
+    """Write `state` to `path` atomically: a reader sees the old file or the new one. OSError if that fails."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     # Serialized in memory first: torch reports a full disk as a RuntimeError, a plain write as OSError.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class NotFiniteError(ValueError):
-    """An environment returned a number that is not finite, of which every weight would become NaN."""
+    """An environment returned a number that is not finite; learning from it would turn every weight into NaN."""
 
 
 def require_finite(what: str, values: NDArray[Any], place: Callable[[int], tuple[int, int]]) -> None:

@@ -19,7 +19,7 @@ Device = Annotated[str, Matches(r"[a-z][a-z0-9]{1,12}(:\d{1,3})?", "is not a dev
 
 @dataclass(frozen=True, kw_only=True)
 class ComputeConfig:
-    """Settings of computation and random streams; an invalid value is a ValueError that says what is valid."""
+    """Device, seed and determinism; an invalid value is a ValueError that says what is valid."""
 
     seed: Annotated[int, Ge(0), Le(2**32 - 1)] = 1
     """Seed of the initial weights, the shuffling and, with the environment's number, each environment's actions."""
@@ -36,7 +36,7 @@ class ComputeConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class LearnerConfig(ComputeConfig):
-    """Settings that every learner has."""
+    """Settings shared by all learners."""
 
     num_env_steps: Annotated[int, Ge(1), Le(10**12), Parameter(alias=("--total-timesteps", "--total-steps"))] = 10_000
     """Environment steps to train for; on-policy, rounded up to whole rollouts."""
@@ -47,9 +47,9 @@ class LearnerConfig(ComputeConfig):
     use_linear_lr_decay: Annotated[bool, Parameter(alias="--anneal-lr")] = True
     """Lower the step size linearly towards 0 over the run."""
     gamma: Share = 0.99
-    """Discount of a reward one step later."""
+    """Discount factor per step."""
     max_grad_norm: Annotated[float, Gt(0), Le(1e12)] = 0.5
-    """Largest norm of the gradient of all parameters; a larger one is clipped."""
+    """Maximum global gradient norm; larger gradients are clipped."""
     hidden_sizes: tuple[Annotated[int, Ge(1), Le(16_384)], ...] = (64, 64)
     """Widths of the hidden layers."""
 
@@ -74,7 +74,7 @@ class PPOConfig(LearnerConfig):
     clip_param: Annotated[float, Gt(0), Le(1e6), Parameter(alias="--clip-coef")] = 0.2
     """Clip range of the probability ratio, and with --clip-vloss of the value."""
     clip_vloss: bool = True
-    """Clip the change of the value as well."""
+    """Clip the value loss too."""
     norm_adv: bool = True
     """Normalize advantages to mean 0 and standard deviation 1 in each minibatch."""
     entropy_coef: Annotated[Weight, Parameter(alias="--ent-coef")] = 0.01

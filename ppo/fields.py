@@ -1,4 +1,4 @@
-"""Fields of a config: their bounds, which stand in the annotations, defaults that a subclass changes, and their flags.
+"""Fields of a config: bounds in annotations, defaults that a subclass changes, and command-line flags.
 
 lr: Annotated[float, Gt(0), Le(10)] = 3e-4        any type with bounds, within a union or a tuple as well
 
@@ -48,14 +48,14 @@ Ge, Gt, Le = (functools.partial(Bound, words) for words in _KEEPS)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Matches:
-    """Annotation of a text that has to match a pattern as a whole; `fault` says what is wrong with another."""
+    """Annotation of a text that must fully match a pattern; `fault` says what is wrong with a text that does not."""
 
     pattern: str
     fault: str
 
 
 class Free:
-    """Annotation of a text that a person writes as they like: several lines, or empty words of another command."""
+    """Annotation of free text: it may have several lines, or be empty."""
 
 
 def defaults(**changed: Any) -> Callable[[type[C]], type[C]]:
@@ -74,21 +74,21 @@ def defaults(**changed: Any) -> Callable[[type[C]], type[C]]:
 
 @functools.cache
 def rules_of(cls: type[Any]) -> Mapping[str, tuple[Any, ...]]:
-    """Return what the annotations of a dataclass say of each field: Bound, Matches, Free."""
+    """Return the annotations (Bound, Matches, Free) of each field of a dataclass."""
     return {name: tuple(metadata_of(hint)) for name, hint in get_type_hints(cls, include_extras=True).items()}
 
 
 def metadata_of(hint: Any) -> Iterator[Any]:
-    """Yield what annotations hold within a type: in its outermost layer, in a union, in a tuple."""
+    """Yield the annotations within a type: in its outermost layer, in a union, in a tuple."""
     yield from getattr(hint, "__metadata__", ())
     for part in get_args(hint)[: 1 if hasattr(hint, "__metadata__") else None]:
         yield from metadata_of(part)
 
 
 def check_values(cls: type[Any], values: Mapping[str, Any], names: Mapping[str, str] | None = None) -> None:
-    """Raise a ValueError for the first of a dataclass's `values` that is beyond reason or breaks an annotation.
+    """Raise a ValueError for the first of a dataclass's `values` that is out of range or breaks an annotation.
 
-    None passes; each element of a tuple is checked. `names` has the words for a field where it is not its name.
+    None passes; each element of a tuple is checked. `names` overrides the names of fields in messages.
     """
     rules = rules_of(cls)  # type: ignore[arg-type]  # mypy: a class is hashable
     for field in dataclasses.fields(cls):
@@ -107,7 +107,7 @@ def check_values(cls: type[Any], values: Mapping[str, Any], names: Mapping[str, 
 
 
 def _wanted(value: Any, rules: Sequence[Any]) -> str:
-    """Return what a number has to be by the first bound that it breaks, "" if it keeps to all, and for other values."""
+    """Return the first bound that a number breaks, in words; "" if it breaks none, and for other values."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not is_number:
         return ""
@@ -134,7 +134,7 @@ def _fault(text: str, rules: Sequence[Any], *, may_be_empty: bool) -> str:
 
 
 def shown(value: object) -> str:
-    """Return a value for a message, not at full length."""
+    """Return a value for a message, shortened."""
     text = repr(value)
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…"
 
@@ -144,10 +144,10 @@ def function_of(
     shown: Mapping[str, Mapping[str, Any]] | None = None,
     kinds: Mapping[str, Any] | None = None,
 ) -> Callable[..., dict[str, Any]]:
-    """Return a function of the fields of a dataclass, which returns those that are given.
+    """Return a function with the fields of a dataclass as parameters, which returns the values that were given.
 
-    `shown` has what cyclopts' `Parameter` says of a field, `kinds` those of `inspect.Parameter` for arguments without a
-    flag, or with one. Bounds are left out: the dataclass checks them.
+    `shown` has arguments of cyclopts' `Parameter` per field, `kinds` the kinds of `inspect.Parameter`. Bounds are left
+    out: the dataclass checks them.
     """
     hints, arguments = get_type_hints(cls, include_extras=True), []
     for field in dataclasses.fields(cls):
@@ -173,7 +173,7 @@ def function_of(
 
 
 def docs_of(cls: type[Any]) -> dict[str, tuple[str, type[Any]]]:
-    """Return by field the docstring under it, and the class that declares it."""
+    """Return for each field the docstring under it, and the class that declares it."""
     owners = [one for one in reversed(cls.__mro__) if dataclasses.is_dataclass(one)]
     found = [(one, owner) for owner in owners for one in parse_from_object(owner).params]
     return {one.arg_name: (" ".join((one.description or "").split()), owner) for one, owner in found}
@@ -192,7 +192,7 @@ def _has_int(hint: Any) -> bool:
 
 
 def _plain(hint: Any) -> Any:
-    """Return a type without what annotates it and its parts."""
+    """Return a type without its annotations."""
     if hasattr(hint, "__metadata__"):
         return _plain(hint.__origin__)
     if type(None) in get_args(hint):

@@ -1,8 +1,8 @@
-"""Inference with numpy: what a trained policy needs to act, without torch.
+"""Inference with numpy: act with a trained policy, without torch.
 
     n rows, D obs, A actions, H hidden; 2 = the actor (0) and the critic (1)
 
-Inference is on a few rows at a time, where torch's overhead per call is several times the arithmetic. A copy of the
+Inference takes a few rows at a time, so torch's overhead per call is several times the arithmetic. A copy of the
 weights in numpy gives the same results to about 1e-6 without device, autograd or threads.
 """
 
@@ -133,7 +133,7 @@ def action_streams(seed: int, num_envs: int) -> list[np.random.Generator]:
 
 
 def restore_streams(rngs: Sequence[np.random.Generator], states: Sequence[Any]) -> None:
-    """Restore the environments' random streams; ValueError for another number of them."""
+    """Restore the environments' random streams; ValueError if their number differs."""
     if len(states) != len(rngs):
         raise ValueError(
             f"the checkpoint has {len(states)} environments, this run {len(rngs)}; try num_processes={len(states)}"

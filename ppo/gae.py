@@ -23,10 +23,9 @@ def compute_gae(
 ) -> tuple[Tensor, Tensor]:
     """Return advantages and returns, both [T, N]; 0 at invalid steps.
 
-    `terminations[t]` and `truncations[t]` mark that step t ended its episode: after a termination there is no value,
-    after a truncation the episode bootstraps from `final_values[t]`. `next_values` follow the last step. An invalid
-    step is skipped: the chain runs from the step before it to the step after it. An episode that ends at an invalid
-    step still ends there.
+    `terminations[t]` and `truncations[t]` mark that step t ended its episode: a termination has no future value, a
+    truncation bootstraps from `final_values[t]`. `next_values` are those after the last step. An invalid step is
+    skipped: the chain runs from the step before it to the step after it. An episode may end at an invalid step.
     """
     valid = torch.ones_like(terminations) if valid is None else valid
     ended = terminations | truncations

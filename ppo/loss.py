@@ -16,9 +16,9 @@ from ppo.rollout import Batch
 def ppo_loss(
     logits: Tensor, values: Tensor, batch: Batch, config: PPOConfig
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return the loss of current `logits` [B, A] and `values` [B], averaged over the steps of `batch`, and its terms.
+    """Return the mean loss of current `logits` [B, A] and `values` [B] over the steps of `batch`, and its terms.
 
-    These are the policy's loss, the value's and the entropy; then [B] the log of new over old probability.
+    The terms are policy loss, value loss and entropy; then the log [B] of the ratio of new to old probability.
     """
     # Ratio of new to old probability, and entropy
     all_logprobs = logits.log_softmax(-1)

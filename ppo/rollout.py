@@ -71,9 +71,8 @@ class RolloutBuffer:
     def add(self, env_ids: ArrayLike | None = None, **columns: ArrayLike) -> None:
         """Append one step of each environment in `env_ids` (None: all), with a row per environment in every column.
 
-        The columns are the arrays of the buffer; `final_values` are the critic's of `final_obs`, used where a step was
-        truncated, and may be left out, as `valid`. Raises ValueError for an environment that has taken all its steps or
-        is named twice.
+        The columns are the arrays of the buffer; `final_values` (the critic's values of `final_obs`, for truncated
+        steps) and `valid` are optional. ValueError for an environment that has taken all its steps or is named twice.
         """
         envs = self._every_env if env_ids is None else np.asarray(env_ids, dtype=np.int64)
         steps = self._claim(envs, known_distinct=env_ids is None)
@@ -94,7 +93,7 @@ class RolloutBuffer:
         return steps
 
     def batch(self, advantages: Tensor, returns: Tensor) -> Batch:
-        """Return the valid steps with their advantages and returns [T, N], step by step, environment by environment."""
+        """Return the valid steps with their advantages and returns [T, N], ordered by step, then environment."""
         columns = (self.obs, self.actions, self.logprobs, self.values, advantages, returns)
         flat = Batch(*(column.flatten(0, 1) for column in columns))
         return flat.take(self.valid.flatten().nonzero().squeeze(-1))

@@ -4,7 +4,7 @@
     with Rewriter.load("runs/latest") as rewriter:
         print(rewriter.rewrite("plz sort my lisst").answer)
 
-Importing the package is cheap: nothing here loads torch, gymnasium or an encoder. `Rewriter` is loaded when it is used.
+Importing the package is fast: it loads no torch, gymnasium or encoder. `Rewriter` is imported on first use.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["Rewrite", "Rewriter", "Step", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
-    """Load what programs use when it is first used."""
+    """Import the public names on first use."""
     if name not in ("Rewrite", "Rewriter", "Step"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from query_mutator import apply

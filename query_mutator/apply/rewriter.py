@@ -1,4 +1,4 @@
-"""`Rewriter`: a trained policy with its models, for programs; and the flow of its decisions, for the proxy and asyncio.
+"""`Rewriter`: a trained policy with its models, for programs; and its decisions as a generator, for the proxy, asyncio.
 
 flow = rewriter.flow(question)
 need = flow.send(None)                # a Call (to mutator or target) or an Encode; send its result, and so on
@@ -39,10 +39,10 @@ _REASONS: dict[Stopped, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rewrite:
-    """A question as the policy rewrote it, and the answer it would submit."""
+    """A question as rewritten by the policy, and the submitted answer."""
 
     question: str
-    text: str  # the wording whose answer was submitted; without an answer the last one
+    text: str  # the wording whose answer was submitted; the last wording if there is no answer
     form: str = AS_IS  # in which it was asked
     model: str = ""  # that was asked
     messages: tuple[Message, ...] = ()  # of that request: the wording in its form
@@ -64,12 +64,12 @@ class Rewrite:
 
     @property
     def rejected(self) -> tuple[tuple[str, str], ...]:
-        """Return operator and guard of each rewrite that was not used."""
+        """Return operator and guard of each rejected rewrite."""
         return tuple((step.operator, step.guard) for step in self.steps if step.guard is not None)
 
     @property
     def changes(self) -> tuple[Step, ...]:
-        """Return the steps that made a new wording or form, each pair of them once."""
+        """Return the steps that led to a new pair of wording and form, each pair once."""
         start = (self.question, AS_IS)
         first = {step.asked: step for step in reversed(self.steps) if step.asked != start}
         return tuple(step for step in self.steps if first.get(step.asked) is step)
@@ -102,7 +102,7 @@ def _rewrite(engine: EpisodeEngine, episode: Flow) -> Flow:
 
 
 class Rewriter:
-    """Rewrites questions as a trained policy does and returns the answers it would submit; safe from many threads.
+    """Rewrites questions with a trained policy and returns the answers it submits; thread-safe.
 
         with Rewriter.load("runs/latest", ollama_url="http://127.0.0.1:11434") as rewriter:
             print(rewriter.rewrite("plz sort my lisst").answer)
@@ -131,14 +131,14 @@ class Rewriter:
         call_price: float | None = None,
         **settings: Any,
     ) -> Self:
-        """Return what won in a run folder, or a `.qm` file's policy, with models: by default those of its training.
+        """Load what won in a run folder, or a `.qm` file, with its models, by default those of the training.
 
         `settings` are fields of ModelSettings: `ollama_url`, `openai_url`, `gguf`, `backend`, `target_model`,
-        `mutator_model`, `batch_size` (calls in flight), `timeout_s` and others. `plugins` are loaded first, in place of
-        those of the same file name in training; `call_price` is the price of a call for the policy. Unless `cache`
-        or `wait_for_server_s` say so, nothing is cached on disk, and a server that is down is not waited for. Raises
+        `mutator_model`, `batch_size` (calls in flight), `timeout_s` and others. `plugins` are loaded first and replace
+        those with the same file name in training; `call_price` is the price of a call that the policy sees. By default
+        nothing is cached on disk, and calls to a server that is down fail (`cache`, `wait_for_server_s`). Raises
         CheckpointError, EncoderError, UsageError or BackendError with one line that says what to do: UsageError for a
-        server, encoder or plugin of the training that is not named, since none is taken from the policy's file.
+        server, encoder or plugin of the training that was not named again; none is taken from the policy's file.
         """
         for name in settings:
             check_known("setting", name, [field.name for field in fields(ModelSettings)])
@@ -159,14 +159,14 @@ class Rewriter:
 
     @property
     def asks_once(self) -> bool:
-        """Return whether the policy makes all rewrites first, and looks at no answer."""
+        """Return whether the policy makes all rewrites before it asks, without seeing an answer."""
         rules = self.task.rules
         return rules.policy_asks and (rules.max_asks == 1 or bool(getattr(self.policy, "asks_once", False)))
 
     def rewrite(self, question: str, *, max_calls: int | None = None, deadline_s: float | None = None) -> Rewrite:
-        """Rewrite a question, with calls one after the other in this thread; BackendError when no answer was got.
+        """Rewrite a question with sequential calls in this thread; BackendError if no answer was received.
 
-        `max_calls` and `deadline_s` (seconds) bound it: the best answer so far is submitted when one is reached.
+        When `max_calls` or `deadline_s` (seconds) is reached, the best answer so far is submitted.
         """
         flow = self.flow(question, limits=Limits(max_calls=max_calls, deadline_s=deadline_s))
         return _answered(
@@ -186,9 +186,9 @@ class Rewriter:
         max_calls: int | None = None,
         deadline_s: float | None = None,
     ) -> list[Rewrite]:
-        """Rewrite questions with at most `batch_size` calls in flight, by default and at most that of `load`.
+        """Rewrite questions with up to `batch_size` calls in flight; the `batch_size` of `load` is default and maximum.
 
-        A question that got no answer, as an empty one, has `answer` None and an `error`.
+        A question without an answer, such as an empty one, has `answer` None and an `error`.
         """
         most = self.models.settings.batch_size
         size = most if batch_size is None else min(batch_size, most)
@@ -207,7 +207,7 @@ class Rewriter:
     ) -> Rewrite:
         """Rewrite a question without blocking the event loop; see `rewrite`.
 
-        Cancelling the task cuts its call in flight, so that the server stops working on it.
+        Cancelling the task cancels its call in flight, so that the server stops working on it.
         """
         limits = Limits(max_calls=max_calls, deadline_s=deadline_s)
         return _answered(
@@ -228,12 +228,12 @@ class Rewriter:
         asks_at_end: bool = True,
         usable: Callable[[Framed], bool] | None = None,
     ) -> Flow:
-        """Return the decisions on a question as a flow, for a driver of your own; its result is the Rewrite.
+        """Return the decisions on a question as a flow, for your own driver; its result is the Rewrite.
 
         `first_answer` is the target's answer to the original question, if it is known. Without `asks_at_end` a policy
-        that asks once leaves that to the caller: the Rewrite has the wording to ask and no answer, and counts no call
-        for it; UsageError for one that looks at answers. A form whose request is not `usable` leaves the question as it
-        is worded. Making a flow encodes the question; UsageError for an empty one.
+        that asks once leaves the call to the caller: the Rewrite has the wording to ask, no answer, and does not count
+        the call; UsageError for a policy that reads answers. A form whose request is not `usable` leaves the question
+        unchanged. Making a flow encodes the question; UsageError for an empty one.
         """
         self._check(question)
         if not asks_at_end and not self.asks_once:
@@ -265,7 +265,7 @@ class Rewriter:
         self.close()
 
     async def complete(self, request: ChatRequest) -> Completion:
-        """Make a call in a thread of this process; those of before a fork are gone."""
+        """Make a call in a thread of this process; threads started before a fork are gone."""
         if self._is_closed:
             return Completion.failed("cancelled", "the Rewriter was closed")
         if self._threads is None or self._threads_of != os.getpid():

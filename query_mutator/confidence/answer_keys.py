@@ -47,10 +47,7 @@ def kind_of(question: str) -> AnswerKind:
 
 @lru_cache(maxsize=4096)
 def answer_key(text: str, kind: AnswerKind, *, question: str = "") -> str | None:
-    """Return what a reply says, None where it has nothing of the kind; words of the question do not count.
-
-    JSON in which no field is the answer says all that it holds.
-    """
+    """Return what a reply says beyond the question, None if nothing; all of a JSON reply without an answer field."""
     if text.lstrip()[:1] in ("{", "[") and (whole := _json_key(text, question)) is not None:
         return whole
     if kind == "last_number":
@@ -86,9 +83,9 @@ def number_key(number: Value) -> str:
 def answer_groups(
     question: str, answers: Sequence[str], *, kind: AnswerKind | None = None, rows: FloatArray | None = None
 ) -> list[int]:
-    """Return the group of each answer, numbered in the order of the first one; an answer without a key is alone.
+    """Return the group of each answer, numbered in order of appearance; an answer without a key is alone.
 
-    Answers in words are the same where most of their words or, with unit rows [n, dim], their meanings are.
+    Answers in words are equal if most of their words or, with unit rows [n, dim], their meanings are.
     """
     kind = kind or kind_of(question)
     keys = [answer_key(answer, kind, question=question) for answer in answers]

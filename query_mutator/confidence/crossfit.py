@@ -1,4 +1,4 @@
-"""Out-of-fold P(right): the model that scores an answer has seen no answer about the same target.
+"""Out-of-fold P(right), and the order of forms by it: the model that scores an answer has seen none about its target.
 
 n answers, F columns
 """
@@ -29,6 +29,7 @@ _PRIOR_ANSWERS = 20.0  # that a form has besides its own, with the rate of all
 AGREEMENT = 0.25  # weight of answers that say the same; with more, those that agree are too sure
 #: The weight with which answers that are known by their arm alone are a vote, and that with which the best arm wins.
 _OF_ARMS = (1.0, 0.0)
+_PRIOR_OF_GAINS = 20.0  # questions on which another form adds nothing
 _FEWEST = 10  # right answers, and wrong ones
 _QUESTIONS_TO_COMPARE = 50
 _PRIOR = 2.0  # answers that draw the calibration towards the identity
@@ -136,9 +137,9 @@ def attempt_groups(
 
 
 def form_rates(table: TrainingTable, weights: DoubleArray) -> dict[str, float]:
-    """Return the log odds of an answer in each form, against those of all answers that have a weight.
+    """Return the log odds of an answer in each form, relative to those of all answers that have a weight.
 
-    Forms of few answers have none: their rate would tell the scorer which of these are right.
+    Forms with few answers are left out: their rate would leak which of these are right.
     """
     total = float(weights @ table.right / weights.sum())
     rates: dict[str, float] = {}
@@ -160,9 +161,9 @@ def with_forms(table: TrainingTable, rates: Mapping[str, float], rows: BoolArray
 
 
 def infer_kind(rows: Sequence[LoggedAnswer]) -> AnswerKind | None:
-    """Return the reading of answers by which being equal to gold says most often whether they are right.
+    """Return the reading of answers whose equality to gold agrees most often with the grades.
 
-    Without gold, the reading that the wording of nearly all questions asks for; None to go by each question.
+    Without gold, the reading that the wording of nearly all questions asks for; None: decide per question.
     """
     graded = [row for row in rows if row.gold is not None][:_ROWS_TO_INFER]
     if graded:
@@ -255,9 +256,9 @@ def cross_fit(table: TrainingTable, *, weights: DoubleArray, folds: int) -> Cros
 
 
 def right_submissions(table: TrainingTable, p: DoubleArray, weights: DoubleArray, *, agreement: float) -> float:
-    """Return how often what is submitted by P(right) [n] is right: of all answers to a question, and of two.
+    """Return how often the answer submitted by P(right) [n] is right, of all answers and of those by the two best arms.
 
-    These are by the two best arms, because few calls are usual. NaN where few questions have several answers.
+    NaN if few questions have several answers.
     """
     rates = form_rates(table, weights)
     order = np.lexsort((np.array([-rates.get(form, 0.0) for form in table.forms]), table.questions))
@@ -308,3 +309,37 @@ def _check(table: TrainingTable, weights: DoubleArray, folds: int) -> None:
             raise TooFewAnswersError(
                 "all right answers, or all wrong ones, are about a few targets; give more questions"
             )
+
+
+# --- the order of forms ----------------------------------------------------------------------------------------------
+
+
+def greedy_order(
+    table: TrainingTable, p: DoubleArray, forms: Sequence[str], *, first: str, agreement: float, most: int | None = None
+) -> list[str]:
+    """Return up to `most` forms of a table in greedy order, by out-of-fold P(right) [n]."""
+    chosen = [first]
+    while (rest := [form for form in forms if form not in chosen]) and (most is None or len(chosen) < most):
+        chosen.append(max(rest, key=lambda form: _gain(table, p, [*chosen, form], agreement=agreement)))
+    return chosen
+
+
+def places_by_question(table: TrainingTable, forms: Sequence[str]) -> list[list[int]]:
+    """Return the rows of each question that was asked in all of these forms, in their order."""
+    order = {form: place for place, form in enumerate(forms)}
+    places: dict[int, list[int]] = {}
+    for at in np.flatnonzero(np.isin(table.forms, forms)).tolist():
+        places.setdefault(int(table.questions[at]), []).append(at)
+    whole = (rows for rows in places.values() if len(rows) == len(forms) == len({table.forms[at] for at in rows}))
+    return [sorted(rows, key=lambda at: order[table.forms[at]]) for rows in whole]
+
+
+def _gain(table: TrainingTable, p: DoubleArray, forms: Sequence[str], *, agreement: float) -> float:
+    """Return what the last form adds to the rate of right submissions, shrunk to 0 if few questions had all."""
+
+    def right(rows: Sequence[int]) -> float:
+        chosen = submitted(p[rows], table.answer_groups[rows].tolist(), agreement=agreement)
+        return float(table.right[rows[chosen]])
+
+    gains = [right(rows) - right(rows[:-1]) for rows in places_by_question(table, forms)]
+    return sum(gains) / (len(gains) + _PRIOR_OF_GAINS) if gains else -math.inf

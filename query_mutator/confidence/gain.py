@@ -1,10 +1,10 @@
-"""What asking another arm is expected to add: P(its answer is right) - P(this one is), given question and reply.
+"""Predicted gain of asking another arm: P(its answer is right) - P(this one is), given question and reply.
 
     n questions, K arms (a model in a form), I inputs: the columns of a reply and the words of its question
 
-A reply that is probably wrong is not worth another call where the other arm would be wrong as well. So both chances are
-predicted from what is known before the call, by a regression each, fitted to questions with graded answers in all arms.
-The heavy penalty and the linear form were chosen by cross-validation on training questions of four pairs of models.
+Another call is wasted if the other arm is wrong as well. So a regression for each arm predicts both probabilities from
+what is known before the call; it is fitted to questions with graded answers in all arms. Heavy penalty and linear form
+were chosen by cross-validation on training questions of four pairs of models.
 """
 
 from __future__ import annotations
@@ -78,14 +78,14 @@ class GainModel:
         )
 
     def gains(self, arm: str, inputs: DoubleArray) -> DoubleArray:
-        """Return the gain [n, K] of asking each arm after replies [n, I] in one of them; 0 for that itself."""
+        """Return the gain [n, K] of asking each arm after replies [n, I] in one of them; 0 for that arm itself."""
         place = self.arms.index(arm)
         log_odds = np.stack([scorer.log_odds(inputs) for scorer in self.scorers[place]], axis=1)
         p = 1 / (1 + np.exp(-np.clip(log_odds, -30, 30)))
         return np.asarray(p - p[:, [place]])
 
     def ordered(self, arms: Sequence[str]) -> Self:
-        """Return the model with its arms in another order, that of a plan, by which a stored one is read."""
+        """Return the model with its arms in the order of a plan, in which it is stored."""
         places = [self.arms.index(arm) for arm in arms]
         scorers = tuple(tuple(self.scorers[this][other] for other in places) for this in places)
         return type(self)(arms=tuple(arms), scorers=scorers, prices=self.prices[places])

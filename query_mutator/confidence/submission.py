@@ -20,10 +20,7 @@ _NEVER_SURE = 1e-6
 
 
 def vote(groups: Sequence[int], weights: Sequence[float] | DoubleArray | None = None) -> int:
-    """Return which answer the heaviest group submits: its heaviest one; of equals the first. Weights are 1 each.
-
-    ValueError without an answer.
-    """
+    """Return the index of the heaviest answer of the heaviest group, the first of equals; ValueError without any."""
     if not len(groups):
         raise ValueError("there is no answer to choose from")
     weight = np.ones(len(groups)) if weights is None else np.asarray(weights, dtype=np.float64)
@@ -33,7 +30,7 @@ def vote(groups: Sequence[int], weights: Sequence[float] | DoubleArray | None = 
 
 
 def plain_vote(question: str, attempts: Sequence[Attempt], *, kind: AnswerKind | None = None) -> int:
-    """Return which attempt has the most frequent answer, of equals the first; one without an answer does not count."""
+    """Return which attempt has the most frequent answer, the first of equals; skip attempts without an answer."""
     kind = kind or kind_of(question)
     texts = [attempt.text for attempt in attempts]
     weights = [float(answer_key(text, kind, question=question) is not None) for text in texts]
@@ -43,8 +40,8 @@ def plain_vote(question: str, attempts: Sequence[Attempt], *, kind: AnswerKind |
 def combined(p: DoubleArray, groups: Sequence[int], *, agreement: float = 1.0) -> DoubleArray:
     """Return the P(right) [k] of each answer given all of them, from that of each alone [k].
 
-    A group is wrong if its best answer is, and each further one independently; `agreement` is the weight of those, 0
-    for none. Of the groups at most one is right.
+    A group is wrong if its best answer is and, independently, each other one, with weight `agreement` (0: ignore them).
+    At most one group is right.
     """
     wrong = np.log1p(-np.clip(p, _NEVER_SURE, 1 - _NEVER_SURE))  # log P(wrong)
     group = np.asarray(groups)
@@ -59,7 +56,7 @@ def combined(p: DoubleArray, groups: Sequence[int], *, agreement: float = 1.0) -
 
 
 def submitted(p: DoubleArray, groups: Sequence[int], *, agreement: float = 1.0) -> int:
-    """Return which answer to submit: of the group that is most likely right, the one that is so alone."""
+    """Return which answer to submit: in the group most likely to be right, the one most likely to be right alone."""
     whole = combined(p, groups, agreement=agreement)
     return int(np.lexsort((-np.arange(len(p)), p, np.round(whole, 12)))[-1])
 

@@ -74,7 +74,7 @@ class Connection(Context):
     timeout_s: Annotated[Seconds, Parameter(alias="--timeout")] = 120.0
     """Seconds to wait for one reply, from connecting to its last byte."""
     max_reply_mb: Megabytes = 16.0
-    """Longest reply that is read, in MB; a longer one is a failed call."""
+    """Maximum size of a reply in MB; a longer one is a failed call."""
     keep_alive: Duration = "30m"
     """How long an Ollama server keeps a model loaded after a call."""
 
@@ -84,7 +84,7 @@ class Calls(Connection):
     """All calls of a run: how many at once, retries, cache."""
 
     batch_size: Parallel = 8
-    """Model calls in flight at once, of all kinds together; --train-batch-size is the batch of a gradient step."""
+    """Maximum model calls in flight, of all kinds together; --train-batch-size is the batch of a gradient step."""
     use_batching: Annotated[bool, Parameter(alias="--batching")] = True
     """Make calls concurrently; --no-batching makes one at a time and ignores --batch-size."""
     adaptive: bool = False
@@ -92,9 +92,9 @@ class Calls(Connection):
     max_retries: Retries = 4
     """Retries after transient failures; a timeout is retried once."""
     wait_for_server_s: Annotated[Wait, Parameter(alias="--wait-for-server")] = 600.0
-    """Seconds to wait for a server that stopped answering, as in a restart, before calls fail; 0 for no wait."""
+    """Seconds to wait for a server that stopped answering (a restart, for example) before calls fail; 0: no wait."""
     cache: CacheMode = "auto"
-    """Calls whose replies are shared with other runs: none (off), those of evaluation, or all. auto: all, but none of
+    """Replies to share with other runs: none (off), replies of evaluations (eval), or all. auto: all, except those of
     a recording. A run always finds its own replies."""
     cache_path: str | None = None
     """File of the cache; by default one in the user's cache folder."""
@@ -105,7 +105,7 @@ class Calls(Connection):
         return self.batch_size if self.use_batching else 1
 
 
-#: The calls of a program that says nothing else: it does not wait for a server, and nothing is cached on disk.
+#: Defaults for programs: do not wait for a server, cache nothing on disk.
 DIRECT = Calls(wait_for_server_s=0.0, cache="off")
 
 
@@ -114,7 +114,7 @@ DIRECT = Calls(wait_for_server_s=0.0, cache="off")
 AUTO = "auto"  # what `backend` is unless one is named
 RUNNING_SPEED_S = 16.0  # of a call at --running-speed 1
 ADDRESS_FLAGS = ("ollama_url", "openai_url", "gguf", "recording")  # the settings that say where a model is
-#: Settings that may reach beyond this process, or run code: those of a run or a policy are named again to be used.
+#: Settings that may reach beyond this process, or run code: a run's or policy's own are used only if named again.
 PLACES = (
     *ADDRESS_FLAGS, "encoder", "cache_path", "judge_model", "judge_rubric", "local_server_url", "ray_address",
     "dataset", "save_dir", "plugin", "system",
@@ -128,13 +128,13 @@ class Address(Context):
     backend: str = AUTO
     """Server: auto, ollama, openai, llama, recorded, a plugin's; auto: Ollama if there, else the bundled recording."""
     ollama_url: tuple[str, ...] = ()
-    """Address of the Ollama server, or of several that share the calls; else OLLAMA_HOST, else http://127.0.0.1:11434."""
+    """Address of the Ollama server, or several that share the calls; else OLLAMA_HOST, else http://127.0.0.1:11434."""
     openai_url: str | None = None
     """Address of an OpenAI-compatible server (vLLM, llama-server, ...); the key is read from OPENAI_API_KEY."""
     gguf: tuple[str, ...] = ()
     """GGUF file of the model, or two: target, then mutator; or smollm2, the bundled test model; runs with llama.cpp."""
     recording: str | None = None
-    """Recorded replies that stand for a model: the name of a bundled recording, or a file."""
+    """Recorded replies to use instead of a model: the name of a bundled recording, or a file."""
     target_model: tuple[str, ...] = ()
     """The model that answers, or several to choose from: each NAME, or NAME@URL; see docs/how-to/find-a-plan.md."""
 
@@ -163,7 +163,7 @@ class Address(Context):
 
     @property
     def targets(self) -> dict[str, str]:
-        """Return the address of each model that answers, by its name; "" is that of the other flags."""
+        """Return the address of each model that answers, by its name; "" stands for the address of the other flags."""
         return dict(map(split_target, self.target_model))
 
     @property
@@ -179,12 +179,12 @@ def split_target(text: str) -> tuple[str, str]:
 
 
 def flag_of(url: str) -> str:
-    """Return the flag for the address of a server: one that has a path, as /v1, is OpenAI-compatible."""
+    """Return the flag for the address of a server: an address with a path, such as /v1, is OpenAI-compatible."""
     return "openai_url" if urlsplit(url).path.strip("/") else "ollama_url"
 
 
 def first_address(target_model: Sequence[str]) -> dict[str, Any]:
-    """Return the setting that the address of the first target model stands for, {} without one."""
+    """Return the address of the first target model as a setting, {} if it has none."""
     url = split_target(target_model[0])[1] if target_model else ""
     flag = flag_of(url)
     return {flag: (url,) if flag == "ollama_url" else url} if url else {}
@@ -197,7 +197,7 @@ class Models(Address):
     mutator_model: str | None = None
     """The model that rewrites; by default the target model."""
     price: str = ""
-    """Price of a call to each model, as small=1,large=8, or a .toml or .json file of prices of tokens; else 1."""
+    """Price of a call to each model, as small=1,large=8, or a .toml or .json file of token prices; default 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,7 +213,7 @@ class Sampling(Group):
     system: Prose = ""
     """File with the system prompt of the target, kept in the run's settings; a row's own replaces it."""
     think: Think = "auto"
-    """Whether the target thinks before it answers, where it can; auto: not on Ollama, else as the server has it."""
+    """Whether a thinking target model thinks before it answers; auto: not on Ollama, else the server's default."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "system", text_of(self.system, "--system"))
@@ -227,9 +227,9 @@ class Simulation(Group):
     latency_ms: Wait = 0.0
     """Simulated: mean time of a recorded reply; 0 adds none."""
     latency_sigma: Sigma = 0.0
-    """Simulated: sigma of the log-normal spread of that time, the same for the same prompt."""
+    """Simulated: sigma of the log-normal spread of that time, fixed for each prompt."""
     running_speed: Wait = 0.0
-    """Simulated: 16 s divided by this number in place of --latency-ms; 0 adds no time."""
+    """Simulated: 16 s divided by this number replaces --latency-ms; 0 adds no time."""
 
     @property
     def simulated_s(self) -> float:
@@ -271,7 +271,7 @@ class Questions(Columns):
     """The questions."""
 
     dataset: str = RECORDED_SET
-    """Questions: general (bundled), a .jsonl, .json, .csv or .parquet file, a set of
+    """Questions: general (bundled), a .jsonl, .json, .csv or .parquet file, a dataset of
     the Hugging Face hub as hf:NAME[:CONFIG][@SPLIT]; see docs/how-to/use-your-own-data.md."""
 
 
@@ -280,7 +280,7 @@ class Reward(Group):
     """The score of an answer."""
 
     judge_model: str | None = None
-    """Model of the reward part judge; another one than the model that answers."""
+    """Model of the reward part judge; use another model than the one that answers."""
     judge_rubric: Prose = ""
     """File with the rubric of the judge, kept in the run's settings; by default whether the answer is correct."""
     reward: str = ""
@@ -299,8 +299,8 @@ class Operators(Group):
     """Operators and forms that the policy may choose."""
 
     operators: str = ""
-    """Rewrite operators that the policy may choose, as a,b,c, or none; by default rewrites by the mutator model that
-    keep the meaning."""
+    """Rewrite operators that the policy may choose, as a,b,c, or none; by default those of the mutator model that keep
+    the meaning."""
     forms: str = "question_answer,short_answer,statement,one_sentence,restate,examples"
     """Forms of the request that the policy may choose, as a,b,c, all or none."""
     samples: Annotated[int, Ge(1), Le(64)] = 1
@@ -316,11 +316,11 @@ class CallRules(Group):
     """Calls of an episode, and their price."""
 
     max_asks: Few | None = None
-    """Maximum questions to the target in an episode with --ask form; 1: no answer is seen before the end."""
+    """Maximum questions to the target in an episode with --ask form; with 1 the policy sees no answer."""
     call_price: tuple[Weight, ...] = (CALL_PRICE,)
-    """Subtracted from the reward for every model call; of several prices each episode draws one and sees it."""
+    """Subtracted from the reward for every model call; of several prices each episode draws and observes one."""
     skip_unchanged: bool = True
-    """Make no call for a rewrite whose local test says that it would change nothing (no misspelt word, no slang)."""
+    """Skip a rewrite if a local test finds that it would change nothing (no misspelt word, no slang)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -328,10 +328,10 @@ class Episode(CallRules):
     """The rules of an episode."""
 
     answer: AnswerRule = "best"
-    """Answer that an episode submits: best fits its question, vote is the most frequent one, learned the one that is
-    most likely right, as learned from --answer-calls graded answers."""
+    """Answer that an episode submits: the one that fits its question best, the most frequent one (vote), or the one
+    most likely to be right (learned), by a model fitted to --answer-calls graded answers."""
     ask: AskRule = "every_step"
-    """When the target is asked: after every rewrite, or when the policy decides to or chooses a form (form)."""
+    """When to ask the target: after every rewrite, or when the policy chooses to ask or chooses a form (form)."""
     max_episode_steps: Few = 5
     """Steps after which an episode ends."""
 
@@ -343,7 +343,7 @@ class TaskSettings(Questions, Operators, Reward, Episode, Sampling, ComputeConfi
     embedding_dims: Parallel = 6
     """Principal components of the embeddings in an observation."""
     validation_fold: ValidationFold = 0
-    """Fifth of the training questions, by target, for periodic evaluations only; none: all are learned from."""
+    """Fifth of the training questions, by target, reserved for periodic evaluations; none: learn from all."""
 
 
 # --- comparisons and limits ------------------------------------------------------------------------------------------
@@ -354,8 +354,8 @@ class FailureRate(Group):
     """The limit of failed calls."""
 
     max_failure_rate: Share = 0.2
-    """Stop with exit code 3, training with a checkpoint, when more than this share of recent steps, or of the questions
-    of an evaluation, failed for good."""
+    """Stop with exit code 3 (training saves a checkpoint) if more than this share of recent steps, or of the questions
+    of an evaluation, failed after retries."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -363,8 +363,8 @@ class CallBudget(Group):
     """The limit of calls per question in use."""
 
     budget: Annotated[float, Ge(1), Le(10_000)] | None = None
-    """Mean calls per question: the plan that is right most often within them is saved, or a policy with the price of a
-    call at which it makes as many; without it --call-price decides."""
+    """Maximum mean calls per question: saves the best plan within it, or sets the policy's price of a call to meet it;
+    without it --call-price decides."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -384,14 +384,14 @@ class Comparison(Group):
     """The comparison with the baselines on held-out questions."""
 
     eval_calls: Count | None = None
-    """Maximum model calls of the comparison with the baselines, retries aside: of a random sample of the questions,
-    the same for all methods."""
+    """Maximum model calls of the comparison with the baselines, without retries; it then uses a random sample of the
+    questions, the same for all methods."""
     guard: bool = False
-    """Ask the bundled requests that should be refused too; with a bundled set of questions they are always asked."""
+    """Also ask the bundled requests that should be refused; always done for bundled questions."""
     answer_calls: Count = 3000
-    """Model calls before training whose graded answers teach P(right), for --answer learned."""
+    """Model calls before training, to fit P(right) to their graded answers, for --answer learned."""
     plan_calls: CountOrNone = 3000
-    """Model calls to search for the best plan on training questions, a row of that comparison; 0 leaves it out."""
+    """Model calls to search for the best plan on training questions, a row of the comparison; 0 leaves it out."""
 
 
 # --- learning --------------------------------------------------------------------------------------------------------
@@ -423,7 +423,7 @@ class Learning(Group):
     """The learner: ppo, iqn (off-policy, with a replay buffer), direct (boosted trees fitted to all steps so far, for
     expensive calls), or a plugin's name."""
     max_pending_updates: Annotated[CountOrNone, Parameter(alias="--max-update-debt")] = 8
-    """Gradient steps of an off-policy learner that may be due while steps are taken; more of them come first."""
+    """Maximum pending gradient steps of an off-policy learner while it collects; beyond that, it updates first."""
     engine: Literal["local", "ray"] = "local"
     """Where rollouts are collected: in this process, or by workers on a Ray cluster."""
     num_workers: Threads = 1
@@ -431,8 +431,8 @@ class Learning(Group):
     ray_address: str | None = None
     """Address of a Ray cluster, as 10.0.0.1:6379 or auto; by default RAY_ADDRESS, else one that ends with the run."""
     local_server_url: str | None = None
-    """Address of a model server as each worker reaches it on its own machine, as http://127.0.0.1:11434; without it
-    the workers share out the servers of --ollama-url."""
+    """Address of a model server on each worker's own machine, as http://127.0.0.1:11434; without it the servers of
+    --ollama-url are assigned to workers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -440,8 +440,8 @@ class DirectConfig(LearnerConfig):
     """Fitted Q iteration on all steps so far."""
 
     num_models: Parallel = 4
-    """Models of the value of actions, each fitted to another resampling of the episodes; while learning an environment
-    acts by one of them, afterwards their mean decides."""
+    """Number of value models, each fitted to a bootstrap sample of the episodes; during training each environment
+    acts by one of them, afterwards by their mean."""
     random_share: Share = 0.1
     """Share of random actions (among the allowed ones) while learning."""
 
@@ -454,13 +454,13 @@ class IQNConfig(LearnerConfig):
     train_batch_size: Tokens = 512
     """Transitions in one gradient step; --batch-size is the number of model calls in flight."""
     replay_ratio: Positive = 64.0
-    """Times that a transition is learned from on average; the achieved ratio is logged."""
+    """Mean number of times that a transition is learned from; the achieved ratio is logged."""
     replay_size: Tokens = 100_000
     """Transitions in the replay buffer; new ones replace the oldest."""
     learning_starts: Tokens = 256
     """Transitions to collect before the first gradient step."""
     sync_every: Count = 1
-    """Gradient steps after which the collector gets the new weights."""
+    """Gradient steps between two syncs of the collector's weights."""
     n_step: Parallel = 3
     """Steps of the n-step return."""
     target_tau: Annotated[float, Gt(0), Le(1)] = 0.02
@@ -472,9 +472,9 @@ class IQNConfig(LearnerConfig):
     epsilon_start: Share = 1.0
     """Share of random actions (among the allowed ones) at the start."""
     epsilon_end: Share = 0.05
-    """Share of random actions from --epsilon-fraction of the run on."""
+    """Share of random actions after --epsilon-fraction of the run."""
     epsilon_fraction: Share = 1.0
-    """Share of the run in which it falls linearly."""
+    """Share of the run over which it decreases linearly."""
     num_quantiles: Parallel = 8
     """Quantiles drawn per sample in a gradient step, for the prediction and for its target."""
     num_eval_quantiles: Parallel = 32
@@ -503,7 +503,7 @@ class Plugins(Group):
     """Your own code."""
 
     plugin: tuple[str, ...] = ()
-    """Modules or .py files to load first, which register operators, forms, reward parts, backends or learners."""
+    """Modules or .py files to load first; they register operators, forms, reward parts, backends or learners."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -516,7 +516,7 @@ class RunFolder(Plugins):
 
 @dataclass(frozen=True, kw_only=True)
 class NamedRun(RunFolder):
-    """The run folder and its name, or only an estimate."""
+    """The run folder, its name, and --dry-run."""
 
     name: Annotated[str, Matches(r"[^/.][^/]*", "cannot be in a folder's name; try letters, digits and -")] | None = (
         None
@@ -542,7 +542,7 @@ class Run(NamedRun):
 
 # --- what commands share ---------------------------------------------------------------------------------------------
 
-#: Groups whose settings qm.toml may have above its tables: for every command that names a model, whichever it has.
+#: Groups whose settings may stand above the tables of qm.toml; each command that names a model takes those it has.
 MODEL_GROUPS = (Connection, Calls, Address, Models, Sampling, Plugins)
-#: For every command that takes its questions from them, not from a trained policy.
+#: The same for commands that take questions from settings, not from a trained policy.
 QUESTION_GROUPS = (Questions, Operators, CallRules, Reward, Encoding, RunFolder)
