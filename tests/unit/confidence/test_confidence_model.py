@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from query_mutator.confidence import Attempt, ConfidenceModel, LoggedAnswer, crossfit, training_table
-from query_mutator.confidence.crossfit import form_rates
+from query_mutator.confidence.crossfit import Platt, form_rates
 from query_mutator.confidence.features import FEATURES, LOGPROB, feature_row
 from query_mutator.confidence.scorers import conditional_fit, logistic_fit
 from query_mutator.encoder import HashEncoder
