@@ -89,22 +89,22 @@ def serve(flags: ServeFlags) -> None:
         proxy = serving(flags, rewriter, key)
         host, port = listening.getsockname()[:2]
         virtual = proxy.names.virtual(rewriter.target_model)
-        note(f"served on http://{host}:{port}: {virtual} is rewritten; questions may leave to {proxy.upstream}")
+        note(f"served on http://{host}:{port}: {virtual} is rewritten; questions are sent to {proxy.upstream}")
         note(mode_line(flags, rewriter))
         print(f"listening on http://{host}:{port}", flush=True)
         ProxyServer(proxy.application(), listening, proxy.limits).run_until_signal()
 
 
 def mode_line(flags: ServeFlags, rewriter: Rewriter) -> str:
-    """Return what the mode does with a policy, and how that was evaluated."""
+    """Return what the mode does with a policy, and the models and temperature of its training."""
     policy, calls = rewriter.policy, flags.max_calls or MAX_CALLS[flags.mode]
     if isinstance(policy, PlanPolicy) and policy.plan == Plan():
         return f"mode {flags.mode}: the plan is the original question, so nothing is rewritten"
     who = f"the plan {policy.plan}" if isinstance(policy, PlanPolicy) else f"the {rewriter.saved.flags.algo} policy"
     when = "only if an answer refuses (--mode full: always)" if flags.mode == "gate" else "every question"
     trained, temperature = rewriter.saved.system, f"{rewriter.task.calls.temperature:g} unless a client sets one"
-    own = f"evaluated with {trained.first_model}, {trained.mutator_model}, at temperature {temperature}"
-    return f"mode {flags.mode}: {who} rewrites {when}, with at most {calls} calls; {own}"
+    own = f"models {' and '.join(filter(None, dict.fromkeys((trained.first_model, trained.mutator_model))))}"
+    return f"mode {flags.mode}: {who} rewrites {when}, with at most {calls} calls; {own}, temperature {temperature}"
 
 
 def serving(flags: ServeFlags, rewriter: Rewriter, key: str | None) -> Proxy:

@@ -231,7 +231,7 @@ def price_for_budget(evaluator: Evaluator, task: Task, policy: Policy, budget: f
 
     @cache
     def calls_at(price: float) -> float:
-        outcomes = evaluator.run(task.with_rules(call_price=(price,)), greedy(policy), name="price of a call")
+        outcomes = evaluator.run(task.with_rules(call_price=(price,)), greedy(policy), name="price for --budget")
         return mean(outcomes, "price", default=math.inf)
 
     place = bisect_left(prices, True, key=lambda price: calls_at(price) <= budget)

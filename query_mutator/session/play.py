@@ -240,8 +240,7 @@ def cut_line(totals: CallTotals) -> list[str]:
         return []
     return [
         f"{totals.cut_share:.0%} of the replies ({totals.cut_replies}) ended at the token limit and were scored as "
-        "they are; give a larger --target-max-tokens or --mutator-max-tokens, or a smaller one to a model that does "
-        "not end by itself"
+        "they are; raise --target-max-tokens or --mutator-max-tokens, or lower it for a model that never stops itself"
     ]
 
 

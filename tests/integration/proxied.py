@@ -73,6 +73,7 @@ def proxy(
     chosen: Sequence[Form] = (),
     logprobs: bool = False,
     asks_once: bool = True,
+    is_own: bool = False,
 ) -> Iterator[str]:
     """Serve a plan in front of an upstream and yield the proxy's address."""
     client = Limit(OllamaBackend(upstream_url, timeout_s=20, pool_size=8), limit=8)
@@ -81,7 +82,7 @@ def proxy(
     rewriter.asks_once = asks_once
     bounds = RewriteLimits(max_calls=calls, deadline_s=seconds)
     metrics = Metrics()
-    addresses = [Address(url=each, headers=upstream_headers or {}) for each in (upstream_url, *others)]
+    addresses = [Address(url=each, headers=upstream_headers or {}, is_own=is_own) for each in (upstream_url, *others)]
     upstream = Upstream(addresses, timeout_s=30, max_reply_bytes=max_reply_bytes)
     answerer = PolicyAnswerer(rewriter, upstream, metrics, mode=mode, limits=bounds)
     app = Proxy(upstream, answerer, metrics, access=Access(api_key=api_key), limits=limits or ClientLimits())

@@ -118,6 +118,12 @@ def test_an_error_of_the_upstream_comes_as_it_is(gate: str, tiny_server: StubSer
     assert {"'no-such-model+qm'", "'librarian+qm'"} <= set(re.findall("'[^']*'", virtual.json()["error"]))
 
 
+def test_a_server_that_takes_any_name_rewrites_only_for_its_model(hash_encoder: Encoder) -> None:
+    with start_server([Librarian()]) as server, proxy(server.url, hash_encoder, is_own=True) as url:
+        codes = [chat(url, SORT, model=name).status_code for name in ("librarian+qm", "echo+qm", "echo")]
+    assert codes == [200, 404, 200]
+
+
 # --- models -----------------------------------------------------------------------------------------------------------
 
 

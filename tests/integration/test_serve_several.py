@@ -240,8 +240,8 @@ def test_traffic_becomes_a_log_with_feedback_that_a_plan_reads(
             graded = requests.post(f"{url}/qm/feedback", json={"id": name, "right": right}, timeout=10)
             assert (graded.status_code, graded.text) == (200, '{"status":"ok"}')
         assert "qm_feedback_p_right_count{} 2\n" in requests.get(f"{url}/metrics", timeout=10).text
-        line = next(one for one in (tmp_path / "log.txt").read_text().splitlines() if "questions may leave to" in one)
-        assert line.endswith(f"questions may leave to {servers['small'].url}, {servers['large'].url}")
+        line = next(one for one in (tmp_path / "log.txt").read_text().splitlines() if "questions are sent to" in one)
+        assert line.endswith(f"questions are sent to {servers['small'].url}, {servers['large'].url}")
         rows = [json.loads(line) for line in log.read_text().splitlines()]
         assert [row["right"] for row in rows] == [True, None, False]
         assert [row["question"] for row in rows] == [sum_of(number)[0] for number in range(3)]

@@ -1,11 +1,10 @@
-"""Answer a request to a virtual model in one of two modes, at the temperature of the evaluation.
+"""Answer a request to a virtual model in one of two modes, at the temperature of the training.
 
-gate    ask the question; an answer that does not refuse streams on from its first sentence, else the policy rewrites
-full    the policy rewrites and asks as it was trained to; the answer that it submits is sent whole, that of a policy
-        that asks once streams as it arrives
+gate    ask the question; stream an answer whose first sentence does not refuse, else let the policy rewrite
+full    the policy rewrites and asks as trained; its submitted answer is sent whole, or streams if the policy asks once
 
-Every answer comes from the client's own request with another question in it, so that its options, its system prompt and
-its loaded model stay what they are. A form that is more than one text is used only where there is no conversation.
+Every answer comes from the client's own request with a changed question, which keeps its options, system prompt and
+loaded model. A form of more than one text is only used without a conversation.
 """
 
 from __future__ import annotations
@@ -33,6 +32,7 @@ from query_mutator.env.scheduling import Flow, run_flow_async
 from query_mutator.forms import Framed, whole_reply
 from query_mutator.learners.plan import PlanPolicy
 from query_mutator.llm.http_server import REFUSALS
+from query_mutator.llm.ollama import with_tag
 from query_mutator.reading import first_sentence, is_refusal
 from query_mutator.types import (
     AS_IS,
@@ -60,7 +60,7 @@ MAX_HELD_LINES = 100_000  # of a stream that begins without text; a line is a to
 
 @dataclass(slots=True, kw_only=True)
 class Exchange:
-    """A client's request to a virtual model, and what was decided about it."""
+    """A client's request to a virtual model, and the decisions about it."""
 
     call: ChatCall
     path: str
@@ -117,13 +117,16 @@ class PolicyAnswerer:
 
     async def answer(self, exchange: Exchange) -> web.StreamResponse:
         """Send the reply; UpstreamError or UpstreamGone if the upstream gives none, HTTPNotFound for no model."""
+        model, target = exchange.call.model, self._rewriter.task.calls.target_model
+        missing = f"{model[:MAX_NAME_CHARS]!r}: the server has no such model to rewrite for; use "
+        missing += repr(self.names.virtual(target))
+        if self._upstream.takes_any_name and with_tag(exchange.call.upstream_model) != with_tag(target):
+            raise web.HTTPNotFound(text=missing)
         try:
             return await self._answered(exchange)
         except UpstreamError as error:
             if error.status != HTTPStatus.NOT_FOUND:
                 raise
-            model, known = exchange.call.model, self.names.virtual(self._rewriter.task.calls.target_model)
-            missing = f"{model[:MAX_NAME_CHARS]!r}: the server has no such model to rewrite for; use {known!r}"
             raise web.HTTPNotFound(text=missing) from error
 
     async def _answered(self, exchange: Exchange) -> web.StreamResponse:
@@ -137,9 +140,9 @@ class PolicyAnswerer:
         return await (self._gate(exchange) if self._mode == "gate" else self._full(exchange))
 
     async def rewrite(self, exchange: Exchange) -> Json:
-        """Return what would be asked in the place of a question, its operators and form, and why it stays as it is.
+        """Return the text to ask instead of a question, its operators and form, and why it is unchanged, if it is.
 
-        A form that is more than one text is not used.
+        Forms of more than one text are not used.
         """
         question = exchange.question
         problem = self._skip_reason(exchange) or (None if self._asks_once else "policy")
@@ -182,9 +185,9 @@ class PolicyAnswerer:
     async def _full(
         self, exchange: Exchange, *, first: str | None = None, whole: Json | None = None
     ) -> web.StreamResponse:
-        """Answer with what the policy submits; `first` is the answer to the question, if known, `whole` its reply.
+        """Send the policy's submitted answer; `first` is the answer to the question, if known, and `whole` its reply.
 
-        A policy that asks once rewrites, and its one answer streams; it would submit `first` in the place of asking.
+        A policy that asks once only rewrites, and the answer streams.
         """
         call, api = exchange.call, exchange.call.api
         if first is None and self._asks_once:
@@ -220,9 +223,9 @@ class PolicyAnswerer:
         return await self._send_whole(exchange, reply)
 
     async def _act(self, exchange: Exchange, ask: Ask | None = None, **settings: Any) -> Framed:
-        """Let the policy act on a question, note what it did, and return what asks for the answer that it submits.
+        """Let the policy act on a question, record it, and return the request for the answer that it submits.
 
-        Without `ask`, as for a policy that asks once, it only rewrites.
+        Without `ask` (for a policy that asks once) it only rewrites.
         """
         question, models = exchange.question, self._rewriter.models
         settings |= {"limits": self._limits, "asks_at_end": ask is not None}
@@ -257,11 +260,11 @@ class PolicyAnswerer:
         return framed
 
     def _call_of(self, exchange: Exchange, model: str) -> ChatCall:
-        """Return the client's request to the model that a form asks, if several answer."""
+        """Return the client's request with the model that a form asks, if there are several."""
         return exchange.call.to(model) if self.names.first else exchange.call
 
     def _framed(self, messages: Sequence[Message], options: Mapping[str, Any], temperature: float) -> Framed:
-        """Return what a form asks for; omit the temperature unless the form overrides that of training."""
+        """Return the request of a form, without temperature unless the form overrides that of training."""
         is_own = temperature != self._rewriter.task.calls.temperature
         return Framed(messages=tuple(messages), options=options, temperature=temperature if is_own else None)
 
@@ -269,10 +272,7 @@ class PolicyAnswerer:
 
     @asynccontextmanager
     async def _opened(self, exchange: Exchange, body: Json) -> AsyncIterator[ClientResponse]:
-        """Send a request of the client's form to the upstream, and yield the reply before its body.
-
-        Where the client sets no temperature, it is that of the evaluation.
-        """
+        """Send a request in the client's format, by default at the temperature of training; yield the reply's head."""
         exchange.calls += 1
         model = str(body["model"])
         arm = model if self.names.first else ""
@@ -402,7 +402,7 @@ async def _opening(
 ) -> tuple[list[list[bytes]], str]:
     """Return the lines up to the end of an answer's first sentence, or its first characters, and that text.
 
-    Thoughts are held back and are not in the text, also that which a reply begins with `in_thought`.
+    Thoughts are held back and not part of the text; with `in_thought` the reply begins with one.
     """
     held: list[list[bytes]] = []
     text, said, num_lines, opening = "<think>" if in_thought else "", "", 0, ""

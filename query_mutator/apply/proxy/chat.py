@@ -1,7 +1,7 @@
-"""Chat of Ollama's and OpenAI's APIs: requests to virtual models, which of them are rewritten, and replies to them.
+"""Chat of Ollama's and OpenAI's APIs: requests to virtual models, which of them are rewritten (`skip_reason`), replies.
 
-`llama3.2:3b+qm` is `llama3.2:3b` with rewriting. Rewritten is one question in plain words that needs no context; a chat
-page's own tasks (titles, tags, follow-up questions, search queries) come to the chat's model too, and pass unchanged.
+`llama3.2:3b+qm` is `llama3.2:3b` with rewriting of single plain questions without context. A chat page's own tasks
+(titles, tags, follow-up questions, search queries), which use the chat's model too, pass unchanged.
 """
 
 from __future__ import annotations

@@ -102,12 +102,13 @@ class Upstream:
         arms: Mapping[str, Address] = MappingProxyType({}),
     ) -> None:
         self._addresses, self._arms = tuple(addresses), arms
+        self.takes_any_name = not arms and self._addresses[0].is_own  # llama.cpp answers for models that it lacks
         self._timeout_s, self._max_reply_bytes = timeout_s, max_reply_bytes
         self._session: aiohttp.ClientSession
         self._homes: dict[str, Address] = {}  # of models, by their names with a tag
 
     def __str__(self) -> str:
-        """Return the addresses that a question may leave to."""
+        """Return the addresses that a question may be sent to."""
         return ", ".join(dict.fromkeys(map(str, (*self._addresses, *self._arms.values()))))
 
     # --- requests ----------------------------------------------------------------------------------------------------

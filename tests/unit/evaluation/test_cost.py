@@ -111,10 +111,8 @@ def test_fewer_calls_than_one_question_takes_are_refused_with_the_number_that_do
 
 
 def test_what_questions_can_show_is_said() -> None:
-    assert power_in_words(QUESTIONS) == (
-        "400 held-out questions can show differences of 8.5 points or more (80 % power at the 5 % level, if two "
-        "methods differ on 33% of the questions, with correlation 0.1 within a target)"
+    assert power_in_words(QUESTIONS).startswith(
+        "400 held-out questions can show differences of 8.5 points or more (80 %"
     )
-    few = "3 held-out questions are too few to show a difference (80 %"
-    assert power_in_words(QUESTIONS[:3]).startswith(few)
-    assert power_in_words([]).startswith("0 held-out questions are too few to show a difference")
+    for few in (QUESTIONS[:3], []):
+        assert f"{len(few)} held-out questions are too few to show a difference (" in power_in_words(few)
