@@ -91,8 +91,7 @@ def test_the_largest_evaluation_that_fits_is_made(max_calls: int) -> None:
 
 def test_a_verdict_gets_its_questions_before_training_questions_are_ranked() -> None:
     small = replace(WHOLE, num_test=27, num_guard=0, num_train=45, search_calls=0)
-    least = replace(small, num_test=20, num_train=20).calls
-    assert small.within(least).num_test == 20
+    assert small.within(replace(small, num_test=20, num_train=20).calls).num_test == 20
 
 
 @pytest.mark.parametrize("max_calls", [300, 1500, 6000, 25_000])
