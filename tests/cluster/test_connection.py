@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import builtins
 import shlex
 import signal
 import socket
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import psutil
 import pytest
@@ -19,7 +17,6 @@ from ray.scripts.scripts import start
 from query_mutator.cluster import _check_token, connected
 from query_mutator.errors import UsageError
 from tests.cluster.conftest import RAY_ENV, RayCluster
-from tests.qm_command import qm
 
 pytestmark = pytest.mark.slow
 
@@ -70,25 +67,6 @@ def test_several_machines_need_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_AUTH_MODE")
     nodes.pop(0)
     _check_token(ray)
-
-
-def test_without_ray_the_message_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    real = builtins.__import__
-
-    def without_ray(name: str, *rest: Any) -> Any:
-        if name.partition(".")[0] == "ray":
-            raise ModuleNotFoundError("No module named 'ray'", name="ray")
-        return real(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", without_ray)
-    words = ["sweep", "--grid", "x=1", "--out", tmp_path / "s", "--engine", "ray", "--", "true"]
-    assert qm(*words) == 2
-    assert capsys.readouterr().err.splitlines() == [
-        "qm: --engine ray needs the package ray; pip install 'query-mutator[ray]'"
-    ]
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_ray_reads_the_example_of_a_cluster_file() -> None:

@@ -16,7 +16,6 @@ import pytest
 
 from query_mutator import plugins
 from query_mutator.cli.console import exit_code
-from query_mutator.commands.main import main as qm_main
 from query_mutator.errors import UsageError
 from query_mutator.files import read_checked_json
 from query_mutator.files.json_lines import read_json_lines
@@ -155,26 +154,6 @@ def test_a_broken_plugin_is_one_line(
     err = capsys.readouterr().err
     assert said in err
     assert err.count("\n") == 1
-
-
-def test_a_changed_plugin_is_named_again_and_reported(
-    tiny_flags: list[str],
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    path = tmp_path / "polite.py"
-    path.write_text((PLUGINS / "polite_operator.py").read_text())
-    assert main([*tiny_flags, "--plugin", str(path), "--operators", "polite", "--no-evaluate"]) == 0
-    path.write_text(path.read_text() + "# changed\n")
-    monkeypatch.setattr(plugins, "_loaded", {})
-    monkeypatch.setattr(OPERATORS, "_entries", {k: v for k, v in OPERATORS._entries.items() if k != "polite"})
-    words = ["eval", "--checkpoint", str(tmp_path / "runs" / "latest"), "--dataset", str(tmp_path / "questions.jsonl")]
-    assert exit_code(qm_main, words, prog="qm") == 2
-    assert "give --plugin" in capsys.readouterr().err
-    assert qm_main([*words, "--plugin", str(path)]) == 0
-    assert "polite.py has changed since this run was started" in caplog.text
 
 
 @pytest.mark.slow

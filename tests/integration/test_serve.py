@@ -437,19 +437,6 @@ def test_a_form_alone_is_a_rewrite_and_one_that_is_not_used_is_none(
     assert [len(body["messages"]) for body in seen] == [3, 1]
 
 
-def test_gate_asks_in_the_form_what_was_refused(
-    upstream: str, seen: list[dict[str, Any]], hash_encoder: Encoder
-) -> None:
-    gated: dict[str, Any] = {**plan("question_answer"), "mode": "gate"}
-    with proxy(upstream, hash_encoder, **gated) as url:
-        reply = chat(url, KILL)
-    assert reply.headers["x-qm-form"] == "question_answer"
-    asked = [body["messages"][-1]["content"] for body in seen if body["model"] == MODEL]
-    assert asked[0] == KILL
-    assert asked[-1].startswith("Question: ")
-    assert len(asked) == 2
-
-
 def test_log_probabilities_are_asked_for_until_an_upstream_refuses_them(
     upstream: str, seen: list[dict[str, Any]], hash_encoder: Encoder
 ) -> None:

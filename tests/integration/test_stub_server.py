@@ -224,15 +224,6 @@ def test_close_is_idempotent_and_leaves_no_thread_and_no_socket() -> None:
     held.leave()
 
 
-@pytest.mark.parametrize(
-    "setting",
-    [{"num_parallel": 0}, {"latency_ms": -1}, {"latency_ms": 1, "running_speed": 1}, {"port": 1}, {"behave_as": "1"}],
-)
-def test_settings_out_of_range_and_ports_that_are_taken_are_usage_errors(setting: dict[str, Any]) -> None:
-    with start_server([]) as server, pytest.raises(UsageError):
-        start_server([], **{name: server.port if name == "port" else value for name, value in setting.items()})
-
-
 @pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGINT])
 def test_the_command_serves_echoed_canned_and_recorded_replies_until_a_signal(
     ending: signal.Signals, tmp_path: Path

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from query_mutator import Rewrite, Rewriter
@@ -23,7 +22,6 @@ from query_mutator.env.scheduling import Flow, run_flow
 from query_mutator.errors import BackendError, CheckpointError, UsageError
 from query_mutator.learners.plan import Plan
 from query_mutator.llm.client import Client
-from query_mutator.session.loading import load_policy
 from query_mutator.session.policy_file import POLICY_FILE, read_policy, write_policy_file
 from query_mutator.testing import StubServer, start_server
 from query_mutator.types import Message
@@ -159,35 +157,6 @@ def test_another_encoder_under_the_same_name_is_refused(run: Path) -> None:
 
 
 # --- without torch ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["ppo", "iqn", "direct"])
-def test_every_learners_policy_acts_in_numpy_as_the_trained_one(
-    name: str, trained: Callable[..., Path], tmp_path: Path
-) -> None:
-    found = read_policy(trained("--algo", name, "--learning-starts", "16"))
-    policy = load_policy(found)
-    saved = found.weights
-    write_policy_file(tmp_path / "policy.qm", found)
-    first = {"ppo": "hidden.0.weight", "iqn": "trunk.0.weight"}
-    width = int(saved["obs_dim"]) if name == "direct" else saved[first[name]].shape[1]
-    obs = np.random.default_rng(3).normal(size=(4000, width)).astype(np.float32)
-    obs[:, 16:] = np.random.default_rng(4).random(obs[:, 16:].shape) < 0.4  # used operators and masks
-    np.save(tmp_path / "obs.npy", obs)
-    code = """
-import sys, numpy as np
-from query_mutator.learners.plan import Plan
-from query_mutator.llm.client import Client
-from query_mutator.session.loading import load_policy
-from query_mutator.session.policy_file import read_policy
-policy = load_policy(read_policy(sys.argv[1] + "/policy.qm"))
-np.save(sys.argv[1] + "/actions.npy", policy.act(np.load(sys.argv[1] + "/obs.npy"), (), greedy=True).actions)
-assert "torch" not in sys.modules
-"""
-    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, cwd=ROOT)
-    actions = np.load(tmp_path / "actions.npy")
-    np.testing.assert_array_equal(actions, policy.act(obs, (), greedy=True).actions)
-    assert len(set(actions.tolist())) > 1
 
 
 def test_rewriting_loads_no_torch(run: Path) -> None:

@@ -150,6 +150,14 @@ def test_a_csv_cell_may_be_long_and_a_quote_that_stays_open_loses_no_rows(tmp_pa
         load_questions(path)
 
 
+def test_a_parquet_page_that_does_not_match_its_checksum_is_an_error(tmp_path: Path) -> None:
+    path, table = tmp_path / "q.parquet", pyarrow.table({"query": [f"what is {number}?" for number in range(10)]})
+    parquet.write_table(table, path, write_page_checksum=True, compression="none", use_dictionary=False)
+    path.write_bytes(path.read_bytes().replace(b"what is 7?", b"what is 1?"))
+    with pytest.raises(DatasetError, match="not a readable Parquet file"):
+        load_questions(path)
+
+
 def test_an_answer_of_many_questions_is_not_what_they_are_about(tmp_path: Path) -> None:
     rows = [{"query": f"Is {n} even?", "accept": ["yes" if n % 2 == 0 else "no"]} for n in range(200)]
     rows += [{"query": f"What sorts {n}?", "accept": ["sorted"]} for n in range(3)]

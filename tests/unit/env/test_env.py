@@ -21,7 +21,6 @@ from query_mutator.env.observation import Observer, Projection
 from query_mutator.env.scheduling import Call, Encode, Flow, PooledScheduler, run_flow
 from query_mutator.env.task import Task
 from query_mutator.errors import BackendError
-from query_mutator.llm.cache import Cache
 from query_mutator.llm.client import Client
 from query_mutator.llm.retry import RetryPolicy
 from query_mutator.testing import StubServer
@@ -509,30 +508,3 @@ def test_the_call_that_is_furthest_behind_goes_first(hash_encoder: Encoder, tiny
     order = [scheduler.finished()[0] for _ in range(5)]
     assert order == ["first", "a", "b", "c", "d"] == [request.messages[-1].content for request in client.requests]
     scheduler.close()
-
-
-def test_calls_that_a_closed_scheduler_drops_are_free_to_be_made_again(
-    tiny_client: Client, hash_encoder: Encoder
-) -> None:
-    gate, entered = threading.Event(), threading.Event()
-
-    def slow(request: ChatRequest) -> Completion:
-        entered.set()
-        gate.wait(10)
-        return tiny_client.complete(request)
-
-    client = Cache(FakeClient(slow))
-    scheduler = PooledScheduler(client=client, encoder=hash_encoder, retry_policy=NEVER, batch_size=1)
-    for text in ("sort my list", "join my words"):
-        scheduler.start(text, two_calls(text))
-    assert entered.wait(10)
-    threading.Timer(0.1, gate.set).start()
-    scheduler.close()
-    reply: list[Completion] = []
-    asking = threading.Thread(
-        target=lambda: reply.append(client.complete(ask("<question>join my words</question>", "softener").request)),
-        daemon=True,
-    )
-    asking.start()
-    asking.join(10)
-    assert [one.ok for one in reply] == [True]

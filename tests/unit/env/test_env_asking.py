@@ -199,18 +199,3 @@ def test_a_question_that_does_not_fit_the_context_comes_once(task: Task, tiny_cl
         copy.load_state_dict(env.state_dict())
         env = copy
     assert env.prompts_too_long == {QUESTIONS[KILL["question"]].id: 1}
-
-
-def test_a_question_that_only_a_rewrite_makes_too_long_comes_again(task: Task, tiny_client: Client) -> None:
-    shout = LocalOperator(name="shout", summary="Repeat.", function=lambda text, context: f"{text} {text}")
-    longer = replace(task, operators=(shout,)).with_rules()
-    twice = f"{QUESTIONS[1].text} {QUESTIONS[1].text}"
-    client = FakeClient(
-        tiny_client.complete, kind="prompt_too_long", fails=lambda one: one.messages[-1].content == twice
-    )
-    env = QueryMutationEnv(longer, client=client, retry_policy=RetryPolicy(max_retries=0))
-    for _ in range(4 * len(task.questions)):
-        env.reset()
-        env.step(0)
-        env.step(len(longer.actions) - 1)
-    assert env.prompts_too_long == {QUESTIONS[1].id: 4}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +24,6 @@ from query_mutator.llm.stack import ClientStack, build_client, identity_of
 from query_mutator.testing import Echo, StubServer, start_server
 from query_mutator.types import ERROR_KINDS, ChatRequest, Completion, ErrorInfo
 from tests.fake_client import FakeClient, Gate, kind_of, script
-from tests.patience import until
 
 REQUEST = ChatRequest.user("why?", model="m")
 AGAIN = {"connect", "busy", "server", "malformed", "empty", "incomplete"}
@@ -227,6 +226,17 @@ def test_the_limit_finds_the_servers_slots_and_stays_near_them(slots: int) -> No
     assert max(late) <= 1.5 * slots + 1
 
 
+def test_a_limit_that_was_halved_grows_again_while_it_is_full() -> None:
+    server = Slots(64)
+    limit = Limit(server, limit=8, is_adaptive=True)
+    assert set(course(limit, server, 10)) == {8}
+    window = limit._window
+    for _ in range(8):  # calls that fail together lower it once
+        limit._learn(Completion.failed("busy", "x"), window)
+    assert limit.limit == 4
+    assert course(limit, server, 6) == [5, 6, 7, 8, 8, 8]
+
+
 @pytest.fixture(autouse=True)
 def quick_polls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool_module, "POLL_S", 0.02)
@@ -307,64 +317,38 @@ def test_when_the_time_is_up_calls_fail_at_once_until_it_answers_again(
     assert shown[-1] == ""
 
 
-class Suicidal:
-    """Answers, but the request "die" closes the server and starts it again."""
-
-    name = "suicidal"
-
-    def __init__(self) -> None:
-        self.deaths = 0
-        self.die: Callable[[], None] = lambda: None
-
-    def reply(self, prompt: str) -> str:
-        if prompt == "die":
-            self.deaths += 1
-            threading.Thread(target=self.die).start()
-            time.sleep(1.0)  # longer than a busy machine takes to close the connection
-        return prompt
-
-
-def test_a_request_that_ends_the_server_is_not_repeated_for_ever(connect: Callable[..., ClientStack]) -> None:
-    model = Suicidal()
-    server = start_server([model])
-    servers = [server]
-
-    def die() -> None:
-        servers[-1].close()
-        time.sleep(0.1)
-        servers.append(start_server([model], port=server.port))
-
-    model.die = die
-    stack = connect(server)
-    assert ask(stack).ok
-    reply = stack.client.complete(ChatRequest.user("die", model="suicidal", seed=0))
-    assert kind_of(reply) == "connect"
-    assert model.deaths == MAX_ABSENCES + 1
-    until(lambda: len(servers) == model.deaths + 1)
-    servers[-1].close()
-
-
 class Returning(Scripted):
-    """A server that is away, then loads its model, then answers."""
+    """A server that is asked whether it is there: away or loading where `states` has an error, else there."""
 
-    def __init__(self) -> None:
-        super().__init__("connect", None)
-        self.states: list[Exception] = [ServerDownError("away"), BackendError("Loading model", kind="busy")]
-        self.polls = 0
+    def __init__(self, *kinds: str | None, states: Sequence[Exception | None]) -> None:
+        super().__init__(*kinds)
+        self.states = list(states)
 
-    def version(self, *, timeout_s: float | None = None) -> str:
-        self.polls += 1
-        if self.states:
-            raise self.states.pop(0)
+    def version(self, *, timeout_s: float = 0.0) -> str:
+        if (state := self.states.pop(0)) is not None:
+            raise state
         return ""
 
 
-def test_a_server_that_comes_back_and_still_loads_its_model_is_waited_for() -> None:
-    server = Returning()
+AWAY, LOADING = ServerDownError("away"), BackendError("Loading model", kind="busy")
+
+
+@pytest.mark.parametrize(
+    ("kinds", "states", "outcome", "asked"),
+    [
+        (("connect", None), (AWAY, LOADING, None), None, 2),
+        (("connect",), (AWAY, None) * MAX_ABSENCES, "connect", MAX_ABSENCES + 1),
+    ],
+    ids=["a model that loads is waited for", "a request that ends the server is not repeated for ever"],
+)
+def test_a_server_that_comes_back(
+    kinds: tuple[str | None, ...], states: tuple[Exception | None, ...], outcome: str | None, asked: int
+) -> None:
+    server = Returning(*kinds, states=states)
     pool = Pool([server], wait_s=30.0)
     pool.has_answered = True
-    assert pool.complete(POOLED).ok
-    assert (server.polls, server.asked) == (3, 2)
+    assert kind_of(pool.complete(POOLED)) == outcome
+    assert (server.states, server.asked) == ([], asked)
 
 
 def test_a_reply_cut_by_the_servers_death_is_asked_for_again() -> None:

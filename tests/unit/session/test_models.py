@@ -211,3 +211,9 @@ def test_stops_above_the_rate_once_the_window_is_full() -> None:
     window.add(np.array([True]))  # 2 of 10: not above
     with pytest.raises(TooManyFailuresError, match=r"3 of the last 10 steps, most often 'busy'.*--max-failure-rate"):
         window.add(np.array([False]))
+
+
+def test_old_failures_leave_the_window() -> None:
+    window = FailureWindow(0.5, size=4)
+    for valid in [False, False, True, True, True, True, False, False]:
+        window.add(np.array([valid]))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from itertools import count, pairwise
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,18 +14,12 @@ from gymnasium.error import InvalidAction
 from numpy.typing import NDArray
 
 from ppo.config import PPOConfig
-from query_mutator import forms
-from query_mutator.encoder import Encoder
-from query_mutator.env.engine import EpisodeEngine
-from query_mutator.env.episode import EpisodeRules
-from query_mutator.env.scheduling import Call, Encode, Flow
 from query_mutator.env.task import Task
 from query_mutator.learners.learner import BaseLearner, Steps
 from query_mutator.learners.ppo import PPOLearner
 from query_mutator.llm.client import Client
-from query_mutator.training.estimate import calls_per_step
 from query_mutator.training.loop import TrainingLoop
-from query_mutator.types import Completion, FloatArray
+from query_mutator.types import FloatArray
 from rl_query_mutator_env import BatchedQueryMutationEnv, QueryMutationEnv
 
 MakeEnvs = Callable[[int], BatchedQueryMutationEnv]
@@ -190,55 +183,3 @@ def test_every_step_is_in_one_rollout_and_once(seed: int) -> None:
         np.testing.assert_array_equal(learner._next_obs[:, 0], first + ROLLOUT_STEPS)
         loop.update()
     assert np.bincount(reported).tolist() == [6 * ROLLOUT_STEPS] * NUM_ENVS
-
-
-FORMS = forms.select("question_answer,few_words,steps,restate")
-
-
-def drive(flow: Flow, encoder: Encoder, numbers: Iterator[int]) -> Any:
-    """Run a flow to its end; no two replies are the same."""
-    result = None
-    while True:
-        try:
-            need = flow.send(result)
-        except StopIteration as stop:
-            return stop.value
-        if isinstance(need, Call):
-            word = "".join(chr(ord("a") + int(digit)) for digit in str(next(numbers)))  # a guard rejects new numbers
-            result = Completion(text=f"sort my list {word}", model="any")
-        else:
-            result = encoder.encode(need.texts) if isinstance(need, Encode) else None
-
-
-def played(task: Task, rng: random.Random, numbers: Iterator[int]) -> tuple[int, int]:
-    """Return steps and calls of an episode of the engine whose actions are chosen uniformly."""
-    engine = EpisodeEngine.open(task, 0)
-    if not task.rules.policy_asks:
-        assert drive(engine.ask_original(), task.encoder, numbers) is None
-    episode, name = engine.episode, ""
-    while not task.rules.ends(name, steps=episode.steps):
-        allowed = [action for action, is_allowed in enumerate(engine.action_mask()) if is_allowed]
-        action = rng.choice(allowed)
-        name = task.actions[action]
-        assert drive(engine.act(action), task.encoder, numbers) is None
-    return episode.steps, episode.calls
-
-
-@pytest.mark.parametrize(
-    "rules",
-    [
-        {"ask": "every_step"},
-        {"ask": "form", "max_episode_steps": 12},
-        {"ask": "form", "max_asks": 1},
-        {"ask": "form", "max_asks": 2, "max_episode_steps": 8},
-        {"ask": "form", "max_episode_steps": 4},
-    ],
-    ids=lambda rules: "-".join(map(str, rules.values())),
-)
-def test_calls_are_about_those_of_the_engine(rules: dict[str, Any], tiny_task: Callable[..., Task]) -> None:
-    task, rng, numbers = tiny_task(forms=FORMS, **rules), random.Random(1), count()
-    columns = list(zip(*(played(task, rng, numbers) for _ in range(1000)), strict=True))
-    assert max(columns[1]) <= task.max_episode_calls
-    steps, calls = map(sum, columns)
-    rewritten, answered = calls_per_step(EpisodeRules(**rules), asked=len(task.operators), local=0, forms=len(FORMS))
-    assert rewritten + answered == pytest.approx(calls / steps, rel=0.15)

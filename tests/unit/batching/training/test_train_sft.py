@@ -23,7 +23,7 @@ from query_mutator.batching import (
 )
 from query_mutator.batching.training.sources import Microbatch, PlanSource, TokenData, read_tokens
 from query_mutator.batching.training.trainer import Stepper, cosine_lr, read_model, to_tensors, token_losses
-from query_mutator.errors import UsageError
+from query_mutator.errors import CheckpointError, UsageError
 from query_mutator.files.gguf_file import source_of
 from query_mutator.files.json_lines import read_json_lines
 from tests.integration.llama_server import write_gguf
@@ -286,6 +286,12 @@ def test_packed_and_padded_rows_give_the_same_losses(data: TokenData, kind: str,
     for name, losses in padded.items():
         assert len(losses) == np.count_nonzero(data.rows[name].loss_mask[1:])
         assert packed[name] == pytest.approx(losses, abs=1e-5)
+
+
+def test_a_checkpoint_of_another_plan_is_refused(data: TokenData) -> None:
+    state = PlanSource(plan_of(data), data.rows).state_dict()
+    with pytest.raises(CheckpointError, match="the same data and flags"):
+        PlanSource(plan_of(data, seed=7), data.rows).load_state_dict(state)
 
 
 class SmallMemory(LlamaForCausalLM):

@@ -5,13 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-import torch
-from torch import Tensor, nn
 
-from benchmarks.sizing_errors import KINDS, OPTIMIZERS, compare, measured_peak, workload_of
+from benchmarks.sizing_errors import KINDS, OPTIMIZERS, compare, workload_of
 from query_mutator.commands.main import main
 from query_mutator.errors import UsageError
-from query_mutator.lab.sizing.memory import estimate
 from query_mutator.lab.sizing.sizes import Recipe, Workload
 
 pytestmark = pytest.mark.slow
@@ -47,34 +44,6 @@ def test_an_operation_too_large_to_run_has_a_range_that_holds_the_truth(monkeypa
     monkeypatch.setattr("query_mutator.lab.sizing.tracker._known_costs", {})
     row = compare("conv3d", 8, Recipe(device="cpu"), with_onednn=True)
     assert row.low < row.truth <= row.high
-
-
-def test_a_number_that_changes_no_size_is_sized_precisely() -> None:
-    def workload(loss: object, dtype: torch.dtype = torch.int64) -> Workload:
-        def batch(size: int) -> tuple[Tensor, Tensor]:
-            return torch.zeros(size, 100, 8), torch.full((size,), 60, dtype=dtype)
-
-        return Workload(name="net", build=lambda: nn.Linear(8, 8), batch=batch, loss=loss)  # type: ignore[arg-type]
-
-    def scaled(module: nn.Module, x: Tensor, _: Tensor) -> Tensor:
-        y: Tensor = module(x)
-        return y.mean() * y.sum().item()
-
-    def branched(module: nn.Module, x: Tensor, _: Tensor) -> Tensor:
-        y: Tensor = module(x)
-        return (y * y if y.sum() > 100 else y).mean()
-
-    def cropped(module: nn.Module, x: Tensor, lengths: Tensor) -> Tensor:
-        return module(x[:, : int(lengths.max())]).mean()  # type: ignore[no-any-return]
-
-    recipe = Recipe(device="cpu")
-    found = estimate(workload(scaled), 512, recipe, rounding=1)
-    assert not found.data_dependent
-    assert found.peak == measured_peak(workload(scaled), 512, recipe)
-    assert estimate(workload(branched), 512, recipe).data_dependent
-    for dtype in (torch.int64, torch.int32, torch.uint8):
-        found = estimate(workload(cropped, dtype), 16, recipe, rounding=1)
-        assert found.peak == pytest.approx(measured_peak(workload(cropped, dtype), 16, recipe), rel=0.01)
 
 
 def lstm() -> Workload:

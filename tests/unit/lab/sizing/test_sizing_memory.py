@@ -14,7 +14,6 @@ from torch import nn
 from benchmarks.sizing_errors import measured_peak
 from query_mutator.commands.main import main
 from query_mutator.errors import UsageError
-from query_mutator.lab.sizing.cuda import CachingAllocator, reserved_peak
 from query_mutator.lab.sizing.machine import MIB
 from query_mutator.lab.sizing.memory import estimate, fit, largest_batch
 from query_mutator.lab.sizing.models import language_model, model
@@ -114,20 +113,6 @@ def test_the_largest_batch_fits_and_one_more_does_not() -> None:
     assert found is not None
     assert found.peak <= room < estimate(small(), batch + 2, CPU).peak
     assert largest_batch(small(), 0.5 * MIB, CPU) == (0, None)
-
-
-def test_the_allocator_keeps_splits_and_merges() -> None:
-    allocator = CachingAllocator()
-    first, second = allocator.allocate(512), allocator.allocate(1024)
-    assert allocator.reserved == 2 * MIB
-    big = allocator.allocate(5 * MIB)
-    assert allocator.reserved == 22 * MIB
-    allocator.release(big, small=False)
-    allocator.allocate(19 * MIB)  # what was split has become whole again
-    assert allocator.reserved == 22 * MIB
-    allocator.release(first, small=True)
-    allocator.release(second, small=True)
-    assert reserved_peak([(1, 30 * MIB), (1, -30 * MIB), (2, 29 * MIB), (3, MIB)]) == 32 * MIB
 
 
 def test_memory_of_cards() -> None:
