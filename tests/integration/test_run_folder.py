@@ -10,6 +10,10 @@ import pytest
 from benchmarks.attack.harness import Finished, run_cli, run_qm, unchanged
 from query_mutator.files import LOCK
 from query_mutator.files.lock import locked
+from query_mutator.session.checkpoint import read_checkpoint
+from query_mutator.testing import start_server
+from tests.conftest import Librarian, Softener
+from tests.integration.killing import kill_when, run_in, start, train, transcript
 from train_query_mutator import main
 
 
@@ -78,3 +82,15 @@ def test_a_damaged_config_is_named_and_nothing_changes(run: Path) -> None:
     path = run / "config.json"
     path.write_text(path.read_text().replace('"started": "2', '"started": "3'))
     refused(run, f"{path}: its content does not match its checksum")
+
+
+def test_what_was_paid_before_a_kill_is_not_asked_again(tiny_flags: list[str], tmp_path: Path) -> None:
+    with start_server([Librarian(), Softener()], num_parallel=8, latency_ms=4, latency_sigma=1.0) as server:
+        flags = [*tiny_flags[2:], "--ollama-url", server.url, "--eval-interval", "0", "--no-evaluate", "--seed", "7"]
+        flags += ["--num-env-steps", "256", "--save-interval", "100", "--save-dir", str(tmp_path)]
+        assert kill_when(start(flags, tmp_path), lambda: server.stats()["calls"] >= 24)
+        run = run_in(tmp_path)
+        train(["--resume", str(run), "--ollama-url", server.url], tmp_path)
+        answered = server.stats()["calls"]
+    assert len(transcript(run)) == 256
+    assert 0 <= answered - read_checkpoint(run).progress.totals.calls <= 4  # in flight
