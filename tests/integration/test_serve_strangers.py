@@ -46,13 +46,6 @@ TIMEOUT_S = 0.4
 MAX_BODY_BYTES = 2**24
 
 
-def raw(url: str, request: bytes) -> bytes:
-    """Send bytes and return all that comes back until the proxy closes."""
-    with socket.create_connection(("127.0.0.1", urlsplit(url).port or 0), 20) as client:
-        client.sendall(request)
-        return b"".join(iter(lambda: client.recv(65536), b""))
-
-
 def head(line: str, *headers: str) -> bytes:
     return "\r\n".join([line, "Host: 127.0.0.1", "Connection: close", *headers, "", ""]).encode()
 
@@ -128,7 +121,7 @@ def test_a_client_of_http_1_0_gets_no_chunks(hash_encoder: Encoder, model: str) 
     with closing(ScriptedServer(chunks(line, b""))) as upstream, proxy(upstream.url, hash_encoder) as url:
         for connection in ("Connection: close", "Connection: keep-alive"):
             lines = ["POST /api/chat HTTP/1.0", "Host: 127.0.0.1", connection, f"Content-Length: {len(body)}", "", ""]
-            reply, _, content = raw(url, "\r\n".join(lines).encode() + body).partition(b"\r\n\r\n")
+            reply, _, content = sent_raw(urlsplit(url).port or 0, "\r\n".join(lines).encode() + body).partition(b"\r\n\r\n")
             assert b"chunked" not in reply.lower()
             assert json.loads(content)["model"] == model
 
@@ -362,9 +355,3 @@ def test_litellm_gets_the_same_and_the_rewritten_answer(gate: str, tiny_server: 
         assert through_gate == direct
         assert rewritten[0] == rewritten[1] == STOPPED
     assert found[2][3] == ["rewritten"]  # the other provider of LiteLLM drops headers
-
-
-# --- ollama ----------------------------------------------------------------------------------------------------------
-
-
-# --- openai ----------------------------------------------------------------------------------------------------------

@@ -72,12 +72,15 @@ def test_answers_are_read_as_gold_says(rows: list[LoggedAnswer]) -> None:
 
 
 def test_what_only_a_target_tells_is_worth_nothing_out_of_fold() -> None:
-    rng = np.random.default_rng(0)
-    rows = []
-    for number in range(120):  # a word of the question says whether its ten answers are right
-        right = bool(rng.random() < 0.5)
-        question = f"Thing {number}? " + "w " * int(rng.integers(1, 400))
-        rows += [LoggedAnswer(question=question, attempt=Attempt(text="It is so."), right=right) for _ in range(5)]
+    rows = [
+        LoggedAnswer(
+            question=f"Thing {number}? " + "w " * (7 * number % 400),
+            attempt=Attempt(text="It is so.", form=f"{number} {right}"),  # of this target alone: right, or wrong
+            right=right,
+        )
+        for number in range(20)
+        for right in [True] * 20 + [False] * 20
+    ]
     p = ConfidenceModel.fit(rows).out_of_fold
     assert auroc(p, np.array([row.right for row in rows], dtype=float)) < 0.6
 
