@@ -121,7 +121,9 @@ def test_a_client_of_http_1_0_gets_no_chunks(hash_encoder: Encoder, model: str) 
     with closing(ScriptedServer(chunks(line, b""))) as upstream, proxy(upstream.url, hash_encoder) as url:
         for connection in ("Connection: close", "Connection: keep-alive"):
             lines = ["POST /api/chat HTTP/1.0", "Host: 127.0.0.1", connection, f"Content-Length: {len(body)}", "", ""]
-            reply, _, content = sent_raw(urlsplit(url).port or 0, "\r\n".join(lines).encode() + body).partition(b"\r\n\r\n")
+            reply, _, content = sent_raw(urlsplit(url).port or 0, "\r\n".join(lines).encode() + body).partition(
+                b"\r\n\r\n"
+            )
             assert b"chunked" not in reply.lower()
             assert json.loads(content)["model"] == model
 
