@@ -1,25 +1,31 @@
 """Does a reply decline to answer, or say that it does not know?
 
-A reply is a refusal where a sentence at its beginning declines, and what is left says nothing about the matter: an
-apology, a reason, an offer. What stands in quotes is somebody else's.
+A logistic regression on the words and letters of the reply's beginning decides, fitted to replies labeled by hand
+(`scripts/fit_refusals.py`). What stands in quotes is somebody else's.
 """
 
 from __future__ import annotations
 
 import re
-from functools import lru_cache
+import zlib
+from functools import cache, lru_cache
+from pathlib import Path
 
-from query_mutator.reading.clauses import sentences
-from query_mutator.reading.text import Patterns, clean, word_list
+import numpy as np
+
+from query_mutator.reading.text import Patterns, clean
+from query_mutator.types import IntArray
 
 P = Patterns("refusals")
 
-_OPENING_CHARS = 400  # a refusal says so at once; later "I can't" is usually part of an answer
-_MOST_SENTENCES = 5
+WEIGHTS = Path(__file__).with_name("refusals.npz")
+BUCKETS = 2**14  # of words, and as many of letters; n-grams share them by a hash
+_WORDS, _LETTERS = (1, 2, 3, 4), (3, 4, 5)  # lengths of n-grams
 
-_CUES = tuple(word_list("refusals", "CUES"))  # one of them is in every refusal
+_OPENING_CHARS = 400  # a refusal says so at once; later "I can't" is usually part of an answer
 _QUOTED = re.compile(r"\"[^\"\n]{0,300}(?:\"|$)|(?<!\w)'[^'\n]{10,300}'(?!\w)|`[^`\n]{0,200}`")
-_BARE_NOT = re.compile(r"\b(can|won|don|isn|doesn|wouldn|shouldn|couldn)t\b", re.IGNORECASE)
+_TOKEN = re.compile(r"\w+(?:'\w+)?|[^\w\s]")
+_BEGINS = re.compile(r"[.!?。！？]")  # a sentence, before which a mark is put
 _SENTENCE_END = re.compile(r"[.!?](?=\s)|[。！？]|\n")
 
 
@@ -41,40 +47,39 @@ def is_not_sure(reply: str) -> bool:
     return not _declines(opening) and P.NOT_SURE.search(opening) is not None
 
 
+def ngrams(reply: str) -> tuple[IntArray, IntArray]:
+    """Return the buckets of the n-grams of words and of letters at the beginning of a reply, each bucket once."""
+    return _ngrams(_opening(reply))
+
+
 def _opening(reply: str) -> str:
     return clean(reply).lstrip()[:_OPENING_CHARS]
 
 
 @lru_cache(maxsize=8192)  # an answer is judged many times in its episode; whole answers would take gigabytes
 def _declines(opening: str) -> bool:
-    opening = _BARE_NOT.sub(r"\1't", opening)
+    weights, bias = _weights()
+    log_odds = bias
+    for block, buckets in zip(weights, _ngrams(opening), strict=True):
+        log_odds += float(block[buckets].sum()) / max(1, len(buckets)) ** 0.5
+    return log_odds > 0
+
+
+def _ngrams(opening: str) -> tuple[IntArray, IntArray]:
     text = re.sub(r"[{}\"]", " ", opening) if opening.startswith("{") else _QUOTED.sub(" X ", opening)
-    lowered = text.lower()
-    if not any(cue in lowered for cue in _CUES) or not P.DECLINES.search(text):
-        return False
-    declined = False
-    for number, sentence in enumerate(sentences(text)[:_MOST_SENTENCES]):
-        if sentence.rstrip().endswith("?"):
-            continue
-        if (decline := _decline(sentence)) is not None:
-            declined, after = True, sentence[decline.end() :]
-            _, *rest = after.split(", ", 1) if P.CONCEDES.match(sentence) else P.BUT.split(after, maxsplit=1)
-            if rest and (_informs(rest[0]) or (P.CONCEDES.match(sentence) and _decline(rest[0]) is None)):
-                return False
-        elif declined:
-            if not P.EMPTY.search(sentence) and (P.TELLS.search(sentence) or len(sentence.split()) >= 7):
-                return False
-        elif sentence.rstrip().endswith(":") or number > 2 or _informs(sentence):
-            later = text[text.find(sentence) + len(sentence) :]
-            if number > 1 or sentence.rstrip().endswith(":") or not _decline(later[:200]):
-                return False
-    return declined
+    tokens = _TOKEN.findall(_BEGINS.sub(r"\g<0> ^ ", f"^ {text.lower()}"))
+    words = {" ".join(tokens[at : at + n]) for n in _WORDS for at in range(len(tokens) - n + 1)}
+    padded = [f" {word} " for word in text.lower().split()]
+    letters = {word[at : at + n] for word in padded for n in _LETTERS for at in range(len(word) - n + 1)}
+    return _buckets(words), _buckets(letters)
 
 
-def _decline(text: str) -> re.Match[str] | None:
-    return None if P.HARMLESS.search(text) else P.DECLINES.search(text)
+def _buckets(grams: set[str]) -> IntArray:
+    return np.array(sorted({zlib.crc32(gram.encode("utf-8", "surrogatepass")) % BUCKETS for gram in grams}), dtype=np.int64)
 
 
-def _informs(text: str) -> bool:
-    is_new = P.TELLS.search(text) is not None or not P.EMPTY.search(text)
-    return len(text.split()) >= 2 and is_new and _decline(text) is None
+@cache
+def _weights() -> tuple[np.ndarray, float]:
+    """Return the weights [2, BUCKETS] of words and letters, and the intercept."""
+    with np.load(WEIGHTS) as arrays:
+        return arrays["weights"].astype(np.float64) * float(arrays["scale"]), float(arrays["intercept"])
