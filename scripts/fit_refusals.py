@@ -77,7 +77,9 @@ def main(argv: Sequence[str]) -> None:
     if argv:
         for path in map(Path, argv):
             rows = rows_of(path)
-            print(f"{path.name}: {f1([is_refusal(row['reply']) for row in rows], [row['refusal'] for row in rows]):.3f}")
+            print(
+                f"{path.name}: {f1([is_refusal(row['reply']) for row in rows], [row['refusal'] for row in rows]):.3f}"
+            )
         return
     files = {path: rows_of(path) for path in sorted(ROWS.glob("*_refusals.jsonl")) if "frozen" not in path.name}
     sets = [str(row.get("author", path.stem)) for path, rows in files.items() for row in rows]

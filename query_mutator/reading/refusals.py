@@ -75,7 +75,9 @@ def _ngrams(opening: str) -> tuple[IntArray, IntArray]:
 
 
 def _buckets(grams: set[str]) -> IntArray:
-    return np.array(sorted({zlib.crc32(gram.encode("utf-8", "surrogatepass")) % BUCKETS for gram in grams}), dtype=np.int64)
+    return np.array(
+        sorted({zlib.crc32(gram.encode("utf-8", "surrogatepass")) % BUCKETS for gram in grams}), dtype=np.int64
+    )
 
 
 @cache

@@ -85,8 +85,6 @@ def test_telnet_reads_the_same_wherever_it_is_cut(cuts: list[int]) -> None:
     assert answer == bytes([IAC, DO, ECHO, IAC, DONT, 31, IAC, WONT, 24])
 
 
-
-
 # --- a small server -------------------------------------------------------------------------------------------------
 
 
