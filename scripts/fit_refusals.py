@@ -45,7 +45,7 @@ def inputs(replies: Sequence[str]) -> csr_matrix:
     rows = []
     for reply in replies:
         words, letters = ngrams(reply)
-        at = np.concatenate([words, letters + BUCKETS])
+        at = np.array([*words, *(BUCKETS + letter for letter in letters)])
         values = np.concatenate([np.full(len(part), max(1, len(part)) ** -0.5) for part in (words, letters)])
         rows.append(csr_matrix((values, (np.zeros(len(at), dtype=int), at)), shape=(1, 2 * BUCKETS)))
     return vstack(rows).tocsr()

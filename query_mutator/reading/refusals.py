@@ -11,10 +11,7 @@ import zlib
 from functools import cache, lru_cache
 from pathlib import Path
 
-import numpy as np
-
 from query_mutator.reading.text import Patterns, clean
-from query_mutator.types import IntArray
 
 P = Patterns("refusals")
 
@@ -47,7 +44,7 @@ def is_not_sure(reply: str) -> bool:
     return not _declines(opening) and P.NOT_SURE.search(opening) is not None
 
 
-def ngrams(reply: str) -> tuple[IntArray, IntArray]:
+def ngrams(reply: str) -> tuple[list[int], list[int]]:
     """Return the buckets of the n-grams of words and of letters at the beginning of a reply, each bucket once."""
     return _ngrams(_opening(reply))
 
@@ -61,11 +58,11 @@ def _declines(opening: str) -> bool:
     weights, bias = _weights()
     log_odds = bias
     for block, buckets in zip(weights, _ngrams(opening), strict=True):
-        log_odds += float(block[buckets].sum()) / max(1, len(buckets)) ** 0.5
+        log_odds += sum(block[bucket] for bucket in buckets) / max(1, len(buckets)) ** 0.5
     return log_odds > 0
 
 
-def _ngrams(opening: str) -> tuple[IntArray, IntArray]:
+def _ngrams(opening: str) -> tuple[list[int], list[int]]:
     text = re.sub(r"[{}\"]", " ", opening) if opening.startswith("{") else _QUOTED.sub(" X ", opening)
     tokens = _TOKEN.findall(_BEGINS.sub(r"\g<0> ^ ", f"^ {text.lower()}"))
     words = {" ".join(tokens[at : at + n]) for n in _WORDS for at in range(len(tokens) - n + 1)}
@@ -74,14 +71,14 @@ def _ngrams(opening: str) -> tuple[IntArray, IntArray]:
     return _buckets(words), _buckets(letters)
 
 
-def _buckets(grams: set[str]) -> IntArray:
-    return np.array(
-        sorted({zlib.crc32(gram.encode("utf-8", "surrogatepass")) % BUCKETS for gram in grams}), dtype=np.int64
-    )
+def _buckets(grams: set[str]) -> list[int]:
+    return sorted({zlib.crc32(gram.encode("utf-8", "surrogatepass")) % BUCKETS for gram in grams})
 
 
 @cache
-def _weights() -> tuple[np.ndarray, float]:
+def _weights() -> tuple[list[list[float]], float]:
     """Return the weights [2, BUCKETS] of words and letters, and the intercept."""
+    import numpy as np
+
     with np.load(WEIGHTS) as arrays:
-        return arrays["weights"].astype(np.float64) * float(arrays["scale"]), float(arrays["intercept"])
+        return (arrays["weights"] * float(arrays["scale"])).tolist(), float(arrays["intercept"])
