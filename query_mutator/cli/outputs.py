@@ -42,7 +42,7 @@ class Output:
 
 @dataclass(frozen=True, kw_only=True)
 class OutputFlags:
-    """Base of the flags of every command that writes files."""
+    """Flags of commands that write files."""
 
     force: bool = False
     """Replace earlier outputs of this command; other files are never replaced."""
@@ -84,7 +84,7 @@ FIGURE = Output(holding(b"Matplotlib"))
 
 @dataclass(frozen=True, kw_only=True)
 class JsonFlags(OutputFlags):
-    """Base of the flags of every command that reports something."""
+    """Flags of commands that report a result."""
 
     json: JsonTo = None
     """Write the result as JSON to FILE; without FILE, or with -, print it in place of text."""

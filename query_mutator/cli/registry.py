@@ -37,25 +37,23 @@ class Command:
 _FIRST = {
     "init": Command("write settings and example questions for a new project", "project:init"),
     "check": Command("show how a file of questions is read and graded", "project:check"),
-    "doctor": Command("check a model server, and how to make it faster", "doctor:doctor"),
-    "plan": Command("find the best fixed plan of rewrites, save it as a checkpoint", "plan:plan"),
+    "doctor": Command("check a model server and what would make it faster", "doctor:doctor"),
+    "plan": Command("find the best fixed order of rewrites and forms, and save it", "plan:plan"),
     "train": Command("learn which rewrite makes a question get a better answer", "train:train", True),
     "eval": Command("compare a trained policy with the baselines", "policy:evaluate_policy"),
     "rewrite": Command("rewrite a question and show the answer", "rewrite:rewrite"),
-    "batch": Command("answer a file of questions; repeat the command to resume it", "batch:answer"),
-    "serve": Command("answer rewritten questions behind a model server's address", "serve:serve"),
+    "batch": Command("answer a file of questions; rerun to resume", "batch:answer"),
+    "serve": Command("serve a proxy that rewrites questions for a model server", "serve:serve"),
 }
 _RUNS = {
     "runs": Command("list runs: state, steps, success, calls", "runs:show_runs"),
     "show": Command("open the page of a run in the browser", "runs:show_page"),
-    "watch": Command("keep the pages of runs open while they train", "runs:watch"),
-    "report": Command("write the page of runs: what they learned, question by question", "runs:report"),
+    "watch": Command("serve the pages of runs while they train", "runs:watch"),
+    "report": Command("write one page of several runs, question by question", "runs:report"),
     "compare": Command("compare Query Mutator runs question by question", "runs:compare_runs"),
-    "export-policy": Command("write a policy to one file, to use anywhere", "export:export_policy"),
-    "export replies": Command("write a run's replies as a log with grades", "export:export_replies"),
-    "test-server": Command(
-        "answer as a model server without a model: echoed, canned, recorded", "stub_server:test_server"
-    ),
+    "export-policy": Command("write a policy to one portable file", "export:export_policy"),
+    "export replies": Command("write a run's replies as a graded log", "export:export_replies"),
+    "test-server": Command("serve echoed, canned or recorded replies without a model", "stub_server:test_server"),
     "data export": Command("write a run's best rewrites as training rows", "export:export"),
 }
 _BATCHING = {
@@ -63,9 +61,11 @@ _BATCHING = {
     "data lengths stats": Command("show statistics of a length cache", "batching:show_length_stats"),
     "data batchplan build": Command("assign samples to batches for every epoch", "batching:build_plan"),
     "data batchplan info": Command("show a plan's settings and how full its batches are", "batching:show_plan"),
-    "data batchplan verify": Command("rebuild a plan and compare; exit code 1 if it differs", "batching:verify_plan"),
+    "data batchplan verify": Command(
+        "rebuild a plan and compare it; exit code 1 if it differs", "batching:verify_plan"
+    ),
     "data batchplan shard": Command("write each rank's part of a plan", "batching:shard_plan"),
-    "data batching histogram": Command("draw the distribution of lengths", "batching:show_histogram"),
+    "data batching histogram": Command("plot the distribution of lengths", "batching:show_histogram"),
     "data batching analyze": Command("compare buckets with other ways of batching", "batching:analyze_buckets"),
     "data batching suggest": Command("suggest bucket edges", "batching:suggest_edges"),
     "data batch generate": Command("write the batches of a plan to disk", "batching:generate_batches"),
@@ -79,7 +79,7 @@ _LAB = {
     "sweep": Command("run a command over settings and seeds, find the best", "sweep:sweep"),
     "size": Command("estimate the memory of a training step", "size:size"),
     "size replay": Command("estimate the main memory of a replay buffer", "size:size_replay"),
-    "size workers": Command("measure the worker processes a data loader needs", "size:size_workers"),
+    "size workers": Command("find the number of data-loader workers", "size:size_workers"),
 }
 #: The commands by title, for `qm help --all`; `qm --help` lists the first group.
 GROUPS = {

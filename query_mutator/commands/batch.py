@@ -47,8 +47,8 @@ Start = Callable[[Ask], Flow]  # returns how a line is answered
 class BatchFlags(RunAndFlags, Sampling, OutputFlags):
     """Answer a file of questions: OpenAI's batch format, or one question per line as in a question set.
 
-    Rows are in the order of the lines. Repeat the command to resume it: no answered call is made twice. Without
-    --checkpoint an answer has at most 1024 tokens and temperature 0, unless a flag or its line says.
+    Rows are in the order of the lines. Rerun the command to resume it: no completed call is repeated. Without
+    --checkpoint an answer has at most 1024 tokens and temperature 0, unless a flag or its line sets them.
     """
 
     FIRST: ClassVar[tuple[str, ...]] = (
@@ -56,11 +56,11 @@ class BatchFlags(RunAndFlags, Sampling, OutputFlags):
         "target_max_tokens", "temperature", "force",
     )  # fmt: skip
     words: Positional[tuple[Prose, ...]] = ()
-    """The file of questions, one JSON object per line, after a run folder whose policy answers."""
+    """The file of questions, one JSON object per line; before it, optionally, a run folder whose policy answers."""
     out: Annotated[str, Parameter(alias="-o"), Output(holding(b'"response":{', b'"answer":'))]
-    """File for the answers; lines without one are in a file next to it, as out.errors.jsonl."""
+    """File for the answers; failed lines go to a file next to it, as out.errors.jsonl."""
     checkpoint: str = ""
-    """A run folder or a .qm file, whose policy first rewrites each prompt; by default prompts are sent as they are."""
+    """A run folder or a .qm file whose policy rewrites each prompt; by default prompts are sent unchanged."""
 
 
 def answer(flags: BatchFlags) -> int:

@@ -41,7 +41,7 @@ class BenchFlags(JsonFlags):
     token_budget: Count = 4096
     """Maximum tokens of a batch, padding included."""
     max_length: Count = 2048
-    """Longest sample; longer ones are dropped and counted."""
+    """Maximum length of a sample; longer ones are dropped and counted."""
     max_samples: Steps | None = None
     """Number of rows of --dataset to use; by default all."""
     num_samples: Steps = 1000

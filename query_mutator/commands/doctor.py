@@ -49,9 +49,9 @@ from query_mutator.types import ChatRequest, Completion, Question
 class DoctorConfig(ServerAddressFlags, Questions, Sampling):
     """Inspect a model server: version, models, context, slots, and the flags to set for a run.
 
-    Slots and reloads take a few short calls; then as many questions of the run as slots are answered at once. Their
-    replies are kept, and `--dry-run` of qm train and qm plan uses their time. Exit code 2 when the server or a model
-    is missing.
+    A few short calls count slots and reloads; then one question of the run per slot is answered, all at once. Their
+    replies are kept, and `--dry-run` of qm train and qm plan uses their time. Exit code 2 if the server or a model is
+    missing.
     """
 
     target_model: tuple[str, ...] = ()
@@ -59,11 +59,11 @@ class DoctorConfig(ServerAddressFlags, Questions, Sampling):
     mutator_model: str | None = None
     """The model that rewrites; by default the one that training takes."""
     batch_size: Annotated[int, Ge(2), Le(1024)] = 8
-    """Calls in flight at once in the planned runs."""
+    """Calls in flight in the planned runs."""
     probe: bool = True
-    """Make the short calls that show how many the server answers at once, and what it does with such calls."""
+    """Make short calls that show how many the server answers at once."""
     probe_s: Seconds = 60.0
-    """Seconds after which the probe starts no more calls, and that one call may take."""
+    """Seconds after which the probe starts no more calls; also the time limit of a call."""
 
     @property
     def probe_width(self) -> int:

@@ -21,16 +21,16 @@ from query_mutator.training.export import read_steps, reply_rows, reward_of, rew
 
 @dataclass(frozen=True, kw_only=True)
 class ExportFlags(Plugins, JsonFlags):
-    """Write for each question the rewrite that got the best answer as an instruction and response row."""
+    """Write, for each question, the rewrite with the best answer as a row of instruction and response."""
 
     run: str = "runs/latest"
     """Run folder, or a transcripts.jsonl."""
     min_gain: Annotated[Cosine, Ge(0)] = 0.0
-    """A rewrite counts if its answer scored this much more than the answer to the original question."""
+    """Minimum gain in score over the answer to the original question."""
     only_right: bool = False
-    """Take only rewrites whose answer was right."""
+    """Only take rewrites whose answer was right."""
     output: Annotated[str, Parameter(name=("--out", "--output", "-o")), Output(holding(b'"baseline_score":'))]
-    """JSONL file to write: question, the rewrite that won, its score and how it was made."""
+    """JSONL file to write: question, best rewrite, its score and operators."""
 
 
 def export(flags: ExportFlags) -> None:
@@ -53,12 +53,12 @@ def export(flags: ExportFlags) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class ExportRepliesFlags(Plugins, JsonFlags):
-    """Write the replies that a run paid for as JSON lines with grades, which `qm plan --from-logs` reads."""
+    """Write the replies of a run as graded JSON lines for `qm plan --from-logs`."""
 
     run: Positional[str] = "runs/latest"
     """Run folder."""
     dataset: str | None = None
-    """Data file of the run, where that is not in this folder."""
+    """Data file of the run, if it is not in the current folder."""
     output: Annotated[str, Parameter(name=("--out", "--output", "-o")), Output(holding(b'"label":'))]
     """JSONL file to write: question, form, reply, whether it is right."""
 
@@ -81,7 +81,7 @@ def export_replies(flags: ExportRepliesFlags) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class ExportPolicyFlags(OutputFlags):
-    """Write a trained policy with all that acting needs to one file, without reference answers or pickled code.
+    """Write a trained policy to one file with all that inference needs, without reference answers or pickled code.
 
     `qm rewrite` and `Rewriter.load` take the file in place of a run folder. It holds the texts of the training
     questions, because some operators merge in the most similar one, and an accepted answer of

@@ -40,7 +40,7 @@ class GymRunFlags(TokenizerFlags):
     output_mode: Literal["normal", "agent", "json"] = "json"
     """Format of the gym's replies."""
     puzzles: str = ""
-    """Puzzles to play, as a,b,c; by default all that the gym offers."""
+    """Puzzles to play, as a,b,c; by default all puzzles of the gym."""
     buffer_size: Count = 100_000
     """Maximum samples kept."""
     timeout: Seconds = 10.0

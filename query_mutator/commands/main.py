@@ -4,7 +4,7 @@
     qm train                                              learn which rewrite makes a question get a better answer
     qm eval --checkpoint runs/latest                      compare with the baselines on held-out questions
     qm rewrite --checkpoint runs/latest "my question"     rewrite a question and show the answer
-    qm doctor --target-model llama3.2                     check a model server, and how to make it faster
+    qm doctor --target-model llama3.2                     check a model server and what would make it faster
     qm compare runs/a runs/b                              compare runs, question by question
     qm analyze runs/a runs/b                              compare metrics of runs of any trainer
     qm sweep --grid lr=1e-3,1e-2 -- python train.py       run a command over settings, find the best

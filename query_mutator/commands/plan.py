@@ -113,9 +113,9 @@ class PlanFlags(
     )  # fmt: skip
 
     minutes: Annotated[float, Gt(0), Le(10_000)] = 5.0
-    """Expected time by the seconds of earlier calls, without --max-calls; recorded replies get 20,000 calls instead."""
+    """Time of the search at the speed of earlier calls, without --max-calls; 20,000 calls for recorded replies."""
     max_calls: Annotated[int, Ge(MIN_CALLS), Le(10**9)] | None = None
-    """Maximum model calls of the search; with few, a random sample of the questions is scored."""
+    """Maximum model calls of the search; with few calls it scores a random sample of the questions."""
     answer: Literal["searched", "learned"] = "searched"
     """Which of several answers is submitted: by the best rule found (searched), or the one that is most likely right
     (learned), asking in form after form until one is likely enough."""

@@ -38,7 +38,7 @@ LATEST = "runs/latest"
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyFlags(Models, Calls, FailureRate, Plugins):
-    """Flags of every command that uses a trained policy; by default all settings are those of its training."""
+    """Flags of commands that use a trained policy; settings default to those of its training."""
 
     STORED: ClassVar[str] = "as in training"
     FIXED: ClassVar[Mapping[str, Any]] = {}  # settings that replace those of the training
@@ -48,7 +48,7 @@ class PolicyFlags(Models, Calls, FailureRate, Plugins):
     device: Device = "cpu"
     """Torch device of the sentence encoder."""
     encoder: str | None = None
-    """Sentence encoder; it must give the vectors of the training's. By default as in training."""
+    """Sentence encoder; its vectors must equal those of the training's encoder, which is the default."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "plugin", tuple(map(absolute, self.plugin)))
@@ -57,7 +57,7 @@ class PolicyFlags(Models, Calls, FailureRate, Plugins):
 
 @dataclass(frozen=True, kw_only=True)
 class RunAndFlags(PolicyFlags):
-    """Flags of the commands whose last argument is another one, before which the policy may stand."""
+    """Flags of commands with another last argument, which the policy may precede."""
 
     words: Positional[tuple[Prose, ...]] = ()
 
@@ -74,7 +74,7 @@ class RunAndFlags(PolicyFlags):
 
 @dataclass(frozen=True, kw_only=True)
 class RunFlags(PolicyFlags):
-    """Flags of the commands that take the policy as their argument too."""
+    """Flags of commands that also take the policy as an argument."""
 
     checkpoint: AlsoPositional[str] = LATEST
     """A run folder, or a .qm file of `qm export-policy`."""
@@ -125,8 +125,8 @@ class EvalFlags(RunFlags, Comparison, Columns, Reward, JsonFlags):
     """
 
     dataset: str | None = None
-    """Questions to ask: a file, or the name of a bundled set; by default those of the run, of which it was
-    not trained on some. What it was trained on is left out; questions about its targets have a column of their own."""
+    """Questions to ask: a file, or the name of a bundled dataset; by default the run's held-out questions. Training
+    questions are left out; other questions about their targets get a separate column."""
     seed: Seed = 1
     """Seed of the random baseline."""
     evaluation: Annotated[str | None, Output(holding(b'{"method":'))] = None

@@ -28,10 +28,10 @@ FILES = {PROJECT: "settings of the commands that start here", "questions.jsonl":
 
 @dataclass(frozen=True, kw_only=True)
 class InitFlags:
-    """Write qm.toml (settings) and questions.jsonl (example questions) for a new project; nothing is overwritten."""
+    """Write qm.toml (settings) and questions.jsonl (example questions) for a new project; overwrite nothing."""
 
     folder: Positional[str] = "."
-    """Folder of the project; made if it is missing."""
+    """Folder of the project; created if missing."""
 
 
 def init(flags: InitFlags) -> None:
@@ -61,7 +61,7 @@ _NUMBER = re.compile(r"[-+]?\d+(\.\d+)?")
 
 @dataclass(frozen=True, kw_only=True)
 class CheckFlags(Columns, Reward, Plugins):
-    """Show for each kind of answer in a file of questions how right and wrong ones are graded; no model is asked."""
+    """Show how right and wrong answers of each kind in a file of questions are graded; makes no model call."""
 
     file: Positional[str]
     """File of questions; rows that cannot be read are listed by line."""

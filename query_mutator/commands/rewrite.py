@@ -26,11 +26,11 @@ class RewriteFlags(RunAndFlags, OutputFlags):
     words: Positional[tuple[Prose, ...]] = ()
     """The question, after a run folder if it is not the latest; - reads one per line from standard input."""
     max_calls: Count | None = None
-    """Maximum model calls for a question, retries aside; the best answer so far is submitted."""
+    """Maximum model calls for a question, without retries; the best answer so far is submitted."""
     request_deadline_s: Seconds | None = None
-    """Seconds for a question; the best answer so far is submitted."""
+    """Time limit of a question in seconds; the best answer so far is submitted."""
     show: bool = False
-    """Print every prompt and reply too."""
+    """Also print every prompt and reply."""
     json: Annotated[JsonTo, Output(holding(b'"rewrites":'))] = None
     """Write one JSON object per question (question, rewrites, operators, answer) to FILE; without FILE, print them."""
 

@@ -39,7 +39,7 @@ MOST_RUNS = 26  # letters
 class RunsFlags(JsonFlags):
     """List runs, the newest last: state, steps, success in percent on validation and held-out questions, calls, age.
 
-    A killed run left its lock behind; `--resume` continues it, as it does an interrupted one.
+    The state `killed` means that the run left its lock behind; `--resume` continues it.
     """
 
     folder: Positional[str] = "runs"
@@ -84,7 +84,7 @@ def _age(seconds: float) -> str:
 class CompareFlags(JsonFlags):
     """Compare Query Mutator runs question by question: gained, lost, same, McNemar's p, the difference, its interval.
 
-    Only questions that two runs have in common count. For metrics over steps, several seeds, or runs of any trainer,
+    Only questions that both runs have count. For metrics over steps, several seeds, or runs of any trainer,
     use `qm analyze`.
     """
 
@@ -141,7 +141,7 @@ class ReportFlags(OutputFlags):
 
 @dataclass(frozen=True, kw_only=True)
 class ShowFlags:
-    """Open the page of a run in the browser; it is written first where it is missing or older than the run."""
+    """Open the page of a run in the browser; write it first if it is missing or older than the run."""
 
     run: Positional[str] = LATEST
     """Run folder."""
@@ -170,10 +170,10 @@ def show_page(flags: ShowFlags) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class WatchFlags:
-    """Show the pages of runs in a browser while they train; they are served to this machine only, until Ctrl-C."""
+    """Show the pages of runs in a browser while they train, served only to this machine until Ctrl-C."""
 
     run: Positional[str] = "runs/latest"
-    """Run folder, which may not exist yet, or a folder of runs; the other runs of its folder are served too."""
+    """Run folder, which may not exist yet, or a folder of runs; all runs of its folder are served."""
     port: Port = 0
     """Port of 127.0.0.1; 0 takes a free one."""
     browser: bool = True

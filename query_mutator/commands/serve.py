@@ -29,10 +29,10 @@ MAX_CALLS = {"gate": 3, "full": 12}
 
 @dataclass(frozen=True, kw_only=True)
 class ServeFlags(RunFlags):
-    """Answer rewritten questions behind the address of a model server: MODEL+qm is MODEL with rewriting.
+    """Serve a proxy in front of a model server: MODEL+qm is MODEL with rewriting.
 
-    With several --target-model, each NAME@URL, auto+qm asks them one after the other, by the plan.
-    Without a flag nothing is cached on disk, and a server that is down is not waited for, whatever the training did.
+    With several --target-model, each NAME@URL, auto+qm asks them one after another, as the plan decides.
+    Without flags nothing is cached on disk, and calls to a server that is down fail, whatever the training did.
     """
 
     FIRST: ClassVar[tuple[str, ...]] = (
@@ -48,26 +48,26 @@ class ServeFlags(RunFlags):
     port: Port = 11435
     """Port to listen on; 0 takes a free one."""
     mode: Literal["gate", "full"] = "full"
-    """full: as the policy was evaluated; gate: rewrite only what is refused."""
+    """full: as evaluated; gate: only rewrite questions whose answer refuses."""
     max_calls: Count | None = None
     """Maximum model calls for a question; by default 12 in full mode, 3 in gate."""
     request_deadline_s: Seconds = 60.0
-    """Seconds after which the best answer so far is sent, or the original question asked."""
+    """Seconds after which the best answer so far is sent, or the original question is asked."""
     max_question_tokens: Million = 200
-    """Longer questions pass untouched; estimated from characters."""
+    """Maximum tokens of a rewritten question, estimated from characters; longer ones pass unchanged."""
     max_requests: Million = 1000
-    """Maximum requests at once; others get status 503."""
+    """Maximum open requests; further ones get status 503."""
     max_body_mb: Megabytes = 64.0
-    """Longest request, in MB; uploads of models may be longer."""
+    """Maximum size of a request in MB; uploads of models may be larger."""
     drain_s: Seconds = 30.0
     """Seconds for open requests to finish after SIGTERM or Ctrl-C."""
     api_key: str | None = None
     """Key that clients must send as `Authorization: Bearer KEY`, required where --host is not this machine's own;
     QM_API_KEY sets the default."""
     log_traffic: str | None = None
-    """File for questions, replies and feedback, for qm plan --from-logs: at most 16 MB, of 30 days."""
+    """File of questions, replies and feedback, for qm plan --from-logs; keeps 30 days and at most 16 MB."""
     delete_traffic: str | None = None
-    """Empty such a file, and serve nothing."""
+    """Empty this traffic file and exit."""
 
 
 def serve(flags: ServeFlags) -> None:

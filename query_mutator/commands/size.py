@@ -31,7 +31,7 @@ _NOT_COUNTED = {
 
 @dataclass(frozen=True, kw_only=True)
 class SizeFlags(JsonFlags):
-    """Estimate the memory of a training step on a CPU or a GPU, without a GPU, and the batch that fits a card.
+    """Estimate the memory of a training step on a CPU or GPU, and the largest batch that fits; needs no GPU.
 
     The figures are what PyTorch allocates.
     The CUDA context, fragmentation and workspaces of cuBLAS and cuDNN are not known.
@@ -48,17 +48,17 @@ class SizeFlags(JsonFlags):
     batch: tuple[Size, ...] = (1, 8, 32)
     """Batch sizes to estimate."""
     vram: str | None = None
-    """Memory of the card, as 12GB, or its name, as rtx4090: prints the largest batch that fits."""
+    """Memory of the GPU, as 12GB, or its name, as rtx4090: prints the largest batch that fits."""
     what_if: tuple[str, ...] = ()
     """Variants to estimate too: bf16, fp16, checkpointing, accumulate:4, frozen, frozen:PREFIX, sgd; + joins them."""
     optimizer: sizes.Optimizer = "adamw"
     """The optimizer."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """cpu or cuda, which need not be here; auto is cuda with --vram or if there is a GPU."""
+    """cpu or cuda, which need not be present; auto is cuda with --vram or if there is a GPU."""
     onednn: bool = True
-    """On a CPU: whether the run leaves oneDNN on, as PyTorch does; it changes what layers allocate."""
+    """On a CPU: whether the run uses oneDNN, PyTorch's default; it changes what layers allocate."""
     context_mib: Wait = 600.0
-    """Memory of the CUDA context; 300 to 1300 by card and version."""
+    """Memory of the CUDA context; 300 to 1300, depending on GPU and version."""
 
     def __post_init__(self) -> None:
         if self.vram is not None:
@@ -189,11 +189,11 @@ class SizeReplayFlags:
     obs: Annotated[str, Matches(r"[1-9]\d*(x[1-9]\d*)*", "is not a shape; write a shape as 4x84x84 or 384")] = "4x84x84"
     """Shape of an observation, as 4x84x84 or 384."""
     dtype: Literal["uint8", "float16", "float32", "float64", "int64"] = "uint8"
-    """Type of an observation's numbers."""
+    """dtype of observations."""
     capacity: Annotated[int, Ge(0), Le(10**15)] = 1_000_000
     """Transitions that the replay buffer keeps."""
     prioritized: Annotated[bool, Parameter(alias="--prioritised")] = False
-    """Keep a sum tree of priorities too."""
+    """Also keep a sum tree of priorities."""
     num_envs: Few = 8
     """Environments that hold a current observation, and fill a rollout."""
     rollout_steps: CountOrNone = 0
@@ -224,25 +224,25 @@ def size_replay(flags: SizeReplayFlags) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class SizeWorkersFlags(JsonFlags):
-    """Find how many worker processes a data loader needs, so that training steps hardly wait.
+    """Find the number of worker processes with which training steps hardly wait for data.
 
-    Items are timed one by one, and the workers simulated: the smallest number whose steps wait at most 5 % of the time.
+    Times single items and simulates workers: the smallest number whose steps wait at most 5 % of the time.
     """
 
     dataset: str | None = None
-    """package.module:name of a data set, or lerobot:REPO; of a DataLoader, batch size and collate function are kept."""
+    """package.module:name of a dataset, or lerobot:REPO; of a DataLoader, batch size and collate function are kept."""
     batch_size: Parallel | None = None
     """Items of a batch; by default the loader's, else 8."""
     step_ms: Seconds | None = None
     """Milliseconds of a training step; without it and --step, find the fastest loading."""
     step: str | None = None
-    """package.module:function that is called with each batch and timed instead: the real step."""
+    """package.module:function, the real step, called with each batch and timed."""
     seconds: Seconds = 3.0
-    """Seconds in which items are read."""
+    """Seconds spent reading items."""
     from_logs: str | None = None
     """A log of LeRobot, or a run folder with waiting times and step times: says whether its steps wait."""
     num_workers: Annotated[int, Ge(0), Le(1024)] | None = None
-    """With --from-logs: workers that the run had."""
+    """With --from-logs: number of workers in that run."""
 
     def __post_init__(self) -> None:
         if (self.dataset is None) == (self.from_logs is None):

@@ -22,7 +22,7 @@ _ENDINGS = (signal.SIGINT, signal.SIGTERM)
 
 @dataclass(frozen=True, kw_only=True)
 class StubServerFlags(ServerSettings):
-    """Answer as an Ollama- and OpenAI-compatible server without a model: echoed, canned or recorded replies.
+    """Serve echoed, canned or recorded replies with the APIs of Ollama and OpenAI, without a model.
 
     Model `echo` answers with words of the prompt. GET /debug/stats has the counters.
     """
@@ -40,7 +40,7 @@ class StubServerFlags(ServerSettings):
     faults: Share = 0.0
     """Share of calls that fail on purpose, from 0 to 1."""
     fault_kinds: str = ",".join(KINDS)
-    """Ways in which they fail, as a,b,c."""
+    """Kinds of failures, as a,b,c."""
 
 
 def test_server(flags: StubServerFlags) -> None:

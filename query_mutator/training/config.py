@@ -48,7 +48,7 @@ class TrainConfig(
 ):
     """Learn which rewrite makes a question get a better answer.
 
-    Every step has a mutator model rewrite a question and the target model answer it. With --deterministic the results
+    In each step the mutator model rewrites a question or the target model answers it. With --deterministic the results
     do not depend on --batch-size or --no-batching, to the bit; without it they agree statistically only, because the
     last bits of a matrix product depend on its number of rows.
     """
