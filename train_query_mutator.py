@@ -227,13 +227,7 @@ class Trainer:
         self.best_plan: tuple[Plan, ConfidenceModel | None] = Plan(), None
         self.pages = ThreadPoolExecutor(max_workers=1, thread_name_prefix="qm-page")  # calls do not wait for a page
         self.loop: TrainingLoop | None = None
-        self.callbacks = CallbackList(
-            [
-                FailureLimit(parts),
-                SlotsAdvice(parts),
-                LongPromptReport(parts),
-            ]
-        )
+        self.callbacks = CallbackList([FailureLimit(parts), SlotsAdvice(parts), LongPromptReport(parts)])
         self.validation = Validation(parts, at_once=ray is not None or not parts.config.use_batching)
         self.checkpoints = Checkpoints(parts, self.run, resumed=checkpoint)
 
