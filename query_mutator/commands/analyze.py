@@ -61,17 +61,17 @@ class AnalyzeFlags(RunFlags, OutputFlags):
     )  # fmt: skip
 
     spec: str | None = None
-    """Metric file (TOML or YAML); by default one for the tags of SB3, CleanRL and our trainers."""
+    """Metric file (TOML or YAML); by default one for the tags of SB3, CleanRL and Query Mutator."""
     metric: tuple[str, ...] = ()
     """Metrics or logged tags to compare, by default all metrics; TAG:down where lower values are better."""
     group_by: str | None = None
     """Setting, or several with commas; patterns with * and commas; or {group}-s{seed}. By default all but the seed."""
     baseline: str | None = None
-    """Group or run that the others are compared with; by default the first."""
+    """Group or run to compare with; by default the first."""
     axis: str = "step"
     """x axis of the curves: step, time, updates, samples, calls."""
     interval: Norm | None = None
-    """Distance of the rows in the table by the axis, in its unit (seconds of time); by default ten rows."""
+    """Spacing of table rows along the axis, in its unit (seconds for time); by default ten rows."""
     threshold: tuple[str, ...] = ()
     """METRIC=VALUE: compare when each run first reached it."""
     margin: tuple[str, ...] = ()

@@ -92,10 +92,10 @@ class EdgeFlags(JsonFlags):
     """Base of the commands that form buckets."""
 
     bucket_edges: str = "128,256,512"
-    """Longest length of each bucket, as a,b,c."""
+    """Maximum length of each bucket, as a,b,c."""
     overflow_max: Count | None = None
-    """Longest length allowed, by default 2048 or the last edge if that is longer; samples between the last edge and
-    this length form one more bucket."""
+    """Maximum length of a sample, by default 2048 or the last edge if that is longer; samples beyond the last edge form
+    an additional bucket."""
 
     def __post_init__(self) -> None:
         last = self.edges[-1]
@@ -127,7 +127,7 @@ class HistogramFlags(CacheFlags):
 
 @dataclass(frozen=True, kw_only=True)
 class AnalyzeFlags(CacheFlags, EdgeFlags):
-    """Report the cost of buckets, and better ones."""
+    """Report the cost of buckets, and suggest better ones."""
 
     json: Annotated[JsonTo, Parameter(alias=("--out", "--output", "-o"))] = None
     """Write the report as JSON to FILE; without FILE, or with -, print it in place of text."""
@@ -140,9 +140,9 @@ class SuggestFlags(CacheFlags):
     num_buckets: Annotated[Parallel, Parameter(alias="-n")] = 4
     """Number of buckets."""
     goal: Annotated[Literal["waste", "balance", "memory"], Parameter(alias="-g")] = "waste"
-    """Least padding, equal shares, or the smallest attention scores."""
+    """Minimize padding, equalize bucket sizes, or minimize attention scores."""
     max_length: Count = 2048
-    """Longest length that fits a bucket."""
+    """Maximum length that fits a bucket."""
 
 
 def show_histogram(flags: HistogramFlags) -> None:
@@ -179,7 +179,7 @@ class LengthsBuildFlags(TokenizerFlags):
     output: Annotated[str, Parameter(name=("--out", "--output", "-o")), Output(readable(LengthCache.load_sync))]
     """File to write: .jsonl as text, anything else binary."""
     skip_bad: bool = False
-    """Count rows without tokens instead of stopping at the first."""
+    """Count rows without tokens; by default stop at the first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,11 +246,11 @@ class BuildFlags(EdgeFlags):
     token_budget: Annotated[Count, Parameter(alias="-b")] = 4096
     """Maximum tokens of a batch, padding included."""
     predictable: Annotated[bool, Parameter(alias="-p")] = False
-    """Few fixed shapes: every batch is padded to its bucket."""
+    """Use few fixed shapes: pad every batch to its bucket."""
     seed: Annotated[Seed, Parameter(alias="-s")] = 42
     """Seed of the order."""
     dataset_hash: str = ""
-    """Fingerprint of the data that the lengths should be of; by default the one that they record."""
+    """Expected fingerprint of the data; by default the one recorded with the lengths."""
     overlong: Literal["error", "drop", "truncate"] = "error"
     """How to handle samples longer than the budget or --overflow-max."""
     drop_last: bool = False
@@ -260,7 +260,7 @@ class BuildFlags(EdgeFlags):
     pack: bool = False
     """Put several samples into each row."""
     pack_max_len: Count = 2048
-    """Tokens in such a row."""
+    """Maximum tokens in a packed row."""
     pack_mode: Literal["first_fit", "best_fit", "greedy"] = "first_fit"
     """Which samples share a row."""
 
@@ -352,7 +352,7 @@ class VerifyFlags(BatchPlanFlags):
     """Rebuild a plan from its lengths and settings and compare; exit code 1 if it differs."""
 
     lengths: Annotated[str, Parameter(alias="-l")]
-    """Length cache that the plan should come from."""
+    """Length cache that the plan was built from."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -433,7 +433,7 @@ class GenerateFlags(BatchPlanFlags, TokenizerFlags):
     ]
     """Folder of the batches."""
     mask_prompt: bool = True
-    """Learn answers only; --no-mask-prompt learns the questions too."""
+    """Only learn answers; --no-mask-prompt also learns the questions."""
     skip_bad: bool = False
     """Skip rows without tokens; must be as in `qm data lengths build`."""
 
