@@ -37,7 +37,7 @@ class BenchFlags(JsonFlags):
     tokenizer: Annotated[str, Parameter(alias="-t")] = "gpt2"
     """Tokenizer for --dataset: a folder, a hub id, or bytes."""
     bucket_edges: str = "128,256,512"
-    """Longest length of each bucket, as a,b,c."""
+    """Maximum length of each bucket, as a,b,c."""
     token_budget: Count = 4096
     """Maximum tokens of a batch, padding included."""
     max_length: Count = 2048

@@ -78,7 +78,7 @@ class SftFlags(JsonFlags):
     batchplan: str | None = None
     """Folder of a plan made from --dataset; it must match data and tokenizer."""
     bucket_edges: str | None = None
-    """Longest length of each bucket, as a,b,c; batches are padded to their bucket."""
+    """Maximum length of each bucket, as a,b,c; batches are padded to their bucket."""
     token_budget: Count | None = None
     """Maximum tokens of a batch, padding included."""
     pack: bool = False
