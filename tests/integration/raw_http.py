@@ -1,11 +1,10 @@
-"""Helpers to test a model server: raw HTTP calls, open calls, and tiny models."""
+"""Helpers to test a model server: raw HTTP calls, open calls, and a model that fails."""
 
 from __future__ import annotations
 
 import http.client
 import json
 import socket
-import threading
 from typing import Any, Protocol
 
 FOREVER_MS = 3_600_000.0
@@ -15,21 +14,6 @@ class HasPort(Protocol):
     """A server on the loopback address, in this process or another."""
 
     port: int
-
-
-class Gate:
-    """Answers nothing until `opened` is set."""
-
-    name = "gate"
-
-    def __init__(self) -> None:
-        self.opened = threading.Event()
-        self.prompts: list[str] = []
-
-    def reply(self, prompt: str) -> str:
-        self.prompts.append(prompt)
-        self.opened.wait()
-        return prompt
 
 
 class Fragile:
@@ -96,7 +80,3 @@ class Held:
 
     def leave(self) -> None:
         self.socket.close()
-
-
-def generate(text: str) -> dict[str, Any]:
-    return {"model": "gate", "prompt": text, "stream": False}

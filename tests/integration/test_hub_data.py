@@ -20,8 +20,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from query_mutator.data.hub import CONVERTED, choose, fetch
-from query_mutator.errors import DatasetError
+from query_mutator.data.hub import CONVERTED, choose
 
 SHARDS = [f"default/dev/000{number}.parquet" for number in range(2)]
 ROOT = Path(__file__).resolve().parents[2]
@@ -126,12 +125,6 @@ def test_what_the_hub_does_not_have_is_one_line_that_lists_what_it_has(tmp_path:
     assert "the hub has no refs/convert/parquet of it; download it" in said["hf:some/pictures"]
     assert "run it once online, or give a file" in offline
     assert all("\n" not in line for line in (*said.values(), offline))
-
-
-@pytest.mark.parametrize("name", ["hf:", "hf:a/b/c", "hf:a b", "hf:a/b:", "hf:a/b@", "hf:../x:y:z"])
-def test_a_name_of_another_form_says_the_form(name: str) -> None:
-    with pytest.raises(DatasetError, match=r"not hf:NAME\[:CONFIG\]\[@SPLIT\]"):
-        fetch(name)
 
 
 @pytest.mark.parametrize(

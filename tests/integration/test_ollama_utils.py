@@ -23,7 +23,6 @@ from query_mutator.operators import OPERATORS, OperatorContext
 from query_mutator.testing import FaultPlan, StubServer, start_server
 from tests.conftest import Upper
 
-QUESTIONS = [f"question {number}" for number in range(20)]
 OPERATOR = OPERATORS.names()[0]
 
 

@@ -19,20 +19,10 @@ from query_mutator.learners.direct import ITERATIONS
 from query_mutator.learners.plan import Plan
 from query_mutator.session.checkpoint import read_checkpoint
 from query_mutator.session.policy_file import read_policy
-from query_mutator.testing import StubServer, start_server
+from query_mutator.testing import StubServer
 from query_mutator.training.config import parse_config
-from tests.conftest import Librarian, Softener
 from tests.integration.conftest import write_dataset
 from tests.integration.training_runs import rows, summary, the_run, train
-
-
-class Both(Librarian):
-    """One model that rewrites and answers."""
-
-    name = "both"
-
-    def reply(self, prompt: str) -> str:
-        return Softener().reply(prompt) if "<question>" in prompt else super().reply(prompt)
 
 
 def test_run_leaves_everything_behind(
@@ -98,14 +88,6 @@ def test_a_fold_that_leaves_nothing_is_one_line(
     )
     assert train(*flags, "--validation-fold", "none", "--embedding-dims", "1", "--dry-run") == 0
     assert "2 / 0 / 0" in capsys.readouterr().out
-
-
-def test_a_model_on_a_server_of_ours_rewrites_its_own_questions(tiny_flags: list[str], tmp_path: Path) -> None:
-    at = tiny_flags.index("--mutator-model")
-    with start_server([Both()], num_parallel=4) as server:
-        flags = [*tiny_flags[at + 2 :], "--ollama-url", server.url, "--target-model", "both"]
-        assert train(*flags, "--no-evaluate") == 0
-    assert json.loads((the_run(tmp_path) / "config.json").read_text())["backend"]["mutator_model"] == "both"
 
 
 def test_a_mutator_that_nothing_would_call_is_one_line(

@@ -78,19 +78,6 @@ def test_full_disk_names_the_file() -> None:
         full.write_text("x")
 
 
-def test_table_aligns_first_column_left_and_others_right() -> None:
-    lines = table("Title", ("", "rate"), [("a", "1.0"), ("long name", "10.0")]).splitlines()
-    assert lines == [
-        "Title",
-        "---------------",
-        "           rate",
-        "---------------",
-        "a           1.0",
-        "long name  10.0",
-        "---------------",
-    ]
-
-
 CHILD = """
 import os, signal, sys, threading
 from query_mutator.cli.console import closing_on_interrupt, run_cli

@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 
 from query_mutator.encoder import HashEncoder
+from query_mutator.env.engine import EpisodeEngine
+from query_mutator.env.episode import Attempt
 from query_mutator.env.task import Task
 from query_mutator.llm.client import Client
 from query_mutator.llm.retry import RetryPolicy
 from query_mutator.operators import LocalOperator, PromptOperator
 from query_mutator.rewards import WeightedReward
-from query_mutator.types import AskRule, FloatArray, StepRecord
+from query_mutator.types import AskRule, FloatArray, Reward, StepRecord
 from rl_query_mutator_env import QueryMutationEnv
 from tests.conftest import QUESTIONS
 from tests.fake_client import FakeClient
@@ -34,6 +36,15 @@ def task(tiny_task: MakeTask) -> Task:
 @pytest.fixture
 def env(task: Task, tiny_client: Client) -> QueryMutationEnv:
     return QueryMutationEnv(task, client=tiny_client)
+
+
+def test_of_answers_that_rank_alike_the_first_is_submitted(task: Task) -> None:
+    engine, zero = EpisodeEngine.open(task, 1), np.zeros(1, dtype=np.float32)
+    alike = {"text_vector": zero, "answer_vector": zero, "fit": 0.5, "closeness": 0.5, "reward": Reward(score=0.0)}
+    first, second = (Attempt(text=text, answer=text, **alike) for text in ("`len`", "`sum`"))
+    for each in (first, second):
+        engine._add(each)
+    assert engine.submitted is first
 
 
 def test_a_rewrite_costs_one_call_and_an_answer_another(task: Task, tiny_client: Client) -> None:

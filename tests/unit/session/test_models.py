@@ -16,7 +16,7 @@ from query_mutator import forms
 from query_mutator.env.engine import EpisodeEngine
 from query_mutator.env.episode import QuestionMemory
 from query_mutator.env.scheduling import run_flow
-from query_mutator.env.task import CallSettings, Task
+from query_mutator.env.task import Task
 from query_mutator.errors import TooManyFailuresError, UsageError
 from query_mutator.llm.backends import BACKENDS
 from query_mutator.llm.cache import request_key
@@ -34,13 +34,11 @@ from query_mutator.session.play import (
     uniform,
 )
 from query_mutator.settings import ModelSettings
-from query_mutator.types import AnswerRule, AskRule, ChatRequest, Completion, Question
+from query_mutator.types import AnswerRule, AskRule, ChatRequest, Completion
 from rl_query_mutator_env import QueryMutationEnv
 from tests.fake_client import FakeClient
 
 RECORDED = ModelSettings(backend="recorded", encoder="hash", cache="off", batch_size=2)
-QUESTIONS = [Question(id=str(number), text=f"how do i count to {number}") for number in range(3)]
-CALLS = CallSettings(target_model="rambler", mutator_model="rambler", target_max_tokens=40, mutator_max_tokens=500)
 
 
 def test_resolved_settings_open_the_same_models() -> None:

@@ -135,10 +135,6 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     data = json.loads(Path(out).read_text())
     assert [row["variant"] for row in data["estimates"]] == ["as it is", "sgd", "bf16+accumulate:2"]
     assert data["largest_batch"]["sgd"] > 100
-    with pytest.raises(UsageError, match="unknown preset 'gtp'"):
-        main(["size", "gtp"])
-    with pytest.raises(UsageError, match="give package"):
-        main(["size", "query_mutator.lab.sizing.models:nothing"])
 
 
 def test_sizes_from_the_table() -> None:

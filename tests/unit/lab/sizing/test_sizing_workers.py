@@ -46,8 +46,6 @@ def test_memory_of_a_replay_buffer_and_of_attention_caches(capsys: pytest.Captur
     said = capsys.readouterr().out
     assert "an observation takes 28,224 bytes" in said
     assert "53,852.1" in said  # a million pairs of Atari observations
-    with pytest.raises(UsageError, match="write a shape"):
-        main(["size", "replay", "--obs", "4x"])
     sizes = {"block_count": 32, "attention.head_count": 32, "attention.head_count_kv": 8, "embedding_length": 4096}
     llama = {f"llama.{name}": size for name, size in sizes.items()}
     assert cache_bytes(llama, num_ctx=4096, slots=4) == 4 * 512 * 2**20  # 128 KiB a token
