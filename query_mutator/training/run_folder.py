@@ -43,7 +43,7 @@ from query_mutator.session.policy_file import (
     reaching,
     write_policy_file,
 )
-from query_mutator.settings import AUTO, TaskSettings
+from query_mutator.settings import ADDRESS_FLAGS, AUTO, TaskSettings
 from query_mutator.training.config import TrainConfig
 
 if TYPE_CHECKING:  # they need gymnasium
@@ -242,7 +242,8 @@ def resumed_flags(config: TrainConfig, checkpoint: Checkpoint) -> dict[str, Any]
 
     `config` has the flags of the command and qm.toml, which name them again.
     """
-    given, flags = {name: getattr(config, name) for name in config.given}, {**checkpoint.flags}
+    given, flags = {name: getattr(config, name) for name in (*config.given, *ADDRESS_FLAGS)}, {**checkpoint.flags}
+    given = {name: value for name, value in given.items() if name in config.given or value}  # an address of a model too
     flags["save_dir"] = str(Path(config.resume or "").resolve().parent)
     used = reaching({**flags, "save_dir": ""})
     check_named(used, given, source=checkpoint.path)

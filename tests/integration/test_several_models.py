@@ -111,6 +111,8 @@ def test_a_policy_is_trained_on_arms_of_several_models(
     methods = json.loads((run / "summary.json").read_text())["eval"]["methods"]
     assert methods["small alone"]["success"] < methods["policy"]["success"] <= 1
     assert 2 <= methods["policy"]["price_per_question"] < methods["large alone"]["price_per_question"] == 16
+    more = ["--resume", run, "--num-env-steps", 512, "--no-evaluate"]
+    assert train(*map(str, [*flags_of(servers, dataset), *more])) == 0
 
 
 def test_further_replies_at_a_temperature_are_arms(
