@@ -28,6 +28,7 @@ from typing import Any, Self
 from query_mutator.cli.console import note, run_cli
 from query_mutator.cluster import connected
 from query_mutator.confidence import ConfidenceModel
+from query_mutator.confidence.gain import GainModel
 from query_mutator.env.episode import QuestionMemory
 from query_mutator.env.task import Task
 from query_mutator.errors import DiskError, TooFewAnswersError
@@ -224,7 +225,7 @@ class Trainer:
             is_row_open=done.open_row is not None,
         )
         self.losses: dict[str, float] = {}
-        self.best_plan: tuple[Plan, ConfidenceModel | None] = Plan(), None
+        self.best_plan: tuple[Plan, ConfidenceModel | None, GainModel | None] = Plan(), None, None
         self.pages = ThreadPoolExecutor(max_workers=1, thread_name_prefix="qm-page")  # calls do not wait for a page
         self.loop: TrainingLoop | None = None
         self.callbacks = CallbackList([FailureLimit(parts), SlotsAdvice(parts), LongPromptReport(parts)])
@@ -381,8 +382,8 @@ class Trainer:
                 show=lambda report: print(result_table(report)),
             )
 
-    def _keep_plan(self, plan: Plan, confidence: ConfidenceModel | None) -> None:
-        self.best_plan = plan, confidence
+    def _keep_plan(self, plan: Plan, confidence: ConfidenceModel | None, gains: GainModel | None) -> None:
+        self.best_plan = plan, confidence, gains
 
     def _keep_best(self, report: Mapping[str, Any] | None) -> None:
         """Save what the verdict says to deploy, if there is one, and print its path."""
@@ -390,7 +391,7 @@ class Trainer:
         if chosen is None:
             return
         plan = {IDENTITY: Plan(), PLAN: self.best_plan[0]}.get(chosen)
-        path = self.checkpoints.write_best(plan, self.best_plan[1])
+        path = self.checkpoints.write_best(plan, *self.best_plan[1:])
         what = "the policy" if plan is None else f"the plan {plan}" if plan.steps else str(plan)
         print(f"best:           {path}: {what}, which qm rewrite, qm batch and qm serve use")
 

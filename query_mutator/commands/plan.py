@@ -142,8 +142,7 @@ class PlanRun:
         """Save what was found, P(right) also for programs, and write the run's page."""
         plan, search = found.saved, found.to_json()
         learned = plan.plan.answer == "learned" or not found.calls
-        gains = found.gains if plan.plan.gain_at is not None else None
-        self.save(plan.plan, found.confidence if learned else None, gains)
+        self.save(plan.plan, found.confidence if learned else None, found.gains)
         if found.confidence is not None:
             with atomic_write(self.run_dir.path / CONFIDENCE) as file:
                 np.savez(file, **found.confidence.to_arrays())  # type: ignore[arg-type]  # mypy: its other keyword is a bool

@@ -22,6 +22,7 @@ from tqdm import tqdm
 
 from query_mutator.cli.console import note
 from query_mutator.confidence import ConfidenceModel
+from query_mutator.confidence.gain import GainModel
 from query_mutator.data.split import target_key
 from query_mutator.encoder import CachedEncoder, Encoder
 from query_mutator.env.task import Task
@@ -98,7 +99,7 @@ def compare(
     trained_on: Collection[str] = (),
     guard: Sequence[Question] = (),
     dataset: str | None = None,
-    on_plan: Callable[[Plan, ConfidenceModel | None], None] = lambda plan, confidence: None,
+    on_plan: Callable[[Plan, ConfidenceModel | None, GainModel | None], None] = lambda plan, confidence, gains: None,
     keep: Callable[[Results], None] = lambda results: None,
     show: Callable[[dict[str, Any]], None] = lambda report: None,
 ) -> dict[str, Any]:
@@ -108,8 +109,8 @@ def compare(
     of mean calls per question; a policy that `is_plan` needs none. `max_calls` bounds all calls, by a random sample of
     the questions. `guard` are requests that should be refused: no answer to them is scored. `dataset` names questions
     that are not the held-out ones of the training; those about targets in `trained_on` are a group. `on_plan` is called
-    with the best plan and its P(right), `keep` with the outcomes. After an interruption it is called with those that
-    all methods finished, if any, and `show` with the report on them. It is a report even if no question could be
+    with the best plan, its P(right) and gains, `keep` with the outcomes. After an interruption it is called with those
+    that all methods finished, if any, and `show` with the report on them. It is a report even if no question could be
     scored; `check_report` raises for too many of those.
     """
     acting, task = task, with_models(task, models.targets)
@@ -137,12 +138,13 @@ def compare(
             learned=task.rules.answer == "learned",
         )
         plan, confidence = search.chosen.plan, search.confidence or task.confidence
-        on_plan(plan, confidence)
+        gains = search.gains if plan.gain_at is not None else None
+        on_plan(plan, confidence, gains)
         cost = replace(cost, plan_calls=plan_task(plan, task).max_episode_calls, search_calls=search.calls)
         cost = cost if max_calls is None else cost.filled(max_calls, available=len(questions))
 
         def planned(task: Task) -> Task:
-            return replace(plan_task(plan, task), confidence=confidence)
+            return replace(plan_task(plan, task), confidence=confidence, gains=gains)
 
         methods.append(Method(name=PLAN, player=greedy(PlanPolicy(plan)), rules=planned))
     asked = fixed_sample(questions, cost.num_test)

@@ -142,7 +142,7 @@ def planned(
             max_asks=rules.max_asks,
         ),
         confidence=confidence if rules.answer == "learned" else None,
-        gains=None if gains is None else gains.ordered(plan.operators),
+        gains=None if gains is None or plan.gain_at is None else gains.ordered(plan.operators),
         flags=replace(policy.flags, algo=ALGO, plan=plan),
     )
 
@@ -214,10 +214,12 @@ class Checkpoints:
         (run_dir.path / BEST_FILE).unlink(missing_ok=True)  # its verdict is on an earlier policy
         self._saved_steps, self._is_newest_good = steps, True
 
-    def write_best(self, plan: Plan | None, confidence: ConfidenceModel | None) -> Path:
-        """Write what won: a plan that submits by `confidence`, or None for the policy; return the file."""
+    def write_best(self, plan: Plan | None, confidence: ConfidenceModel | None, gains: GainModel | None) -> Path:
+        """Write what won: a plan with what it submits and asks by, or None for the policy; return the file."""
         path, policy = self._parts.run_dir.path / BEST_FILE, self._policy
-        write_policy_file(path, policy if plan is None else planned(policy, plan, self._parts.task, confidence))
+        if plan is not None:
+            policy = planned(policy, plan, self._parts.task, confidence, gains)
+        write_policy_file(path, policy)
         return path
 
 

@@ -100,7 +100,7 @@ def test_a_policy_is_trained_on_arms_of_several_models(
 ) -> None:
     (tmp_path / "flags.toml").write_text('price = "small=2,large=16"')
     sizes = ["--num-env-steps", "256", "--num-processes", "8"]
-    sizes += ["--answer-calls", "150", "--plan-calls", "0", "--eval-calls", "400"]
+    sizes += ["--answer-calls", "150", "--plan-calls", "1200", "--eval-calls", "4000"]
     command = ["--algo", "direct", *sizes, "--eval-interval", 0, "--budget", 10, "--save-dir", tmp_path / "runs"]
     assert train(*map(str, [*flags_of(servers, dataset), *command, "--config", tmp_path / "flags.toml"])) == 0
     assert "share of calls" in capsys.readouterr().out
@@ -110,6 +110,8 @@ def test_a_policy_is_trained_on_arms_of_several_models(
     assert "ask" not in {step["operator"] for step in steps}  # the arm `small` asks the same
     methods = json.loads((run / "summary.json").read_text())["eval"]["methods"]
     assert methods["small alone"]["success"] < methods["policy"]["success"] <= 1
+    assert methods["best_plan"]["model_shares"]["large"] > 0.1  # by its gains
+    assert methods["best_plan"]["price_per_question"] <= 11
     assert 2 <= methods["policy"]["price_per_question"] < methods["large alone"]["price_per_question"] == 16
     more = ["--resume", run, "--num-env-steps", 512, "--no-evaluate"]
     assert train(*map(str, [*flags_of(servers, dataset), *more])) == 0
