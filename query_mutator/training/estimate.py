@@ -87,6 +87,7 @@ def comparison_cost(config: TrainConfig, split: Split) -> EvaluationCost:
         episode_calls=group_of(EpisodeRules, config).max_calls(asked=asked),
         asking=make_reward(config).asking,
         search_calls=config.plan_calls,
+        num_models=len(config.targets),
     )
 
 
