@@ -69,10 +69,7 @@ def make_reward(settings: TaskSettings, *, judge: Judge | None = None) -> Weight
 
 
 def check_gold(questions: Sequence[Question], settings: TaskSettings) -> None:
-    """Say how many questions have nothing to compare an answer with; UsageError where the reward compares and all do.
-
-    A judge needs no gold.
-    """
+    """Say how many questions are never right for lack of gold; UsageError if the reward compares and none has any."""
     weights = make_reward(settings).weights
     compares = next((name for name in SUCCESS_PARTS if weights.get(name)), None)
     if compares == "right" and any(one.reference for one in questions) and not any(one.accept for one in questions):
@@ -80,15 +77,17 @@ def check_gold(questions: Sequence[Question], settings: TaskSettings) -> None:
             f"{settings.dataset}: no question has `accept`, so none is answered right; --reward similarity=1 compares "
             "answers with `reference`"
         )
-    bare = sum(not (one.accept or one.reference) for one in questions)
-    if not bare or compares not in REFERENCE_METRICS:
         return
-    if bare == len(questions):
+    graded = sum(bool(one.accept or (one.reference and compares != "right")) for one in questions)
+    if graded == len(questions) or compares not in REFERENCE_METRICS:
+        return
+    if not graded:
         raise UsageError(
             f"{settings.dataset}: no question has `accept` or `reference`, with which --reward {compares} compares "
             "answers; add them, or score without gold: --reward answered, or a judge"
         )
-    note(f"{settings.dataset}: {bare} of {len(questions)} questions have neither `accept` nor `reference`: never right")
+    lacking = "no `accept`" if compares == "right" else "neither `accept` nor `reference`"
+    note(f"{settings.dataset}: {len(questions) - graded} of {len(questions)} questions have {lacking}: never right")
 
 
 def read_dataset(settings: TaskSettings, *, for_training: bool = True) -> QuestionSet:

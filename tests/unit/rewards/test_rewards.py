@@ -338,5 +338,6 @@ def test_questions_without_gold_need_a_reward_that_needs_none(capsys: pytest.Cap
         check_gold(bare, TaskSettings(dataset="mine", reward="right=1,answered=1"))
     for reward, judge in (("answered", None), ("judge", "m")):
         check_gold(bare, TaskSettings(dataset="mine", reward=reward, judge_model=judge))
-    check_gold([*bare, Question(id="a", text="What is it?", accept=("x",))], TaskSettings(dataset="mine"))
-    assert capsys.readouterr().err == "mine: 3 of 4 questions have neither `accept` nor `reference`: never right\n"
+    few = [*bare[1:], Question(id="r", text="Why?", reference="so"), Question(id="a", text="Who?", accept=("x",))]
+    check_gold(few, TaskSettings(dataset="mine"))
+    assert capsys.readouterr().err == "mine: 3 of 4 questions have no `accept`: never right\n"
