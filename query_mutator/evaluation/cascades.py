@@ -81,9 +81,11 @@ def question_classifier(alone: Alone, test: Task, training: Alone, trained: Task
         gain_inputs(task.question_vectors.astype(np.float64), [one.text for one in task.questions])
         for task in (test, trained)
     )
-    p = np.empty((len(inputs), len(names)))
+    p = np.zeros((len(inputs), len(names)))
     for place, outcomes in enumerate(learned):
         rows = [row for row, one in enumerate(outcomes) if one.error is None]
+        if not rows:  # all its calls failed
+            continue
         right = np.array([outcomes[row].is_right for row in rows], dtype=np.float64)
         scorer = LinearScorer.fit(known[rows], right, np.full(len(rows), WEIGHT))
         p[:, place] = 1 / (1 + np.exp(-np.clip(scorer.log_odds(inputs), -30, 30)))
@@ -110,7 +112,7 @@ def _dearest(
     questions = np.arange(len(paid))
     costs = [(float(paid[questions, chosen].mean()), chosen.tolist()) for chosen in choices]
     within = [one for one in costs if one[0] <= price * _SLACK]
-    _, best = max(within) if within else min(costs)
+    _, best = max(within, key=lambda one: (one[0], -sum(one[1]))) if within else min(costs)
     parts = [
         [each[question] for each in found[0 if adds else place : place + 1]] for question, place in enumerate(best)
     ]

@@ -206,9 +206,8 @@ class Comparison:
         """Return the smallest k that costs at least a price on the training sample; a rewrite costs an answer too."""
         texts, forms = [question.text for question in self._ranking.questions], {one.name for one in self._test.forms}
         if forms:
-            paid = [
-                mean(self._outcomes(f"{name}{RANKED}"), "price", default=1.0) for name in self.ranking if name in forms
-            ]
+            names = [name for name in self.ranking if name in forms]
+            paid = (mean(self._outcomes(f"{name}{RANKED}"), "price", default=1.0) for name in names)
             return 1 + sum(spent < price for spent in accumulate(paid))
         costs = []
         for name in self.ranking:

@@ -63,3 +63,6 @@ def test_the_words_of_a_question_choose_its_model(price: float, models: str) -> 
     test = Texts("integrate hard functions", "add apples", "integrate functions", "add more apples")
     found = question_classifier(known, test, training, texts, price=price)  # type: ignore[arg-type]
     assert "".join(one.models[0] for one in found) == models
+    training["l"] = [replace(one, error=ErrorInfo(kind="timeout", message="")) for one in training["l"]]
+    found = question_classifier(known, test, training, texts, price=price)  # type: ignore[arg-type]
+    assert {one.models for one in found} == {("s",)}
