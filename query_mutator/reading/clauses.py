@@ -16,15 +16,18 @@ P = Patterns("clauses")
 
 REJECTED = -99.0
 ASIDE_WEIGHT = -4.0
+_RETRACTED = 3.0  # what a clause loses where a later one takes it back
 _LONG = 800  # characters of a sentence: of a longer one its beginning and its end are read
 _FIRST, _LAST = 3, 15  # sentences of a reply that are read
 _QUESTION_ENDS = ("?", "？", "؟")
 
 _STOP = re.compile(r"[.!?][\"')\]*_`]{0,4}(?=\s|$)|[。！？।]+|[.!?](?=\*\*)|[؛؟](?=\s|$)|(?:\.\.\.|…)(?=\s|[A-Z])")
 _BULLET = re.compile(r"^\s{0,8}(?:[-*•>+]\s|#{1,6}\s|(?:step\s)?\d{1,2}[.)]\s)", re.IGNORECASE)
+_NUMBERED = re.compile(r"\s{0,8}[*_]{0,2}\d\.[*_]{0,2}")
 _READABLE = re.compile("[^\\s.,;:!?\U0001f000-\U0001faff\u2600-\u2712]|[!?;:.,]`")
 _SUBSTANCE = re.compile(r"[^\s.,;:!?_'\"-]")
 _HEAD_END = re.compile(r"[,;:–—(]|\s-\s|\.\s|$")
+_BOLD = re.compile(r"\*\*[^*\n]{0,200}[^*:\n]\*\*(?![\w:])")
 _CODE = re.compile(r"`[^`\n]{1,60}`")
 _WORD = re.compile(r"[^\W_]+(?:'[^\W\d_]+)?")
 _PARENTHESES = re.compile(r"(?<![\w.])\(([^()\n]{1,300})\)")
@@ -61,7 +64,7 @@ def sentences(text: str) -> list[str]:
         start = 0
         for stop in _STOP.finditer(line):
             is_open = stop[0] == "." and P.ABBREVIATION.search(line, max(0, stop.end() - 30), stop.end() + 3)
-            if is_open or (stop[0] == "." and line[stop.end() : stop.end() + 2].strip()[:1].islower()):
+            if is_open or _NUMBERED.fullmatch(line, 0, stop.end()) or (stop[0] == "." and line[stop.end() : stop.end() + 2].strip()[:1].islower()):
                 continue
             found.append(line[start : stop.end()])
             start = stop.end()
@@ -77,10 +80,12 @@ def clauses(text: str, question: str, polarity: bool = False) -> tuple[Clause, .
     kept = [*kept[:_FIRST], *kept[_FIRST:][-_LAST:]]
     asked, asks_why = content(question), P.ASKS_WHY.search(question) is not None
     found: list[Clause] = []
+    before = 0.0
     for number, sentence in enumerate(kept):
         body, asides = _without_asides(sentence)
-        is_question = body.rstrip(" *_\"').").endswith(_QUESTION_ENDS) and len(kept) > 1
+        is_question = body.rstrip(" *_').").endswith(_QUESTION_ENDS) and len(kept) > 1
         base = (1.0 if len(kept) < 5 else 2.0) if number == len(kept) - 1 else 0.0
+        base += number / len(kept)  # the later the more
         pieces = _pieces(_BULLET.sub("", body))
         for place, (connector, piece) in enumerate(pieces):
             weight = base + _weight(f"{connector} {piece}", is_reason=asks_why or len(pieces) == 1)
@@ -91,9 +96,16 @@ def clauses(text: str, question: str, polarity: bool = False) -> tuple[Clause, .
                     weight += 3.0 if P.ANSWERS.match(piece) else 1.5 * bool(P.DIRECT.match(body))
             if asked:
                 weight += 2.0 * len(asked & content(piece)) / min(len(asked), 4)
+            if connector == ":" or P.CONTINUES.match(piece):  # a label, or "which leaves 9"
+                weight = max(weight, before)
+            before = weight
             if P.WITHDRAWS.search(piece):
                 found = [replace(one, weight=REJECTED) for one in found]
                 weight = REJECTED
+            elif P.RETRACTS.match(piece):
+                found = [replace(one, weight=one.weight - _RETRACTED) for one in found]
+            if _BOLD.search(piece):
+                weight += 1.5
             asserted = without_negated(piece)
             if is_question or _is_rejected(piece, asserted, polarity=polarity):
                 weight = REJECTED

@@ -255,8 +255,9 @@ def listed(reply: str, question: str) -> Iterator[list[str]]:
 
 def _on_lines(text: str) -> Iterator[list[str]]:
     """Yield the list on the lines of a text: all of a few words, or those with bullets or numbers."""
-    lines = [_EMPHASIS.sub("", line[:_LONG]).strip(" .") for line in text.splitlines() if line.strip()]
-    items = [P.ITEM.sub("", line) for line in lines if P.ITEM.match(line)]
+    whole = [line[:_LONG] for line in text.splitlines() if line.strip()]
+    lines = [_EMPHASIS.sub("", line).strip(" .") for line in whole]
+    items = [_EMPHASIS.sub("", P.ITEM.sub("", line)).strip(" .") for line in whole if P.ITEM.match(line)]
     if len(items) > 1 or (len(lines) > 1 and all(len(line.split()) <= 4 for line in lines)):
         yield items if len(items) > 1 else lines
 
