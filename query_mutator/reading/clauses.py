@@ -31,7 +31,7 @@ _BOLD = re.compile(r"\*\*[^*\n]{0,200}[^*:\n]\*\*(?![\w:])")
 _CODE = re.compile(r"`[^`\n]{1,60}`")
 _WORD = re.compile(r"[^\W_]+(?:'[^\W\d_]+)?")
 _PARENTHESES = re.compile(r"(?<![\w.])\(([^()\n]{1,300})\)")
-_ASIDE_WORDS = re.compile(r"[^\W\d_]{3}|^\W{0,2}(?:not|i\.e|e\.g|=|≈|or)\b")
+_ASIDE_WORDS = re.compile(r"[^\W\d_]{3}|\d\s?[°%]|\d\s[a-z]{1,3}\W*$|^\W{0,2}(?:not|i\.e|e\.g|=|≈|or)\b")
 _EQUATED = re.compile(r"=\s?[$€£]?\d")
 _ENDING = re.compile("(?<=[a-z]{4})(?:ed|ing|e)$")
 _INFLECTED = re.compile("[\u0370-\u05ff\u0900-\u097f]")  # Greek, Cyrillic, Devanagari: the beginning is compared
@@ -52,7 +52,7 @@ class Clause:
 @lru_cache(maxsize=4096)
 def content(text: str) -> frozenset[str]:
     """Return the stems of the words of a text that carry meaning."""
-    kept = (word.removesuffix("'s") for word in stems(text) if word not in _CONTENT_STOP)
+    kept = (word.removesuffix("'s").removesuffix("'") for word in stems(text) if word not in _CONTENT_STOP)
     bare = (_ENDING.sub("", word) for word in kept if len(word) > 2 or not word.isascii() or word.isdigit())
     return frozenset(word[:5] if _INFLECTED.match(word) else word for word in bare)
 
@@ -178,7 +178,7 @@ def without_negated(piece: str) -> str:
             before = P.SUBJECTS.sub("", before)
             before = before[: max(before.rfind(mark) + len(mark) if mark in before else 0 for mark in _SUBJECT_ENDS)]
         kept += before + " "
-        stop = found.end() if kind == "after" else _negated_end(piece, found.end(), is_pair=kind == "pair")
+        stop = found.end() if kind == "after" else _negated_end(piece, found.end(), kind)
         at = max(stop, found.end())
     return kept + piece[at:]
 
@@ -186,8 +186,10 @@ def without_negated(piece: str) -> str:
 _SUBJECT_ENDS = (", ", ": ", "、", "，")
 
 
-def _negated_end(piece: str, at: int, *, is_pair: bool) -> int:
+def _negated_end(piece: str, at: int, kind: str | None) -> int:
     end = P.RESUMES.search(piece, at)
-    while end and is_pair and piece[end.start()] == ",":  # neither A, B nor C
+    while end and kind == "pair" and piece[end.start()] == ",":  # neither A, B nor C
         end = P.RESUMES.search(piece, end.end())
-    return end.start() if end else len(piece)
+    stop = end.start() if end else len(piece)
+    subject = P.SUBJECT.search(piece, at, stop) if kind == "instead" else None  # instead of 12 you get 13
+    return subject.start() if subject else stop
