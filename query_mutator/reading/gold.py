@@ -66,6 +66,7 @@ _QUOTED = re.compile(r"'[^'\n]{0,300}'|\"[^\"\n]{0,300}\"")
 _ASSIGNS = re.compile(r"\A[\w. ]{1,30}=\s|\Aassert\s.{1,300}==\s|\A(?:>>>|print).{0,200}\n", re.DOTALL)
 _SHOWN_SYMBOL = re.compile(r"`\s?([^`\n]{1,12}?)\s?`|\*\*(\S{1,6})\*\*(?!\w)|(?<!\w)[\"']([^\"'\s]{1,6})[\"'](?!\w)")
 _SPACED_SIGNS = re.compile(r"\s|(?<=\w)[·*×](?=\w)")
+_FORMULA = re.compile(r"\w\s?[-+*/^=]\s?\w.*\d|\d.*\w\s?[-+*/^=]\s?\w")
 _TOKEN_EDGE = "\"'`.,;:()[]"
 _CONTAINERS = (list, tuple, dict, set)
 _FUNCTION_WORDS = frozenset(word_list("gold", "FUNCTION_WORDS"))
@@ -120,7 +121,7 @@ def kind_of_gold(gold: str, question: str) -> Kind:
     numbers = numbers_in(text, words=True)
     if len(numbers) == 1 and numbers[0].start == 0 and P.UNIT.fullmatch(text, numbers[0].end):
         return "number"
-    if P.ITEMS.search(text):
+    if P.ITEMS.search(text) or (" and " in text and P.ASKS_SEVERAL.search(question)):
         return "list"
     if P.SYMBOL.fullmatch(text):
         return "symbol" if not UNSPACED.search(text) and not re.fullmatch("[a-z]{2,}", text) else "text"
@@ -267,14 +268,14 @@ def _symbols(span: Span, gold: str) -> list[Value]:
     for one in re.finditer(r"\S+", text):
         inner = re.fullmatch(r"[(\[\"'`](\S+?)[)\]\"'`][.,;:]?", one[0])
         whole = inner[1] if inner else one[0]
-        forms = (whole, whole.rstrip("."), whole.rstrip(".,;:"), whole.strip("*"))  # COUNT(*). is COUNT(*)
+        forms = (whole, whole.rstrip("."), whole.rstrip(".,;:"), whole.strip("*"), whole.strip("*.,;:"))  # COUNT(*). is COUNT(*)
         token = gold if gold in forms else whole.strip(_TOKEN_EDGE) or whole.strip(".,;:") or whole
         is_sign = re.fullmatch(r"[.,;:!?()-]", token) is None or text.strip() == token
         is_symbol = P.SYMBOL_WORD.fullmatch(token) and token not in _PROSE and is_sign
         is_article = token == "A" and re.match(r"\s[a-z]", text[one.end() : one.end() + 2])
         if (_SPACED_SIGNS.sub("", token) == _SPACED_SIGNS.sub("", gold) or is_symbol) and not is_article:
             found.append(Value(value=token, start=one.start(), end=one.end()))
-    return found
+    return [one for one in found if one.value[:1].isalnum() == gold[:1].isalnum()] or found
 
 
 def _gives(gold: str, reply: str, question: str) -> bool:
@@ -294,13 +295,21 @@ def _names(text: str, gold: str, question: str) -> bool:
     wanted = without_tex(spelled(gold))
     if UNSPACED.search(wanted):
         is_there = fold(wanted).replace(" ", "") in fold(text).replace(" ", "")
-        return is_there and not P.EAST_ASIAN_OR.search(text)
+        return is_there and not P.EAST_ASIAN_OR.search(text) and not re.search(rf"[東西南北新大小]{re.escape(wanted)}", text)
+    if _FORMULA.search(wanted):
+        return re.search(rf"(?<![\w.]){re.escape(_packed(wanted))}(?!\w)", _packed(text)) is not None
     tokens = stems(text)
+    if _is_subject_other(text, gold, question):
+        return False
     return any(
         _is_itself(text, tokens, at, form, wanted, question)
         for form in _forms(wanted, question)
         for at in places_of(form, tokens)
     )
+
+
+def _packed(text: str) -> str:
+    return re.sub(r"\s|(?<=\w)[*·](?=\w)", "", fold(text))
 
 
 def _forms(gold: str, question: str) -> Iterator[tuple[str, ...]]:
@@ -333,12 +342,32 @@ def _is_itself(text: str, tokens: Sequence[str], at: int, form: Sequence[str], g
     compared = P.COMPARED.search(lead)
     if compared and compared[0].split()[0] not in words(question):
         return False
-    is_last_name = len(form) == 1 and len(known) > 1 and len(folded) == len(text)
-    first_name = P.FIRST_NAME.search(text[: place.start()]) if is_last_name else None
-    if first_name is None:
+    if len(form) > 1 or len(known) < 2 or len(folded) != len(text):
         return True
-    first = fold(first_name[1])
-    return first in known or (len(first) == 1 and known[0].startswith(first))
+    given = P.GIVEN_NAMES.search(text[: place.start()])
+    return given is None or _is_same_given(_given_names(given[1]), _given_names(gold)[:-1])
+
+
+def _given_names(name: str) -> list[str]:
+    """Return the capitalized words of a name, folded; JK is J. K."""
+    found = [word for word in re.findall(r"[\w'-]+", name) if word[0].isupper() and word not in ("Van", "Von", "De")]
+    return [fold(one) for word in found for one in (word if word.isupper() and len(word) < 4 else [word])]
+
+
+def _is_same_given(said: Sequence[str], gold: Sequence[str]) -> bool:
+    """Return whether given names agree, an initial with any name that begins with it; more may be said."""
+    pairs = zip(said, gold, strict=False)
+    are_same = all(one == other or (1 in (len(one), len(other)) and one[0] == other[0]) for one, other in pairs)
+    return are_same or said == gold[-len(said) :]
+
+
+def _is_subject_other(text: str, gold: str, question: str) -> bool:
+    """Return whether a clause gives another name as the subject of the verb that the question asks a subject for."""
+    subject, asked = P.SUBJECT_FIRST.match(text), P.ASKS_SUBJECT.search(question)
+    if subject is None or asked is None:
+        return False
+    verb, name = content(subject[2]), content(subject[1])
+    return bool(verb and verb == content(asked[1]) and name and not name & (content(question) | content(gold)))
 
 
 def family_of(tags: Sequence[str]) -> str | None:

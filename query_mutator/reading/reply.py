@@ -243,6 +243,9 @@ def listed(reply: str, question: str) -> Iterator[list[str]]:
         if len(items) > 1 or span.is_final:
             yield items
         yield from _on_lines(span.rest)
+    bullets = sum(P.ITEM.match(line) is not None for line in text.splitlines())
+    if bullets > 1:
+        yield from _on_lines(text)
     by_sentence: dict[int, list[Clause]] = {}
     for clause in _ranked(_body(text), question, "list"):
         by_sentence.setdefault(clause.sentence, []).append(clause)  # in the order of their best clauses
