@@ -120,10 +120,13 @@ def _letter(text: str, span: Span, question: str) -> str | None:
     lone = re.fullmatch(r"\W*([A-Za-z])\W*", text)
     if lone and lone[1].upper() in options:
         return lone[1].upper()
-    results = [*P.RESULT.finditer(text)]
+    results = [*P.RESULT.finditer(text)] or [*re.finditer(r":\s", text)]
     texts = (texts_in(text[results[-1].end() :], options) if results else []) or texts_in(text, options)
     if len(set(texts)) > 1 and P.BETWEEN.search(text):
         raise Several
+    numbers = {number.value for number in numbers_in(plain(text), words=True)}
+    if not texts and len(numbers) == 1:  # two is option "2"
+        texts = [letter for letter, option in options.items() if {one.value for one in numbers_in(option)} == numbers]
     return texts[0] if texts else None
 
 
@@ -132,7 +135,15 @@ def _number(text: str, span: Span, question: str) -> Value | None:
     text = plain(text)
     clock = times_in(text)
     in_words = [one for one in numbers_in(text, words=True) if not any(at.start <= one.start < at.end for at in clock)]
+    if "year" in question:  # of 14 October 1066 only the year
+        days = {(one.start, one.value[2]) for one in dates_in(text)}
+        in_words = [one for one in in_words if not any(at <= one.start and one.value == day for at, day in days)]
+    if not in_words and P.ASKS_DURATION.search(question) and len(spans_ := [*P.DURATION.finditer(text)]) == 1:
+        minutes = 60 * int(spans_[0][1]) + int(spans_[0][2])
+        return Value(value=float(minutes), start=spans_[0].start(), end=spans_[0].end(), unit="min")
     for result in reversed(list(P.RESULT.finditer(text))):
+        if result[0] == "=" and P.CONDITION.search(text, 0, result.start()):  # = 15 for x = 4
+            continue
         after = [number for number in in_words if number.start >= result.end()]
         if after and not P.OPERATES.match(text, after[0].end):
             _check_one(after[:2], text)
@@ -243,9 +254,6 @@ def listed(reply: str, question: str) -> Iterator[list[str]]:
         if len(items) > 1 or span.is_final:
             yield items
         yield from _on_lines(span.rest)
-    bullets = sum(P.ITEM.match(line) is not None for line in text.splitlines())
-    if bullets > 1:
-        yield from _on_lines(text)
     by_sentence: dict[int, list[Clause]] = {}
     for clause in _ranked(_body(text), question, "list"):
         by_sentence.setdefault(clause.sentence, []).append(clause)  # in the order of their best clauses
