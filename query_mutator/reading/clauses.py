@@ -26,7 +26,7 @@ _BULLET = re.compile(r"^\s{0,8}(?:[-*•>+]\s|#{1,6}\s|(?:step\s)?\d{1,2}[.)]\s)
 _NUMBERED = re.compile(r"\s{0,8}[*_]{0,2}\d\.[*_]{0,2}")
 _READABLE = re.compile("[^\\s.,;:!?\U0001f000-\U0001faff\u2600-\u2712]|[!?;:.,]`")
 _SUBSTANCE = re.compile(r"[^\s.,;:!?_'\"-]")
-_HEAD_END = re.compile(r"[,;:–—(]|\s-\s|\.\s|$")
+_HEAD_END = re.compile(r"[,;–—(]|:(?!\d)|\s-\s|\.\s|$")
 _BOLD = re.compile(r"\*\*[^*\n]{0,200}[^*:\n]\*\*(?![\w:])")
 _CODE = re.compile(r"`[^`\n]{1,60}`")
 _WORD = re.compile(r"[^\W_]+(?:'[^\W\d_]+)?")
@@ -78,7 +78,8 @@ def clauses(text: str, question: str, polarity: bool = False) -> tuple[Clause, .
     readable = [one for one in sentences(text) if _READABLE.search(one)]
     kept = [one for one in readable if not P.CHAT.match(one)] or readable
     kept = [*kept[:_FIRST], *kept[_FIRST:][-_LAST:]]
-    asked, asks_why = content(question), P.ASKS_WHY.search(question) is not None
+    asked = frozenset(word for word in content(question) if not word.isdigit())
+    asks_why = P.ASKS_WHY.search(question) is not None
     found: list[Clause] = []
     before = 0.0
     for number, sentence in enumerate(kept):
@@ -144,7 +145,7 @@ def is_fragment(sentence: str) -> bool:
     sentence = _CODE.sub("X", sentence)
     stop = _HEAD_END.search(sentence, 1)
     head, rest = (sentence[: stop.start()], sentence[stop.start() :]) if stop else (sentence, "")
-    if P.INTRODUCES.match(rest):
+    if P.INTRODUCES.match(rest) or P.SUBJECTS_FIRST.match(sentence):
         return False
     return len(_WORD.findall(head)) <= 5 and not P.FINITE.search(head) and not P.LEADS.match(head)
 

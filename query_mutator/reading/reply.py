@@ -56,9 +56,18 @@ def _ranked(text: str, question: str, kind: Kind) -> list[Clause]:
     """Return the clauses that a reply holds, the best first; one with a value that is not in the question gains."""
     found = [one for one in clauses(text, question, polarity=kind == "verdict") if one.weight > REJECTED]
     if kind in _FINDERS and len(found) > 1:
-        has_new = [bool(_new(_FINDERS[kind](one.text), question, kind)) for one in found]
-        found = [replace(clause, weight=clause.weight + new) for clause, new in zip(found, has_new, strict=True)]
+        gains = [_gain(_new(_FINDERS[kind](one.text), question, kind), question, kind) for one in found]
+        found = [replace(clause, weight=clause.weight + gain) for clause, gain in zip(found, gains, strict=True)]
     return sorted(found, key=lambda clause: (-clause.weight, -clause.at))
+
+
+def _gain(values: Sequence[Any], question: str, kind: Kind) -> float:
+    """Return what new values add to the weight of a clause: more for a date with its year, or a percentage asked for."""
+    if not values:
+        return 0.0
+    is_date = kind == "date" and any(one.value[0] and one.value[2] for one in values)
+    is_share = kind == "number" and "percent" in question and any(one.is_percent for one in values)
+    return 2.5 if is_date or is_share else 1.0
 
 
 def _body(text: str) -> str:
