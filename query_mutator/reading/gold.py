@@ -274,7 +274,7 @@ def _symbols(span: Span, gold: str) -> list[Value]:
         is_symbol = P.SYMBOL_WORD.fullmatch(token) and token not in _PROSE and is_sign
         is_article = token == "A" and re.match(r"\s[a-z]", text[one.end() : one.end() + 2])
         if (_SPACED_SIGNS.sub("", token) == _SPACED_SIGNS.sub("", gold) or is_symbol) and not is_article:
-            found.append(Value(value=token, start=one.start(), end=one.end()))
+            found.append(Value(value=token, start=one.start(), end=one.start() + one[0].find(token) + len(token)))
     return [one for one in found if one.value[:1].isalnum() == gold[:1].isalnum()] or found
 
 
@@ -366,8 +366,9 @@ def _is_subject_other(text: str, gold: str, question: str) -> bool:
     subject, asked = P.SUBJECT_FIRST.match(text), P.ASKS_SUBJECT.search(question)
     if subject is None or asked is None:
         return False
-    verb, name = content(subject[2]), content(subject[1])
-    return bool(verb and verb == content(asked[1]) and name and not name & (content(question) | content(gold)))
+    is_asked = subject[2] is None or content(subject[2]) == content(asked[1]) != frozenset()
+    name = content(subject[1])
+    return bool(is_asked and name and not name & (content(question) | content(gold)))
 
 
 def family_of(tags: Sequence[str]) -> str | None:

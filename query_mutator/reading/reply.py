@@ -121,7 +121,8 @@ def _first(reply: str, kind: Kind, question: str) -> Any:
 def _letter(text: str, span: Span, question: str) -> str | None:
     options = options_in(question)
     letters = letters_in(without_tex(text).strip().strip("{}"))
-    letters = [letter for letter in letters if letter in options] or (letters if len(letters) == 1 else [])
+    is_other = len(letters) == 1 and (span.is_marked or not texts_in(text, options))
+    letters = [letter for letter in letters if letter in options] or (letters if is_other else [])
     if P.LETTERS_ALONE.fullmatch(text) or (len(set(letters)) > 1 and P.BETWEEN.search(text)):
         raise Several
     if letters:
@@ -130,13 +131,19 @@ def _letter(text: str, span: Span, question: str) -> str | None:
     if lone and lone[1].upper() in options:
         return lone[1].upper()
     results = [*P.RESULT.finditer(text)] or [*re.finditer(r":\s", text)]
-    texts = (texts_in(text[results[-1].end() :], options) if results else []) or texts_in(text, options)
+    after = text[results[-1].end() :] if results else text
+    whole = [letter for letter, option in options.items() if _packed(option) == _packed(after)]
+    texts = whole or texts_in(after, options) or texts_in(text, options)
     if len(set(texts)) > 1 and P.BETWEEN.search(text):
         raise Several
     numbers = {number.value for number in numbers_in(plain(text), words=True)}
     if not texts and len(numbers) == 1:  # two is option "2"
         texts = [letter for letter, option in options.items() if {one.value for one in numbers_in(option)} == numbers]
     return texts[0] if texts else None
+
+
+def _packed(text: str) -> str:
+    return "".join(plain(text).split()).strip(".")
 
 
 def _number(text: str, span: Span, question: str) -> Value | None:
@@ -157,6 +164,8 @@ def _number(text: str, span: Span, question: str) -> Value | None:
         if after and not P.OPERATES.match(text, after[0].end):
             _check_one(after[:2], text)
             return after[0]
+    if in_words and P.EQUATION.match(text, in_words[0].end) and not text[: in_words[0].start].strip():  # 44 = 12 + 32
+        return in_words[0]
     numbers = [one for one in in_words if not (one.is_word and one.value == 1)] or in_words  # "one" is a pronoun
     if len({number.value for number in numbers}) < 2:
         return numbers[-1] if numbers else None
@@ -288,6 +297,6 @@ def items_of(text: str) -> list[str]:
     literals = (literal_in(part)[1] for part in bracketed(text))
     if (found := next((one for one in literals if isinstance(one, (list, tuple, set))), None)) is not None:
         return [str(item) for item in found]
-    text = re.sub(r"\([^()]{0,200}\)", "", text)
+    text = re.sub(r"±\s?([\w.√/]+)", r"-\1, \1", re.sub(r"\([^()]{0,200}\)", "", text))
     text = ", ".join(text.split()) if re.fullmatch(r"[\d.\s-]+", text) else text
     return [item for part in P.SEPARATOR.split(text) if (item := part.strip(" .'\"`[]{}"))]
