@@ -46,6 +46,7 @@ from query_mutator.reading.text import (
     words,
 )
 from query_mutator.reading.values import (
+    UNIT,
     Value,
     bracketed,
     close,
@@ -120,7 +121,8 @@ def kind_of_gold(gold: str, question: str) -> Kind:
             return "time" if kind == "time" else "date"
     numbers = numbers_in(text, words=True)
     if len(numbers) == 1 and numbers[0].start == 0 and P.UNIT.fullmatch(text, numbers[0].end):
-        return "number"
+        if "^" not in text[numbers[0].end :] or size_of(numbers[0].unit):
+            return "number"
     if P.ITEMS.search(text) or (" and " in text and P.ASKS_SEVERAL.search(question)):
         return "list"
     if P.SYMBOL.fullmatch(text):
@@ -175,8 +177,8 @@ def _is_same(said: Any, text: str, kind: Kind, question: str) -> bool:
         return bool(said[0] == minutes or (is_either and said[0] % 720 == minutes % 720))
     gold = numbers_in(text, words=True)[-1]
     question = spelled(question)
-    units = [unit for found in P.ASKED_UNIT.finditer(question) for unit in found.groups() if unit and size_of(unit)]
-    unit = "" if gold.unit or not units else units[-1]
+    units = [found[1] for at in P.ASKED_UNIT.finditer(question) if (found := UNIT.match(question, at.end()))]
+    unit = "" if gold.unit else next(filter(size_of, reversed(units)), "")
     return same_number(said, gold, unit=unit)
 
 

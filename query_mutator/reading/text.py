@@ -71,6 +71,7 @@ _TEX_TEXT = re.compile(
     r"\\(?:ce|text|textbf|textit|mathrm|mathbf|mathit|texttt|operatorname|mathbb|mathcal)\s?\{([^{}\n]{0,200})\}"
 )
 _TEX_WORDS = {name: sign for name, _, sign in (pair.partition("=") for pair in word_list("text", "TEX_WORDS"))}
+_TEX_SPACE = re.compile(r"\\[,;: ]")
 _TEX_WORD = re.compile(r"\\([A-Za-z]{1,15})(?![A-Za-z])")
 _PLAIN_GROUP = re.compile(r"(?<!\w)\{([-+])\}(?=\d)|(?<=\^)\{\s?([-+\w.°]{1,20})\s?\}|(?<=\d)\{,\}(?=\d)")
 _PLAIN_FRACTION = re.compile(r"\((-?\d{1,15})\)/\((\d{1,15})\)")
@@ -109,10 +110,11 @@ def without_tex(text: str) -> str:
         return text
     text = _MIXED.sub(" ", _SUBSCRIPT.sub("", text))
     for _ in range(3):  # from inside out
+        text = _PLAIN_GROUP.sub(lambda found: found[1] or found[2] or ",", text)
         text = _TEX_TEXT.sub(r"\1", text)
         text = _ROOT.sub(r"√\1", text)
         text = _FRACTION.sub(lambda found: f"({found[1] or found[2]})/({found[3] or found[4]})", text)
-    text = _TEX_WORD.sub(lambda found: _TEX_WORDS.get(found[1], found[0]), P.TEX_MARK.sub("", text))
+    text = _TEX_WORD.sub(lambda found: _TEX_WORDS.get(found[1], found[0]), P.TEX_MARK.sub("", _TEX_SPACE.sub(" ", text)))
     text = _PLAIN_GROUP.sub(lambda found: found[1] or found[2] or ",", text).replace("^°", "°")
     return _PLAIN_FRACTION.sub(r"\1/\2", text)
 

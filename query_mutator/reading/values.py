@@ -7,6 +7,7 @@ import json
 import math
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -15,6 +16,7 @@ from typing import Any
 from query_mutator.reading.text import UNSPACED, Patterns, any_of, tables, word_list
 
 P = Patterns("values")
+UNIT = P.UNIT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +54,7 @@ def _joined(numbers: Sequence[Value], text: str) -> list[Value]:
     found: list[Value] = []
     for number in numbers:
         last = found[-1] if found else number
-        size, smaller, unit = (size_of(last.unit), size_of(number.unit), P.UNIT.match(text, last.end))
+        size, smaller, unit = (size_of(last.unit), size_of(number.unit), UNIT.match(text, last.end))
         share = number.value * smaller[1] / size[1] if size and smaller and size[0] == smaller[0] else 0.0
         if size and not smaller and number.is_word and number.value % 1:  # an hour and three quarters
             share = number.value
@@ -75,7 +77,7 @@ def _number(match: re.Match[str]) -> Value | None:
     is_operator = before.isdigit() or before in tuple(")]%") or (before.isalpha() and sign[-1:].isspace())
     if sign.strip().lower() == "negative" or (sign.strip().lower() in ("-", "minus") and not is_operator):
         value = -value
-    after = P.UNIT.match(match.string, match.end())
+    after = UNIT.match(match.string, match.end())
     return Value(
         value=value,
         is_percent=match["percent"] is not None,
@@ -130,7 +132,7 @@ def _word_number(match: re.Match[str]) -> Value | None:
     if names[0] in _PARTS and names[0] not in ("half", "quarters"):
         return None
     value = _spoken(names) if any(name in NUMERALS for name in names) else 1.0  # an hour
-    unit = P.UNIT.match(match.string, match.end())
+    unit = UNIT.match(match.string, match.end())
     return Value(value=-value if names[0] in ("minus", "negative") else value, start=match.start(), end=match.end(),
                  is_word=True, unit=unit[1] if unit else "")  # fmt: skip
 
@@ -153,21 +155,51 @@ def _spoken(names: Sequence[str]) -> float:
     return before + value
 
 
-#: Dimension and size of a unit by the forms that occur.
+Size = tuple[tuple[tuple[str, int], ...], float]
+#: Dimensions and size of a unit by the forms that occur.
 _SIZES = {
-    form: (dimension, float(size))
-    for dimension, forms in tables()["units"].items()
+    form: (dimensions.split(), float(size))
+    for dimensions, forms in tables()["units"].items()
     for form, size in (pair.split("=") for pair in forms.split())
 }
+_PREFIXES = {name: float(size) for name, size in (pair.split("=") for pair in word_list("values", "PREFIXES"))}
+_PREFIXED = frozenset(word_list("values", "PREFIXED"))
+_UNIT_PARTS = re.compile(r"\s*(/|\bper\b|[·\s])\s*")
+_UNIT_PART = re.compile(r"([^\W\d_]+|°\s?[CF]?|[€$£¥]|US\$)(?:\^(-?\d))?", re.IGNORECASE)
+_POWERS = re.compile(r"(?i)(square|sq\.?|cubic)\s(\w+)")
 
 
 @lru_cache(maxsize=4096)
-def size_of(unit: str) -> tuple[str, float] | None:
-    """Return the dimension and size of a unit, None for a word that is none."""
-    unit = re.sub(r"(?:square|sq\.?)\s?(\w+)", r"\1^2", unit.lower()).replace(" ", "").replace("per", "/")
-    base, _, power = unit.partition("^")
-    size = _SIZES.get(base) or _SIZES.get(base.removesuffix("s")) or _SIZES.get(base.removesuffix("es"))
-    return (f"{size[0]}^{power}", size[1] ** int(power)) if size and power in ("2", "3") else size
+def size_of(unit: str) -> Size | None:
+    """Return the dimensions and size of a unit, with prefixes, powers and quotients; None for a word that is none."""
+    unit = _POWERS.sub(lambda found: f"{found[2]}^{3 if found[1][0] in 'cC' else 2}", unit.strip())
+    first, *others = _UNIT_PARTS.split(re.sub(r"°\s", "°", unit))
+    dimensions: Counter[str] = Counter()
+    size = 1.0
+    for sign, part in [("", first), *zip(others[::2], others[1::2], strict=True)]:
+        found = _UNIT_PART.fullmatch(part)
+        base = _base_unit(found[1]) if found else None
+        if found is None or base is None:
+            return None
+        power = int(found[2] or 1) * (-1 if sign in ("/", "per") else 1)
+        for name in base[0]:
+            dimensions[name.removeprefix("-")] += -power if name.startswith("-") else power
+        size *= base[1] ** power
+    return tuple(sorted((name, power) for name, power in dimensions.items() if power)), size
+
+
+def _base_unit(word: str) -> tuple[list[str], float] | None:
+    """Return the dimensions and size of one word: as it is written, in lower case, in the singular, with a prefix."""
+    forms = [word, *([word.lower()] if len(word) > 1 else [])]
+    forms += [form[: -len(end)] for form in forms for end in ("s", "es") if len(form) > 3 and form.endswith(end)]
+    if (known := next((form for form in forms if form in _SIZES), None)) is not None:
+        return _SIZES[known]
+    for form in forms:
+        for prefix, factor in _PREFIXES.items():
+            rest = form.removeprefix(prefix)
+            if rest != form and rest in _PREFIXED:
+                return _SIZES[rest][0], _SIZES[rest][1] * factor
+    return None
 
 
 def close(one: float, other: float) -> bool:
