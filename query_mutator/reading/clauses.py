@@ -114,6 +114,8 @@ def clauses(text: str, question: str, polarity: bool = False) -> tuple[Clause, .
         for aside in asides:
             weight = REJECTED if is_question or P.ATTRIBUTED.search(aside) else ASIDE_WEIGHT
             found.append(Clause(text=without_negated(aside), weight=weight, at=len(found), sentence=number, raw=aside))
+    if sum(P.HEDGES.search(one.raw) is not None for one in found) > 1:  # it could be 7; it could be 9
+        found = [replace(one, weight=REJECTED) if P.HEDGES.search(one.raw) else one for one in found]
     return tuple(found)
 
 

@@ -123,7 +123,7 @@ def kind_of_gold(gold: str, question: str) -> Kind:
     if len(numbers) == 1 and numbers[0].start == 0 and P.UNIT.fullmatch(text, numbers[0].end):
         if "^" not in text[numbers[0].end :] or size_of(numbers[0].unit):
             return "number"
-    if P.ITEMS.search(text) or (" and " in text and P.ASKS_SEVERAL.search(question)):
+    if (P.ITEMS.search(text) and not P.SENTENCE.match(text)) or (" and " in text and P.ASKS_SEVERAL.search(question)):
         return "list"
     if P.SYMBOL.fullmatch(text):
         return "symbol" if not UNSPACED.search(text) and not re.fullmatch("[a-z]{2,}", text) else "text"
@@ -282,9 +282,10 @@ def _symbols(span: Span, gold: str) -> list[Value]:
 
 def _gives(gold: str, reply: str, question: str) -> bool:
     """Return whether the first clause of a reply that says anything new gives a gold text."""
-    for span in spans(reply, question):
+    is_negative = P.NEGATIVE.search(gold) is not None
+    for span in spans(reply, question, kind="verdict" if is_negative else "text"):
         for clause in parts(span):
-            text = plain(clause.text).strip()
+            text = plain(span.raw if is_negative and span.raw else clause.text).strip()
             text = P.APPOSITION.sub("", text) if is_fragment(text) else text
             is_new = content(text) - content(question) or (span.is_marked and re.search(r"\w", text))
             if is_new or _names(text, gold, question):
