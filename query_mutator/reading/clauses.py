@@ -85,8 +85,7 @@ def clauses(text: str, question: str, polarity: bool = False) -> tuple[Clause, .
     for number, sentence in enumerate(kept):
         body, asides = _without_asides(sentence)
         is_question = body.rstrip(" *_').").endswith(_QUESTION_ENDS) and len(kept) > 1
-        base = (1.0 if len(kept) < 5 else 2.0) if number == len(kept) - 1 else 0.0
-        base += number / len(kept)  # the later the more
+        base = (number == len(kept) - 1) + number / len(kept)  # the later the more
         pieces = _pieces(_BULLET.sub("", body))
         for place, (connector, piece) in enumerate(pieces):
             weight = base + _weight(f"{connector} {piece}", is_reason=asks_why or len(pieces) == 1)
@@ -94,7 +93,7 @@ def clauses(text: str, question: str, polarity: bool = False) -> tuple[Clause, .
                 if is_fragment(body):
                     weight += 3.0 if len(kept) <= 3 else 1.0
                 else:
-                    weight += 3.0 if P.ANSWERS.match(piece) else 1.5 * bool(P.DIRECT.match(body))
+                    weight += 3.0 if P.ANSWERS.match(piece) else 1.0 * bool(P.DIRECT.match(body))
             if asked:
                 weight += 2.0 * len(asked & content(piece)) / min(len(asked), 4)
             if connector == ":" or P.CONTINUES.match(piece):  # a label, or "which leaves 9"
@@ -128,7 +127,7 @@ def _is_rejected(piece: str, asserted: str, *, polarity: bool) -> bool:
 
 def _weight(piece: str, *, is_reason: bool) -> float:
     """Return how much the words of a clause make it the answer; reasons count where they are all or asked for."""
-    weight = 3.0 * bool(P.CONCLUDES.search(piece)) + 2.0 * bool(P.CONTRAST.search(piece)) + bool(P.RESULT.search(piece))
+    weight = 4.0 * bool(P.CONCLUDES.search(piece)) + 2.0 * bool(P.CONTRAST.search(piece)) + bool(P.RESULT.search(piece))
     if P.CONCEDES.match(piece):
         return weight - 4.0
     if (P.REASON.match(piece) and not is_reason) or P.ASIDE.match(piece):

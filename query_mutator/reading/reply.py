@@ -67,7 +67,7 @@ def _gain(values: Sequence[Any], question: str, kind: Kind) -> float:
         return 0.0
     is_date = kind == "date" and any(one.value[0] and one.value[2] for one in values)
     is_share = kind == "number" and "percent" in question and any(one.is_percent for one in values)
-    return 2.5 if is_date or is_share else 1.0
+    return 2.5 if is_date or is_share else 0.5
 
 
 def _body(text: str) -> str:
@@ -244,7 +244,7 @@ def _verdict(reply: str, question: str) -> str | None:
             is_first = span.is_marked or P.VERDICT.match(decided.lstrip(" \"'")) is not None
             found.append((span.weight + 3.0, verdicts[0 if is_first else -1]))
         elif decided != text:
-            found.append((span.weight + 1.0, None))
+            found.append((span.weight + 2.0, None))
         elif span.weight > ASIDE_WEIGHT and asks_verdict(question) and (implied := _implied(text, question)):
             found.append((span.weight, implied))
     return max(found, key=lambda one: one[0], default=(0.0, None))[1]
