@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from query_mutator.reading.clauses import ASIDE_WEIGHT, REJECTED, Clause, clauses, content
 from query_mutator.reading.marks import Span, letters_in, marked, options_in, texts_in
-from query_mutator.reading.text import Patterns, clean, spelled, without_tex
+from query_mutator.reading.text import UNSPACED, Patterns, clean, spelled, without_tex
 from query_mutator.reading.values import Value, bracketed, close, dates_in, literal_in, numbers_in, times_in
 
 P = Patterns("reply")
@@ -78,7 +78,7 @@ def _body(text: str) -> str:
 
 def parts(span: Span) -> list[Clause]:
     """Return the clauses after a mark in their order, else the span as it is."""
-    if not span.is_marked or not re.search(r"\s", span.text.strip()):
+    if not span.is_marked or not (re.search(r"\s", span.text.strip()) or UNSPACED.search(span.text)):
         return [Clause(text=span.text, weight=span.weight)]
     return [one for one in clauses(span.text, "") if one.weight > REJECTED]
 

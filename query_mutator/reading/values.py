@@ -162,6 +162,7 @@ _SIZES = {
     for dimensions, forms in tables()["units"].items()
     for form, size in (pair.split("=") for pair in forms.split())
 }
+_SIZES |= {form: ([forms[0]], 1.0) for group in word_list("values", "OWN_UNITS") for forms in [group.split("=")] for form in forms}
 _PREFIXES = {name: float(size) for name, size in (pair.split("=") for pair in word_list("values", "PREFIXES"))}
 _PREFIXED = frozenset(word_list("values", "PREFIXED"))
 _UNIT_PARTS = re.compile(r"\s*(/|\bper\b|[·\s])\s*")
