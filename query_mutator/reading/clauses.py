@@ -16,7 +16,6 @@ P = Patterns("clauses")
 
 REJECTED = -99.0
 ASIDE_WEIGHT = -4.0
-_RETRACTED = 3.0  # what a clause loses where a later one takes it back
 _LONG = 800  # characters of a sentence: of a longer one its beginning and its end are read
 _FIRST, _LAST = 3, 15  # sentences of a reply that are read
 _QUESTION_ENDS = ("?", "？", "؟")
@@ -63,8 +62,9 @@ def sentences(text: str) -> list[str]:
     for line in text.splitlines():
         start = 0
         for stop in _STOP.finditer(line):
-            is_open = stop[0] == "." and P.ABBREVIATION.search(line, max(0, stop.end() - 30), stop.end() + 3)
-            if is_open or _NUMBERED.fullmatch(line, 0, stop.end()) or (stop[0] == "." and line[stop.end() : stop.end() + 2].strip()[:1].islower()):
+            is_open = P.ABBREVIATION.search(line, max(0, stop.end() - 30), stop.end() + 3)
+            is_open = is_open or _NUMBERED.fullmatch(line, 0, stop.end())
+            if stop[0] == "." and (is_open or line[stop.end() : stop.end() + 2].strip()[:1].islower()):
                 continue
             found.append(line[start : stop.end()])
             start = stop.end()
@@ -93,7 +93,7 @@ def clauses(text: str, question: str, polarity: bool = False) -> tuple[Clause, .
                 if is_fragment(body):
                     weight += 3.0 if len(kept) <= 3 else 1.0
                 else:
-                    weight += 3.0 if P.ANSWERS.match(piece) else 1.0 * bool(P.DIRECT.match(body))
+                    weight += 3.0 if P.ANSWERS.match(piece) else bool(P.DIRECT.match(body))
             if asked:
                 weight += 2.0 * len(asked & content(piece)) / min(len(asked), 4)
             if connector == ":" or P.CONTINUES.match(piece):  # a label, or "which leaves 9"
@@ -103,11 +103,12 @@ def clauses(text: str, question: str, polarity: bool = False) -> tuple[Clause, .
                 found = [replace(one, weight=REJECTED) for one in found]
                 weight = REJECTED
             elif P.RETRACTS.match(piece):
-                found = [replace(one, weight=one.weight - _RETRACTED) for one in found]
+                found = [replace(one, weight=one.weight - 3.0) for one in found]
             if _BOLD.search(piece):
                 weight += 1.5
             asserted = without_negated(piece)
-            if is_question or _is_rejected(piece, asserted, polarity=polarity):
+            is_wrong = not polarity and (P.WRONG.search(piece) or not _SUBSTANCE.search(asserted))
+            if is_question or is_wrong or P.ATTRIBUTED.search(piece):  # says what others think, or what is wrong
                 weight = REJECTED
             found.append(Clause(text=asserted, weight=weight, at=len(found), sentence=number, raw=piece))
         for aside in asides:
@@ -116,13 +117,6 @@ def clauses(text: str, question: str, polarity: bool = False) -> tuple[Clause, .
     if sum(P.HEDGES.search(one.raw) is not None for one in found) > 1:  # it could be 7; it could be 9
         found = [replace(one, weight=REJECTED) if P.HEDGES.search(one.raw) else one for one in found]
     return tuple(found)
-
-
-def _is_rejected(piece: str, asserted: str, *, polarity: bool) -> bool:
-    """Return whether a clause says what others think, or nothing but what is wrong."""
-    if P.ATTRIBUTED.search(piece):
-        return True
-    return not polarity and bool(P.WRONG.search(piece) or not _SUBSTANCE.search(asserted))
 
 
 def _weight(piece: str, *, is_reason: bool) -> float:

@@ -17,61 +17,28 @@ from itertools import islice
 from typing import Any
 
 from query_mutator.errors import UsageError
+from query_mutator.reading import reply as replies
+from query_mutator.reading import text as texts
+from query_mutator.reading import values
 from query_mutator.reading.clauses import content, is_fragment
 from query_mutator.reading.marks import Span, after_mark, marked, options_in
-from query_mutator.reading.reply import (
-    FENCED,
-    Kind,
-    Several,
-    asks_day_first,
-    is_head,
-    items_of,
-    listed,
-    parts,
-    picked,
-    plain,
-    read,
-    spans,
-)
-from query_mutator.reading.text import (
-    UNSPACED,
-    Patterns,
-    clean,
-    fold,
-    places_of,
-    spelled,
-    stems,
-    without_tex,
-    word_list,
-    words,
-)
-from query_mutator.reading.values import (
-    UNIT,
-    Value,
-    bracketed,
-    close,
-    dates_in,
-    literal_in,
-    numbers_in,
-    same_number,
-    size_of,
-    times_in,
-)
+from query_mutator.reading.reply import Kind, Several, plain, read
+from query_mutator.reading.text import UNSPACED, Patterns, clean, fold, places_of, spelled, stems
+from query_mutator.reading.values import Value, dates_in, literal_in, numbers_in, size_of, times_in
 
 P = Patterns("gold")
 
-_VERDICTS = dict(pair.split("=") for pair in word_list("gold", "VERDICTS"))
-_PROSE = frozenset(word_list("gold", "PROSE"))
+_VERDICTS = dict(pair.split("=") for pair in texts.word_list("gold", "VERDICTS"))
+_PROSE = frozenset(texts.word_list("gold", "PROSE"))
 _SHOWN_CODE = re.compile(r"`([^`\n]{1,400})`|\*\*([^*\n]{1,300})\*\*(?!\w)")
 _QUOTED = re.compile(r"'[^'\n]{0,300}'|\"[^\"\n]{0,300}\"")
 _ASSIGNS = re.compile(r"\A[\w. ]{1,30}=\s|\Aassert\s.{1,300}==\s|\A(?:>>>|print).{0,200}\n", re.DOTALL)
 _SHOWN_SYMBOL = re.compile(r"`\s?([^`\n]{1,12}?)\s?`|\*\*(\S{1,6})\*\*(?!\w)|(?<!\w)[\"']([^\"'\s]{1,6})[\"'](?!\w)")
-_SPACED_SIGNS = re.compile(r"\s|(?<=\w)[·*×](?=\w)")
 _FORMULA = re.compile(r"\w\s?[-+*/^=]\s?\w.*\d|\d.*\w\s?[-+*/^=]\s?\w")
 _TOKEN_EDGE = "\"'`.,;:()[]"
 _CONTAINERS = (list, tuple, dict, set)
-_FUNCTION_WORDS = frozenset(word_list("gold", "FUNCTION_WORDS"))
-_OTHER_BEFORE = frozenset(word_list("gold", "OTHER_BEFORE"))
+_FUNCTION_WORDS = frozenset(texts.word_list("gold", "FUNCTION_WORDS"))
+_OTHER_BEFORE = frozenset(texts.word_list("gold", "OTHER_BEFORE"))
 FAMILY = "family:"
 PARTS_JOINED_BY = " | "
 #: Families whose answers are symbols: upper and lower case count, and a symbol inside a sentence may be a word.
@@ -107,7 +74,7 @@ def _says(gold: Gold, reply: str) -> bool:
 @lru_cache(maxsize=4096)
 def kind_of_gold(gold: str, question: str) -> Kind:
     """Return the type of an accepted answer, by its form and the options of its question."""
-    text = without_tex(spelled(gold)).strip()
+    text = texts.without_tex(spelled(gold)).strip()
     options = options_in(spelled(question))
     if options and _letter_of(text, options) is not None:
         return "letter"
@@ -120,9 +87,9 @@ def kind_of_gold(gold: str, question: str) -> Kind:
         if is_whole and (kind == "time" or found[0].value[2] is not None):
             return "time" if kind == "time" else "date"
     numbers = numbers_in(text, words=True)
-    if len(numbers) == 1 and numbers[0].start == 0 and P.UNIT.fullmatch(text, numbers[0].end):
-        if "^" not in text[numbers[0].end :] or size_of(numbers[0].unit):
-            return "number"
+    is_whole = len(numbers) == 1 and numbers[0].start == 0 and P.UNIT.fullmatch(text, numbers[0].end) is not None
+    if is_whole and ("^" not in text[numbers[0].end :] or size_of(numbers[0].unit)):
+        return "number"
     if (P.ITEMS.search(text) and not P.SENTENCE.match(text)) or (" and " in text and P.ASKS_SEVERAL.search(question)):
         return "list"
     if P.SYMBOL.fullmatch(text):
@@ -135,16 +102,16 @@ def _letter_of(text: str, options: Mapping[str, str]) -> str | None:
     if lone := re.fullmatch(r"[(\[]?([A-Za-z])[\])]?[.:]?|\(?([A-Z])[).:]\s.+", text, re.DOTALL):
         letter = (lone[1] or lone[2]).upper()
         return letter if letter in options else None
-    same = [letter for letter, option in options.items() if words(option) == words(text) != ()]
+    same = [letter for letter, option in options.items() if texts.words(option) == texts.words(text) != ()]
     return same[0] if len(same) == 1 else None
 
 
 def _matches(gold: str, reply: str, question: str) -> bool:
     kind = kind_of_gold(gold, question)
-    text = without_tex(spelled(gold)).strip()
+    text = texts.without_tex(spelled(gold)).strip()
     span = next(iter(marked(clean(reply), question)), None)
     if span is not None and not isinstance(span.value, list) and kind not in ("letter", "symbol"):
-        said = without_tex(span.text)
+        said = texts.without_tex(span.text)
         if "".join(text.split()) in ["".join(said.strip(edge).split()) for edge in ("", " .", " .*`$\"'")]:
             return True
     if kind == "text":
@@ -154,9 +121,9 @@ def _matches(gold: str, reply: str, question: str) -> bool:
     if kind == "literal":
         return _literal_matches(text, reply, question)
     if kind == "symbol":
-        found = islice(spans(reply, question), _READ_SPANS)
+        found = islice(replies.spans(reply, question), _READ_SPANS)
         shown = _said_by(lambda span: _symbols(span, text), found, question.split(), question)
-        return shown is not None and _SPACED_SIGNS.sub("", shown) == _SPACED_SIGNS.sub("", text)
+        return shown is not None and texts.unspaced(shown) == texts.unspaced(text)
     said = read(reply, kind, question)
     return said is not None and _is_same(said, text, kind, question)
 
@@ -168,7 +135,7 @@ def _is_same(said: Any, text: str, kind: Kind, question: str) -> bool:
     if kind == "verdict":
         return bool(said == _VERDICTS[fold(text)])
     if kind == "date":
-        gold_date = dates_in(text, day_first=asks_day_first(question))[0].value
+        gold_date = dates_in(text, day_first=replies.asks_day_first(question))[0].value
         year = said[0] or (gold_date[0] if gold_date[0] and str(gold_date[0]) in question else 0)
         return bool(said[1:] == gold_date[1:]) and gold_date[0] in (None, year, 2000 + year, 1900 + year)
     if kind == "time":
@@ -177,14 +144,14 @@ def _is_same(said: Any, text: str, kind: Kind, question: str) -> bool:
         return bool(said[0] == minutes or (is_either and said[0] % 720 == minutes % 720))
     gold = numbers_in(text, words=True)[-1]
     question = spelled(question)
-    units = [found[1] for at in P.ASKED_UNIT.finditer(question) if (found := UNIT.match(question, at.end()))]
+    units = [found[1] for at in P.ASKED_UNIT.finditer(question) if (found := values.UNIT.match(question, at.end()))]
     unit = "" if gold.unit else next(filter(size_of, reversed(units)), "")
-    return same_number(said, gold, unit=unit)
+    return values.same_number(said, gold, unit=unit)
 
 
 def _list_matches(text: str, reply: str, question: str) -> bool:
-    gold = items_of(spelled(text))
-    for said in listed(reply, question):
+    gold = replies.items_of(spelled(text))
+    for said in replies.listed(reply, question):
         places = _places(said, gold)
         if places is None:
             continue
@@ -214,7 +181,7 @@ def _place(said: str, gold: Sequence[str]) -> int | None:
     numbers, tokens = numbers_in(said), stems(said)
     for place, item in enumerate(gold):
         wanted = numbers_in(item) if re.fullmatch(r"\W*[\d.,/]+\W*", item) else ()
-        if wanted and numbers and close(numbers[-1].value, wanted[0].value):
+        if wanted and numbers and values.close(numbers[-1].value, wanted[0].value):
             return place
         if not wanted and places_of(stems(item), tokens):
             return place
@@ -226,10 +193,10 @@ def _said_by(
 ) -> Any:
     """Return the value that the first span with any gives, if possible none that the question has."""
     for span in found:
-        if values := finder(span):
-            values = values if span.is_marked else [one for one in values if one.value not in known] or values
-            is_first = span.is_marked or is_head(values[0], span.text)
-            return (values[0] if is_first else picked(values, span.text, question)).value
+        if said := finder(span):
+            said = said if span.is_marked else [one for one in said if one.value not in known] or said
+            is_first = span.is_marked or replies.is_head(said[0], span.text)
+            return (said[0] if is_first else replies.picked(said, span.text, question)).value
     return None
 
 
@@ -237,9 +204,9 @@ def _literal_matches(text: str, reply: str, question: str) -> bool:
     _, gold = literal_in(text)
     whole = literal_in(clean(reply).strip(" .`\n"))[1]
     if type(whole) is not type(gold):
-        asked = [literal_in(one)[1] for one in [*_QUOTED.findall(question), *bracketed(question)]]
-        first, *others = [*islice(spans(reply, question, kind="verdict"), _READ_SPANS)] or [Span("", "")]
-        fences = [Span(found[1], "") for found in FENCED.finditer(clean(reply))]
+        asked = [literal_in(one)[1] for one in [*_QUOTED.findall(question), *values.bracketed(question)]]
+        first, *others = [*islice(replies.spans(reply, question, kind="verdict"), _READ_SPANS)] or [Span("", "")]
+        fences = [Span(found[1], "") for found in replies.FENCED.finditer(clean(reply))]
         whole = _said_by(lambda span: _literals(span.text, gold), [first, *fences[-1:], *others], asked, question)
     return type(whole) is type(gold) and bool(whole == gold)
 
@@ -248,20 +215,20 @@ def _literals(text: str, gold: Any) -> list[Value]:
     """Return the literals of a text: after its last == or arrow, in code, brackets or quotes, else its last word."""
     at = text.rfind("==") + 2 if "==" in text else text.rfind("→") + 1
     shown = [(one.start(), one[1] or one[2] or "") for one in _SHOWN_CODE.finditer(text, at)]
-    values: list[Value] = []
+    found: list[Value] = []
     for start, piece in [(at, text[at:]), *shown]:
-        inside = [*bracketed(piece), *_QUOTED.findall(piece)] if start > at or not shown else []
+        inside = [*values.bracketed(piece), *_QUOTED.findall(piece)] if start > at or not shown else []
         for inner in [_ASSIGNS.sub("", piece.strip(" .*`\n")), *inside]:
             is_literal, value = literal_in(inner)
             if is_literal and (isinstance(value, _CONTAINERS) or not isinstance(gold, _CONTAINERS)):
-                values.append(Value(value=value, start=start, end=start + len(piece) + 2))
+                found.append(Value(value=value, start=start, end=start + len(piece) + 2))
     word = re.search(r"(\S{1,200}?)[.!]?\W?\s?\Z", (shown or [(at, text)])[-1][1][-210:])
-    return values or ([Value(value=word[1], start=0, end=len(text))] if isinstance(gold, str) and word else [])
+    return found or ([Value(value=word[1], start=0, end=len(text))] if isinstance(gold, str) and word else [])
 
 
 def _symbols(span: Span, gold: str) -> list[Value]:
     """Return the symbols that a clause shows: in code or quotes, else words that look like one."""
-    text = without_tex(span.text)
+    text = texts.without_tex(span.text)
     found = [
         Value(value=one[1] or one[2] or one[3], start=one.start(), end=one.end())
         for one in _SHOWN_SYMBOL.finditer(text)
@@ -270,12 +237,12 @@ def _symbols(span: Span, gold: str) -> list[Value]:
     for one in re.finditer(r"\S+", text):
         inner = re.fullmatch(r"[(\[\"'`](\S+?)[)\]\"'`][.,;:]?", one[0])
         whole = inner[1] if inner else one[0]
-        forms = (whole, whole.rstrip("."), whole.rstrip(".,;:"), whole.strip("*"), whole.strip("*.,;:"))  # COUNT(*). is COUNT(*)
+        forms = (whole, *map(whole.rstrip, (".", ".,;:")), *map(whole.strip, ("*", "*.,;:")))  # COUNT(*). is COUNT(*)
         token = gold if gold in forms else whole.strip(_TOKEN_EDGE) or whole.strip(".,;:") or whole
         is_sign = re.fullmatch(r"[.,;:!?()-]", token) is None or text.strip() == token
         is_symbol = P.SYMBOL_WORD.fullmatch(token) and token not in _PROSE and is_sign
         is_article = token == "A" and re.match(r"\s[a-z]", text[one.end() : one.end() + 2])
-        if (_SPACED_SIGNS.sub("", token) == _SPACED_SIGNS.sub("", gold) or is_symbol) and not is_article:
+        if (texts.unspaced(token) == texts.unspaced(gold) or is_symbol) and not is_article:
             found.append(Value(value=token, start=one.start(), end=one.start() + one[0].find(token) + len(token)))
     return [one for one in found if one.value[:1].isalnum() == gold[:1].isalnum()] or found
 
@@ -283,8 +250,8 @@ def _symbols(span: Span, gold: str) -> list[Value]:
 def _gives(gold: str, reply: str, question: str) -> bool:
     """Return whether the first clause of a reply that says anything new gives a gold text."""
     is_negative = P.NEGATIVE.search(gold) is not None
-    for span in spans(reply, question, kind="verdict" if is_negative else "text"):
-        for clause in parts(span):
+    for span in replies.spans(reply, question, kind="verdict" if is_negative else "text"):
+        for clause in replies.parts(span):
             text = plain(span.raw if is_negative and span.raw else clause.text).strip()
             text = P.APPOSITION.sub("", text) if is_fragment(text) else text
             is_new = content(text) - content(question) or (span.is_marked and re.search(r"\w", text))
@@ -295,12 +262,19 @@ def _gives(gold: str, reply: str, question: str) -> bool:
 
 def _names(text: str, gold: str, question: str) -> bool:
     """Return whether a clause gives a gold text as its answer."""
-    wanted = without_tex(spelled(gold))
+    wanted = texts.without_tex(spelled(gold))
     if UNSPACED.search(wanted):
         is_there = fold(wanted).replace(" ", "") in fold(text).replace(" ", "")
-        return is_there and not P.EAST_ASIAN_OR.search(text) and not re.search(rf"[東西南北新大小]{re.escape(wanted)}", text)
+        return (
+            is_there
+            and not P.EAST_ASIAN_OR.search(text)
+            and not re.search(rf"[東西南北新大小]{re.escape(wanted)}", text)
+        )
     if _FORMULA.search(wanted):
-        return re.search(rf"(?<![\w.]){re.escape(_packed(wanted))}(?!\w)", _packed(text)) is not None
+        return (
+            re.search(rf"(?<![\w.]){re.escape(texts.unspaced(fold(wanted)))}(?!\w)", texts.unspaced(fold(text)))
+            is not None
+        )
     tokens = stems(text)
     if _is_subject_other(text, gold, question):
         return False
@@ -309,10 +283,6 @@ def _names(text: str, gold: str, question: str) -> bool:
         for form in _forms(wanted, question)
         for at in places_of(form, tokens)
     )
-
-
-def _packed(text: str) -> str:
-    return re.sub(r"\s|(?<=\w)[*·](?=\w)", "", fold(text))
 
 
 def _forms(gold: str, question: str) -> Iterator[tuple[str, ...]]:
@@ -332,7 +302,7 @@ def _forms(gold: str, question: str) -> Iterator[tuple[str, ...]]:
 def _is_itself(text: str, tokens: Sequence[str], at: int, form: Sequence[str], gold: str, question: str) -> bool:
     """Return whether words of a clause are the gold, and not a part of another name or of a comparison."""
     before = tokens[at - 1] if at else ""
-    known = words(gold)
+    known = texts.words(gold)
     if gold[:1].isupper() and before in _OTHER_BEFORE and before.capitalize() in text:
         return False
     folded = fold(text)
@@ -343,25 +313,23 @@ def _is_itself(text: str, tokens: Sequence[str], at: int, form: Sequence[str], g
     if lead.endswith("-") or P.OR_BEFORE.search(lead) or P.OR_AFTER.match(tail):
         return False
     compared = P.COMPARED.search(lead)
-    if compared and compared[0].split()[0] not in words(question):
+    if compared and compared[0].split()[0] not in texts.words(question):
         return False
     if len(form) > 1 or len(known) < 2 or len(folded) != len(text):
         return True
     given = P.GIVEN_NAMES.search(text[: place.start()])
-    return given is None or _is_same_given(_given_names(given[1]), _given_names(gold)[:-1])
+    return given is None or _is_same_given(given[1], gold.rpartition(" ")[0])
 
 
-def _given_names(name: str) -> list[str]:
-    """Return the capitalized words of a name, folded; JK is J. K."""
-    found = [word for word in re.findall(r"[\w'-]+", name) if word[0].isupper() and word not in ("Van", "Von", "De")]
-    return [fold(one) for word in found for one in (word if word.isupper() and len(word) < 4 else [word])]
-
-
-def _is_same_given(said: Sequence[str], gold: Sequence[str]) -> bool:
-    """Return whether given names agree, an initial with any name that begins with it; more may be said."""
-    pairs = zip(said, gold, strict=False)
-    are_same = all(one == other or (1 in (len(one), len(other)) and one[0] == other[0]) for one, other in pairs)
-    return are_same or said == gold[-len(said) :]
+def _is_same_given(said: str, gold: str) -> bool:
+    """Return whether given names agree, an initial with any name that begins with it; JK is J. K., more may be said."""
+    one, other = (
+        [fold(part) for word in names for part in (word if word.isupper() and len(word) < 4 else [word])]
+        for names in map(P.GIVEN_NAME.findall, (said, gold))
+    )
+    pairs = zip(one, other, strict=False)
+    are_same = all(a == b or (1 in (len(a), len(b)) and a[0] == b[0]) for a, b in pairs)
+    return are_same or one == other[-len(one) :]
 
 
 def _is_subject_other(text: str, gold: str, question: str) -> bool:

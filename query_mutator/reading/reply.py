@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from query_mutator.reading.clauses import ASIDE_WEIGHT, REJECTED, Clause, clauses, content
 from query_mutator.reading.marks import Span, letters_in, marked, options_in, texts_in
-from query_mutator.reading.text import UNSPACED, Patterns, clean, spelled, without_tex
+from query_mutator.reading.text import UNSPACED, Patterns, clean, spelled, unspaced, without_tex
 from query_mutator.reading.values import Value, bracketed, close, dates_in, literal_in, numbers_in, times_in
 
 P = Patterns("reply")
@@ -62,12 +62,10 @@ def _ranked(text: str, question: str, kind: Kind) -> list[Clause]:
 
 
 def _gain(values: Sequence[Any], question: str, kind: Kind) -> float:
-    """Return what new values add to the weight of a clause: more for a date with its year, or a percentage asked for."""
-    if not values:
-        return 0.0
-    is_date = kind == "date" and any(one.value[0] and one.value[2] for one in values)
-    is_share = kind == "number" and "percent" in question and any(one.is_percent for one in values)
-    return 2.5 if is_date or is_share else 0.5
+    """Return what new values add to the weight of a clause: more for a whole date or a percentage that is asked for."""
+    is_share = kind == "number" and "percent" in question
+    asked = [one for one in values if (kind == "date" and None not in one.value) or (is_share and one.is_percent)]
+    return 2.5 if asked else 0.5 * bool(values)
 
 
 def _body(text: str) -> str:
@@ -132,7 +130,9 @@ def _letter(text: str, span: Span, question: str) -> str | None:
         return lone[1].upper()
     results = [*P.RESULT.finditer(text)] or [*re.finditer(r":\s", text)]
     after = text[results[-1].end() :] if results else text
-    whole = [letter for letter, option in options.items() if _packed(option) == _packed(after)]
+    whole = [
+        letter for letter, option in options.items() if unspaced(plain(option)) == unspaced(plain(after)).rstrip(".")
+    ]
     texts = whole or texts_in(after, options) or texts_in(text, options)
     if len(set(texts)) > 1 and P.BETWEEN.search(text):
         raise Several
@@ -140,10 +140,6 @@ def _letter(text: str, span: Span, question: str) -> str | None:
     if not texts and len(numbers) == 1:  # two is option "2"
         texts = [letter for letter, option in options.items() if {one.value for one in numbers_in(option)} == numbers]
     return texts[0] if texts else None
-
-
-def _packed(text: str) -> str:
-    return "".join(plain(text).split()).strip(".")
 
 
 def _number(text: str, span: Span, question: str) -> Value | None:

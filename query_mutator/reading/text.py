@@ -75,6 +75,7 @@ _TEX_SPACE = re.compile(r"\\[,;: ]")
 _TEX_WORD = re.compile(r"\\([A-Za-z]{1,15})(?![A-Za-z])")
 _PLAIN_GROUP = re.compile(r"(?<!\w)\{([-+])\}(?=\d)|(?<=\^)\{\s?([-+\w.°]{1,20})\s?\}|(?<=\d)\{,\}(?=\d)")
 _PLAIN_FRACTION = re.compile(r"\((-?\d{1,15})\)/\((\d{1,15})\)")
+_SPACED_SIGNS = re.compile(r"\s|(?<=\w)[·*×](?=\w)")
 _SPECIAL = str.maketrans({"æ": "ae", "œ": "oe", "ø": "o", "ł": "l", "đ": "d", "ð": "d", "þ": "th", "ı": "i"})
 _COMBINING = re.compile("[\u0300-\u036f\u0591-\u05c7\u064b-\u065f]")
 _WORD = re.compile(r"[^\W_]+(?:'[^\W\d_]+)?|[+\-−]?\d+")
@@ -114,9 +115,16 @@ def without_tex(text: str) -> str:
         text = _TEX_TEXT.sub(r"\1", text)
         text = _ROOT.sub(r"√\1", text)
         text = _FRACTION.sub(lambda found: f"({found[1] or found[2]})/({found[3] or found[4]})", text)
-    text = _TEX_WORD.sub(lambda found: _TEX_WORDS.get(found[1], found[0]), P.TEX_MARK.sub("", _TEX_SPACE.sub(" ", text)))
+    text = _TEX_WORD.sub(
+        lambda found: _TEX_WORDS.get(found[1], found[0]), P.TEX_MARK.sub("", _TEX_SPACE.sub(" ", text))
+    )
     text = _PLAIN_GROUP.sub(lambda found: found[1] or found[2] or ",", text).replace("^°", "°")
     return _PLAIN_FRACTION.sub(r"\1/\2", text)
+
+
+def unspaced(text: str) -> str:
+    """Return a text without spaces and signs of multiplication, as formulas are compared."""
+    return _SPACED_SIGNS.sub("", text)
 
 
 @lru_cache(maxsize=4096)

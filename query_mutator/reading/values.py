@@ -162,7 +162,8 @@ _SIZES = {
     for dimensions, forms in tables()["units"].items()
     for form, size in (pair.split("=") for pair in forms.split())
 }
-_SIZES |= {form: ([forms[0]], 1.0) for group in word_list("values", "OWN_UNITS") for forms in [group.split("=")] for form in forms}
+_OWN = [group.split("=") for group in word_list("values", "OWN_UNITS")]
+_SIZES |= {form: (forms[:1], 1.0) for forms in _OWN for form in forms}
 _PREFIXES = {name: float(size) for name, size in (pair.split("=") for pair in word_list("values", "PREFIXES"))}
 _PREFIXED = frozenset(word_list("values", "PREFIXED"))
 _UNIT_PARTS = re.compile(r"\s*(/|\bper\b|[·\s])\s*")
@@ -252,14 +253,9 @@ def _date(parts: dict[str, str | None], day_first: bool | None) -> tuple[int | N
     return int(year) if year else None, number, in_month
 
 
-def in_clock_digits(text: str, *, dotted: bool) -> str:
-    """Return a text with 15.40, 15h40 and 1540 hours as 15:40, where it is read for a time or a duration."""
-    return P.DIGITAL.sub(lambda found: found[0] if found[2] == "." and not dotted else f"{found[1]}:{found[3]}", text)
-
-
 def times_in(text: str, *, in_digits: bool = False) -> list[Value]:
     """Return the times of the day in a text, with `in_digits` also 15.40 and 1540 hours."""
-    text = in_clock_digits(text, dotted=True) if in_digits else text
+    text = P.DIGITAL.sub(r"\1:\3", text) if in_digits else text
     found = ((match, _time(match)) for match in P.CLOCK.finditer(text))
     return [Value(value=time, start=match.start(), end=match.end()) for match, time in found if time is not None]
 
