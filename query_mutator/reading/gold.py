@@ -264,17 +264,11 @@ def _names(text: str, gold: str, question: str) -> bool:
     """Return whether a clause gives a gold text as its answer."""
     wanted = texts.without_tex(spelled(gold))
     if UNSPACED.search(wanted):
-        is_there = fold(wanted).replace(" ", "") in fold(text).replace(" ", "")
-        return (
-            is_there
-            and not P.EAST_ASIAN_OR.search(text)
-            and not re.search(rf"[東西南北新大小]{re.escape(wanted)}", text)
-        )
+        name = rf"(?<![東西南北新大小]){re.escape(fold(wanted).replace(' ', ''))}"
+        return re.search(name, fold(text).replace(" ", "")) is not None and not P.EAST_ASIAN_OR.search(text)
     if _FORMULA.search(wanted):
-        return (
-            re.search(rf"(?<![\w.]){re.escape(texts.unspaced(fold(wanted)))}(?!\w)", texts.unspaced(fold(text)))
-            is not None
-        )
+        formula, said = (texts.unspaced(fold(one)) for one in (wanted, text))
+        return re.search(rf"(?<![\w.]){re.escape(formula)}(?!\w)", said) is not None
     tokens = stems(text)
     if _is_subject_other(text, gold, question):
         return False

@@ -130,9 +130,8 @@ def _letter(text: str, span: Span, question: str) -> str | None:
         return lone[1].upper()
     results = [*P.RESULT.finditer(text)] or [*re.finditer(r":\s", text)]
     after = text[results[-1].end() :] if results else text
-    whole = [
-        letter for letter, option in options.items() if unspaced(plain(option)) == unspaced(plain(after)).rstrip(".")
-    ]
+    said = unspaced(plain(after)).rstrip(".")
+    whole = [letter for letter, option in options.items() if unspaced(plain(option)) == said]
     texts = whole or texts_in(after, options) or texts_in(text, options)
     if len(set(texts)) > 1 and P.BETWEEN.search(text):
         raise Several

@@ -115,9 +115,8 @@ def without_tex(text: str) -> str:
         text = _TEX_TEXT.sub(r"\1", text)
         text = _ROOT.sub(r"√\1", text)
         text = _FRACTION.sub(lambda found: f"({found[1] or found[2]})/({found[3] or found[4]})", text)
-    text = _TEX_WORD.sub(
-        lambda found: _TEX_WORDS.get(found[1], found[0]), P.TEX_MARK.sub("", _TEX_SPACE.sub(" ", text))
-    )
+    text = P.TEX_MARK.sub("", _TEX_SPACE.sub(" ", text))
+    text = _TEX_WORD.sub(lambda found: _TEX_WORDS.get(found[1], found[0]), text)
     text = _PLAIN_GROUP.sub(lambda found: found[1] or found[2] or ",", text).replace("^°", "°")
     return _PLAIN_FRACTION.sub(r"\1/\2", text)
 
