@@ -20,17 +20,17 @@ _LONG = 800  # characters of a sentence: of a longer one its beginning and its e
 _FIRST, _LAST = 3, 15  # sentences of a reply that are read
 _QUESTION_ENDS = ("?", "？", "؟")
 
-_STOP = re.compile(r"[.!?][\"')\]*_`]{0,4}(?=\s|$)|[。！？।]+|[.!?](?=\*\*)|[؛؟](?=\s|$)|(?:\.\.\.|…)(?=\s|[A-Z])")
+_STOP = re.compile(r"[\U0001f300-\U0001faff\u2600-\u27bf]\ufe0f?(?=\s+[A-ZА-Я])|[.!?][\"')\]*_`]{0,4}(?=\s|$)|[。！？।]+|[.!?](?=\*\*)|[؛؟](?=\s|$)|(?:\.\.\.|…)(?=\s|[A-Z])")
 _BULLET = re.compile(r"^\s{0,8}(?:[-*•>+]\s|#{1,6}\s|(?:step\s)?\d{1,2}[.)]\s)", re.IGNORECASE)
 _NUMBERED = re.compile(r"\s{0,8}[*_]{0,2}\d\.[*_]{0,2}")
-_READABLE = re.compile("[^\\s.,;:!?\U0001f000-\U0001faff\u2600-\u2712]|[!?;:.,]`")
+_READABLE = re.compile("[^\\s.,;:!?\U0001f000-\U0001faff\u2600-\u2712\ufe0f]|[!?;:.,]`")
 _SUBSTANCE = re.compile(r"[^\s.,;:!?_'\"-]")
-_HEAD_END = re.compile(r"[,;–—(]|:(?!\d)|\s-\s|\.\s|$")
+_HEAD_END = re.compile(r"[,;–—(]|:(?!\d)|\s-\s(?!\d)|\.\s|$")
 _BOLD = re.compile(r"\*\*[^*\n]{0,200}[^*:\n]\*\*(?![\w:])")
 _CODE = re.compile(r"`[^`\n]{1,60}`")
 _WORD = re.compile(r"[^\W_]+(?:'[^\W\d_]+)?")
 _PARENTHESES = re.compile(r"(?<![\w.])\(([^()\n]{1,300})\)(?![\w'(])")
-_ASIDE_WORDS = re.compile(r"[^\W\d_]{3}|\d\s?[°%]|\d\s[a-z]{1,3}\W*$|^\W{0,2}(?:not|i\.e|e\.g|=|≈|or)\b")
+_ASIDE_WORDS = re.compile(r"[^\W\d_]{3}|\d\s?[°%]|\d\s[a-z]{1,3}\W*$|^\W{0,2}(?:not|i\.e|e\.g|=|≈|or|so)\b")
 _EQUATED = re.compile(r"=\s?[$€£]?\d")
 _ENDING = re.compile("(?<=[a-z]{4})(?:ed|ing|e)$")
 _INFLECTED = re.compile("[\u0370-\u05ff\u0900-\u097f]")  # Greek, Cyrillic, Devanagari: the beginning is compared

@@ -34,7 +34,7 @@ _SHOWN_CODE = re.compile(r"`([^`\n]{1,400})`|\*\*([^*\n]{1,300})\*\*(?!\w)")
 _QUOTED = re.compile(r"'[^'\n]{0,300}'|\"[^\"\n]{0,300}\"")
 _ASSIGNS = re.compile(r"\A[\w. ]{1,30}=\s|\Aassert\s.{1,300}==\s|\A(?:>>>|print).{0,200}\n", re.DOTALL)
 _SHOWN_SYMBOL = re.compile(r"`\s?([^`\n]{1,12}?)\s?`|\*\*(\S{1,6})\*\*(?!\w)|(?<!\w)[\"']([^\"'\s]{1,6})[\"'](?!\w)")
-_FORMULA = re.compile(r"\w\s?[-+*/^=]\s?\w.*\d|\d.*\w\s?[-+*/^=]\s?\w")
+_FORMULA = re.compile(r"(?=.*[\d=])\w\s?[-+*/^=]\s?[-(]?\w")
 _TOKEN_EDGE = "\"'`.,;:()[]"
 _CONTAINERS = (list, tuple, dict, set)
 _FUNCTION_WORDS = frozenset(texts.word_list("gold", "FUNCTION_WORDS"))

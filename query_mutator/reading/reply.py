@@ -162,7 +162,7 @@ def _number(text: str, span: Span, question: str) -> Value | None:
     if in_words and P.EQUATION.match(text, in_words[0].end) and not text[: in_words[0].start].strip():  # 44 = 12 + 32
         return in_words[0]
     numbers = [one for one in in_words if not (one.is_word and one.value == 1)] or in_words  # "one" is a pronoun
-    if len({number.value for number in numbers}) < 2:
+    if len(set(map(_key, numbers))) < 2:
         return numbers[-1] if numbers else None
     new = _new(numbers, question, "number")
     if (found := P.RANGE.search(text)) and sum(found.start() <= one.start < found.end() for one in new) > 1:
@@ -183,8 +183,12 @@ def _check_one(numbers: Sequence[Value], text: str) -> None:
 
 def _new(values: Sequence[Any], question: str, kind: Kind) -> list[Any]:
     """Return the values that the question does not have."""
-    given = [one.value for one in _FINDERS[kind](question)]
-    return [one for one in values if one.value not in given]
+    given = set(map(_key, _FINDERS[kind](question)))
+    return [one for one in values if _key(one) not in given]
+
+
+def _key(one: Value) -> tuple[Any, bool]:
+    return round(one.value, 9) if isinstance(one.value, float) else one.value, one.is_percent
 
 
 def _date_or_time(text: str, span: Span, question: str, kind: Kind) -> Any:
@@ -292,6 +296,8 @@ def items_of(text: str) -> list[str]:
     literals = (literal_in(part)[1] for part in bracketed(text))
     if (found := next((one for one in literals if isinstance(one, (list, tuple, set))), None)) is not None:
         return [str(item) for item in found]
+    _, *after = re.split(r"→|⇒|\bbecomes?\b", text)
+    text = after[0] if len(after) == 1 and P.SEPARATOR.search(after[0]) else text
     text = re.sub(r"±\s?([\w.√/]+)", r"-\1, \1", re.sub(r"\([^()]{0,200}\)", "", text))
     text = ", ".join(text.split()) if re.fullmatch(r"[\d.\s-]+", text) else text
     return [item for part in P.SEPARATOR.split(text) if (item := part.strip(" .'\"`[]{}"))]
