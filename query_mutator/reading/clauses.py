@@ -20,7 +20,7 @@ _LONG = 800  # characters of a sentence: of a longer one its beginning and its e
 _FIRST, _LAST = 3, 15  # sentences of a reply that are read
 _QUESTION_ENDS = ("?", "？", "؟")
 
-_STOP = re.compile(r"[\U0001f300-\U0001faff\u2600-\u27bf]\ufe0f?(?=\s+[A-ZА-Я])|[.!?][\"')\]*_`]{0,4}(?=\s|$)|[。！？।]+|[.!?](?=\*\*)|[؛؟](?=\s|$)|(?:\.\.\.|…)(?=\s|[A-Z])")
+_STOP = re.compile(r"[\U0001f300-\U0001faff\u2600-\u26ff\u2728]\ufe0f?(?=\s+[A-ZА-Я])|[.!?][\"')\]*_`]{0,4}(?=\s|$)|[。！？।]+|[.!?](?=\*\*)|[؛؟](?=\s|$)|(?:\.\.\.|…)(?=\s|[A-Z])")
 _BULLET = re.compile(r"^\s{0,8}(?:[-*•>+]\s|#{1,6}\s|(?:step\s)?\d{1,2}[.)]\s)", re.IGNORECASE)
 _NUMBERED = re.compile(r"\s{0,8}[*_]{0,2}\d\.[*_]{0,2}")
 _READABLE = re.compile("[^\\s.,;:!?\U0001f000-\U0001faff\u2600-\u2712\ufe0f]|[!?;:.,]`")

@@ -20,7 +20,8 @@ from query_mutator.errors import UsageError
 from query_mutator.reading import reply as replies
 from query_mutator.reading import text as texts
 from query_mutator.reading import values
-from query_mutator.reading.clauses import content, is_fragment
+from query_mutator.reading.clauses import P as CLAUSES
+from query_mutator.reading.clauses import content, is_fragment, sentences
 from query_mutator.reading.marks import Span, after_mark, marked, options_in
 from query_mutator.reading.reply import Kind, Several, plain, read
 from query_mutator.reading.text import UNSPACED, Patterns, clean, fold, places_of, spelled, stems
@@ -115,7 +116,8 @@ def _matches(gold: str, reply: str, question: str) -> bool:
         if "".join(text.split()) in ["".join(said.strip(edge).split()) for edge in ("", " .", " .*`$\"'")]:
             return True
     if kind == "text":
-        return _gives(gold, reply, question)
+        said_so = _is_sentence(gold, reply) if P.SENTENCE.match(text) else None
+        return _gives(gold, reply, question) if said_so is None else said_so
     if kind == "list":
         return _list_matches(gold, reply, question)
     if kind == "literal":
@@ -245,6 +247,18 @@ def _symbols(span: Span, gold: str) -> list[Value]:
         if (texts.unspaced(token) == texts.unspaced(gold) or is_symbol) and not is_article:
             found.append(Value(value=token, start=one.start(), end=one.start() + one[0].find(token) + len(token)))
     return [one for one in found if one.value[:1].isalnum() == gold[:1].isalnum()] or found
+
+
+def _is_sentence(gold: str, reply: str) -> bool | None:
+    """Return whether the last sentence of a reply that has most words of a gold sentence has them in its order."""
+    wanted = texts.words(gold)
+    for sentence in reversed(sentences(clean(reply))):
+        if not CLAUSES.WRONG.search(sentence):
+            quoted = [one for one in re.findall(r"\*\*[^*]+\*\*|\"[^\"]+\"", sentence) if " " in one]
+            said = texts.words(plain(quoted[-1] if quoted else sentence))
+            if 2 * len({*said} & {*wanted}) > len({*wanted}):
+                return bool(places_of(wanted, said))
+    return None
 
 
 def _gives(gold: str, reply: str, question: str) -> bool:
