@@ -106,14 +106,14 @@ def clauses(text: str, question: str, polarity: bool = False) -> tuple[Clause, .
                 found = [replace(one, weight=one.weight - 3.0) for one in found]
             if _BOLD.search(piece):
                 weight += 1.5
-            asserted = without_negated(piece)
+            asserted = without_negated(piece, question)
             is_wrong = not polarity and (P.WRONG.search(piece) or not _SUBSTANCE.search(asserted))
             if is_question or is_wrong or P.ATTRIBUTED.search(piece):  # says what others think, or what is wrong
                 weight = REJECTED
             found.append(Clause(text=asserted, weight=weight, at=len(found), sentence=number, raw=piece))
         for aside in asides:
             weight = REJECTED if is_question or P.ATTRIBUTED.search(aside) else ASIDE_WEIGHT
-            found.append(Clause(text=without_negated(aside), weight=weight, at=len(found), sentence=number, raw=aside))
+            found.append(Clause(text=without_negated(aside, question), weight=weight, at=len(found), sentence=number, raw=aside))
     if sum(P.HEDGES.search(one.raw) is not None for one in found) > 1:  # it could be 7; it could be 9
         found = [replace(one, weight=REJECTED) if P.HEDGES.search(one.raw) else one for one in found]
     return tuple(found)
@@ -162,20 +162,24 @@ def _pieces(sentence: str) -> list[tuple[str, str]]:
     return pieces
 
 
-def without_negated(piece: str) -> str:
-    """Return a clause with blanks for what it negates.
+def without_negated(piece: str, question: str = "") -> str:
+    """Return a clause with blanks for what it negates and its question, up to its options, does not.
 
     "not 8 but 9" leaves 9, "it is 24, not 12" leaves 24, "C doesn't fit" nothing, "9 instead of 8" 9.
     """
-    kept, at = "", 0
+    kept, at, asked = "", 0, question.partition("\n")[0].lower()
     while found := P.NEGATOR.search(piece, at):
         kind, before = found.lastgroup, piece[at : found.start()]
+        stop = found.end() if kind == "after" else max(_negated_end(piece, found.end(), kind), found.end())
+        negated = content(piece[found.end() : stop])
+        if found[0].lower() in asked and negated and (kind == "instead" or negated <= content(asked)):
+            kept, at = kept + piece[at : found.end()], found.end()  # which is not a mammal? what is 8 less than 20?
+            continue
         if kind == "after" or (kind == "verb" and not _EQUATED.search(before)):  # the subject before it, too
             before = P.SUBJECTS.sub("", before)
             before = before[: max(before.rfind(mark) + len(mark) if mark in before else 0 for mark in _SUBJECT_ENDS)]
         kept += before + " "
-        stop = found.end() if kind == "after" else _negated_end(piece, found.end(), kind)
-        at = max(stop, found.end())
+        at = stop
     return kept + piece[at:]
 
 

@@ -146,6 +146,10 @@ def _number(text: str, span: Span, question: str) -> Value | None:
     text = plain(text)
     clock = times_in(text)
     in_words = [one for one in numbers_in(text, words=True) if not any(at.start <= one.start < at.end for at in clock)]
+    if P.ASKS_SHARE.search(question):  # one in four
+        for one, other in pairwise(in_words):
+            if other.value and P.OUT_OF.fullmatch(text, one.end, other.start):
+                return replace(one, value=one.value / other.value, end=other.end)
     if "year" in question:  # of 14 October 1066 only the year
         days = {(one.start, one.value[2]) for one in dates_in(text)}
         in_words = [one for one in in_words if not any(at <= one.start and one.value == day for at, day in days)]
