@@ -140,7 +140,7 @@ def is_fragment(sentence: str) -> bool:
     sentence = _CODE.sub("X", sentence)
     stop = _HEAD_END.search(sentence, 1)
     head, rest = (sentence[: stop.start()], sentence[stop.start() :]) if stop else (sentence, "")
-    if P.INTRODUCES.match(rest) or P.SUBJECTS_FIRST.match(sentence):
+    if P.INTRODUCES.match(rest) or P.SUBJECTS_FIRST.match(sentence) or P.CALCULATES.match(sentence):
         return False
     return len(_WORD.findall(head)) <= 5 and not P.FINITE.search(head) and not P.LEADS.match(head)
 

@@ -290,8 +290,11 @@ def _on_lines(text: str) -> Iterator[list[str]]:
     whole = [line[:_LONG] for line in text.splitlines() if line.strip()]
     lines = [_EMPHASIS.sub("", line).strip(" .") for line in whole]
     items = [_EMPHASIS.sub("", P.ITEM.sub("", line)).strip(" .") for line in whole if P.ITEM.match(line)]
+    labelled = [line.partition(": ")[2] for line in lines]
     if len(items) > 1 or (len(lines) > 1 and all(len(line.split()) <= 4 for line in lines)):
-        yield items if len(items) > 1 else lines
+        yield items if len(items) > 1 else labelled if all(labelled) else lines
+    cells = [[cell.strip() for cell in line.split("|")] for line in lines if line.startswith("|") and "--" not in line]
+    yield from map(list, zip(*cells[1:], strict=False))  # columns of a table
 
 
 def items_of(text: str) -> list[str]:

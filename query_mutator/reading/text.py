@@ -78,7 +78,7 @@ _PLAIN_FRACTION = re.compile(r"\((-?\d{1,15})\)/\((\d{1,15})\)")
 _SPACED_SIGNS = re.compile(r"\s|(?<=\w)[·*×](?=\w)")
 _SPECIAL = str.maketrans({"æ": "ae", "œ": "oe", "ø": "o", "ł": "l", "đ": "d", "ð": "d", "þ": "th", "ı": "i"})
 _COMBINING = re.compile("[\u0300-\u036f\u0591-\u05c7\u064b-\u065f]")
-_WORD = re.compile(r"[^\W_]+(?:'[^\W\d_]+)?|[+\-−]?\d+")
+_WORD = re.compile(r"[^\W_]+(?:'[^\W\d_]+)?[♯♭]?|[+\-−]?\d+")
 _UNSPACED_SCRIPTS = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"  # Thai to Hangul
 _AT_DIGIT = re.compile(f"(?<=[{_UNSPACED_SCRIPTS}])(?=\\d)|(?<=\\d)(?=[{_UNSPACED_SCRIPTS}])")
 UNSPACED = re.compile(f"[{_UNSPACED_SCRIPTS}]")
