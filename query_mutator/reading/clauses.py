@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 from query_mutator.reading.text import Patterns, stems, word_list
 
@@ -20,7 +21,9 @@ _LONG = 800  # characters of a sentence: of a longer one its beginning and its e
 _FIRST, _LAST = 3, 15  # sentences of a reply that are read
 _QUESTION_ENDS = ("?", "？", "؟")
 
-_STOP = re.compile(r"[\U0001f300-\U0001faff\u2600-\u26ff\u2728]\ufe0f?(?=\s+[A-ZА-Я])|[.!?][\"')\]*_`]{0,4}(?=\s|$)|[。！？।]+|[.!?](?=\*\*)|[؛؟](?=\s|$)|(?:\.\.\.|…)(?=\s|[A-Z])")
+_STOP = re.compile(
+    r"[\U0001f300-\U0001faff\u2600-\u26ff\u2728]\ufe0f?(?=\s+[A-ZА-Я])|[.!?][\"')\]*_`]{0,4}(?=\s|$)|[。！？।]+|[.!?](?=\*\*)|[؛؟](?=\s|$)|(?:\.\.\.|…)(?=\s|[A-Z])"
+)
 _BULLET = re.compile(r"^\s{0,8}(?:[-*•>+]\s|#{1,6}\s|(?:step\s)?\d{1,2}[.)]\s)", re.IGNORECASE)
 _NUMBERED = re.compile(r"\s{0,8}[*_]{0,2}\d\.[*_]{0,2}")
 _READABLE = re.compile("[^\\s.,;:!?\U0001f000-\U0001faff\u2600-\u2712\ufe0f]|[!?;:.,]`")
@@ -37,15 +40,21 @@ _INFLECTED = re.compile("[\u0370-\u05ff\u0900-\u097f]")  # Greek, Cyrillic, Deva
 _CONTENT_STOP = frozenset(word_list("clauses", "CONTENT_STOP"))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Clause:
-    """A part of a reply: what it asserts, with blanks for what it negates, and how much it counts as its answer."""
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A part of a reply that may be its answer: what a mark holds, or what a clause asserts."""
 
-    text: str
-    weight: float
+    text: str  # of a clause with blanks for what it negates
+    rest: str = ""  # the reply from there on
+    weight: float = 20.0  # how much it counts as the answer
+    raw: str = ""  # with what it negates
     at: int = 0  # its place among the clauses
     sentence: int = 0
-    raw: str = ""  # with what it negates
+    is_marked: bool = False
+    is_final: bool = False  # its end is known, and nothing else is read
+    value: Any = None  # of a field of JSON
+    start: int = 0
+    end: int = 0
 
 
 @lru_cache(maxsize=4096)
@@ -73,14 +82,14 @@ def sentences(text: str) -> list[str]:
 
 
 @lru_cache(maxsize=512)
-def clauses(text: str, question: str, polarity: bool = False) -> tuple[Clause, ...]:
+def clauses(text: str, question: str, polarity: bool = False) -> tuple[Span, ...]:
     """Return the clauses of a text in its order; with `polarity` what is called wrong counts, as a verdict."""
     readable = [one for one in sentences(text) if _READABLE.search(one)]
     kept = [one for one in readable if not P.CHAT.match(one)] or readable
     kept = [*kept[:_FIRST], *kept[_FIRST:][-_LAST:]]
     asked = frozenset(word for word in content(question) if not word.isdigit())
     asks_why = P.ASKS_WHY.search(question) is not None
-    found: list[Clause] = []
+    found: list[Span] = []
     before = 0.0
     for number, sentence in enumerate(kept):
         body, asides = _without_asides(sentence)
@@ -110,10 +119,12 @@ def clauses(text: str, question: str, polarity: bool = False) -> tuple[Clause, .
             is_wrong = not polarity and (P.WRONG.search(piece) or not _SUBSTANCE.search(asserted))
             if is_question or is_wrong or P.ATTRIBUTED.search(piece):  # says what others think, or what is wrong
                 weight = REJECTED
-            found.append(Clause(text=asserted, weight=weight, at=len(found), sentence=number, raw=piece))
+            found.append(Span(text=asserted, weight=weight, at=len(found), sentence=number, raw=piece))
         for aside in asides:
             weight = REJECTED if is_question or P.ATTRIBUTED.search(aside) else ASIDE_WEIGHT
-            found.append(Clause(text=without_negated(aside, question), weight=weight, at=len(found), sentence=number, raw=aside))
+            found.append(
+                Span(text=without_negated(aside, question), weight=weight, at=len(found), sentence=number, raw=aside)
+            )
     if sum(P.HEDGES.search(one.raw) is not None for one in found) > 1:  # it could be 7; it could be 9
         found = [replace(one, weight=REJECTED) if P.HEDGES.search(one.raw) else one for one in found]
     return tuple(found)

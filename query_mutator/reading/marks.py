@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from query_mutator.reading.clauses import Span
 from query_mutator.reading.text import Patterns, clean, places_of, spelled, stems, without_tex, word_list
 
 P = Patterns("marks")
@@ -23,21 +23,6 @@ _LINE_CHARS = 2000
 _MOST_MARKS = 8  # of a kind, from the end
 _MOST_LINES = 30  # with a word of a label, from the end
 _MOST_OBJECTS = 20
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """A part of a reply that may be its answer; `rest` is the reply from there on."""
-
-    text: str
-    rest: str
-    is_marked: bool = False
-    is_final: bool = False  # its end is known, and nothing else is read
-    value: Any = None  # of a field of JSON
-    raw: str = ""  # with what it negates
-    weight: float = 20.0
-    start: int = 0
-    end: int = 0
 
 
 @lru_cache(maxsize=256)

@@ -13,8 +13,8 @@ from functools import lru_cache, partial
 from itertools import pairwise
 from typing import Any, Literal
 
-from query_mutator.reading.clauses import ASIDE_WEIGHT, REJECTED, Clause, clauses, content
-from query_mutator.reading.marks import Span, letters_in, marked, options_in, texts_in
+from query_mutator.reading.clauses import ASIDE_WEIGHT, REJECTED, Span, clauses, content
+from query_mutator.reading.marks import letters_in, marked, options_in, texts_in
 from query_mutator.reading.text import UNSPACED, Patterns, clean, spelled, unspaced, without_tex
 from query_mutator.reading.values import Value, bracketed, close, dates_in, literal_in, numbers_in, times_in
 
@@ -49,10 +49,10 @@ def spans(reply: str, question: str, *, kind: Kind = "text") -> Iterator[Span]:
         bold = [part for part in _BOLD.findall(clause.text) if not part.rstrip().endswith(":")]
         if bold:
             yield Span(bold[-1], text)
-        yield Span(clause.text, text, raw=clause.raw, weight=clause.weight)
+        yield replace(clause, rest=text)
 
 
-def _ranked(text: str, question: str, kind: Kind) -> list[Clause]:
+def _ranked(text: str, question: str, kind: Kind) -> list[Span]:
     """Return the clauses that a reply holds, the best first; one with a value that is not in the question gains."""
     found = [one for one in clauses(text, question, polarity=kind == "verdict") if one.weight > REJECTED]
     if kind in _FINDERS and len(found) > 1:
@@ -74,10 +74,10 @@ def _body(text: str) -> str:
     return prose if re.search(r"\w", prose) else text.replace("```", "")
 
 
-def parts(span: Span) -> list[Clause]:
+def parts(span: Span) -> list[Span]:
     """Return the clauses after a mark in their order, else the span as it is."""
     if not span.is_marked or not (re.search(r"\s", span.text.strip()) or UNSPACED.search(span.text)):
-        return [Clause(text=span.text, weight=span.weight)]
+        return [span]
     return [one for one in clauses(span.text, "") if one.weight > REJECTED]
 
 
@@ -275,7 +275,7 @@ def listed(reply: str, question: str) -> Iterator[list[str]]:
         if len(items) > 1 or span.is_final:
             yield items
         yield from _on_lines(span.rest)
-    by_sentence: dict[int, list[Clause]] = {}
+    by_sentence: dict[int, list[Span]] = {}
     for clause in _ranked(_body(text), question, "list"):
         by_sentence.setdefault(clause.sentence, []).append(clause)  # in the order of their best clauses
     for held in list(by_sentence.values())[:2]:
