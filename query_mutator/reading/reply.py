@@ -156,13 +156,9 @@ def _number(text: str, span: Span, question: str) -> Value | None:
     if not in_words and P.ASKS_DURATION.search(question) and len(spans_ := [*P.DURATION.finditer(text)]) == 1:
         minutes = 60 * int(spans_[0][1]) + int(spans_[0][2])
         return Value(value=float(minutes), start=spans_[0].start(), end=spans_[0].end(), unit="min")
-    for result in reversed(list(P.RESULT.finditer(text))):
-        if result[0] == "=" and P.CONDITION.search(text, 0, result.start()):  # = 15 for x = 4
-            continue
-        after = [number for number in in_words if number.start >= result.end()]
-        if after and not P.OPERATES.match(text, after[0].end):
-            _check_one(after[:2], text)
-            return after[0]
+    if after := _after_result(in_words, text):
+        _check_one(after[:2], text)
+        return after[0]
     if in_words and P.EQUATION.match(text, in_words[0].end) and not text[: in_words[0].start].strip():  # 44 = 12 + 32
         return in_words[0]
     numbers = [one for one in in_words if not (one.is_word and one.value == 1)] or in_words  # "one" is a pronoun
@@ -212,8 +208,7 @@ def asks_day_first(text: str) -> bool | None:
 
 def picked(values: Sequence[Any], text: str, question: str) -> Any:
     """Return the value that a clause gives: after its last result sign, at its head, or near the question's words."""
-    marks = [*P.RESULT.finditer(text)] or [*re.finditer(r":\s", text)]
-    if marks and (after := [value for value in values if value.start >= marks[-1].end()]):
+    if after := _after_result(values, text):
         return after[0]
     if is_head(values[0], text):
         return values[0]
@@ -221,6 +216,16 @@ def picked(values: Sequence[Any], text: str, question: str) -> Any:
     starts = [0, *(value.end for value in values[:-1])]
     scores = [len(asked & content(text[at : value.start])) for at, value in zip(starts, values, strict=True)]
     return values[len(scores) - 1 - scores[::-1].index(max(scores))]
+
+
+def _after_result(values: Sequence[Any], text: str) -> list[Any]:
+    """Return the values from the last result sign on that none calculates with and no condition holds."""
+    for mark in reversed([*P.RESULT.finditer(text)]):
+        after = [value for value in values if value.start >= mark.end()]
+        is_condition = mark[0] == "=" and P.CONDITION.search(text, 0, mark.start())  # = 15 for x = 4
+        if after and not is_condition and not P.OPERATES.match(text, after[0].end):
+            return after
+    return []
 
 
 def is_head(value: Any, text: str) -> bool:
