@@ -34,7 +34,6 @@ _CODE = re.compile(r"`[^`\n]{1,60}`")
 _WORD = re.compile(r"[^\W_]+(?:'[^\W\d_]+)?")
 _PARENTHESES = re.compile(r"(?<![\w.])\(([^()\n]{1,300})\)(?![\w'(])")
 _ASIDE_WORDS = re.compile(r"[^\W\d_]{3}|\d\s?[°%]|\d\s[a-z]{1,3}\W*$|^\W{0,2}(?:not|i\.e|e\.g|=|≈|or|so)\b")
-_EQUATED = re.compile(r"=\s?[$€£]?\d")
 _ENDING = re.compile("(?<=[a-z]{4})(?:ed|ing|e)$")
 _INFLECTED = re.compile("[\u0370-\u05ff\u0900-\u097f]")  # Greek, Cyrillic, Devanagari: the beginning is compared
 _CONTENT_STOP = frozenset(word_list("clauses", "CONTENT_STOP"))
@@ -186,8 +185,7 @@ def without_negated(piece: str, question: str = "") -> str:
         if found[0].lower() in asked and negated and (kind == "instead" or negated <= content(asked)):
             kept, at = kept + piece[at : found.end()], found.end()  # which is not a mammal? what is 8 less than 20?
             continue
-        if kind == "after" or (kind == "verb" and not _EQUATED.search(before)):  # the subject before it, too
-            before = P.SUBJECTS.sub("", before)
+        if kind in ("after", "verb"):  # the subject before it, too
             before = before[: max(before.rfind(mark) + len(mark) if mark in before else 0 for mark in _SUBJECT_ENDS)]
         kept += before + " "
         at = stop

@@ -124,7 +124,7 @@ def _matches(gold: str, reply: str, question: str) -> bool:
         return _literal_matches(text, reply, question)
     if kind == "symbol":
         found = islice(replies.spans(reply, question), _READ_SPANS)
-        shown = _said_by(lambda span: _symbols(span, text), found, question.split(), question)
+        shown = _said_by(lambda span: _symbols(span, text), found, question)
         return shown is not None and texts.unspaced(shown) == texts.unspaced(text)
     said = read(reply, kind, question)
     return said is not None and _is_same(said, text, kind, question)
@@ -190,13 +190,10 @@ def _place(said: str, gold: Sequence[str]) -> int | None:
     return None
 
 
-def _said_by(
-    finder: Callable[[Span], Sequence[Value]], found: Iterable[Span], known: Sequence[Any], question: str
-) -> Any:
-    """Return the value that the first span with any gives, if possible none that the question has."""
+def _said_by(finder: Callable[[Span], Sequence[Value]], found: Iterable[Span], question: str) -> Any:
+    """Return the value that the first span with any gives."""
     for span in found:
         if said := finder(span):
-            said = said if span.is_marked else [one for one in said if one.value not in known] or said
             is_first = span.is_marked or replies.is_head(said[0], span.text)
             return (said[0] if is_first else replies.picked(said, span.text, question)).value
     return None
@@ -206,10 +203,9 @@ def _literal_matches(text: str, reply: str, question: str) -> bool:
     _, gold = literal_in(text)
     whole = literal_in(clean(reply).strip(" .`\n"))[1]
     if type(whole) is not type(gold):
-        asked = [literal_in(one)[1] for one in [*_QUOTED.findall(question), *values.bracketed(question)]]
         first, *others = [*islice(replies.spans(reply, question, kind="verdict"), _READ_SPANS)] or [Span("", "")]
         fences = [Span(found[1], "") for found in replies.FENCED.finditer(clean(reply))]
-        whole = _said_by(lambda span: _literals(span.text, gold), [first, *fences[-1:], *others], asked, question)
+        whole = _said_by(lambda span: _literals(span.text, gold), [first, *fences[-1:], *others], question)
     return type(whole) is type(gold) and bool(whole == gold)
 
 

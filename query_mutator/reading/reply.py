@@ -106,8 +106,6 @@ def _first(reply: str, kind: Kind, question: str) -> Any:
     for number, span in enumerate(spans(reply, question, kind=kind)):
         if number and span.weight <= ASIDE_WEIGHT:
             continue
-        if isinstance(span.value, list) and len(span.value) > 1:
-            raise Several
         for clause in parts(span):
             if (said := finder(clause.text, span, question)) is not None:
                 return said
@@ -141,7 +139,7 @@ def _letter(text: str, span: Span, question: str) -> str | None:
     return texts[0] if texts else None
 
 
-def _number(text: str, span: Span, question: str) -> Value | None:
+def _number(text: str, span: Span, question: str) -> Any:
     """Return the number that a clause ends at: its result, one that the question does not have, or its only one."""
     text = plain(text)
     clock = times_in(text)
@@ -167,12 +165,10 @@ def _number(text: str, span: Span, question: str) -> Value | None:
     new = _new(numbers, question, "number")
     if (found := P.RANGE.search(text)) and sum(found.start() <= one.start < found.end() for one in new) > 1:
         raise Several
-    new = [number for number in new if not number.is_word] or new
     if not new:
         return None
     _check_one(new, text)
-    last: Value = picked(new, text, question)
-    return last
+    return picked(new, text, question)
 
 
 def _check_one(numbers: Sequence[Value], text: str) -> None:
@@ -279,7 +275,6 @@ def listed(reply: str, question: str) -> Iterator[list[str]]:
         items = [str(item) for item in span.value] if isinstance(span.value, list) else items_of(span.text)
         if len(items) > 1 or span.is_final:
             yield items
-        yield from _on_lines(span.rest)
     by_sentence: dict[int, list[Span]] = {}
     for clause in _ranked(_body(text), question, "list"):
         by_sentence.setdefault(clause.sentence, []).append(clause)  # in the order of their best clauses

@@ -56,8 +56,6 @@ def _joined(numbers: Sequence[Value], text: str) -> list[Value]:
         last = found[-1] if found else number
         size, smaller, unit = (size_of(last.unit), size_of(number.unit), UNIT.match(text, last.end))
         share = number.value * smaller[1] / size[1] if size and smaller and size[0] == smaller[0] else 0.0
-        if size and not smaller and number.is_word and number.value % 1:  # an hour and three quarters
-            share = number.value
         if 0 < share < 1 and unit and _JOINS.fullmatch(text, unit.end(), number.start):
             found[-1] = replace(last, value=last.value + share, end=number.end)
         else:
