@@ -7,7 +7,6 @@ import json
 import math
 import re
 import unicodedata
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -153,53 +152,43 @@ def _spoken(names: Sequence[str]) -> float:
     return before + value
 
 
-Size = tuple[tuple[tuple[str, int], ...], float]
-#: Dimensions and size of a unit by the forms that occur.
+#: Dimensions and size of a unit by the forms that occur, with and without a prefix.
 _SIZES = {
     form: (dimensions.split(), float(size))
     for dimensions, forms in tables()["units"].items()
     for form, size in (pair.split("=") for pair in forms.split())
 }
-_OWN = [group.split("=") for group in word_list("values", "OWN_UNITS")]
-_SIZES |= {form: (forms[:1], 1.0) for forms in _OWN for form in forms}
-_PREFIXES = {name: float(size) for name, size in (pair.split("=") for pair in word_list("values", "PREFIXES"))}
-_PREFIXED = frozenset(word_list("values", "PREFIXED"))
+_SIZES |= {form: ([form], 1.0) for form in word_list("values", "OWN_UNITS")}
+_SIZES |= {form: _SIZES[symbol] for form, symbol in (pair.split("=") for pair in word_list("values", "UNIT_NAMES"))}
+_PREFIXES = [pair.split("=") for pair in word_list("values", "PREFIXES")]
+_SIZES = {
+    name + unit: (_SIZES[unit][0], _SIZES[unit][1] * float(factor))
+    for name, factor in _PREFIXES
+    for unit in word_list("values", "PREFIXED")
+} | _SIZES
 _UNIT_PARTS = re.compile(r"\s*(/|\bper\b|[·\s])\s*")
 _UNIT_PART = re.compile(r"([^\W\d_]+|°\s?[CF]?|[€$£¥]|US\$)(?:\^(-?\d))?", re.IGNORECASE)
 _POWERS = re.compile(r"(?i)(square|sq\.?|cubic)\s(\w+)")
 
 
 @lru_cache(maxsize=4096)
-def size_of(unit: str) -> Size | None:
+def size_of(unit: str) -> tuple[tuple[str, ...], float] | None:
     """Return the dimensions and size of a unit, with prefixes, powers and quotients; None for a word that is none."""
     unit = _POWERS.sub(lambda found: f"{found[2]}^{3 if found[1][0] in 'cC' else 2}", unit.strip())
     first, *others = _UNIT_PARTS.split(re.sub(r"°\s", "°", unit))
-    dimensions: Counter[str] = Counter()
+    dimensions: list[str] = []
     size = 1.0
     for sign, part in [("", first), *zip(others[::2], others[1::2], strict=True)]:
         found = _UNIT_PART.fullmatch(part)
-        base = _base_unit(found[1]) if found else None
+        forms = [found[1], found[1].lower()[len(found[1]) == 1 :]] if found else []  # m is not M
+        forms += [form[: -len(end)] for form in forms for end in ("s", "es") if len(form) > 3 and form.endswith(end)]
+        base = next((_SIZES[form] for form in forms if form in _SIZES), None)
         if found is None or base is None:
             return None
         power = int(found[2] or 1) * (-1 if sign in ("/", "per") else 1)
-        for name in base[0]:
-            dimensions[name.removeprefix("-")] += -power if name.startswith("-") else power
+        dimensions += [name if power > 0 else f"-{name}" for name in base[0]] * abs(power)
         size *= base[1] ** power
-    return tuple(sorted((name, power) for name, power in dimensions.items() if power)), size
-
-
-def _base_unit(word: str) -> tuple[list[str], float] | None:
-    """Return the dimensions and size of one word: as it is written, in lower case, in the singular, with a prefix."""
-    forms = [word, *([word.lower()] if len(word) > 1 else [])]
-    forms += [form[: -len(end)] for form in forms for end in ("s", "es") if len(form) > 3 and form.endswith(end)]
-    if (known := next((form for form in forms if form in _SIZES), None)) is not None:
-        return _SIZES[known]
-    for form in forms:
-        for prefix, factor in _PREFIXES.items():
-            rest = form.removeprefix(prefix)
-            if rest != form and rest in _PREFIXED:
-                return _SIZES[rest][0], _SIZES[rest][1] * factor
-    return None
+    return tuple(sorted(dimensions)), size
 
 
 def close(one: float, other: float) -> bool:
