@@ -24,18 +24,9 @@ _QUESTION_ENDS = ("?", "？", "؟")
 _STOP = re.compile(
     r"[\U0001f300-\U0001faff\u2600-\u26ff\u2728]\ufe0f?(?=\s+[A-ZА-Я])|[.!?][\"')\]*_`]{0,4}(?=\s|$)|[。！？।]+|[.!?](?=\*\*)|[؛؟](?=\s|$)|(?:\.\.\.|…)(?=\s|[A-Z])"
 )
-_BULLET = re.compile(r"^\s{0,8}(?:[-*•>+]\s|#{1,6}\s|(?:step\s)?\d{1,2}[.)]\s)", re.IGNORECASE)
-_NUMBERED = re.compile(r"\s{0,8}[*_]{0,2}\d\.[*_]{0,2}")
 _READABLE = re.compile("[^\\s.,;:!?\U0001f000-\U0001faff\u2600-\u2712\ufe0f]|[!?;:.,]`")
-_SUBSTANCE = re.compile(r"[^\s.,;:!?_'\"-]")
 _HEAD_END = re.compile(r"[,;–—(]|:(?!\d)|\s-\s(?!\d)|\.\s|$")
 _BOLD = re.compile(r"\*\*[^*\n]{0,200}[^*:\n]\*\*(?![\w:])")
-_CODE = re.compile(r"`[^`\n]{1,60}`")
-_WORD = re.compile(r"[^\W_]+(?:'[^\W\d_]+)?")
-_PARENTHESES = re.compile(r"(?<![\w.])\(([^()\n]{1,300})\)(?![\w'(])")
-_ASIDE_WORDS = re.compile(r"[^\W\d_]{3}|\d\s?[°%]|\d\s[a-z]{1,3}\W*$|^\W{0,2}(?:not|i\.e|e\.g|=|≈|or|so)\b")
-_ENDING = re.compile("(?<=[a-z]{4})(?:ed|ing|e)$")
-_INFLECTED = re.compile("[\u0370-\u05ff\u0900-\u097f]")  # Greek, Cyrillic, Devanagari: the beginning is compared
 _CONTENT_STOP = frozenset(word_list("clauses", "CONTENT_STOP"))
 
 
@@ -60,8 +51,8 @@ class Span:
 def content(text: str) -> frozenset[str]:
     """Return the stems of the words of a text that carry meaning."""
     kept = (word.removesuffix("'s").removesuffix("'") for word in stems(text) if word not in _CONTENT_STOP)
-    bare = (_ENDING.sub("", word) for word in kept if len(word) > 2 or not word.isascii() or word.isdigit())
-    return frozenset(word[:5] if _INFLECTED.match(word) else word for word in bare)
+    bare = (P.ENDING.sub("", word) for word in kept if len(word) > 2 or not word.isascii() or word.isdigit())
+    return frozenset(word[:5] if P.INFLECTED.match(word) else word for word in bare)
 
 
 def sentences(text: str) -> list[str]:
@@ -71,7 +62,7 @@ def sentences(text: str) -> list[str]:
         start = 0
         for stop in _STOP.finditer(line):
             is_open = P.ABBREVIATION.search(line, max(0, stop.end() - 30), stop.end() + 3)
-            is_open = is_open or _NUMBERED.fullmatch(line, 0, stop.end())
+            is_open = is_open or P.NUMBERED.fullmatch(line, 0, stop.end())
             if stop[0] == "." and (is_open or line[stop.end() : stop.end() + 2].strip()[:1].islower()):
                 continue
             found.append(line[start : stop.end()])
@@ -94,7 +85,7 @@ def clauses(text: str, question: str, polarity: bool = False) -> tuple[Span, ...
         body, asides = _without_asides(sentence)
         is_question = body.rstrip(" *_').").endswith(_QUESTION_ENDS) and len(kept) > 1
         base = (number == len(kept) - 1) + number / len(kept)  # the later the more
-        pieces = _pieces(_BULLET.sub("", body))
+        pieces = _pieces(P.BULLET.sub("", body))
         for place, (connector, piece) in enumerate(pieces):
             weight = base + _weight(f"{connector} {piece}", is_reason=asks_why or len(pieces) == 1)
             if not place and not number:
@@ -115,7 +106,7 @@ def clauses(text: str, question: str, polarity: bool = False) -> tuple[Span, ...
             if _BOLD.search(piece):
                 weight += 1.5
             asserted = without_negated(piece, question)
-            is_wrong = not polarity and (P.WRONG.search(piece) or not _SUBSTANCE.search(asserted))
+            is_wrong = not polarity and (P.WRONG.search(piece) or not P.SUBSTANCE.search(asserted))
             if is_question or is_wrong or P.ATTRIBUTED.search(piece):  # says what others think, or what is wrong
                 weight = REJECTED
             found.append(Span(text=asserted, weight=weight, at=len(found), sentence=number, raw=piece))
@@ -141,18 +132,18 @@ def _weight(piece: str, *, is_reason: bool) -> float:
 
 def _without_asides(sentence: str) -> tuple[str, list[str]]:
     """Return a sentence without parentheses that hold words, and what these hold."""
-    asides = [inner for inner in _PARENTHESES.findall(sentence) if _ASIDE_WORDS.search(inner)]
-    return _PARENTHESES.sub(lambda found: " " if _ASIDE_WORDS.search(found[1]) else found[0], sentence), asides
+    asides = [inner for inner in P.PARENTHESES.findall(sentence) if P.ASIDE_WORDS.search(inner)]
+    return P.PARENTHESES.sub(lambda found: " " if P.ASIDE_WORDS.search(found[1]) else found[0], sentence), asides
 
 
 def is_fragment(sentence: str) -> bool:
     """Return whether a sentence begins with an answer alone: a few words without a verb, up to the first mark."""
-    sentence = _CODE.sub("X", sentence)
+    sentence = P.CODE.sub("X", sentence)
     stop = _HEAD_END.search(sentence, 1)
     head, rest = (sentence[: stop.start()], sentence[stop.start() :]) if stop else (sentence, "")
     if P.INTRODUCES.match(rest) or P.SUBJECTS_FIRST.match(sentence) or P.CALCULATES.match(sentence):
         return False
-    return len(_WORD.findall(head)) <= 5 and not P.FINITE.search(head) and not P.LEADS.match(head)
+    return len(P.WORD.findall(head)) <= 5 and not P.FINITE.search(head) and not P.LEADS.match(head)
 
 
 def _pieces(sentence: str) -> list[tuple[str, str]]:

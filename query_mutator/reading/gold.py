@@ -31,11 +31,6 @@ P = Patterns("gold")
 
 _VERDICTS = dict(pair.split("=") for pair in texts.word_list("gold", "VERDICTS"))
 _PROSE = frozenset(texts.word_list("gold", "PROSE"))
-_SHOWN_CODE = re.compile(r"`([^`\n]{1,400})`|\*\*([^*\n]{1,300})\*\*(?!\w)")
-_QUOTED = re.compile(r"'[^'\n]{0,300}'|\"[^\"\n]{0,300}\"")
-_ASSIGNS = re.compile(r"\A[\w. ]{1,30}=\s|\Aassert\s.{1,300}==\s|\A(?:>>>|print).{0,200}\n", re.DOTALL)
-_SHOWN_SYMBOL = re.compile(r"`\s?([^`\n]{1,12}?)\s?`|\*\*(\S{1,6})\*\*(?!\w)|(?<!\w)[\"']([^\"'\s]{1,6})[\"'](?!\w)")
-_FORMULA = re.compile(r"(?=.*[\d=])\w\s?[-+*/^=]\s?[-(]?\w")
 _TOKEN_EDGE = "\"'`.,;:()[]"
 _CONTAINERS = (list, tuple, dict, set)
 _FUNCTION_WORDS = frozenset(texts.word_list("gold", "FUNCTION_WORDS"))
@@ -45,7 +40,6 @@ PARTS_JOINED_BY = " | "
 #: Families whose answers are symbols: upper and lower case count, and a symbol inside a sentence may be a word.
 SYMBOLS = ("symbol", "state_code")
 
-_LIST_OF_SYMBOLS = re.compile(r"\b[A-Z][A-Za-z]?(?:\s*(?:,|/|\bor\b|\band\b)\s*[A-Z][A-Za-z]?\b)+")
 _READ_SPANS = 4  # of a reply, for literals and symbols
 
 
@@ -212,11 +206,11 @@ def _literal_matches(text: str, reply: str, question: str) -> bool:
 def _literals(text: str, gold: Any) -> list[Value]:
     """Return the literals of a text: after its last == or arrow, in code, brackets or quotes, else its last word."""
     at = text.rfind("==") + 2 if "==" in text else text.rfind("→") + 1
-    shown = [(one.start(), one[1] or one[2] or "") for one in _SHOWN_CODE.finditer(text, at)]
+    shown = [(one.start(), one[1] or one[2] or "") for one in P.SHOWN_CODE.finditer(text, at)]
     found: list[Value] = []
     for start, piece in [(at, text[at:]), *shown]:
-        inside = [*values.bracketed(piece), *_QUOTED.findall(piece)] if start > at or not shown else []
-        for inner in [_ASSIGNS.sub("", piece.strip(" .*`\n")), *inside]:
+        inside = [*values.bracketed(piece), *P.QUOTED.findall(piece)] if start > at or not shown else []
+        for inner in [P.ASSIGNS.sub("", piece.strip(" .*`\n")), *inside]:
             is_literal, value = literal_in(inner)
             if is_literal and (isinstance(value, _CONTAINERS) or not isinstance(gold, _CONTAINERS)):
                 found.append(Value(value=value, start=start, end=start + len(piece) + 2))
@@ -229,7 +223,7 @@ def _symbols(span: Span, gold: str) -> list[Value]:
     text = texts.without_tex(span.text)
     found = [
         Value(value=one[1] or one[2] or one[3], start=one.start(), end=one.end())
-        for one in _SHOWN_SYMBOL.finditer(text)
+        for one in P.SHOWN_SYMBOL.finditer(text)
         if one[1] or not re.fullmatch("[a-z]{3,}", one[2] or one[3])
     ]
     for one in re.finditer(r"\S+", text):
@@ -276,7 +270,7 @@ def _names(text: str, gold: str, question: str) -> bool:
     if UNSPACED.search(wanted):
         name = rf"(?<![東西南北新大小]){re.escape(fold(wanted).replace(' ', ''))}"
         return re.search(name, fold(text).replace(" ", "")) is not None and not P.EAST_ASIAN_OR.search(text)
-    if _FORMULA.search(wanted):
+    if P.FORMULA.search(wanted):
         formula, said = (texts.unspaced(fold(one)) for one in (wanted, text))
         return re.search(rf"(?<![\w.]){re.escape(formula)}(?!\w)", said) is not None
     tokens = stems(text)
@@ -380,7 +374,7 @@ def _commits_to_one(reply: str, accept: Sequence[str], *, family: str, question:
 def _family_symbols(said: str) -> set[str]:
     """Return the symbols that a reply shows: quoted, after "is" or a colon, before one, on a line or in a list."""
     shown = {symbol for groups in P.FAMILY_SYMBOL.findall(said) for symbol in groups if symbol}
-    for symbols in _LIST_OF_SYMBOLS.findall(said):
+    for symbols in P.LIST_OF_SYMBOLS.findall(said):
         shown |= set(re.findall(r"\b[A-Z][A-Za-z]?\b", symbols))
     return shown
 

@@ -165,10 +165,9 @@ def _number(text: str, span: Span, question: str) -> Any:
     new = _new(numbers, question, "number")
     if (found := P.RANGE.search(text)) and sum(found.start() <= one.start < found.end() for one in new) > 1:
         raise Several
-    if not new:
-        return None
+    new = [number for number in new if not number.is_word] or new
     _check_one(new, text)
-    return picked(new, text, question)
+    return picked(new, text, question) if new else None
 
 
 def _check_one(numbers: Sequence[Value], text: str) -> None:

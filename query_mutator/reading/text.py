@@ -46,8 +46,6 @@ def tables() -> Mapping[str, Mapping[str, str]]:
 
 P = Patterns("text")
 
-_CONTROL = re.compile(r"<\|[a-z_]{1,20}\|>")
-_NEXT_QUESTION = re.compile(r"\n\s{0,3}(?:Q|Question|Human|User|Input)\s?\d{0,3}\s?:")
 _SUPERSCRIPT = re.compile("[⁺⁻]?[⁰¹²³⁴⁵⁶⁷⁸⁹]{1,20}|ⁿ")
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n")
 _VULGAR = re.compile("(?<=\\d)(?=[¼½¾⅐-⅞])")
@@ -61,12 +59,7 @@ _SPELLINGS = str.maketrans(
         "º": "°", "⁄": "/", "∕": "/", "∗": "*", "٫": ".", "٬": ",",
     }
 )  # fmt: skip
-_STRUCK = re.compile(r"~~[^~\n]{1,200}~~")
-_LEADING_DASH = re.compile(r"(?<![\w)\]}.,])[–—](?=\d)")
 _FRACTION = re.compile(r"\\[dtc]?frac\s?(?:\{([^{}\n]{0,80})\}|(\d))\s?(?:\{([^{}\n]{0,80})\}|(\d))")
-_MIXED = re.compile(r"(?<=\d)(?=\\[dtc]?frac)")
-_SUBSCRIPT = re.compile(r"(?<=[A-Za-z])_(?=\{?\d\}?)")
-_ROOT = re.compile(r"\\sqrt\s?\{([^{}\n]{0,80})\}")
 _TEX_TEXT = re.compile(
     r"\\(?:ce|text|textbf|textit|mathrm|mathbf|mathit|texttt|operatorname|mathbb|mathcal)\s?\{([^{}\n]{0,200})\}"
 )
@@ -88,8 +81,8 @@ _IRREGULAR = dict(pair.split("=") for pair in word_list("text", "IRREGULAR"))
 @lru_cache(maxsize=256)
 def clean(reply: str) -> str:
     """Return the end of a reply without its thought, in one spelling; "" where a thought never ended."""
-    text = P.DAY_DOT.sub(r"\1", spelled(_CONTROL.sub(" ", read_part(reply))))
-    following = _NEXT_QUESTION.search(text)
+    text = P.DAY_DOT.sub(r"\1", spelled(P.CONTROL.sub(" ", read_part(reply))))
+    following = P.NEXT_QUESTION.search(text)
     return text[: following.start()] if following and text[: following.start()].strip() else text
 
 
@@ -97,11 +90,11 @@ def clean(reply: str) -> str:
 def spelled(text: str) -> str:
     """Return a text in NFKC with plain quotes, hyphens, spaces and digits; x² is x^2 and 1½ is 1 1/2."""
     if text.isascii():
-        return _STRUCK.sub(" ", text) if "~~" in text else text
+        return P.STRUCK.sub(" ", text) if "~~" in text else text
     text = _SUPERSCRIPT.sub(lambda found: "^" + found[0].translate(_SUPERSCRIPTS), text.translate(_SPELLINGS))
     text = unicodedata.normalize("NFKC", _VULGAR.sub(" ", text)).translate(_SPELLINGS)
     text = _FOREIGN_DIGIT.sub(lambda found: str(unicodedata.decimal(found[0])), text)
-    text = _STRUCK.sub(" ", _LEADING_DASH.sub("-", text))
+    text = P.STRUCK.sub(" ", P.LEADING_DASH.sub("-", text))
     return _AT_DIGIT.sub(" ", text)
 
 
@@ -109,11 +102,11 @@ def without_tex(text: str) -> str:
     r"""Return a text whose TeX is written plainly: \frac{1}{2} is (1)/(2)."""
     if "\\" not in text and "$" not in text and "{" not in text:
         return text
-    text = _MIXED.sub(" ", _SUBSCRIPT.sub("", text))
+    text = P.MIXED.sub(" ", P.SUBSCRIPT.sub("", text))
     for _ in range(3):  # from inside out
         text = _PLAIN_GROUP.sub(lambda found: found[1] or found[2] or ",", text)
         text = _TEX_TEXT.sub(r"\1", text)
-        text = _ROOT.sub(r"√\1", text)
+        text = P.ROOT.sub(r"√\1", text)
         text = _FRACTION.sub(lambda found: f"({found[1] or found[2]})/({found[3] or found[4]})", text)
     text = P.TEX_MARK.sub("", _TEX_SPACE.sub(" ", text))
     text = _TEX_WORD.sub(lambda found: _TEX_WORDS.get(found[1], found[0]), text)

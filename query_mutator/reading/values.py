@@ -158,13 +158,12 @@ _SIZES = {
     for dimensions, forms in tables()["units"].items()
     for form, size in (pair.split("=") for pair in forms.split())
 }
-_SIZES |= {form: ([form], 1.0) for form in word_list("values", "OWN_UNITS")}
-_SIZES |= {form: _SIZES[symbol] for form, symbol in (pair.split("=") for pair in word_list("values", "UNIT_NAMES"))}
 _PREFIXES = [pair.split("=") for pair in word_list("values", "PREFIXES")]
 _SIZES = {
     name + unit: (_SIZES[unit][0], _SIZES[unit][1] * float(factor))
     for name, factor in _PREFIXES
     for unit in word_list("values", "PREFIXED")
+    if len(name) < 3 or len(unit) > 2
 } | _SIZES
 _UNIT_PARTS = re.compile(r"\s*(/|\bper\b|[·\s])\s*")
 _UNIT_PART = re.compile(r"([^\W\d_]+|°\s?[CF]?|[€$£¥]|US\$)(?:\^(-?\d))?", re.IGNORECASE)
