@@ -134,7 +134,6 @@ class TransformersServer(RealServer):
         return ["-c", start, "serve", self.model, *where]
 
 
-@pytest.mark.slow
 def test_a_prompt_beyond_the_context_fails_where_num_ctx_says_what_it_is(tmp_path: Path) -> None:
     with (
         TransformersServer(write_model(tmp_path)) as server,
