@@ -238,7 +238,7 @@ HERE = Path(__file__).parent / "replies"
 #: Rows that are read as they are labeled, at least; half of all would be as good as a coin, and the goal is 99 of 100.
 READ = {"open": (474, 489), "more": (2105, 2216), "wide": (1480, 1536), "authors": (1160, 1200), "frozen": (474, 511)}
 #: The weights of refusals are fitted to all rows but the frozen ones.
-F1 = {"open": 0.99, "more": 0.99, "wide": 0.99, "authors": 0.99, "frozen": 0.95}
+F1 = {"open": 0.99, "more": 0.99, "wide": 0.99, "authors": 0.99, "frozen": 0.96}
 
 
 def rows(name: str) -> list[dict[str, Any]]:
