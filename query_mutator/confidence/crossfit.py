@@ -26,7 +26,7 @@ _FORM_AT, _CLOSENESS_AT = FEATURES.index(FORM), FEATURES.index(CLOSENESS)
 _ROWS_TO_INFER = 2000
 _PRIOR_ANSWERS = 20.0  # that a form has besides its own, with the rate of all
 
-AGREEMENT = 0.5  # weight of answers that say the same; with more, those that agree are too sure
+AGREEMENT = 0.25  # weight of answers that say the same; with more, those that agree are too sure
 #: The weight with which answers that are known by their arm alone are a vote, and that with which the best arm wins.
 _OF_ARMS = (1.0, 0.0)
 _PRIOR_OF_GAINS = 20.0  # questions on which another form adds nothing
