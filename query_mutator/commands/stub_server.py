@@ -56,11 +56,14 @@ def test_server(flags: StubServerFlags) -> None:
     settings = {one.name: getattr(flags, one.name) for one in fields(ServerSettings)}
     # From here on signals are waited for: a handler that raised could strike while a lock is held.
     signal.pthread_sigmask(signal.SIG_BLOCK, _ENDINGS)
-    with start_server(models, faults=faults, **settings) as server:
-        print(f"listening on {server.url}", flush=True)
-        signal.sigwait(_ENDINGS)
-        for number in _ENDINGS:  # a second one ends the process at once
-            signal.signal(number, signal.SIG_DFL)
+    try:
+        with start_server(models, faults=faults, **settings) as server:
+            print(f"listening on {server.url}", flush=True)
+            signal.sigwait(_ENDINGS)
+            for number in _ENDINGS:  # a second one ends the process at once
+                signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDINGS)
+    finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDINGS)
 
 

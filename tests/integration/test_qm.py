@@ -174,6 +174,7 @@ def test_a_mistake_is_one_line_and_leaves_nothing(
     assert (out, err.count("\n"), says in err) == ("", 1, True), err
     assert err.startswith(f"{program}: ")
     assert list(tmp_path.iterdir()) == []
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == set()
 
 
 def test_a_broken_server_ends_the_search_with_code_3(
