@@ -1,6 +1,6 @@
-"""Fit the weights by which a reply is a refusal, to all labeled replies of the tests but the frozen ones.
+"""Fit the weights of the refusal classifier to all labeled replies of the tests except the frozen ones.
 
-Replies of the bundled recording, without those that may be refusals, stand for ordinary answers.
+Replies of the bundled recording without a word that refusals use serve as ordinary answers.
 
     python scripts/fit_refusals.py [ROWS.jsonl ...]
 
@@ -52,7 +52,7 @@ def inputs(replies: Sequence[str]) -> csr_matrix:
 
 
 def recorded() -> list[str]:
-    """Return a random sample of recorded replies that are no refusals."""
+    """Return a random sample of recorded replies that are not refusals."""
     with lzma.open(RECORDING, "rt", encoding="utf-8") as lines:
         rows = [json.loads(line) for line in lines if line.startswith("[")]
     texts = sorted({row[1] for row in rows if isinstance(row[1], str) and not MAY_REFUSE.search(row[1])})

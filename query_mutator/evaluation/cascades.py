@@ -70,7 +70,7 @@ def logprob_cascade(alone: Alone, *, price: float) -> list[Outcome]:
         return []
     logprobs = np.nan_to_num(logprobs, nan=-math.inf)  # the answer is asked for again
     known = np.column_stack([logprobs, np.full(len(logprobs), math.inf)])
-    return _dearest(found, (np.argmax(known >= least, axis=1) for least in np.unique(known)), price=price, adds=True)
+    return _costliest(found, (np.argmax(known >= least, axis=1) for least in np.unique(known)), price=price, adds=True)
 
 
 def question_classifier(alone: Alone, test: Task, training: Alone, trained: Task, *, price: float) -> list[Outcome]:
@@ -93,14 +93,14 @@ def question_classifier(alone: Alone, test: Task, training: Alone, trained: Task
     pairs = combinations(range(len(names)), 2)
     worth = [(p[:, more] - p[:, less]) / max(1e-12, prices[more] - prices[less]) for less, more in pairs]
     multiples = np.append(0.0, np.quantile(np.maximum(0, worth), np.linspace(0, 1, _MULTIPLES)))
-    return _dearest(found, (np.argmax(p - each * prices, axis=1) for each in multiples), price=price, adds=False)
+    return _costliest(found, (np.argmax(p - each * prices, axis=1) for each in multiples), price=price, adds=False)
 
 
 def _by_price(alone: Alone) -> list[str]:
     return sorted(alone, key=lambda name: mean(alone[name], "price", default=math.inf))
 
 
-def _dearest(
+def _costliest(
     found: Sequence[Sequence[Outcome]], choices: Iterable[IntArray], *, price: float, adds: bool
 ) -> list[Outcome]:
     """Return the outcomes [n] of the choice [n] among K that costs most within a mean price, else of the cheapest.

@@ -1,7 +1,7 @@
 """Does a reply decline to answer, or say that it does not know?
 
 A logistic regression on the words and letters of the reply's beginning decides, fitted to replies labeled by hand
-(`scripts/fit_refusals.py`). What stands in quotes is somebody else's.
+(`scripts/fit_refusals.py`). Quoted text does not count: it is somebody else's.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _WORDS, _LETTERS = (1, 2, 3, 4), (3, 4, 5)  # lengths of n-grams
 _OPENING_CHARS = 400  # a refusal says so at once; later "I can't" is usually part of an answer
 _QUOTED = re.compile(r"\"[^\"\n]{0,300}(?:\"|$)|(?<!\w)'[^'\n]{10,300}'(?!\w)|`[^`\n]{0,200}`")
 _TOKEN = re.compile(r"\w+(?:'\w+)?|[^\w\s]")
-_BEGINS = re.compile(r"[.!?。！？]")  # a sentence, before which a mark is put
+_ENDS = re.compile(r"[.!?。！？]")  # the next sentence gets a mark, so that n-grams see where it begins
 _SENTENCE_END = re.compile(r"[.!?](?=\s)|[。！？]|\n")
 
 
@@ -64,7 +64,7 @@ def _declines(opening: str) -> bool:
 
 def _ngrams(opening: str) -> tuple[list[int], list[int]]:
     text = re.sub(r"[{}\"]", " ", opening) if opening.startswith("{") else _QUOTED.sub(" X ", opening)
-    tokens = _TOKEN.findall(_BEGINS.sub(r"\g<0> ^ ", f"^ {text.lower()}"))
+    tokens = _TOKEN.findall(_ENDS.sub(r"\g<0> ^ ", f"^ {text.lower()}"))
     words = {" ".join(tokens[at : at + n]) for n in _WORDS for at in range(len(tokens) - n + 1)}
     padded = [f" {word} " for word in text.lower().split()]
     letters = {word[at : at + n] for word in padded for n in _LETTERS for at in range(len(word) - n + 1)}
