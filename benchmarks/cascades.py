@@ -24,7 +24,7 @@ from query_mutator.confidence import AnswerKind
 from query_mutator.confidence.crossfit import attempt_columns, infer_kind
 from query_mutator.confidence.gain import GainModel, gain_inputs
 from query_mutator.files import write_json
-from query_mutator.stats.intervals import crossed_intervals
+from query_mutator.stats import crossed_intervals
 from query_mutator.types import DoubleArray, IntArray
 
 PAIRS = {

@@ -55,8 +55,7 @@ from query_mutator.reading.gold import FAMILY
 from query_mutator.session.play import greedy
 from query_mutator.session.task import split_dataset
 from query_mutator.settings import Calls, ModelSettings
-from query_mutator.stats.agreement import auroc, expected_calibration_error
-from query_mutator.stats.intervals import crossed_intervals
+from query_mutator.stats import auroc, crossed_intervals, expected_calibration_error
 from query_mutator.training.config import TrainConfig
 from query_mutator.types import DoubleArray, Question
 

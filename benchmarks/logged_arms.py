@@ -44,7 +44,7 @@ from query_mutator.confidence.crossfit import (
 from query_mutator.confidence.submission import submitted
 from query_mutator.errors import DatasetError, TooFewAnswersError, UsageError
 from query_mutator.files import decode_object, parse_json, write_json
-from query_mutator.stats.intervals import crossed_intervals
+from query_mutator.stats import crossed_intervals
 from query_mutator.types import DoubleArray
 
 CALLS = (1.0, 1.5, 2.0, 3.0, 6.0)

@@ -41,7 +41,7 @@ from query_mutator.reading.gold import FAMILY
 from query_mutator.session.models import open_models
 from query_mutator.session.task import make_task, read_dataset
 from query_mutator.settings import ModelSettings, TaskSettings
-from query_mutator.stats.intervals import crossed_intervals
+from query_mutator.stats import crossed_intervals
 from query_mutator.types import AS_IS, BoolArray, DoubleArray, IntArray, Question
 
 CALLS = (2, 3, 5, 7)  # of every question

@@ -31,9 +31,7 @@ from query_mutator.lab.analysis.events import Series
 from query_mutator.lab.analysis.groups import Group
 from query_mutator.lab.analysis.runs import Run
 from query_mutator.lab.analysis.spec import Spec, read_spec
-from query_mutator.stats.intervals import mean_interval
-from query_mutator.stats.paired import difference_interval
-from query_mutator.stats.significance import minimum_detectable_effect
+from query_mutator.stats import difference_interval, mean_interval, minimum_detectable_effect
 from query_mutator.types import Question
 
 Floats = NDArray[np.float64]

@@ -40,7 +40,7 @@ from query_mutator.confidence.submission import combined, submitted
 from query_mutator.encoder import Encoder
 from query_mutator.errors import CheckpointError, TooFewAnswersError, UsageError
 from query_mutator.files import record_of
-from query_mutator.stats.agreement import auroc, brier_score, expected_calibration_error, reliability
+from query_mutator.stats import auroc, brier_score, expected_calibration_error, reliability
 from query_mutator.types import MAX_NAME_CHARS, DoubleArray
 
 VERSION = 3

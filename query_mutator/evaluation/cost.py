@@ -13,7 +13,7 @@ from query_mutator.data.split import target_key
 from query_mutator.errors import UsageError
 from query_mutator.plan.choose import MIN_QUESTIONS
 from query_mutator.plan.race import MIN_CALLS
-from query_mutator.stats.paired import (
+from query_mutator.stats import (
     CORRELATION,
     DISCORDANT,
     design_effect,

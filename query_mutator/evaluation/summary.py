@@ -31,8 +31,7 @@ from query_mutator.evaluation.outcomes import (
     unscored_rows,
 )
 from query_mutator.plan.choose import MIN_QUESTIONS, shares_in_words
-from query_mutator.stats.intervals import Floats, mean_intervals, rate_intervals
-from query_mutator.stats.paired import DISCORDANT, compare_pairs
+from query_mutator.stats import DISCORDANT, Floats, compare_pairs, mean_intervals, rate_intervals
 from query_mutator.types import Question
 
 IDENTITY, PLAN, POLICY = "identity", "best_plan", "policy"

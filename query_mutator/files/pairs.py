@@ -11,8 +11,7 @@ from typing import Any
 
 from query_mutator.errors import UsageError
 from query_mutator.files.json_lines import read_json_lines
-from query_mutator.stats.intervals import Interval
-from query_mutator.stats.paired import Paired, compare_pairs
+from query_mutator.stats import Interval, Paired, compare_pairs
 
 EVALUATION = "evaluation.jsonl"
 Row = Mapping[str, Any]

@@ -38,8 +38,7 @@ from query_mutator.data.split import FOLDS
 from query_mutator.errors import TooFewAnswersError
 from query_mutator.learners.plan import Plan
 from query_mutator.plan.choose import BUDGETS, Fitted, PlanChoice, PlanPoint
-from query_mutator.stats.intervals import rate_intervals, wilson_interval
-from query_mutator.stats.paired import difference_interval
+from query_mutator.stats import difference_interval, rate_intervals, wilson_interval
 from query_mutator.types import ASK, BoolArray, DoubleArray, IntArray
 
 MOST_ANSWERS = 6  # to a question, of a plan with a fixed order

@@ -21,7 +21,7 @@ from query_mutator.data.split import fold_of
 from query_mutator.errors import UsageError
 from query_mutator.learners.plan import Plan
 from query_mutator.plan.table import Rows, Table
-from query_mutator.stats.intervals import wilson_interval
+from query_mutator.stats import wilson_interval
 from query_mutator.types import AS_IS
 
 MIN_QUESTIONS = 20  # fewer decide nothing

@@ -10,7 +10,7 @@ from query_mutator.evaluation.comparison import BEST_SINGLE, RANDOM
 from query_mutator.evaluation.summary import IDENTITY, PLAN
 from query_mutator.files.metrics import METRICS
 from query_mutator.report.charts import axis, compact, thin
-from query_mutator.stats.intervals import wilson_interval
+from query_mutator.stats import wilson_interval
 
 VALIDATION = "validation/success"
 #: Title and metric keys of each chart; keys that a run did not log are left out.

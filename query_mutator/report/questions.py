@@ -17,7 +17,7 @@ from typing import Any
 from query_mutator.files.pairs import pair_rows, paired_json
 from query_mutator.forms import FORMS
 from query_mutator.report.charts import fixed, signed
-from query_mutator.stats.intervals import mean_interval
+from query_mutator.stats import mean_interval
 from query_mutator.types import AS_IS, ASK, CONTROLS, SUBMIT, UNDO, success_in
 
 MAX_QUESTIONS = 1000  # of a set on the page; the others are in its figures only

@@ -19,7 +19,7 @@ from query_mutator.files.pairs import EVALUATION, pair_rows, paired_json
 from query_mutator.files.run_dir import CONFIG, SUMMARY, run_state, steps_asked
 from query_mutator.report.figures import Figures
 from query_mutator.report.questions import Choices, Episodes, Evaluation, TrainingUsage, episodes_of
-from query_mutator.stats.intervals import wilson_interval
+from query_mutator.stats import wilson_interval
 from query_mutator.types import wire_text
 
 _STEPS = "transcripts.jsonl"

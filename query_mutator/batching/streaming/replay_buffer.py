@@ -25,7 +25,7 @@ from query_mutator.batching.records import Record
 from query_mutator.batching.streaming.types import SampleSource, StreamSample, utc_now
 from query_mutator.errors import UsageError
 from query_mutator.files import read_checked_json, write_checked_json
-from query_mutator.stats.sampling import WeightedSampler
+from query_mutator.stats import WeightedSampler
 
 VERSION = 2
 

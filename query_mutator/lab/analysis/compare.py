@@ -27,13 +27,17 @@ from query_mutator.lab.analysis.curves import (
 from query_mutator.lab.analysis.groups import Group, Moved, config_diff, confounder_report
 from query_mutator.lab.analysis.runs import Run
 from query_mutator.lab.analysis.spec import MetricSpec, Role, Spec
-from query_mutator.stats.intervals import WHOLE_LINE, Interval, mean_interval, welch_interval, within
-from query_mutator.stats.significance import (
+from query_mutator.stats import (
+    WHOLE_LINE,
+    Interval,
     equivalence_p,
     holm,
+    mean_interval,
     minimum_detectable_effect,
     pooled_spread,
+    welch_interval,
     welch_p,
+    within,
 )
 
 __all__ = ["Analysis", "Comparison", "GroupValue", "MetricResult", "analyze", "at_checkpoints"]

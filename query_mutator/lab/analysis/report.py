@@ -30,7 +30,7 @@ from query_mutator.lab.analysis.curves import Curve, Reading
 from query_mutator.lab.analysis.events import Floats
 from query_mutator.lab.analysis.runs import number_or_text
 from query_mutator.lab.analysis.spec import MetricSpec
-from query_mutator.stats.intervals import Interval, student_t
+from query_mutator.stats import Interval, student_t
 
 __all__ = [
     "Figure", "Section", "as_csv", "as_json", "draw_curves", "interval", "number", "page", "reading_name", "render",

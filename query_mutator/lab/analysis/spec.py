@@ -18,7 +18,7 @@ from query_mutator.errors import UsageError
 from query_mutator.lab.analysis.events import Reducer
 from query_mutator.lab.analysis.runs import read_mapping
 from query_mutator.registry import check_known, nearest
-from query_mutator.stats.intervals import WHOLE_LINE, Interval
+from query_mutator.stats import WHOLE_LINE, Interval
 
 __all__ = [
     "DEFAULT_SPEC", "Direction", "FieldAlias", "MetricSpec", "Role", "Spec", "TagPattern", "WatchRule", "read_spec",

@@ -43,7 +43,7 @@ from query_mutator.lab.sweep.trials import (
     run_trials,
     trials_of,
 )
-from query_mutator.stats.intervals import WHOLE_LINE, Interval, mean_interval
+from query_mutator.stats import WHOLE_LINE, Interval, mean_interval
 
 __all__ = [
     "Findings", "Measured", "SettingResult", "Sweep", "SweepFlags", "best_setting", "by_setting", "measure",

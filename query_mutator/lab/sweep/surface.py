@@ -25,7 +25,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from query_mutator.stats.intervals import Floats, student_t
+from query_mutator.stats import Floats, student_t
 
 __all__ = ["CONFIDENCE", "AxisOptimum", "Cells", "Optimum", "find_optimum", "finer_grid"]
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from query_mutator.learners.learner import Steps
-from query_mutator.stats.sampling import WeightedSampler
+from query_mutator.stats import WeightedSampler
 from query_mutator.types import FloatArray
 
 

@@ -19,7 +19,7 @@ from query_mutator.env.observation import Projection
 from query_mutator.errors import CheckpointError, UsageError
 from query_mutator.files import write_checked_json
 from query_mutator.session.checkpoint import Checkpoint, read_checkpoint
-from query_mutator.stats.agreement import auroc, expected_calibration_error
+from query_mutator.stats import auroc, expected_calibration_error
 from tests.unit.confidence.arithmetic_world import graded_sums
 
 QUESTION = "Ann has 20 pens in box 1 and buys 30 more. How many pens does she have?"

@@ -13,7 +13,7 @@ from query_mutator.errors import UsageError
 from query_mutator.lab.sweep.job import Measured, _printed, best_setting, by_setting, optimum_of
 from query_mutator.lab.sweep.surface import Cells, Optimum, find_optimum
 from query_mutator.lab.sweep.trials import Trial
-from query_mutator.stats.intervals import Floats
+from query_mutator.stats import Floats
 
 REPEATS = 60  # benchmarks/sweep_surfaces.py has more of them
 BATCHES, SPEEDS = (64, 128, 256, 512, 1024, 2048, 8192), (160, 512, 1024)
