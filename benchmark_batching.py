@@ -50,8 +50,7 @@ from query_mutator.lab.sizing.collecting import CALLS_PER_STEP, ENVIRONMENTS_PER
 from query_mutator.llm.backends import DEFAULT_BACKEND, ServerFlags, resolve_backend
 from query_mutator.llm.probe import PROBE_WIDTH, measure_calls, slots_advice
 from query_mutator.llm.stack import ClientStack, build_client
-from query_mutator.operators import OPERATORS, OperatorContext
-from query_mutator.operators.base import clean_rewrite
+from query_mutator.operators import OPERATORS, OperatorContext, clean_rewrite
 from query_mutator.settings import ADDRESS_FLAGS
 from query_mutator.types import Completion
 

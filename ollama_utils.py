@@ -25,8 +25,7 @@ from query_mutator.errors import UsageError
 from query_mutator.llm.client import Client
 from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.stack import build_client
-from query_mutator.operators import OPERATORS, OperatorContext, local_rewrite, rejecting_guard
-from query_mutator.operators.base import DEFAULT_REFUSAL, clean_rewrite
+from query_mutator.operators import OPERATORS, OperatorContext, clean_rewrite, local_rewrite, rejecting_guard
 from query_mutator.settings import Calls
 from query_mutator.types import ChatRequest, Completion, ErrorInfo, FloatArray, Purpose
 
@@ -48,6 +47,8 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 DEFAULT_BATCH_SIZE = 8
+#: What `batch_query_target_model` returns for a query whose call failed; never used for learning.
+DEFAULT_REFUSAL = "I'm sorry, I can't help with that."
 MAX_TOKENS: dict[Purpose, int] = {"mutate": 128, "target": 256}
 MODEL_VARIABLES: dict[Purpose, str] = {
     "mutate": "QUERY_MUTATOR_MUTATOR_MODEL",

@@ -18,7 +18,7 @@ import numpy as np
 from query_mutator.confidence import Attempt, plain_vote
 from query_mutator.env.task import Task
 from query_mutator.llm.client import Client
-from query_mutator.rewards.parts import Evidence, right
+from query_mutator.rewards import Evidence, right
 from query_mutator.types import ChatRequest, DoubleArray, Question
 from scripts.recorded_requests import SAMPLES, TEMPERATURE
 

@@ -37,7 +37,7 @@ from query_mutator.data import guard_questions, split_questions
 from query_mutator.evaluation.outcomes import Outcome
 from query_mutator.evaluation.summary import POLICY, Results, summarize
 from query_mutator.reading import is_refusal
-from query_mutator.rewards.parts import Evidence, right
+from query_mutator.rewards import Evidence, right
 from query_mutator.session.policy_file import SavedPolicy
 from query_mutator.session.task import split_dataset
 from query_mutator.types import Question

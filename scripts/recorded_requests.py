@@ -16,8 +16,7 @@ from query_mutator.data.loaders import general_bank, guard_questions, load_quest
 from query_mutator.encoder import resolve_encoder
 from query_mutator.env.task import CallSettings, Task, build_task
 from query_mutator.errors import UsageError
-from query_mutator.operators import OPERATORS, Operator, local_rewrite, rejecting_guard, would_change
-from query_mutator.operators.base import clean_rewrite
+from query_mutator.operators import OPERATORS, Operator, clean_rewrite, local_rewrite, rejecting_guard, would_change
 from query_mutator.types import AS_IS, ChatRequest, Completion
 
 MAX_TOKENS = 32  # of a reply, in all forms

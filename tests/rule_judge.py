@@ -11,7 +11,7 @@ import re
 _PART = re.compile(
     r"^\[(?P<mark>[0-9a-f]{12}) (?P<name>[a-z ]+)\]\n(?P<text>.*?)\n\[(?P=mark) end\]$", re.DOTALL | re.MULTILINE
 )
-_HELP = "I grade answers that stand between the marks of query_mutator.rewards.judge."
+_HELP = "I grade answers that stand between the marks of query_mutator.rewards."
 
 
 class RuleJudge:

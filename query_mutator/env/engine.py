@@ -20,8 +20,7 @@ import numpy as np
 from query_mutator.env.episode import Asked, Attempt, Episode, QuestionMemory, Rewriting, Wording, why_submitted
 from query_mutator.env.scheduling import Call, Encode, Flow
 from query_mutator.env.task import Task
-from query_mutator.operators import OperatorContext, local_rewrite, rejecting_guard, would_change
-from query_mutator.operators.base import clean_rewrite
+from query_mutator.operators import OperatorContext, clean_rewrite, local_rewrite, rejecting_guard, would_change
 from query_mutator.rewards import Evidence, Unscored, cosine
 from query_mutator.types import (
     AS_IS,

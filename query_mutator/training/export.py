@@ -18,7 +18,7 @@ from query_mutator.forms import FORMS, FormContext
 from query_mutator.llm.store import Store
 from query_mutator.plan.table import is_right
 from query_mutator.plugins import use_plugins
-from query_mutator.rewards.parts import WeightedReward
+from query_mutator.rewards import WeightedReward
 from query_mutator.session.checkpoint import run_settings
 from query_mutator.session.policy_file import check_named, reaching
 from query_mutator.session.task import default_reward, split_dataset

@@ -17,8 +17,16 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from query_mutator.encoder import CachedEncoder, Encoder, HashEncoder, resolve_encoder
-from query_mutator.encoder.minilm import MAX_TOKENS, PACKAGE, token_ids, weights_file
+from query_mutator.encoder import (
+    MAX_TOKENS,
+    PACKAGE,
+    CachedEncoder,
+    Encoder,
+    HashEncoder,
+    resolve_encoder,
+    token_ids,
+    weights_file,
+)
 from query_mutator.errors import EncoderError, UsageError
 from query_mutator.files.replies import Recording, RepliesHead, write_replies
 from query_mutator.llm.recorded import BUNDLED_RECORDINGS, RecordedBackend

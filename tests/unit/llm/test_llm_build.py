@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import ollama_utils
 from query_mutator.errors import ModelMissingError, ServerDownError, UsageError
 from query_mutator.files.gguf_file import gguf_path
 from query_mutator.files.replies import RepliesHead, reply_key, write_replies
@@ -26,7 +27,7 @@ from query_mutator.llm.probe import Probe, measure_calls
 from query_mutator.llm.recorded import BUNDLED_RECORDINGS, RecordedBackend
 from query_mutator.llm.stack import build_client
 from query_mutator.llm.transport import Transport
-from query_mutator.operators.base import DEFAULT_REFUSAL, clean_rewrite
+from query_mutator.operators import clean_rewrite
 from query_mutator.reading import is_refusal
 from query_mutator.session.models import open_models
 from query_mutator.settings import ModelSettings
@@ -273,7 +274,7 @@ def test_a_reply_without_a_question_is_empty(reply: str) -> None:
 
 
 def test_the_stand_in_for_a_failed_answer_counts_as_a_refusal() -> None:
-    assert is_refusal(DEFAULT_REFUSAL)
+    assert is_refusal(ollama_utils.DEFAULT_REFUSAL)
 
 
 MODEL = "SmolLM2-135M-Instruct.Q4_1"

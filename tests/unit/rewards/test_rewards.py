@@ -18,7 +18,7 @@ from query_mutator.errors import UsageError
 from query_mutator.forms import FORMS
 from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.openai import OpenAIBackend
-from query_mutator.operators.base import clean_rewrite
+from query_mutator.operators import clean_rewrite
 from query_mutator.operators.guards import GUARDS, failed_guard
 from query_mutator.reading import is_not_sure, is_refusal
 from query_mutator.reading.gold import FAMILY, SYMBOLS
