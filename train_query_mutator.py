@@ -43,7 +43,7 @@ from query_mutator.evaluation.heldout import (
 from query_mutator.evaluation.methods import Evaluator
 from query_mutator.evaluation.outcomes import check_report
 from query_mutator.evaluation.summary import IDENTITY, PLAN, cost_in_words, cost_of
-from query_mutator.files.lock import locked
+from query_mutator.files import locked
 from query_mutator.learners.learner import Steps
 from query_mutator.learners.plan import Plan
 from query_mutator.llm.store import Store

@@ -34,7 +34,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 def metrics_table() -> str:
     """Return the table of every metric, in Markdown."""
-    from query_mutator.files.metrics import METRICS
+    from query_mutator.files.run_dir import METRICS
 
     head = ["| key | unit | better | meaning | watch for |", "|---|---|---|---|---|"]
     rows = ["| `{key}` | {unit} | {better} | {meaning} | {watch} |".format_map(one) for one in METRICS.values()]

@@ -22,7 +22,7 @@ from query_mutator.batching import BatchReader, OfflineDatasetStream, ReplayBuff
 from query_mutator.batching.samples import Sample, SampleMeta
 from query_mutator.batching.training.sources import read_tokens
 from query_mutator.data import load_questions
-from query_mutator.files.metrics import EventWriter
+from query_mutator.files.run_dir import EventWriter
 
 MESSAGE_CHARACTERS = 2000  # of the line that says what is wrong
 

@@ -33,8 +33,7 @@ from query_mutator.errors import TooManyFailuresError, UsageError
 from query_mutator.evaluation.cost import power_in_words
 from query_mutator.evaluation.heldout import embed_questions
 from query_mutator.evaluation.methods import Evaluator
-from query_mutator.files import atomic_write, file_sha256, write_checked_json
-from query_mutator.files.lock import locked
+from query_mutator.files import atomic_write, file_sha256, locked, write_checked_json
 from query_mutator.files.run_dir import CONFIDENCE, STORE, RunDir, describe_run
 from query_mutator.forms import ALL, arm_named
 from query_mutator.forms import select as select_forms

@@ -26,9 +26,8 @@ from query_mutator.cli.flags import Positional
 from query_mutator.cli.outputs import JsonFlags, Output, OutputFlags, holding, show
 from query_mutator.errors import UsageError
 from query_mutator.files.run_dir import list_runs, run_state
-from query_mutator.report.build import MARK, REPORT_FILE, write_page
+from query_mutator.report.build import MARK, REPORT_FILE, serve_pages, write_page
 from query_mutator.report.table import compare_entries, paired_text, read_entry
-from query_mutator.report.watch import serve_pages
 
 _HEADER = ("run", "state", "steps", "valid", "held-out", "calls", "age")
 _AGES = ((86_400.0, "d"), (3600.0, "h"), (60.0, "min"))

@@ -11,8 +11,7 @@ from query_mutator.cli.outputs import write_report
 from query_mutator.cluster import connected
 from query_mutator.cluster.jobs import RayEngine
 from query_mutator.errors import TooManyFailuresError
-from query_mutator.files import encode
-from query_mutator.files.lock import locked
+from query_mutator.files import encode, locked
 from query_mutator.lab.sweep.job import Sweep, SweepFlags
 from query_mutator.lab.sweep.trials import Engine, EngineFlags, LocalEngine
 

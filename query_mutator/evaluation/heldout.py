@@ -33,8 +33,7 @@ from query_mutator.evaluation.cost import EvaluationCost
 from query_mutator.evaluation.methods import Evaluator, Found, Job
 from query_mutator.evaluation.outcomes import failure_kinds, mean, scored
 from query_mutator.evaluation.summary import PLAN, Results, summarize
-from query_mutator.files import atomic_write, encode, user_cache_folder
-from query_mutator.files.json_lines import JsonLines
+from query_mutator.files import JsonLines, atomic_write, encode, user_cache_folder
 from query_mutator.learners.direct import PRICES
 from query_mutator.learners.plan import Plan, PlanPolicy, Policy, plan_task
 from query_mutator.plan.race import find_plan

@@ -2,9 +2,9 @@
 
 Here is the only place that writes a file whole, and JSON as bytes: through orjson, which takes a fifth of the time of
 the standard library; what orjson refuses (a lone surrogate, an integer beyond 64 bits) falls back to the latter.
-`json_lines` has files of rows with checksums; `lock` guards a folder that a process writes; `run_dir` creates the
-folder of a run, writes config, transcripts and summary, and says whether a run is running, finished, interrupted or
-killed; `metrics` reads `metrics.tsv`, the list of every metric key, and writes `metrics.jsonl`.
+`JsonLines` has files of rows with checksums; `locked` guards a folder that a process writes; `run_dir` creates the
+folder of a run, writes config, metrics, transcripts and summary, and says whether a run is running, finished,
+interrupted or killed; `metrics.tsv` lists every metric key.
 """
 
 from __future__ import annotations
@@ -16,28 +16,39 @@ import html
 import json
 import math
 import os
+import re
 import reprlib
 import secrets
 import shutil
+import threading
 import types
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import IO, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import IO, TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import orjson
 
 from query_mutator.errors import UsageError, disk_advice, disk_errors
 
+if TYPE_CHECKING:
+    from filelock import SoftFileLock
+
 __all__ = [
-    "LOCK", "as_type", "atomic_folder", "atomic_write", "count_values", "decode", "decode_object", "disk_advice",
-    "disk_errors", "encode", "file_sha256", "finite", "html_document", "parse_json",
-    "read_checked_json", "record_of", "sync_folder", "user_cache_folder", "verified", "write_checked_json",
-    "write_json", "write_text",
+    "LOCK", "JsonLines", "as_type", "atomic_folder", "atomic_write", "check_json_lines", "count_values", "decode",
+    "decode_object", "disk_advice", "disk_errors", "encode", "file_sha256", "finite", "html_document", "locked",
+    "parse_json", "read_checked_json", "read_json_lines", "record_of", "sync_folder", "user_cache_folder", "verified",
+    "write_checked_json", "write_json", "write_text",
 ]  # fmt: skip
 
-LOCK = "lock"  # the file in a folder that a process writes (files/lock.py)
+LOCK = "lock"  # the file in a folder that a process writes: its id, host and start
+_WAIT_S = 0.5  # a lock may just be written, and a takeover may need a second attempt
+_CRC = b',"crc":"'  # then eight hexadecimal digits and `"}`: the last entry of a row of a JSON-lines file
+_CRC_BYTES = len(_CRC) + 10
+_APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0)
+_APPEND |= getattr(os, "O_NOFOLLOW", 0)  # a link in a stranger's run folder may lead anywhere
 _SHA256 = "file_sha256"  # the entry of a checked JSON file
 #: Colors of every page, light and dark: text has a contrast of at least 4.5 with what is behind it.
 _COLORS = """
@@ -298,3 +309,164 @@ def as_type(value: Any, hint: Any, where: str) -> Any:
 def _hints(cls: type[Any]) -> Mapping[str, Any]:
     hints = get_type_hints(cls)
     return {field.name: hints[field.name] for field in fields(cls)}
+
+
+# --- rows with checksums ---------------------------------------------------------------------------------------------
+
+
+class JsonLines:
+    """Append rows to a file, one JSON object per line. `cut_at` first truncates the file to that many bytes.
+
+    The last entry of a row, `crc`, is the CRC-32 of the row before that entry. Opening a file verifies the rows that
+    stay, and drops a last line that was cut off. Thread-safe. Raises DiskError when the file cannot be written,
+    UsageError for damaged rows.
+    """
+
+    def __init__(self, path: Path, *, cut_at: int | None = None) -> None:
+        """Open a file; DiskError for a symbolic link."""
+        self.path = path
+        self._lock = threading.Lock()  # guards the order of rows
+        end = max((at for _, at in _scan(path, end=cut_at)), default=0) if path.exists() else 0
+        with disk_errors(path):
+            self._file = os.fdopen(os.open(path, _APPEND, 0o666), "ab", buffering=0)
+            self._file.truncate(end)
+            if end and not _ends_a_line(path):
+                self._file.write(b"\n")
+
+    def append(self, *rows: Mapping[str, Any]) -> None:
+        """Write rows and hand them to the operating system."""
+        bodies = [encode(row)[:-1] for row in rows]
+        left = b"".join(b'%b%b%08x"}\n' % (body, _CRC, zlib.crc32(body)) for body in bodies)
+        with self._lock:
+            size = os.fstat(self._file.fileno()).st_size
+            try:
+                while left:
+                    left = left[self._file.write(left) :]
+            except OSError as error:
+                with contextlib.suppress(OSError):
+                    self._file.truncate(size)  # half a row would stand before the next one
+                with disk_errors(self.path):
+                    raise error from None
+
+    @property
+    def size_bytes(self) -> int:
+        """Return the length of the file."""
+        return self.path.stat().st_size
+
+    def sync(self) -> None:
+        """Sync all rows to disk."""
+        with disk_errors(self.path):
+            os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Close the file; idempotent. Every row is flushed already, so every error has been reported."""
+        with contextlib.suppress(OSError):
+            self._file.close()
+
+
+def _ends_a_line(path: Path) -> bool:
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read() == b"\n"
+
+
+def read_json_lines(path: str | Path) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a file in order; skip a last line that was cut off.
+
+    Raises a UsageError `file:line: ...` for damage of any other kind. Rows of other programs have no checksum.
+    """
+    return (row for row, _ in _scan(path))
+
+
+def check_json_lines(path: Path, *, end: int) -> None:
+    """Raise a UsageError unless the first `end` bytes of a file are whole rows."""
+    for _ in _scan(path, end=end):
+        pass
+
+
+def _scan(path: str | Path, *, end: int | None = None) -> Iterator[tuple[dict[str, Any], int]]:
+    """Yield the rows of the first `end` bytes of a file, each with the offset behind its line."""
+    at, number = 0, 0
+    has_crc: bool | None = None  # as the first row
+    try:
+        with Path(path).open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if end is not None and at >= end:
+                    break
+                try:
+                    value, has_crc = _parse_line(line, has_crc=has_crc)
+                except ValueError as error:
+                    if _is_cut_off(line, is_last=not file.peek(1)):
+                        break
+                    raise UsageError(f"{path}:{number}: {error}") from None
+                at += len(line)
+                yield value, at
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read ({error.strerror})") from None
+    if end is not None and at != end:
+        raise UsageError(f"{path}:{number}: damaged, its whole lines take {at:,} bytes and not {end:,}")
+
+
+def _parse_line(line: bytes, *, has_crc: bool | None) -> tuple[dict[str, Any], bool]:
+    """Return the row of a line, and whether it has a checksum: all rows of a file have one, or none has."""
+    body = line.removesuffix(b"\n")
+    row, stored = body[:-_CRC_BYTES], body[-10:-2]
+    is_checked = body[-_CRC_BYTES:-10] == _CRC and body.endswith(b'"}')
+    if has_crc not in (None, is_checked):
+        raise ValueError(f"damaged, it has {'a' if is_checked else 'no'} checksum")
+    if not is_checked:
+        return decode_object(body), False
+    if b"%08x" % zlib.crc32(row) != stored:
+        raise ValueError("damaged, it does not match its checksum")
+    return decode_object(row + b"}"), True
+
+
+def _is_cut_off(line: bytes, *, is_last: bool) -> bool:
+    """Return whether a process or the machine stopped while it wrote this line; some file systems leave zeros."""
+    if not line.strip(b"\0\n"):
+        return is_last
+    return not line.endswith(b"\n") and not re.search(rb',"crc":"[0-9a-f]{8}"}.?\Z', line, re.DOTALL)
+
+
+# --- the lock of a folder --------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder, which is created, and removed again if nothing was written into it.
+
+    `filelock` takes a lock over only with proof that its owner on this host is dead: no process has the id, or one that
+    started at another time. The owner of a lock from another host, or another container, cannot be checked. Raises a
+    UsageError while another process holds it; a DiskError when the lock cannot be written.
+    """
+    made = not folder.exists()
+    with disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = _acquired(folder)
+    try:
+        yield
+    finally:
+        lock.release()
+        if made:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+
+def _acquired(folder: Path) -> SoftFileLock:
+    """Return the lock of a folder, held."""
+    from filelock import SoftFileLock, Timeout  # takes 0.1 s
+
+    lock = SoftFileLock(folder / LOCK, timeout=_WAIT_S, thread_local=False)
+    try:
+        lock.acquire()
+    except Timeout as refused:
+        _, is_elsewhere, owner = str(refused).partition("It is held by ")
+        if not is_elsewhere:
+            raise UsageError(
+                f"{folder} is being written by process {lock.pid} on this host; wait for it, or stop it"
+            ) from None
+        raise UsageError(
+            f"{folder} is being written by {owner.partition(',')[0]}, which cannot be checked from here; if it has "
+            f"ended, delete {folder / LOCK}"
+        ) from None
+    return lock

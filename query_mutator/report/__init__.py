@@ -2,8 +2,7 @@
 
 `table` has the result tables of an evaluation and of `qm compare`. The page is one self-contained HTML file:
 `run_reader` reads a run folder and the comparison with the baselines, `build` writes the page from the jinja2 templates
-in `assets`, and `watch` serves the pages of a folder of runs. Its parts: `figures` (learning and calls), `questions`
-(what was said, and what the policy does), and `charts` (numbers as text, geometry of the charts).
+in `assets`, and serves the pages of a folder of runs; `charts` has numbers as text and the geometry of the charts.
 """
 
-__all__ = ["build", "run_reader", "table", "watch"]
+__all__ = ["build", "charts", "run_reader", "table"]

@@ -1,6 +1,12 @@
-"""Write the page of one or several runs from the templates in `assets`.
+"""Write the page of one or several runs from the templates in `assets`, and serve the pages of a folder of runs.
 
-What was said step by step is in blocks of compressed HTML, which the page's script unpacks.
+What was said step by step is in blocks of compressed HTML, which the page's script unpacks. Pages are served to this
+machine only, and only those that `write_page` made; a page loads itself again when its file was written again:
+
+    /         the runs, newest page first
+    /NAME/    NAME/report.html
+
+Pages may have been made by others, so what one may ask for is itself.
 """
 
 from __future__ import annotations
@@ -8,19 +14,25 @@ from __future__ import annotations
 import base64
 import functools
 import gzip
+import html
 import logging
-from collections.abc import Iterator, Sequence
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from datetime import datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, unquote
 
 from jinja2 import Environment, FileSystemLoader
 
-from query_mutator.errors import reason_of
+from query_mutator.errors import UsageError, reason_of
 from query_mutator.files import atomic_write, encode, html_document
-from query_mutator.files.metrics import METRICS
-from query_mutator.report import charts, questions
-from query_mutator.report.figures import CALLS, LEARNING, curves_of
-from query_mutator.report.run_reader import RunReader
+from query_mutator.files.run_dir import METRICS
+from query_mutator.report import charts
+from query_mutator.report.run_reader import CALLS, LEARNING, RunReader, curves_of, pairs_of, word_diff
 from query_mutator.types import wire_text
 
 logger = logging.getLogger(__name__)
@@ -80,7 +92,7 @@ def page_of(readers: Sequence[RunReader]) -> str:
         runs=[*zip(labels, colors, readers, strict=True)],
         learning=curves_of(LEARNING, named, lines),
         calls=curves_of(CALLS, [each for each, reader in zip(named, readers, strict=True) if reader.is_timed]),
-        pairs=questions.pairs_of([(label, each.evaluation) for label, each in zip(labels, readers, strict=True)]),
+        pairs=pairs_of([(label, each.evaluation) for label, each in zip(labels, readers, strict=True)]),
         operators=operators,
         sides=sides,
         rows=rows,
@@ -109,7 +121,7 @@ def _environment() -> Environment:
         "percent0": lambda share: charts.percent(share, 0),
         "signed2": lambda value: charts.signed(value, 2),
         "max_chars": MAX_CHARS,
-        "word_diff": questions.word_diff,
+        "word_diff": word_diff,
         "metrics": METRICS,
     }
     return found
@@ -154,3 +166,115 @@ def _blocks(facts: Sequence[dict[str, Any]], details: Sequence[str]) -> Iterator
     parts = [[*map(str, details[start : start + _BLOCK_ROWS])] for start in range(0, len(details), _BLOCK_ROWS)]
     for part in (facts, *parts):
         yield base64.b64encode(gzip.compress(encode(part), mtime=0)).decode()
+
+
+# --- the server ------------------------------------------------------------------------------------------------------
+
+HOST = "127.0.0.1"
+REQUEST_S = 30.0  # in which a client sends its request
+_HOSTS = re.compile(r"(127\.0\.0\.1|localhost)(:\d{1,5})?")  # else a page of another site asks, by DNS rebinding
+_MISSING = "0"  # the tag of a page that is not there yet
+_STYLE = "body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); margin: 3rem; }"
+_RELOAD = f'<script>\n"use strict";\n{ASSETS.joinpath("reload.js").read_text(encoding="utf-8")}</script>\n</body>'
+
+
+def serve_pages(folder: Path, *, port: int, on_listening: Callable[[str], object]) -> None:
+    """Serve until interrupted; `on_listening` is called with the address. Raises UsageError for a port in use."""
+
+    class Handler(_Handler):
+        runs = folder
+
+    try:
+        server = ThreadingHTTPServer((HOST, port), Handler)
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"port {port} of {HOST} cannot be used ({reason}); choose another with --port") from error
+    with server:
+        on_listening(f"http://{HOST}:{server.server_port}/")
+        server.serve_forever()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """GET and HEAD of the pages; http.server answers 501 to other methods."""
+
+    runs: Path
+    timeout = REQUEST_S
+
+    def do_GET(self) -> None:
+        """Send a page, and of a run the script that loads it again; for HEAD the headers alone."""
+        host, origin = self.headers.get("Host", ""), self.headers.get("Origin")
+        path = self.path.partition("?")[0]
+        name = unquote(path.strip("/"))
+        if not _HOSTS.fullmatch(host) or origin not in (None, f"http://{host}"):
+            self._send(403, b"only pages that this server sent, at a name of this machine, may call it\n", "text/plain")
+        elif path == "/":
+            self._send(200, _index(self.runs), policy=f"{POLICY}; frame-ancestors 'none'")
+        elif path != f"/{quote(name)}/" or "/" in name or name in ("", ".", ".."):
+            self._send(404, b"not found; the runs are at /\n", "text/plain")
+        else:
+            own, tag = f"connect-src http://{host}{path}", _tag(self.runs / name / REPORT_FILE)
+            page = _page(self.runs, name, tag) if self.command == "GET" else b""
+            page = page.replace(html.escape(POLICY).encode(), html.escape(f"{POLICY}; {own}").encode(), 1)
+            start, _, end = page.rpartition(b"</body>")
+            page = start + _RELOAD.replace("TAG", tag).encode() + end
+            self._send(200, page, tag=tag, policy=f"{POLICY}; {own}; frame-ancestors 'none'")
+
+    do_HEAD = do_GET
+
+    def _send(
+        self, status: int, body: bytes, kind: str = "text/html", *, tag: str = "", policy: str = "default-src 'none'"
+    ) -> None:
+        self.send_response(status)
+        for name, value in {
+            "Content-Type": f"{kind}; charset=utf-8",
+            "Content-Length": str(len(body)),
+            "Content-Security-Policy": policy,
+            "Cross-Origin-Resource-Policy": "same-origin",
+            "X-Content-Type-Options": "nosniff",
+            "Referrer-Policy": "no-referrer",
+            "Cache-Control": "no-store",
+            **({"ETag": f'"{tag}"'} if tag else {}),
+        }.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Print nothing for a request."""
+
+
+def _page(runs: Path, name: str, tag: str) -> bytes:
+    """Return the page of a run that `write_page` made; where there is none yet, one that waits for it."""
+    if tag == _MISSING:
+        return _text(f"Waiting for {runs / name}: there is no page yet")
+    with suppress(OSError):
+        found = (runs / name / REPORT_FILE).read_bytes()
+        if MARK.encode() in found:
+            return found
+    return _text(f"{name}: {REPORT_FILE} is not a page of a run")
+
+
+def _tag(path: Path) -> str:
+    """Return what changes when a page is written again."""
+    try:
+        found = os.stat(path, follow_symlinks=False)
+    except (OSError, ValueError):  # a name with a NUL
+        return _MISSING
+    return _MISSING if path.is_symlink() else f"{found.st_mtime_ns:x}-{found.st_ino:x}"
+
+
+def _index(runs: Path) -> bytes:
+    """Return the page that lists the runs with a page, the newest first."""
+    found = [path for path in runs.glob(f"*/{REPORT_FILE}") if _tag(path) != _MISSING]
+    rows = [
+        f'<li><a href="/{quote(path.parent.name)}/">{html.escape(path.parent.name)}</a> '
+        f"{datetime.fromtimestamp(path.stat().st_mtime):%Y-%m-%d %H:%M:%S}</li>"
+        for path in sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)
+    ]
+    return _text(f"Runs in {runs}", f"<ul>{''.join(rows)}</ul>" if rows else "<p>There is no page yet.</p>")
+
+
+def _text(title: str, more: str = "") -> bytes:
+    body = f"<main><h1>{html.escape(title)}</h1>{more}</main>"
+    return html_document(title=title, style=_STYLE, body=body, policy=POLICY).encode()

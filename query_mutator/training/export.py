@@ -11,8 +11,7 @@ from typing import Any
 from query_mutator import forms as form_registry
 from query_mutator.data.split import target_key
 from query_mutator.errors import UsageError
-from query_mutator.files import as_type, record_of
-from query_mutator.files.json_lines import read_json_lines
+from query_mutator.files import as_type, read_json_lines, record_of
 from query_mutator.files.run_dir import STORE
 from query_mutator.forms import FORMS, FormContext
 from query_mutator.llm.store import Store

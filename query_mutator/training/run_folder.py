@@ -22,11 +22,8 @@ from query_mutator.confidence.gain import GainModel
 from query_mutator.data import Split
 from query_mutator.env.task import Task
 from query_mutator.errors import CheckpointError, UsageError
-from query_mutator.files import write_checked_json
-from query_mutator.files.json_lines import check_json_lines
-from query_mutator.files.lock import locked
-from query_mutator.files.metrics import METRICS_FILE
-from query_mutator.files.run_dir import SUMMARY, RunDir, describe_run
+from query_mutator.files import check_json_lines, locked, write_checked_json
+from query_mutator.files.run_dir import METRICS_FILE, SUMMARY, RunDir, describe_run
 from query_mutator.learners.learner import Learner
 from query_mutator.learners.named import LEARNERS
 from query_mutator.learners.plan import ALGO, Plan, plan_task

@@ -9,8 +9,7 @@ from queue import Queue
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
-from query_mutator.report.build import MAX_CHARS, write_page
-from query_mutator.report.watch import serve_pages
+from query_mutator.report.build import MAX_CHARS, serve_pages, write_page
 from tests.browser.conftest import OpenPage
 from tests.browser.page_runs import HOSTILE, METHODS, QUESTIONS, is_right, question_text, write_run
 

@@ -24,7 +24,7 @@ from query_mutator.cluster.rollouts import (
     spec_of,
 )
 from query_mutator.errors import ServerDownError, UsageError
-from query_mutator.files.json_lines import read_json_lines
+from query_mutator.files import read_json_lines
 from query_mutator.session.checkpoint import read_checkpoint
 from query_mutator.session.models import ResolvedModels, open_models
 from query_mutator.session.task import make_task, split_dataset

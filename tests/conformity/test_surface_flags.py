@@ -9,7 +9,7 @@ import re
 import sys
 from pathlib import Path
 
-from query_mutator.files.metrics import METRICS
+from query_mutator.files.run_dir import METRICS
 from scripts.docs_hook import on_page_markdown
 
 ROOT = Path(__file__).resolve().parents[2]

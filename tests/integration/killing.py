@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from query_mutator.cli.console import run_cli
-from query_mutator.files.json_lines import read_json_lines
+from query_mutator.files import read_json_lines
 from query_mutator.session.checkpoint import read_checkpoint
 from train_query_mutator import main
 

@@ -27,8 +27,7 @@ from query_mutator.evaluation.comparison import (
     standard_methods,
 )
 from query_mutator.evaluation.methods import Evaluator, Found, Job
-from query_mutator.files import file_sha256
-from query_mutator.files.json_lines import read_json_lines
+from query_mutator.files import file_sha256, read_json_lines
 from query_mutator.forms import FORMS
 from query_mutator.llm.cache import Cache
 from query_mutator.llm.client import Client

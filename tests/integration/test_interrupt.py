@@ -17,7 +17,7 @@ import pytest
 
 from query_mutator.encoder import Encoder
 from query_mutator.env.scheduling import Call, Flow, run_flow_async
-from query_mutator.files.json_lines import read_json_lines
+from query_mutator.files import read_json_lines
 from query_mutator.llm.cache import Cache
 from query_mutator.llm.cancellation import complete_in_thread
 from query_mutator.llm.client import Client

@@ -13,7 +13,7 @@ import pytest
 
 from query_mutator.commands.main import main as qm_main
 from query_mutator.data import guard_questions
-from query_mutator.files.json_lines import read_json_lines
+from query_mutator.files import read_json_lines
 from query_mutator.llm.openai import OpenAIBackend
 from query_mutator.rewards import Judge
 from query_mutator.session.policy_file import read_policy

@@ -17,8 +17,7 @@ import pytest
 from query_mutator import plugins
 from query_mutator.cli.console import exit_code
 from query_mutator.errors import UsageError
-from query_mutator.files import read_checked_json
-from query_mutator.files.json_lines import read_json_lines
+from query_mutator.files import read_checked_json, read_json_lines
 from query_mutator.operators import OPERATORS
 from query_mutator.session.policy_file import read_policy
 from query_mutator.testing import StubServer

@@ -10,7 +10,7 @@ import pytest
 
 from query_mutator.batching import LengthCache, ReplayBuffer
 from query_mutator.cli.console import exit_code
-from query_mutator.files.json_lines import read_json_lines
+from query_mutator.files import read_json_lines
 from tests.qm_command import qm
 from tests.tiny_lm import pairs, write_rows
 from train_query_mutator import main as train_main

@@ -22,11 +22,9 @@ import pytest
 from query_mutator.cli.console import exit_code
 from query_mutator.evaluation.outcomes import Outcome
 from query_mutator.evaluation.summary import Results, summarize
-from query_mutator.files import write_checked_json
-from query_mutator.files.json_lines import JsonLines, read_json_lines
+from query_mutator.files import JsonLines, read_json_lines, write_checked_json
 from query_mutator.report.build import MARK, MAX_CHARS, write_page
-from query_mutator.report.questions import pairs_of
-from query_mutator.report.run_reader import RunReader
+from query_mutator.report.run_reader import RunReader, pairs_of
 from query_mutator.training.callbacks import CALLBACKS, Callback, RunView
 from query_mutator.types import ErrorInfo, Question
 from tests.browser.page_runs import write_run
@@ -134,8 +132,8 @@ def test_whatever_a_model_said_stays_a_text(run: Path, tmp_path: Path, text: str
 
 
 def test_the_page_of_a_long_run_is_bounded(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("query_mutator.report.questions.MAX_QUESTIONS", 2)
-    monkeypatch.setattr("query_mutator.report.questions.MAX_EPISODES", 3)
+    monkeypatch.setattr("query_mutator.report.run_reader.MAX_QUESTIONS", 2)
+    monkeypatch.setattr("query_mutator.report.run_reader.MAX_EPISODES", 3)
     found = RunReader(run)
     assert [row["set"] for row in found.questions].count("test") == 2
     assert len(found.evaluation.left_out) == 1

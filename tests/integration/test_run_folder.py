@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.attack.harness import Finished, run_cli, run_qm, unchanged
-from query_mutator.files import LOCK
-from query_mutator.files.lock import locked
+from query_mutator.files import LOCK, locked
 from query_mutator.session.checkpoint import read_checkpoint
 from query_mutator.testing import start_server
 from tests.conftest import Librarian, Softener

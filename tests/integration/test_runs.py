@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from query_mutator.files.lock import locked
+from query_mutator.files import locked
 from query_mutator.files.run_dir import RunDir
 from tests.qm_command import qm
 from tests.unit.files.test_rundir import RECORD

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from query_mutator.commands.main import main as qm
-from query_mutator.files.metrics import METRICS
+from query_mutator.files.run_dir import METRICS
 from query_mutator.learners.direct import ITERATIONS
 from query_mutator.learners.plan import Plan
 from query_mutator.session.checkpoint import read_checkpoint

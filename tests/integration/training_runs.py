@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from query_mutator.cli.console import exit_code
-from query_mutator.files.json_lines import read_json_lines
+from query_mutator.files import read_json_lines
 from train_query_mutator import main
 
 

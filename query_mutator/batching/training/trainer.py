@@ -27,12 +27,9 @@ from query_mutator.batching.training.config import SftFlags
 from query_mutator.batching.training.sources import Microbatch, eval_microbatches, make_source
 from query_mutator.cli.console import note, progress
 from query_mutator.errors import CheckpointError, UsageError, reason_of
-from query_mutator.files import disk_errors, write_checked_json
+from query_mutator.files import check_json_lines, disk_errors, locked, write_checked_json
 from query_mutator.files.gguf_file import source_of
-from query_mutator.files.json_lines import check_json_lines
-from query_mutator.files.lock import locked
-from query_mutator.files.metrics import METRICS_FILE, MetricsWriter
-from query_mutator.files.run_dir import first_readable
+from query_mutator.files.run_dir import METRICS_FILE, MetricsWriter, first_readable
 
 EVAL_POINTS = 10  # evaluations in a run without --eval-interval
 _OF_ONE_COMMAND = ("resume", "config", "json", "force")  # flags that a resumed run does not repeat

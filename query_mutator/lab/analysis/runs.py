@@ -24,8 +24,7 @@ from typing import Any
 import numpy as np
 
 from query_mutator.errors import UsageError
-from query_mutator.files import verified
-from query_mutator.files.json_lines import read_json_lines
+from query_mutator.files import read_json_lines, verified
 from query_mutator.lab.analysis.events import EVENTS, EventFile, Series, merged, read_event_file
 
 logger = logging.getLogger(__name__)

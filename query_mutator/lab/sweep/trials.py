@@ -42,8 +42,7 @@ from query_mutator.bounds import Retries, Threads
 from query_mutator.cli.console import closing_on_interrupt, progress
 from query_mutator.cli.outputs import OutputFlags
 from query_mutator.errors import UsageError, hide_credentials
-from query_mutator.files import read_checked_json, write_checked_json, write_text
-from query_mutator.files.json_lines import JsonLines, read_json_lines
+from query_mutator.files import JsonLines, read_checked_json, read_json_lines, write_checked_json, write_text
 from query_mutator.lab.analysis.runs import number_or_text
 
 __all__ = [

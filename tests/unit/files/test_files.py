@@ -24,21 +24,23 @@ from hypothesis import strategies as st
 from query_mutator.errors import DiskError, UsageError
 from query_mutator.files import (
     LOCK,
+    JsonLines,
     atomic_write,
+    check_json_lines,
     decode,
     encode,
+    locked,
     parse_json,
     read_checked_json,
+    read_json_lines,
     record_of,
     write_checked_json,
     write_json,
     write_text,
 )
 from query_mutator.files import replies as module
-from query_mutator.files.json_lines import JsonLines, check_json_lines, read_json_lines
-from query_mutator.files.lock import locked
-from query_mutator.files.metrics import MetricsWriter
 from query_mutator.files.replies import RepliesHead, read_replies, write_replies
+from query_mutator.files.run_dir import MetricsWriter
 from query_mutator.types import Completion, ErrorInfo, Question
 
 PLAIN = st.recursive(
@@ -54,7 +56,7 @@ HOLD = """
 import sys, time
 from pathlib import Path
 from query_mutator.errors import UsageError
-from query_mutator.files.lock import locked
+from query_mutator.files import locked
 try:
     with locked(Path(sys.argv[1])):
         print("held", flush=True)

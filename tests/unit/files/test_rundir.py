@@ -18,8 +18,7 @@ from ppo.algorithm import PPO
 from ppo.config import PPOConfig
 from query_mutator.env.observation import Projection
 from query_mutator.errors import CheckpointError
-from query_mutator.files import LOCK
-from query_mutator.files.lock import locked
+from query_mutator.files import LOCK, locked
 from query_mutator.files.run_dir import RunDir, run_state
 from query_mutator.session.checkpoint import Checkpoint, Progress, read_checkpoint
 from query_mutator.types import STORED_CHARS, StepRecord

@@ -23,9 +23,15 @@ from query_mutator.report.charts import (
     seconds,
     signed,
 )  # fmt: skip
-from query_mutator.report.figures import Figures
-from query_mutator.report.questions import Evaluation, TrainingUsage, episodes_of, way_of, word_diff
-from query_mutator.report.run_reader import results_of
+from query_mutator.report.run_reader import (
+    Evaluation,
+    Figures,
+    TrainingUsage,
+    episodes_of,
+    results_of,
+    way_of,
+    word_diff,
+)
 from query_mutator.report.table import result_table
 from query_mutator.types import Question
 from tests.run_page import texts_of

@@ -24,8 +24,8 @@ from query_mutator.batching import (
 from query_mutator.batching.training.sources import Microbatch, PlanSource, TokenData, read_tokens
 from query_mutator.batching.training.trainer import Stepper, cosine_lr, read_model, to_tensors, token_losses
 from query_mutator.errors import CheckpointError, UsageError
+from query_mutator.files import read_json_lines
 from query_mutator.files.gguf_file import source_of
-from query_mutator.files.json_lines import read_json_lines
 from tests.integration.llama_server import write_gguf
 from tests.qm_command import qm
 from tests.tiny_lm import pairs, save_model, save_tokenizer, write_rows

@@ -17,7 +17,7 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from tensorboard.util import tensor_util
 
 from query_mutator.errors import UsageError
-from query_mutator.files.metrics import METRICS, MetricsWriter
+from query_mutator.files.run_dir import METRICS, MetricsWriter
 from query_mutator.lab.analysis.curves import Curve, UnknownDivisorError, curves_of, reduced, setting, value_at, watch
 from query_mutator.lab.analysis.events import EventFile, read_event_file
 from query_mutator.lab.analysis.report import write_csv

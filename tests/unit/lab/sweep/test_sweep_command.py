@@ -144,7 +144,7 @@ def test_a_sweep_that_is_killed_takes_its_trials_along(tmp_path: Path) -> None:
 def test_a_run_folder_is_read_where_the_command_writes_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code = (
         f"import sys; from pathlib import Path; sys.path.insert(0, {str(Path(__file__).resolve().parents[4])!r})\n"
-        "from query_mutator.files.metrics import MetricsWriter\n"
+        "from query_mutator.files.run_dir import MetricsWriter\n"
         "folder = Path(sys.argv[1]) / 'a-run'; folder.mkdir(); writer = MetricsWriter(folder)\n"
         "last = 1000 * int(sys.argv[3])\n"
         "for step in range(100, last + 1, 100):\n"
