@@ -1,7 +1,7 @@
 """The terminal: flags from dataclasses, and what a command line prints.
 
-`flags` turns a dataclass into a parser with one-line errors; `console` has exit codes, signals, progress bars and
-tables. Every command line imports from these two modules; they import only `errors`, `files` and `registry`.
+`flags` turns a dataclass into a parser with one-line errors, and reads files of flags; `outputs` checks the files that
+a command writes; `console` has exit codes, signals, progress bars and tables; `registry` lists the commands of `qm`.
 """
 
-__all__ = ["console", "flags"]
+__all__ = ["console", "flags", "outputs", "registry"]

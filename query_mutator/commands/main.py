@@ -89,7 +89,7 @@ def _within(group: Sequence[str]) -> list[str]:
 
 def _resumed(resume: str) -> tuple[Mapping[str, Any], str]:
     """Return the flags of the run that --resume names, and the file they are from."""
-    from query_mutator.cli.settings import read_base
+    from query_mutator.cli.flags import read_base
 
     resumed = Path(resume)
     if not resumed.exists():

@@ -20,8 +20,8 @@ import numpy as np
 from ppo.fields import Ge, Gt, Le
 from query_mutator.bounds import defaults, group_of
 from query_mutator.cli.console import note
+from query_mutator.cli.flags import files_read
 from query_mutator.cli.outputs import JsonFlags, rows_of, show
-from query_mutator.cli.settings import files_read
 from query_mutator.confidence import ConfidenceModel
 from query_mutator.confidence.gain import GainModel
 from query_mutator.data import Split

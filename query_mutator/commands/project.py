@@ -11,8 +11,7 @@ from pathlib import Path
 
 from query_mutator.bounds import group_of
 from query_mutator.cli.console import note, table
-from query_mutator.cli.flags import Positional
-from query_mutator.cli.settings import PROJECT
+from query_mutator.cli.flags import PROJECT, Positional
 from query_mutator.errors import DatasetError, UsageError
 from query_mutator.files import write_text
 from query_mutator.plan.table import is_right

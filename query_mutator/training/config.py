@@ -9,8 +9,7 @@ from typing import ClassVar
 from ppo.config import PPOConfig
 from query_mutator import settings
 from query_mutator.bounds import defaults
-from query_mutator.cli.flags import parse_flags
-from query_mutator.cli.settings import Base
+from query_mutator.cli.flags import Base, parse_flags
 from query_mutator.env.episode import EpisodeRules
 from query_mutator.files.gguf_file import gguf_address
 from query_mutator.learners.named import LEARNERS

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from query_mutator.bounds import group_of
-from query_mutator.cli.settings import files_read
+from query_mutator.cli.flags import files_read
 from query_mutator.confidence import ConfidenceModel
 from query_mutator.confidence.gain import GainModel
 from query_mutator.data import Split

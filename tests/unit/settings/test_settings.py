@@ -17,8 +17,7 @@ from benchmark_batching import BenchmarkConfig
 from ppo.fields import Bound, rules_of
 from query_mutator.bounds import group_of
 from query_mutator.cli.console import exit_code
-from query_mutator.cli.flags import flags_of, parse_flags
-from query_mutator.cli.settings import TABLES, files_read
+from query_mutator.cli.flags import TABLES, files_read, flags_of, parse_flags
 from query_mutator.commands import COMMANDS
 from query_mutator.commands.analyze import ExtractFlags
 from query_mutator.data.loaders import load_questions
