@@ -32,6 +32,7 @@ from query_mutator.confidence.gain import GainModel
 from query_mutator.env.episode import QuestionMemory
 from query_mutator.env.task import Task
 from query_mutator.errors import DiskError, TooFewAnswersError
+from query_mutator.evaluation.comparison import Evaluator
 from query_mutator.evaluation.heldout import (
     NUM_QUESTIONS,
     compare,
@@ -40,9 +41,7 @@ from query_mutator.evaluation.heldout import (
     price_for_budget,
     write_rows,
 )  # fmt: skip
-from query_mutator.evaluation.methods import Evaluator
-from query_mutator.evaluation.outcomes import check_report
-from query_mutator.evaluation.summary import IDENTITY, PLAN, cost_in_words, cost_of
+from query_mutator.evaluation.summary import IDENTITY, PLAN, check_report, cost_in_words, cost_of
 from query_mutator.files import locked
 from query_mutator.learners.learner import Steps
 from query_mutator.learners.plan import Plan
@@ -58,6 +57,7 @@ from query_mutator.training.callbacks import (
     CallbackList,
     FailureLimit,
     LongPromptReport,
+    RunLog,
     RunParts,
     RunView,
     SlotsAdvice,
@@ -66,8 +66,7 @@ from query_mutator.training.callbacks import (
 )
 from query_mutator.training.config import PROG, TrainConfig, parse_config, remarks
 from query_mutator.training.estimate import check_run, estimate, use_device
-from query_mutator.training.known_steps import recall
-from query_mutator.training.loop import TrainingLoop, envs_seed
+from query_mutator.training.loop import TrainingLoop, envs_seed, recall
 from query_mutator.training.run_folder import (
     Checkpoints,
     check_resumption,
@@ -78,7 +77,6 @@ from query_mutator.training.run_folder import (
     write_config,
     write_summary,
 )
-from query_mutator.training.run_log import RunLog
 from rl_query_mutator_env import BatchedQueryMutationEnv, QueryMutationEnv
 
 BUDGET_SLACK = 1.05  # the mean calls of some hundred questions are known to about a twentieth

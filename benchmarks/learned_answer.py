@@ -43,8 +43,8 @@ from query_mutator.confidence import Attempt, ConfidenceModel
 from query_mutator.data.loaders import GENERAL_2, load_questions
 from query_mutator.data.split import target_key
 from query_mutator.env.task import Task
+from query_mutator.evaluation.comparison import Found, Job
 from query_mutator.evaluation.heldout import price_for_budget
-from query_mutator.evaluation.methods import Found, Job
 from query_mutator.files import user_cache_folder, write_json
 from query_mutator.learners.plan import Plan, PlanPolicy, plan_task
 from query_mutator.llm.stack import build_client

@@ -38,8 +38,8 @@ from ppo.frozen import InferencePolicy
 from query_mutator.bounds import group_of
 from query_mutator.env.task import Task
 from query_mutator.errors import TooFewAnswersError
-from query_mutator.evaluation.methods import Evaluator
-from query_mutator.evaluation.outcomes import Outcome
+from query_mutator.evaluation.comparison import Evaluator
+from query_mutator.evaluation.summary import Outcome
 from query_mutator.files import user_cache_folder
 from query_mutator.llm.client import Client
 from query_mutator.plan.table import learn_confidence

@@ -34,8 +34,7 @@ from query_mutator.apply.proxy.server import ProxyServer, listen
 from query_mutator.commands.policy import open_policy
 from query_mutator.commands.serve import ServeFlags, serving
 from query_mutator.data import guard_questions, split_questions
-from query_mutator.evaluation.outcomes import Outcome
-from query_mutator.evaluation.summary import POLICY, Results, summarize
+from query_mutator.evaluation.summary import POLICY, Outcome, Results, summarize
 from query_mutator.reading import is_refusal
 from query_mutator.rewards import Evidence, right
 from query_mutator.session.policy_file import SavedPolicy

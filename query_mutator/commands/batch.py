@@ -29,7 +29,7 @@ from query_mutator.cli.outputs import Output, OutputFlags, holding
 from query_mutator.commands.policy import RunAndFlags, open_policy, system_settings
 from query_mutator.env.scheduling import Flow
 from query_mutator.errors import EXIT_FAILURES, TooManyFailuresError, UsageError, disk_errors
-from query_mutator.evaluation.methods import Evaluator, metered, outcome_flow
+from query_mutator.evaluation.comparison import Evaluator, metered, outcome_flow
 from query_mutator.llm.store import Store
 from query_mutator.session.models import OpenModels, ResolvedModels, open_models
 from query_mutator.session.play import greedy
@@ -37,7 +37,7 @@ from query_mutator.settings import Sampling
 from query_mutator.types import AS_IS, Completion, Question
 
 if TYPE_CHECKING:
-    from query_mutator.evaluation.outcomes import Outcome
+    from query_mutator.evaluation.summary import Outcome
 
 Start = Callable[[Ask], Flow]  # returns how a line is answered
 

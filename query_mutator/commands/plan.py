@@ -30,9 +30,8 @@ from query_mutator.encoder import resolve_encoder
 from query_mutator.env.episode import EpisodeRules
 from query_mutator.env.task import CallSettings, Task, build_task
 from query_mutator.errors import TooManyFailuresError, UsageError
-from query_mutator.evaluation.cost import power_in_words
-from query_mutator.evaluation.heldout import embed_questions
-from query_mutator.evaluation.methods import Evaluator
+from query_mutator.evaluation.comparison import Evaluator
+from query_mutator.evaluation.heldout import embed_questions, power_in_words
 from query_mutator.files import atomic_write, file_sha256, locked, write_checked_json
 from query_mutator.files.run_dir import CONFIDENCE, STORE, RunDir, describe_run
 from query_mutator.forms import ALL, arm_named

@@ -16,10 +16,9 @@ from query_mutator.cli.outputs import JsonFlags, Output, holding, show
 from query_mutator.data import BUNDLED, QuestionSet
 from query_mutator.data.split import target_key
 from query_mutator.errors import UsageError
+from query_mutator.evaluation.comparison import Evaluator
 from query_mutator.evaluation.heldout import compare, embed_questions, write_rows
-from query_mutator.evaluation.methods import Evaluator
-from query_mutator.evaluation.outcomes import check_report
-from query_mutator.evaluation.summary import Results
+from query_mutator.evaluation.summary import Results, check_report
 from query_mutator.learners.named import LEARNERS
 from query_mutator.plugins import absolute
 from query_mutator.report.table import result_table

@@ -16,9 +16,8 @@ from typing import Any
 
 from query_mutator.cli.console import table
 from query_mutator.errors import UsageError
-from query_mutator.evaluation.cascades import CLASSIFIER, LOGPROB_CASCADE, RANDOM_CASCADE
-from query_mutator.evaluation.outcomes import rejections_in_words
-from query_mutator.evaluation.summary import warning_of
+from query_mutator.evaluation.comparison import CLASSIFIER, LOGPROB_CASCADE, RANDOM_CASCADE
+from query_mutator.evaluation.summary import rejections_in_words, warning_of
 from query_mutator.files import read_checked_json, read_json_lines
 from query_mutator.plan.choose import MIN_QUESTIONS, shares_in_words
 from query_mutator.registry import check_known

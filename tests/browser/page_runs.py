@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from query_mutator.evaluation.outcomes import Outcome
-from query_mutator.evaluation.summary import Results, summarize
+from query_mutator.evaluation.summary import Outcome, Results, summarize
 from query_mutator.files import write_checked_json
 from query_mutator.types import Question
 

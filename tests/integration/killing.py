@@ -29,7 +29,7 @@ _PROCESSES.set_forkserver_preload(
             "query_mutator.evaluation.heldout",
             "query_mutator.testing",
         ),
-        *("query_mutator.confidence.fitting", "query_mutator.training.loop", "query_mutator.training.run_log"),
+        *("query_mutator.confidence.fitting", "query_mutator.training.loop", "query_mutator.training.callbacks"),
         "tests.integration.killing",
     ]
 )

@@ -15,8 +15,8 @@ import pytest
 
 from query_mutator.data import load_questions, split_questions
 from query_mutator.env.task import Task
-from query_mutator.evaluation.methods import Evaluator
-from query_mutator.evaluation.outcomes import failure_kinds, mean
+from query_mutator.evaluation.comparison import Evaluator
+from query_mutator.evaluation.summary import failure_kinds, mean
 from query_mutator.llm.limit import Limit
 from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.retry import RetryPolicy

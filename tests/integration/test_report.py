@@ -20,8 +20,7 @@ from typing import Any
 import pytest
 
 from query_mutator.cli.console import exit_code
-from query_mutator.evaluation.outcomes import Outcome
-from query_mutator.evaluation.summary import Results, summarize
+from query_mutator.evaluation.summary import Outcome, Results, summarize
 from query_mutator.files import JsonLines, read_json_lines, write_checked_json
 from query_mutator.report.build import MARK, MAX_CHARS, write_page
 from query_mutator.report.run_reader import RunReader, pairs_of

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from query_mutator.evaluation.cascades import logprob_cascade, question_classifier
-from query_mutator.evaluation.outcomes import Outcome
+from query_mutator.evaluation.comparison import logprob_cascade, question_classifier
+from query_mutator.evaluation.summary import Outcome
 from query_mutator.types import ErrorInfo, Question
 
 

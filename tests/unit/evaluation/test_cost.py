@@ -13,9 +13,8 @@ from query_mutator import forms
 from query_mutator.env.observation import PRICE_SCALE
 from query_mutator.env.task import Task
 from query_mutator.errors import UsageError
-from query_mutator.evaluation.cost import EvaluationCost, power_in_words
-from query_mutator.evaluation.heldout import price_for_budget
-from query_mutator.evaluation.methods import Evaluator
+from query_mutator.evaluation.comparison import Evaluator
+from query_mutator.evaluation.heldout import EvaluationCost, power_in_words, price_for_budget
 from query_mutator.learners.direct import PRICES
 from query_mutator.llm.client import Client
 from query_mutator.llm.retry import RetryPolicy

@@ -12,10 +12,9 @@ import pytest
 from ollama_utils import batch_mutate_queries
 from query_mutator.env.task import Task
 from query_mutator.errors import TooManyFailuresError
+from query_mutator.evaluation.comparison import Evaluator
 from query_mutator.evaluation.heldout import fixed_sample
-from query_mutator.evaluation.methods import Evaluator
-from query_mutator.evaluation.outcomes import Outcome, rejections_in_words
-from query_mutator.evaluation.summary import Results, front, summarize
+from query_mutator.evaluation.summary import Outcome, Results, front, rejections_in_words, summarize
 from query_mutator.llm.limit import Limit
 from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.retry import RetryPolicy

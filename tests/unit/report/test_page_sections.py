@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from query_mutator.evaluation.outcomes import Outcome
-from query_mutator.evaluation.summary import Results, summarize
+from query_mutator.evaluation.summary import Outcome, Results, summarize
 from query_mutator.files import write_checked_json
 from query_mutator.report.build import write_page
 from query_mutator.report.charts import (
