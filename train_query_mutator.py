@@ -43,8 +43,8 @@ from query_mutator.evaluation.heldout import (
 )  # fmt: skip
 from query_mutator.evaluation.summary import IDENTITY, PLAN, check_report, cost_in_words, cost_of
 from query_mutator.files import locked
+from query_mutator.learners import Plan
 from query_mutator.learners.learner import Steps
-from query_mutator.learners.plan import Plan
 from query_mutator.llm.store import Store
 from query_mutator.plan.table import learn_confidence
 from query_mutator.report.build import write_report

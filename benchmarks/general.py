@@ -9,7 +9,7 @@ from pathlib import Path
 
 from query_mutator.env.task import Task
 from query_mutator.evaluation.comparison import Job
-from query_mutator.learners.plan import Plan, PlanPolicy, plan_task
+from query_mutator.learners import Plan, PlanPolicy, plan_task
 from query_mutator.session.play import greedy
 from query_mutator.training.config import TrainConfig, parse_config
 

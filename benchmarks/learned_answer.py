@@ -46,7 +46,7 @@ from query_mutator.env.task import Task
 from query_mutator.evaluation.comparison import Found, Job
 from query_mutator.evaluation.heldout import price_for_budget
 from query_mutator.files import user_cache_folder, write_json
-from query_mutator.learners.plan import Plan, PlanPolicy, plan_task
+from query_mutator.learners import Plan, PlanPolicy, plan_task
 from query_mutator.llm.stack import build_client
 from query_mutator.plan.choose import PlanChoice, PlanPoint
 from query_mutator.plan.race import find_plan

@@ -17,7 +17,7 @@ from query_mutator.encoder import Encoder, resolve_encoder
 from query_mutator.env.episode import EpisodeRules
 from query_mutator.env.task import CallSettings, Task, build_task
 from query_mutator.forms import FORMS, Form
-from query_mutator.learners.named import LEARNERS
+from query_mutator.learners import LEARNERS
 from query_mutator.llm.backends import BACKENDS
 from query_mutator.llm.client import Client
 from query_mutator.llm.limit import Limit

@@ -36,7 +36,7 @@ from query_mutator.files import atomic_write, file_sha256, locked, write_checked
 from query_mutator.files.run_dir import CONFIDENCE, STORE, RunDir, describe_run
 from query_mutator.forms import ALL, arm_named
 from query_mutator.forms import select as select_forms
-from query_mutator.learners.plan import ALGO, Plan
+from query_mutator.learners import ALGO, Plan
 from query_mutator.llm.backends import ServerAddressFlags, choose_backend
 from query_mutator.llm.prices import in_words, read_prices
 from query_mutator.llm.store import Store

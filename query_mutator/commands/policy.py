@@ -19,7 +19,7 @@ from query_mutator.errors import UsageError
 from query_mutator.evaluation.comparison import Evaluator
 from query_mutator.evaluation.heldout import compare, embed_questions, write_rows
 from query_mutator.evaluation.summary import Results, check_report
-from query_mutator.learners.named import LEARNERS
+from query_mutator.learners import LEARNERS
 from query_mutator.plugins import absolute
 from query_mutator.report.table import result_table
 from query_mutator.rewards import WeightedReward

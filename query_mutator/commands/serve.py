@@ -12,7 +12,7 @@ from query_mutator.bounds import Count, Megabytes, Million, Port, Seconds
 from query_mutator.cli.console import note
 from query_mutator.commands.policy import RunFlags, open_policy
 from query_mutator.errors import UsageError
-from query_mutator.learners.plan import Plan, PlanPolicy
+from query_mutator.learners import Plan, PlanPolicy
 from query_mutator.llm.address import is_loopback
 from query_mutator.settings import DIRECT
 

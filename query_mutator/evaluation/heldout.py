@@ -33,8 +33,8 @@ from query_mutator.errors import DiskError, UsageError
 from query_mutator.evaluation.comparison import Comparison, Evaluator, Found, Job, Method, standard_methods, with_models
 from query_mutator.evaluation.summary import PLAN, Results, failure_kinds, mean, scored, summarize
 from query_mutator.files import JsonLines, atomic_write, encode, user_cache_folder
+from query_mutator.learners import Plan, PlanPolicy, Policy, plan_task
 from query_mutator.learners.direct import PRICES
-from query_mutator.learners.plan import Plan, PlanPolicy, Policy, plan_task
 from query_mutator.plan.choose import MIN_QUESTIONS
 from query_mutator.plan.race import MIN_CALLS, find_plan
 from query_mutator.session.models import OpenModels

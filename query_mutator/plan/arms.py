@@ -36,7 +36,7 @@ from query_mutator.confidence.gain import MOST_ARMS, GainModel, gain_inputs
 from query_mutator.confidence.submission import submitted
 from query_mutator.data.split import FOLDS
 from query_mutator.errors import TooFewAnswersError
-from query_mutator.learners.plan import Plan
+from query_mutator.learners import Plan
 from query_mutator.plan.choose import BUDGETS, Fitted, PlanChoice, PlanPoint
 from query_mutator.stats import difference_interval, rate_intervals, wilson_interval
 from query_mutator.types import ASK, BoolArray, DoubleArray, IntArray

@@ -19,7 +19,7 @@ from query_mutator.confidence import ConfidenceModel
 from query_mutator.confidence.gain import GainModel
 from query_mutator.data.split import fold_of
 from query_mutator.errors import UsageError
-from query_mutator.learners.plan import Plan
+from query_mutator.learners import Plan
 from query_mutator.plan.table import Rows, Table
 from query_mutator.stats import wilson_interval
 from query_mutator.types import AS_IS

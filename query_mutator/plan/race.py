@@ -22,7 +22,7 @@ from query_mutator.confidence import ConfidenceModel
 from query_mutator.confidence.gain import GainModel
 from query_mutator.env.task import Task, operator_names
 from query_mutator.errors import TooFewAnswersError
-from query_mutator.learners.plan import Plan
+from query_mutator.learners import Plan
 from query_mutator.plan.arms import learn_arms
 from query_mutator.plan.choose import FRONT, PlanChoice, PlanPoint, cross_fitted, point_of
 from query_mutator.plan.table import Table

@@ -28,7 +28,7 @@ from query_mutator.env.scheduling import Call, Flow, Need, map_needs
 from query_mutator.env.task import Task
 from query_mutator.errors import DatasetError
 from query_mutator.forms import FORMS
-from query_mutator.learners.plan import Plan, PlanPolicy, plan_task
+from query_mutator.learners import Plan, PlanPolicy, plan_task
 from query_mutator.llm.cache import request_key
 from query_mutator.registry import check_known
 from query_mutator.rewards import Evidence, Unscored, WeightedReward

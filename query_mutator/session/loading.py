@@ -12,8 +12,7 @@ import numpy as np
 
 from query_mutator.env.task import Task, rewrite_settings
 from query_mutator.errors import CheckpointError
-from query_mutator.learners.named import LEARNERS
-from query_mutator.learners.plan import PlanPolicy, Policy
+from query_mutator.learners import LEARNERS, PlanPolicy, Policy
 from query_mutator.llm.backends import BACKENDS, backend_for
 from query_mutator.plugins import use_plugins
 from query_mutator.registry import check_known

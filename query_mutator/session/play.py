@@ -28,7 +28,7 @@ from query_mutator.env.engine import EpisodeEngine
 from query_mutator.env.episode import Asked
 from query_mutator.env.scheduling import Call, Flow, Need, PooledScheduler, map_needs
 from query_mutator.errors import TooManyFailuresError
-from query_mutator.learners.plan import PlanPolicy, Policy
+from query_mutator.learners import PlanPolicy, Policy
 from query_mutator.llm.cache import CallTotals
 from query_mutator.llm.client import Client
 from query_mutator.llm.retry import RetryPolicy

@@ -46,7 +46,7 @@ from query_mutator.errors import CheckpointError, UsageError
 from query_mutator.files import atomic_write, decode_object, encode, parse_json, record_of
 from query_mutator.files.gguf_file import PACKAGED
 from query_mutator.files.run_dir import CONFIDENCE
-from query_mutator.learners.plan import Plan
+from query_mutator.learners import Plan
 from query_mutator.llm.address import server_url
 from query_mutator.llm.backends import BACKENDS
 from query_mutator.llm.recorded import BUNDLED_RECORDINGS

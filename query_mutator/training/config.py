@@ -12,7 +12,7 @@ from query_mutator.bounds import defaults
 from query_mutator.cli.flags import Base, parse_flags
 from query_mutator.env.episode import EpisodeRules
 from query_mutator.files.gguf_file import gguf_address
-from query_mutator.learners.named import LEARNERS
+from query_mutator.learners import LEARNERS
 from query_mutator.llm.backends import ServerAddressFlags
 from query_mutator.llm.recorded import recording_address
 

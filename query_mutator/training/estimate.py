@@ -21,7 +21,7 @@ from query_mutator.data import Split
 from query_mutator.env.episode import EpisodeRules
 from query_mutator.errors import UsageError
 from query_mutator.evaluation.heldout import SEARCH_SHARE, EvaluationCost, power_in_words
-from query_mutator.learners.named import LEARNERS
+from query_mutator.learners import LEARNERS
 from query_mutator.llm.backends import choose_backend
 from query_mutator.operators import local_rewrite
 from query_mutator.plan.choose import MIN_QUESTIONS

@@ -24,9 +24,8 @@ from query_mutator.env.task import Task
 from query_mutator.errors import CheckpointError, UsageError
 from query_mutator.files import check_json_lines, locked, write_checked_json
 from query_mutator.files.run_dir import METRICS_FILE, SUMMARY, RunDir, describe_run
+from query_mutator.learners import ALGO, LEARNERS, Plan, plan_task
 from query_mutator.learners.learner import Learner
-from query_mutator.learners.named import LEARNERS
-from query_mutator.learners.plan import ALGO, Plan, plan_task
 from query_mutator.llm.backends import BACKENDS, DEFAULT_BACKEND
 from query_mutator.plugins import plugin_hashes, use_plugins
 from query_mutator.session.checkpoint import PREVIOUS, RESUME, Checkpoint, Progress

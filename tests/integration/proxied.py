@@ -25,7 +25,7 @@ from query_mutator.apply.proxy.upstream import Address, Upstream
 from query_mutator.encoder import Encoder
 from query_mutator.env.task import CallSettings, Task, build_task
 from query_mutator.forms import Form
-from query_mutator.learners.plan import Plan, PlanPolicy, plan_task
+from query_mutator.learners import Plan, PlanPolicy, plan_task
 from query_mutator.llm.client import Client
 from query_mutator.llm.limit import Limit
 from query_mutator.llm.ollama import OllamaBackend

@@ -25,7 +25,7 @@ from query_mutator.apply.proxy.server import ClientLimits
 from query_mutator.encoder import Encoder
 from query_mutator.errors import UsageError
 from query_mutator.forms import Form, FormContext, Framed
-from query_mutator.learners.plan import Plan
+from query_mutator.learners import Plan
 from query_mutator.testing import StubServer, start_server
 from tests.conftest import Librarian, Softener
 from tests.integration.proxied import KILL, MODEL, SORT, VIRTUAL, answer, answering, chat, proxy, recording

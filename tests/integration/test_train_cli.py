@@ -15,8 +15,8 @@ import torch
 
 from query_mutator.commands.main import main as qm
 from query_mutator.files.run_dir import METRICS
+from query_mutator.learners import Plan
 from query_mutator.learners.direct import ITERATIONS
-from query_mutator.learners.plan import Plan
 from query_mutator.session.checkpoint import read_checkpoint
 from query_mutator.session.policy_file import read_policy
 from query_mutator.testing import StubServer

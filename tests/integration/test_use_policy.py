@@ -20,7 +20,7 @@ from query_mutator import Rewrite, Rewriter
 from query_mutator.cli.console import exit_code
 from query_mutator.env.scheduling import Flow, run_flow
 from query_mutator.errors import BackendError, CheckpointError, UsageError
-from query_mutator.learners.plan import Plan
+from query_mutator.learners import Plan
 from query_mutator.llm.client import Client
 from query_mutator.session.policy_file import POLICY_FILE, read_policy, write_policy_file
 from query_mutator.testing import StubServer, start_server

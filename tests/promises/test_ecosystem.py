@@ -301,7 +301,7 @@ def test_a_learner_comes_by_name(server: ModelServer, tmp_path: Path) -> None:
     """A learner of a --plugin file trains, resumes and rewrites by its name; a misspelled name lists the known ones."""
     plugin = tmp_path / "mean_reward.py"
     source = (PLUGINS / "installed_learner" / "mean_reward.py").read_text()
-    added = "from query_mutator.learners.named import LEARNERS\n\nLEARNERS.add('mean_reward', MeanReward)\n"
+    added = "from query_mutator.learners import LEARNERS\n\nLEARNERS.add('mean_reward', MeanReward)\n"
     plugin.write_text(source + added)
     folder = helpers.train(server, tmp_path, "--plugin", str(plugin), "--no-use-linear-lr-decay", algo="mean_reward")
     named = ["--ollama-url", server.url, "--plugin", plugin]

@@ -30,7 +30,7 @@ from query_mutator.apply.proxy.metrics import Metrics
 from query_mutator.apply.proxy.upstream import Headers, Upstream, UpstreamError, UpstreamGone, end_to_end, slices
 from query_mutator.env.scheduling import Flow, run_flow_async
 from query_mutator.forms import Framed, whole_reply
-from query_mutator.learners.plan import PlanPolicy
+from query_mutator.learners import PlanPolicy
 from query_mutator.llm.http_server import REFUSALS
 from query_mutator.llm.ollama import with_tag
 from query_mutator.reading import first_sentence, is_refusal

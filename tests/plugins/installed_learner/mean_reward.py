@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from query_mutator.learners.learner import BaseLearner
+from query_mutator.learners import BaseLearner
 
 
 class MeanReward(BaseLearner):

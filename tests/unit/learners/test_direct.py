@@ -8,8 +8,7 @@ import pytest
 from ppo.config import PPOConfig
 from query_mutator.env.observation import PRICE_SCALE
 from query_mutator.learners.direct import DirectMethod, FrozenValues
-from query_mutator.learners.learner import Steps
-from query_mutator.learners.ppo import PPOLearner
+from query_mutator.learners.learner import PPOLearner, Steps
 from query_mutator.settings import DirectConfig
 
 # Columns: what decides which action pays, whether there is an answer, three of the mask, the price.

@@ -14,10 +14,9 @@ import torch
 
 from ppo.config import PPOConfig
 from ppo.policy import Policy
-from query_mutator.learners.direct import values_of
+from query_mutator.learners import LEARNERS
+from query_mutator.learners.direct import BoostedTrees, Boosting, values_of
 from query_mutator.learners.iqn.learner import QuantileNetwork
-from query_mutator.learners.named import LEARNERS
-from query_mutator.learners.trees import BoostedTrees, Boosting
 from query_mutator.settings import IQNConfig
 
 OBS_DIM, NUM_ACTIONS, MASK = 9, 4, slice(5, 9)
@@ -26,7 +25,7 @@ WITHOUT = """
 import sys
 import numpy as np
 sys.modules |= {"torch": None}  # importing it raises
-from query_mutator.learners.named import LEARNERS
+from query_mutator.learners import LEARNERS
 with np.load(sys.argv[2]) as weights:
     policy = LEARNERS.get(sys.argv[1]).load_policy(weights, {"num_eval_quantiles": 32, "deterministic": False})
 obs = np.load(sys.argv[3])

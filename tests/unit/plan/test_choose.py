@@ -12,7 +12,7 @@ from query_mutator.confidence import Attempt, LoggedAnswer
 from query_mutator.data.logs import LoggedReply
 from query_mutator.data.split import Split
 from query_mutator.errors import UsageError
-from query_mutator.learners.plan import Plan
+from query_mutator.learners import Plan
 from query_mutator.plan import table
 from query_mutator.plan.arms import choose_from_log
 from query_mutator.plan.choose import Fitted, PlanChoice, PlanPoint

@@ -16,7 +16,7 @@ from query_mutator.env.task import Task
 from query_mutator.errors import TooManyFailuresError, UsageError
 from query_mutator.evaluation.comparison import Evaluator
 from query_mutator.evaluation.summary import Outcome
-from query_mutator.learners.plan import Plan, PlanPolicy, plan_task
+from query_mutator.learners import Plan, PlanPolicy, plan_task
 from query_mutator.llm.client import Client
 from query_mutator.llm.retry import RetryPolicy
 from query_mutator.operators import LocalOperator, PromptOperator

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from ppo.config import PPOConfig
 from query_mutator.env.task import Task
-from query_mutator.learners.learner import BaseLearner, Steps
-from query_mutator.learners.ppo import PPOLearner
+from query_mutator.learners.learner import BaseLearner, PPOLearner, Steps
 from query_mutator.llm.client import Client
 from query_mutator.training.loop import TrainingLoop
 from query_mutator.types import FloatArray

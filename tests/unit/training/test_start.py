@@ -16,8 +16,7 @@ from query_mutator.bounds import group_of
 from query_mutator.data import Split
 from query_mutator.env.episode import EpisodeRules
 from query_mutator.errors import EXIT_USAGE, UsageError
-from query_mutator.learners.learner import Steps
-from query_mutator.learners.ppo import PPOLearner
+from query_mutator.learners.learner import PPOLearner, Steps
 from query_mutator.session.task import split_dataset
 from query_mutator.settings import IQNConfig, Learning, TaskSettings
 from query_mutator.training.callbacks import CALLBACKS, Callback, CallbackList, RunView

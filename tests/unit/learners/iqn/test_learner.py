@@ -11,9 +11,16 @@ import torch
 
 from ppo.__main__ import make_envs
 from ppo.collect import first_episode_returns
-from query_mutator.learners.iqn.frozen import FrozenQuantiles
-from query_mutator.learners.iqn.learner import IQN, QuantileNetwork, quantile_huber_loss
-from query_mutator.learners.iqn.replay import SMALLEST_ERROR, NStep, Replay, Transition
+from query_mutator.learners.iqn import FrozenQuantiles
+from query_mutator.learners.iqn.learner import (
+    IQN,
+    SMALLEST_ERROR,
+    NStep,
+    QuantileNetwork,
+    Replay,
+    Transition,
+    quantile_huber_loss,
+)
 from query_mutator.learners.learner import Steps, explored, last_obs
 from query_mutator.settings import IQNConfig
 
