@@ -49,8 +49,7 @@ from query_mutator.env.scheduling import Flow, PooledScheduler, run_flow
 from query_mutator.env.task import Task
 from query_mutator.env.vector import StepResult, VectorStep, as_arrays, infos_of
 from query_mutator.errors import BackendError
-from query_mutator.llm.client import Client
-from query_mutator.llm.retry import DEFAULT_POLICY, RetryPolicy
+from query_mutator.llm.client import DEFAULT_POLICY, Client, RetryPolicy
 from query_mutator.registry import check_known
 from query_mutator.session.task import SharedModels
 from query_mutator.types import CONTROLS, SUBMIT, ErrorInfo, FloatArray, StepRecord

@@ -43,10 +43,9 @@ from query_mutator.evaluation.summary import Outcome
 from query_mutator.files import user_cache_folder
 from query_mutator.llm.client import Client
 from query_mutator.plan.table import learn_confidence
-from query_mutator.session.loading import load_policy
 from query_mutator.session.models import OpenModels
 from query_mutator.session.play import Player, greedy, script
-from query_mutator.session.policy_file import read_policy
+from query_mutator.session.policy_file import load_policy, read_policy
 from query_mutator.session.task import make_task, split_dataset
 from query_mutator.settings import ModelSettings, TaskSettings, ValidationFold
 from query_mutator.training.config import TrainConfig, parse_config

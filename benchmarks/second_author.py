@@ -21,7 +21,7 @@ from query_mutator.commands.main import main as qm
 from query_mutator.data.loaders import GENERAL_2
 from query_mutator.files import file_sha256
 from query_mutator.files.run_dir import commit
-from query_mutator.session.loading import load_saved
+from query_mutator.session.policy_file import load_saved
 
 LOG = Path(__file__).resolve().with_name("second_author_readings.jsonl")
 

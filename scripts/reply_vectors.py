@@ -1,4 +1,4 @@
-"""Encode the replies of a recording and write their rows next to it, 32 bytes each (see `llm/reply_vectors.py`).
+"""Encode the replies of a recording and write their rows next to it, 32 bytes each (see `session/models.py`).
 
     python scripts/reply_vectors.py query_mutator/data/recorded/smollm2-135m.jsonl.xz \
         --dataset query_mutator/data/questions/general.jsonl query_mutator/data/questions/general_2.jsonl
@@ -28,7 +28,7 @@ from query_mutator.encoder import resolve_encoder
 from query_mutator.env.task import CallSettings
 from query_mutator.files import atomic_write
 from query_mutator.files.replies import Recording
-from query_mutator.llm.reply_vectors import FORMAT, recorded_texts, vectors_path
+from query_mutator.session.models import VECTORS_FORMAT, recorded_texts, vectors_path
 from query_mutator.types import FloatArray, read_part
 
 KEPT, PIECES, TYPICAL = 256, 32, 256
@@ -49,7 +49,7 @@ def main() -> None:
     rows = encoded(encoder.inner, [texts[place] for place in places])
     quantized = quantize(rows, places)
     path = vectors_path(arguments.recording)
-    about = json.dumps({"format": FORMAT, "recording": recording.sha256, "encoder": encoder.fingerprint})
+    about = json.dumps({"format": VECTORS_FORMAT, "recording": recording.sha256, "encoder": encoder.fingerprint})
     with atomic_write(path) as file:
         np.savez(file, about=np.array(about), **quantized)
     print(f"{path}: {len(rows):,} rows, {path.stat().st_size / 1e6:.2f} MB")

@@ -20,8 +20,8 @@ from query_mutator.forms import FORMS, Form
 from query_mutator.learners import LEARNERS
 from query_mutator.llm.backends import BACKENDS
 from query_mutator.llm.client import Client
-from query_mutator.llm.limit import Limit
 from query_mutator.llm.ollama import OllamaBackend
+from query_mutator.llm.stack import Limit
 from query_mutator.registry import Registry
 from query_mutator.rewards import PARTS, WeightedReward
 from query_mutator.testing import StubServer, start_server

@@ -29,8 +29,7 @@ from benchmarks.attack.damage import VALUES
 from benchmarks.attack.harness import Outcome, run_cli
 from query_mutator import Rewriter
 from query_mutator.errors import BackendError, UsageError
-from query_mutator.session.loading import acting_settings, load_policy, load_saved
-from query_mutator.session.policy_file import POLICY_FILE, digest_of_content
+from query_mutator.session.policy_file import POLICY_FILE, acting_settings, digest_of_content, load_policy, load_saved
 from query_mutator.testing import start_server
 from tests.conftest import Librarian, Softener
 from tests.integration.conftest import ROWS, write_dataset

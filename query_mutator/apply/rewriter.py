@@ -23,12 +23,11 @@ from query_mutator.env.engine import EpisodeEngine
 from query_mutator.env.scheduling import Flow, run_flow, run_flow_async
 from query_mutator.errors import BackendError, UsageError
 from query_mutator.forms import Framed
-from query_mutator.llm.cancellation import complete_in_thread
+from query_mutator.llm.client import complete_in_thread
 from query_mutator.registry import check_known
-from query_mutator.session.loading import acting_settings, acting_task, load_policy, load_saved
 from query_mutator.session.models import OpenModels, open_models
 from query_mutator.session.play import Limits, Played, Step, Stopped, greedy, in_pool, play
-from query_mutator.session.policy_file import SavedPolicy
+from query_mutator.session.policy_file import SavedPolicy, acting_settings, acting_task, load_policy, load_saved
 from query_mutator.settings import DIRECT, ModelSettings
 from query_mutator.types import AS_IS, ChatRequest, Completion, ErrorInfo, Message, Question
 

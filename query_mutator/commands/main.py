@@ -54,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _run(name: str, words: Sequence[str]) -> int:
     from query_mutator.cli.flags import parse_flags  # cyclopts takes longer than `qm --help`
-    from query_mutator.llm.address import check_addresses
+    from query_mutator.llm.client import check_addresses
 
     command = COMMANDS[name]
     flags = parse_flags(command.flags, words, prog=f"{PROG} {name}", base=_resumed, table=name)

@@ -24,10 +24,18 @@ from query_mutator.plugins import absolute
 from query_mutator.report.table import result_table
 from query_mutator.rewards import WeightedReward
 from query_mutator.session.checkpoint import run_settings
-from query_mutator.session.loading import acting_settings, acting_task, load_policy, load_saved
 from query_mutator.session.models import OpenModels, ResolvedModels, open_models
 from query_mutator.session.play import cut_line
-from query_mutator.session.policy_file import SavedPolicy, check_named, reaching, text_digest
+from query_mutator.session.policy_file import (
+    SavedPolicy,
+    acting_settings,
+    acting_task,
+    check_named,
+    load_policy,
+    load_saved,
+    reaching,
+    text_digest,
+)
 from query_mutator.session.task import NO_DATASET, check_gold, guard_requests, make_reward, read_dataset
 from query_mutator.settings import ADDRESS_FLAGS, AUTO, Calls, Columns, Comparison, FailureRate, Models, Plugins, Reward
 from query_mutator.types import Question

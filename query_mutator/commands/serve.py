@@ -13,7 +13,7 @@ from query_mutator.cli.console import note
 from query_mutator.commands.policy import RunFlags, open_policy
 from query_mutator.errors import UsageError
 from query_mutator.learners import Plan, PlanPolicy
-from query_mutator.llm.address import is_loopback
+from query_mutator.llm.client import is_loopback
 from query_mutator.settings import DIRECT
 
 if TYPE_CHECKING:

@@ -26,8 +26,7 @@ import numpy as np
 
 from query_mutator.encoder import CachedEncoder, Encoder
 from query_mutator.llm.cache import Work, abandon, join
-from query_mutator.llm.client import Client
-from query_mutator.llm.retry import Attempts, Retry, RetryPolicy
+from query_mutator.llm.client import Attempts, Client, Retry, RetryPolicy
 from query_mutator.types import ChatRequest, Completion, FloatArray
 
 ENCODE_WORKERS = 2  # a pass uses one core, and most cores are idle while calls are in flight

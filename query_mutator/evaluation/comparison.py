@@ -57,8 +57,7 @@ from query_mutator.errors import TooManyFailuresError
 from query_mutator.evaluation.summary import IDENTITY, PLAN, POLICY, Outcome, Results, mean, scored
 from query_mutator.forms import arms
 from query_mutator.llm.cache import Cache, is_repeatable, request_key
-from query_mutator.llm.client import Client
-from query_mutator.llm.retry import DEFAULT_POLICY, RetryPolicy
+from query_mutator.llm.client import DEFAULT_POLICY, Client, RetryPolicy
 from query_mutator.llm.store import Store
 from query_mutator.operators import local_rewrite
 from query_mutator.reading import is_refusal

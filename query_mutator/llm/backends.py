@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from query_mutator.bounds import group_of
 from query_mutator.errors import BackendError, ModelMissingError, UsageError
 from query_mutator.files.replies import Recording
-from query_mutator.llm.address import check_addresses
-from query_mutator.llm.client import ModelServer, shown_names
+from query_mutator.llm.client import ModelServer, check_addresses, shown_names
 from query_mutator.llm.llama import LlamaBackend
 from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.openai import OpenAIBackend

@@ -19,8 +19,7 @@ from typing import NamedTuple, cast
 
 from query_mutator.errors import BackendError
 from query_mutator.files import encode
-from query_mutator.llm.cancellation import CANCELLATION
-from query_mutator.llm.client import Client, ClientWrapper
+from query_mutator.llm.client import CANCELLATION, Client, ClientWrapper
 from query_mutator.llm.store import Store
 from query_mutator.types import ChatRequest, Completion
 

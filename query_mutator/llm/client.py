@@ -2,19 +2,39 @@
 
 Client             Cache, Retry, Limit, Pool: wrappers around a client, or around servers
 └── ModelServer    one server of `--backend NAME`: Ollama, OpenAI, and what users register (backends.py)
+
+With what every call has: the address of its server; retries, of which `RetryPolicy` is the rule, a pure function from
+one failure to the wait before the next attempt, and `Attempts` the state of one call under it (a scheduler drives it
+with timers, `Retry` in a thread); and its end, at a deadline or when another thread cuts it: the server then stops
+working on it.
+
+    await complete_in_thread(client, request)     cancelling the task cancels the call
+
+A call that waits for its turn makes no request once it is cancelled. A model in this process finishes its reply.
 """
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
+import ipaddress
 import os
+import socket
+import threading
+import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
+from contextlib import suppress
+from contextvars import ContextVar, copy_context
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol, Self
+from urllib.parse import urlsplit
 
 from query_mutator.errors import ModelMissingError, UsageError
 from query_mutator.files.replies import Recording
 from query_mutator.registry import nearest
 from query_mutator.settings import Calls
-from query_mutator.types import ChatRequest, Completion
+from query_mutator.types import ChatRequest, Completion, ErrorInfo
 
 MAX_EXAMINED = 50  # models whose capabilities are asked for a message
 _SHOWN_NAMES = 20
@@ -204,3 +224,258 @@ class ModelServer(Client, Protocol):
 
     def close(self) -> None:
         """Release nothing."""
+
+
+# --- the address of a server -----------------------------------------------------------------------------------------
+
+DEFAULT_PORT = 11434
+DEFAULT_URL = f"http://127.0.0.1:{DEFAULT_PORT}"
+
+_SCHEME_PORTS = {"http": 80, "https": 443}
+_EVERY_INTERFACE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # addresses to listen on, not to connect to
+
+
+def server_url(text: str) -> str:
+    """Return `http(s)://host:port[/path]` for any form Ollama accepts in OLLAMA_HOST; UsageError for others.
+
+    `host`, `host:port`, `:port` and `[ipv6]:port` mean http, and port 11434 by default; a full URL has the port of its
+    scheme. Quotes around it are dropped. An address that means every interface becomes loopback. Source: `OLLAMA_HOST`
+    in Ollama's envconfig.
+    """
+    stripped = text.strip("\"' \t\r\n")
+    if any(mark in stripped for mark in "@?#"):
+        raise UsageError(
+            "a server's address has no name, password or parameters, which would be written to logs and run folders; "
+            "leave them out and put the key into the environment (OPENAI_API_KEY)"
+        )
+    url = stripped if "://" in stripped else f"http://{_bracketed(stripped)}"
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+        (parts.hostname or "").encode("idna")  # raises where looking the name up would
+    except ValueError as error:
+        raise UsageError(f"{text!r} is not an address of a server ({error}); try http://127.0.0.1:11434") from None
+    if parts.scheme not in _SCHEME_PORTS or not url.isascii() or any(character.isspace() for character in url):
+        raise UsageError(f"{text!r} is not an address of a server; try http://127.0.0.1:11434")
+    host = parts.hostname or "127.0.0.1"
+    host = _EVERY_INTERFACE.get(host, host)
+    if port is None:
+        port = _SCHEME_PORTS[parts.scheme] if "://" in text else DEFAULT_PORT
+    return f"{parts.scheme}://{_bracketed(host)}:{port}{parts.path.rstrip('/')}"
+
+
+def check_addresses(**urls: str | Sequence[str] | None) -> None:
+    """Raise a UsageError that names the flag unless the addresses of flags, by field name, could be those of servers.
+
+    A word alone, or without a scheme anything but Ollama's `host:port`, is more likely a slip than a host.
+    """
+    for name, given in urls.items():
+        flag = f"--{name.replace('_', '-')}"
+        for url in (given,) if isinstance(given, str) else given or ():
+            try:
+                server_url(url)
+            except UsageError as error:
+                raise UsageError(f"{flag}: {error}") from None
+            is_short_form = name == "ollama_url" and (":" in url or "." in url or url == "localhost")
+            if "://" not in url and not is_short_form:
+                raise UsageError(f"{flag} {url} has no scheme; try http://{url}")
+
+
+def _bracketed(host: str) -> str:
+    """Return a bare IPv6 address in brackets, anything else unchanged."""
+    try:
+        return f"[{host}]" if ipaddress.ip_address(host).version == 6 else host
+    except ValueError:
+        return host
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a host name is that of this machine."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost" or host.lower().endswith(".localhost")
+
+
+# --- retries ---------------------------------------------------------------------------------------------------------
+
+MAX_RETRY_AFTER_S = 120.0  # a server may ask for more; then the next attempt just fails again
+MAX_TIMEOUTS = 1  # a retried timeout joins the end of the server's queue
+#: Kinds of error after which the same call may succeed later; a wrong request or a missing model fails every time.
+TRANSIENT = frozenset({"connect", "timeout", "busy", "server", "malformed", "empty", "incomplete"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryPolicy:
+    """Policy for retries: which failures, how often, and after which delay."""
+
+    max_retries: int = Calls.max_retries
+    first_delay_s: float = 0.25  # doubles with every attempt
+    max_delay_s: float = 30.0
+
+    def delay_s(self, error: ErrorInfo, attempt: int, *, key: str, timeouts: int | None = None) -> float | None:
+        """Return the seconds to wait before the next attempt, or None when the failure is final.
+
+        `attempt` counts the calls made so far, from 1; `timeouts` of them timed out (None: all, if the last did). Half
+        of each wait is jitter drawn from `key` and `attempt`, so equal inputs give equal waits. A server's Retry-After
+        is honored. A second timeout, a wrong request, a missing model, a server out of memory and a cancelled call are
+        final.
+        """
+        if error.kind not in TRANSIENT or attempt > self.max_retries:
+            return None
+        if error.kind == "timeout" and (attempt if timeouts is None else timeouts) > MAX_TIMEOUTS:
+            return None
+        longest_s = min(self.max_delay_s, self.first_delay_s * 2.0 ** (attempt - 1))
+        digest = hashlib.blake2b(f"{attempt}:{key}".encode(), digest_size=8).digest()
+        delay_s = longest_s * (0.5 + 0.5 * int.from_bytes(digest, "big") / 2**64)
+        return max(delay_s, min(error.retry_after_s or 0.0, MAX_RETRY_AFTER_S))
+
+
+DEFAULT_POLICY = RetryPolicy()
+
+
+class Attempts:
+    """The attempts at one call: how many started, how many timed out, and the wait before the next."""
+
+    __slots__ = ("_number", "_policy", "_request", "_timeouts")
+
+    def __init__(self, request: ChatRequest, policy: RetryPolicy) -> None:
+        self._request, self._policy = request, policy
+        self._number = self._timeouts = 0
+
+    def next(self) -> ChatRequest:
+        """Start another attempt; return its request, which has its number."""
+        self._number += 1
+        return self._request if self._number == 1 else replace(self._request, attempt=self._number)
+
+    def delay_s(self, error: ErrorInfo | None) -> float | None:
+        """Return the wait before the next attempt, None when this one succeeded or failed for good."""
+        if error is None:
+            return None
+        self._timeouts += error.kind == "timeout"
+        key = self._request.messages[-1].content if self._request.messages else self._request.model
+        delay_s = self._policy.delay_s(error, self._number, key=key, timeouts=self._timeouts)
+        deadline = self._request.deadline
+        is_late = delay_s is not None and deadline is not None and time.monotonic() + delay_s >= deadline
+        return None if is_late else delay_s
+
+    def result(self, completion: Completion) -> Completion:
+        """Return the completion with the number of attempts."""
+        return completion if self._number == 1 else replace(completion, attempts=self._number)
+
+
+class Retry(ClientWrapper):
+    """A client that retries failed calls; the wait is spent in the calling thread and ends at `close`."""
+
+    def __init__(self, client: Client, policy: RetryPolicy = DEFAULT_POLICY) -> None:
+        super().__init__(client)
+        self.policy = policy
+        self._closed = threading.Event()
+
+    def complete(self, request: ChatRequest) -> Completion:
+        """Return the first reply that is an answer, or the last failure; `attempts` says how many calls it took."""
+        attempts = Attempts(request, self.policy)
+        while True:
+            reply = self._client.complete(attempts.next())
+            seconds = attempts.delay_s(reply.error)
+            if seconds is None or self._closed.wait(seconds):
+                return attempts.result(reply)
+
+    def close(self) -> None:
+        """Give up waiting and close the inner client; idempotent."""
+        self._closed.set()
+        super().close()
+
+
+# --- cancellation ----------------------------------------------------------------------------------------------------
+
+
+class Call:
+    """One call of this thread, from connecting to the last byte of the reply; any thread may cut it."""
+
+    def __init__(self, timeout_s: float, *cancellations: Cancellation) -> None:
+        self._ends_at = time.monotonic() + timeout_s
+        self._cancellations = cancellations
+        self._socket: socket.socket | None = None  # the one in use
+        self._is_copy = False  # of its handle
+        self._lock = threading.Lock()  # guards the two above and `is_cut`
+        self.is_cut = False
+        self.is_first = False  # on its connection
+        self.is_answered = False  # a byte of the reply has arrived
+
+    def __enter__(self) -> Self:
+        self._token = CALL.set(self)
+        for each in self._cancellations:
+            each.calls.add(self)
+            if each.is_set:
+                self.cut()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for each in self._cancellations:
+            each.calls.discard(self)
+        CALL.reset(self._token)
+        self.release()
+
+    def left_s(self) -> float:
+        """Return the seconds left; TimeoutError when there are none."""
+        left_s = self._ends_at - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError
+        return left_s
+
+    def hold(self, sock: socket.socket, *, copy: bool = False) -> None:
+        """Let `cut` shut down this socket from now on; ConnectionAbortedError if the call was cut.
+
+        A TLS handshake moves the handle to another object, so `copy` is needed before.
+        """
+        self.release()
+        with self._lock:
+            if self.is_cut:
+                raise ConnectionAbortedError("the call was cut")
+            self._socket, self._is_copy = (sock.dup() if copy else sock), copy
+
+    def release(self) -> None:
+        """Leave the socket alone from now on: another call may use it."""
+        with self._lock:
+            if self._socket is not None and self._is_copy:
+                self._socket.close()
+            self._socket = None
+
+    def cut(self) -> None:
+        """End from another thread whatever the call waits for; idempotent."""
+        with self._lock, suppress(OSError):
+            self.is_cut = True
+            if self._socket is not None:
+                # The plain socket's method: that of a TLS socket would pull its state away under the reading thread.
+                socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+
+
+class Cancellation:
+    """Calls that `cancel` ends from any thread: those of a task, or those to a server."""
+
+    def __init__(self) -> None:
+        self.is_set = False
+        self.calls: set[Call] = set()  # without a lock, which a fork might leave locked: each step is atomic
+
+    def cancel(self) -> None:
+        """Cut the calls in flight, and those that start later; idempotent."""
+        self.is_set = True
+        for call in list(self.calls):
+            call.cut()
+
+
+#: The call that a thread makes, and what cancels its calls.
+CALL: ContextVar[Call] = ContextVar("call")
+CANCELLATION: ContextVar[Cancellation] = ContextVar("cancellation", default=Cancellation())  # noqa: B039, never set
+
+
+async def complete_in_thread(client: Client, request: ChatRequest, executor: Executor | None = None) -> Completion:
+    """Return a client's completion, awaited; cancelling the task cancels the call."""
+    cancellation, context = Cancellation(), copy_context()
+    context.run(CANCELLATION.set, cancellation)
+    try:
+        return await asyncio.get_running_loop().run_in_executor(executor, context.run, client.complete, request)
+    except asyncio.CancelledError:
+        cancellation.cancel()
+        raise

@@ -23,8 +23,7 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import ProtocolError
 
 from query_mutator.errors import UsageError, hide_credentials
-from query_mutator.llm.address import is_loopback
-from query_mutator.llm.cancellation import CALL
+from query_mutator.llm.client import CALL, is_loopback
 
 CONNECT_TIMEOUT_S = 10.0
 _SLACK_S = 0.01  # by which a call may outlast its deadline

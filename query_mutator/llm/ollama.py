@@ -6,8 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from query_mutator.llm.address import DEFAULT_URL
-from query_mutator.llm.client import INFO_TIMEOUT_S
+from query_mutator.llm.client import DEFAULT_URL, INFO_TIMEOUT_S
 from query_mutator.llm.http_server import HttpServer, names_in, rows_in
 from query_mutator.types import ChatRequest, Completion, ErrorInfo, Json, wire_text
 

@@ -12,8 +12,7 @@ from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 from query_mutator.errors import BackendError, ModelMissingError, ServerDownError, UsageError
-from query_mutator.llm.address import server_url
-from query_mutator.llm.client import INFO_TIMEOUT_S
+from query_mutator.llm.client import INFO_TIMEOUT_S, server_url
 from query_mutator.llm.http_server import HttpServer, names_in, rows_in, samples_of
 from query_mutator.llm.transport import Transport
 from query_mutator.types import ChatRequest, ErrorInfo, Json

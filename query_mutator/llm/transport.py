@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from query_mutator.errors import HIDDEN, TOO_MANY_FILES, disk_advice
 from query_mutator.files import count_values, decode, decode_object, encode
-from query_mutator.llm.address import server_url
-from query_mutator.llm.cancellation import CANCELLATION, Call, Cancellation
+from query_mutator.llm.client import CANCELLATION, Call, Cancellation, server_url
 from query_mutator.settings import Calls
 from query_mutator.types import ErrorInfo, Json
 

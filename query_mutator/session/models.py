@@ -5,16 +5,23 @@ Used by the command lines, by `Rewriter` and by `gymnasium.make("rl_query_mutato
 
 from __future__ import annotations
 
+import json
+import zipfile
+from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 from threadpoolctl import threadpool_limits
 
 from query_mutator.bounds import group_of
 from query_mutator.cli.console import closing_on_interrupt, show_status
-from query_mutator.encoder import CachedEncoder, resolve_encoder
+from query_mutator.encoder import CachedEncoder, resolve_encoder, unit_rows
 from query_mutator.errors import UsageError
+from query_mutator.files.replies import Recording
 from query_mutator.llm.backends import (
     BACKENDS,
     DEFAULT_BACKEND,
@@ -23,12 +30,12 @@ from query_mutator.llm.backends import (
     choose_backend,
     resolve_backend,
 )
+from query_mutator.llm.client import RetryPolicy
 from query_mutator.llm.prices import in_words, read_prices
-from query_mutator.llm.reply_vectors import known_rows
-from query_mutator.llm.retry import RetryPolicy
 from query_mutator.llm.stack import ClientStack, build_client
 from query_mutator.llm.store import default_cache_path, seconds_seen
 from query_mutator.settings import ADDRESS_FLAGS, RECORDED_SET, CacheMode, Calls, ModelSettings
+from query_mutator.types import FloatArray, read_part
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,3 +196,53 @@ def call_time(settings: ModelSettings) -> tuple[float, str]:
     known = "assumed: no reply of these models is kept" if seen is None else "as the newest replies that are kept"
     call_s = MODEL_CALL_S if seen is None else seen
     return call_s / in_flight, f"{call_s:.3g} s a call, {known}, {in_flight} in flight"
+
+
+# --- embeddings that come with recorded replies ----------------------------------------------------------------------
+
+VECTORS_FORMAT = "query_mutator/reply-vectors/1"
+
+
+def vectors_path(recording: Path) -> Path:
+    """Return where the rows of a recording's replies are."""
+    return recording.with_name(recording.name.partition(".")[0] + ".vectors.npz")
+
+
+def known_rows(recording: Recording, fingerprint: str) -> Callable[[str], FloatArray | None]:
+    """Return what gives the unit rows [D] of a recording's replies by the encoder of a fingerprint, as far as known.
+
+    A run on them so encodes few texts. A row is turned to its K principal axes and cut into P pieces, and of each piece
+    the number of the nearest of 256 typical ones is kept, a byte (product quantization, Jégou et al. 2011,
+    doi:10.1109/TPAMI.2010.57). scripts/reply_vectors.py makes the file, of n texts: axes [K, D] and pieces
+    [P, 256, K / P], the typical ones, in float16; codes [n, P], their numbers; texts [n], places among the recording's
+    texts. UsageError for a damaged file.
+    """
+    path = vectors_path(recording.path)
+    if not path.exists():
+        return lambda text: None
+    try:
+        with np.load(path, allow_pickle=False) as saved:
+            about: dict[str, Any] = json.loads(str(saved["about"]))
+            if about != {
+                "format": VECTORS_FORMAT,
+                "recording": recording.sha256,
+                "encoder": fingerprint.partition(":")[0],
+            }:
+                return lambda text: None
+            axes, pieces = saved["axes"].astype(np.float32), saved["pieces"].astype(np.float32)
+            codes, places = saved["codes"], saved["texts"].tolist()
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise UsageError(f"{path}: {error}; damaged: restore it, or delete it to encode the replies again") from None
+    texts, numbers = recorded_texts(recording), np.arange(len(pieces))
+    code_of = {texts[place]: code for place, code in zip(places, codes, strict=True)}
+
+    def row_of(text: str) -> FloatArray | None:
+        code = code_of.get(text)
+        return None if code is None else unit_rows(pieces[numbers, code].reshape(1, -1) @ axes)[0]
+
+    return row_of
+
+
+def recorded_texts(recording: Recording) -> list[str]:
+    """Return what is read of the replies of a recording, each text once."""
+    return list(dict.fromkeys(read_part(reply.text) for reply in recording))

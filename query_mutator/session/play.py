@@ -30,8 +30,7 @@ from query_mutator.env.scheduling import Call, Flow, Need, PooledScheduler, map_
 from query_mutator.errors import TooManyFailuresError
 from query_mutator.learners import PlanPolicy, Policy
 from query_mutator.llm.cache import CallTotals
-from query_mutator.llm.client import Client
-from query_mutator.llm.retry import RetryPolicy
+from query_mutator.llm.client import Client, RetryPolicy
 from query_mutator.types import AS_IS, ASK, CONTROLS, Completion, ErrorInfo
 
 #: What ended an episode before its policy did: a limit, or a call that failed for good.

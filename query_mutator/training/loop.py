@@ -31,7 +31,7 @@ from query_mutator.env.task import Task
 from query_mutator.env.vector import of_step, rows_of
 from query_mutator.errors import UsageError
 from query_mutator.learners.learner import Learner, Steps, last_obs
-from query_mutator.llm.retry import DEFAULT_POLICY
+from query_mutator.llm.client import DEFAULT_POLICY
 from query_mutator.llm.store import Store
 from query_mutator.types import ASK, SUBMIT, ChatRequest, Completion, FloatArray
 

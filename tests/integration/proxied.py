@@ -26,10 +26,9 @@ from query_mutator.encoder import Encoder
 from query_mutator.env.task import CallSettings, Task, build_task
 from query_mutator.forms import Form
 from query_mutator.learners import Plan, PlanPolicy, plan_task
-from query_mutator.llm.client import Client
-from query_mutator.llm.limit import Limit
+from query_mutator.llm.client import DEFAULT_POLICY, Client
 from query_mutator.llm.ollama import OllamaBackend
-from query_mutator.llm.retry import DEFAULT_POLICY
+from query_mutator.llm.stack import Limit
 from query_mutator.llm.transport import MAX_REPLY_BYTES
 from query_mutator.testing import start_server
 from query_mutator.types import Question

@@ -17,9 +17,9 @@ from query_mutator.data import load_questions, split_questions
 from query_mutator.env.task import Task
 from query_mutator.evaluation.comparison import Evaluator
 from query_mutator.evaluation.summary import failure_kinds, mean
-from query_mutator.llm.limit import Limit
+from query_mutator.llm.client import RetryPolicy
 from query_mutator.llm.ollama import OllamaBackend
-from query_mutator.llm.retry import RetryPolicy
+from query_mutator.llm.stack import Limit
 from query_mutator.session.play import script
 from query_mutator.testing import StubServer, start_server
 from tests.conftest import QUESTIONS, Librarian, Softener

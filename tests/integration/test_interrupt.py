@@ -19,11 +19,9 @@ from query_mutator.encoder import Encoder
 from query_mutator.env.scheduling import Call, Flow, run_flow_async
 from query_mutator.files import read_json_lines
 from query_mutator.llm.cache import Cache
-from query_mutator.llm.cancellation import complete_in_thread
-from query_mutator.llm.client import Client
-from query_mutator.llm.limit import Limit
+from query_mutator.llm.client import DEFAULT_POLICY, Client, complete_in_thread
 from query_mutator.llm.ollama import OllamaBackend
-from query_mutator.llm.retry import DEFAULT_POLICY
+from query_mutator.llm.stack import Limit
 from query_mutator.session.checkpoint import read_checkpoint
 from query_mutator.testing import StubServer, start_server
 from query_mutator.types import ChatRequest, Completion

@@ -21,7 +21,7 @@ from types import FrameType
 from aiohttp import web
 
 from query_mutator.errors import UsageError
-from query_mutator.llm.address import is_loopback
+from query_mutator.llm.client import is_loopback
 
 DISCARD_S = 5.0  # for which a refused client may still send, so that it reads the reply before a reset
 BACKLOG = 2048  # clients that come before the server has started wait

@@ -30,7 +30,7 @@ from query_mutator.encoder import (
 from query_mutator.errors import EncoderError, UsageError
 from query_mutator.files.replies import Recording, RepliesHead, write_replies
 from query_mutator.llm.recorded import BUNDLED_RECORDINGS, RecordedBackend
-from query_mutator.llm.reply_vectors import FORMAT, known_rows, recorded_texts, vectors_path
+from query_mutator.session.models import VECTORS_FORMAT, known_rows, recorded_texts, vectors_path
 from query_mutator.types import Completion, FloatArray
 
 TEXTS = [
@@ -302,7 +302,7 @@ def recording(tmp_path: Path) -> Recording:
 
 
 def write_rows(recording: Recording, *, sha256: str) -> None:
-    about = json.dumps({"format": FORMAT, "recording": sha256, "encoder": "weights"})
+    about = json.dumps({"format": VECTORS_FORMAT, "recording": sha256, "encoder": "weights"})
     np.savez(vectors_path(recording.path), about=np.array(about), **rows())
 
 

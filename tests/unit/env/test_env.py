@@ -21,8 +21,7 @@ from query_mutator.env.observation import Observer, Projection
 from query_mutator.env.scheduling import Call, Encode, Flow, PooledScheduler, run_flow
 from query_mutator.env.task import Task
 from query_mutator.errors import BackendError
-from query_mutator.llm.client import Client
-from query_mutator.llm.retry import RetryPolicy
+from query_mutator.llm.client import Client, RetryPolicy
 from query_mutator.testing import StubServer
 from query_mutator.types import AS_IS, CALL_PRICE, ChatRequest, Completion, FloatArray, Reward, StepRecord
 from rl_query_mutator_env import (

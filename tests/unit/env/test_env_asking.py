@@ -12,8 +12,7 @@ from query_mutator.encoder import HashEncoder
 from query_mutator.env.engine import EpisodeEngine
 from query_mutator.env.episode import Attempt
 from query_mutator.env.task import Task
-from query_mutator.llm.client import Client
-from query_mutator.llm.retry import RetryPolicy
+from query_mutator.llm.client import Client, RetryPolicy
 from query_mutator.operators import LocalOperator, PromptOperator
 from query_mutator.rewards import WeightedReward
 from query_mutator.types import AskRule, FloatArray, Reward, StepRecord

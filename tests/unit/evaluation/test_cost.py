@@ -16,8 +16,7 @@ from query_mutator.errors import UsageError
 from query_mutator.evaluation.comparison import Evaluator
 from query_mutator.evaluation.heldout import EvaluationCost, power_in_words, price_for_budget
 from query_mutator.learners.direct import PRICES
-from query_mutator.llm.client import Client
-from query_mutator.llm.retry import RetryPolicy
+from query_mutator.llm.client import Client, RetryPolicy
 from query_mutator.types import FloatArray, Question
 
 MAX_ASKS = 4

@@ -15,9 +15,9 @@ from query_mutator.errors import TooManyFailuresError
 from query_mutator.evaluation.comparison import Evaluator
 from query_mutator.evaluation.heldout import fixed_sample
 from query_mutator.evaluation.summary import Outcome, Results, front, rejections_in_words, summarize
-from query_mutator.llm.limit import Limit
+from query_mutator.llm.client import RetryPolicy
 from query_mutator.llm.ollama import OllamaBackend
-from query_mutator.llm.retry import RetryPolicy
+from query_mutator.llm.stack import Limit
 from query_mutator.report.table import result_table
 from query_mutator.session.play import check_failures, script
 from query_mutator.testing import StubServer, start_server

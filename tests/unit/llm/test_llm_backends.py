@@ -14,10 +14,10 @@ from query_mutator.confidence import Attempt
 from query_mutator.errors import BackendError, ModelMissingError, UsageError
 from query_mutator.llm.backends import resolve_backend
 from query_mutator.llm.cache import request_key
+from query_mutator.llm.client import RetryPolicy
 from query_mutator.llm.http_server import HttpServer, completion_of
 from query_mutator.llm.ollama import OllamaBackend, with_tag
 from query_mutator.llm.openai import OpenAIBackend
-from query_mutator.llm.retry import RetryPolicy
 from query_mutator.testing import FaultPlan, StubServer, start_server
 from query_mutator.types import ChatRequest, Completion, Message, without_thought
 from tests.conftest import Upper

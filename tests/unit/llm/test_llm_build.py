@@ -16,16 +16,15 @@ import ollama_utils
 from query_mutator.errors import ModelMissingError, ServerDownError, UsageError
 from query_mutator.files.gguf_file import gguf_path
 from query_mutator.files.replies import RepliesHead, reply_key, write_replies
-from query_mutator.llm.address import is_loopback, server_url
 from query_mutator.llm.backends import BACKENDS, resolve_backend
 from query_mutator.llm.cache import Cache, request_key
+from query_mutator.llm.client import is_loopback, server_url
 from query_mutator.llm.connection import proxy_of
-from query_mutator.llm.limit import Limit
 from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.openai import OpenAIBackend
 from query_mutator.llm.probe import Probe, measure_calls
 from query_mutator.llm.recorded import BUNDLED_RECORDINGS, RecordedBackend
-from query_mutator.llm.stack import build_client
+from query_mutator.llm.stack import Limit, build_client
 from query_mutator.llm.transport import Transport
 from query_mutator.operators import clean_rewrite
 from query_mutator.reading import is_refusal

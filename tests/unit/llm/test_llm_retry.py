@@ -13,14 +13,10 @@ from typing import Any
 import pytest
 
 from query_mutator.errors import BackendError, ModelMissingError, ServerDownError, UsageError
-from query_mutator.llm import pool as pool_module
 from query_mutator.llm.cache import Cache
-from query_mutator.llm.client import Client, ModelServer
-from query_mutator.llm.limit import Limit
+from query_mutator.llm.client import DEFAULT_POLICY, Client, ModelServer, Retry, RetryPolicy
 from query_mutator.llm.ollama import OllamaBackend
-from query_mutator.llm.pool import MAX_ABSENCES, Pool, is_lost
-from query_mutator.llm.retry import DEFAULT_POLICY, Retry, RetryPolicy
-from query_mutator.llm.stack import ClientStack, build_client, identity_of
+from query_mutator.llm.stack import MAX_ABSENCES, ClientStack, Limit, Pool, build_client, identity_of, is_lost
 from query_mutator.testing import Echo, StubServer, start_server
 from query_mutator.types import ERROR_KINDS, ChatRequest, Completion, ErrorInfo
 from tests.fake_client import FakeClient, Gate, kind_of, script
@@ -239,7 +235,7 @@ def test_a_limit_that_was_halved_grows_again_while_it_is_full() -> None:
 
 @pytest.fixture(autouse=True)
 def quick_polls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool_module, "POLL_S", 0.02)
+    monkeypatch.setattr("query_mutator.llm.stack.POLL_S", 0.02)
 
 
 @pytest.fixture

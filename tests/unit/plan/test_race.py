@@ -17,8 +17,7 @@ from query_mutator.errors import TooManyFailuresError, UsageError
 from query_mutator.evaluation.comparison import Evaluator
 from query_mutator.evaluation.summary import Outcome
 from query_mutator.learners import Plan, PlanPolicy, plan_task
-from query_mutator.llm.client import Client
-from query_mutator.llm.retry import RetryPolicy
+from query_mutator.llm.client import Client, RetryPolicy
 from query_mutator.operators import LocalOperator, PromptOperator
 from query_mutator.plan.choose import PlanChoice, PlanPoint
 from query_mutator.plan.race import find_plan

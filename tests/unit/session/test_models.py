@@ -20,8 +20,7 @@ from query_mutator.env.task import Task
 from query_mutator.errors import TooManyFailuresError, UsageError
 from query_mutator.llm.backends import BACKENDS
 from query_mutator.llm.cache import request_key
-from query_mutator.llm.client import Client, ModelServer
-from query_mutator.llm.retry import RetryPolicy
+from query_mutator.llm.client import Client, ModelServer, RetryPolicy
 from query_mutator.llm.store import Store
 from query_mutator.session.models import ResolvedModels, call_time, open_models
 from query_mutator.session.play import (
