@@ -78,7 +78,7 @@ def kind_of_gold(gold: str, question: str) -> Kind:
     if P.LITERAL.fullmatch(text) and literal_in(text)[0]:
         return "literal"
     for kind, found in (("date", dates_in(text)), ("time", times_in(text))):
-        is_whole = len(found) == 1 and found[0].start == 0 and len(text) - found[0].end <= 1
+        is_whole = len(found) == 1 and found[0].start == 0 and P.ZONE.fullmatch(text, found[0].end) is not None
         if is_whole and (kind == "time" or found[0].value[2] is not None):
             return "time" if kind == "time" else "date"
     numbers = numbers_in(text, words=True)
@@ -271,8 +271,7 @@ def _names(text: str, gold: str, question: str) -> bool:
         name = rf"(?<![東西南北新大小]){re.escape(fold(wanted).replace(' ', ''))}"
         return re.search(name, fold(text).replace(" ", "")) is not None and not P.EAST_ASIAN_OR.search(text)
     if P.FORMULA.search(wanted):
-        formula, said = (texts.unspaced(fold(one)) for one in (wanted, text))
-        return re.search(rf"(?<![\w.]){re.escape(formula)}(?!\w)", said) is not None
+        return _has_formula(text, wanted)
     tokens = stems(text)
     if _is_subject_other(text, gold, question):
         return False
@@ -281,6 +280,21 @@ def _names(text: str, gold: str, question: str) -> bool:
         for form in _forms(wanted, question)
         for at in places_of(form, tokens)
     )
+
+
+def _has_formula(text: str, gold: str) -> bool:
+    """Return whether a text has a formula, as it is written or with its terms in another order."""
+    formula, said = (texts.unspaced(fold(one)) for one in (gold, text))
+    if re.search(rf"(?<![\w.·*×/^]){re.escape(formula)}(?!\w)", said):
+        return True
+    wanted, given = _sides(gold), map(_sides, P.BETWEEN_FORMULAS.split(text))
+    return any(sides[-1:] == wanted or [sides[0], sides[-1]] == wanted for sides in given)
+
+
+def _sides(formula: str) -> list[list[str]]:
+    """Return the sides of a formula, each as its terms in alphabetical order."""
+    sides = re.split("=|->|→", texts.unspaced(fold(formula)).strip(".*`"))
+    return [sorted(P.TERM.findall(side if side[:1] in ("+", "-") else f"+{side}")) for side in sides]
 
 
 def _forms(gold: str, question: str) -> Iterator[tuple[str, ...]]:

@@ -28,7 +28,7 @@ _MOST_OBJECTS = 20
 @lru_cache(maxsize=256)
 def marked(text: str, question: str) -> tuple[Span, ...]:
     """Return what the marks of a text hold, the last one first."""
-    closed = [*_fields(text, question), *_boxed(text), *_ticked(text), *_tagged(text)]
+    closed = [*_fields(text, question), *_lined(text, question), *_boxed(text), *_ticked(text), *_tagged(text)]
     objects = [span for span in closed if span.value is not None]
     labels = [span for span in _labels(text, question) if not any(one.start <= span.start < one.end for one in objects)]
     return tuple(sorted([*closed, *labels], key=lambda span: (span.end, span.start), reverse=True))
@@ -109,6 +109,15 @@ def _fields(text: str, question: str) -> Iterator[Span]:
         at = text.find("{", end)
 
 
+def _lined(text: str, question: str) -> Iterator[Span]:
+    """Yield the answer field of a text that is mostly lines of a name and a value, as in YAML, TOML or XML."""
+    found = [*P.LINE_FIELD.finditer(text)]
+    fields = {one[1] or one[3]: (one[2] or one[4]).split(" #")[0].strip(" \"',") for one in found}
+    said = _answer_field(fields) or _asked_field(fields, question) if len(found) > 1 else None
+    if said is not None and 2 * len(found) >= sum(re.search(r"\w", line) is not None for line in text.splitlines()):
+        yield _closed(said[0], found[0].start(), len(text), value=said[0])
+
+
 def _answer_field(value: dict[str, Any]) -> tuple[Any] | None:
     """Return the value of the most trusted field in an object or one inside it."""
     lowered = {str(name).lower().replace(" ", "_"): one for name, one in value.items()}
@@ -144,7 +153,7 @@ def options_in(question: str) -> Mapping[str, str]:
     best: list[tuple[int, int]] = []
     run: list[tuple[int, int]] = []
     for marker in P.OPTION.finditer(question):
-        letter = (marker[1] or marker[2] or marker[3]).upper()
+        letter = (marker[marker.lastindex or 0]).upper()
         if letter == chr(ord("A") + len(run)):
             run.append(marker.span())
         elif letter == "A":

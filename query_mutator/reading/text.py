@@ -55,8 +55,9 @@ _SPELLINGS = str.maketrans(
         **dict.fromkeys("“”„«»「」『』", '"'),
         **dict.fromkeys("‘’‚ʼ′´", "'"),
         **dict.fromkeys("−‐‑﹣－", "-"),
-        **dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff", ""),
-        "º": "°", "⁄": "/", "∕": "/", "∗": "*", "٫": ".", "٬": ",",
+        **dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff\U0001f3fb\U0001f3fc\U0001f3fd\U0001f3fe\U0001f3ff", ""),
+        **dict.fromkeys("⟶➝➔➜", "→"),
+        "\u20e3": ".", "º": "°", "⁄": "/", "∕": "/", "∗": "*", "٫": ".", "٬": ",",
     }
 )  # fmt: skip
 _FRACTION = re.compile(r"\\[dtc]?frac\s?(?:\{([^{}\n]{0,80})\}|(\d))\s?(?:\{([^{}\n]{0,80})\}|(\d))")
@@ -91,6 +92,7 @@ def spelled(text: str) -> str:
     """Return a text in NFKC with plain quotes, hyphens, spaces and digits; x² is x^2 and 1½ is 1 1/2."""
     if text.isascii():
         return P.STRUCK.sub(" ", text) if "~~" in text else text
+    text = text.replace("\ufe0f\u20e3", "\u20e3")
     text = _SUPERSCRIPT.sub(lambda found: "^" + found[0].translate(_SUPERSCRIPTS), text.translate(_SPELLINGS))
     text = unicodedata.normalize("NFKC", _VULGAR.sub(" ", text)).translate(_SPELLINGS)
     text = _FOREIGN_DIGIT.sub(lambda found: str(unicodedata.decimal(found[0])), text)
