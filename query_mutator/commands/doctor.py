@@ -20,11 +20,7 @@ from query_mutator.bounds import Seconds, group_of
 from query_mutator.env.task import CallSettings
 from query_mutator.errors import EXIT_USAGE, ModelMissingError
 from query_mutator.lab.sizing.collecting import cache_line, size_calls
-from query_mutator.llm.backends import (
-    BACKENDS,
-    ServerAddressFlags,
-    choose_backend,
-)
+from query_mutator.llm.backends import BACKENDS, ServerAddressFlags, choose_backend
 from query_mutator.llm.cache import request_key
 from query_mutator.llm.client import ModelServer
 from query_mutator.llm.probe import (

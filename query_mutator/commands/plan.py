@@ -246,7 +246,9 @@ def _size(flags: PlanFlags, num_train: int, call_s: float, *, is_instant: bool) 
         fitting = min(MAX_CALLS, max(MIN_CALLS, 60 * flags.minutes / call_s))
         unit = 10 ** (math.floor(math.log10(fitting)) - 1)  # two digits, so that a search can be repeated
         max_calls = int(fitting // unit * unit)
-    count = questions_searched(num_train, max_calls, learned=flags.answer == "learned")
+    operators, forms = rewrites(flags, tuple(flags.targets))
+    arms = len(forms) if len(flags.targets) > 1 and not operators else 0
+    count = questions_searched(num_train, max_calls, learned=flags.answer == "learned", arms=arms)
     line = f"{count} of {num_train} questions, at most {max_calls:,} calls"
     if not call_s:
         return max_calls, line

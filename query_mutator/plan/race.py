@@ -57,17 +57,21 @@ def find_plan(
 
     `budget` bounds the mean calls per question of the plan to choose. Few calls score fewer questions, a random sample.
     With `learned` a third of them asks in all forms, for plans that submit the answer that is most likely right; where
-    that does not suffice the result says why it has none.
+    that does not suffice the result says why it has none. Of several models without operators, every call does so.
     `caller` is an `Evaluator`. `on_best` is called with each plan that is the best one so far, on the questions scored
     so far.
     """
-    count = questions_searched(len(task.questions), max_calls, learned=learned)
+    arms = len(task.forms) if learned and not task.operators and any(form.model for form in task.forms) else 0
+    count = questions_searched(len(task.questions), max_calls, learned=learned, arms=arms)
     order = np.random.default_rng(seed).permutation(len(task.questions))[:count].tolist()
     with progress("plan search", max_calls) as bar:
         table = Table(caller, task, on_call=bar.update)
         max_searched = int(SEARCHED_SHARE * max_calls) if learned else max_calls
         race = Race(table, order, max_calls=max_searched, budget=budget, on_best=on_best)
-        race.run()
+        if arms:
+            race.score([Plan()], race.stages[-1], max_calls)
+        else:
+            race.run()
         if not learned:
             return race.result()
         race.max_calls = max_calls
@@ -79,10 +83,10 @@ def find_plan(
         return race.result(fitted, confidence=model, gains=gains, order=order)
 
 
-def questions_searched(num_questions: int, max_calls: int, *, learned: bool = False) -> int:
-    """Return how many of the questions a search scores."""
-    calls = int(SEARCHED_SHARE * max_calls) if learned else max_calls
-    return min(num_questions, max(1, calls // CALLS_PER_QUESTION))
+def questions_searched(num_questions: int, max_calls: int, *, learned: bool = False, arms: int = 0) -> int:
+    """Return how many of the questions a search scores; `arms` of several models are each asked once."""
+    calls = int(SEARCHED_SHARE * max_calls) if learned and not arms else max_calls
+    return min(num_questions, max(1, calls // (arms or CALLS_PER_QUESTION)))
 
 
 def _ask_in_all_forms(
@@ -195,7 +199,7 @@ class Race:
             price=self.price,
             budget=self.budget,
             searched=cross_fitted(self.table, plans, rows, price=self.price, budget=self.budget),
-            plans_tried=len(self.tried[self.stages[0]]),
+            plans_tried=len(set().union(*self.tried.values())),
             calls=self.table.calls,
             seconds=time.perf_counter() - self._started,
             **more,

@@ -65,10 +65,10 @@ def test_a_plan_asks_the_large_model_where_it_gains(
     servers: tuple[StubServer, StubServer], dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     named = flags_of(servers, dataset)
-    command = ["--price", "small=1,large=8", "--budget", 5.5, "--max-calls", 3000, "--save-dir", tmp_path / "runs"]
+    command = ["--price", "small=1,large=8", "--budget", 5.5, "--max-calls", 240, "--save-dir", tmp_path / "runs"]
     assert qm("plan", *named, *command, "--json", "-") == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["plan"]["steps"] == ["small", "ask", "large"]
+    assert (found["plan"]["questions"], found["plan"]["steps"]) == (120, ["small", "ask", "large"])
     assert found["plan"]["success"] > 0.95
     assert 4 < found["plan"]["calls"] < 5.5
     assert found["plan"]["shares"]["large"] == pytest.approx(1 / 3, abs=0.05)
