@@ -5,14 +5,16 @@ the arm that is best on the part "train", alone, and a vote over parsed answers 
 
 FOLDER has `logs.jsonl.gz` (or `logs.jsonl`), one question per line (`question`, `gold`, `part`: "train" or "test",
 `right` and `answers` by prompt; answers may be missing), and `prompts.json`. Everything is chosen on the part "train",
-by cross-validation: model, calibration, order of prompts, threshold. Percent right of the part "test"; "learned" is
-the mean of refits on bootstrap samples of the training questions.
+by cross-validation: model, calibration, order of prompts, and for each mean number of calls the P(right) of the answer
+to submit below which the next prompt is asked, as plans do. Percent right of the part "test"; "learned" is the mean of
+refits on bootstrap samples of the training questions.
 """
 
 from __future__ import annotations
 
 import argparse
 import gzip
+import math
 import sys
 import time
 import zlib
@@ -41,14 +43,13 @@ from query_mutator.confidence.crossfit import (
     training_table,
     with_forms,
 )
-from query_mutator.confidence.submission import submitted
+from query_mutator.confidence.submission import MOST_ANSWERS, Walks
 from query_mutator.errors import DatasetError, TooFewAnswersError, UsageError
 from query_mutator.files import decode_object, parse_json, write_json
 from query_mutator.stats import crossed_intervals
 from query_mutator.types import DoubleArray
 
-CALLS = (1.0, 1.5, 2.0, 3.0, 6.0)
-FEW_CALLS = 1.5  # stops by P(right); the others ask as often for every question
+CALLS = (1.0, 1.5, 2.0, 3.0, 6.0)  # per question, on average
 FOLDS = 5
 REFITS = 10
 READ = ("logs.jsonl.gz", "logs.jsonl", "prompts.json")
@@ -130,18 +131,26 @@ def evaluate(
     test = test_of(held_out, asked, voted, kind=table.kind)
     votes = vote_column(held_out, voted, table.kind)
     learned = np.empty((options.refits, len(held_out), len(CALLS)))  # [S, n, calls]
-    mean_calls = []
+    mean_calls = np.empty((options.refits, len(CALLS)))
     for refit in range(options.refits):
         started = time.monotonic()
-        model, threshold = fitted(table, first=asked[0], seed=options.seed + refit)
-        learned[refit], calls = learned_columns(model, threshold, test)
-        mean_calls.append(calls)
+        model, least = fitted(table, asked, seed=options.seed + refit)
+        columns = with_forms(test.table, model.rates, np.ones(len(test.table), dtype=bool))
+        p = model.calibration.p(model.scorer.log_odds(columns))
+        walks = Walks.of(p, test.table.right, test.table.answer_groups, test.places, agreement=model.agreement)
+        for at, each in enumerate(least):
+            stops = np.minimum(walks.stops(each[0]), each[1] - 1)
+            learned[refit, :, at] = walks.right_at(stops)
+            mean_calls[refit, at] = stops.mean() + 1
         print(f"refit {refit + 1} of {options.refits}: {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
-    return printed(learned, votes, mean_calls, test)
+    return printed(learned, votes, mean_calls.mean(axis=0), test)
 
 
-def fitted(table: TrainingTable, *, first: str, seed: int) -> tuple[ConfidenceModel, float]:
-    """Return a model of a bootstrap sample of the questions, and the P(right) below which 1.5 calls ask again."""
+def fitted(table: TrainingTable, order: Sequence[str], *, seed: int) -> tuple[ConfidenceModel, list[tuple[float, int]]]:
+    """Return a model of a bootstrap sample of the questions, and for each budget where it stops: P(right), most calls.
+
+    Where training questions have one answer, P(right) decides about the second call alone.
+    """
     rng = np.random.default_rng(seed)
     questions = int(table.questions.max()) + 1
     drawn = rng.multinomial(questions, np.full(questions, 1 / questions)).astype(np.float64)
@@ -150,26 +159,18 @@ def fitted(table: TrainingTable, *, first: str, seed: int) -> tuple[ConfidenceMo
     except TooFewAnswersError:  # the Bayesian bootstrap (Rubin 1981) leaves none of a few wrong answers out
         drawn = rng.exponential(size=questions)
         model = ConfidenceModel.fit(table, weights=drawn[table.questions], folds=FOLDS)
-    counts = np.where(np.array(table.forms) == first, np.rint(10 * drawn[table.questions]), 0).astype(int)
-    return model, float(np.quantile(np.repeat(model.out_of_fold, counts), FEW_CALLS - 1))
-
-
-def learned_columns(model: ConfidenceModel, threshold: float, test: HeldOut) -> tuple[DoubleArray, float]:
-    """Return whether the submitted answers [n, calls] are right, and the mean number of calls at 1.5."""
-    columns = with_forms(test.table, model.rates, np.ones(len(test.table), dtype=bool))
-    p = model.calibration.p(model.scorer.log_odds(columns))
-    right = np.empty((len(test.logs), len(CALLS)))
-    calls_made = 0
-    for at, places in enumerate(test.places):
-        groups = test.table.answer_groups[places].tolist()
-        for column, calls in enumerate(CALLS):
-            asked = int(calls)
-            if calls == FEW_CALLS:
-                asked = 1 + (len(places) > 1 and p[places[0]] < threshold)
-                calls_made += asked
-            chosen = submitted(p[places[:asked]], groups[:asked], agreement=model.agreement)
-            right[at, column] = test.table.right[places[chosen]]
-    return right, calls_made / len(test.logs)
+    if len(set(table.forms)) == 1:
+        of_first = np.repeat(model.out_of_fold, np.rint(10 * drawn[table.questions]).astype(int))
+        return model, [
+            (float(np.quantile(of_first, calls - 1)), 2) if 1 < calls < 2 else (math.inf, int(calls)) for calls in CALLS
+        ]
+    place = {form: at for at, form in enumerate(order)}
+    rows = np.lexsort(([place[form] for form in table.forms], table.questions))
+    starts = np.flatnonzero(np.diff(table.questions[rows], prepend=-1))
+    places = [each.tolist() for each in np.split(rows, starts[1:])]
+    walks = Walks.of(model.out_of_fold, table.right, table.answer_groups, places, agreement=model.agreement)
+    weights = drawn[table.questions[rows[starts]]]
+    return model, [(walks.least(calls, weights), MOST_ANSWERS) for calls in CALLS]
 
 
 def vote_column(logs: Sequence[Logged], order: Sequence[str], kind: AnswerKind | None) -> DoubleArray:
@@ -183,17 +184,15 @@ def vote_column(logs: Sequence[Logged], order: Sequence[str], kind: AnswerKind |
         for column, calls in enumerate(CALLS):
             asked = prompts[: int(calls)]
             right[at, column] = log.right[asked[plain_vote(log.question, list(map(log.attempt, asked)), kind=kind)]]
-    right[:, CALLS.index(FEW_CALLS)] = right[:, [CALLS.index(1.0), CALLS.index(2.0)]].mean(axis=1)
+    right[:, CALLS.index(1.5)] = right[:, [CALLS.index(1.0), CALLS.index(2.0)]].mean(axis=1)
     return right
 
 
-def printed(learned: DoubleArray, votes: DoubleArray, mean_calls: Sequence[float], test: HeldOut) -> dict[str, Any]:
+def printed(learned: DoubleArray, votes: DoubleArray, mean_calls: DoubleArray, test: HeldOut) -> dict[str, Any]:
     """Print the table, and return the result."""
     clusters = [log.question for log in test.logs]
-    print(
-        f"\n{len(test.logs)} test questions, percent right; "
-        f"{FEW_CALLS:g} calls were {np.mean(mean_calls):.3f} on average"
-    )
+    taken = {f"{calls:g}": round(float(mean), 3) for calls, mean in zip(CALLS, mean_calls, strict=True)}
+    print(f"\n{len(test.logs)} test questions, percent right; mean calls of learned: {taken}")
     print("| calls | learned (refits) | vote | best arm | over the better |\n|---|---|---|---|---|")
     single = votes[:, [CALLS.index(1.0)]]
     better = np.where(votes.mean(axis=0) > single.mean(), votes, single)  # [n, calls]
@@ -207,7 +206,7 @@ def printed(learned: DoubleArray, votes: DoubleArray, mean_calls: Sequence[float
         cells = [f"{refits.mean():.1f} ({refits.min():.1f} to {refits.max():.1f})", f"{rate:.1f}"]
         cells += [f"{100 * single.mean():.1f}", "{:+.1f} [{:+.1f}, {:+.1f}]".format(*result["over"][calls])]
         print(f"| {calls} | {' | '.join(cells)} |")
-    return result | {"mean_calls": {f"{FEW_CALLS:g}": round(float(np.mean(mean_calls)), 4)}}
+    return result | {"mean_calls": taken}
 
 
 def test_of(logs: Sequence[Logged], order: Sequence[str], ranked: Sequence[str], *, kind: AnswerKind | None) -> HeldOut:

@@ -17,7 +17,7 @@ import numpy as np
 from query_mutator.confidence.answer_keys import AnswerKind, Attempt, LoggedAnswer, answer_groups, kind_of
 from query_mutator.confidence.features import CLOSENESS, FEATURES, FORM, feature_row
 from query_mutator.confidence.scorers import LinearScorer, ScorerName, fit_scorer, logistic_fit
-from query_mutator.confidence.submission import submitted
+from query_mutator.confidence.submission import Walks, submitted
 from query_mutator.encoder import Encoder
 from query_mutator.errors import TooFewAnswersError, UsageError
 from query_mutator.types import BoolArray, DoubleArray, IntArray
@@ -27,8 +27,9 @@ _ROWS_TO_INFER = 2000
 _PRIOR_ANSWERS = 20.0  # that a form has besides its own, with the rate of all
 
 AGREEMENT = 0.25  # weight of answers that say the same; with more, those that agree are too sure
-#: The weight with which answers that are known by their arm alone are a vote, and that with which the best arm wins.
-_OF_ARMS = (1.0, 0.0)
+#: Weights of agreement to choose from. Answers known by their arm alone are a vote with 1, the best arm with 0.
+_WAYS: Mapping[ScorerName, tuple[float, float]] = {"linear": (AGREEMENT, 1.0), "arms": (1.0, 0.0)}
+_CALLS_TO_COMPARE = (1.5, 2.0, 3.0, 6.0)
 _PRIOR_OF_GAINS = 20.0  # questions on which another form adds nothing
 _FEWEST = 10  # right answers, and wrong ones
 _QUESTIONS_TO_COMPARE = 50
@@ -250,25 +251,26 @@ def cross_fit(table: TrainingTable, *, weights: DoubleArray, folds: int) -> Cros
         calibration = Platt.fit(raw, table.right, weights, questions=questions)
         return CrossFit(scorer=name, p=p, folds=tuple(fits), calibration=calibration)
 
-    by_arm = calibrated("arms")
-    ways = [calibrated("linear"), *(replace(by_arm, agreement=agreement) for agreement in _OF_ARMS)]
+    fits = {name: calibrated(name) for name in _WAYS}
+    ways = [replace(fits[name], agreement=agreement) for name, weights in _WAYS.items() for agreement in weights]
     return max(ways, key=lambda way: right_submissions(table, way.p, weights, agreement=way.agreement))
 
 
 def right_submissions(table: TrainingTable, p: DoubleArray, weights: DoubleArray, *, agreement: float) -> float:
-    """Return how often the answer submitted by P(right) [n] is right, of all answers and of those by the two best arms.
+    """Return how often the answer submitted by P(right) [n] is right, with stopping at several mean numbers of calls.
 
     NaN if few questions have several answers.
     """
     rates = form_rates(table, weights)
     order = np.lexsort((np.array([-rates.get(form, 0.0) for form in table.forms]), table.questions))
     places = np.split(order, np.flatnonzero(np.diff(table.questions[order])) + 1)
-    several = [place for place in places if len(place) > 1 and weights[place[0]] > 0]
+    several = [place.tolist() for place in places if len(place) > 1 and weights[place[0]] > 0]
     if len(several) < _QUESTIONS_TO_COMPARE:
         return math.nan
-    several += [place[:2] for place in several if len(place) > 2]
-    chosen = [at[submitted(p[at], table.answer_groups[at].tolist(), agreement=agreement)] for at in several]
-    return float(np.average(table.right[chosen], weights=weights[chosen]))
+    walks = Walks.of(p, table.right, table.answer_groups, several, agreement=agreement)
+    counts = weights[[place[0] for place in several]]
+    stops = [walks.stops(walks.least(calls, counts)) for calls in _CALLS_TO_COMPARE]
+    return float(np.mean([np.average(walks.right_at(each), weights=counts) for each in stops]))
 
 
 def _out_of_fold(table: TrainingTable, weights: DoubleArray, name: ScorerName, fold: IntArray) -> _OutOfFold:

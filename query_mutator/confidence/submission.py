@@ -9,13 +9,17 @@ each other, and at most one group is right.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 
 from query_mutator.confidence.answer_keys import AnswerKind, Attempt, answer_groups, answer_key, kind_of
-from query_mutator.types import DoubleArray
+from query_mutator.types import DoubleArray, IntArray
 
+MOST_ANSWERS = 6  # to a question, in a fixed order
 _NEVER_SURE = 1e-6
 
 
@@ -69,3 +73,38 @@ def submissions(p: DoubleArray, groups: Sequence[int], *, agreement: float = 1.0
         chosen = submitted(*so_far, agreement=agreement)
         found.append((chosen, float(combined(*so_far, agreement=agreement)[chosen])))
     return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Walks:
+    """What is submitted to n questions after each of up to k answers; the last one's is repeated to the end."""
+
+    p: DoubleArray  # [n, k] that it is right; infinite after the last answer
+    right: DoubleArray  # [n, k]
+
+    @classmethod
+    def of(
+        cls, p: DoubleArray, right: DoubleArray, groups: IntArray, places: Sequence[Sequence[int]], *, agreement: float
+    ) -> Self:
+        """Return the walks through answers [N], those of each question at some `places`, at most MOST_ANSWERS."""
+        of_p, of_right = np.full((len(places), MOST_ANSWERS), np.inf), np.empty((len(places), MOST_ANSWERS))
+        for at, rows in enumerate(np.asarray(each[:MOST_ANSWERS]) for each in places):
+            chosen, values = zip(*submissions(p[rows], groups[rows].tolist(), agreement=agreement), strict=True)
+            of_p[at, : len(rows) - 1] = values[:-1]
+            of_right[at] = np.pad(right[rows[[*chosen]]], (0, MOST_ANSWERS - len(rows)), mode="edge")
+        return cls(p=of_p, right=of_right)
+
+    def stops(self, least: float) -> IntArray:
+        """Return the places [n] of the first answer to submit that is right with a P of `least`, or of the last one."""
+        return np.asarray(np.argmax(self.p >= least, axis=1))
+
+    def right_at(self, stops: IntArray) -> DoubleArray:
+        """Return whether the answers submitted at these places [n] are right."""
+        return self.right[np.arange(len(stops)), stops]
+
+    def least(self, calls: float, weights: DoubleArray) -> float:
+        """Return the highest P(right) to stop at within `calls` on average of questions that count `weights` [n]."""
+        known = np.unique(self.p[np.isfinite(self.p)])
+        values = [-math.inf, *known.tolist(), math.inf]
+        over = bisect_right(values, calls, key=lambda least: float(np.average(self.stops(least) + 1, weights=weights)))
+        return values[max(0, over - 1)]

@@ -33,7 +33,7 @@ from query_mutator.confidence import (
 from query_mutator.confidence.crossfit import TrainingTable
 from query_mutator.confidence.features import FEATURES
 from query_mutator.confidence.gain import MOST_ARMS, GainModel, gain_inputs
-from query_mutator.confidence.submission import submitted
+from query_mutator.confidence.submission import MOST_ANSWERS, submitted
 from query_mutator.data.split import FOLDS
 from query_mutator.errors import TooFewAnswersError
 from query_mutator.learners import Plan
@@ -41,7 +41,6 @@ from query_mutator.plan.choose import BUDGETS, Fitted, PlanChoice, PlanPoint
 from query_mutator.stats import difference_interval, rate_intervals, wilson_interval
 from query_mutator.types import ASK, BoolArray, DoubleArray, IntArray
 
-MOST_ANSWERS = 6  # to a question, of a plan with a fixed order
 PRICE_SHARES = (0.1, 0.2, 0.4, 0.6, 0.8)  # of the highest price, that a plan by gains may pay besides the lowest
 LEAST_QUESTIONS = 50  # in a log, and with an answer to each prompt of a plan
 LEAST_SHARE = 0.5  # of the questions of the most frequent prompt

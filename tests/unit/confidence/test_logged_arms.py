@@ -45,7 +45,7 @@ def test_learned_submission_beats_the_vote(tmp_path: Path, texts: tuple[str, ...
     result = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))
     assert result["n"] == 120
     assert result["learned"]["3"] > result["vote"]["3"]
-    assert result["learned"]["1"] <= result["learned"]["2"] <= result["learned"]["3"]
+    assert result["learned"]["1"] <= result["learned"]["1.5"] <= min(result["learned"]["2"], result["learned"]["3"])
     assert result["learned"]["3"] == result["learned"]["6"]  # there are three prompts
     assert 1.35 < result["mean_calls"]["1.5"] < 1.65
     assert set(result["learned"]) == set(result["vote"]) == {"1", "1.5", "2", "3", "6"}
