@@ -234,7 +234,8 @@ _OutOfFold = tuple[DoubleArray, Sequence[LinearScorer], list[dict[str, float]]]
 def cross_fit(table: TrainingTable, *, weights: DoubleArray, folds: int) -> CrossFit:
     """Fit the regression out of fold; UsageError for too few answers.
 
-    Where submissions by it are right less often than a vote among the arms, or the best arm alone, that is chosen.
+    Where submissions are right more often, by more than one standard error, with answers that agree weighted more, by a
+    vote among the arms, or by the best arm alone, that is chosen. Questions with several answers decide.
     """
     _check(table, weights, folds)
     fold, questions = table.fold_of(folds), len(np.unique(table.questions[weights > 0]))
@@ -252,25 +253,40 @@ def cross_fit(table: TrainingTable, *, weights: DoubleArray, folds: int) -> Cros
         return CrossFit(scorer=name, p=p, folds=tuple(fits), calibration=calibration)
 
     fits = {name: calibrated(name) for name in _WAYS}
-    ways = [replace(fits[name], agreement=agreement) for name, weights in _WAYS.items() for agreement in weights]
-    return max(ways, key=lambda way: right_submissions(table, way.p, weights, agreement=way.agreement))
+    first, *others = [replace(fits[name], agreement=each) for name, several in _WAYS.items() for each in several]
+    places = _by_rate(table, weights)
+    if len(places) < _QUESTIONS_TO_COMPARE:
+        return first
+    counts = weights[[place[0] for place in places]]
+    before = right_submissions(table, first.p, places, counts, agreement=first.agreement)
+    best, chosen = 0.0, first
+    for way in others:
+        gains = right_submissions(table, way.p, places, counts, agreement=way.agreement) - before
+        gain = float(np.average(gains, weights=counts))
+        error = math.sqrt(float(counts @ (gains - gain) ** 2)) / counts.sum()
+        if gain > max(best, error):
+            best, chosen = gain, way
+    return chosen
 
 
-def right_submissions(table: TrainingTable, p: DoubleArray, weights: DoubleArray, *, agreement: float) -> float:
-    """Return how often the answer submitted by P(right) [n] is right, with stopping at several mean numbers of calls.
-
-    NaN if few questions have several answers.
-    """
+def _by_rate(table: TrainingTable, weights: DoubleArray) -> list[list[int]]:
+    """Return the rows of each question with several answers, that of the form with the most right answers first."""
     rates = form_rates(table, weights)
     order = np.lexsort((np.array([-rates.get(form, 0.0) for form in table.forms]), table.questions))
     places = np.split(order, np.flatnonzero(np.diff(table.questions[order])) + 1)
-    several = [place.tolist() for place in places if len(place) > 1 and weights[place[0]] > 0]
-    if len(several) < _QUESTIONS_TO_COMPARE:
-        return math.nan
-    walks = Walks.of(p, table.right, table.answer_groups, several, agreement=agreement)
-    counts = weights[[place[0] for place in several]]
+    return [place.tolist() for place in places if len(place) > 1 and weights[place[0]] > 0]
+
+
+def right_submissions(
+    table: TrainingTable, p: DoubleArray, places: Sequence[Sequence[int]], counts: DoubleArray, *, agreement: float
+) -> DoubleArray:
+    """Return how often what is submitted by P(right) [N] is right [n], with stopping at several mean numbers of calls.
+
+    Each question has its answers at `places` and counts `counts` [n] times.
+    """
+    walks = Walks.of(p, table.right, table.answer_groups, places, agreement=agreement)
     stops = [walks.stops(walks.least(calls, counts)) for calls in _CALLS_TO_COMPARE]
-    return float(np.mean([np.average(walks.right_at(each), weights=counts) for each in stops]))
+    return np.asarray(np.mean([walks.right_at(each) for each in stops], axis=0))
 
 
 def _out_of_fold(table: TrainingTable, weights: DoubleArray, name: ScorerName, fold: IntArray) -> _OutOfFold:

@@ -107,4 +107,4 @@ class Walks:
         known = np.unique(self.p[np.isfinite(self.p)])
         values = [-math.inf, *known.tolist(), math.inf]
         over = bisect_right(values, calls, key=lambda least: float(np.average(self.stops(least) + 1, weights=weights)))
-        return values[max(0, over - 1)]
+        return float(values[max(0, over - 1)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -234,12 +235,17 @@ def test_a_conditional_logit_sees_what_differs_within_questions_alone() -> None:
 def test_answers_are_known_by_their_arms_where_a_vote_is_right_more_often(
     rows: list[LoggedAnswer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(crossfit, "right_submissions", lambda table, p, *_, agreement: agreement - p.max())
+    def prefer(wanted: Callable[[Any, float], bool]) -> None:
+        monkeypatch.setattr(
+            crossfit, "right_submissions", lambda table, p, places, counts, *, agreement: counts * wanted(p, agreement)
+        )
+
+    prefer(lambda p, agreement: agreement == 1.0 and len(np.unique(p.round(9))) < 50)
     model = ConfidenceModel.fit(rows)
     assert (model.report.scorer, model.agreement, "not read" in model.report.in_words) == ("arms", 1.0, True)
     twice = [replace(one, form="plain") for one in (GOOD, BAD, BAD)]
     assert model.submit(QUESTION, twice).index == 1
-    monkeypatch.setattr(crossfit, "right_submissions", lambda *_, agreement: float(agreement == 0.0))
+    prefer(lambda _, agreement: agreement == 0.0)
     best = max(model.rates, key=lambda form: model.rates[form])
     attempts = [*twice, replace(GOOD, form=best)]
     assert attempts[ConfidenceModel.fit(rows).submit(QUESTION, attempts).index].form == best
