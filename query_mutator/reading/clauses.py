@@ -58,11 +58,12 @@ def content(text: str) -> frozenset[str]:
 def sentences(text: str) -> list[str]:
     """Return the sentences of a text; a line ends one."""
     found: list[str] = []
+    is_value = P.LONE_NUMBER.match(text) is not None  # "8. Not to be confused with …" is no list
     for line in text.splitlines():
         start = 0
         for stop in _STOP.finditer(line):
             is_open = P.ABBREVIATION.search(line, max(0, stop.end() - 30), stop.end() + 3)
-            is_open = is_open or P.NUMBERED.fullmatch(line, 0, stop.end())
+            is_open = is_open or (not is_value and P.NUMBERED.fullmatch(line, 0, stop.end()))
             if stop[0] == "." and (is_open or line[stop.end() : stop.end() + 2].strip()[:1].islower()):
                 continue
             found.append(line[start : stop.end()])
