@@ -30,8 +30,8 @@ class Value:
     is_word: bool = False
 
 
-_SCALES = {"thousand": 1e3, "million": 1e6, "billion": 1e9, "trillion": 1e12, "mn": 1e6, "bn": 1e9, "mio": 1e6, "mrd": 1e9,
-           "k": 1e3, "m": 1e6, "b": 1e9}  # fmt: skip
+_SCALES = {"thousand": 1e3, "million": 1e6, "billion": 1e9, "trillion": 1e12, "mn": 1e6, "bn": 1e9,
+           "mio": 1e6, "mrd": 1e9, "k": 1e3, "m": 1e6, "b": 1e9}  # fmt: skip
 _SPACES = re.compile("[ '\u00a0\u2009\u202f]")
 _GROUPED = re.compile(r"[1-9]\d{0,2}(?:,\d{3})+")
 _JOINS = re.compile(r"[\s,]*(?:and\s)?")
