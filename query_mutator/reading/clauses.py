@@ -63,7 +63,7 @@ def sentences(text: str) -> list[str]:
         start = 0
         for stop in _STOP.finditer(line):
             is_open = P.ABBREVIATION.search(line, max(0, stop.end() - 30), stop.end() + 3)
-            is_open = is_open or (not is_value and P.NUMBERED.fullmatch(line, 0, stop.end()))
+            is_open = is_open or (None if is_value else P.NUMBERED.fullmatch(line, 0, stop.end()))
             if stop[0] == "." and (is_open or line[stop.end() : stop.end() + 2].strip()[:1].islower()):
                 continue
             found.append(line[start : stop.end()])
