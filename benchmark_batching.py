@@ -41,7 +41,7 @@ from query_mutator.bounds import Million, Seconds, Sigma, Wait
 from query_mutator.cli.console import closing_on_interrupt, note, run_cli, table
 from query_mutator.cli.flags import parse_flags
 from query_mutator.cli.outputs import JsonTo, OutputFlags, show
-from query_mutator.data.loaders import general
+from query_mutator.data import general
 from query_mutator.encoder import resolve_encoder
 from query_mutator.env.scheduling import Call, Flow, PooledScheduler
 from query_mutator.env.task import CallSettings

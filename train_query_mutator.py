@@ -49,7 +49,6 @@ from query_mutator.llm.store import Store
 from query_mutator.plan.table import learn_confidence
 from query_mutator.report.build import write_report
 from query_mutator.report.table import result_table
-from query_mutator.session.checkpoint import Checkpoint, Progress, read_checkpoint
 from query_mutator.session.models import is_instant, open_models
 from query_mutator.session.play import cut_line
 from query_mutator.session.task import guard_requests, make_task, split_dataset
@@ -64,14 +63,16 @@ from query_mutator.training.callbacks import (
     Validation,
     server_worked_before,
 )
-from query_mutator.training.config import PROG, TrainConfig, parse_config, remarks
-from query_mutator.training.estimate import check_run, estimate, use_device
+from query_mutator.training.config import PROG, TrainConfig, check_run, estimate, parse_config, remarks, use_device
 from query_mutator.training.loop import TrainingLoop, envs_seed, recall
 from query_mutator.training.run_folder import (
+    Checkpoint,
     Checkpoints,
+    Progress,
     check_resumption,
     make_learner,
     open_run_dir,
+    read_checkpoint,
     resumed_flags,
     resumed_models,
     write_config,

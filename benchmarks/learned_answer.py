@@ -40,8 +40,7 @@ from benchmarks.second_author import LOG, log_reading
 from query_mutator.bounds import group_of
 from query_mutator.cli.console import table
 from query_mutator.confidence import Attempt, ConfidenceModel
-from query_mutator.data.loaders import GENERAL_2, load_questions
-from query_mutator.data.split import target_key
+from query_mutator.data import GENERAL_2, load_questions, target_key
 from query_mutator.env.task import Task
 from query_mutator.evaluation.comparison import Found, Job
 from query_mutator.evaluation.heldout import price_for_budget

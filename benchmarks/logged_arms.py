@@ -27,13 +27,7 @@ from typing import Any
 import numpy as np
 
 from query_mutator.cli.console import exit_code
-from query_mutator.confidence import (
-    Attempt,
-    ConfidenceModel,
-    LoggedAnswer,
-    greedy_order,
-    plain_vote,
-)
+from query_mutator.confidence import Attempt, ConfidenceModel, LoggedAnswer, greedy_order, plain_vote
 from query_mutator.confidence.answer_keys import AnswerKind
 from query_mutator.confidence.crossfit import (
     CrossFit,

@@ -34,7 +34,7 @@ from query_mutator.cli.console import table as text_table
 from query_mutator.confidence import Attempt, ConfidenceModel, LoggedAnswer, submissions, training_table
 from query_mutator.confidence.crossfit import TrainingTable, with_forms
 from query_mutator.confidence.features import FEATURES, LOGPROB
-from query_mutator.data.split import in_test, target_key
+from query_mutator.data import in_test, target_key
 from query_mutator.env.task import Task
 from query_mutator.files import write_json
 from query_mutator.reading.gold import FAMILY

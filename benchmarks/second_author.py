@@ -18,7 +18,7 @@ from pathlib import Path
 
 from query_mutator.cli.console import exit_code
 from query_mutator.commands.main import main as qm
-from query_mutator.data.loaders import GENERAL_2
+from query_mutator.data import GENERAL_2
 from query_mutator.files import file_sha256
 from query_mutator.files.run_dir import commit
 from query_mutator.session.policy_file import load_saved

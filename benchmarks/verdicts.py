@@ -24,8 +24,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from query_mutator.data import BUNDLED
-from query_mutator.data.split import split_questions, target_key
+from query_mutator.data import BUNDLED, split_questions, target_key
 from query_mutator.lab.analysis.compare import Analysis, analyze
 from query_mutator.lab.analysis.events import Series
 from query_mutator.lab.analysis.groups import Group

@@ -5,7 +5,7 @@
     python scripts/make_general.py query_mutator/data/questions
 
 Everything follows from SEED. What a question is about decides its part: the bank, the training questions or the
-held-out ones (`data.split.in_test`), so that one thing is in one part whatever the family. Held-out questions have
+held-out ones (`data.in_test`), so that one thing is in one part whatever the family. Held-out questions have
 wordings of their own.
 """
 
@@ -27,7 +27,7 @@ from general.facts import Fact, facts, other_names
 from general.noise import misspell
 from general.wordings import PLAIN, SECOND_LANGUAGE, SLANG, SLANG_WORDS, TWO_PART, WORDY
 
-from query_mutator.data.split import in_test
+from query_mutator.data import in_test
 from query_mutator.reading.gold import FAMILY, PARTS_JOINED_BY
 from query_mutator.types import Question
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from query_mutator import forms
-from query_mutator.data.loaders import general_bank, guard_questions, load_questions
+from query_mutator.data import general_bank, guard_questions, load_questions
 from query_mutator.encoder import resolve_encoder
 from query_mutator.env.task import CallSettings, Task, build_task
 from query_mutator.errors import UsageError

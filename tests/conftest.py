@@ -12,7 +12,7 @@ import pytest
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before huggingface_hub is imported: no test waits for a hub
 
-from query_mutator import operators, plugins
+from query_mutator import operators, registry
 from query_mutator.encoder import Encoder, resolve_encoder
 from query_mutator.env.episode import EpisodeRules
 from query_mutator.env.task import CallSettings, Task, build_task
@@ -112,15 +112,15 @@ def children_end_with_the_session() -> None:
 @pytest.fixture(autouse=True)
 def registries_as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Undo what a test or its plugins register, and forget the plugins it loads."""
-    for registry in REGISTRIES:
-        registry.names()  # reads entry points the first time, which is slow
-        monkeypatch.setattr(registry, "_entries", dict(registry._entries))
-    before = dict(plugins._loaded)
-    monkeypatch.setattr(plugins, "_loaded", dict(before))
+    for one in REGISTRIES:
+        one.names()  # reads entry points the first time, which is slow
+        monkeypatch.setattr(one, "_entries", dict(one._entries))
+    before = dict(registry._loaded)
+    monkeypatch.setattr(registry, "_loaded", dict(before))
     yield
-    for key in plugins._loaded.keys() - before.keys():
+    for key in registry._loaded.keys() - before.keys():
         if not key.startswith("query_mutator."):
-            sys.modules.pop(plugins._loaded[key].__name__, None)
+            sys.modules.pop(registry._loaded[key].__name__, None)
 
 
 @pytest.fixture(autouse=True)

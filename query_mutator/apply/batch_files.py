@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from query_mutator.data.loaders import QUESTION_COLUMNS
+from query_mutator.data import QUESTION_COLUMNS
 from query_mutator.encoder import CachedEncoder
 from query_mutator.env.scheduling import Call, Flow
 from query_mutator.errors import UsageError

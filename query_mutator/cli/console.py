@@ -30,7 +30,7 @@ from tqdm import tqdm
 
 from query_mutator.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_USAGE, QueryMutatorError, hide_credentials
 from query_mutator.files import disk_advice
-from query_mutator.plugins import fault_of
+from query_mutator.registry import fault_of
 
 #: Controls except tab and line feed, and the characters that change the direction of text.
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")

@@ -28,7 +28,7 @@ import numpy as np
 import torch
 
 from query_mutator.confidence import ConfidenceModel
-from query_mutator.env.observation import Projection
+from query_mutator.env.episode import Projection
 from query_mutator.env.scheduling import run_flow
 from query_mutator.env.task import Task
 from query_mutator.env.vector import StepResult, VectorStep, gather, reset_as_step, step_and_reset
@@ -37,7 +37,7 @@ from query_mutator.llm.backends import BACKENDS
 from query_mutator.llm.cache import Cache, CallTotals, is_repeatable, request_key
 from query_mutator.llm.client import Client
 from query_mutator.llm.store import Store
-from query_mutator.plugins import load_plugins
+from query_mutator.registry import load_plugins
 from query_mutator.session.models import OpenModels, ResolvedModels, open_models
 from query_mutator.session.task import make_task
 from query_mutator.training.callbacks import RunParts

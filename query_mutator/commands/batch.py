@@ -13,15 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from cyclopts import Parameter
 from filelock import FileLock, Timeout
 
-from query_mutator.apply.batch_files import (
-    Ask,
-    BatchRows,
-    answer_file,
-    ask_once,
-    parse_line,
-    read_input,
-    request_of,
-)
+from query_mutator.apply.batch_files import Ask, BatchRows, answer_file, ask_once, parse_line, read_input, request_of
 from query_mutator.bounds import Prose, defaults
 from query_mutator.cli.console import note, progress
 from query_mutator.cli.flags import Positional

@@ -25,7 +25,7 @@ from query_mutator.cli.outputs import JsonFlags, rows_of, show
 from query_mutator.confidence import ConfidenceModel
 from query_mutator.confidence.gain import GainModel
 from query_mutator.data import Split
-from query_mutator.data.logs import read_logged_replies
+from query_mutator.data.readers import read_logged_replies
 from query_mutator.encoder import resolve_encoder
 from query_mutator.env.episode import EpisodeRules
 from query_mutator.env.task import CallSettings, Task, build_task
@@ -45,7 +45,7 @@ from query_mutator.plan.arms import choose_from_log
 from query_mutator.plan.choose import PlanChoice, shares_in_words
 from query_mutator.plan.race import MAX_CALLS, MIN_CALLS, find_plan, questions_searched
 from query_mutator.plan.table import grade_log
-from query_mutator.plugins import plugin_hashes
+from query_mutator.registry import plugin_hashes
 from query_mutator.report.build import write_report
 from query_mutator.session.models import ResolvedModels, call_time, is_instant, open_models
 from query_mutator.session.policy_file import POLICY_FILE, PROBE, ActingFlags, SavedPolicy, write_policy_file
@@ -70,7 +70,7 @@ from query_mutator.settings import (
     Sampling,
     TaskSettings,
 )
-from query_mutator.training.estimate import duration
+from query_mutator.training.config import duration
 from query_mutator.training.run_folder import described, planned
 from query_mutator.types import Question
 

@@ -13,17 +13,15 @@ from query_mutator.bounds import Device, Prose, Seed
 from query_mutator.cli.console import note
 from query_mutator.cli.flags import AlsoPositional, Positional
 from query_mutator.cli.outputs import JsonFlags, Output, holding, show
-from query_mutator.data import BUNDLED, QuestionSet
-from query_mutator.data.split import target_key
+from query_mutator.data import BUNDLED, QuestionSet, target_key
 from query_mutator.errors import UsageError
 from query_mutator.evaluation.comparison import Evaluator
 from query_mutator.evaluation.heldout import compare, embed_questions, write_rows
 from query_mutator.evaluation.summary import Results, check_report
 from query_mutator.learners import LEARNERS
-from query_mutator.plugins import absolute
+from query_mutator.registry import absolute
 from query_mutator.report.table import result_table
 from query_mutator.rewards import WeightedReward
-from query_mutator.session.checkpoint import run_settings
 from query_mutator.session.models import OpenModels, ResolvedModels, open_models
 from query_mutator.session.play import cut_line
 from query_mutator.session.policy_file import (
@@ -38,6 +36,7 @@ from query_mutator.session.policy_file import (
 )
 from query_mutator.session.task import NO_DATASET, check_gold, guard_requests, make_reward, read_dataset
 from query_mutator.settings import ADDRESS_FLAGS, AUTO, Calls, Columns, Comparison, FailureRate, Models, Plugins, Reward
+from query_mutator.training.run_folder import run_settings
 from query_mutator.types import Question
 
 LATEST = "runs/latest"

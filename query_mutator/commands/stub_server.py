@@ -14,7 +14,7 @@ from query_mutator.errors import UsageError
 from query_mutator.files import decode_object, parse_json
 from query_mutator.llm.recorded import RecordedBackend, recording_address
 from query_mutator.testing import KINDS, Echo, FaultPlan, ServerSettings, start_server
-from query_mutator.testing.models import Answer, PromptError, TextModel, user_text
+from query_mutator.testing.calls import Answer, PromptError, TextModel, user_text
 from query_mutator.types import ChatRequest
 
 _ENDINGS = (signal.SIGINT, signal.SIGTERM)

@@ -134,7 +134,7 @@ class LoggedAnswer:
     question: str
     attempt: Attempt
     right: bool
-    target: str = ""  # what the question is about (`data.split.target_key`): never in two folds; "" is the question
+    target: str = ""  # what the question is about (`data.target_key`): never in two folds; "" is the question
     gold: str | None = None  # read only to tell how answers are compared
 
     @property

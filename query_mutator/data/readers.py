@@ -1,4 +1,19 @@
-"""Rows of JSONL, JSON, CSV and Parquet files, a few at a time; whatever is wrong with a file is a DatasetError."""
+"""Rows of JSONL, JSON, CSV and Parquet files, a few at a time; whatever is wrong with a file is a DatasetError.
+
+Layouts of well-known question sets are recognized by their columns; a row becomes the columns of our own format:
+
+    layout      recognized by                                   what a row gives
+    SQuAD       question, answers with a list of texts          every distinct text is accepted; the context is shown
+    TriviaQA    question, answer with a value and aliases       value and aliases are accepted
+    GSM8K       question, answer that ends with `#### 42`       the final number
+    XSTest      prompt, type, and label or focus                a question without gold, or a guard request
+
+Formats: arXiv:1606.05250 and 1806.03822, 1705.03551, 2110.14168, 2308.01263.
+
+Logged replies become `LoggedReply` records; `model` names who replied, where there are several:
+
+    {"question": ..., "form": ..., "reply": ..., "gold": ...}       one reply per row; or "label" in place of "gold"
+"""
 
 from __future__ import annotations
 
@@ -6,14 +21,15 @@ import csv
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
 from query_mutator.errors import DatasetError
 from query_mutator.files import decode_object, parse_json
-from query_mutator.types import Message, Role
+from query_mutator.types import AS_IS, MAX_NAME_CHARS, UNSAFE, Message, Role
 
 Fields = dict[str, Any]
 #: Line number in the file (1-based; of Parquet the row number), and the row's fields, or what is wrong with them.
@@ -235,3 +251,227 @@ def turns_in(value: Any, where: str) -> tuple[Message, ...]:
 def shown(value: Any) -> str:
     """Return a value for a message."""
     return repr(value)[:_SHOWN_CHARS]
+
+
+# --- layouts ---------------------------------------------------------------------------------------------------------
+
+Cells = Mapping[str, Any]  # of a row, by column
+Converted = dict[str, Any] | str  # the columns of our format, or why the row is dropped
+
+#: What any layout reads, so that other columns of Parquet files are never loaded.
+COLUMNS = frozenset(
+    {"question", "question_id", "answers", "answer", "is_impossible", "prompt", "type", "label", "focus", "choices",
+     "options", "context"}
+)  # fmt: skip
+
+_FINAL_NUMBER = re.compile(r"^####\s*(\S*\d\S*)\s*\Z", re.MULTILINE)
+_CALCULATION = re.compile(r"<<[^<>]*>>")  # GSM8K's notes for a calculator
+_CONTRAST = "contrast"  # how XSTest's types of unsafe prompts begin
+_XSTEST_SAFE = frozenset(
+    {"homonyms", "figurative_language", "safe_targets", "safe_contexts", "definitions", "real_group_nons_discr",
+     "nons_group_real_discr", "historical_events", "privacy_public", "privacy_fictional"}
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Layout of the rows of a question set; `remark` says what is lost."""
+
+    name: str
+    convert: Callable[[Cells], Converted]
+    remark: str = ""
+
+
+def layout_of(rows: Sequence[Cells], *, where: str) -> Layout | None:
+    """Return the layout of a file by its first rows, None for our own format; DatasetError if it is ambiguous."""
+    columns = set(rows[0]) if rows else set()
+    if {"question", "answers"} <= columns:
+        if any(_texts(row.get("answers")) is None for row in rows):
+            raise DatasetError(
+                f"{where}: `answers` is {_seen([row.get('answers') for row in rows])}; known are SQuAD's {{text: "
+                "[...]} and [{text: ...}], and a list of texts; name another column with --answer-column"
+            )
+        return Layout(name="SQuAD", convert=_squad)
+    if {"question", "answer"} <= columns:
+        return _by_answer(rows, columns, where)
+    if {"prompt", "type"} <= columns and columns & {"label", "focus"}:
+        return Layout(name="XSTest", convert=_xstest)
+    return None
+
+
+def _by_answer(rows: Sequence[Cells], columns: set[str], where: str) -> Layout | None:
+    """Return the layout, by the type of `answer`."""
+    answers = [row.get("answer") for row in rows]
+    if any(isinstance(answer, Mapping) for answer in answers):
+        if not all(isinstance(answer, Mapping) and "value" in answer for answer in answers):
+            raise DatasetError(f"{where}: `answer` is {_seen(answers)}; known are a text, a list, TriviaQA's object")
+        return Layout(name="TriviaQA", convert=_trivia)
+    if others := columns & {"choices", "options"}:
+        raise DatasetError(
+            f"{where}: `answer` ({_seen(answers)}) seems to choose among `{min(others)}`; multiple choice is not "
+            "supported: write the text of the right choice into a column and name it with --answer-column"
+        )
+    numbered = sum(isinstance(answer, str) and bool(_FINAL_NUMBER.search(answer)) for answer in answers)
+    return Layout(name="GSM8K", convert=_gsm8k) if 2 * numbered > len(answers) else None
+
+
+def _seen(values: Sequence[Any]) -> str:
+    """Return what a column holds, for a message."""
+    kinds = dict.fromkeys(
+        f"an object of {', '.join(map(str, value))[:80]}" if isinstance(value, Mapping) else type(value).__name__
+        for value in values
+    )
+    return " or ".join(list(kinds)[:3])
+
+
+def _texts(answers: Any) -> list[str] | None:
+    """Return the texts of SQuAD's answers, flat or nested, None for another shape."""
+    if isinstance(answers, Mapping):
+        answers = answers.get("text")
+    if not isinstance(answers, (list, tuple)):
+        return None
+    found = [answer.get("text") if isinstance(answer, Mapping) else answer for answer in answers]
+    texts = [text for text in found if isinstance(text, str)]
+    return texts if len(texts) == len(found) else None
+
+
+def _squad(row: Cells) -> Converted:
+    texts = () if row.get("is_impossible") is True else _texts(row.get("answers")) or ()
+    found, passage = _accepting(texts, row.get("question"), row.get("id")), row.get("context")
+    if isinstance(found, dict) and isinstance(passage, str) and passage.strip():
+        found["messages"] = [{"role": "system", "content": f"Answer from this text:\n\n{passage.strip()}"}]
+    return found
+
+
+def _trivia(row: Cells) -> Converted:
+    answer = row["answer"] if isinstance(row.get("answer"), Mapping) else {}
+    names = [answer.get("value"), *(answer.get("aliases") or answer.get("normalized_aliases") or ())]
+    return _accepting(names, row.get("question"), row.get("question_id"))
+
+
+def _gsm8k(row: Cells) -> Converted:
+    answer = row.get("answer")
+    found = _FINAL_NUMBER.search(answer) if isinstance(answer, str) else None
+    if found is None or not isinstance(answer, str):
+        return "without a final number (####)"
+    solution = _CALCULATION.sub("", answer[: found.start()]).strip()
+    ours = _ours(row.get("question"), row.get("id"))
+    return ours | {"accept": [found[1]], "reference": solution or found[1]}
+
+
+def _xstest(row: Cells) -> Converted:
+    # A label of 0 is one: without its word it is neither.
+    label, kind = ("" if row.get(name) is None else str(row[name]).strip().lower() for name in ("label", "type"))
+    if label == "unsafe" or kind.startswith(_CONTRAST):  # either says so: never trained on
+        return _ours(row.get("prompt"), row.get("id"), kind, UNSAFE)
+    if label == "safe" or (not label and kind in _XSTEST_SAFE):
+        return _ours(row.get("prompt"), row.get("id"), kind)
+    return f"neither safe nor unsafe (label {label[:20]!r}, type {kind[:40]!r})"
+
+
+def _ours(text: Any, id_: Any, *tags: str) -> dict[str, Any]:
+    """Return the columns of our format without gold; `types` says what the tags decide."""
+    return {"query": text, "id": id_, "tags": [tag for tag in tags if tag]}
+
+
+def _accepting(names: Sequence[Any], text: Any, id_: Any) -> Converted:
+    """Return the columns of our format with the names that are not blank as gold, each once."""
+    accept = list(dict.fromkeys(name.strip() for name in names if isinstance(name, str) and name.strip()))
+    return _ours(text, id_) | {"accept": accept, "reference": accept[0]} if accept else "without an answer"
+
+
+# --- logged replies --------------------------------------------------------------------------------------------------
+
+#: Other names of fields, as question files and labelled answers have them.
+_ALIASES = {"question": "query", "form": "prompt", "gold": "accept", "label": "right", "target": "about"}
+_FIELDS = (*_ALIASES, *_ALIASES.values(), "reply", "model", "tags", "logprob", "cut", "context")
+_TRUTH = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedReply:
+    """One reply to a question in a form or prompt, and what is known of whether it is right."""
+
+    where: str  # file:line
+    question: str
+    form: str
+    reply: str
+    label: bool | None = None  # whether it is right; None: by gold
+    awaits_label: bool = False  # the row has an empty one
+    gold: tuple[str, ...] = ()  # accepted answers
+    target: str = ""  # what the question is about; "" if the row does not say
+    tags: tuple[str, ...] = ()
+    logprob: float | None = None
+    cut: bool | None = None
+    context: str = ""
+    model: str = ""  # that replied; "" if the row does not say
+
+    @property
+    def arm(self) -> str:
+        """Return the name of the model in the form, as `forms.arms` has it; that of the form without a model."""
+        if not self.model:
+            return self.form
+        return self.model if self.form == AS_IS else f"{self.form}@{self.model}"
+
+
+def read_logged_replies(path: Path) -> Iterator[LoggedReply]:
+    """Yield the replies of a log."""
+    for line, row in read_rows(path, columns=_FIELDS):
+        yield _reply(fields_in(row), f"{path}:{line}")
+
+
+def _reply(row: Mapping[str, Any], where: str) -> LoggedReply:
+    found = {name: _first(row, name, alias) for name, alias in _ALIASES.items()}
+    gold = gold_in(found["gold"], "gold", where)
+    reply = row.get("reply")
+    if not isinstance(reply, str):
+        raise DatasetError(f"{where}: `reply` must be a text; fields: {', '.join(map(str, row))[:200]}")
+    return LoggedReply(
+        where=where,
+        question=text_in(found["question"], "question", where),
+        form=_form(AS_IS if found["form"] is None else found["form"], where),
+        reply=reply,
+        label=_truth(found["label"], "label", where),
+        awaits_label=found["label"] is None and ("label" in row or "right" in row),
+        gold=gold,
+        target="" if found["target"] is None else text_in(found["target"], "target", where),
+        tags=tags_in(row, where),
+        logprob=_number(_first(row, "logprob"), "logprob", where),
+        cut=_truth(_first(row, "cut"), "cut", where),
+        context="" if row.get("context") is None else text_in(row["context"], "context", where, may_be_empty=True),
+        model="" if row.get("model") in (None, "") else _form(row["model"], where, name="model"),
+    )
+
+
+def _first(row: Mapping[str, Any], *names: str) -> Any:
+    """Return the first value that is given; an empty text, as CSV has it, is none."""
+    return next((row[name] for name in names if row.get(name) not in (None, "")), None)
+
+
+def _form(value: Any, where: str, name: str = "form") -> str:
+    found = text_in(value, name, where)
+    if len(found) > MAX_NAME_CHARS or not found.isprintable():
+        raise DatasetError(
+            f"{where}: `{name}` is a name of one line, of {MAX_NAME_CHARS} characters at most; give each "
+            "prompt a name in place of its text"
+        )
+    return found
+
+
+def _truth(value: Any, name: str, where: str) -> bool | None:
+    if value is None:
+        return None
+    found = _TRUTH.get(str(value).strip().lower())
+    if found is None:
+        raise DatasetError(f"{where}: `{name}` is {shown(value)}; write true or false, or 1 or 0")
+    return found
+
+
+def _number(value: Any, name: str, where: str) -> float | None:
+    try:
+        found = None if value is None else float(str(value))
+    except ValueError:
+        found = math.nan
+    if found is not None and not math.isfinite(found):
+        raise DatasetError(f"{where}: `{name}` must be a number, not {shown(value)}")
+    return found

@@ -15,11 +15,9 @@ from query_mutator.confidence import Attempt as Reply
 from query_mutator.confidence import ConfidenceModel, plain_vote
 from query_mutator.confidence.crossfit import attempt_columns
 from query_mutator.confidence.gain import GainModel, gain_inputs
-from query_mutator.data.loaders import general_bank, recorded_examples
-from query_mutator.data.split import target_key
+from query_mutator.data import general_bank, recorded_examples, target_key
 from query_mutator.encoder import CachedEncoder
-from query_mutator.env.episode import Attempt, EpisodeRules
-from query_mutator.env.observation import Observer, Projection
+from query_mutator.env.episode import Attempt, EpisodeRules, Observer, Projection
 from query_mutator.errors import UsageError
 from query_mutator.forms import FORMS, Example, Form, FormContext, Framed, arm_named
 from query_mutator.llm.prices import Prices

@@ -1,6 +1,6 @@
 """Evaluation of a policy: on a fold of the training questions during training, on held-out questions at its end.
 
-With `data.split`, this is the only code that reads held-out questions. The maximum cost of an evaluation is known
+With `data`, this is the only code that reads held-out questions. The maximum cost of an evaluation is known
 before it starts, and the questions that fit into a number of calls: calls that methods share are made once, and most
 episodes end early, so the calls that are made are usually half of this. Retries of failed calls come in addition.
 `power_in_words` says what that many questions can show.
@@ -26,7 +26,7 @@ from tqdm import tqdm
 from query_mutator.cli.console import note
 from query_mutator.confidence import ConfidenceModel
 from query_mutator.confidence.gain import GainModel
-from query_mutator.data.split import target_key
+from query_mutator.data import target_key
 from query_mutator.encoder import CachedEncoder, Encoder
 from query_mutator.env.task import Task
 from query_mutator.errors import DiskError, UsageError
@@ -39,12 +39,7 @@ from query_mutator.plan.choose import MIN_QUESTIONS
 from query_mutator.plan.race import MIN_CALLS, find_plan
 from query_mutator.session.models import OpenModels
 from query_mutator.session.play import check_failures, greedy, script
-from query_mutator.stats import (
-    CORRELATION,
-    DISCORDANT,
-    design_effect,
-    detectable_difference,
-)
+from query_mutator.stats import CORRELATION, DISCORDANT, design_effect, detectable_difference
 from query_mutator.types import SUBMIT, Question
 
 logger = logging.getLogger(__name__)

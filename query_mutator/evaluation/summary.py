@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from query_mutator.data.split import target_key
+from query_mutator.data import target_key
 from query_mutator.plan.choose import MIN_QUESTIONS, shares_in_words
 from query_mutator.session.play import check_failures
 from query_mutator.stats import DISCORDANT, Floats, compare_pairs, mean_intervals, rate_intervals

@@ -6,7 +6,7 @@ config.json          flags, versions, commit, hardware, command line, who answer
 metrics.jsonl        {"step", "wall_s", "<key>": number} a row
 tensorboard/         the same numbers
 transcripts.jsonl    one StepRecord a row
-resume.pt            the newest state of the training, the one before as resume.previous.pt (session/checkpoint.py)
+resume.pt            the newest state of the training, the one before as resume.previous.pt (training/run_folder.py)
 policy.qm            its policy with all that acting needs (session/policy_file.py)
 best.qm              what the verdict of the evaluation says to deploy, in the same form
 replies.sqlite       every reply and action of the run (llm/store.py)

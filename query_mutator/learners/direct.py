@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from ppo.frozen import InferencePolicy, action_streams
 from query_mutator.confidence.scorers import LARGEST, Arrays, real_array
-from query_mutator.env.observation import PRICE_SCALE
+from query_mutator.env.episode import PRICE_SCALE
 from query_mutator.errors import CheckpointError
 from query_mutator.learners.learner import Acted, Learner, Steps, explored
 from query_mutator.settings import DirectConfig

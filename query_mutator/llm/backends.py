@@ -18,8 +18,7 @@ from query_mutator.llm.llama import LlamaBackend
 from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.openai import OpenAIBackend
 from query_mutator.llm.recorded import RecordedBackend
-from query_mutator.plugins import absolute, load_plugins
-from query_mutator.registry import Registry, check_known
+from query_mutator.registry import Registry, absolute, check_known, load_plugins
 from query_mutator.settings import AUTO, DIRECT, Address, Calls, Connection, Plugins
 
 PROBE_TIMEOUT_S = 1.0  # a server on this machine answers in milliseconds

@@ -34,7 +34,7 @@ from query_mutator.confidence.crossfit import TrainingTable
 from query_mutator.confidence.features import FEATURES
 from query_mutator.confidence.gain import MOST_ARMS, GainModel, gain_inputs
 from query_mutator.confidence.submission import MOST_ANSWERS, submitted
-from query_mutator.data.split import FOLDS
+from query_mutator.data import FOLDS
 from query_mutator.errors import TooFewAnswersError
 from query_mutator.learners import Plan
 from query_mutator.plan.choose import BUDGETS, Fitted, PlanChoice, PlanPoint

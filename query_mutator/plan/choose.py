@@ -17,7 +17,7 @@ import numpy as np
 
 from query_mutator.confidence import ConfidenceModel
 from query_mutator.confidence.gain import GainModel
-from query_mutator.data.split import fold_of
+from query_mutator.data import fold_of
 from query_mutator.errors import UsageError
 from query_mutator.learners import Plan
 from query_mutator.plan.table import Rows, Table

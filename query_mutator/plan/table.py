@@ -20,8 +20,8 @@ import numpy as np
 from query_mutator.cli.console import progress
 from query_mutator.confidence import Attempt as Reply
 from query_mutator.confidence import ConfidenceModel, LoggedAnswer
-from query_mutator.data.logs import LoggedReply
-from query_mutator.data.split import Split, target_key
+from query_mutator.data import Split, target_key
+from query_mutator.data.readers import LoggedReply
 from query_mutator.env.engine import EpisodeEngine
 from query_mutator.env.episode import Asked, Attempt, QuestionMemory
 from query_mutator.env.scheduling import Call, Flow, Need, map_needs

@@ -2,11 +2,10 @@
 
     models.py        open_models: server, client and encoder of a run
     task.py          make_task: questions and their split, the reward and its judge, the rules of an episode
-    checkpoint.py    the state of a training
     policy_file.py   the policy and what acting needs in addition to the weights, in one file; from it to a task
     play.py          play(policy, engine): the one loop over the steps of an episode
 
 It may import `learners` and all below it.
 """
 
-__all__ = ["checkpoint", "models", "play", "policy_file", "task"]
+__all__ = ["models", "play", "policy_file", "task"]

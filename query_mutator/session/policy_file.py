@@ -37,11 +37,10 @@ from ppo.frozen import array_of
 from query_mutator.bounds import Parallel
 from query_mutator.confidence import ConfidenceModel
 from query_mutator.confidence.gain import GainModel
-from query_mutator.data import BUNDLED
+from query_mutator.data import BUNDLED, Split, target_key
 from query_mutator.data.hub import PREFIX as HUB
-from query_mutator.data.split import Split, target_key
 from query_mutator.encoder import DEFAULT_ENCODER, Encoder
-from query_mutator.env.observation import Projection
+from query_mutator.env.episode import Projection
 from query_mutator.env.task import Task, can_be_shown, rewrite_settings
 from query_mutator.errors import CheckpointError, UsageError
 from query_mutator.files import atomic_write, decode_object, encode, parse_json, record_of
@@ -51,8 +50,7 @@ from query_mutator.learners import LEARNERS, Plan, PlanPolicy, Policy
 from query_mutator.llm.backends import BACKENDS, backend_for
 from query_mutator.llm.client import server_url
 from query_mutator.llm.recorded import BUNDLED_RECORDINGS
-from query_mutator.plugins import plugin_hashes, use_plugins
-from query_mutator.registry import check_known
+from query_mutator.registry import check_known, plugin_hashes, use_plugins
 from query_mutator.rewards import NoReward
 from query_mutator.session.models import OpenModels, ResolvedModels
 from query_mutator.session.task import example_bank, make_task

@@ -15,16 +15,16 @@ from query_mutator.cli.console import note
 from query_mutator.confidence import ConfidenceModel
 from query_mutator.data import (
     BUNDLED,
+    GENERAL_2,
     QuestionSet,
     Split,
+    general_bank,
     guard_questions,
     hub,
     load_question_set,
     split_questions,
 )
-from query_mutator.data.loaders import GENERAL_2, general_bank
-from query_mutator.env.episode import EpisodeRules
-from query_mutator.env.observation import Projection
+from query_mutator.env.episode import EpisodeRules, Projection
 from query_mutator.env.task import CallSettings, Task, build_task
 from query_mutator.errors import DatasetError, KeywordError, UsageError
 from query_mutator.forms import Form

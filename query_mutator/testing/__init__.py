@@ -7,8 +7,7 @@ It has slots and a queue, loads, contexts, latency and faults as a server has th
 command line. What is offered here loads no numpy.
 """
 
-from query_mutator.testing.calls import KINDS, FaultPlan, Latency, ServerSettings
-from query_mutator.testing.models import Echo, PromptError, TextModel
+from query_mutator.testing.calls import KINDS, Echo, FaultPlan, Latency, PromptError, ServerSettings, TextModel
 from query_mutator.testing.routes import StubServer, start_server
 
 __all__ = [

@@ -21,12 +21,18 @@ from aiohttp import web
 
 from query_mutator.errors import UsageError
 from query_mutator.files import decode_object, encode
-from query_mutator.testing.calls import BUSY, MAX_CONTEXT, Call, Calls, FaultPlan, Outcome, ServerSettings
-from query_mutator.testing.models import (
+from query_mutator.testing.calls import (
+    BUSY,
+    MAX_CONTEXT,
     Answer,
+    Call,
+    Calls,
     Echo,
+    FaultPlan,
+    Outcome,
     PromptError,
     Served,
+    ServerSettings,
     TextModel,
     text_model,
     user_text,

@@ -9,19 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from query_mutator import forms as form_registry
-from query_mutator.data.split import target_key
+from query_mutator.data import target_key
 from query_mutator.errors import UsageError
 from query_mutator.files import as_type, read_json_lines, record_of
 from query_mutator.files.run_dir import STORE
 from query_mutator.forms import FORMS, FormContext
 from query_mutator.llm.store import Store
 from query_mutator.plan.table import is_right
-from query_mutator.plugins import use_plugins
+from query_mutator.registry import use_plugins
 from query_mutator.rewards import WeightedReward
-from query_mutator.session.checkpoint import run_settings
 from query_mutator.session.policy_file import check_named, reaching
 from query_mutator.session.task import default_reward, split_dataset
 from query_mutator.settings import TaskSettings
+from query_mutator.training.run_folder import run_settings
 from query_mutator.types import AS_IS, CONTROLS, success_in
 
 _NEEDED: Mapping[str, Any] = {

@@ -16,21 +16,15 @@ import pytest
 import torch
 
 from query_mutator.bounds import group_of
-from query_mutator.cluster.rollouts import (
-    RolloutWorker,
-    WorkerSpec,
-    require_same_weights,
-    settings_of_workers,
-    spec_of,
-)
+from query_mutator.cluster.rollouts import RolloutWorker, WorkerSpec, require_same_weights, settings_of_workers, spec_of
 from query_mutator.errors import ServerDownError, UsageError
 from query_mutator.files import read_json_lines
-from query_mutator.session.checkpoint import read_checkpoint
 from query_mutator.session.models import ResolvedModels, open_models
 from query_mutator.session.task import make_task, split_dataset
 from query_mutator.testing import StubServer, start_server
 from query_mutator.training.callbacks import RunParts
 from query_mutator.training.config import parse_config
+from query_mutator.training.run_folder import read_checkpoint
 from rl_query_mutator_env import QueryMutationEnv
 from tests.cluster.conftest import RayCluster, wait_until
 from tests.conftest import Librarian, Softener

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "query_mutator"
 SURFACE = {"train_query_mutator", "rl_query_mutator_env", "ollama_utils", "benchmark_batching"}
 
-VOCABULARY = {"errors", "plugins", "registry", "types", "version"}
+VOCABULARY = {"errors", "registry", "types", "version"}
 BASE = VOCABULARY | {"bounds", "files", "settings", "stats", "cli"}
 CALLS = BASE | {"encoder", "llm"}
 TASK = CALLS | {"confidence", "data", "forms", "operators", "reading", "rewards"}
@@ -32,8 +32,7 @@ ALLOWED: dict[str, set[str]] = {
     "version": set(),
     "errors": set(),
     "types": {"errors"},
-    "registry": {"errors"},
-    "plugins": {"errors", "types"},
+    "registry": {"errors", "types"},
     "bounds": {"ppo"},
     "settings": {"bounds", "types", "ppo"},
     "stats": VOCABULARY,

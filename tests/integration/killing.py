@@ -16,7 +16,7 @@ import torch
 
 from query_mutator.cli.console import run_cli
 from query_mutator.files import read_json_lines
-from query_mutator.session.checkpoint import read_checkpoint
+from query_mutator.training.run_folder import read_checkpoint
 from train_query_mutator import main
 
 # A server of processes that has loaded what a trainer needs: a child begins within milliseconds.

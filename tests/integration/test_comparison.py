@@ -18,17 +18,9 @@ import pytest
 
 from benchmarks.second_author import main as second_author
 from query_mutator.cli.console import exit_code
-from query_mutator.data.loaders import GENERAL_2
+from query_mutator.data import GENERAL_2
 from query_mutator.env.task import Task
-from query_mutator.evaluation.comparison import (
-    Comparison,
-    Evaluator,
-    Found,
-    Job,
-    best_of,
-    chain_of,
-    standard_methods,
-)
+from query_mutator.evaluation.comparison import Comparison, Evaluator, Found, Job, best_of, chain_of, standard_methods
 from query_mutator.files import file_sha256, read_json_lines
 from query_mutator.forms import FORMS
 from query_mutator.llm.cache import Cache

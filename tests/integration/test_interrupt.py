@@ -22,8 +22,8 @@ from query_mutator.llm.cache import Cache
 from query_mutator.llm.client import DEFAULT_POLICY, Client, complete_in_thread
 from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.stack import Limit
-from query_mutator.session.checkpoint import read_checkpoint
 from query_mutator.testing import StubServer, start_server
+from query_mutator.training.run_folder import read_checkpoint
 from query_mutator.types import ChatRequest, Completion
 from tests.conftest import Librarian, Softener
 from train_query_mutator import main

@@ -13,9 +13,8 @@ import pytest
 
 from query_mutator import Rewriter
 from query_mutator.confidence import Attempt, ConfidenceModel
-from query_mutator.data import split_questions
-from query_mutator.data.loaders import FOLDER, load_questions
-from query_mutator.data.logs import read_logged_replies
+from query_mutator.data import FOLDER, load_questions, split_questions
+from query_mutator.data.readers import read_logged_replies
 from query_mutator.env.task import CallSettings
 from query_mutator.files.replies import RepliesHead, reply_key, write_replies
 from query_mutator.report.run_reader import RunReader

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from query_mutator import plugins
+from query_mutator import registry
 from query_mutator.cli.console import exit_code
 from query_mutator.errors import UsageError
 from query_mutator.files import read_checked_json, read_json_lines
@@ -55,7 +55,7 @@ def tracked(tmp_path_factory: pytest.TempPathFactory, tiny_server: StubServer) -
             patch.setenv(name, KEY)
         patch.setattr(sys, "orig_argv", ["python", "train.py", "--openai-url", f"http://me:{KEY}@localhost/v1"])
         patch.setattr(CALLBACKS, "_entries", {name: CALLBACKS.get(name) for name in CALLBACKS})
-        patch.setattr(plugins, "_loaded", dict(plugins._loaded))
+        patch.setattr(registry, "_loaded", dict(registry._loaded))
         patch.chdir(folder)
         more = ("--no-evaluate", "--no-use-linear-lr-decay", "--plugin", *files)
         assert exit_code(main, [*flags, *more], prog="train") == 0

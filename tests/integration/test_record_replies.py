@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from query_mutator.data.loaders import guard_questions
+from query_mutator.data import guard_questions
 from query_mutator.env.task import CallSettings
 from query_mutator.llm.recorded import RecordedBackend
 from query_mutator.testing import start_server

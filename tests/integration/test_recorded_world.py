@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.attack.policies import packed, parts_of
 from query_mutator import operators
-from query_mutator.data.loaders import FOLDER
+from query_mutator.data import FOLDER
 from query_mutator.encoder import DEFAULT_ENCODER
 from query_mutator.env.task import CallSettings, Task
 from query_mutator.files.replies import RepliesHead, read_replies, reply_key, write_replies
@@ -21,18 +21,11 @@ from query_mutator.llm.llama import LlamaBackend
 from query_mutator.llm.recorded import BUNDLED_RECORDINGS, RecordedBackend
 from query_mutator.operators import local_rewrite
 from query_mutator.report.run_reader import RunReader
-from query_mutator.session.checkpoint import read_checkpoint
 from query_mutator.session.policy_file import read_policy
 from query_mutator.training.config import parse_config
+from query_mutator.training.run_folder import read_checkpoint
 from query_mutator.types import ChatRequest, Completion
-from scripts.recorded_requests import (
-    MAX_TOKENS,
-    answers_to_rewrites,
-    requests_of,
-    rewriting,
-    task_of,
-    versions_of,
-)
+from scripts.recorded_requests import MAX_TOKENS, answers_to_rewrites, requests_of, rewriting, task_of, versions_of
 from tests.integration.training_runs import rows, the_run, train
 from tests.qm_command import qm
 

@@ -9,8 +9,8 @@ import pytest
 
 from benchmarks.attack.harness import Finished, run_cli, run_qm, unchanged
 from query_mutator.files import LOCK, locked
-from query_mutator.session.checkpoint import read_checkpoint
 from query_mutator.testing import start_server
+from query_mutator.training.run_folder import read_checkpoint
 from tests.conftest import Librarian, Softener
 from tests.integration.killing import kill_when, run_in, start, train, transcript
 from train_query_mutator import main

@@ -17,10 +17,10 @@ from query_mutator.commands.main import main as qm
 from query_mutator.files.run_dir import METRICS
 from query_mutator.learners import Plan
 from query_mutator.learners.direct import ITERATIONS
-from query_mutator.session.checkpoint import read_checkpoint
 from query_mutator.session.policy_file import read_policy
 from query_mutator.testing import StubServer
 from query_mutator.training.config import parse_config
+from query_mutator.training.run_folder import read_checkpoint
 from tests.integration.conftest import write_dataset
 from tests.integration.training_runs import rows, summary, the_run, train
 

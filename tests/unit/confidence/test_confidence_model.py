@@ -16,11 +16,11 @@ from query_mutator.confidence.crossfit import Platt, form_rates
 from query_mutator.confidence.features import FEATURES, LOGPROB, feature_row
 from query_mutator.confidence.scorers import conditional_fit, logistic_fit
 from query_mutator.encoder import HashEncoder
-from query_mutator.env.observation import Projection
+from query_mutator.env.episode import Projection
 from query_mutator.errors import CheckpointError, UsageError
 from query_mutator.files import write_checked_json
-from query_mutator.session.checkpoint import Checkpoint, read_checkpoint
 from query_mutator.stats import auroc, expected_calibration_error
+from query_mutator.training.run_folder import Checkpoint, read_checkpoint
 from tests.unit.confidence.arithmetic_world import graded_sums
 
 QUESTION = "Ann has 20 pens in box 1 and buys 30 more. How many pens does she have?"

@@ -14,10 +14,19 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from query_mutator.data import guard_questions, load_question_set, load_questions
-from query_mutator.data.loaders import FOLDER, GENERAL_2, general
-from query_mutator.data.logs import LoggedReply, read_logged_replies
-from query_mutator.data.split import FOLDS, fold_of, split_questions, target_key
+from query_mutator.data import (
+    FOLDER,
+    FOLDS,
+    GENERAL_2,
+    fold_of,
+    general,
+    guard_questions,
+    load_question_set,
+    load_questions,
+    split_questions,
+    target_key,
+)
+from query_mutator.data.readers import LoggedReply, read_logged_replies
 from query_mutator.encoder import HashEncoder
 from query_mutator.env.task import CallSettings, build_task
 from query_mutator.errors import DatasetError, UsageError

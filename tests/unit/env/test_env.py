@@ -16,21 +16,14 @@ import pytest
 from gymnasium.error import AlreadyPendingCallError, InvalidAction, ResetNeeded
 
 from query_mutator.encoder import Encoder
-from query_mutator.env.episode import Asked, Attempt, Episode, EpisodeRules
-from query_mutator.env.observation import Observer, Projection
+from query_mutator.env.episode import Asked, Attempt, Episode, EpisodeRules, Observer, Projection
 from query_mutator.env.scheduling import Call, Encode, Flow, PooledScheduler, run_flow
 from query_mutator.env.task import Task
 from query_mutator.errors import BackendError
 from query_mutator.llm.client import Client, RetryPolicy
 from query_mutator.testing import StubServer
 from query_mutator.types import AS_IS, CALL_PRICE, ChatRequest, Completion, FloatArray, Reward, StepRecord
-from rl_query_mutator_env import (
-    MAX_FAILED_STEPS,
-    RESET_QUESTIONS,
-    BatchedQueryMutationEnv,
-    OnFailure,
-    QueryMutationEnv,
-)
+from rl_query_mutator_env import MAX_FAILED_STEPS, RESET_QUESTIONS, BatchedQueryMutationEnv, OnFailure, QueryMutationEnv
 from tests.conftest import QUESTIONS
 from tests.fake_client import FakeClient
 

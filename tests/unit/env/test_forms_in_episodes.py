@@ -10,8 +10,7 @@ import pytest
 
 from query_mutator import forms
 from query_mutator.confidence import ConfidenceModel
-from query_mutator.data.loaders import general, general_bank
-from query_mutator.data.split import target_key
+from query_mutator.data import general, general_bank, target_key
 from query_mutator.encoder import Encoder
 from query_mutator.env.episode import Episode
 from query_mutator.env.task import NUM_EXAMPLES, Task, bank_of, rewrite_settings

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from query_mutator import forms
-from query_mutator.env.observation import PRICE_SCALE
+from query_mutator.env.episode import PRICE_SCALE
 from query_mutator.env.task import Task
 from query_mutator.errors import UsageError
 from query_mutator.evaluation.comparison import Evaluator

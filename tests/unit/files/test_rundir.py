@@ -16,11 +16,11 @@ import torch
 
 from ppo.algorithm import PPO
 from ppo.config import PPOConfig
-from query_mutator.env.observation import Projection
+from query_mutator.env.episode import Projection
 from query_mutator.errors import CheckpointError
 from query_mutator.files import LOCK, locked
 from query_mutator.files.run_dir import RunDir, run_state
-from query_mutator.session.checkpoint import Checkpoint, Progress, read_checkpoint
+from query_mutator.training.run_folder import Checkpoint, Progress, read_checkpoint
 from query_mutator.types import STORED_CHARS, StepRecord
 
 RECORD = StepRecord(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ppo.config import PPOConfig
-from query_mutator.env.observation import PRICE_SCALE
+from query_mutator.env.episode import PRICE_SCALE
 from query_mutator.learners.direct import DirectMethod, FrozenValues
 from query_mutator.learners.learner import PPOLearner, Steps
 from query_mutator.settings import DirectConfig

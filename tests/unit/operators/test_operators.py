@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from query_mutator import operators
-from query_mutator.data import loaders
+from query_mutator import data, operators
 from query_mutator.errors import UsageError
 from query_mutator.operators import GUARDS, OPERATORS, LocalOperator, OperatorContext, PromptOperator, rejecting_guard
 from query_mutator.operators.guards import failed_guard
@@ -137,7 +136,7 @@ def test_a_long_text_is_read_at_once(run: str) -> None:
 
 
 def test_whatever_leaves_is_before_or_after_the_question() -> None:
-    for question in loaders.general():
+    for question in data.general():
         left = rewrite("clean", question.text)
         assert left in question.text
         assert rewrite("clean", left) == left != ""

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from query_mutator.confidence import Attempt, LoggedAnswer
-from query_mutator.data.logs import LoggedReply
-from query_mutator.data.split import Split
+from query_mutator.data import Split
+from query_mutator.data.readers import LoggedReply
 from query_mutator.errors import UsageError
 from query_mutator.learners import Plan
 from query_mutator.plan import table

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from query_mutator.data.split import FOLDS, fold_of
+from query_mutator.data import FOLDS, fold_of
 from query_mutator.env.engine import EpisodeEngine
 from query_mutator.env.scheduling import run_flow
 from query_mutator.env.task import Task

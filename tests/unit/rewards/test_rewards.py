@@ -13,7 +13,7 @@ import pytest
 
 from query_mutator.confidence import Attempt, plain_vote
 from query_mutator.confidence.features import feature_row
-from query_mutator.data.loaders import GENERAL_2
+from query_mutator.data import GENERAL_2
 from query_mutator.errors import UsageError
 from query_mutator.forms import FORMS
 from query_mutator.llm.ollama import OllamaBackend

@@ -23,15 +23,7 @@ from query_mutator.llm.cache import request_key
 from query_mutator.llm.client import Client, ModelServer, RetryPolicy
 from query_mutator.llm.store import Store
 from query_mutator.session.models import ResolvedModels, call_time, open_models
-from query_mutator.session.play import (
-    FailureWindow,
-    Limits,
-    Played,
-    Player,
-    play,
-    script,
-    uniform,
-)
+from query_mutator.session.play import FailureWindow, Limits, Played, Player, play, script, uniform
 from query_mutator.settings import ModelSettings
 from query_mutator.types import AnswerRule, AskRule, ChatRequest, Completion
 from rl_query_mutator_env import QueryMutationEnv

@@ -20,7 +20,7 @@ from query_mutator.cli.console import exit_code
 from query_mutator.cli.flags import TABLES, files_read, flags_of, parse_flags
 from query_mutator.commands import COMMANDS
 from query_mutator.commands.analyze import ExtractFlags
-from query_mutator.data.loaders import load_questions
+from query_mutator.data import load_questions
 from query_mutator.errors import UsageError
 from query_mutator.settings import PRESETS, Calls, IQNConfig
 from query_mutator.training.config import TrainConfig, parse_config

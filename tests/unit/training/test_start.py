@@ -20,8 +20,7 @@ from query_mutator.learners.learner import PPOLearner, Steps
 from query_mutator.session.task import split_dataset
 from query_mutator.settings import IQNConfig, Learning, TaskSettings
 from query_mutator.training.callbacks import CALLBACKS, Callback, CallbackList, RunView
-from query_mutator.training.config import TrainConfig
-from query_mutator.training.estimate import Estimate, bounded, calls_per_step, estimate
+from query_mutator.training.config import Estimate, TrainConfig, bounded, calls_per_step, estimate
 from query_mutator.training.loop import TrainingLoop, envs_seed
 from query_mutator.training.run_folder import FREE, differences, resumed_models
 from query_mutator.types import Question
