@@ -131,10 +131,9 @@ def attempt_groups(
     question: str, attempts: Sequence[Attempt], *, kind: AnswerKind | None, encoder: Encoder | None = None
 ) -> list[int]:
     """Return the group [k] of each attempt at a question; those of a group say the same, as the first wording asks."""
-    question = attempts[0].asked or question
     texts = [attempt.text for attempt in attempts]
     rows = encoder.encode(texts) if encoder is not None and len(texts) > 1 else None
-    return answer_groups(question, texts, kind=kind, rows=rows)
+    return answer_groups(attempts[0].asked or question, texts, kind=kind, rows=rows)
 
 
 def form_rates(table: TrainingTable, weights: DoubleArray) -> dict[str, float]:
@@ -299,11 +298,9 @@ def _out_of_fold(table: TrainingTable, weights: DoubleArray, name: ScorerName, f
         kept = np.where(held_out, 0.0, weights)
         learned = kept > 0
         rates = form_rates(table, kept)
-        columns = with_forms(table, rates, learned)
         answers = table.right[learned], kept[learned], table.questions[learned]
-        scorer = fit_scorer(name, columns, *answers)
-        raw[held_out] = scorer.log_odds(with_forms(table, rates, held_out))
-        scorers.append(scorer)
+        scorers.append(fit_scorer(name, with_forms(table, rates, learned), *answers))
+        raw[held_out] = scorers[-1].log_odds(with_forms(table, rates, held_out))
         all_rates.append(rates)
     return raw, scorers, all_rates
 

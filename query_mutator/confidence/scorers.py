@@ -67,13 +67,16 @@ class LinearScorer:
         spread = np.sqrt((np.where(unknown, 0, columns - means) ** 2 * counted).sum(axis=0) / total)
         scales = np.where(spread > 1e-9, spread, 1.0)
         inputs = np.column_stack([_inputs(columns, means, scales, by_form=by_form), np.ones(len(columns))])
+        varied = np.abs(inputs).max(axis=0) > 1e-9  # a constant column has no weight
+        inputs = inputs[:, varied]
         start, penalty = np.zeros(inputs.shape[1]), np.append(np.full(inputs.shape[1] - 1, _PENALTY), 0.0)
         questions = np.arange(len(right)) if questions is None else questions
         both = _right_and_wrong(right, questions)
         if len(np.unique(questions[both])) >= _QUESTIONS_FOR_CHOICE:
             start[:-1] = conditional_fit(inputs[both, :-1], right[both], weights[both], questions[both])
             penalty[:-1] = _TO_CONDITIONAL
-        found = logistic_fit(inputs, right, weights, start=start, penalty=penalty)
+        found = np.zeros(len(varied))
+        found[varied] = logistic_fit(inputs, right, weights, start=start, penalty=penalty)
         return cls(weights=found[:-1], means=means, scales=scales, intercept=float(found[-1]))
 
     def log_odds(self, columns: DoubleArray) -> DoubleArray:

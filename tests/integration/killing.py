@@ -24,12 +24,8 @@ _PROCESSES = multiprocessing.get_context("forkserver")
 _PROCESSES.set_forkserver_preload(
     [
         *("torch._dynamo", "torch.fx.experimental.symbolic_shapes", "matplotlib.figure", "tensorboard.compat.proto"),
-        *(
-            "tensorboard.summary.writer.record_writer",
-            "query_mutator.evaluation.heldout",
-            "query_mutator.testing",
-        ),
-        *("query_mutator.confidence.fitting", "query_mutator.training.loop", "query_mutator.training.callbacks"),
+        *("tensorboard.summary.writer.record_writer", "query_mutator.evaluation.heldout", "query_mutator.testing"),
+        *("query_mutator.confidence", "query_mutator.training.loop", "query_mutator.training.callbacks"),
         "tests.integration.killing",
     ]
 )

@@ -39,14 +39,19 @@ def sums() -> list[LoggedAnswer]:
     return graded_sums(200, prompts=3)
 
 
+@pytest.fixture(scope="module")
+def of_sums(sums: list[LoggedAnswer]) -> PlanChoice:
+    return learned(sums)
+
+
 def fitted(found: PlanChoice, budget: float) -> Fitted:
     point = found.front[budget]
     assert point.fitted is not None
     return point.fitted
 
 
-def test_submissions_by_p_right_are_right_more_often_than_votes_of_as_many(sums: list[LoggedAnswer]) -> None:
-    found = learned(sums)
+def test_submissions_by_p_right_are_right_more_often_than_votes_of_as_many(of_sums: PlanChoice) -> None:
+    found = of_sums
     row = fitted(found, 2)
     assert row.lead > 0.1
     assert row.lead_ci[0] > 0
@@ -80,9 +85,8 @@ def test_a_plan_whose_calls_cost_more_than_they_bring_is_not_chosen(sums: list[L
     assert found.verdict.endswith("; no plan of several prompts pays for its calls.")
 
 
-def test_the_rows_of_a_log_may_come_in_any_order(sums: list[LoggedAnswer]) -> None:
-    by_prompt = sorted(sums, key=lambda answer: (answer.attempt.form, answer.attempt.text))
-    one, other = (learned(rows) for rows in (sums, by_prompt))
+def test_the_rows_of_a_log_may_come_in_any_order(sums: list[LoggedAnswer], of_sums: PlanChoice) -> None:
+    one, other = of_sums, learned(sorted(sums, key=lambda answer: (answer.attempt.form, answer.attempt.text)))
     for budget in (1.5, 2, 3):
         before, after = fitted(one, budget), fitted(other, budget)
         assert (before.vote, before.single) == pytest.approx((after.vote, after.single), abs=0.03)
