@@ -40,6 +40,7 @@ class ScriptedServer:
         self.gone = threading.Semaphore(0)  # released once a connection is closed on this side
         self._turn = itertools.count()
         self._closing = threading.Event()
+        self._open: list[socket.socket] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
@@ -62,6 +63,7 @@ class ScriptedServer:
         self.gone.release()
 
     def _answer(self, sock: socket.socket) -> None:
+        self._open.append(sock)
         with sock, sock.makefile("rb") as stream:
             sock.settimeout(20)
             while (request := self._read(stream)) and not self._closing.is_set():
@@ -109,6 +111,9 @@ class ScriptedServer:
         self._closing.set()
         socket.create_connection(("127.0.0.1", self.port)).close()  # wakes the accepting thread
         self._listener.close()
+        for sock in self._open:  # a client may keep its connection
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
         for thread in self._threads:
             thread.join(10)
 
