@@ -72,7 +72,7 @@ class LinearScorer:
         start, penalty = np.zeros(inputs.shape[1]), np.append(np.full(inputs.shape[1] - 1, _PENALTY), 0.0)
         questions = np.arange(len(right)) if questions is None else questions
         both = _right_and_wrong(right, questions)
-        if len(np.unique(questions[both])) >= _QUESTIONS_FOR_CHOICE:
+        if varied[:-1].any() and len(np.unique(questions[both])) >= _QUESTIONS_FOR_CHOICE:
             start[:-1] = conditional_fit(inputs[both, :-1], right[both], weights[both], questions[both])
             penalty[:-1] = _TO_CONDITIONAL
         found = np.zeros(len(varied))

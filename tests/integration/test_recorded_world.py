@@ -121,10 +121,11 @@ def test_every_learner_trains_resumes_and_is_evaluated(algo: str, flags: list[st
     assert qm("report", run, "--output", tmp_path / "report.html") == 0
 
 
-@pytest.fixture
-def two_forms(tmp_path: Path) -> tuple[list[str], Task]:
+@pytest.fixture(scope="module")
+def two_forms_once(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], Task]:
     """Return the flags of a world in which half of the questions are right in one form, the others in another."""
-    dataset, recording = tmp_path / "two.jsonl", tmp_path / "two.jsonl.xz"
+    folder = tmp_path_factory.mktemp("two")
+    dataset, recording = folder / "two.jsonl", folder / "two.jsonl.xz"
     dataset.write_text("".join(GENERAL.read_text().splitlines(keepends=True)[:120]))  # 50 and more to learn from
     task = task_of(str(dataset), CALLS, encoder="hash", forms_asked="question_answer,few_words,restate")
     wanted = list(requests_of(task, versions_of(str(dataset), task)))
@@ -142,9 +143,14 @@ def two_forms(tmp_path: Path) -> tuple[list[str], Task]:
     head = RepliesHead(model=MODEL, model_sha256="ab" * 32, made_with="hand", command="x", date="2026-11-24")
     write_replies(recording, head, {reply_key(request): [reply(request)] for request in wanted})
     flags = ["--recording", recording, "--dataset", dataset, "--reward", "right=1", "--operators", CLEAN,
-             "--forms", "question_answer,few_words,restate", "--target-max-tokens", MAX_TOKENS, "--encoder", "hash",
-             "--save-dir", tmp_path / "runs"]  # fmt: skip
+             "--forms", "question_answer,few_words,restate", "--target-max-tokens", MAX_TOKENS]  # fmt: skip
     return list(map(str, flags)), task
+
+
+@pytest.fixture
+def two_forms(two_forms_once: tuple[list[str], Task], tmp_path: Path) -> tuple[list[str], Task]:
+    flags, task = two_forms_once
+    return [*flags, "--encoder", "hash", "--save-dir", str(tmp_path / "runs")], task
 
 
 def test_a_plan_asks_in_another_form_where_the_first_answer_is_not_likely_right(
