@@ -243,7 +243,6 @@ class Trainer:
         print(f"run folder: {parts.run_dir.path}", flush=True)
         write_config(parts, resumed_at=self.run.env_steps)
         self.checkpoints.write()  # from the first one on, no completed call is lost
-        write_report(parts.run_dir.path)
         self.callbacks.call("on_training_start", self.run)
         envs = parts.envs
         if self.ray is not None:
@@ -264,6 +263,7 @@ class Trainer:
         parts.runlog.open_bar(total_steps=self.config.total_steps, env_steps=self.run.env_steps)
         with server_worked_before():
             self.validation.begin(self.run)
+        self.pages.submit(write_report, parts.run_dir.path)
 
     def collect(self) -> None:
         """Take `num_steps` steps in every environment."""
@@ -293,7 +293,7 @@ class Trainer:
             parts.runlog.next_row(parts.learner)
         with server_worked_before():
             self.validation.start(run)
-            if run.is_last or not run.is_row_open:
+            if not run.is_row_open:
                 self._finish_row()
         parts.store.begin(run.env_steps)
         self.checkpoints.keep()

@@ -239,8 +239,9 @@ def price_for_budget(evaluator: Evaluator, task: Task, policy: Policy, budget: f
         outcomes = evaluator.run(task.with_rules(call_price=(price,)), greedy(policy), name="price for --budget")
         return mean(outcomes, "price", default=math.inf)
 
-    place = bisect_left(prices, True, key=lambda price: calls_at(price) <= budget)
-    price = prices[min(place, NUM_PRICES - 1)]
+    price = prices[-1]  # first, with the shortest episodes: where it is too low, so are all others
+    if calls_at(price) <= budget:
+        price = prices[bisect_left(prices, True, hi=NUM_PRICES - 1, key=lambda price: calls_at(price) <= budget)]
     return price, calls_at(price)
 
 
