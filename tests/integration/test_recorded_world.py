@@ -95,7 +95,7 @@ def test_what_is_not_recorded_is_masked(world: tuple[Path, Path], flags: list[st
     asks = flags.index("--ask")
     flags = [*flags[:asks], *flags[asks + 4 :]]
     small = ["--num-processes", "4", "--num-steps", "32"]
-    small += ["--num-env-steps", "512", "--forms", "question_answer,few_words"]
+    small += ["--num-env-steps", "256", "--forms", "question_answer,few_words"]
     for more in (("--max-asks", "1"), ("--max-asks", "3"), ("--ask", "every_step", "--max-episode-steps", "3")):
         assert train(*flags, *small, *more) == 0
         steps = rows(the_run(tmp_path), "transcripts")
