@@ -94,10 +94,7 @@ def _ways(flags: BenchFlags, lengths: NDArray[np.int32]) -> dict[str, BatchPlanB
     with settings_errors():
         buckets = BatchingConfig.predictable(bucket_edges=edges, overflow_max=edges[-1], **common)
         windows = BatchingConfig.throughput(bucket_edges=edges, overflow_max=edges[-1], **common)
-    ways = {
-        "buckets": BatchPlanBuilder(lengths, buckets),
-        "sorted windows": BatchPlanBuilder(lengths, windows),
-    }
+    ways = {"buckets": BatchPlanBuilder(lengths, buckets), "sorted windows": BatchPlanBuilder(lengths, windows)}
     for mode in PackingMode:
         packing = PackingConfig(mode=mode, max_length=flags.max_length)
         ways[f"packed, {mode.value}"] = BatchPlanBuilder(lengths, windows, pack_config=packing)

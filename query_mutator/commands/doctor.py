@@ -9,11 +9,12 @@ qm doctor --backend openai --openai-url http://127.0.0.1:8000/v1
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from statistics import fmean
-from typing import Annotated
+from typing import Annotated, Any
 
 from ppo.fields import Ge, Le
 from query_mutator.bounds import Seconds, group_of
@@ -180,9 +181,30 @@ def _pace(
         _keep(server, config, requests, answers)
     answer_s = fmean(reply.latency_s for reply in answers)
     took = f"an answer of at most {limit} tokens takes {answer_s:.3g} s"
+    faster, answer_s = _on_fewer_threads(server, config, requests, answer_s)
     seen = replace(probe, slots=at_once, width=None) if at_once < (probe.slots or at_once) else probe
-    yield Finding("pace", f"{beside}: {took}", rate=at_once / max(1e-9, answer_s), probe=seen)
+    yield Finding("pace", f"{beside}: {took}{faster}", rate=at_once / max(1e-9, answer_s), probe=seen)
     return at_once
+
+
+def _on_fewer_threads(
+    server: ModelServer, config: DoctorConfig, requests: Sequence[ChatRequest], answer_s: float
+) -> tuple[str, float]:
+    """Return the advice to run files on one thread less and the seconds of an answer then, if that is faster."""
+    given = os.environ.get("OMP_NUM_THREADS", "")
+    threads = (int(given) if given.isdecimal() else os.cpu_count() or 1) - 1
+    if server.runs_files and threads > 0:
+        server.close()
+        os.environ["OMP_NUM_THREADS"] = str(threads)  # of processes that start from now on
+        settings: Any = {"pool_size": config.batch_size, "runner_options": {"num_ctx": config.num_ctx}}
+        with closing(type(server).open(server.addresses(), timeout_s=config.probe_s, **settings)[0]) as fewer:
+            fewer.digest(requests[0].model)  # loads it
+            replies = together(fewer, requests)
+            fewer_s = fmean(reply.latency_s for reply in replies)
+            if 1.1 * fewer_s < answer_s and all(reply.ok for reply in replies):
+                _keep(fewer, config, requests, replies)
+                return f"; {fewer_s:.3g} s with OMP_NUM_THREADS={threads}: set it", fewer_s
+    return "", answer_s
 
 
 def _keep(

@@ -272,10 +272,7 @@ def _read_log(flags: PlanFlags, path: Path) -> None:
         print(rows_of({name: f"{count:,} answers" for name, count in log.forms.items()} or {"answers": 0}))
         return
     found = choose_from_log(
-        log.answers,
-        budget=flags.budget,
-        price=float(np.mean(flags.call_price)),
-        prices=_prices_of(flags, log.models),
+        log.answers, budget=flags.budget, price=float(np.mean(flags.call_price)), prices=_prices_of(flags, log.models)
     )
     models = dict.fromkeys(log.models.values())
     missing, acting = _unplayable(found.saved.plan, split, tuple(models)), None
@@ -374,9 +371,6 @@ def _show(flags: PlanFlags, found: PlanChoice, folder: Path, *after: str, num_qu
             several = f"{rule.success:>12.1%}{random}  {rule.vote:>10.1%}"
         front.append(f"{budget:>6g}  {point.success:>7.1%}  {several}  {point.plan}")
     if saved != bar and saved.success_ci[0] <= bar.success_ci[1]:
-        after = (
-            *after,
-            "The intervals overlap: these questions do not separate the two.",
-        )
+        after = (*after, "The intervals overlap: these questions do not separate the two.")
     lines = [rows_of(facts), "", *front, "", f"run folder: {folder}", *after, found.verdict]
     show(flags, report, "\n".join(lines))

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from query_mutator.commands.main import main
+from query_mutator.llm.llama import LlamaBackend
 from query_mutator.llm.ollama import OllamaBackend
 from query_mutator.llm.openai import OpenAIBackend
 from query_mutator.llm.probe import PROBE_TEXT
@@ -121,6 +126,26 @@ def test_fewer_calls_are_tried_where_some_fail_and_an_estimate_reads_their_time(
     assert [re.search(r"\d", line)[0] for line in lines["pace"]] == ["8", "4", "2"]  # type: ignore[index]
     assert all(lines[name][0].startswith("--batch-size 2") for name in ("advice", "set"))
     assert "as the newest replies that are kept" in capsys.readouterr().out
+
+
+def test_a_thread_less_is_advised_for_a_file_if_it_answers_faster(
+    tiny_gguf: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("xllamacpp")
+    monkeypatch.setenv("OMP_NUM_THREADS", "4")
+    file = ["--gguf", str(tiny_gguf), "--batch-size", "2"]
+    models: dict[str, Any] = {tiny_gguf.stem: Echo()}
+    with start_server(models, latency_ms=600) as four, start_server(models, latency_ms=60) as three:
+
+        def start(self: LlamaBackend, name: str, *, before: object) -> SimpleNamespace:
+            url = {"4": four.url, "3": three.url}[os.environ["OMP_NUM_THREADS"]]
+            return SimpleNamespace(client=OpenAIBackend(f"{url}/v1"), is_alive=True, close=int)
+
+        monkeypatch.setattr(LlamaBackend, "_start", start)
+        lines = lines_of(capsys, file)
+        assert main(["plan", *file, "--dry-run"]) == 0
+    assert lines["pace"][0].endswith(" s with OMP_NUM_THREADS=3: set it")
+    assert re.search(r"by 0\.[0-4]\d* s a call, as the newest", capsys.readouterr().out)
 
 
 def test_an_embedder_is_not_suggested(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

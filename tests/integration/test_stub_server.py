@@ -22,18 +22,7 @@ from query_mutator.testing import FaultPlan, Latency, StubServer, start_server
 from query_mutator.testing.calls import BUSY
 from query_mutator.types import ChatRequest, Completion, Message
 from tests.conftest import OnUpper, Upper
-from tests.integration.raw_http import (
-    FOREVER_MS,
-    Fragile,
-    Held,
-    chat,
-    count,
-    get,
-    in_flight,
-    post,
-    send,
-    user,
-)
+from tests.integration.raw_http import FOREVER_MS, Fragile, Held, chat, count, get, in_flight, post, send, user
 from tests.patience import until
 
 LONG = "begin " + "word " * 300 + "end"
