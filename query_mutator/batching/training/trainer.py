@@ -6,6 +6,7 @@ A step sums the losses of all tokens, divides the gradient by their number, and 
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing, redirect_stderr
@@ -417,6 +418,8 @@ def read_model(spec: str) -> Any:
 
     logging.disable_progress_bar()
     source, of_gguf = source_of(spec)
+    if of_gguf:
+        _check_memory(spec, Path(source, of_gguf["gguf_file"]))
     model: Any
     try:
         with redirect_stderr(StringIO()):  # a bar that nothing else disables
@@ -430,6 +433,17 @@ def read_model(spec: str) -> Any:
     if of_gguf:  # the weights are float32 now, and are saved as such
         model.hf_quantizer.remove_quantization_config(model)
     return model
+
+
+def _check_memory(spec: str, path: Path) -> None:
+    from gguf import GGUFReader
+
+    needed = 4 * sum(int(tensor.n_elements) for tensor in GGUFReader(path).tensors)
+    if needed > (memory := os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")):
+        raise UsageError(
+            f"--model {spec}: in float32, as it is trained, it takes {needed / 1e9:.1f} GB, and this machine has "
+            f"{memory / 1e9:.1f} GB; give a smaller model"
+        )
 
 
 def _freeze(model: Any, count: int) -> None:

@@ -214,6 +214,13 @@ def test_a_gguf_file_is_a_base_and_the_finished_model_a_folder(tmp_path: Path) -
     assert tokenizer.encode("sort the list") == base.encode("sort the list")
 
 
+def test_a_gguf_file_that_does_not_fit_into_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_gguf(tmp_path)
+    monkeypatch.setattr("os.sysconf", lambda name: 1)
+    with pytest.raises(UsageError, match=r"--model .* GB; give a smaller model"):
+        read_model(str(path))
+
+
 def test_a_model_is_a_folder_or_a_gguf_file(tmp_path: Path) -> None:
     assert source_of("some/name") == ("some/name", {})
     folder, of_gguf = source_of("smollm2")
