@@ -131,10 +131,10 @@ def evaluate(
         model, least = fitted(table, asked, seed=options.seed + refit)
         columns = with_forms(test.table, model.rates, np.ones(len(test.table), dtype=bool))
         p = model.calibration.p(model.scorer.log_odds(columns))
-        walks = Walks.of(p, test.table.right, test.table.answer_groups, test.places, agreement=model.agreement)
+        walks = Walks.of(p, test.table.answer_groups, test.places, agreement=model.agreement)
         for at, each in enumerate(least):
             stops = np.minimum(walks.stops(each[0]), each[1] - 1)
-            learned[refit, :, at] = walks.right_at(stops)
+            learned[refit, :, at] = test.table.right[walks.at(stops)]
             mean_calls[refit, at] = stops.mean() + 1
         print(f"refit {refit + 1} of {options.refits}: {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
     return printed(learned, votes, mean_calls.mean(axis=0), test)
@@ -162,7 +162,7 @@ def fitted(table: TrainingTable, order: Sequence[str], *, seed: int) -> tuple[Co
     rows = np.lexsort(([place[form] for form in table.forms], table.questions))
     starts = np.flatnonzero(np.diff(table.questions[rows], prepend=-1))
     places = [each.tolist() for each in np.split(rows, starts[1:])]
-    walks = Walks.of(model.out_of_fold, table.right, table.answer_groups, places, agreement=model.agreement)
+    walks = Walks.of(model.out_of_fold, table.answer_groups, places, agreement=model.agreement)
     weights = drawn[table.questions[rows[starts]]]
     return model, [(walks.least(calls, weights), MOST_ANSWERS) for calls in CALLS]
 

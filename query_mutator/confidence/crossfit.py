@@ -233,8 +233,8 @@ _OutOfFold = tuple[DoubleArray, Sequence[LinearScorer], list[dict[str, float]]]
 def cross_fit(table: TrainingTable, *, weights: DoubleArray, folds: int) -> CrossFit:
     """Fit the regression out of fold; UsageError for too few answers.
 
-    Where submissions are right more often, by more than one standard error, with answers that agree weighted more, by a
-    vote among the arms, or by the best arm alone, that is chosen. Questions with several answers decide.
+    Full weight of agreement, a vote among the arms, or the best arm alone is chosen instead where its submissions to
+    questions with several answers are right more often, by more than one standard error.
     """
     _check(table, weights, folds)
     fold, questions = table.fold_of(folds), len(np.unique(table.questions[weights > 0]))
@@ -269,7 +269,7 @@ def cross_fit(table: TrainingTable, *, weights: DoubleArray, folds: int) -> Cros
 
 
 def _by_rate(table: TrainingTable, weights: DoubleArray) -> list[list[int]]:
-    """Return the rows of each question with several answers, that of the form with the most right answers first."""
+    """Return the rows of each question with several answers; the form with the highest rate of right ones is first."""
     rates = form_rates(table, weights)
     order = np.lexsort((np.array([-rates.get(form, 0.0) for form in table.forms]), table.questions))
     places = np.split(order, np.flatnonzero(np.diff(table.questions[order])) + 1)
@@ -279,13 +279,14 @@ def _by_rate(table: TrainingTable, weights: DoubleArray) -> list[list[int]]:
 def right_submissions(
     table: TrainingTable, p: DoubleArray, places: Sequence[Sequence[int]], counts: DoubleArray, *, agreement: float
 ) -> DoubleArray:
-    """Return how often what is submitted by P(right) [N] is right [n], with stopping at several mean numbers of calls.
+    """Return how often the submission to each question is right [n], over several mean numbers of calls.
 
-    Each question has its answers at `places` and counts `counts` [n] times.
+    P(right) [N] decides what is submitted and where to stop; questions have their answers at `places`, and count
+    `counts` [n] times.
     """
-    walks = Walks.of(p, table.right, table.answer_groups, places, agreement=agreement)
+    walks = Walks.of(p, table.answer_groups, places, agreement=agreement)
     stops = [walks.stops(walks.least(calls, counts)) for calls in _CALLS_TO_COMPARE]
-    return np.asarray(np.mean([walks.right_at(each) for each in stops], axis=0))
+    return np.asarray(np.mean([table.right[walks.at(each)] for each in stops], axis=0))
 
 
 def _out_of_fold(table: TrainingTable, weights: DoubleArray, name: ScorerName, fold: IntArray) -> _OutOfFold:

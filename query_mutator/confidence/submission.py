@@ -77,34 +77,37 @@ def submissions(p: DoubleArray, groups: Sequence[int], *, agreement: float = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Walks:
-    """What is submitted to n questions after each of up to k answers; the last one's is repeated to the end."""
+    """The submission to each of n questions after each of its answers, up to k; the last one is repeated to the end."""
 
-    p: DoubleArray  # [n, k] that it is right; infinite after the last answer
-    right: DoubleArray  # [n, k]
+    held: IntArray  # [n, k] the answers that would be submitted, rows of a table
+    p: DoubleArray  # [n, k] their P(right)
+    last: IntArray  # [n] the place of the last answer, from 0
 
     @classmethod
-    def of(
-        cls, p: DoubleArray, right: DoubleArray, groups: IntArray, places: Sequence[Sequence[int]], *, agreement: float
-    ) -> Self:
-        """Return the walks through answers [N], those of each question at some `places`, at most MOST_ANSWERS."""
-        of_p, of_right = np.full((len(places), MOST_ANSWERS), np.inf), np.empty((len(places), MOST_ANSWERS))
-        for at, rows in enumerate(np.asarray(each[:MOST_ANSWERS]) for each in places):
+    def of(cls, p: DoubleArray, groups: IntArray, places: Sequence[Sequence[int]], *, agreement: float) -> Self:
+        """Return the walks through the rows of each question, of a table with P(right) [N]; MOST_ANSWERS at most."""
+        kept = [np.asarray(rows[:MOST_ANSWERS]) for rows in places]
+        last = np.array([len(rows) - 1 for rows in kept])
+        size = len(kept), int(last.max(initial=0)) + 1
+        held, of_held = np.empty(size, dtype=np.int64), np.empty(size)
+        for at, rows in enumerate(kept):
             chosen, values = zip(*submissions(p[rows], groups[rows].tolist(), agreement=agreement), strict=True)
-            of_p[at, : len(rows) - 1] = values[:-1]
-            of_right[at] = np.pad(right[rows[[*chosen]]], (0, MOST_ANSWERS - len(rows)), mode="edge")
-        return cls(p=of_p, right=of_right)
+            held[at], of_held[at] = (
+                np.pad(each, (0, size[1] - len(rows)), "edge") for each in (rows[[*chosen]], values)
+            )
+        return cls(held=held, p=of_held, last=last)
 
     def stops(self, least: float) -> IntArray:
-        """Return the places [n] of the first answer to submit that is right with a P of `least`, or of the last one."""
-        return np.asarray(np.argmax(self.p >= least, axis=1))
+        """Return the place [n] of the first submission whose P(right) is at least `least`, or of the last one."""
+        is_last = np.arange(self.p.shape[1]) >= self.last[:, None]
+        return np.asarray(np.argmax(is_last | (self.p >= least), axis=1))
 
-    def right_at(self, stops: IntArray) -> DoubleArray:
-        """Return whether the answers submitted at these places [n] are right."""
-        return self.right[np.arange(len(stops)), stops]
+    def at(self, stops: IntArray) -> IntArray:
+        """Return the answers [n] that are submitted at these places."""
+        return self.held[np.arange(len(stops)), stops]
 
     def least(self, calls: float, weights: DoubleArray) -> float:
-        """Return the highest P(right) to stop at within `calls` on average of questions that count `weights` [n]."""
-        known = np.unique(self.p[np.isfinite(self.p)])
-        values = [-math.inf, *known.tolist(), math.inf]
+        """Return the highest P(right) to stop at with at most `calls` on average; questions count `weights` [n]."""
+        values = [-math.inf, *np.unique(self.p).tolist(), math.inf]
         over = bisect_right(values, calls, key=lambda least: float(np.average(self.stops(least) + 1, weights=weights)))
         return float(values[max(0, over - 1)])

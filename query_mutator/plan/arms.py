@@ -24,7 +24,6 @@ import numpy as np
 from query_mutator.confidence import (
     ConfidenceModel,
     LoggedAnswer,
-    combined,
     greedy_order,
     places_by_question,
     training_table,
@@ -33,7 +32,7 @@ from query_mutator.confidence import (
 from query_mutator.confidence.crossfit import TrainingTable
 from query_mutator.confidence.features import FEATURES
 from query_mutator.confidence.gain import MOST_ARMS, GainModel, gain_inputs
-from query_mutator.confidence.submission import MOST_ANSWERS, submitted
+from query_mutator.confidence.submission import MOST_ANSWERS, Walks, submitted
 from query_mutator.data import FOLDS
 from query_mutator.errors import TooFewAnswersError
 from query_mutator.learners import Plan
@@ -159,26 +158,25 @@ class Arms:
         return self._walks[order]
 
     def _walk(self, order: tuple[int, ...]) -> Walk:
-        size, agreement = (len(self.rows), len(order)), self.model.agreement
-        asked, held = np.empty(size, dtype=np.int64), np.empty(size, dtype=np.int64)
-        more, worth = np.full(size, -math.inf), np.empty(size)
-        for at in range(len(self.rows)):
-            left, following = [*order], 0
-            for place in range(len(order)):
-                asked[at, place] = left.pop(following)
-                arms = asked[at, : place + 1]
-                rows = self.rows[at, arms]
-                p, groups = self.model.out_of_fold[rows], self.table.answer_groups[rows].tolist()
-                chosen = submitted(p, groups, agreement=agreement)
-                held[at, place] = rows[chosen]
-                if self.gains is None:
-                    following, worth[at, place] = 0, combined(p, groups, agreement=agreement)[chosen]
-                    more[at, place] = -worth[at, place]
-                elif left:
-                    values = self.gains[at, arms[chosen], left] / self.prices[left]
-                    following, more[at, place] = int(values.argmax()), values.max()
+        p, groups, agreement = self.model.out_of_fold, self.table.answer_groups, self.model.agreement
+        asked, size = np.tile(order, (len(self.rows), 1)), (len(self.rows), len(order))
+        if self.gains is None:
+            walks = Walks.of(p, groups, self.rows[:, order].tolist(), agreement=agreement)
+            held, worth, more = walks.held, walks.p, -walks.p
+        else:
+            held, more = np.empty(size, dtype=np.int64), np.empty(size)
+            for at in range(len(self.rows)):
+                left, following = [*order], 0
+                for place in range(len(order)):
+                    asked[at, place] = left.pop(following)
+                    rows = self.rows[at, asked[at, : place + 1]]
+                    chosen = submitted(p[rows], groups[rows].tolist(), agreement=agreement)
+                    held[at, place] = rows[chosen]
+                    if left:
+                        values = self.gains[at, asked[at, chosen], left] / self.prices[left]
+                        following, more[at, place] = int(values.argmax()), values.max()
+            worth = self.table.right[held]
         more[:, -1] = -math.inf
-        worth = worth if self.gains is None else self.table.right[held]
         return Walk(asked=asked, more=more, paid=np.cumsum(self.prices[asked], axis=1), held=held, worth=worth)
 
     def rule(self, left_out: int, *, budget: float | None, price: float) -> Rule | None:

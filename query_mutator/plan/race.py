@@ -57,7 +57,7 @@ def find_plan(
 
     `budget` bounds the mean calls per question of the plan to choose. Few calls score fewer questions, a random sample.
     With `learned` a third of them asks in all forms, for plans that submit the answer that is most likely right; where
-    that does not suffice the result says why it has none. Of several models without operators, every call does so.
+    that does not suffice the result says why it has none. With several models and no operators all calls do that.
     `caller` is an `Evaluator`. `on_best` is called with each plan that is the best one so far, on the questions scored
     so far.
     """
@@ -84,7 +84,7 @@ def find_plan(
 
 
 def questions_searched(num_questions: int, max_calls: int, *, learned: bool = False, arms: int = 0) -> int:
-    """Return how many of the questions a search scores; `arms` of several models are each asked once."""
+    """Return how many of the questions a search scores; with `arms` of several models each is asked in all of them."""
     calls = int(SEARCHED_SHARE * max_calls) if learned and not arms else max_calls
     return min(num_questions, max(1, calls // (arms or CALLS_PER_QUESTION)))
 

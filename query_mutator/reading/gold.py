@@ -120,8 +120,16 @@ def _matches(gold: str, reply: str, question: str) -> bool:
         found = islice(replies.spans(reply, question), _READ_SPANS)
         shown = _said_by(lambda span: _symbols(span, text), found, question)
         return shown is not None and texts.unspaced(shown) == texts.unspaced(text)
+    zones = _zones(text) if kind == "time" else set()
+    if zones and not zones & (_zones(clean(reply)) or zones):
+        return False
     said = read(reply, kind, question)
     return said is not None and _is_same(said, text, kind, question)
+
+
+def _zones(text: str) -> set[str]:
+    """Return the time zones that follow times in a text."""
+    return {found[1].replace("GMT", "UTC") for found in P.TIME_ZONE.finditer(text)}
 
 
 def _is_same(said: Any, text: str, kind: Kind, question: str) -> bool:

@@ -418,14 +418,16 @@ def read_model(spec: str) -> Any:
 
     logging.disable_progress_bar()
     source, of_gguf = source_of(spec)
-    if of_gguf:
-        _check_memory(spec, Path(source, of_gguf["gguf_file"]))
     model: Any
     try:
+        if of_gguf:
+            _check_memory(spec, Path(source, of_gguf["gguf_file"]))
         with redirect_stderr(StringIO()):  # a bar that nothing else disables
             model = AutoModelForCausalLM.from_pretrained(
                 source, **of_gguf, dtype=torch.float32, attn_implementation="sdpa", trust_remote_code=False
             )
+    except UsageError:
+        raise
     except Exception as error:  # files that are not a model fail in many ways
         what = "no model can be read from it" if Path(spec).exists() else "not a folder, and not on the hub"
         reason = reason_of(error)
@@ -436,10 +438,12 @@ def read_model(spec: str) -> Any:
 
 
 def _check_memory(spec: str, path: Path) -> None:
+    """Raise a UsageError for weights that take more than the memory of the machine, where the system tells it."""
     from gguf import GGUFReader
 
     needed = 4 * sum(int(tensor.n_elements) for tensor in GGUFReader(path).tensors)
-    if needed > (memory := os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")):
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else math.inf
+    if needed > memory:
         raise UsageError(
             f"--model {spec}: in float32, as it is trained, it takes {needed / 1e9:.1f} GB, and this machine has "
             f"{memory / 1e9:.1f} GB; give a smaller model"

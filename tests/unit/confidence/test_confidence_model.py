@@ -232,6 +232,18 @@ def test_a_conditional_logit_sees_what_differs_within_questions_alone() -> None:
     assert within[0] > 0 > logistic_fit(length[:, None], right, equal, start=np.zeros(1), penalty=penalty)[0]
 
 
+def test_agreement_weighs_more_only_where_that_is_better_by_a_standard_error(
+    rows: list[LoggedAnswer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for worse, agreement in ((0.98, crossfit.AGREEMENT), (0.2, 1.0)):
+
+        def right(*given: Any, agreement: float, worse: float = worse) -> Any:
+            return (agreement == 1.0) * np.resize([1.0, -worse], len(given[-1]))
+
+        monkeypatch.setattr(crossfit, "right_submissions", right)
+        assert ConfidenceModel.fit(rows).agreement == agreement
+
+
 def test_answers_are_known_by_their_arms_where_a_vote_is_right_more_often(
     rows: list[LoggedAnswer], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -228,6 +228,14 @@ def test_any_text_is_read(row: dict[str, Any], pieces: list[str], other: str, is
     assert is_refusal(reply) in (True, False)
 
 
+@pytest.mark.parametrize(
+    ("reply", "is_right"),
+    [("17:00", True), ("At 5:00 p.m. (EST).", True), ("2 pm PST, so 5 pm EST", True), ("5 pm PST", False)],
+)
+def test_a_time_in_another_zone_is_another_time(reply: str, is_right: bool) -> None:
+    assert Gold(("5 pm EST",), "When does the call start?").matches(reply) is is_right
+
+
 @given(st.integers(-(10**12), 10**12))
 def test_an_integer_is_read_in_every_spelling(value: int) -> None:
     for spelled in (f"{value}", f"{value:,}", f"It is {value}.", f"so ${value} in all", f"#### {value}"):

@@ -219,6 +219,10 @@ def test_a_gguf_file_that_does_not_fit_into_memory_is_refused(tmp_path: Path, mo
     monkeypatch.setattr("os.sysconf", lambda name: 1)
     with pytest.raises(UsageError, match=r"--model .* GB; give a smaller model"):
         read_model(str(path))
+    monkeypatch.undo()
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(UsageError, match="no model can be read from it"):
+        read_model(str(path))
 
 
 def test_a_model_is_a_folder_or_a_gguf_file(tmp_path: Path) -> None:
