@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -235,13 +236,11 @@ def test_a_conditional_logit_sees_what_differs_within_questions_alone() -> None:
 def test_agreement_weighs_more_only_where_that_is_better_by_a_standard_error(
     rows: list[LoggedAnswer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for worse, agreement in ((0.98, crossfit.AGREEMENT), (0.2, 1.0)):
-
-        def right(*given: Any, agreement: float, worse: float = worse) -> Any:
-            return (agreement == 1.0) * np.resize([1.0, -worse], len(given[-1]))
-
+    for worse, chosen in ((0.98, crossfit.AGREEMENT), (0.2, 1.0)):
+        gains = np.resize([1.0, -worse], 10_000)  # of questions, in turn
+        right = partial(lambda gains, *of, agreement: (agreement == 1.0) * gains[: len(of[-1])], gains)
         monkeypatch.setattr(crossfit, "right_submissions", right)
-        assert ConfidenceModel.fit(rows).agreement == agreement
+        assert ConfidenceModel.fit(rows).agreement == chosen
 
 
 def test_answers_are_known_by_their_arms_where_a_vote_is_right_more_often(
