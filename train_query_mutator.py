@@ -17,7 +17,7 @@ if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_
 import contextlib
 import gc
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
@@ -39,6 +39,8 @@ from query_mutator.evaluation.heldout import (
     embed_questions,
     fixed_sample,
     price_for_budget,
+    rank,
+    search_plan,
     write_rows,
 )  # fmt: skip
 from query_mutator.evaluation.summary import IDENTITY, PLAN, check_report, cost_in_words, cost_of
@@ -46,6 +48,7 @@ from query_mutator.files import locked
 from query_mutator.learners import Plan
 from query_mutator.learners.learner import Steps
 from query_mutator.llm.store import Store
+from query_mutator.plan.choose import PlanChoice
 from query_mutator.plan.table import learn_confidence
 from query_mutator.report.build import write_report
 from query_mutator.report.table import result_table
@@ -63,7 +66,16 @@ from query_mutator.training.callbacks import (
     Validation,
     server_worked_before,
 )
-from query_mutator.training.config import PROG, TrainConfig, check_run, estimate, parse_config, remarks, use_device
+from query_mutator.training.config import (
+    PROG,
+    TrainConfig,
+    check_run,
+    comparison_cost,
+    estimate,
+    parse_config,
+    remarks,
+    use_device,
+)
 from query_mutator.training.loop import TrainingLoop, envs_seed, recall
 from query_mutator.training.run_folder import (
     Checkpoint,
@@ -146,6 +158,8 @@ def build(config: TrainConfig, checkpoint: Checkpoint | None, stack: ExitStack) 
     size = estimate(config, split, is_live=not models.calls.backend_class.is_instant)
     config = size.config
     note(*size.decided)
+    if config.evaluate:
+        embed_questions(models.encoder, fixed_sample(split.test, size.comparison[1]))
     learner = make_learner(config, task, checkpoint)
     run_dir = open_run_dir(config, checkpoint, stack)
     done = checkpoint.progress if checkpoint else Progress()
@@ -225,7 +239,10 @@ class Trainer:
         )
         self.losses: dict[str, float] = {}
         self.best_plan: tuple[Plan, ConfidenceModel | None, GainModel | None] = Plan(), None, None
-        self.pages = ThreadPoolExecutor(max_workers=1, thread_name_prefix="qm-page")  # calls do not wait for a page
+        self.pages = ThreadPoolExecutor(max_workers=1, thread_name_prefix="qm-page")
+        self.is_page_due = True
+        self.preparation = ThreadPoolExecutor(max_workers=2, thread_name_prefix="qm-prepare")
+        self.plan_search: Future[PlanChoice | None] | None = None
         self.loop: TrainingLoop | None = None
         self.callbacks = CallbackList([FailureLimit(parts), SlotsAdvice(parts), LongPromptReport(parts)])
         self.validation = Validation(parts, at_once=ray is not None or not parts.config.use_batching)
@@ -263,7 +280,20 @@ class Trainer:
         parts.runlog.open_bar(total_steps=self.config.total_steps, env_steps=self.run.env_steps)
         with server_worked_before():
             self.validation.begin(self.run)
-        self.pages.submit(write_report, parts.run_dir.path)
+        self._prepare_comparison()
+
+    def _prepare_comparison(self) -> None:
+        """Ask what the final comparison asks on training questions in the slots that rollouts and updates leave idle.
+
+        It asks itself with --no-batching, without a server, and where other machines collect.
+        """
+        config, parts = self.config, self.parts
+        at_once = not config.use_batching or self.ray is not None or parts.models.calls.backend_class.is_instant
+        if config.evaluate and parts.split.test and not at_once:
+            cost = comparison_cost(config, parts.split).within(config.eval_calls)
+            search = partial(search_plan, parts.evaluator, parts.task, cost, seed=config.seed, budget=config.budget)
+            self.plan_search = self.preparation.submit(search)
+            self.preparation.submit(rank, parts.evaluator, parts.models, parts.task, cost.num_ranking)
 
     def collect(self) -> None:
         """Take `num_steps` steps in every environment."""
@@ -306,8 +336,13 @@ class Trainer:
         if run.row:
             wall_s = run.row.get("counters/training_s", parts.runlog.wall_s)
             parts.run_dir.metrics.write(run.row, step=run.env_steps, wall_s=wall_s)
-            if "validation/success" in run.row:
-                self.pages.submit(write_report, parts.run_dir.path)
+            self.is_page_due |= "validation/success" in run.row
+
+    def _write_page(self) -> None:
+        """Write the page in a thread, if it is due: calls do not wait for it."""
+        if self.is_page_due:
+            self.is_page_due = False
+            self.pages.submit(write_report, self.parts.run_dir.path)
 
     def save(self) -> None:
         """Write a checkpoint when one is due."""
@@ -319,6 +354,7 @@ class Trainer:
         parts, path, wall_s = self.parts, self.parts.run_dir.path, self.parts.runlog.wall_s
         if self.run.is_row_open:
             self._finish_row()
+        self._write_page()
         parts.runlog.close()
         task = self._within_budget()
         report = self._compare(task) if self.config.evaluate and parts.split.test else None
@@ -363,7 +399,7 @@ class Trainer:
         return parts.task.with_rules(call_price=(price,))
 
     def _compare(self, task: Task) -> dict[str, Any]:
-        config, parts = self.config, self.parts
+        config, parts, search = self.config, self.parts, self.plan_search
         with server_worked_before():
             return compare(
                 parts.evaluator,
@@ -376,6 +412,7 @@ class Trainer:
                 budget=config.budget,
                 max_calls=config.eval_calls,
                 guard=guard_requests(parts.split.guard, with_bundled=config.guard),
+                search=None if search is None else search.result,
                 on_plan=self._keep_plan,
                 keep=partial(write_rows, parts.run_dir.evaluation_path),
                 show=lambda report: print(result_table(report)),
@@ -398,6 +435,7 @@ class Trainer:
         records = self.parts.run_dir.write_records()
         self.parts.runlog.add_steps(infos, steps.terminations | steps.truncations)
         self.validation.check()
+        self._write_page()  # now that calls are in flight
         self.callbacks.call("on_step", self.run, steps, records)
 
     def __enter__(self) -> Self:
@@ -413,6 +451,7 @@ class Trainer:
                 note(f"checkpoint: {self.checkpoints.path}; continue with --resume {parts.run_dir.path}{again}")
         parts.models.calls.close()  # first, because the environments wait for calls in flight
         self.pages.shutdown(wait=True, cancel_futures=True)
+        self.preparation.shutdown(wait=True, cancel_futures=True)
         self.validation.close()
         parts.envs.close()
         self.callbacks.close(error if isinstance(error, BaseException) else None)

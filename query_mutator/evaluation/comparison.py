@@ -273,6 +273,14 @@ def best_of(k: int, ranking: Sequence[str], task: Task, *, first: Sequence[str] 
     return chain_of(BEST_OF_K, task, [ASK, *tries, SUBMIT], answer="vote")
 
 
+def ranked_jobs(task: Task) -> dict[str, Job]:
+    """Return every action alone, with forms the original question too, on the training questions of a task."""
+    alone: dict[str, list[str]] = {name: [name] for name in operator_names(task.actions)}
+    if task.forms:
+        alone[IDENTITY] = []
+    return {name: chain_of(name, task, [*steps, SUBMIT]).job(task, of=RANKED) for name, steps in alone.items()}
+
+
 class Comparison:
     """The methods of an evaluation and their outcomes so far; `methods` are those that need no results of others.
 
@@ -302,12 +310,8 @@ class Comparison:
     def run(self) -> None:
         """Evaluate all methods on all questions; after an interruption `results` has what was found."""
         task = self._ranking
-        ranked = {name: [name] for name in operator_names(task.actions)}
-        if task.forms:
-            ranked[IDENTITY] = []
-        jobs = [chain_of(name, task, [*actions, SUBMIT]).job(task, of=RANKED) for name, actions in ranked.items()]
-        self._run(jobs, self._methods, title="evaluation")
-        merits = {name: self._merit(name) for name in ranked}
+        self._run([*ranked_jobs(task).values()], self._methods, title="evaluation")
+        merits = {name: self._merit(name) for name in ranked_jobs(task)}
         original = merits.pop(IDENTITY, None)
         local = [one.name for one in task.operators if local_rewrite(one) is not None]
         first = [name for name in local if original is not None and merits[name] > original]

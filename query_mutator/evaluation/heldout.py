@@ -30,12 +30,21 @@ from query_mutator.data import target_key
 from query_mutator.encoder import CachedEncoder, Encoder
 from query_mutator.env.task import Task
 from query_mutator.errors import DiskError, UsageError
-from query_mutator.evaluation.comparison import Comparison, Evaluator, Found, Job, Method, standard_methods, with_models
+from query_mutator.evaluation.comparison import (
+    Comparison,
+    Evaluator,
+    Found,
+    Job,
+    Method,
+    ranked_jobs,
+    standard_methods,
+    with_models,
+)
 from query_mutator.evaluation.summary import PLAN, Results, failure_kinds, mean, scored, summarize
 from query_mutator.files import JsonLines, atomic_write, encode, user_cache_folder
 from query_mutator.learners import Plan, PlanPolicy, Policy, plan_task
 from query_mutator.learners.direct import PRICES
-from query_mutator.plan.choose import MIN_QUESTIONS
+from query_mutator.plan.choose import MIN_QUESTIONS, PlanChoice
 from query_mutator.plan.race import MIN_CALLS, find_plan
 from query_mutator.session.models import OpenModels
 from query_mutator.session.play import check_failures, greedy, script
@@ -80,10 +89,8 @@ def embed_questions(encoder: Encoder, questions: Sequence[Question]) -> None:
 
 
 def fixed_sample(questions: Sequence[Question], size: int) -> tuple[Question, ...]:
-    """Return `size` of the questions, the same ones each time, in their order."""
-    if len(questions) <= size:
-        return tuple(questions)
-    chosen = np.random.default_rng(SAMPLE_SEED).choice(len(questions), size, replace=False)
+    """Return `size` of the questions, the same ones each time, in their order; a larger sample has all of a smaller."""
+    chosen = np.random.default_rng(SAMPLE_SEED).permutation(len(questions))[:size]
     return tuple(questions[index] for index in sorted(chosen))
 
 
@@ -102,6 +109,7 @@ def compare(
     trained_on: Collection[str] = (),
     guard: Sequence[Question] = (),
     dataset: str | None = None,
+    search: Callable[[], PlanChoice | None] | None = None,
     on_plan: Callable[[Plan, ConfidenceModel | None, GainModel | None], None] = lambda plan, confidence, gains: None,
     keep: Callable[[Results], None] = lambda results: None,
     show: Callable[[dict[str, Any]], None] = lambda report: None,
@@ -109,7 +117,8 @@ def compare(
     """Return the report on `questions` as plain JSON types: every method, who answered, from what.
 
     `task` has the rules of the policy's episodes. `search_calls` bounds the search for the best plan within a `budget`
-    of mean calls per question; a policy that `is_plan` needs none. `max_calls` bounds all calls, by a random sample of
+    of mean calls per question; a policy that `is_plan` needs none. `search` returns what it found if it began before.
+    `max_calls` bounds all calls, by a random sample of
     the questions. `guard` are requests that should be refused: no answer to them is scored. `dataset` names questions
     that are not the held-out ones of the training; those about targets in `trained_on` are a group. `on_plan` is called
     with the best plan, its P(right) and gains, `keep` with the outcomes. After an interruption it is called with those
@@ -130,20 +139,13 @@ def compare(
     )
     cost, bound = whole.within(max_calls), min(whole.calls, max_calls or whole.calls)
     note(f"evaluation: {cost.announced(bound, available=len(questions))}")
-    methods, search = standard_methods(acting, greedy(policy), seed=seed), None
-    if cost.search_calls:
-        search = find_plan(
-            evaluator,
-            task,
-            max_calls=cost.search_calls,
-            seed=seed,
-            budget=budget,
-            learned=task.rules.answer == "learned",
-        )
-        plan, confidence = search.chosen.plan, search.confidence or task.confidence
-        gains = search.gains if plan.gain_at is not None else None
+    methods = standard_methods(acting, greedy(policy), seed=seed)
+    found = search() if search else search_plan(evaluator, task, cost, seed=seed, budget=budget)
+    if found is not None:
+        plan, confidence = found.chosen.plan, found.confidence or task.confidence
+        gains = found.gains if plan.gain_at is not None else None
         on_plan(plan, confidence, gains)
-        cost = replace(cost, plan_calls=plan_task(plan, task).max_episode_calls, search_calls=search.calls)
+        cost = replace(cost, plan_calls=plan_task(plan, task).max_episode_calls, search_calls=found.calls)
         cost = cost if max_calls is None else cost.filled(max_calls, available=len(questions))
 
         def planned(task: Task) -> Task:
@@ -170,7 +172,7 @@ def compare(
             **summarize(results, groups=groups, is_plan=is_plan),
             "best_single_operator": comparison.ranking[0] if comparison.ranking else None,
             "k": comparison.k,
-            "plan_search": search.to_json() if search else None,
+            "plan_search": found.to_json() if found else None,
             "target": ", ".join(models.targets),
             "mutator": models.mutator_model,
             "encoder": models.encoder.source,
@@ -179,7 +181,7 @@ def compare(
             "eval_calls": max_calls,
             "calls_at_most": bound,
             "asked": len(asked),
-            "calls": len(comparison.calls) + (search.calls if search else 0),
+            "calls": len(comparison.calls) + (found.calls if found else 0),
         }
 
     try:
@@ -191,6 +193,25 @@ def compare(
         raise
     keep(comparison.results())
     return report()
+
+
+def rank(evaluator: Evaluator, models: OpenModels, task: Task, num_ranking: int) -> None:
+    """Make the calls by which an evaluation ranks actions, which finds them stored."""
+    ranking = with_models(task, models.targets).on(fixed_sample(task.train_questions, num_ranking))
+    evaluator.run_all([*ranked_jobs(ranking).values()], {}, title="ranking of actions")
+
+
+def search_plan(
+    evaluator: Evaluator, task: Task, cost: EvaluationCost, *, seed: int, budget: float | None
+) -> PlanChoice | None:
+    """Return the plans found on training questions, if an evaluation searches any.
+
+    They submit by P(right) as well where the policy of the task does.
+    """
+    if not cost.search_calls:
+        return None
+    learned = task.rules.answer == "learned"
+    return find_plan(evaluator, task, max_calls=cost.search_calls, seed=seed, budget=budget, learned=learned)
 
 
 def write_rows(path: Path, results: Results) -> None:

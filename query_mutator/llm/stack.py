@@ -59,7 +59,7 @@ class ClientStack:
     limit: Limit  # one attempt per call; its `limit` moves where it is adaptive
     retry: Retry  # retries in the calling thread
     client: Cache  # without retries, for a scheduler that waits before them itself; counts what its calls cost
-    eval_client: Cache  # the same for evaluation, which may have the store of all runs to itself
+    eval_client: Cache  # the same for evaluation: in spare slots, and maybe with the store of all runs to itself
     identity: Callable[[str], str]  # of the models, for the store
     elsewhere: Mapping[str, ModelServer]  # models that another server has
 
@@ -141,7 +141,7 @@ def build_client(
         limit=limit,
         retry=Retry(limit, RetryPolicy(max_retries=settings.max_retries)),
         client=Cache(limit, identity=identity, shared=None if settings.cache == "eval" else cache),
-        eval_client=Cache(limit, identity=identity, shared=cache),
+        eval_client=Cache(SpareCalls(limit), identity=identity, shared=cache),
         identity=identity,
         elsewhere=others,
     )
@@ -391,7 +391,10 @@ _OVERLOAD = frozenset({"busy", "timeout"})
 
 
 class Limit(ClientWrapper):
-    """A client that lets at most `limit` calls through at once; an adaptive one moves between 1 and where it starts."""
+    """A client that lets at most `limit` calls through at once; an adaptive one moves between 1 and where it starts.
+
+    A `spare` call waits until no other does.
+    """
 
     def __init__(self, client: Client, *, limit: int, is_adaptive: bool = False) -> None:
         super().__init__(client)
@@ -399,12 +402,13 @@ class Limit(ClientWrapper):
         self._is_adaptive = is_adaptive
         self._in_flight = self._waiting = 0
         self._closed = self._was_full = False
-        self._changed = threading.Condition(threading.Lock())  # guards all of this
+        lock = threading.Lock()  # guards all of this
+        self._changed, self._has_spare = threading.Condition(lock), threading.Condition(lock)
         self._start_window()
 
-    def complete(self, request: ChatRequest) -> Completion:
+    def complete(self, request: ChatRequest, *, spare: bool = False) -> Completion:
         """Return the inner client's reply as soon as there is room for the call, if there is before its deadline."""
-        if not self._take(request.deadline):
+        if not self._take(request.deadline, spare=spare):
             return Completion.failed("timeout", "the deadline passed before there was room for the call")
         try:
             window = self._window
@@ -415,30 +419,37 @@ class Limit(ClientWrapper):
         finally:
             with self._changed:
                 self._in_flight -= 1
-                if self._waiting:
-                    self._changed.notify()
+                self._wake()
 
-    def _take(self, deadline: float | None) -> bool:
+    def _take(self, deadline: float | None, *, spare: bool) -> bool:
         """Take a place as soon as there is one; return whether there was before a time of `time.monotonic()`."""
+        turn = self._has_spare if spare else self._changed
         with self._changed:
             # A closed client answers at once, so nobody needs to wait any more.
-            while self._in_flight >= self.limit and not self._closed:
+            while (self._in_flight >= self.limit or (spare and self._waiting)) and not self._closed:
                 left_s = None if deadline is None else deadline - time.monotonic()
                 if left_s is not None and left_s <= 0:
-                    self._changed.notify()  # this one may have been notified of a place
+                    self._wake()  # this one may have been notified of a place
                     return False
-                self._waiting += 1
-                self._changed.wait(left_s)
-                self._waiting -= 1
+                self._waiting += not spare
+                turn.wait(left_s)
+                self._waiting -= not spare
             self._in_flight += 1
             self._was_full = self._was_full or self._in_flight >= self.limit
+            self._wake()  # there may be more room
             return True
+
+    def _wake(self) -> None:
+        """Let one of those who wait look for a place, if there is one."""
+        if self._in_flight < self.limit:
+            (self._changed if self._waiting else self._has_spare).notify()
 
     def close(self) -> None:
         """Let waiting calls through to the inner client, which is closed and fails them; idempotent."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+            self._has_spare.notify_all()
         super().close()
 
     def _learn(self, completion: Completion, window: object) -> None:
@@ -458,7 +469,7 @@ class Limit(ClientWrapper):
                 self.limit = max(1, int(self.limit * (DECREASE if is_overload else max(DECREASE, 1 / (1 + ratio)))))
             elif self._was_full:  # else nothing shows that more would do
                 self.limit = min(self._highest, self.limit + 1)
-            self._changed.notify()  # there may be room for one more
+            self._wake()
             self._start_window()
 
     def _start_window(self) -> None:
@@ -466,3 +477,15 @@ class Limit(ClientWrapper):
         self._calls = 0
         self._waited_s = self._worked_s = 0.0
         self._was_full = False
+
+
+class SpareCalls(ClientWrapper):
+    """A client whose calls go through a limit when no other call waits for it."""
+
+    def __init__(self, limit: Limit) -> None:
+        super().__init__(limit)
+        self._limit = limit
+
+    def complete(self, request: ChatRequest) -> Completion:
+        """Return the reply as soon as there is a place that nobody else waits for."""
+        return self._limit.complete(request, spare=True)

@@ -9,6 +9,7 @@ rows, which both have.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -123,18 +124,26 @@ class Table:
         return sum(self._calls_left(plan, row) for row in rows)
 
     def gather(self, plans: Iterable[Plan], rows: Rows) -> None:
-        """Make the calls that plans still need on the questions `rows`, in one pool.
+        """Make the calls that plans still need on the questions `rows`, in one pool."""
+        self.gather_all([(list(plans), rows)])
 
-        TooManyFailuresError when the calls of too many questions fail for good.
+    def gather_all(self, blocks: Sequence[tuple[Sequence[Plan], Rows]]) -> None:
+        """Make the calls that the plans of each block still need on its questions, all in one pool.
+
+        TooManyFailuresError when the calls of too many questions of a block fail for good.
         """
-        plans = list(plans)
         flows = 4 * self._caller.batch_size  # some of them embed and score
-        parts = [plans[part::parts] for parts in [max(1, flows // max(1, len(rows)))] for part in range(parts)]
-        parted = ((row, self._complete(part, row)) for row in rows for part in parts)
+        parts = max(1, flows // max(1, sum(len(rows) for _, rows in blocks)))
+        parted = (
+            (row, self._complete(plans[part::parts], row))
+            for plans, rows in blocks
+            for row in rows
+            for part in range(parts)
+        )
         with closing(in_pool(self._caller, self.task.encoder, lambda: next(parted, None), at_once=flows)) as finished:
             for _ in finished:
                 pass
-        for plan in plans:
+        for plan, rows in ((plan, rows) for plans, rows in blocks for plan in plans):
             kinds = Counter(cell.error.kind for cell in self.cells(plan, rows) if cell.error is not None)
             check_failures(kinds, len(rows), max_failure_rate=self._caller.max_failure_rate)
 
@@ -198,13 +207,14 @@ def learn_confidence(
     size = max(1, min(QUESTIONS_OF_A_PLAN, max_calls // count))
     with progress("answers to learn P(right) from", max_calls) as bar:
         table = Table(caller, task, on_call=bar.update)
-        for start in range(0, len(order), size):
-            rows = order[start : start + size]
-            plan = random_plan(table.task, rng, answers=count)
-            if asked and table.calls + table.max_calls(plan, rows) > max_calls:
-                break
-            table.gather([plan], rows)
-            asked += rows
+        starts = range(0, len(order), size)
+        blocks = [(random_plan(table.task, rng, answers=count), order[start : start + size]) for start in starts]
+        while blocks:
+            totals = itertools.accumulate(table.max_calls(plan, rows) for plan, rows in blocks)
+            fitting = sum(1 for _ in itertools.takewhile((max_calls - table.calls).__ge__, totals)) or int(not asked)
+            now, blocks = blocks[:fitting], blocks[fitting:] if fitting else []
+            table.gather_all([([plan], rows) for plan, rows in now])
+            asked += [row for _, rows in now for row in rows]
     confidence = ConfidenceModel.fit([answer for answer, _ in table.graded(asked)])
     confidence.report.check()
     return confidence, {row: QuestionMemory(attempts=dict(table.answers(row))) for row in asked}

@@ -163,13 +163,16 @@ def test_a_run_writes_its_page_at_its_end(trained_once: Callable[[tuple[str, ...
 def test_a_run_writes_its_page_at_each_evaluation(tiny_flags: list[str], tmp_path: Path) -> None:
     shown = []
 
+    def written(page: Path) -> int:
+        steps = r"running.*\b(\d+) of 128 steps · started .* · written"
+        found = re.search(steps, texts_of(page), re.DOTALL) if page.exists() else None
+        return int(found[1]) if found else -1
+
     @CALLBACKS.register("reader of pages")
     class Pages(Callback):
         def on_rollout_end(self, run: RunView) -> None:
-            steps = 0 if run.env_steps <= 64 else 64
-            shown.append(rf"running.*\b{steps} of 128 steps · started .* · written")
-            # It is written while calls are made.
-            until(lambda: re.search(shown[-1], texts_of(run.folder / "report.html"), re.DOTALL) is not None)
+            shown.append(0 if run.env_steps <= 96 else 64)
+            until(lambda: written(run.folder / "report.html") >= shown[-1])  # once calls of a rollout are in flight
 
     flags = ("--num-env-steps", "128", "--eval-interval", "2", "--no-evaluate")
     assert exit_code(train_main, [*tiny_flags, *flags], prog="train") == 0

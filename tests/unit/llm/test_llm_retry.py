@@ -16,10 +16,20 @@ from query_mutator.errors import BackendError, ModelMissingError, ServerDownErro
 from query_mutator.llm.cache import Cache
 from query_mutator.llm.client import DEFAULT_POLICY, Client, ModelServer, Retry, RetryPolicy
 from query_mutator.llm.ollama import OllamaBackend
-from query_mutator.llm.stack import MAX_ABSENCES, ClientStack, Limit, Pool, build_client, identity_of, is_lost
+from query_mutator.llm.stack import (
+    MAX_ABSENCES,
+    ClientStack,
+    Limit,
+    Pool,
+    SpareCalls,
+    build_client,
+    identity_of,
+    is_lost,
+)
 from query_mutator.testing import Echo, StubServer, start_server
 from query_mutator.types import ERROR_KINDS, ChatRequest, Completion, ErrorInfo
 from tests.fake_client import FakeClient, Gate, kind_of, script
+from tests.patience import until
 
 REQUEST = ChatRequest.user("why?", model="m")
 AGAIN = {"connect", "busy", "server", "malformed", "empty", "incomplete"}
@@ -180,6 +190,28 @@ def test_a_call_does_not_wait_beyond_its_deadline(wrap: Callable[[Client], Clien
         gate.open.set()
         assert first.result(10).ok
     assert client.complete(REQUEST).ok
+
+
+def test_a_spare_call_waits_until_no_other_does() -> None:
+    gate = Gate()
+    limit, made = Limit(gate, limit=1), list[str]()
+
+    def call(client: Client, name: str) -> None:
+        client.complete(replace(REQUEST, model=name))
+        made.append(name)
+
+    with ThreadPoolExecutor(4) as pool:
+        calls = [pool.submit(call, limit, "first")]
+        assert gate.entered.acquire(timeout=10)
+        calls += [pool.submit(call, SpareCalls(limit), "spare")]
+        until(lambda: len(limit._has_spare._waiters) == 1)  # type: ignore[attr-defined]
+        calls += [pool.submit(call, limit, name) for name in ("second", "third")]
+        until(lambda: limit._waiting == 2)
+        gate.open.set()
+        for each in calls:
+            each.result(10)
+    assert sorted(made[:3]) == ["first", "second", "third"]
+    assert limit._in_flight == 0
 
 
 class Slots:
