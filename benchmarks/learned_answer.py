@@ -40,6 +40,7 @@ from benchmarks.second_author import LOG, log_reading
 from query_mutator.bounds import group_of
 from query_mutator.cli.console import table
 from query_mutator.confidence import Attempt, ConfidenceModel
+from query_mutator.confidence.submission import eased
 from query_mutator.data import GENERAL_2, load_questions, target_key
 from query_mutator.env.task import Task
 from query_mutator.evaluation.comparison import Found, Job
@@ -177,7 +178,7 @@ def submitted_error(model: ConfidenceModel, plan: Plan, answers: Answers) -> flo
         for form in order:
             attempts.append(answers.attempt(form, at))
             found = model.submit(question.text, attempts)
-            if plan.stop_at is not None and found.p_right >= plan.stop_at:
+            if plan.stop_at is not None and eased(found.p_right, len(attempts) - 1) >= plan.stop_at:
                 break
         p.append(found.p_right)
         right.append(float(answers.by_form[order[found.index]][at].reward.success >= 0.5))

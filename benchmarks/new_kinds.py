@@ -34,6 +34,7 @@ from query_mutator.cli.console import table as text_table
 from query_mutator.confidence import Attempt, ConfidenceModel, LoggedAnswer, submissions, training_table
 from query_mutator.confidence.crossfit import TrainingTable, with_forms
 from query_mutator.confidence.features import FEATURES, LOGPROB
+from query_mutator.confidence.submission import eased
 from query_mutator.data import in_test, target_key
 from query_mutator.env.task import Task
 from query_mutator.files import write_json
@@ -128,7 +129,7 @@ def likeliest(world: World, rows: IntArray) -> DoubleArray:
 
 def stopped(right: DoubleArray, p: DoubleArray, mean_calls: float) -> DoubleArray:
     """Return whether what is submitted is right [n] when asking stops at one threshold of P(right) [n, k]."""
-    reached = np.maximum.accumulate(p, axis=1)
+    reached = np.maximum.accumulate(eased(p, np.arange(p.shape[1])), axis=1)
     spare = round((mean_calls - 1) * len(p))  # calls beyond the first, the lowest P(right) first
     threshold = np.sort(reached[:, :-1], axis=None)[min(spare, reached[:, :-1].size - 1)]
     stops = (reached[:, :-1] < threshold).sum(axis=1)

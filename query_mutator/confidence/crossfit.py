@@ -16,7 +16,7 @@ import numpy as np
 
 from query_mutator.confidence.answer_keys import AnswerKind, Attempt, LoggedAnswer, answer_groups, kind_of
 from query_mutator.confidence.features import CLOSENESS, FEATURES, FORM, feature_row
-from query_mutator.confidence.scorers import LinearScorer, ScorerName, fit_scorer, logistic_fit
+from query_mutator.confidence.scorers import ScorerName, fit_scorer, logistic_fit
 from query_mutator.confidence.submission import Walks, submitted
 from query_mutator.encoder import Encoder
 from query_mutator.errors import TooFewAnswersError, UsageError
@@ -227,7 +227,7 @@ class CrossFit:
     agreement: float = AGREEMENT
 
 
-_OutOfFold = tuple[DoubleArray, Sequence[LinearScorer], list[dict[str, float]]]
+_OutOfFold = tuple[DoubleArray, list[dict[str, Any]]]
 
 
 def cross_fit(table: TrainingTable, *, weights: DoubleArray, folds: int) -> CrossFit:
@@ -240,32 +240,27 @@ def cross_fit(table: TrainingTable, *, weights: DoubleArray, folds: int) -> Cros
     fold, questions = table.fold_of(folds), len(np.unique(table.questions[weights > 0]))
 
     def calibrated(name: ScorerName) -> CrossFit:
-        raw, scorers, rates = _out_of_fold(table, weights, name, fold)
+        raw, models = _out_of_fold(table, weights, name, fold)
         p = np.empty(len(table))
-        fits = []
         for part in range(folds):  # the calibration of a fold comes from the others
             rest = fold != part
             calibration = Platt.fit(raw[rest], table.right[rest], weights[rest], questions=questions)
             p[~rest] = calibration.p(raw[~rest])
-            fits.append({"scorer": scorers[part], "rates": rates[part], "calibration": calibration})
+            models[part]["calibration"] = calibration
         calibration = Platt.fit(raw, table.right, weights, questions=questions)
-        return CrossFit(scorer=name, p=p, folds=tuple(fits), calibration=calibration)
+        return CrossFit(scorer=name, p=p, folds=tuple(models), calibration=calibration)
 
     fits = {name: calibrated(name) for name in _WAYS}
-    first, *others = [replace(fits[name], agreement=each) for name, several in _WAYS.items() for each in several]
+    ways = [replace(fits[name], agreement=each) for name, several in _WAYS.items() for each in several]
     places = _by_rate(table, weights)
     if len(places) < _QUESTIONS_TO_COMPARE:
-        return first
+        return ways[0]
     counts = weights[[place[0] for place in places]]
-    before = right_submissions(table, first.p, places, counts, agreement=first.agreement)
-    best, chosen = 0.0, first
-    for way in others:
-        gains = right_submissions(table, way.p, places, counts, agreement=way.agreement) - before
-        gain = float(np.average(gains, weights=counts))
-        error = math.sqrt(float(counts @ (gains - gain) ** 2)) / counts.sum()
-        if gain > max(best, error):
-            best, chosen = gain, way
-    return chosen
+    right = [right_submissions(table, way.p, places, counts, agreement=way.agreement) for way in ways]
+    gains = np.stack(right) - right[0]  # [ways, n]
+    mean = gains @ counts / counts.sum()
+    error = np.sqrt((gains - mean[:, None]) ** 2 @ counts) / counts.sum()
+    return ways[int(np.where(mean > error, mean, 0.0).argmax())]
 
 
 def _by_rate(table: TrainingTable, weights: DoubleArray) -> list[list[int]]:
@@ -292,18 +287,17 @@ def right_submissions(
 def _out_of_fold(table: TrainingTable, weights: DoubleArray, name: ScorerName, fold: IntArray) -> _OutOfFold:
     """Return the log odds [n] of answers by models of the other folds, and each fold's scorer and rates of forms."""
     raw = np.empty(len(table))
-    scorers: list[LinearScorer] = []
-    all_rates = []
+    models = list[dict[str, Any]]()
     for part in range(int(fold.max()) + 1):
         held_out = fold == part
         kept = np.where(held_out, 0.0, weights)
         learned = kept > 0
         rates = form_rates(table, kept)
         answers = table.right[learned], kept[learned], table.questions[learned]
-        scorers.append(fit_scorer(name, with_forms(table, rates, learned), *answers))
-        raw[held_out] = scorers[-1].log_odds(with_forms(table, rates, held_out))
-        all_rates.append(rates)
-    return raw, scorers, all_rates
+        scorer = fit_scorer(name, with_forms(table, rates, learned), *answers)
+        raw[held_out] = scorer.log_odds(with_forms(table, rates, held_out))
+        models.append({"scorer": scorer, "rates": rates})
+    return raw, models
 
 
 def _check(table: TrainingTable, weights: DoubleArray, folds: int) -> None:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_args
 
 from ppo.frozen import InferencePolicy
+from query_mutator.confidence.submission import eased
 from query_mutator.learners.direct import DirectMethod
 from query_mutator.learners.iqn import FrozenQuantiles
 from query_mutator.learners.learner import BaseLearner, Learner, PPOLearner
@@ -78,9 +79,9 @@ class PlanSpec(Learner):
 class Plan:
     """Operators and forms in order, each at most once; a form, "ask" and the end ask the target.
 
-    With several answers, `answer` chooses which one is submitted, and `stop_at` submits as soon as one has at least
-    this P(right). With `gain_at` the next arm is the one with the largest predicted gain per price, while it is
-    above that.
+    With several answers, `answer` chooses which one is submitted, and `stop_at` submits as soon as the P(right) of one,
+    `eased` by the others, is at least this. With `gain_at` the next arm is the one with the largest predicted gain per
+    price, while it is above that.
     """
 
     steps: tuple[str, ...] = ()
@@ -138,7 +139,7 @@ class PlanPolicy:
         """Return the plan's next action."""
         episode, actions, stop = engine.episode, engine.task.actions, self.plan.stop_at
         submit = len(actions) - 1
-        if stop is not None and episode.best is not None and episode.assurance >= stop:
+        if stop is not None and episode.best is not None and eased(episode.assurance, len(episode.known) - 1) >= stop:
             return submit
         if self.plan.gain_at is not None and episode.best is not None:
             return self._gaining(engine, submit, self.plan.gain_at)

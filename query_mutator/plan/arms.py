@@ -55,7 +55,7 @@ class Walk:
     """How questions are answered: after each of k answers, in an order that may differ by question."""
 
     asked: IntArray  # [n, k] arms
-    more: DoubleArray  # [n, k] what another answer is worth: the gain per price, or minus P(right); -inf after the last
+    more: DoubleArray  # [n, k] what another answer is worth: gain per price, or minus eased P(right); -inf at the end
     paid: DoubleArray  # [n, k] so far
     held: IntArray  # [n, k] the answers that would be submitted, rows of the table
     worth: DoubleArray  # [n, k] of those, by which thresholds are chosen
@@ -162,7 +162,7 @@ class Arms:
         asked, size = np.tile(order, (len(self.rows), 1)), (len(self.rows), len(order))
         if self.gains is None:
             walks = Walks.of(p, groups, self.rows[:, order].tolist(), agreement=agreement)
-            held, worth, more = walks.held, walks.p, -walks.p
+            held, worth, more = walks.held, walks.p, -walks.eased
         else:
             held, more = np.empty(size, dtype=np.int64), np.empty(size)
             for at in range(len(self.rows)):

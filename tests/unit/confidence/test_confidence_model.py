@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from query_mutator.confidence import Attempt, ConfidenceModel, LoggedAnswer, crossfit, training_table
+from query_mutator.confidence import Attempt, ConfidenceModel, LoggedAnswer, crossfit, submission, training_table
 from query_mutator.confidence.crossfit import Platt, form_rates
 from query_mutator.confidence.features import FEATURES, LOGPROB, feature_row
 from query_mutator.confidence.scorers import conditional_fit, logistic_fit
@@ -65,6 +65,10 @@ def test_submission_is_the_likeliest_answer_and_agreement_counts(model: Confiden
     assert model.p_right(QUESTION, []).shape == (0,)
     with pytest.raises(ValueError, match="no attempt"):
         model.submit(QUESTION, [])
+
+
+def test_each_answer_lowers_the_p_right_to_stop_at() -> None:
+    assert submission.eased(np.array([0.6, 0.5, 1]), np.arange(3)).tolist() == pytest.approx([0.6, 4 / 7, 1])
 
 
 def test_answers_are_read_as_gold_says(rows: list[LoggedAnswer]) -> None:
