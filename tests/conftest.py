@@ -28,6 +28,7 @@ from query_mutator.testing import StubServer, start_server
 from query_mutator.training.callbacks import CALLBACKS
 from query_mutator.types import Question
 from tests import children
+from tests.promises import helpers
 from tests.tiny_lm import save_model, save_tokenizer
 
 #: All of the product's, which tests/conformity/test_surface.py checks.
@@ -92,6 +93,13 @@ class Softener:
         tag = "question" if "<question>" in prompt else "answer"
         question = prompt.split(f"<{tag}>")[-1].split(f"</{tag}>")[0]  # a server may have cut the beginning
         return " ".join(question.replace("kill", "stop").replace("plz", "").replace("umm", "").split())
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Start what the workers of pytest-xdist share: the process whose forks are commands."""
+    if config.getoption("numprocesses", 0) and not hasattr(config, "workerinput"):
+        children.bind_to_this_process()
+        helpers.zygote()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -12,10 +12,10 @@ import pytest
 from filelock import FileLock
 from openai.types.chat import ChatCompletion
 
-from query_mutator.commands.main import main as qm_main
 from query_mutator.testing import StubServer, start_server
 from tests.conftest import Librarian
 from tests.integration.killing import kill_when, start
+from tests.promises.helpers import QM
 from tests.qm_command import qm
 
 Rows = list[dict[str, Any]]
@@ -164,8 +164,9 @@ def test_ctrl_c_says_how_to_resume_and_what_is_done(server: StubServer, tmp_path
     questions = write(tmp_path / "in.jsonl", [{"id": n, "prompt": f"sort {n}"} for n in range(60)])
     out = tmp_path / "out.jsonl"
     argv = ["batch", str(questions), "-o", str(out), "--ollama-url", server.url, "--target-model", "librarian"]
-    assert kill_when(start(argv, tmp_path, qm_main), lambda: server.stats()["calls"] > 30, number=signal.SIGINT)
-    said = (tmp_path / "output.txt").read_text()
+    batch = start(argv, tmp_path, QM)
+    assert kill_when(batch, lambda: server.stats()["calls"] > 30, number=signal.SIGINT)
+    said = batch.stderr
     assert "lines are done; repeat the command to resume it" in said
     assert "Traceback" not in said
     assert not out.exists()

@@ -28,6 +28,7 @@ from tests.promises.model_server import SHELF
 ROOT = Path(__file__).resolve().parents[2]
 TRAIN = (str(ROOT / "train_query_mutator.py"),)
 QM = ("-m", "query_mutator")
+_ZYGOTE = "TESTS_PROMISES_ZYGOTE"
 
 Words = Iterable[str | Path]
 
@@ -44,10 +45,10 @@ class Command:
     """A command that runs, as `python ARGV` in a folder which is also the user's home."""
 
     def __init__(self, argv: Words, *, cwd: Path, env: Mapping[str, str] | None = None, limit_bytes: int = 0) -> None:
-        folder = Path(tempfile.mkdtemp(dir=_zygote().parent))
+        folder = Path(tempfile.mkdtemp(dir=zygote().parent))
         self.argv, self._stdout, self._stderr = list(map(str, argv)), folder / "stdout", folder / "stderr"
         self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.connect(str(_zygote()))
+        self._socket.connect(str(zygote()))
         self._replies = self._socket.makefile("rw", encoding="utf-8")
         request = {
             "argv": self.argv,
@@ -120,8 +121,10 @@ class Command:
 
 
 @functools.cache
-def _zygote() -> Path:
-    """Start zygote.py once in this process; return its socket."""
+def zygote() -> Path:
+    """Start zygote.py once for this process and those that it starts; return its socket."""
+    if named := os.environ.get(_ZYGOTE):
+        return Path(named)
     folder = Path(tempfile.mkdtemp(prefix="promises-"))
     path, script = folder / "socket", Path(__file__).with_name("zygote.py")
     process = subprocess.Popen([sys.executable, "-B", str(script), str(path)], cwd=folder, env=environment(folder))
@@ -136,6 +139,7 @@ def _zygote() -> Path:
         assert process.poll() is None
         time.sleep(0.01)
     time.sleep(0.01)  # bound, and now listening
+    os.environ[_ZYGOTE] = str(path)
     return path
 
 

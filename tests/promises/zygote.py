@@ -99,14 +99,15 @@ def report_ends(clients: dict[int, TextIO]) -> None:
 def main() -> None:
     """Listen on the socket of the first argument."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    for name in (*THIRD_PARTY, *PRODUCT):
-        with contextlib.suppress(ImportError):
-            importlib.import_module(name)
-    gc.freeze()  # a fork leaves the pages of these objects shared
     clients: dict[int, TextIO] = {}
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(sys.argv[1])
         listening.listen(64)
+        select.select([listening], [], [])  # there may be no test with a command
+        for name in (*THIRD_PARTY, *PRODUCT):
+            with contextlib.suppress(ImportError):
+                importlib.import_module(name)
+        gc.freeze()  # a fork leaves the pages of these objects shared
         while True:
             if select.select([listening], [], [], 0.01)[0]:
                 stream = listening.accept()[0].makefile("rw", encoding="utf-8")
