@@ -23,8 +23,8 @@ from query_mutator.reading import values
 from query_mutator.reading.clauses import P as CLAUSES
 from query_mutator.reading.clauses import Span, content, is_fragment, sentences
 from query_mutator.reading.marks import after_mark, marked, options_in
-from query_mutator.reading.reply import Kind, Several, plain, read
-from query_mutator.reading.text import UNSPACED, Patterns, clean, fold, places_of, spelled, stems
+from query_mutator.reading.reply import Kind, Several, read
+from query_mutator.reading.text import UNSPACED, Patterns, clean, fold, places_of, plain, spelled, stems
 from query_mutator.reading.values import Value, dates_in, literal_in, numbers_in, size_of, times_in
 
 P = Patterns("gold")

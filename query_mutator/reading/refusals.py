@@ -7,11 +7,10 @@ A logistic regression on the words and letters of the reply's beginning decides,
 from __future__ import annotations
 
 import re
-import zlib
-from functools import cache, lru_cache
+from functools import lru_cache
 from pathlib import Path
 
-from query_mutator.reading.text import Patterns, clean
+from query_mutator.reading.text import Patterns, clean, hashed, stored
 
 P = Patterns("refusals")
 
@@ -55,8 +54,7 @@ def _opening(reply: str) -> str:
 
 @lru_cache(maxsize=8192)  # an answer is judged many times in its episode; whole answers would take gigabytes
 def _declines(opening: str) -> bool:
-    weights, bias = _weights()
-    log_odds = bias
+    weights, log_odds = stored(WEIGHTS)
     for block, buckets in zip(weights, _ngrams(opening), strict=True):
         log_odds += sum(block[bucket] for bucket in buckets) / max(1, len(buckets)) ** 0.5
     return log_odds > 0
@@ -68,17 +66,4 @@ def _ngrams(opening: str) -> tuple[list[int], list[int]]:
     words = {" ".join(tokens[at : at + n]) for n in _WORDS for at in range(len(tokens) - n + 1)}
     padded = [f" {word} " for word in text.lower().split()]
     letters = {word[at : at + n] for word in padded for n in _LETTERS for at in range(len(word) - n + 1)}
-    return _buckets(words), _buckets(letters)
-
-
-def _buckets(grams: set[str]) -> list[int]:
-    return sorted({zlib.crc32(gram.encode("utf-8", "surrogatepass")) % BUCKETS for gram in grams})
-
-
-@cache
-def _weights() -> tuple[list[list[float]], float]:
-    """Return the weights [2, BUCKETS] of words and letters, and the intercept."""
-    import numpy as np
-
-    with np.load(WEIGHTS) as arrays:
-        return (arrays["weights"] * float(arrays["scale"])).tolist(), float(arrays["intercept"])
+    return hashed(words, BUCKETS), hashed(letters, BUCKETS)

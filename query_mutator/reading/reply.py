@@ -13,9 +13,10 @@ from functools import lru_cache, partial
 from itertools import pairwise
 from typing import Any, Literal
 
+from query_mutator.reading.choice import chosen, mentions
 from query_mutator.reading.clauses import ASIDE_WEIGHT, REJECTED, Span, clauses, content
-from query_mutator.reading.marks import letters_in, marked, options_in, texts_in
-from query_mutator.reading.text import UNSPACED, Patterns, clean, spelled, unspaced, without_tex
+from query_mutator.reading.marks import letters_in, marked, options_in
+from query_mutator.reading.text import BOLD, EMPHASIS, UNSPACED, Patterns, clean, plain, spelled, without_tex
 from query_mutator.reading.values import Value, bracketed, close, dates_in, literal_in, numbers_in, times_in
 
 P = Patterns("reply")
@@ -23,8 +24,6 @@ P = Patterns("reply")
 Kind = Literal["letter", "number", "verdict", "date", "time", "list", "literal", "symbol", "text"]
 
 _LONG = 2000  # characters of a mark or a list that are read
-_BOLD = re.compile(r"\*\*([^*\n]{1,200})\*\*(?!\w)")
-_EMPHASIS = re.compile(r"(?<![\d\s])\*{1,3}|\*{1,3}(?![\d\s])|\*\*(?=\s|$)|(?<!\w)_{1,2}|_{1,2}(?!\w)|`")
 FENCED = re.compile(r"```[\w+-]{0,12}\n?([^`]{0,4000})```")
 
 _FINDERS: dict[Kind, Callable[[str], Sequence[Any]]] = {
@@ -45,8 +44,8 @@ def spans(reply: str, question: str, *, kind: Kind = "text") -> Iterator[Span]:
         yield span
         if span.is_final:
             return
-    for clause in _ranked(_body(text), question, kind):
-        bold = [part for part in _BOLD.findall(clause.text) if not part.rstrip().endswith(":")]
+    for clause in _ranked(body(text), question, kind):
+        bold = [part for part in BOLD.findall(clause.text) if not part.rstrip().endswith(":")]
         if bold:
             yield Span(bold[-1], text)
         yield replace(clause, rest=text)
@@ -68,7 +67,7 @@ def _gain(values: Sequence[Any], question: str, kind: Kind) -> float:
     return 2.5 if asked else 0.5 * bool(values)
 
 
-def _body(text: str) -> str:
+def body(text: str) -> str:
     """Return a text without its long blocks of code, unless it has nothing else."""
     prose = FENCED.sub(lambda block: block[1] if len(block[1]) <= 30 else "\n", text)
     return prose if re.search(r"\w", prose) else text.replace("```", "")
@@ -79,11 +78,6 @@ def parts(span: Span) -> list[Span]:
     if not span.is_marked or not (re.search(r"\s", span.text.strip()) or UNSPACED.search(span.text)):
         return [span]
     return [one for one in clauses(span.text, "") if one.weight > REJECTED]
-
-
-def plain(text: str) -> str:
-    """Return a text without emphasis and TeX."""
-    return _EMPHASIS.sub("", without_tex(_BOLD.sub(r"\1", text)))
 
 
 @lru_cache(maxsize=1024)
@@ -104,6 +98,8 @@ def _first(reply: str, kind: Kind, question: str) -> Any:
         kind, partial(_date_or_time, kind=kind)
     )
     for number, span in enumerate(spans(reply, question, kind=kind)):
+        if kind == "letter" and not span.is_marked:
+            return None if number else chosen(body(clean(reply)), question)  # a mark without a letter
         if number and span.weight <= ASIDE_WEIGHT:
             continue
         for clause in parts(span):
@@ -114,29 +110,16 @@ def _first(reply: str, kind: Kind, question: str) -> Any:
     return None
 
 
-def _letter(text: str, span: Span, question: str) -> str | None:
+def _letter(text: str, _: Span, question: str) -> str | None:
+    """Return the letter that a mark holds, also by the text of its option."""
     options = options_in(question)
-    letters = letters_in(without_tex(text).strip().strip("{}"))
-    is_other = len(letters) == 1 and (span.is_marked or not texts_in(text, options))
-    letters = [letter for letter in letters if letter in options] or (letters if is_other else [])
-    if P.LETTERS_ALONE.fullmatch(text) or (len(set(letters)) > 1 and P.BETWEEN.search(text)):
+    text = plain(text).strip(" {}")
+    letters = letters_in(text)
+    letters = [letter for letter in letters if letter in options] or letters[: len(letters) == 1]
+    named = letters or [one[2] for one in mentions(text, options) if one[3] in ("text", "number", "False:True")]
+    if P.LETTERS_ALONE.fullmatch(text) or (len(set(named)) > 1 and P.BETWEEN.search(text)):
         raise Several
-    if letters:
-        return letters[0] if span.is_marked or len(set(letters)) == 1 else letters[-1]
-    lone = re.fullmatch(r"\W*([A-Za-z])\W*", text)
-    if lone and lone[1].upper() in options:
-        return lone[1].upper()
-    results = [*P.RESULT.finditer(text)] or [*re.finditer(r":\s", text)]
-    after = text[results[-1].end() :] if results else text
-    said = unspaced(plain(after)).rstrip(".")
-    whole = [letter for letter, option in options.items() if unspaced(plain(option)) == said]
-    texts = whole or texts_in(after, options) or texts_in(text, options)
-    if len(set(texts)) > 1 and P.BETWEEN.search(text):
-        raise Several
-    numbers = {number.value for number in numbers_in(plain(text), words=True)}
-    if not texts and len(numbers) == 1:  # two is option "2"
-        texts = [letter for letter, option in options.items() if {one.value for one in numbers_in(option)} == numbers]
-    return texts[0] if texts else None
+    return named[0] if named else None
 
 
 def _number(text: str, span: Span, question: str) -> Any:
@@ -238,7 +221,7 @@ def _verdict(reply: str, question: str) -> str | None:
     """Return the verdict of the best clause: one that says it counts more than one that repeats the question."""
     found: list[tuple[float, str | None]] = []
     for span in spans(reply, question, kind="verdict"):
-        text = _EMPHASIS.sub("", (span.raw or span.text)[:_LONG])
+        text = EMPHASIS.sub("", (span.raw or span.text)[:_LONG])
         if P.BOTH_VERDICTS.search(text):
             raise Several
         decided = _decided(text, question)
@@ -275,7 +258,7 @@ def listed(reply: str, question: str) -> Iterator[list[str]]:
         if len(items) > 1 or span.is_final:
             yield items
     by_sentence: dict[int, list[Span]] = {}
-    for clause in _ranked(_body(text), question, "list"):
+    for clause in _ranked(body(text), question, "list"):
         by_sentence.setdefault(clause.sentence, []).append(clause)  # in the order of their best clauses
     for held in list(by_sentence.values())[:2]:
         whole = ", ".join(one.text for one in sorted(held, key=lambda one: one.at) if one.weight > ASIDE_WEIGHT)
@@ -287,8 +270,8 @@ def listed(reply: str, question: str) -> Iterator[list[str]]:
 def _on_lines(text: str) -> Iterator[list[str]]:
     """Yield the list on the lines of a text: all of a few words, or those with bullets or numbers."""
     whole = [line[:_LONG] for line in text.splitlines() if line.strip()]
-    lines = [_EMPHASIS.sub("", line).strip(" .") for line in whole]
-    items = [_EMPHASIS.sub("", P.ITEM.sub("", line)).strip(" .") for line in whole if P.ITEM.match(line)]
+    lines = [EMPHASIS.sub("", line).strip(" .") for line in whole]
+    items = [EMPHASIS.sub("", P.ITEM.sub("", line)).strip(" .") for line in whole if P.ITEM.match(line)]
     labelled = [line.partition(": ")[2] for line in lines]
     if len(items) > 1 or (len(lines) > 1 and all(len(line.split()) <= 4 for line in lines)):
         yield items if len(items) > 1 else labelled if all(labelled) else lines
@@ -298,7 +281,7 @@ def _on_lines(text: str) -> Iterator[list[str]]:
 
 def items_of(text: str) -> list[str]:
     """Return the items of the first list in brackets, else of one in prose."""
-    text = _EMPHASIS.sub("", without_tex(text[:_LONG])).strip(" .")
+    text = EMPHASIS.sub("", without_tex(text[:_LONG])).strip(" .")
     literals = (literal_in(part)[1] for part in bracketed(text))
     if (found := next((one for one in literals if isinstance(one, (list, tuple, set))), None)) is not None:
         return [str(item) for item in found]

@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 import tomllib
 import unicodedata
-from collections.abc import Mapping
+import zlib
+from collections.abc import Iterable, Mapping
 from functools import cache, lru_cache
 from importlib import resources
+from pathlib import Path
+from typing import Any
 
 from query_mutator.types import read_part
 
@@ -75,6 +78,8 @@ _COMBINING = re.compile("[\u0300-\u036f\u0591-\u05c7\u064b-\u065f]")
 _WORD = re.compile(r"[^\W_]+(?:'[^\W\d_]+)?[♯♭]?|[+\-−]?\d+")
 _UNSPACED_SCRIPTS = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"  # Thai to Hangul
 _AT_DIGIT = re.compile(f"(?<=[{_UNSPACED_SCRIPTS}])(?=\\d)|(?<=\\d)(?=[{_UNSPACED_SCRIPTS}])")
+BOLD = re.compile(r"\*\*([^*\n]{1,200})\*\*(?!\w)")
+EMPHASIS = re.compile(r"(?<![\d\s])\*{1,3}|\*{1,3}(?![\d\s])|\*\*(?=\s|$)|(?<!\w)_{1,2}|_{1,2}(?!\w)|`")
 UNSPACED = re.compile(f"[{_UNSPACED_SCRIPTS}]")
 _IRREGULAR = dict(pair.split("=") for pair in word_list("text", "IRREGULAR"))
 
@@ -114,6 +119,11 @@ def without_tex(text: str) -> str:
     text = _TEX_WORD.sub(lambda found: _TEX_WORDS.get(found[1], found[0]), text)
     text = _PLAIN_GROUP.sub(lambda found: found[1] or found[2] or ",", text).replace("^°", "°")
     return _PLAIN_FRACTION.sub(r"\1/\2", text)
+
+
+def plain(text: str) -> str:
+    """Return a text without emphasis and TeX."""
+    return EMPHASIS.sub("", without_tex(BOLD.sub(r"\1", text)))
 
 
 def unspaced(text: str) -> str:
@@ -160,3 +170,17 @@ def places_of(wanted: tuple[str, ...], tokens: tuple[str, ...]) -> list[int]:
     """Return where words stand among others, in their order."""
     starts = [at for at, token in enumerate(tokens) if wanted and token == wanted[0]]
     return [at for at in starts if tokens[at : at + len(wanted)] == wanted]
+
+
+def hashed(names: Iterable[str], buckets: int) -> list[int]:
+    """Return the buckets of names, each once; names share them by a hash."""
+    return sorted({zlib.crc32(name.encode("utf-8", "surrogatepass")) % buckets for name in names})
+
+
+@cache
+def stored(path: Path) -> tuple[list[Any], float]:
+    """Return the fitted weights in a file and their intercept."""
+    import numpy as np
+
+    with np.load(path) as arrays:
+        return (arrays["weights"] * float(arrays["scale"])).tolist(), float(arrays["intercept"])
