@@ -125,7 +125,7 @@ _ALL_TRAINED = "the policy was trained on all its questions"
 
 @dataclass(frozen=True, kw_only=True)
 class EvalFlags(RunFlags, Comparison, Columns, Reward, JsonFlags):
-    """Compare a trained policy with baselines: the original question, random rewrites, fixed rewrites.
+    """Compare a trained policy with baselines: the original question, random actions, fixed actions.
 
     Answers are scored as in training, or by --reward.
     """
