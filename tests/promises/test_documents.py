@@ -52,7 +52,6 @@ from query_mutator.batching import (
     verify_batch_fingerprint,
 )
 from rl_query_mutator_env import BatchedQueryMutationEnv, make_env
-from tests.patience import measured
 from tests.promises.events import write_run
 from tests.promises.gym_server import start_gym
 from tests.promises.helpers import (
@@ -109,19 +108,17 @@ def test_batching_is_on_and_several_times_faster(own_server: ModelServer, tmp_pa
     flags = [*train_flags(own_server, tmp_path), "--num-processes", "16"]
     at = flags.index("--batch-size")
     del flags[at : at + 2]
-
-    def seconds(latency_ms: float) -> dict[int, float]:
+    for latency_ms in (80, 240, 400):  # the delays of a busy machine weigh less, the longer a call takes
         own_server.set(latency_ms=latency_ms)
-        found = {}
+        seconds = {}
         for in_flight, more in ((1, ["--no-batching", "--batch-size", "8"]), (8, [])):
             own_server.reset()
             good(run([*TRAIN, *flags, *more], cwd=tmp_path))
             assert own_server.stats()["max_in_service"] == in_flight
-            found[in_flight] = last_metrics(latest(tmp_path))["wall_s"]
-        return found
-
-    found = measured(seconds, lambda found: found[1] > 3 * found[8])
-    assert found[1] > 3 * found[8], found
+            seconds[in_flight] = last_metrics(latest(tmp_path))["wall_s"]
+        if seconds[1] > 3 * seconds[8]:
+            return
+    raise AssertionError(seconds)
 
 
 def test_batch_functions(own_server: ModelServer, caplog: pytest.LogCaptureFixture) -> None:
