@@ -123,7 +123,7 @@ def test_batching_is_on_and_several_times_faster(own_server: ModelServer, tmp_pa
 
 def test_batch_functions(own_server: ModelServer, caplog: pytest.LogCaptureFixture) -> None:
     """The three batch functions keep the order, have 8 workers or max_workers, and log a failure without raising it."""
-    own_server.set(latency_ms=100)
+    own_server.set(latency_ms=400)
     texts = [row["query"] for row in questions()]
     where: dict[str, Any] = {"url": own_server.url}
     for workers, settings in ((8, where), (2, {**where, "max_workers": 2})):
