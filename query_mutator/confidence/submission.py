@@ -77,7 +77,7 @@ def submissions(p: DoubleArray, groups: Sequence[int], *, agreement: float = 1.0
 
 
 def eased(p: DoubleArray | float, earlier: int | IntArray) -> DoubleArray:
-    """Return P(right) with odds of 4/3 for each of the `earlier` answers, which is compared with the one to stop at.
+    """Return P(right) with its odds times 4/3 for each of the `earlier` answers: asking stops where it is high enough.
 
     What the first answers do not settle, further ones seldom do: they are better spent on other questions.
     """

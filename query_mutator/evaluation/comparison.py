@@ -310,8 +310,9 @@ class Comparison:
     def run(self) -> None:
         """Evaluate all methods on all questions; after an interruption `results` has what was found."""
         task = self._ranking
-        self._run([*ranked_jobs(task).values()], self._methods, title="evaluation")
-        merits = {name: self._merit(name) for name in ranked_jobs(task)}
+        ranked = ranked_jobs(task)
+        self._run([*ranked.values()], self._methods, title="evaluation")
+        merits = {name: self._merit(name) for name in ranked}
         original = merits.pop(IDENTITY, None)
         local = [one.name for one in task.operators if local_rewrite(one) is not None]
         first = [name for name in local if original is not None and merits[name] > original]

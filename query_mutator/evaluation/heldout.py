@@ -118,12 +118,11 @@ def compare(
 
     `task` has the rules of the policy's episodes. `search_calls` bounds the search for the best plan within a `budget`
     of mean calls per question; a policy that `is_plan` needs none. `search` returns what it found if it began before.
-    `max_calls` bounds all calls, by a random sample of
-    the questions. `guard` are requests that should be refused: no answer to them is scored. `dataset` names questions
-    that are not the held-out ones of the training; those about targets in `trained_on` are a group. `on_plan` is called
-    with the best plan, its P(right) and gains, `keep` with the outcomes. After an interruption it is called with those
-    that all methods finished, if any, and `show` with the report on them. It is a report even if no question could be
-    scored; `check_report` raises for too many of those.
+    `max_calls` bounds all calls, by a random sample of the questions. `guard` are requests that should be refused: no
+    answer to them is scored. `dataset` names questions that are not the held-out ones of the training; those about
+    targets in `trained_on` are a group. `on_plan` is called with the best plan, its P(right) and gains, `keep` with the
+    outcomes. After an interruption it is called with those that all methods finished, if any, and `show` with the
+    report on them. It is a report even if no question could be scored; `check_report` raises for too many of those.
     """
     acting, task = task, with_models(task, models.targets)
     whole = EvaluationCost(

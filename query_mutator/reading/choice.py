@@ -40,7 +40,7 @@ def _score(cues: Sequence[str]) -> float:
 
 
 def candidates(text: str, question: str) -> list[tuple[str | None, list[str]]]:
-    """Return the letters of the options that a text may choose with the cues for them, at last None for none."""
+    """Return the letters of the options that a text may choose, with their cues; the last is None: no option."""
     options, held = options_in(question), clauses(text, question, polarity=False)
     best = max((one.weight for one in held), default=0.0)
     found: list[tuple[str | None, list[str]]] = []

@@ -184,6 +184,7 @@ def test_a_sample_is_random_in_order_and_the_same_each_time() -> None:
     assert found == fixed_sample(QUESTIONS, 10) != tuple(QUESTIONS[:10])
     assert [int(one.id) for one in found] == sorted(int(one.id) for one in found)
     assert fixed_sample(QUESTIONS, 100) == tuple(QUESTIONS)
+    assert {one.id for one in found} < {one.id for one in fixed_sample(QUESTIONS, 11)}
 
 
 class Answering(Softener):
